@@ -1,0 +1,106 @@
+# The project's tasks. Everything runs from a fresh clone on Debian 12 with Python 3.11, gcc and
+# root; missing apt packages are installed, Python packages go into .venv, nothing else changes.
+
+PYTHON ?= python3
+RESULTS := $(CURDIR)/build/vm
+TEST_BED := $(PYTHON) -m tests.vm
+NATIVE := $(shell find aiordma/_native -name '*.[ch]' ! -name '_*.c') aiordma/_native/build.py
+
+# Literally as given: make would expand a $ in it.
+override CMD := $(value CMD)
+export CMD
+
+# What pytest is given whatever runs it; $(1) names the results.
+report_to = --junitxml=$(RESULTS)/junit-$(1).xml $(ARGS)
+
+.PHONY: help venv venv-built demo test test-software test-rxe test-siw vm lint docs bench sanitize fuzz clean
+
+help:
+	@echo "make demo            an echo server and client over RDMA, in a VM"
+	@echo "make test            every test on every device; its parts are"
+	@echo "     test-software   ... natively, without RDMA in the kernel"
+	@echo "     test-rxe        ... in a VM, over RoCE (soft-RoCE)"
+	@echo "     test-siw        ... in a VM, over iWARP (soft-iWARP)"
+	@echo "make vm CMD='...'    a command in the VM; PROVIDER=rxe|siw|none VM_TIMEOUT=seconds VM_VETH=1"
+	@echo "make lint docs       style and types; the documentation's examples"
+	@echo "make venv clean      the virtual environment; remove everything built"
+	@echo "ARGS='-k name' goes to pytest. python3 -m tests.vm run --help lists the VM's settings."
+
+# One make at a time builds the environment; the others wait and find it done.
+venv:
+	@mkdir -p build
+	@flock build/venv.lock $(MAKE) --no-print-directory venv-built
+
+# Bytecode is made here: the VM compiles 13 times slower and forgets it.
+venv-built: .venv/.native
+	@.venv/bin/python -m compileall -q aiordma tests examples
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+# editable_mode=compat: a plain path instead of an import hook, which costs each Python in the VM
+# a third of a second.
+.venv/.installed: pyproject.toml setup.py
+	@$(TEST_BED) build-packages
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install -qq --upgrade 'setuptools>=77' 'cffi>=1.16'
+	.venv/bin/pip install -qq --no-build-isolation -C editable_mode=compat -e '.[test,lint]'
+	@touch $@
+
+.venv/.native: .venv/.installed $(NATIVE)
+	.venv/bin/python setup.py -q build_ext --inplace --force
+	@touch $@
+
+vm: venv
+	@$(TEST_BED) run "$$CMD"
+
+demo: venv
+	@PROVIDER=rxe $(TEST_BED) run 'tests/vm/guest/demo.sh'
+
+# Every part runs, whatever became of the one before. The summary's last line is for machines.
+test: venv
+	@rm -f $(RESULTS)/summary-*.json
+	@status=0; \
+	for part in test-software test-rxe test-siw; do \
+		echo "== $$part"; \
+		$(MAKE) --no-print-directory $$part || status=1; \
+	done; \
+	$(TEST_BED) summary software rxe0 siw0 || status=1; \
+	exit $$status
+
+test-software: venv
+	@mkdir -p $(RESULTS)
+	@AIORDMA_RESULTS=$(RESULTS) AIORDMA_TEST_DEVICE=software \
+		.venv/bin/python -m pytest tests/unit $(call report_to,software)
+
+# The VM's tests may take longer than a command that somebody waits for.
+test-rxe test-siw docs: export VM_TIMEOUT ?= 1800
+test-rxe: export PROVIDER = rxe
+test-siw: export PROVIDER = siw
+docs: export PROVIDER = rxe
+test-rxe docs: export AIORDMA_TEST_DEVICE = rxe0
+test-siw: export AIORDMA_TEST_DEVICE = siw0
+test-rxe: export TESTS = python -m pytest tests/device tests/interop tests/docs $(call report_to,rxe0)
+test-siw: export TESTS = python -m pytest tests/device tests/interop $(call report_to,siw0)
+docs: export TESTS = python -m pytest tests/docs $(call report_to,docs)
+
+test-rxe test-siw docs: venv
+	@$(TEST_BED) run "$$TESTS"
+
+lint: venv
+	@status=0; \
+	for check in 'ruff check .' 'ruff format --check .' 'mypy --strict -p aiordma -p tests.vm'; do \
+		echo "$$check"; \
+		.venv/bin/$$check || status=1; \
+	done; \
+	exit $$status
+
+bench:
+	@echo "make bench does not exist yet: issue 5 brings it" >&2; exit 1
+
+sanitize fuzz:
+	@echo "make $@ does not exist yet: issue 4 brings it" >&2; exit 1
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find aiordma -name '*.so' -delete
+	find aiordma tests examples -name __pycache__ -prune -exec rm -rf {} +

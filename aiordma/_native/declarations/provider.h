@@ -1,0 +1,65 @@
+/*
+ * Read twice: by the C compiler (through provider.h) and by cffi. Plain declarations only.
+ *
+ * Every verbs and rdma_cm call that is not inline in the public headers has a slot here,
+ * named as the function without its ibv_/rdma_ prefix (rdma_ calls that share a name keep
+ * a cm_ prefix). An empty slot means that the installed library lacks the function.
+ */
+struct aiordma_provider {
+    /* libibverbs */
+    struct ibv_device **(*get_device_list)(int *num_devices);
+    void (*free_device_list)(struct ibv_device **list);
+    const char *(*get_device_name)(struct ibv_device *device);
+    struct ibv_context *(*open_device)(struct ibv_device *device);
+    int (*close_device)(struct ibv_context *context);
+    int (*query_device)(struct ibv_context *context, struct ibv_device_attr *attr);
+    int (*query_port)(struct ibv_context *context, uint8_t port_num,
+                      struct _compat_ibv_port_attr *attr);
+    int (*query_gid)(struct ibv_context *context, uint8_t port_num, int index,
+                     union ibv_gid *gid);
+    struct ibv_pd *(*alloc_pd)(struct ibv_context *context);
+    int (*dealloc_pd)(struct ibv_pd *domain);
+    struct ibv_mr *(*reg_mr)(struct ibv_pd *domain, void *address, size_t length, int access);
+    int (*dereg_mr)(struct ibv_mr *region);
+    struct ibv_comp_channel *(*create_comp_channel)(struct ibv_context *context);
+    int (*destroy_comp_channel)(struct ibv_comp_channel *channel);
+    struct ibv_cq *(*create_cq)(struct ibv_context *context, int entries, void *cq_context,
+                                struct ibv_comp_channel *channel, int vector);
+    int (*destroy_cq)(struct ibv_cq *queue);
+    int (*get_cq_event)(struct ibv_comp_channel *channel, struct ibv_cq **queue,
+                        void **cq_context);
+    void (*ack_cq_events)(struct ibv_cq *queue, unsigned int count);
+    struct ibv_qp *(*create_qp)(struct ibv_pd *domain, struct ibv_qp_init_attr *attr);
+    int (*modify_qp)(struct ibv_qp *queue_pair, struct ibv_qp_attr *attr, int mask);
+    int (*query_qp)(struct ibv_qp *queue_pair, struct ibv_qp_attr *attr, int mask,
+                    struct ibv_qp_init_attr *init_attr);
+    int (*destroy_qp)(struct ibv_qp *queue_pair);
+
+    /* librdmacm */
+    struct rdma_event_channel *(*create_event_channel)(void);
+    void (*destroy_event_channel)(struct rdma_event_channel *channel);
+    int (*get_cm_event)(struct rdma_event_channel *channel, struct rdma_cm_event **event);
+    int (*ack_cm_event)(struct rdma_cm_event *event);
+    int (*create_id)(struct rdma_event_channel *channel, struct rdma_cm_id **id, void *context,
+                     enum rdma_port_space port_space);
+    int (*destroy_id)(struct rdma_cm_id *id);
+    int (*bind_addr)(struct rdma_cm_id *id, struct sockaddr *address);
+    int (*resolve_addr)(struct rdma_cm_id *id, struct sockaddr *source,
+                        struct sockaddr *destination, int timeout_ms);
+    int (*resolve_route)(struct rdma_cm_id *id, int timeout_ms);
+    int (*cm_create_qp)(struct rdma_cm_id *id, struct ibv_pd *domain,
+                        struct ibv_qp_init_attr *attr);
+    void (*cm_destroy_qp)(struct rdma_cm_id *id);
+    int (*connect)(struct rdma_cm_id *id, struct rdma_conn_param *parameters);
+    int (*listen)(struct rdma_cm_id *id, int backlog);
+    int (*accept)(struct rdma_cm_id *id, struct rdma_conn_param *parameters);
+    int (*reject)(struct rdma_cm_id *id, const void *private_data, uint8_t length);
+    int (*disconnect)(struct rdma_cm_id *id);
+    int (*set_option)(struct rdma_cm_id *id, int level, int name, void *value, size_t length);
+};
+
+/*
+ * Open libibverbs and librdmacm (once; dlopen) and return the filled table. On failure NULL,
+ * with a sentence in message.
+ */
+const struct aiordma_provider *aiordma_rdma_core(char *message, size_t size);

@@ -1,0 +1,44 @@
+/* What Python sees of rdma/rdma_cma.h; values and layouts are checked by the compiler. */
+struct sockaddr;
+
+enum rdma_port_space { RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP, RDMA_PS_IB, ... };
+
+enum rdma_cm_event_type {
+    RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_ADDR_ERROR, RDMA_CM_EVENT_ROUTE_RESOLVED,
+    RDMA_CM_EVENT_ROUTE_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_RESPONSE,
+    RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_UNREACHABLE, RDMA_CM_EVENT_REJECTED,
+    RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_DEVICE_REMOVAL,
+    RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_CM_EVENT_MULTICAST_ERROR, RDMA_CM_EVENT_ADDR_CHANGE,
+    RDMA_CM_EVENT_TIMEWAIT_EXIT, ...
+};
+
+#define RDMA_MAX_RESP_RES ...
+#define RDMA_MAX_INIT_DEPTH ...
+#define RDMA_OPTION_ID ...
+#define RDMA_OPTION_ID_TOS ...
+#define RDMA_OPTION_ID_REUSEADDR ...
+#define RDMA_OPTION_ID_AFONLY ...
+#define RDMA_OPTION_ID_ACK_TIMEOUT ...
+
+struct rdma_event_channel { int fd; ...; };
+struct rdma_cm_event;
+
+struct rdma_cm_id {
+    struct ibv_context *verbs;
+    struct ibv_qp *qp;
+    uint8_t port_num;
+    ...;
+};
+
+struct rdma_conn_param {
+    const void *private_data;
+    uint8_t private_data_len;
+    uint8_t responder_resources;
+    uint8_t initiator_depth;
+    uint8_t flow_control;
+    uint8_t retry_count;
+    uint8_t rnr_retry_count;
+    uint8_t srq;
+    uint32_t qp_num;
+    ...;
+};

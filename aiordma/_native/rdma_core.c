@@ -1,0 +1,89 @@
+/*
+ * The provider table filled from the system's libibverbs and librdmacm.
+ *
+ * Both are opened with dlopen at the first use, so that importing aiordma needs neither.
+ * They stay open for the life of the process: librdmacm keeps devices open and has no
+ * shutdown. A function that an older library lacks leaves its slot NULL.
+ */
+#include "provider.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static struct aiordma_provider table;
+static char failure[512];
+
+static void load(void)
+{
+    void *verbs = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_GLOBAL);
+    if (!verbs) {
+        snprintf(failure, sizeof(failure), "%s", dlerror());
+        return;
+    }
+    void *cm = dlopen("librdmacm.so.1", RTLD_NOW | RTLD_GLOBAL);
+    if (!cm) {
+        snprintf(failure, sizeof(failure), "%s", dlerror());
+        return;
+    }
+
+/* ISO C has no conversion from void * to a function pointer; copying the bits is POSIX's way. */
+#define LOAD(library, slot, symbol)                          \
+    do {                                                     \
+        void *address = dlsym(library, symbol);              \
+        memcpy(&table.slot, &address, sizeof(table.slot));   \
+    } while (0)
+    LOAD(verbs, get_device_list, "ibv_get_device_list");
+    LOAD(verbs, free_device_list, "ibv_free_device_list");
+    LOAD(verbs, get_device_name, "ibv_get_device_name");
+    LOAD(verbs, open_device, "ibv_open_device");
+    LOAD(verbs, close_device, "ibv_close_device");
+    LOAD(verbs, query_device, "ibv_query_device");
+    LOAD(verbs, query_port, "ibv_query_port");
+    LOAD(verbs, query_gid, "ibv_query_gid");
+    LOAD(verbs, alloc_pd, "ibv_alloc_pd");
+    LOAD(verbs, dealloc_pd, "ibv_dealloc_pd");
+    LOAD(verbs, reg_mr, "ibv_reg_mr");
+    LOAD(verbs, dereg_mr, "ibv_dereg_mr");
+    LOAD(verbs, create_comp_channel, "ibv_create_comp_channel");
+    LOAD(verbs, destroy_comp_channel, "ibv_destroy_comp_channel");
+    LOAD(verbs, create_cq, "ibv_create_cq");
+    LOAD(verbs, destroy_cq, "ibv_destroy_cq");
+    LOAD(verbs, get_cq_event, "ibv_get_cq_event");
+    LOAD(verbs, ack_cq_events, "ibv_ack_cq_events");
+    LOAD(verbs, create_qp, "ibv_create_qp");
+    LOAD(verbs, modify_qp, "ibv_modify_qp");
+    LOAD(verbs, query_qp, "ibv_query_qp");
+    LOAD(verbs, destroy_qp, "ibv_destroy_qp");
+
+    LOAD(cm, create_event_channel, "rdma_create_event_channel");
+    LOAD(cm, destroy_event_channel, "rdma_destroy_event_channel");
+    LOAD(cm, get_cm_event, "rdma_get_cm_event");
+    LOAD(cm, ack_cm_event, "rdma_ack_cm_event");
+    LOAD(cm, create_id, "rdma_create_id");
+    LOAD(cm, destroy_id, "rdma_destroy_id");
+    LOAD(cm, bind_addr, "rdma_bind_addr");
+    LOAD(cm, resolve_addr, "rdma_resolve_addr");
+    LOAD(cm, resolve_route, "rdma_resolve_route");
+    LOAD(cm, cm_create_qp, "rdma_create_qp");
+    LOAD(cm, cm_destroy_qp, "rdma_destroy_qp");
+    LOAD(cm, connect, "rdma_connect");
+    LOAD(cm, listen, "rdma_listen");
+    LOAD(cm, accept, "rdma_accept");
+    LOAD(cm, reject, "rdma_reject");
+    LOAD(cm, disconnect, "rdma_disconnect");
+    LOAD(cm, set_option, "rdma_set_option");
+#undef LOAD
+}
+
+const struct aiordma_provider *aiordma_rdma_core(char *message, size_t size)
+{
+    pthread_once(&once, load);
+    if (failure[0]) {
+        snprintf(message, size, "%s", failure);
+        return NULL;
+    }
+    return &table;
+}

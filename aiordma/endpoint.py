@@ -1,0 +1,364 @@
+"""One queue pair on its way through life: posting with credits, the cause of its end, its end.
+
+An endpoint ends once, for one cause: you closed it, the peer disconnected, a request failed, or the
+device went. Ending moves the queue pair to its error state, gives the device a moment to flush,
+destroys the queue pair, and then ends every request that is still open with that cause. Only after
+that is memory given back, which is how no buffer is freed under the device, and nothing hangs.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import anyio
+
+from aiordma.enums import CmEventType, QueuePairAttribute, WorkCompletionStatus
+from aiordma.errors import (
+    ClosedError,
+    DeviceRemovedError,
+    DisconnectedError,
+    FlushedError,
+    NotSupportedError,
+    VerbsCallError,
+    completion_error,
+)
+from aiordma.event_loop import Timer, Waiter
+from aiordma.hub import DeviceHub, SharedQueue
+from aiordma.options import ConnectionOptions
+from aiordma.rdmacm import DEVICE_MAXIMUM, Event, Identifier
+from aiordma.reactor import Reactor
+from aiordma.request import WorkRequest
+from aiordma.states import ConnectionState, next_state
+from aiordma.threads import in_thread, outwait
+from aiordma.verbs import Capacity, MemoryRegion
+from aiordma.work_queues import WorkQueues
+
+__all__ = ("Endpoint",)
+
+logger = logging.getLogger("aiordma")
+
+FLUSH_SECONDS = 0.5
+"""How long the device may take to flush before its queue pair is destroyed (rxe can lag)."""
+
+LINGER_SECONDS = 0.2
+"""How long the acknowledgement of a send may come after the peer's disconnect."""
+
+NEWS_SECONDS = 1.0
+"""How long after an unexplained flush the peer's disconnect may take to explain it."""
+
+_FLUSH = int(WorkCompletionStatus.WR_FLUSH_ERR)
+_CONNECTING = (ConnectionState.CONNECTING, ConnectionState.ACCEPTING)
+_ENDED = (ConnectionState.DISCONNECTED, ConnectionState.BROKEN, ConnectionState.CLOSED)
+
+
+class Endpoint(WorkQueues):
+    """See the module. Made by `aiordma.connector` and `aiordma.listener` around an identifier that
+    is bound to a device; `open` before use, `aclose` always.
+
+    It takes over the identifier, and one use of the reactor, and gives both back when it is closed.
+    Ending and closing are callbacks, not tasks: no cancellation stops them half way.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        hub: DeviceHub,
+        identifier: Identifier,
+        options: ConnectionOptions,
+        state: ConnectionState,
+    ) -> None:
+        super().__init__(hub, options)
+        self.reactor = reactor
+        self.identifier = identifier
+        self.state = state
+        self.cause: Exception | None = None
+        self.last_event: Event | None = None
+        self.was_established = False
+        self.regions: dict[int, MemoryRegion] = {}
+        self.on_end: Callable[[], None] = lambda: None
+        self.on_close: Callable[[], None] = lambda: None
+        self.ended = False
+        self._state_waiters: list[Waiter] = []
+        self._ending = False
+        self._linger_timer: Timer | None = None
+        self._flush_timer: Timer | None = None
+        self._destroying = False
+        self._closing = False
+        self._gave_back = False
+        self._closed = anyio.Event()
+        self._queue: SharedQueue | None = None
+        self._entries = options.send_depth + options.receive_queue
+        self.max_read_depth = 0
+        self.max_message = 0
+        self.capacity = Capacity()
+        self.qpn = 0
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self.qpn:#x} on {self.hub.context.device_name}: {self.state.value}>"
+
+    async def open(self) -> None:
+        """Make the queue pair, with room reserved in a shared completion queue.
+
+        Raises:
+            ValueError: an option is beyond the device; the message names it and the limit.
+            VerbsCallError: the driver refused.
+        """
+        for name, limit in (
+            ("initiator_depth", self.hub.attributes.max_qp_init_rd_atom),
+            ("responder_resources", self.hub.attributes.max_qp_rd_atom),
+        ):
+            value = getattr(self.options, name)
+            if value != DEVICE_MAXIMUM and value > limit:
+                raise ValueError(f"{name}={value}: {self.hub.context.device_name} has 0..{limit}")
+        self._queue = await self.hub.reserve(self._entries)
+        self.hub.on_failure.add(self.fail)
+        await in_thread(self.loop, self._create_queue_pair)
+
+    def _create_queue_pair(self) -> None:
+        capacity = Capacity(
+            max_send_wr=self.options.send_depth,
+            max_recv_wr=self.options.receive_queue,
+            max_send_sge=min(self.options.max_sge, self.hub.attributes.max_sge),
+            max_recv_sge=min(self.options.max_sge, self.hub.attributes.max_sge),
+            max_inline_data=self.options.max_inline,
+        )
+        assert self._queue is not None
+        queue = self._queue.queue
+        self.max_message = self.hub.context.query_port(self.identifier.port).max_msg_sz
+        self.queue_pair = self.identifier.create_queue_pair(self.hub.domain, queue, queue, capacity)
+        self.capacity = self.queue_pair.capacity
+        self.qpn = self.queue_pair.qpn
+
+    # -- what holds of it ------------------------------------------------------------------
+
+    def require_usable(self) -> None:
+        """Do nothing while requests may be posted.
+
+        Raises:
+            ClosedError: you closed it.
+            DisconnectedError: the peer did.
+            WorkCompletionError: an earlier request broke it.
+        """
+        if self.state is ConnectionState.CLOSED:
+            raise ClosedError("this connection is closed")
+        if self.cause is not None:
+            # Raised again and again: without this, every raise would add to one traceback.
+            raise self.cause.with_traceback(None)
+        if self.queue_pair is None:
+            raise ClosedError("this connection has no queue pair yet")
+
+    # -- memory -------------------------------------------------------------------------------
+
+    def adopt(self, region: MemoryRegion) -> None:
+        """Close the region with this endpoint, if it is not closed before."""
+        self.regions[id(region)] = region
+        region.forget = lambda: self.regions.pop(id(region), None)
+
+    # -- completions (RequestOwner) -----------------------------------------------------------
+
+    def request_failed(self, request: WorkRequest, raw: tuple[int, ...]) -> Exception:
+        """The first failure that is no flush is the cause of the end; flushes carry it."""
+        status, vendor_err = raw[1], raw[3]
+        error = completion_error(status, str(request), vendor_err=vendor_err, qp_num=self.qpn)
+        if status != _FLUSH:
+            self.fail(error)
+            return error
+        if self.cause is None:
+            # An iWARP device flushes by itself when the peer closes: the news may be waiting.
+            self.reactor.poll_events()
+        if self.cause is None and self.state is ConnectionState.ESTABLISHED:
+            self.loop.call_later(NEWS_SECONDS, lambda: self.fail(error))
+        error.__cause__ = self.cause
+        return error
+
+    def request_ended(self, request: WorkRequest) -> None:
+        """Take back the slot; the last one flushed ends the waiting for the flush."""
+        super().request_ended(request)
+        if self._linger_timer is not None and not self._sends_open:
+            self._linger_timer.cancel()
+            self._linger_timer = self.loop.call_later(0, self._end)
+        if self._flush_timer is not None and not self._open:
+            self._flush_timer.cancel()
+            self._flush_timer = self.loop.call_later(0, self._destroy)
+
+    # -- connection events --------------------------------------------------------------------
+
+    def handle_event(self, event: Event) -> None:
+        """Take a CM event of our identifier."""
+        before, self.state = self.state, next_state(self.state, event.type)
+        if self.state is before:
+            return
+        if not self.was_established:
+            self.last_event = event  # the one that ended the handshake
+        waiters, self._state_waiters = self._state_waiters, []
+        for waiter in waiters:
+            waiter.wake()
+        if self.state is ConnectionState.ESTABLISHED:
+            self.was_established = True
+        if before is ConnectionState.ACCEPTING and self.state is ConnectionState.DISCONNECTED:
+            # The peer was connected, or it could not have disconnected: its last word of the
+            # handshake was lost, but not what it sent us meanwhile.
+            self.was_established = True
+        elif before is not ConnectionState.ESTABLISHED:
+            return  # whoever is connecting or accepting looks at the state
+        if event.type is CmEventType.DEVICE_REMOVAL:
+            cause: DisconnectedError = DeviceRemovedError(
+                f"{self.hub.context.device_name} was removed"
+            )
+        else:
+            cause = DisconnectedError("the peer disconnected")
+        if self.cause is None:
+            self.cause = cause  # also of the flushes that are found next
+        # What arrived before the disconnect is in the completion queue: deliver it first.
+        self.hub.drain()
+        if self._sends_open:
+            # The acknowledgement of a send can still be on its way, behind the CM's message: moving
+            # the queue pair to its error state now would flush what the peer has received.
+            self._linger_timer = self.loop.call_later(LINGER_SECONDS, self._end)
+        else:
+            self._end_with(cause)
+
+    async def connected(self) -> bool:
+        """Wait until the handshake has ended, and return whether it succeeded. The connection can
+        be over again by then, with messages waiting."""
+        while self.state in _CONNECTING:
+            waiter = self.loop.waiter()
+            self._state_waiters.append(waiter)
+            try:
+                await waiter.wait()
+            finally:
+                if waiter in self._state_waiters:
+                    self._state_waiters.remove(waiter)
+        return self.was_established
+
+    def established(self) -> None:
+        """Finish what can only be set once the queue pair works."""
+        if self._ending or self.queue_pair is None:
+            return  # established and disconnected in one go: there may be messages to receive
+        attributes = QueuePairAttribute.MAX_QP_RD_ATOMIC | QueuePairAttribute.STATE
+        self.max_read_depth = self.queue_pair.query(attributes).max_rd_atomic
+        self._set_rnr_timer()
+
+    def require_reads(self, parts: int) -> None:
+        """Do nothing where READs into so many parts, and atomics, may be posted.
+
+        Raises:
+            NotSupportedError: not with this device, or with what the two sides agreed on.
+        """
+        self.require_usable()
+        most = self.hub.attributes.max_sge_rd
+        if parts > most:
+            raise NotSupportedError(
+                f"READ into {parts} parts: {self.hub.context.device_name} scatters one over at "
+                f"most {most} (max_sge_rd)"
+            )
+        # iWARP devices do not tell what the peer agreed to; they refuse the post.
+        if not (self.options.initiator_depth if self.hub.is_iwarp else self.max_read_depth):
+            raise NotSupportedError(
+                "READ: the two sides agreed on no outstanding READs (our initiator_depth, the "
+                "peer's responder_resources)"
+            )
+
+    def _set_rnr_timer(self) -> None:
+        """Shorten the pause of a peer that finds no receive posted; not a thing on iWARP."""
+        if self.hub.is_iwarp or self.queue_pair is None:
+            return
+        try:
+            self.queue_pair.modify(min_rnr_timer=self.options.min_rnr_timer)
+        except (VerbsCallError, ValueError) as error:
+            # The peer may have disconnected already, and the queue pair with it.
+            logger.debug("min_rnr_timer was not set: %s", error)
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def fail(self, error: Exception) -> None:
+        """End as broken, with this error as the cause unless there is one already."""
+        if self.cause is None and self.state not in _ENDED:
+            self.state = ConnectionState.BROKEN
+            for waiter in self._state_waiters:
+                waiter.wake()
+            self._state_waiters.clear()
+        self._end_with(error)
+
+    @property
+    def _sends_open(self) -> bool:
+        return self.send_credits.free < self.send_credits.total
+
+    def _end_with(self, cause: Exception) -> None:
+        if self.cause is None:
+            self.cause = cause
+        self._end()
+
+    def _end(self) -> None:
+        if self._ending:
+            return
+        self._ending = True
+        assert self.cause is not None
+        try:
+            self.identifier.disconnect()
+        except VerbsCallError as error:
+            logger.debug("disconnecting: %s", error)  # it never was connected, or no longer is
+        self.send_credits.fail(self.cause)
+        if self._open:
+            self._flush_timer = self.loop.call_later(FLUSH_SECONDS, self._destroy)
+        else:
+            self._destroy()
+
+    def _destroy(self) -> None:
+        if self._destroying:
+            return
+        self._destroying = True
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+        if self.queue_pair is None:
+            self._finish()
+        else:
+            self.reactor.destroy(self.queue_pair.close, self._finish)
+
+    def _finish(self) -> None:
+        """The queue pair is gone: nothing touches memory any more, and nothing more completes."""
+        try:
+            self.hub.drain_all()
+            for request in list(self._open):
+                self.hub.in_flight.take(request.wr_id)
+                error = FlushedError(_FLUSH, str(request), qp_num=self.qpn)
+                error.__cause__ = self.cause
+                request.fail(error)
+            self.hub.on_failure.discard(self.fail)
+            if self._queue is not None:
+                self.hub.free(self._queue, self._entries)
+        finally:
+            self.ended = True
+            self.on_end()
+            if self._closing:
+                self._give_back()
+
+    def close(self) -> None:
+        """End, and then give back everything, in the background. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        self.state = ConnectionState.CLOSED
+        self._end_with(ClosedError("this connection was closed"))
+        if self.ended and not self._gave_back:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        self._gave_back = True
+        self.on_close()
+        self.reactor.unsubscribe(self.identifier)
+        regions, self.regions = list(self.regions.values()), {}
+
+        def close() -> None:
+            with ExitStack() as last_first:
+                last_first.callback(self.identifier.close)
+                for region in regions:
+                    # Another connection's request may still own it: then it goes with that.
+                    last_first.callback(region.retire)
+
+        self.reactor.destroy(close, lambda: self.reactor.release(self._closed.set))
+
+    async def aclose(self) -> None:
+        """`close`, and wait for it, whatever cancels the task: it is short."""
+        self.close()
+        await outwait(self._closed)

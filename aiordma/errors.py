@@ -1,0 +1,394 @@
+"""The exception families, and the checkers for C's return conventions.
+
+Who is at fault is in the class: a `VerbsCallError` is a call that C refused (with what to do about
+it), a `WorkCompletionError` a request that was accepted and failed, a `RdmaConnectionError` the
+peer or the way to it. Misuse by the caller is Python's own TypeError, ValueError and IndexError,
+and anyio's ClosedResourceError and BusyResourceError.
+"""
+
+import builtins
+import errno as errno_module
+import os
+import resource
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import anyio
+
+from aiordma._native import ffi
+from aiordma.enums import WorkCompletionStatus as Status
+
+__all__ = (
+    "REJECT_REASONS",
+    "AddressError",
+    "BusyError",
+    "ClosedError",
+    "ConnectTimeoutError",
+    "DeviceRemovedError",
+    "DisconnectedError",
+    "FlushedError",
+    "LocalAccessError",
+    "LocalLengthError",
+    "LocalProtectionError",
+    "LocalQueuePairError",
+    "NoDeviceError",
+    "NotSupportedError",
+    "QueueFullError",
+    "RdmaConnectionError",
+    "RdmaError",
+    "ReceiverNotReadyError",
+    "RejectedError",
+    "RemoteAccessError",
+    "RemoteInvalidRequestError",
+    "RemoteOperationError",
+    "RetryExceededError",
+    "RouteError",
+    "UnreachableError",
+    "VerbsCallError",
+    "WorkCompletionError",
+    "check_minus_one",
+    "check_negative_errno",
+    "check_pointer",
+    "check_positive_errno",
+    "completion_error",
+)
+
+
+class RdmaError(Exception):
+    """The root of what aiordma raises about RDMA itself. It can be pickled, as every exception
+    that may have to reach another process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), self.args), self.__dict__
+
+
+def _restore(family: type[RdmaError], args: tuple[Any, ...]) -> RdmaError:
+    """Make an error again around its constructor, which would make the text a second time."""
+    error = family.__new__(family, *args)
+    if isinstance(error, OSError):
+        OSError.__init__(error, *args)
+    return error
+
+
+class NotSupportedError(RdmaError):
+    """The device or the installed library lacks a capability; the message names both."""
+
+
+class NoDeviceError(RdmaError):
+    """There is no RDMA device, or no stack to reach one; the message says how to get one."""
+
+
+class ClosedError(RdmaError, anyio.ClosedResourceError):
+    """You used an object after closing it."""
+
+
+class BusyError(RdmaError, anyio.BusyResourceError):
+    """The device, or another task, still works with it."""
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)  # anyio's own makes another sentence of it
+
+
+class QueueFullError(RdmaError, anyio.WouldBlock):
+    """A post found its work queue full. Nothing was posted: await a request, then post again."""
+
+
+class VerbsCallError(RdmaError, OSError):
+    """A call into libibverbs or librdmacm failed.
+
+    `errno` is C's, `call` the function's name in the man pages; the text says which limit or
+    attribute is at fault where that is known.
+    """
+
+    call: str
+
+    def __init__(self, error: int, call: str, hint: str | None = None) -> None:
+        hints = [text for text in (_hint(call, error), hint) if text]
+        text = ". ".join([f"{call}: {os.strerror(error)}", *hints])
+        super().__init__(error, text)
+        self.call = call
+
+
+# ---------------------------------------------------------------------------------------------
+# Work completions
+
+
+class WorkCompletionError(RdmaError, anyio.BrokenResourceError):
+    """A posted work request failed. The queue pair is in the error state afterwards.
+
+    `status`, `vendor_err` and `qp_num` are the work completion's; no other field of a failed
+    completion is valid (man ibv_poll_cq). `request` describes what was posted.
+    """
+
+    statuses: ClassVar[tuple[Status, ...]] = ()
+    meaning: ClassVar[str] = ""
+
+    def __init__(self, status: int, request: str, *, vendor_err: int = 0, qp_num: int = 0) -> None:
+        try:
+            self.status: Status | int = Status(status)
+            name = f"IBV_WC_{Status(status).name}"
+        except ValueError:  # newer than we are
+            self.status, name = status, f"unknown status {status}"
+        text = f"{request} failed: {self.meaning or 'see man ibv_poll_cq'} ({name}"
+        text += f", vendor error {vendor_err:#x})" if vendor_err else ")"
+        super().__init__(text)
+        self.request = request
+        self.vendor_err = vendor_err
+        self.qp_num = qp_num
+
+
+class LocalLengthError(WorkCompletionError):
+    """A message did not fit the receive that it met, or a length is out of the device's range."""
+
+    statuses = (Status.LOC_LEN_ERR,)
+    meaning = "the message is longer than the receive buffer that it met, or than the device allows"
+
+
+class LocalQueuePairError(WorkCompletionError):
+    """The queue pair could not process the request (also: some local access errors of rxe)."""
+
+    statuses = (Status.LOC_QP_OP_ERR, Status.LOC_EEC_OP_ERR)
+    meaning = "the local queue pair could not process it"
+
+
+class LocalProtectionError(WorkCompletionError):
+    """A local buffer is not registered, not in this protection domain, or out of its bounds."""
+
+    statuses = (Status.LOC_PROT_ERR,)
+    meaning = "a local buffer is not registered for it, or lies outside its region"
+
+
+class LocalAccessError(WorkCompletionError):
+    """A remote operation met a local region without the needed permission."""
+
+    statuses = (Status.LOC_ACCESS_ERR,)
+    meaning = "the local region does not permit the operation"
+
+
+class RemoteInvalidRequestError(WorkCompletionError):
+    """The peer's device called the request invalid: mostly, its receive was too small."""
+
+    statuses = (Status.REM_INV_REQ_ERR, Status.REM_INV_RD_REQ_ERR)
+    meaning = (
+        "the peer's device refused it as invalid: its posted receive is smaller than the message, "
+        "or it does not accept this operation"
+    )
+
+
+class RemoteAccessError(WorkCompletionError):
+    """The peer's device refused an access: wrong rkey, out of bounds, or without permission."""
+
+    statuses = (Status.REM_ACCESS_ERR,)
+    meaning = (
+        "the peer's device refused the access: the rkey is unknown or revoked, the range lies "
+        "outside its region, or the region does not permit this operation"
+    )
+
+
+class RemoteOperationError(WorkCompletionError):
+    """The peer's device failed to carry out the operation."""
+
+    statuses = (Status.REM_OP_ERR, Status.REM_ABORT_ERR, Status.BAD_RESP_ERR)
+    meaning = "the peer's device could not complete it"
+
+
+class RetryExceededError(WorkCompletionError):
+    """The peer stopped acknowledging: it died, or the network between us did."""
+
+    statuses = (Status.RETRY_EXC_ERR, Status.RESP_TIMEOUT_ERR)
+    meaning = "the peer did not acknowledge it within all retries (retry_count x ack_timeout)"
+
+
+class ReceiverNotReadyError(WorkCompletionError):
+    """The peer had no receive posted, for longer than rnr_retry_count allows."""
+
+    statuses = (Status.RNR_RETRY_EXC_ERR,)
+    meaning = "the peer had no receive posted within all RNR retries"
+
+
+class FlushedError(WorkCompletionError):
+    """The queue pair went to its error state, or was closed, before the request was carried out.
+
+    `__cause__` is the first error that was not a flush, where there was one.
+    """
+
+    statuses = (Status.WR_FLUSH_ERR,)
+    meaning = "it was flushed, because the queue pair had failed or was closed"
+
+
+def _families_by_status() -> dict[int, type[WorkCompletionError]]:
+    found: dict[int, type[WorkCompletionError]] = {}
+    for family in WorkCompletionError.__subclasses__():
+        for status in family.statuses:
+            if status in found:
+                raise RuntimeError(f"{status!r} is claimed twice")
+            found[status] = family
+    return found
+
+
+_BY_STATUS = _families_by_status()
+
+
+def completion_error(
+    status: int, request: str, *, vendor_err: int = 0, qp_num: int = 0
+) -> WorkCompletionError:
+    """Make the error for a work completion's status; an unknown status gives the base class."""
+    family = _BY_STATUS.get(status, WorkCompletionError)
+    return family(status, request, vendor_err=vendor_err, qp_num=qp_num)
+
+
+# ---------------------------------------------------------------------------------------------
+# Connections
+
+
+class RdmaConnectionError(RdmaError, builtins.ConnectionError):
+    """The peer, or the way to it, failed. Also a builtin ConnectionError."""
+
+
+class AddressError(RdmaConnectionError):
+    """No RDMA device reaches the address, or the address does not resolve."""
+
+
+class RouteError(RdmaConnectionError):
+    """The address is known, and no path to it was found."""
+
+
+class UnreachableError(RdmaConnectionError):
+    """The peer's connection manager did not answer."""
+
+
+class RejectedError(RdmaConnectionError, ConnectionRefusedError):
+    """The peer, or its connection manager, said no.
+
+    `private_data` is what a peer's program sent with its refusal (it may be zero-padded);
+    `reason` is the CM's number (InfiniBand spec, table of REJ reasons; on iWARP an errno).
+    """
+
+    def __init__(self, message: str, *, reason: int, private_data: bytes) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.private_data = private_data
+
+
+class ConnectTimeoutError(RdmaConnectionError, TimeoutError):
+    """A step of connecting took longer than you allowed; the message says which."""
+
+
+class DisconnectedError(RdmaConnectionError, anyio.BrokenResourceError):
+    """The peer closed the connection, or broke it."""
+
+
+class DeviceRemovedError(DisconnectedError):
+    """The RDMA device went away under the connection."""
+
+
+REJECT_REASONS: dict[int, str] = {
+    1: "the peer has no queue pair left",
+    3: "the peer has no resources left",
+    4: "the peer's connection manager gave up waiting",
+    5: "the peer does not support the request",
+    8: "nobody listens on that port (a device's addresses also need a moment after it appears)",
+    10: "the queue pair number is still in use at the peer: try again",
+    28: "the peer's program refused",
+    -errno_module.ECONNREFUSED: "nobody listens on that port, or the peer's program refused",
+    -errno_module.ECONNRESET: "the peer reset the connection",
+    -errno_module.ETIMEDOUT: "the peer did not answer",
+}
+
+# ---------------------------------------------------------------------------------------------
+# What to do about a refused call
+
+
+def _memory_limit() -> str:
+    soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return (
+            "RLIMIT_MEMLOCK is unlimited, so either memory is short or the device is at one of "
+            "its own limits (see `ibv_devinfo -v`)"
+        )
+    return (
+        f"Registered memory and queues count against RLIMIT_MEMLOCK, now {soft // 1024} KiB: raise "
+        "it with `ulimit -l unlimited`, or memlock in limits.conf, or LimitMEMLOCK= in the unit"
+    )
+
+
+def _no_device() -> str:
+    return (
+        "No RDMA device is usable here. See `rdma link`; soft-RoCE on a plain network interface: "
+        "`modprobe -a rdma_rxe rdma_ucm && rdma link add rxe0 type rxe netdev eth0`"
+    )
+
+
+def _not_reached() -> str:
+    return "No RDMA device reaches this address: `rdma link` lists devices and their interfaces"
+
+
+_HINTS: dict[tuple[str, int], Callable[[], str]] = {
+    ("ibv_reg_mr", errno_module.ENOMEM): _memory_limit,
+    ("ibv_create_cq", errno_module.ENOMEM): _memory_limit,
+    ("ibv_create_qp", errno_module.ENOMEM): _memory_limit,
+    ("rdma_create_qp", errno_module.ENOMEM): _memory_limit,
+    ("ibv_reg_mr", errno_module.EFAULT): lambda: (
+        "Part of the range is not mapped, or is read-only while write access was asked for"
+    ),
+    ("ibv_open_device", errno_module.EACCES): lambda: (
+        "Allow this user to open /dev/infiniband/uverbs*"
+    ),
+    ("rdma_create_event_channel", errno_module.ENODEV): _no_device,
+    ("rdma_create_event_channel", errno_module.ENOENT): _no_device,
+    ("rdma_create_event_channel", errno_module.EACCES): lambda: (
+        "Allow this user to open /dev/infiniband/rdma_cm"
+    ),
+    ("rdma_bind_addr", errno_module.ENODEV): lambda: (
+        "No RDMA device has this address: `rdma link` lists devices and their interfaces"
+    ),
+    ("rdma_bind_addr", errno_module.EADDRNOTAVAIL): lambda: (
+        "No interface of this machine has this address"
+    ),
+    ("rdma_bind_addr", errno_module.EADDRINUSE): lambda: "Another listener has this port",
+    ("rdma_listen", errno_module.EADDRINUSE): lambda: "Another listener has this port",
+    ("rdma_resolve_addr", errno_module.ENODEV): _not_reached,
+    ("rdma_resolve_route", errno_module.ENODEV): _not_reached,
+    ("rdma_resolve_addr", errno_module.EINVAL): lambda: (
+        "The address does not suit the RDMA device that has it, or the source address: a loopback "
+        "address is one that most devices cannot use"
+    ),
+}
+
+
+def _hint(call: str, error: int) -> str | None:
+    make = _HINTS.get((call, error))
+    return make() if make else None
+
+
+# ---------------------------------------------------------------------------------------------
+# One checker per return convention; each call site names its convention by choosing one
+
+_UNSAID = errno_module.EIO  # for a call that failed without setting errno
+
+
+def check_positive_errno(result: int, call: str, hint: str | None = None) -> None:
+    """For most verbs: 0, or a positive errno."""
+    if result:
+        # Some providers of some verbs answer -1 with errno, against the man page.
+        raise VerbsCallError(result if result > 0 else ffi.errno or _UNSAID, call, hint)
+
+
+def check_minus_one(result: int, call: str, hint: str | None = None) -> None:
+    """For the rdma_ calls: 0, or -1 with errno."""
+    if result:
+        raise VerbsCallError(ffi.errno or _UNSAID, call, hint)
+
+
+def check_pointer(result: Any, call: str, hint: str | None = None) -> Any:
+    """For the calls that create: a pointer, or NULL with errno."""
+    if result == ffi.NULL:
+        raise VerbsCallError(ffi.errno or errno_module.ENOMEM, call, hint)
+    return result
+
+
+def check_negative_errno(result: int, call: str) -> int:
+    """For our own C functions: a count, or -errno."""
+    if result < 0:
+        raise VerbsCallError(-result, call)
+    return result

@@ -1,0 +1,261 @@
+"""One device on one event loop: the completion channel, the shared queues, the in-flight table.
+
+A readable channel leads to one call into C, which takes the events, acknowledges them, arms, polls
+until empty, and hands back a packed batch; every completion finds its entry through its wr_id.
+
+Queue pairs reserve their depth in a shared completion queue, so that no sequence of posts can
+overrun it; when one is full, another is made on the same channel. (Resizing would do on rxe, but
+iWARP devices cannot.)
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import anyio
+
+from aiordma._native import ffi, lib
+from aiordma.enums import Transport
+from aiordma.errors import VerbsCallError, check_negative_errno
+from aiordma.event_loop import EventLoop, Timer
+from aiordma.inflight import InFlightTable
+from aiordma.pool import BufferPool
+from aiordma.threads import in_thread
+from aiordma.verbs import CompletionChannel, CompletionQueue, Context, ProtectionDomain
+from aiordma.verbs.completion import COMPLETION
+
+__all__ = ("DeviceHub", "Entry", "SharedQueue")
+
+logger = logging.getLogger("aiordma")
+
+BATCH = 256
+ROUNDS = 16
+"""Batches per wake before other callbacks get their turn."""
+QUEUE_ENTRIES = 4096
+WATCHDOG_SECONDS = 1.0
+WATCHDOG_MOST_SECONDS = 60.0
+
+
+class Entry(Protocol):
+    """What the in-flight table keeps."""
+
+    def complete(self, raw: tuple[int, ...]) -> None:
+        """Take the completion, in the fields' order of WorkCompletion."""
+
+
+class SharedQueue:
+    """A completion queue and how much of it is spoken for."""
+
+    def __init__(self, queue: CompletionQueue) -> None:
+        self.queue = queue
+        self.reserved = 0
+
+
+class DeviceHub:
+    """See the module. Made and closed by the reactor; `domain` is its protection domain.
+
+    Construction and `close` may run in any thread, everything else on the loop's. `on_failure` has
+    a callback of each user, for the one time when the device fails: nothing completes any more.
+    """
+
+    def __init__(self, context: Context, loop: EventLoop) -> None:
+        self.context = context
+        self.attributes = context.query()
+        self.is_iwarp = context.transport is Transport.IWARP
+        self.loop = loop
+        self.in_flight: InFlightTable[Entry] = InFlightTable()
+        self.domain = ProtectionDomain(context)
+        self.pool = BufferPool(self.domain)
+        self.channel = CompletionChannel(context)
+        self.wakes = 0
+        self.failure: VerbsCallError | None = None
+        self.on_failure: set[Callable[[VerbsCallError], None]] = set()
+        self._stopped = False
+        self._making_queue = anyio.Lock()
+        self._queues: list[SharedQueue] = []
+        self._drain = ffi.new("struct aiordma_drain *")
+        self._batch = ffi.new("struct aiordma_completion[]", BATCH)
+        self._drain.channel = self.channel.pointer
+        self._drain.batch = self._batch
+        self._drain.capacity = BATCH
+        self._drained: Any = None
+        self._draining = False
+        self._watchdog: Timer | None = None
+        self._watchdog_delay = WATCHDOG_SECONDS
+        self._completed_since_watch = False
+        self._add(self._make_queue(QUEUE_ENTRIES))
+
+    def start(self) -> None:
+        """Watch the channel."""
+        self.loop.watch(self.channel.fd, self._readable)
+        self.drain()  # arms the queue
+
+    # -- completion queues --------------------------------------------------------------------
+
+    async def reserve(self, entries: int) -> SharedQueue:
+        """Speak for room in a completion queue; give it back with `free`.
+
+        Raises:
+            ValueError: more than the device's largest completion queue.
+            VerbsCallError: a new queue could not be made, or the device has failed.
+        """
+        most = self.attributes.max_cqe
+        if entries > most:
+            raise ValueError(
+                f"{entries} requests in flight: a completion queue of "
+                f"{self.context.device_name} holds {most}"
+            )
+        async with self._making_queue:
+            if self.failure is not None:
+                raise self.failure
+            for shared in self._queues:
+                if shared.reserved + entries <= shared.queue.cqe:
+                    break
+            else:
+                shared = await self._grow(max(QUEUE_ENTRIES, entries))
+            shared.reserved += entries
+            return shared
+
+    async def _grow(self, entries: int) -> SharedQueue:
+        made: list[CompletionQueue] = []
+        try:
+            await in_thread(self.loop, lambda: made.append(self._make_queue(entries)))
+        finally:
+            # Also if the caller was cancelled meanwhile: the next one finds it.
+            for queue in made:
+                shared = self._add(queue)
+                self.drain()  # arms it
+        return shared
+
+    def free(self, shared: SharedQueue, entries: int) -> None:
+        """Give reserved room back."""
+        shared.reserved -= entries
+
+    def _make_queue(self, entries: int) -> CompletionQueue:
+        return CompletionQueue(self.context, min(entries, self.attributes.max_cqe), self.channel)
+
+    def _add(self, queue: CompletionQueue) -> SharedQueue:
+        shared = SharedQueue(queue)
+        self._queues.append(shared)
+        self._rebuild()
+        return shared
+
+    def _rebuild(self) -> None:
+        armed = {
+            self._drained[i].queue: self._drained[i].armed for i in range(self._drain.queue_count)
+        }
+        self._drained = ffi.new("struct aiordma_drained_queue[]", max(1, len(self._queues)))
+        for i, shared in enumerate(self._queues):
+            self._drained[i].queue = shared.queue.pointer
+            self._drained[i].armed = armed.get(shared.queue.pointer, 0)
+        self._drain.queues = self._drained
+        self._drain.queue_count = len(self._queues)
+
+    # -- completions --------------------------------------------------------------------------
+
+    def drain_all(self) -> None:
+        """Drain all that the queues can hold: before what is left in flight is given up."""
+        for shared in self._queues:
+            for _ in range(0, shared.queue.cqe, BATCH * ROUNDS):
+                self.drain()
+
+    def drain(self) -> int:
+        """Deliver every completion that is there, and return how many. Not re-entrant: called
+        from a completion's own callback it does nothing, since a drain is under way."""
+        if self._draining or self.failure is not None:
+            return 0
+        self._draining = True
+        total = 0
+        try:
+            for _ in range(ROUNDS):
+                count = check_negative_errno(
+                    lib.aiordma_drain(self.context.provider.table, self._drain), "ibv_poll_cq"
+                )
+                total += count
+                self._deliver(count)
+                if not self._drain.more:
+                    break
+            else:
+                self.loop.call_later(0, self._readable)
+        except VerbsCallError as error:
+            self._fail(error)
+        finally:
+            self._draining = False
+        if total:
+            self._completed_since_watch = True
+        return total
+
+    def _deliver(self, count: int) -> None:
+        take = self.in_flight.take
+        packed = ffi.buffer(self._batch, count * COMPLETION.size)[:]
+        for raw in COMPLETION.iter_unpack(packed):
+            entry = take(raw[0])
+            if entry is None:
+                continue  # its queue pair is gone, and the request was ended then
+            try:
+                entry.complete(raw)
+            except Exception:
+                logger.exception("a callback of a completed work request failed")
+
+    def _readable(self) -> None:
+        if not self._stopped:
+            self.wakes += 1
+            self.drain()
+
+    def _fail(self, error: VerbsCallError) -> None:
+        """Tell everyone. What is in flight stays held until its queue pair is destroyed: that the
+        device says no more does not mean that it touches no memory."""
+        logger.error("%s: %s", self.context.device_name, error)
+        self.failure = error
+        self.loop.unwatch(self.channel.fd)
+        for tell in list(self.on_failure):
+            tell(error)
+
+    # -- the watchdog -------------------------------------------------------------------------
+
+    def watch_over(self) -> None:
+        """Look for a lost event now and then while anything is in flight: a kernel drops one
+        when an allocation fails. Rarer and rarer while nothing happens."""
+        if self._watchdog is None:
+            self._watchdog = self.loop.call_later(self._watchdog_delay, self._watch)
+
+    def _watch(self) -> None:
+        self._watchdog = None
+        if self._stopped or self.failure is not None or not len(self.in_flight):
+            self._watchdog_delay = WATCHDOG_SECONDS
+            return
+        if self._completed_since_watch:
+            self._watchdog_delay = WATCHDOG_SECONDS
+        else:
+            self._watchdog_delay = min(2 * self._watchdog_delay, WATCHDOG_MOST_SECONDS)
+        self._completed_since_watch = False
+        # A queue whose event was lost is still thought to be armed: arm it again, then look.
+        for i in range(self._drain.queue_count):
+            self._drained[i].armed = 0
+        self._readable()
+        self.watch_over()
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Stop watching, before `close`. Once every queue pair is gone."""
+        self._stopped = True
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+        self.loop.unwatch(self.channel.fd)
+        # A queue blocks its destruction while an event of it is not acknowledged.
+        self.drain()
+
+    def close(self) -> None:
+        """Destroy everything, whatever of it fails. Every queue pair must be gone."""
+        self._drain.queue_count = 0
+        with ExitStack() as last_first:
+            last_first.callback(self.context.close)
+            last_first.callback(self.domain.close)
+            last_first.callback(self.pool.close)
+            last_first.callback(self.channel.close)
+            for shared in self._queues:
+                last_first.callback(shared.queue.close)
+        self._queues.clear()

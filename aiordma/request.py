@@ -1,0 +1,190 @@
+"""WorkRequest: the awaitable that a posted work request is.
+
+The rule of cancellation lives here. No verb takes one posted request back, so cancelling a task
+that awaits a request abandons the result and nothing else: the request stays in flight, and what
+the device may touch stays held, until the completion arrives or the queue pair is destroyed.
+"""
+
+import logging
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Protocol
+
+from aiordma.event_loop import EventLoop, Waiter
+from aiordma.ranges import RemoteMemory
+from aiordma.verbs import WorkCompletion
+
+__all__ = ("Holdable", "RequestOwner", "WorkRequest")
+
+logger = logging.getLogger("aiordma")
+
+
+class Holdable(Protocol):
+    """Memory that a request keeps from being freed or reused."""
+
+    def hold(self) -> None:
+        """The request is posted."""
+
+    def release(self) -> None:
+        """The request has ended."""
+
+
+class RequestOwner(Protocol):
+    """The endpoint that posted a request."""
+
+    loop: EventLoop
+
+    def request_failed(self, request: "WorkRequest", raw: tuple[int, ...]) -> Exception:
+        """Turn a failed completion into its error."""
+
+    def request_ended(self, request: "WorkRequest") -> None:
+        """Take back the request's slot."""
+
+
+class WorkRequest:
+    """A posted work request. Await it for its WorkCompletion; any number of tasks may, any
+    number of times.
+
+    Awaiting raises the WorkCompletionError that ended it. Cancelling an await leaves the request
+    in flight and its memory held; the completion then is nobody's news. `operation` names the
+    request (SEND, RECV, RDMA_READ, RDMA_WRITE, ...), `length` is its local bytes.
+    """
+
+    __slots__ = (
+        "_callbacks",
+        "_error",
+        "_held",
+        "_owner",
+        "_result",
+        "_waiters",
+        "is_receive",
+        "length",
+        "operation",
+        "remote",
+        "wr_id",
+    )
+
+    def __init__(
+        self,
+        owner: RequestOwner,
+        operation: str,
+        length: int,
+        held: Sequence[Holdable],
+        remote: RemoteMemory | None = None,
+        *,
+        is_receive: bool = False,
+    ) -> None:
+        self.operation = operation
+        self.length = length
+        self.remote = remote
+        self.is_receive = is_receive
+        self.wr_id = 0
+        self._owner = owner
+        self._held = held
+        self._result: WorkCompletion | None = None
+        self._error: Exception | None = None
+        self._waiters: list[Waiter] = []
+        self._callbacks: list[Callable[[WorkRequest], None]] = []
+        for memory in held:
+            memory.hold()
+
+    def __repr__(self) -> str:
+        state = "in flight"
+        if self._error is not None:
+            state = f"failed: {type(self._error).__name__}"
+        elif self._result is not None:
+            state = "done"
+        return f"<WorkRequest {self}, wr_id {self.wr_id:#x}, {state}>"
+
+    def __str__(self) -> str:
+        text = f"{self.operation} of {self.length} bytes"
+        if self.remote is not None:
+            text += f" (remote: {self.remote})"
+        return text
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._result is not None or self._error is not None
+
+    def result(self) -> WorkCompletion:
+        """Return the completion of an ended request.
+
+        Raises:
+            WorkCompletionError: it failed.
+            RuntimeError: it is still in flight.
+        """
+        if self._error is not None:
+            # Raised once per await: without this, every raise would add to one traceback.
+            raise self._error.with_traceback(None)
+        if self._result is None:
+            raise RuntimeError(f"{self!r} has not ended: await it")
+        return self._result
+
+    def exception(self) -> Exception | None:
+        """Return the error of an ended request, None if it succeeded or is in flight."""
+        return self._error
+
+    def add_done_callback(self, callback: Callable[["WorkRequest"], None]) -> None:
+        """Call back once it has ended: at once if it has, else on the loop's thread as the
+        completion is delivered. Keep it short."""
+        if self.done():
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    def remove_done_callback(self, callback: Callable[["WorkRequest"], None]) -> int:
+        """Forget a callback; return how many were forgotten. What asyncio.wait needs."""
+        kept = [known for known in self._callbacks if known != callback]
+        removed = len(self._callbacks) - len(kept)
+        self._callbacks = kept
+        return removed
+
+    def cancelled(self) -> bool:
+        """Never: no verb takes one posted request back. What asyncio.wait needs."""
+        return False
+
+    def __await__(self) -> Generator[Any, Any, WorkCompletion]:
+        if self._result is None and self._error is None:
+            waiter = self._owner.loop.waiter()
+            self._waiters.append(waiter)
+            try:
+                yield from waiter.wait().__await__()
+            finally:
+                if self._waiters and waiter in self._waiters:
+                    self._waiters.remove(waiter)
+        return self.result()
+
+    # -- for the hub and the endpoint ---------------------------------------------------------
+
+    def complete(self, raw: tuple[int, ...]) -> None:
+        """End with a completion."""
+        if raw[1]:
+            self._error = self._owner.request_failed(self, raw)
+        else:
+            self._result = WorkCompletion._make(raw)
+        self._end()
+
+    def fail(self, error: Exception) -> None:
+        """End without a completion: the queue pair is gone."""
+        self._error = error
+        self._end()
+
+    def _end(self) -> None:
+        held, self._held = self._held, ()
+        for memory in held:
+            memory.release()
+        self._owner.request_ended(self)
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.wake()
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception:
+                logger.exception("a callback of %r failed", self)
+
+    def drop(self) -> None:
+        """Undo the construction of a request that the device did not take."""
+        held, self._held = self._held, ()
+        for memory in held:
+            memory.release()

@@ -1,0 +1,166 @@
+"""Completion channels and queues, and what they deliver (man ibv_create_cq, ibv_poll_cq)."""
+
+import errno
+import os
+import struct
+from typing import Any, NamedTuple
+
+from aiordma._native import ffi, lib
+from aiordma.enums import WorkCompletionFlag, WorkCompletionOpcode, WorkCompletionStatus
+from aiordma.errors import VerbsCallError, check_negative_errno, check_pointer, check_positive_errno
+from aiordma.verbs.device import Context
+from aiordma.verbs.resource import Resource
+
+__all__ = ("COMPLETION", "CompletionChannel", "CompletionQueue", "WorkCompletion")
+
+COMPLETION = struct.Struct("=QIIIIIIIIHHBBH")
+"""struct aiordma_completion of data_path.h."""
+
+
+class WorkCompletion(NamedTuple):
+    """How one work request ended. Beyond wr_id, status, vendor_err and qp_num a field is valid
+    on success only (man ibv_poll_cq). `immediate` is in host order."""
+
+    wr_id: int
+    status: int
+    opcode: int
+    vendor_err: int
+    byte_len: int
+    immediate: int
+    qp_num: int
+    src_qp: int
+    wc_flags: int
+    pkey_index: int
+    slid: int
+    sl: int
+    dlid_path_bits: int
+    reserved: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether it succeeded."""
+        return self.status == 0
+
+    @property
+    def status_name(self) -> str:
+        """The status in the man page's words."""
+        try:
+            return WorkCompletionStatus(self.status).name
+        except ValueError:  # newer than we are
+            return f"status {self.status}"
+
+    @property
+    def operation(self) -> WorkCompletionOpcode:
+        """What completed."""
+        return WorkCompletionOpcode(self.opcode)
+
+    @property
+    def flags(self) -> WorkCompletionFlag:
+        """Which optional fields hold something."""
+        return WorkCompletionFlag(self.wc_flags)
+
+
+class CompletionChannel(Resource):
+    """A file descriptor that becomes readable when an armed queue completes. Non-blocking."""
+
+    closing_rank = 2
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.context = context
+        self.provider = context.provider
+        try:
+            self.pointer = check_pointer(
+                self.provider.create_comp_channel(context.pointer), "ibv_create_comp_channel"
+            )
+        except BaseException:
+            self._abandon()
+            raise
+        self.fd: int = self.pointer.fd
+        os.set_blocking(self.fd, False)
+
+    def __repr__(self) -> str:
+        return f"<CompletionChannel of {self.context.device_name}>"
+
+    def events(self) -> "list[CompletionQueue]":
+        """Take the waiting events, acknowledge them, and return whose they are, oldest first.
+
+        A queue tells once for each `request_notification`: arm it again, then poll it until it is
+        empty. None waiting is an empty list.
+        """
+        self.require_open()
+        queues = {
+            child.pointer: child
+            for child in self._children.values()
+            if isinstance(child, CompletionQueue)
+        }
+        queue, context = ffi.new("struct ibv_cq **"), ffi.new("void **")
+        taken: list[CompletionQueue] = []
+        while not self.provider.get_cq_event(self.pointer, queue, context):
+            # At once: destroying a queue waits for every event of it that was taken.
+            self.provider.ack_cq_events(queue[0], 1)
+            taken.append(queues[queue[0]])
+        if ffi.errno != errno.EAGAIN:
+            raise VerbsCallError(ffi.errno, "ibv_get_cq_event")
+        return taken
+
+    def _destroy(self) -> None:
+        check_positive_errno(
+            self.provider.destroy_comp_channel(self.pointer), "ibv_destroy_comp_channel"
+        )
+
+
+class CompletionQueue(Resource):
+    """A queue of work completions; `cqe` is the capacity that the device gave it.
+
+    Raises:
+        ValueError: more entries than the device's max_cqe.
+    """
+
+    closing_rank = 1
+
+    def __init__(
+        self, context: Context, entries: int, channel: CompletionChannel | None = None
+    ) -> None:
+        limit = context.query().max_cqe
+        if not 1 <= entries <= limit:
+            raise ValueError(f"a completion queue of {context.device_name} has 1..{limit} entries")
+        super().__init__(context, *([channel] if channel else []))
+        self.context = context
+        self.provider = context.provider
+        try:
+            self.pointer = check_pointer(
+                self.provider.create_cq(
+                    context.pointer,
+                    entries,
+                    ffi.NULL,
+                    channel.pointer if channel else ffi.NULL,
+                    0,
+                ),
+                "ibv_create_cq",
+            )
+        except BaseException:
+            self._abandon()
+            raise
+        self.cqe: int = self.pointer.cqe
+
+    def __repr__(self) -> str:
+        return f"<CompletionQueue of {self.cqe} on {self.context.device_name}>"
+
+    def request_notification(self, *, solicited_only: bool = False) -> None:
+        """Arm the queue for one event. Poll once more afterwards, or lose a completion."""
+        self.require_open()
+        check_positive_errno(
+            lib.aiordma_request_notification(self.pointer, solicited_only), "ibv_req_notify_cq"
+        )
+
+    def poll(self, most: int = 32) -> list[WorkCompletion]:
+        """Take up to `most` completions, in order; none is an empty list."""
+        self.require_open()
+        batch: Any = ffi.new("struct aiordma_completion[]", most)
+        count = check_negative_errno(lib.aiordma_poll(self.pointer, batch, most), "ibv_poll_cq")
+        packed = ffi.buffer(batch, count * COMPLETION.size)
+        return [WorkCompletion._make(raw) for raw in COMPLETION.iter_unpack(packed)]
+
+    def _destroy(self) -> None:
+        check_positive_errno(self.provider.destroy_cq(self.pointer), "ibv_destroy_cq")

@@ -1,0 +1,309 @@
+"""Queue pairs: creation within limits, transitions, and raw posting (man ibv_create_qp)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiordma._native import ffi, lib
+from aiordma.enums import (
+    Access,
+    Mtu,
+    QueuePairAttribute,
+    QueuePairState,
+    QueuePairType,
+    SendFlag,
+    WorkRequestOpcode,
+)
+from aiordma.errors import NotSupportedError, check_pointer, check_positive_errno
+from aiordma.ranges import RemoteMemory
+from aiordma.states import check_transition
+from aiordma.verbs.completion import CompletionQueue
+from aiordma.verbs.device import Context, ProtectionDomain
+from aiordma.verbs.memory import MemorySlice, gather
+from aiordma.verbs.resource import Resource
+
+__all__ = ("AddressVector", "Capacity", "QueuePair")
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How large a queue pair is (`ibv_qp_cap`): requests, sges per request, inline bytes."""
+
+    max_send_wr: int = 64
+    max_recv_wr: int = 64
+    max_send_sge: int = 4
+    max_recv_sge: int = 4
+    max_inline_data: int = 64
+
+    def check(self, context: Context) -> None:
+        """Refuse what the device cannot give.
+
+        Raises:
+            ValueError: names the attribute, its value, and the device's limit.
+        """
+        device = context.query()
+        limits = {
+            "max_send_wr": device.max_qp_wr,
+            "max_recv_wr": device.max_qp_wr,
+            "max_send_sge": device.max_sge,
+            "max_recv_sge": device.max_sge,
+        }
+        for name, limit in limits.items():
+            value = getattr(self, name)
+            if not 0 <= value <= limit:
+                raise ValueError(f"{name}={value}: {context.device_name} has 0..{limit}")
+
+    def fill(self, raw: Any) -> None:
+        """Write into a struct ibv_qp_cap."""
+        for name in Capacity.__dataclass_fields__:
+            setattr(raw, name, getattr(self, name))
+
+    @classmethod
+    def read(cls, raw: Any) -> "Capacity":
+        """Read a struct ibv_qp_cap."""
+        return cls(**{name: getattr(raw, name) for name in cls.__dataclass_fields__})
+
+
+@dataclass(frozen=True, slots=True)
+class AddressVector:
+    """The way to a peer's port (`ibv_ah_attr`); on RoCE the gid and our gid_index are the way."""
+
+    port: int = 1
+    gid: bytes | None = None
+    gid_index: int = 0
+    lid: int = 0
+    hop_limit: int = 64
+    flow_label: int = 0
+    traffic_class: int = 0
+    service_level: int = 0
+
+    def fill(self, raw: Any) -> None:
+        """Write into a struct ibv_ah_attr."""
+        raw.port_num = self.port
+        raw.dlid = self.lid
+        raw.sl = self.service_level
+        raw.is_global = self.gid is not None
+        if self.gid is not None:
+            raw.grh.dgid.raw = self.gid
+            raw.grh.sgid_index = self.gid_index
+            raw.grh.hop_limit = self.hop_limit
+            raw.grh.flow_label = self.flow_label
+            raw.grh.traffic_class = self.traffic_class
+
+
+_FIELDS: dict[str, tuple[QueuePairAttribute, str]] = {
+    "current_state": (QueuePairAttribute.CUR_STATE, "cur_qp_state"),
+    "access": (QueuePairAttribute.ACCESS_FLAGS, "qp_access_flags"),
+    "pkey_index": (QueuePairAttribute.PKEY_INDEX, "pkey_index"),
+    "port": (QueuePairAttribute.PORT, "port_num"),
+    "qkey": (QueuePairAttribute.QKEY, "qkey"),
+    "path_mtu": (QueuePairAttribute.PATH_MTU, "path_mtu"),
+    "timeout": (QueuePairAttribute.TIMEOUT, "timeout"),
+    "retry_cnt": (QueuePairAttribute.RETRY_CNT, "retry_cnt"),
+    "rnr_retry": (QueuePairAttribute.RNR_RETRY, "rnr_retry"),
+    "rq_psn": (QueuePairAttribute.RQ_PSN, "rq_psn"),
+    "sq_psn": (QueuePairAttribute.SQ_PSN, "sq_psn"),
+    "max_rd_atomic": (QueuePairAttribute.MAX_QP_RD_ATOMIC, "max_rd_atomic"),
+    "max_dest_rd_atomic": (QueuePairAttribute.MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic"),
+    "min_rnr_timer": (QueuePairAttribute.MIN_RNR_TIMER, "min_rnr_timer"),
+    "dest_qp_num": (QueuePairAttribute.DEST_QPN, "dest_qp_num"),
+}
+
+
+_PLAIN_OPCODES = (
+    WorkRequestOpcode.SEND,
+    WorkRequestOpcode.SEND_WITH_IMM,
+    WorkRequestOpcode.RDMA_READ,
+    WorkRequestOpcode.RDMA_WRITE,
+    WorkRequestOpcode.RDMA_WRITE_WITH_IMM,
+)
+
+
+class QueuePair(Resource):
+    """A send queue and a receive queue of a protection domain.
+
+    Made by `QueuePair.create`, or by an Identifier of the connection manager, which then does the
+    transitions. `capacity` is what the device gave, at least what was asked for. The raw posts
+    here are for those who poll by themselves: the caller keeps the memory alive until the
+    completion of its wr_id. `aiordma.Connection` does that for you.
+    """
+
+    def __init__(
+        self,
+        domain: ProtectionDomain,
+        send_queue: CompletionQueue,
+        receive_queue: CompletionQueue,
+        service: QueuePairType,
+        capacity: Capacity,
+        *,
+        make: Callable[[Any], Any],
+        unmake: Callable[[Any], None],
+    ) -> None:
+        capacity.check(domain.context)
+        super().__init__(domain, *dict.fromkeys((send_queue, receive_queue)))
+        self.provider = domain.provider
+        self.domain = domain
+        self.service = service
+        self._unmake = unmake
+        request = ffi.new("struct ibv_qp_init_attr *")
+        request.send_cq = send_queue.pointer
+        request.recv_cq = receive_queue.pointer
+        request.qp_type = service
+        capacity.fill(request.cap)
+        try:
+            self.pointer = make(request)
+        except BaseException:
+            self._abandon()
+            raise
+        self.capacity = Capacity.read(request.cap)
+        self.qpn: int = self.pointer.qp_num
+
+    @classmethod
+    def create(
+        cls,
+        domain: ProtectionDomain,
+        send_queue: CompletionQueue,
+        receive_queue: CompletionQueue,
+        *,
+        service: QueuePairType = QueuePairType.RC,
+        capacity: Capacity | None = None,
+    ) -> "QueuePair":
+        """Create a queue pair in RESET, without the connection manager.
+
+        Raises:
+            ValueError: the capacity is beyond the device; the message names the attribute.
+            VerbsCallError: the driver refused.
+        """
+        provider = domain.provider
+
+        def make(request: Any) -> Any:
+            return check_pointer(provider.create_qp(domain.pointer, request), "ibv_create_qp")
+
+        def unmake(pointer: Any) -> None:
+            check_positive_errno(provider.destroy_qp(pointer), "ibv_destroy_qp")
+
+        return cls(
+            domain,
+            send_queue,
+            receive_queue,
+            service,
+            capacity or Capacity(),
+            make=make,
+            unmake=unmake,
+        )
+
+    def __repr__(self) -> str:
+        return f"<QueuePair {self.qpn:#x} {self.service.name} of {self.domain.context.device_name}>"
+
+    def query(self, attributes: QueuePairAttribute = QueuePairAttribute.STATE) -> Any:
+        """Return struct ibv_qp_attr with the named attributes filled in (man ibv_query_qp)."""
+        self.require_open()
+        raw, init = ffi.new("struct ibv_qp_attr *"), ffi.new("struct ibv_qp_init_attr *")
+        check_positive_errno(
+            self.provider.query_qp(self.pointer, raw, attributes, init), "ibv_query_qp"
+        )
+        return raw
+
+    @property
+    def state(self) -> QueuePairState:
+        """The queue pair's state, asked of the device."""
+        return QueuePairState(self.query().qp_state)
+
+    def modify(
+        self,
+        state: QueuePairState | None = None,
+        *,
+        address: AddressVector | None = None,
+        **attributes: int | Access | Mtu | QueuePairState,
+    ) -> None:
+        """Move to a state, with attributes by their C names (man ibv_modify_qp); `access` is
+        qp_access_flags, `port` is port_num, `current_state` is cur_qp_state.
+
+        Raises:
+            ValueError: an attribute is missing or does not belong; the message names it.
+            TypeError: an attribute is unknown.
+            VerbsCallError: the driver refused.
+        """
+        current = self.state
+        raw = ffi.new("struct ibv_qp_attr *")
+        mask = QueuePairAttribute(0)
+        if state is not None:
+            mask |= QueuePairAttribute.STATE
+            raw.qp_state = state
+        if address is not None:
+            mask |= QueuePairAttribute.AV
+            address.fill(raw.ah_attr)
+        for name, value in attributes.items():
+            if name not in _FIELDS:
+                raise TypeError(f"{name!r} is no attribute; there are {', '.join(_FIELDS)}")
+            flag, field = _FIELDS[name]
+            mask |= flag
+            setattr(raw, field, int(value))
+        check_transition(self.service, current, state if state is not None else current, mask)
+        check_positive_errno(
+            self.provider.modify_qp(self.pointer, raw, mask),
+            "ibv_modify_qp",
+            f"{current.name} to {(state or current).name} with {mask!r}",
+        )
+
+    def post_send(
+        self,
+        wr_id: int,
+        parts: Sequence[MemorySlice],
+        *,
+        opcode: WorkRequestOpcode = WorkRequestOpcode.SEND,
+        flags: SendFlag = SendFlag.SIGNALED,
+        remote: RemoteMemory | None = None,
+        immediate: int = 0,
+    ) -> None:
+        """Post one send-queue request (man ibv_post_send): SEND, RDMA READ and WRITE, and SEND and
+        WRITE with immediate data.
+
+        Raises:
+            NotSupportedError: the opcode takes more than these arguments.
+            VerbsCallError: the device refused it.
+        """
+        if opcode not in _PLAIN_OPCODES:
+            raise NotSupportedError(f"{opcode.name} cannot be posted with these arguments")
+        address, rkey = (0, 0) if remote is None else (remote.address, remote.rkey)
+        self.post_send_raw(
+            wr_id, opcode, flags, gather(parts), len(parts), address, rkey, immediate
+        )
+
+    def post_recv(self, wr_id: int, parts: Sequence[MemorySlice]) -> None:
+        """Post one receive (man ibv_post_recv)."""
+        self.post_recv_raw(wr_id, gather(parts), len(parts))
+
+    def post_send_raw(
+        self,
+        wr_id: int,
+        opcode: int,
+        flags: int,
+        sges: bytes,
+        count: int,
+        address: int,
+        rkey: int,
+        immediate: int,
+    ) -> None:
+        """Post with the sges already packed: the path that every awaitable send takes."""
+        if self._closed:
+            self.require_open()
+        error = lib.aiordma_post_send(
+            self.pointer, wr_id, opcode, flags, sges, count, address, rkey, immediate
+        )
+        if error:
+            check_positive_errno(error, "ibv_post_send", self._explain(count))
+
+    def post_recv_raw(self, wr_id: int, sges: bytes, count: int) -> None:
+        """Post a receive with the sges already packed."""
+        if self._closed:
+            self.require_open()
+        error = lib.aiordma_post_recv(self.pointer, wr_id, sges, count)
+        if error:
+            check_positive_errno(error, "ibv_post_recv", self._explain(count))
+
+    def _explain(self, count: int) -> str:
+        return f"posted {count} sges to a queue pair of {self.capacity}"
+
+    def _destroy(self) -> None:
+        self._unmake(self.pointer)

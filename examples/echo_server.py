@@ -1,0 +1,25 @@
+"""An echo server over RDMA: every message goes back to whom it came from."""
+
+import argparse
+import asyncio
+
+import aiordma
+
+
+async def echo(connection: aiordma.Connection) -> None:
+    async for message in connection:
+        await connection.send(message)
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bind", default="0.0.0.0", help="address of an RDMA interface")
+    parser.add_argument("--port", type=int, default=7471)
+    arguments = parser.parse_args()
+    async with await aiordma.listen(arguments.bind, arguments.port) as listener:
+        print(f"listening on {arguments.bind}:{listener.port}", flush=True)
+        await listener.serve(echo)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,95 @@
+"""What every test run shares: the event loops to cross with, and the count of what ran where.
+
+AIORDMA_TEST_DEVICE names the RDMA device under test (rxe0, siw0; "software" where there is none
+yet). AIORDMA_RESULTS names the folder for summary-<device>.json, which tests/vm/summary.py reads.
+"""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DEVICE = os.environ.get("AIORDMA_TEST_DEVICE", "software")
+RESULTS = os.environ.get("AIORDMA_RESULTS")
+KINDS = ("unit", "device", "interop", "faults", "docs")
+
+LOOPS = [
+    pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),
+    pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
+    pytest.param(("trio", {}), id="trio"),
+]
+
+
+@pytest.fixture(params=LOOPS)
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    """Every test marked anyio runs on each loop."""
+    return request.param
+
+
+_counts: Counter[tuple[str, str, str]] = Counter()
+_skips: Counter[str] = Counter()
+_loops: dict[str, str] = {}
+
+
+def _kind(nodeid: str) -> str:
+    parts = Path(nodeid.split("::", 1)[0]).parts
+    return next((kind for kind in KINDS if kind in parts), "other")
+
+
+def _loop(item: pytest.Item) -> str:
+    # The id that pytest made from LOOPS, which stands in the brackets of the test's name.
+    if "anyio_backend" in getattr(item, "fixturenames", ()):
+        ids = item.name.partition("[")[2].rstrip("]").split("-")
+        return next((name for name in ids if name in ("asyncio", "uvloop", "trio")), "-")
+    return "asyncio" if item.get_closest_marker("asyncio") else "-"
+
+
+@pytest.hookimpl
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        _loops[item.nodeid] = _loop(item)
+
+
+@pytest.hookimpl
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    outcome = report.outcome
+    if report.when != "call" and outcome == "passed":
+        return  # set-up and tear-down count only where they fail or skip
+    key = (_loops.get(report.nodeid, "-"), _kind(report.nodeid), outcome)
+    _counts[key] += 1
+    if outcome == "skipped" and isinstance(report.longrepr, tuple):
+        _skips[report.longrepr[2].removeprefix("Skipped: ")] += 1
+
+
+def _rows() -> list[dict[str, Any]]:
+    groups = sorted({(loop, kind) for loop, kind, _ in _counts})
+    return [
+        {
+            "loop": loop,
+            "kind": kind,
+            **{name: _counts[loop, kind, name] for name in ("passed", "failed", "skipped")},
+        }
+        for loop, kind in groups
+    ]
+
+
+@pytest.hookimpl
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.section(f"what ran on {DEVICE}")
+    for row in _rows():
+        terminalreporter.write_line(
+            f"{row['kind']:8} {row['loop']:8} {row['passed']:5} passed "
+            f"{row['failed']:4} failed {row['skipped']:4} skipped"
+        )
+
+
+@pytest.hookimpl
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if RESULTS and not session.config.option.collectonly:
+        summary = {"device": DEVICE, "rows": _rows(), "skips": dict(_skips)}
+        path = Path(RESULTS) / f"summary-{DEVICE}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(summary, indent=1))

@@ -1,0 +1,73 @@
+"""Two ends of a connection in one process: the vocabulary that the device tests share."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+import aiordma
+from aiordma import reactor
+from tests.devices import ADDRESS
+
+REMOTE = aiordma.Access.REMOTE_READ | aiordma.Access.REMOTE_WRITE
+
+OWN_RECEIVES: dict[str, Any] = {"receive_buffers": 0}
+"""For the end that posts its receives itself, and so decides when its peer's messages arrive."""
+
+one_loop = pytest.mark.parametrize(
+    "anyio_backend", [pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio")]
+)
+"""For what is decided before anything reaches a loop: the checks of arguments."""
+
+
+@asynccontextmanager
+async def connected(
+    *, server: dict[str, Any] | None = None, client: dict[str, Any] | None = None
+) -> AsyncIterator[tuple[aiordma.Connection, aiordma.Connection]]:
+    """Yield (client, server), connected; both are closed at the end."""
+    async with await aiordma.listen(ADDRESS, 0, **(server or {})) as listener:
+        accepted: list[aiordma.Connection] = []
+
+        async def accept() -> None:
+            accepted.append(await listener.accept())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(accept)
+            ours = await aiordma.connect(ADDRESS, listener.port, **(client or {}))
+        async with ours, accepted[0] as theirs:
+            yield ours, theirs
+
+
+def reactor_in_use() -> bool:
+    """Whether anything of this loop still keeps the reactor open."""
+    return reactor.current_reactor() is not None
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another task or the device does; pytest's timeout is the limit."""
+    while not condition():
+        await anyio.sleep(0.01)
+
+
+async def both_ways(one: aiordma.Connection, other: aiordma.Connection) -> None:
+    """Prove that a connection works, after something was done to it."""
+    await one.send(b"still there?")
+    assert await other.receive() == b"still there?"
+    await other.send(b"yes")
+    assert await one.receive() == b"yes"
+
+
+class Outcome:
+    """How a task's wait ended: started in a group, looked at when the group is done."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.error: Exception | None = None
+
+    async def of(self, function: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            self.value = await function()
+        except Exception as error:
+            self.error = error

@@ -1,0 +1,135 @@
+"""Back-pressure is waiting, or an error at the post; never a loss, and never an overrun."""
+
+import anyio
+import pytest
+
+import aiordma
+from tests.device.players import OWN_RECEIVES, connected, until
+from tests.devices import ADDRESS
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.capability("rnr")
+async def test_a_fast_sender_waits_for_a_slow_receiver_and_nothing_is_lost() -> None:
+    options = {"receive_buffers": 2, "receive_size": 64}
+    async with connected(server=options, client={"send_depth": 8}) as (client, server):
+        most = 0
+
+        async def send_all() -> None:
+            for i in range(500):
+                await client.send(b"message %d" % i)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(send_all)
+            for i in range(500):
+                if i % 50 == 0:
+                    await anyio.sleep(0.02)
+                most = max(most, len(server._messages._ready))
+                assert await server.receive() == b"message %d" % i
+        assert most <= 2  # what waits here is bounded by the receives, not by the sender
+        assert client._endpoint.send_credits.free == 8
+
+
+@pytest.mark.capability("rnr")
+async def test_many_senders_share_the_slots_and_every_message_arrives_once() -> None:
+    options = {"receive_buffers": 4}
+    async with connected(server=options, client={"send_depth": 4}) as (client, server):
+
+        async def send(number: int) -> None:
+            for i in range(10):
+                await client.send(b"%d %d" % (number, i))
+
+        received: list[bytes] = []
+        async with anyio.create_task_group() as group:
+            for number in range(20):
+                group.start_soon(send, number)
+            while len(received) < 200:
+                received.append(await server.receive())
+        assert sorted(received) == sorted(b"%d %d" % (n, i) for n in range(20) for i in range(10))
+        for number in range(20):
+            mine = [message for message in received if message.startswith(b"%d " % number)]
+            assert mine == [b"%d %d" % (number, i) for i in range(10)]
+
+
+@pytest.mark.capability("rnr")
+async def test_posts_into_a_peer_without_receives_fill_the_queue_and_no_further() -> None:
+    async with connected(server=OWN_RECEIVES, client={"send_depth": 8}) as (client, server):
+        sends = [client.post_send(b"%d" % i) for i in range(8)]
+        with pytest.raises(aiordma.QueueFullError):
+            client.post_send(b"one too many")
+        assert not any(send.done() for send in sends)
+        receives = []
+        buffers = [bytearray(8) for _ in range(8)]
+        for buffer in buffers:
+            receives.append(server.post_recv(buffer))
+        for i, receive in enumerate(receives):
+            assert (await receive).byte_len == 1
+            assert buffers[i][:1] == b"%d" % i
+        for send in sends:
+            await send
+        assert client._endpoint.send_credits.free == 8
+
+
+async def test_no_completion_queue_is_overrun_by_many_deep_connections() -> None:
+    """Forty connections of depth 128 both ways reserve more than one shared queue holds."""
+    options = {"send_depth": 128, "receive_buffers": 128, "receive_size": 16}
+    async with await aiordma.listen(ADDRESS, 0, **options) as listener:
+        accepted: list[aiordma.Connection] = []
+        ours: list[aiordma.Connection] = []
+
+        async def accept() -> None:
+            while len(accepted) < 20:
+                accepted.append(await listener.accept())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(accept)
+            for _ in range(20):
+                ours.append(await aiordma.connect(ADDRESS, listener.port, **options))
+        hub = ours[0]._endpoint.hub
+        assert sum(queue.reserved for queue in hub._queues) == 40 * 256
+        assert len(hub._queues) >= 2
+        for queue in hub._queues:
+            assert queue.reserved <= queue.queue.cqe
+
+        # Everything that may be in flight is, before the loop polls once.
+        requests = [c.post_send(b"%d" % i) for i in range(128) for c in ours]
+        for request in requests:
+            await request
+        for connection in accepted:
+            assert [await connection.receive() for _ in range(128)] == [
+                b"%d" % i for i in range(128)
+            ]
+        async with anyio.create_task_group() as group:
+            for connection in ours + accepted:
+                group.start_soon(connection.aclose)
+        assert [queue.reserved for queue in hub._queues] == [0] * len(hub._queues)
+
+
+async def test_connections_made_at_once_reserve_their_room_exactly() -> None:
+    options = {"send_depth": 128, "receive_buffers": 128, "receive_size": 16}
+    async with await aiordma.listen(ADDRESS, 0, **options) as listener:
+        accepted: list[aiordma.Connection] = []
+        ours: list[aiordma.Connection] = []
+
+        async def accept() -> None:
+            accepted.append(await listener.accept())
+
+        async def connect() -> None:
+            ours.append(await aiordma.connect(ADDRESS, listener.port, **options))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(10):
+                group.start_soon(accept)
+                group.start_soon(connect)
+        hub = ours[0]._endpoint.hub
+        assert sum(queue.reserved for queue in hub._queues) == 20 * 256
+        for queue in hub._queues:
+            assert queue.reserved <= queue.queue.cqe
+        for number, connection in enumerate(ours):
+            await connection.send(b"%d" % number)
+        messages = [await connection.receive() for connection in accepted]
+        assert sorted(messages) == sorted(b"%d" % number for number in range(10))
+        for connection in ours + accepted:
+            await connection.aclose()
+        await until(lambda: not any(queue.reserved for queue in hub._queues))

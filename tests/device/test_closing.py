@@ -1,0 +1,269 @@
+"""Closing: once, in order, leaving nothing, and ending everything that waits."""
+
+import asyncio
+import gc
+import weakref
+from typing import Any
+
+import anyio
+import pytest
+
+import aiordma
+from tests.device.players import OWN_RECEIVES, REMOTE, Outcome, both_ways, connected, reactor_in_use
+from tests.devices import ADDRESS, kernel_objects
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_closing_is_idempotent_one_after_the_other_and_at_once() -> None:
+    async with connected() as (client, server):
+        region = client.register(bytearray(8))
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(client.aclose)
+            group.start_soon(server.aclose)
+        await client.aclose()
+        assert region.closed
+        assert not client.is_connected
+
+
+async def test_every_close_returns_only_when_all_is_closed() -> None:
+    async with connected() as (client, _):
+        region = client.register(bytearray(8))
+        closed: list[bool] = []
+
+        async def close() -> None:
+            await client.aclose()
+            closed.append(region.closed and client._endpoint.identifier.closed)
+
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(close)
+        assert closed == [True] * 3
+
+
+async def test_closing_ends_everything_that_waits() -> None:
+    async with connected(server=OWN_RECEIVES) as (client, server):
+        receiving, requesting = Outcome(), Outcome()
+        receive = server.post_recv(bytearray(8))
+
+        async def wait() -> Any:
+            return await receive
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(receiving.of, client.receive)
+            group.start_soon(requesting.of, wait)
+            await anyio.wait_all_tasks_blocked()
+            group.start_soon(client.aclose)
+            group.start_soon(server.aclose)
+        assert isinstance(receiving.error, aiordma.ClosedError)
+        assert isinstance(requesting.error, aiordma.FlushedError)
+
+
+@pytest.mark.capability("rnr")
+async def test_closing_ends_sends_under_way_and_sends_that_wait_for_a_slot() -> None:
+    async with connected(client={"send_depth": 1}, server=OWN_RECEIVES) as (client, _):
+        sending, waiting = Outcome(), Outcome()
+        async with anyio.create_task_group() as group:
+            group.start_soon(sending.of, lambda: client.send(bytes(9000)))
+            await anyio.wait_all_tasks_blocked()
+            group.start_soon(waiting.of, lambda: client.send(b"next"))
+            await anyio.wait_all_tasks_blocked()
+            group.start_soon(client.aclose)
+        assert isinstance(sending.error, aiordma.FlushedError)
+        assert isinstance(waiting.error, aiordma.ClosedError)
+
+
+async def test_requests_in_flight_end_with_a_flush_that_names_the_close() -> None:
+    async with connected(server=OWN_RECEIVES) as (_, server):
+        region = server.register(bytearray(64 * 8))
+        receives = [server.post_recv(region[i * 8 : i * 8 + 8]) for i in range(64)]
+        await server.aclose()
+        for receive in receives:
+            with pytest.raises(aiordma.FlushedError, match="RECV of 8 bytes") as caught:
+                await receive
+            assert isinstance(caught.value.__cause__, aiordma.ClosedError)
+        assert region.closed
+
+
+@pytest.mark.capability("rnr")
+async def test_sends_that_the_peer_never_took_end_with_the_close_too() -> None:
+    async with connected(server=OWN_RECEIVES) as (client, _):
+        pool = client._endpoint.hub.pool
+        before = pool.leased
+        sends = [client.post_send(bytes(1000)) for _ in range(10)]
+        assert pool.leased == before + 10
+        await client.aclose()
+        for send in sends:
+            with pytest.raises(aiordma.FlushedError):
+                await send
+        assert pool.leased == 0
+
+
+@pytest.mark.capability("explained_flush")
+async def test_the_peers_requests_end_when_we_close() -> None:
+    async with connected(server=OWN_RECEIVES) as (client, server):
+        receives = [server.post_recv(bytearray(8)) for _ in range(3)]
+        await client.aclose()
+        for receive in receives:
+            with pytest.raises(aiordma.FlushedError) as caught:
+                await receive
+            assert isinstance(caught.value.__cause__, aiordma.DisconnectedError)
+        with pytest.raises(aiordma.DisconnectedError):
+            server.post_recv(bytearray(8))
+        with pytest.raises(aiordma.DisconnectedError):
+            await server.send(b"x")
+
+
+async def test_unreceived_messages_go_with_their_connection() -> None:
+    """Also where it is the last user of the loop's device."""
+    listener = await aiordma.listen(ADDRESS, 0)
+    accepted: list[aiordma.Connection] = []
+
+    async def accept() -> None:
+        accepted.append(await listener.accept())
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(accept)
+        client = await aiordma.connect(ADDRESS, listener.port)
+    await listener.aclose()
+    (server,) = accepted
+    for _ in range(5):
+        await client.send(b"never received")
+    await client.aclose()
+    assert reactor_in_use()
+    await server.aclose()
+    assert not reactor_in_use()
+    with pytest.raises(aiordma.ClosedError):
+        await server.receive()
+
+
+async def test_connections_outlive_their_listener() -> None:
+    listener = await aiordma.listen(ADDRESS, 0)
+    accepted: list[aiordma.Connection] = []
+
+    async def accept() -> None:
+        accepted.append(await listener.accept())
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(accept)
+        client = await aiordma.connect(ADDRESS, listener.port)
+    await listener.aclose()
+    async with client, accepted[0] as server:
+        await both_ways(client, server)
+        memory = server.register(bytearray(b"here"), REMOTE)
+        assert await client.read_bytes(memory.remote()) == b"here"
+    with pytest.raises(aiordma.RdmaConnectionError):
+        await aiordma.connect(ADDRESS, 17, timeout=20)
+
+
+async def test_the_last_user_closes_the_device_and_the_next_opens_it_again(device: Any) -> None:
+    for _ in range(2):
+        assert not reactor_in_use()
+        async with connected() as (client, server):
+            await both_ways(client, server)
+            assert kernel_objects(device.name)["qp"] >= 2
+    assert not reactor_in_use()
+
+
+async def test_kernel_objects_go_in_order_with_the_connection(device: Any) -> None:
+    async with await aiordma.listen(ADDRESS, 0) as listener:
+        async with anyio.create_task_group() as group:
+
+            async def accept() -> None:
+                async with await listener.accept() as server:
+                    assert await server.receive() == b"hello"
+
+            group.start_soon(accept)
+            async with await aiordma.connect(ADDRESS, listener.port) as client:
+                before = kernel_objects(device.name)
+                regions = [client.register(bytearray(4096)) for _ in range(3)]
+                assert kernel_objects(device.name)["mr"] == before["mr"] + 3
+                regions[0].close()
+                assert kernel_objects(device.name)["mr"] == before["mr"] + 2
+                await client.send(b"hello")
+        after = kernel_objects(device.name)
+        assert after["qp"] == before["qp"] - 2
+        assert after["mr"] <= before["mr"]
+
+
+def _drop(held: list[Any]) -> None:
+    held.clear()
+    gc.collect()
+
+
+async def test_a_connection_that_is_dropped_is_closed_with_a_warning() -> None:
+    async with await aiordma.listen(ADDRESS, 0) as listener:
+        accepted: list[aiordma.Connection] = []
+
+        async def accept() -> None:
+            accepted.append(await listener.accept())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(accept)
+            connection = await aiordma.connect(ADDRESS, listener.port)
+        region = connection.register(bytearray(8))
+        del group
+        held = [connection]
+        del connection
+        with pytest.warns(ResourceWarning, match="unclosed <Connection to"):
+            _drop(held)
+        async with accepted[0] as server:
+            with pytest.raises(anyio.EndOfStream):
+                await server.receive()
+        with anyio.fail_after(20):
+            while listener.reactor.users > 1:
+                await anyio.sleep(0.01)
+        assert region.closed
+
+
+def _run_asyncio(function: Any) -> None:
+    asyncio.run(function())
+
+
+def _run_trio(function: Any) -> None:
+    anyio.run(function, backend="trio")
+
+
+def _run_uvloop(function: Any) -> None:
+    anyio.run(function, backend="asyncio", backend_options={"use_uvloop": True})
+
+
+@pytest.mark.parametrize("run", [_run_asyncio, _run_uvloop, _run_trio])
+def test_connections_left_open_at_the_end_of_a_loop_are_closed_with_a_warning(run: Any) -> None:
+    kept: list[Any] = []
+
+    async def leave_open() -> None:
+        listener = await aiordma.listen(ADDRESS, 0)
+
+        async def accept() -> None:
+            kept.append(await listener.accept())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(accept)
+            client = await aiordma.connect(ADDRESS, listener.port)
+        await client.send(b"unread")
+        region = client.register(bytearray(64), REMOTE)
+        kept.extend([listener, client, region])
+
+    with pytest.warns(ResourceWarning, match="left open at the end of the event loop: <"):
+        run(leave_open)
+    server, _, client, region = kept
+    assert region.closed
+    for connection in (client, server):
+        assert connection._endpoint.identifier.closed
+        with pytest.raises(aiordma.ClosedError):
+            connection.post_send(b"x")
+
+
+def test_a_loop_is_not_kept_alive_by_what_it_once_opened() -> None:
+    loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
+
+    async def open_and_close() -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        async with await aiordma.listen(ADDRESS, 0):
+            pass
+
+    asyncio.run(open_and_close())
+    gc.collect()
+    assert loops[0]() is None

@@ -1,0 +1,240 @@
+"""Connecting, refusing, and every way in which it fails: which step, and why."""
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+import aiordma
+from tests.device.conftest import ADDRESS, DeviceUnderTest, kernel_objects
+from tests.device.players import connected, reactor_in_use
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_private_data_goes_both_ways() -> None:
+    async with await aiordma.listen(ADDRESS, 0) as listener:
+        accepted: list[aiordma.Connection] = []
+
+        async def accept() -> None:
+            request = await listener.request()
+            assert request.private_data.rstrip(b"\0") == b"who I am"
+            accepted.append(await request.accept(private_data=b"welcome"))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(accept)
+            client = await aiordma.connect(ADDRESS, listener.port, private_data=b"who I am")
+        async with client, accepted[0] as server:
+            assert client.private_data.rstrip(b"\0") == b"welcome"
+            assert server.private_data.rstrip(b"\0") == b"who I am"
+
+
+async def test_a_refusal_carries_the_reason_of_the_peers_program() -> None:
+    async with await aiordma.listen(ADDRESS, 0) as listener:
+
+        async def refuse() -> None:
+            request = await listener.request()
+            await request.reject(b"not today")
+            with pytest.raises(aiordma.ClosedError):
+                await request.accept()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(refuse)
+            with pytest.raises(aiordma.RejectedError, match="rejected") as caught:
+                await aiordma.connect(ADDRESS, listener.port)
+        assert caught.value.private_data.rstrip(b"\0") == b"not today"
+        assert isinstance(caught.value, ConnectionRefusedError)
+
+
+async def test_nobody_listening_is_a_refusal_that_says_so() -> None:
+    with pytest.raises(aiordma.RejectedError, match="nobody listens"):
+        await aiordma.connect(ADDRESS, 17, timeout=20)
+
+
+async def test_an_address_that_no_device_reaches_says_which_step_failed() -> None:
+    with pytest.raises(aiordma.RdmaConnectionError, match=r"RDMA\s+device"):
+        await aiordma.connect("127.0.0.1", 7471, timeout=20)
+    with pytest.raises(aiordma.AddressError, match="unreachable"):
+        await aiordma.connect("192.0.2.1", 7471, timeout=20)
+
+
+async def test_a_name_that_does_not_resolve_is_an_address_error() -> None:
+    with pytest.raises(aiordma.AddressError, match="does not resolve"):
+        await aiordma.connect("no.such.host.invalid", 7471)
+
+
+async def test_a_peer_that_never_answers_is_a_timeout_that_names_the_step() -> None:
+    async with await aiordma.listen(ADDRESS, 0) as listener:
+        with pytest.raises(aiordma.ConnectTimeoutError, match="waiting for the peer to accept"):
+            await aiordma.connect(ADDRESS, listener.port, timeout=0.5)
+        # The peer finds out when it tries to answer.
+        request = await listener.request()
+        with pytest.raises(aiordma.RdmaError):
+            async with await request.accept() as connection:
+                await connection.receive()
+
+
+def _few_syn_retries() -> None:
+    Path("/proc/sys/net/ipv4/tcp_syn_retries").write_text("1")
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    with anyio.fail_after(30):
+        while not condition():
+            await anyio.sleep(0.1)
+
+
+async def test_an_address_without_an_answer_is_a_timeout_that_names_the_step() -> None:
+    # A dummy interface asks nobody for the neighbour, so it is the CM that gets no answer.
+    # On siw it is the TCP connection, inside the driver's call, that only ends by itself.
+    _few_syn_retries()
+    with pytest.raises(aiordma.ConnectTimeoutError, match="waiting for the peer to accept"):
+        await aiordma.connect("10.1.1.77", 7471, timeout=1)
+    await _until(lambda: not reactor_in_use())
+
+
+async def test_a_port_in_use_is_named() -> None:
+    async with await aiordma.listen(ADDRESS, 0) as listener:
+        with pytest.raises(aiordma.VerbsCallError, match="Another listener") as caught:
+            await aiordma.listen(ADDRESS, listener.port)
+        assert caught.value.errno == errno.EADDRINUSE
+
+
+async def test_listening_on_an_address_that_is_not_ours_says_so() -> None:
+    with pytest.raises(aiordma.VerbsCallError, match="address"):
+        await aiordma.listen("10.99.99.99", 0)
+
+
+async def test_a_device_that_is_insisted_on_must_reach_the_address(
+    device: DeviceUnderTest,
+) -> None:
+    async with await aiordma.listen(ADDRESS, 0) as listener:
+        with pytest.raises(aiordma.AddressError, match="not mlx5_9"):
+            await aiordma.connect(ADDRESS, listener.port, device="mlx5_9")
+    async with connected(client={"device": device.name}) as (client, _):
+        assert client.device_name == device.name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"private_data": bytes(57)}, "at most 56"),
+        ({"retry_count": 8}, "retry_count=8"),
+        ({"receive_buffers": -1}, "receive_buffers=-1"),
+    ],
+)
+async def test_bad_arguments_are_refused_before_anything_is_opened(
+    arguments: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        await aiordma.connect(ADDRESS, 1, **arguments)  # type: ignore[arg-type]
+
+
+async def test_wrong_lengths_of_private_data_are_refused_with_nothing_lost() -> None:
+    async with await aiordma.listen(ADDRESS, 0) as listener:
+
+        async def accept() -> None:
+            request = await listener.request()
+            with pytest.raises(ValueError, match="at most 196"):
+                await request.accept(private_data=bytes(197))
+            with pytest.raises(ValueError, match="at most 148"):
+                await request.reject(bytes(149))
+            async with await request.accept(private_data=bytes(196)) as connection:
+                await connection.send(b"still here")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(accept)
+            async with await aiordma.connect(
+                ADDRESS, listener.port, private_data=bytes(56)
+            ) as connection:
+                await connection.send(b"I go first")
+                assert await connection.receive() == b"still here"
+
+
+async def test_requests_beyond_the_backlog_are_refused() -> None:
+    async with await aiordma.listen(ADDRESS, 0, backlog=1) as listener:
+        refused = 0
+        two_refused = anyio.Event()
+
+        async def try_to_connect() -> None:
+            nonlocal refused
+            try:
+                async with await aiordma.connect(ADDRESS, listener.port) as connection:
+                    assert await connection.receive() == b"the one in the queue"
+            except aiordma.RejectedError:
+                refused += 1
+                if refused == 2:
+                    two_refused.set()
+
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(try_to_connect)
+            await two_refused.wait()
+            async with await listener.accept() as connection:
+                await connection.send(b"the one in the queue")
+
+
+async def test_closing_a_listener_refuses_who_waits() -> None:
+    listener = await aiordma.listen(ADDRESS, 0)
+    async with anyio.create_task_group() as group:
+
+        async def connect() -> None:
+            with pytest.raises(aiordma.RejectedError):
+                await aiordma.connect(ADDRESS, listener.port)
+
+        group.start_soon(connect)
+        request = await listener.request()
+        listener._requests.appendleft(request)  # as if nobody had asked for it yet
+        await listener.aclose()
+        await listener.aclose()
+    with pytest.raises(aiordma.ClosedError):
+        await listener.accept()
+
+
+@pytest.mark.capability("heard_at_once")
+async def test_what_a_peer_sent_before_it_left_is_received_even_if_it_left_at_once() -> None:
+    async with await aiordma.listen(ADDRESS, 0) as listener:
+
+        async def speak_and_leave() -> None:
+            async with await aiordma.connect(ADDRESS, listener.port) as connection:
+                await connection.send(b"last words")
+
+        for _ in range(5):
+            async with anyio.create_task_group() as group:
+                group.start_soon(speak_and_leave)
+                async with await listener.accept() as connection:
+                    assert [message async for message in connection] == [b"last words"]
+
+
+async def test_a_connection_knows_both_ends(device: DeviceUnderTest) -> None:
+    async with connected() as (client, server):
+        assert client.peer_address == server.local_address
+        assert client.local_address == server.peer_address
+        assert client.peer_address is not None
+        assert client.peer_address[0] == ADDRESS
+        assert client.extra(aiordma.ConnectionInfo.device_name) == device.name
+
+
+async def test_many_connections_share_one_channel_and_queue(device: DeviceUnderTest) -> None:
+    before = kernel_objects(device.name)
+    async with await aiordma.listen(ADDRESS, 0) as listener, anyio.create_task_group() as group:
+
+        async def echo(connection: aiordma.Connection) -> None:
+            async for message in connection:
+                await connection.send(message)
+
+        group.start_soon(listener.serve, echo)
+        connections = [await aiordma.connect(ADDRESS, listener.port) for _ in range(10)]
+        for number, connection in enumerate(connections):
+            await connection.send(b"%d" % number)
+        for number, connection in enumerate(connections):
+            assert await connection.receive() == b"%d" % number
+        during = kernel_objects(device.name)
+        assert during["qp"] - before["qp"] == 20
+        assert during["cq"] - before["cq"] == 1
+        assert during["pd"] - before["pd"] <= 2  # librdmacm has one of its own
+        for connection in connections:
+            await connection.aclose()
+        group.cancel_scope.cancel()

@@ -1,0 +1,139 @@
+"""Failed requests: which error, whose, and what becomes of everything else."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+import aiordma
+from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected, until
+from tests.devices import ADDRESS, DeviceUnderTest
+
+pytestmark = pytest.mark.anyio
+
+NOWHERE = aiordma.RemoteMemory(4096, 8, 1)
+"""A range that no peer of ours has registered."""
+
+ECHO_SERVER = Path(__file__).resolve().parents[2] / "examples" / "echo_server.py"
+
+
+# Who is told what when a message is longer than the receive that it meets. The InfiniBand
+# specification says REM_INV_REQ_ERR to the sender and LOC_LEN_ERR to the receiver; rxe of Linux
+# 6.1 says otherwise; on iWARP a SEND has ended before the peer looks at it.
+TOO_LONG: dict[str, tuple[type[Exception] | None, type[Exception]]] = {
+    "rxe": (aiordma.RemoteOperationError, aiordma.LocalQueuePairError),
+    "siw": (None, aiordma.LocalLengthError),
+}
+
+
+async def send_too_long(connection: aiordma.Connection, length: int, driver: str) -> None:
+    """Send what is longer than the peer's receive, and check what the sender is told."""
+    expected, _ = TOO_LONG[driver]
+    if expected is None:
+        await connection.send(bytes(length))
+        return
+    with pytest.raises(expected, match=f"SEND of {length} bytes"):
+        await connection.send(bytes(length))
+
+
+async def test_a_message_longer_than_its_receive_breaks_both_ends_with_their_errors(
+    device: DeviceUnderTest,
+) -> None:
+    async with connected(server=OWN_RECEIVES) as (client, server):
+        receive, spare = server.post_recv(bytearray(10)), server.post_recv(bytearray(10))
+        await send_too_long(client, 11, device.driver)
+        with pytest.raises(TOO_LONG[device.driver][1], match="RECV of 10 bytes") as received:
+            await receive
+        with pytest.raises(aiordma.FlushedError) as flushed:
+            await spare
+        assert flushed.value.__cause__ is received.value
+        with pytest.raises(TOO_LONG[device.driver][0] or anyio.EndOfStream):
+            await client.receive()
+        assert not client.is_connected
+
+
+async def test_a_message_longer_than_the_pooled_receives_is_told_to_who_receives(
+    device: DeviceUnderTest,
+) -> None:
+    async with connected(server={"receive_size": 100}) as (client, server):
+        receiving = Outcome()
+        async with anyio.create_task_group() as group:
+            group.start_soon(receiving.of, server.receive)
+            await send_too_long(client, 101, device.driver)
+        assert type(receiving.error) is TOO_LONG[device.driver][1]
+
+
+@pytest.mark.capability("rnr")
+async def test_without_rnr_retries_a_missing_receive_is_an_error() -> None:
+    # Each end tells the other how often to try again (man rdma_connect).
+    async with connected(server={"rnr_retry_count": 0, **OWN_RECEIVES}) as (client, server):
+        with pytest.raises(aiordma.ReceiverNotReadyError):
+            await client.send(b"too early")
+        await until(lambda: not server.is_connected)
+        with pytest.raises(aiordma.DisconnectedError):
+            server.post_recv(bytearray(8))
+
+
+async def test_messages_sent_before_a_failure_are_received_before_its_error(
+    device: DeviceUnderTest,
+) -> None:
+    async with connected(server={"receive_size": 100}) as (client, server):
+        for i in range(5):
+            await client.send(b"%d" % i)
+        await send_too_long(client, 101, device.driver)
+        assert [await server.receive() for _ in range(5)] == [b"%d" % i for i in range(5)]
+        with pytest.raises(TOO_LONG[device.driver][1]):
+            await server.receive()
+
+
+@pytest.mark.capability("named_refusals")
+async def test_waiting_coroutines_get_the_cause_of_the_end() -> None:
+    async with connected(client={"send_depth": 1}) as (client, _):
+        outcomes = [Outcome() for _ in range(3)]
+        failing = client.post_read(NOWHERE, bytearray(8))
+        async with anyio.create_task_group() as group:
+            for outcome in outcomes:
+                group.start_soon(outcome.of, lambda: client.send(b"waiting for a slot"))
+        cause = failing.exception()
+        assert isinstance(cause, aiordma.RemoteAccessError)
+        for outcome in outcomes:
+            assert outcome.error is cause
+
+
+@pytest.mark.capability("named_refusals")
+async def test_a_failed_connection_still_closes_and_others_can_follow() -> None:
+    for _ in range(2):
+        async with connected() as (client, server):
+            await both_ways(client, server)
+            with pytest.raises(aiordma.RemoteAccessError):
+                await client.read_bytes(NOWHERE)
+
+
+@pytest.mark.parametrize("waiting_for", ["a message", "a read"])
+async def test_a_killed_peer_ends_what_waits_for_it(waiting_for: str) -> None:
+    port = 7000 + os.getpid() % 1000
+    async with await anyio.open_process(
+        [sys.executable, str(ECHO_SERVER), "--bind", ADDRESS, "--port", str(port)],
+        stderr=None,
+    ) as peer:
+        assert peer.stdout is not None
+        assert b"listening" in await peer.stdout.receive()
+        async with await aiordma.connect(ADDRESS, port) as client:
+            await client.send(b"are you there?")
+            assert await client.receive() == b"are you there?"
+            outcome = Outcome()
+            async with anyio.create_task_group() as group:
+                group.start_soon(outcome.of, client.receive)
+                await anyio.wait_all_tasks_blocked()
+                peer.send_signal(signal.SIGKILL)
+                if waiting_for == "a read":
+                    with pytest.raises(aiordma.RdmaError):
+                        await client.read_bytes(NOWHERE)
+            assert isinstance(
+                outcome.error, anyio.EndOfStream | aiordma.RdmaError | anyio.BrokenResourceError
+            )
+            assert not client.is_connected
+        await peer.wait()

@@ -1,0 +1,177 @@
+"""Registered memory: whose it is, for how long, and what a slice of it may be."""
+
+import threading
+from typing import Any
+
+import anyio
+import pytest
+
+import aiordma
+from aiordma import Access, MemoryRegion
+from tests.device.players import OWN_RECEIVES, REMOTE, both_ways, connected, one_loop, until
+
+pytestmark = pytest.mark.anyio
+
+
+@one_loop
+async def test_a_registered_buffer_cannot_move_and_can_afterwards() -> None:
+    async with connected() as (client, _):
+        buffer = bytearray(100)
+        region = client.register(buffer)
+        with pytest.raises(BufferError):
+            buffer.append(1)
+        region.close()
+        region.close()
+        assert region.closed
+        buffer.append(1)
+        remaining = client.register(buffer)
+    assert remaining.closed
+    buffer.append(2)
+
+
+@one_loop
+async def test_remote_access_is_given_only_if_named() -> None:
+    async with connected() as (client, _):
+        assert client.register(bytearray(8)).access == Access.LOCAL_WRITE
+        assert client.register(bytes(8)).access == Access(0)
+        with pytest.raises(ValueError, match="without remote access"):
+            client.register(bytearray(8)).remote()
+        writable = client.register(bytearray(8), Access.REMOTE_WRITE)
+        assert writable.access == Access.REMOTE_WRITE | Access.LOCAL_WRITE
+        assert len(writable.remote()) == 8
+        with pytest.raises(TypeError, match="read-only"):
+            client.register(bytes(8), Access.REMOTE_WRITE)
+        assert len(client.register(bytes(8), Access.REMOTE_READ).remote()) == 8
+
+
+@one_loop
+async def test_slices_are_checked_and_never_clamped() -> None:
+    async with connected() as (client, _):
+        region = client.register(bytearray(range(100)), REMOTE)
+        part = region[10:50]
+        assert bytes(part.view) == bytes(range(10, 50))
+        assert bytes(part[-10:].view) == bytes(range(40, 50))
+        assert bytes(part[5:10][1:3].view) == bytes(range(16, 18))
+        assert len(part[40:]) == len(part[7:7]) == 0
+        assert part.remote()[5:10].address == part[5:10].address
+        for thing in (region, part, region.remote(), part.remote()):
+            for outside in (slice(0, 101), slice(101, None), slice(-101, None), slice(9, 8)):
+                with pytest.raises(IndexError, match="outside"):
+                    thing[outside]
+            with pytest.raises(ValueError, match="step"):
+                thing[0:10:2]
+            with pytest.raises(TypeError, match="slice"):
+                thing[3]  # type: ignore[index]
+        with pytest.raises(IndexError):
+            part[0:41]
+
+
+async def test_memory_in_flight_is_held_and_its_close_refused() -> None:
+    async with connected(server=OWN_RECEIVES) as (client, server):
+        region = server.register(bytearray(64))
+        first, second = server.post_recv(region[:32]), server.post_recv(region[32:])
+        assert region.users == 2
+        with pytest.raises(anyio.BusyResourceError):
+            region.close()
+        assert not region.closed
+        await client.send(b"one")
+        await first
+        assert region.users == 1
+        with pytest.raises(anyio.BusyResourceError):
+            region.close()
+        await client.send(b"two")
+        await second
+        assert region.users == 0
+        assert bytes(region.view[:3]) == b"one"
+        assert bytes(region.view[32:35]) == b"two"
+        region.close()
+
+
+async def test_closing_a_connection_deregisters_its_memory_once_its_requests_ended() -> None:
+    async with connected(server=OWN_RECEIVES) as (_, server):
+        region = server.register(bytearray(64))
+        receive = server.post_recv(region)
+        await server.aclose()
+        assert receive.done()
+        assert region.users == 0
+        assert region.closed
+
+
+async def test_memory_of_a_closed_connection_that_another_one_uses_outlives_it() -> None:
+    """Connections of a loop share a protection domain, so one may post another's memory."""
+    async with connected(server=OWN_RECEIVES) as (client, server), connected() as (other, _):
+        region = other.register(bytearray(16))
+        receive = server.post_recv(region)
+        await other.aclose()
+        assert not region.closed
+        await client.send(b"to the survivor")
+        assert (await receive).byte_len == 15
+        assert region.closed
+    # That nothing is left is checked after every test: the other connection closed fully.
+
+
+async def test_register_in_thread_leaves_the_loop_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected() as (client, server):
+        threads: list[int] = []
+        provider = client._endpoint.hub.domain.provider
+        register = provider.reg_mr
+
+        def watched(*arguments: Any) -> Any:
+            threads.append(threading.get_ident())
+            return register(*arguments)
+
+        monkeypatch.setattr(provider, "reg_mr", watched)
+        buffer = bytearray(b"from a thread")
+        region = await client.register_in_thread(buffer, REMOTE)
+        assert threads
+        assert threading.get_ident() not in threads
+        assert await server.read_bytes(region.remote()) == b"from a thread"
+    assert region.closed
+
+
+async def test_a_cancelled_register_in_thread_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with connected() as (client, server):
+        started, proceed = threading.Event(), threading.Event()
+        provider = client._endpoint.hub.domain.provider
+        register = provider.reg_mr
+
+        def slow(*arguments: Any) -> Any:
+            started.set()
+            proceed.wait()
+            return register(*arguments)
+
+        monkeypatch.setattr(provider, "reg_mr", slow)
+        buffer = bytearray(64)
+        async with anyio.create_task_group() as group:
+            group.start_soon(client.register_in_thread, buffer)
+            await until(started.is_set)
+            group.cancel_scope.cancel()
+            proceed.set()
+        monkeypatch.undo()
+        await both_ways(client, server)
+    buffer.append(1)
+
+
+@one_loop
+async def test_a_connection_does_not_remember_every_region_it_ever_had() -> None:
+    async with connected() as (client, _):
+        for _ in range(50):
+            client.register(bytearray(8)).close()
+        assert len(client._endpoint.regions) < 10
+
+
+@one_loop
+async def test_memory_registered_by_hand_in_another_domain_is_refused(device: Any) -> None:
+    async with connected() as (client, server):
+        with (
+            aiordma.Device(device.name).open() as context,
+            context.alloc_pd() as domain,
+            MemoryRegion(domain, bytearray(8)) as region,
+        ):
+            with pytest.raises(ValueError, match="another device or event loop"):
+                client.post_send(region)
+            with pytest.raises(ValueError, match="another device or event loop"):
+                await client.send(region)
+        await both_ways(client, server)

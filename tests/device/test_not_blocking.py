@@ -1,0 +1,151 @@
+"""Nothing blocks the loop: what takes long runs in another thread, seen by which thread calls C."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+import aiordma
+from aiordma.provider import rdma_core
+from aiordma.staging import THREAD_LIMIT
+from tests.device.players import connected, until
+from tests.devices import ADDRESS
+
+pytestmark = pytest.mark.anyio
+
+SLOW = (
+    "create_cq",
+    "destroy_cq",
+    "cm_create_qp",
+    "cm_destroy_qp",
+    "destroy_id",
+    "alloc_pd",
+    "dealloc_pd",
+    "dereg_mr",
+    "create_event_channel",
+    "destroy_comp_channel",
+)
+
+
+@contextmanager
+def calls_by_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, set[bool]]]:
+    """Record of each slow call in which threads it ran: True is the loop's."""
+    provider, loop = rdma_core(), threading.get_ident()
+    seen: dict[str, set[bool]] = {}
+
+    def watch(name: str) -> None:
+        call = getattr(provider, name)
+
+        def watched(*arguments: Any) -> Any:
+            seen.setdefault(name, set()).add(threading.get_ident() == loop)
+            return call(*arguments)
+
+        monkeypatch.setattr(provider, name, watched)
+
+    with monkeypatch.context():
+        for name in SLOW:
+            watch(name)
+        yield seen
+
+
+async def test_connecting_and_closing_make_and_destroy_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with calls_by_thread(monkeypatch) as seen:
+        async with connected() as (client, server):
+            client.register(bytearray(4096))
+            await client.send(b"x")
+            await server.receive()
+    assert seen == {name: {False} for name in SLOW}
+
+
+async def test_long_plain_buffers_are_registered_and_deregistered_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    length = THREAD_LIMIT + 1
+    async with connected() as (client, server):
+        theirs = server.register(bytearray(length), aiordma.Access.REMOTE_WRITE)
+        loop = threading.get_ident()
+        threads: list[int] = []
+        provider = rdma_core()
+        for name in ("reg_mr", "dereg_mr"):
+            call = getattr(provider, name)
+
+            def watched(*arguments: Any, call: Any = call) -> Any:
+                threads.append(threading.get_ident())
+                return call(*arguments)
+
+            monkeypatch.setattr(provider, name, watched)
+        await client.write(bytes(length), theirs.remote())
+        await until(lambda: len(threads) == 2)
+        monkeypatch.undo()
+        assert loop not in threads
+
+
+async def test_completions_are_delivered_on_the_loops_thread_only() -> None:
+    """Also while connections are made, which can take a new completion queue into use."""
+    options = {"send_depth": 512, "receive_buffers": 512, "receive_size": 64}
+    async with await aiordma.listen(ADDRESS, 0, **options) as listener, connected() as (one, other):
+        hub, loop = one._endpoint.hub, threading.get_ident()
+        strangers: list[int] = []
+        deliver = hub._deliver
+
+        def watched(count: int) -> None:
+            if threading.get_ident() != loop:
+                strangers.append(count)
+            deliver(count)
+
+        hub._deliver = watched  # type: ignore[method-assign]
+        connections: list[aiordma.Connection] = []
+        done = False
+
+        async def chat() -> None:
+            while not done:
+                await one.send(b"x")
+                await other.receive()
+
+        async def accept() -> None:
+            while len(connections) < 12:
+                connections.append(await listener.accept())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(chat)
+            group.start_soon(accept)
+            for _ in range(6):
+                connections.append(await aiordma.connect(ADDRESS, listener.port, **options))
+            await until(lambda: len(connections) == 12)
+            done = True
+        assert len(hub._queues) >= 2
+        assert strangers == []
+        for connection in connections:
+            await connection.aclose()
+
+
+async def test_other_tasks_run_while_a_connection_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A destroy that the kernel holds up holds up nobody else."""
+    async with connected() as (one, other), connected() as (client, server):
+        provider = rdma_core()
+        destroy = provider.cm_destroy_qp
+        entered, proceed = threading.Event(), threading.Event()
+
+        def slow(pointer: Any) -> Any:
+            entered.set()
+            proceed.wait()
+            return destroy(pointer)
+
+        monkeypatch.setattr(provider, "cm_destroy_qp", slow)
+        async with anyio.create_task_group() as group:
+            group.start_soon(client.aclose)
+            await until(entered.is_set)
+            for i in range(10):
+                await one.send(b"%d" % i)
+                assert await other.receive() == b"%d" % i
+            assert not client._endpoint.ended
+            proceed.set()
+        monkeypatch.undo()
+        assert client._endpoint.ended
+        with pytest.raises(anyio.EndOfStream):
+            await server.receive()

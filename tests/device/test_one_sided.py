@@ -1,0 +1,299 @@
+"""READ and WRITE: the right bytes at the right place, and nothing that was not permitted."""
+
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import pytest
+
+import aiordma
+from aiordma import Access, RemoteMemory
+from aiordma import WorkCompletionOpcode as Opcode
+from aiordma.staging import COPY_LIMIT
+from tests.device.players import REMOTE, Outcome, both_ways, connected, until
+from tests.devices import DeviceUnderTest
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_reads_and_writes_give_their_completions() -> None:
+    async with connected() as (client, server):
+        theirs = server.register(bytearray(b"theirs!!"), REMOTE)
+        ours = client.register(bytearray(8))
+        read = await client.post_read(theirs.remote(), ours)
+        assert read.operation is Opcode.RDMA_READ
+        assert bytes(ours.view) == b"theirs!!"
+        ours.view[:] = b"ours now"
+        write = await client.post_write(ours, theirs.remote())
+        assert write.operation is Opcode.RDMA_WRITE
+        assert bytes(theirs.view) == b"ours now"
+        assert (await client.read(theirs.remote(), ours)).ok
+        assert (await client.write(ours, theirs.remote())).ok
+
+
+async def test_remote_memory_travels_in_a_message() -> None:
+    async with connected() as (client, server):
+        region = client.register(bytearray(b"0123456789"), REMOTE)
+        await client.send(region[2:8].remote().pack())
+        remote = RemoteMemory.unpack(await server.receive())
+        assert len(remote) == 6
+        assert await server.read_bytes(remote) == b"234567"
+        await server.write(b"ABC", remote[1:4])
+        assert bytes(region.view) == b"012ABC6789"
+        assert await server.read_bytes(remote[6:6]) == b""
+
+
+async def test_one_sided_operations_touch_exactly_their_range() -> None:
+    async with connected() as (client, server):
+        theirs = server.register(bytearray(b"." * 256), REMOTE)
+        ours = client.register(bytearray(b"#" * 256))
+        await client.write(ours[100:110], theirs.remote()[50:60])
+        assert bytes(theirs.view) == b"." * 50 + b"#" * 10 + b"." * 196
+        await client.read(theirs.remote()[45:55], ours[200:210])
+        assert bytes(ours.view) == b"#" * 200 + b"....." + b"#####" + b"#" * 46
+
+
+async def test_writev_gathers_in_the_order_of_the_parts() -> None:
+    async with connected() as (client, server):
+        theirs = server.register(bytearray(12), REMOTE)
+        ours = client.register(bytearray(b"0123456789abcdef"))
+        await client.writev([ours[10:14], ours[0:4], ours[6:10]], theirs.remote())
+        assert bytes(theirs.view) == b"abcd01236789"
+        await client.post_writev([ours[14:16], ours[4:6]], theirs.remote()[4:8])
+        assert bytes(theirs.view) == b"abcdef456789"
+
+
+async def test_more_parts_than_the_device_can_read_into_are_refused_by_name() -> None:
+    async with connected(client={"max_sge": 64}) as (client, server):
+        theirs = server.register(bytearray(64), REMOTE)
+        with pytest.raises(aiordma.NotSupportedError, match="READ into 64 parts"):
+            client.post_readv(theirs.remote(), [bytearray(1) for _ in range(64)])
+        await both_ways(client, server)
+
+
+@pytest.mark.capability("scattered_read")
+async def test_readv_scatters_in_the_order_of_the_parts() -> None:
+    async with connected() as (client, server):
+        theirs = server.register(bytearray(12), REMOTE)
+        ours = client.register(bytearray(b"0123456789abcdef"))
+        await client.writev([ours[10:14], ours[0:4], ours[6:10]], theirs.remote())
+        assert bytes(theirs.view) == b"abcd01236789"
+        await client.post_writev([ours[14:16], ours[4:6]], theirs.remote()[4:8])
+        assert bytes(theirs.view) == b"abcdef456789"
+        target = client.register(bytearray(b"." * 16))
+        await client.readv(theirs.remote(), [target[12:16], target[2:4], target[4:10]])
+        assert bytes(target.view) == b"..ef456789..abcd"
+        await client.post_readv(theirs.remote()[:3], [target[1:2], target[14:16]])
+        assert bytes(target.view) == b".aef456789..abbc"
+
+
+async def test_plain_buffers_need_no_registration() -> None:
+    async with connected() as (client, server):
+        theirs = server.register(bytearray(8192), REMOTE)
+        for length in (1, 64, 500, 8192):
+            data = bytes(i * 7 % 256 for i in range(length))
+            await client.write(data, theirs.remote()[:length])
+            target = bytearray(length)
+            await client.read(theirs.remote()[:length], target)
+            assert target == data
+        await client.writev([b"a" * 10, bytearray(b"b" * 20)], theirs.remote()[:30])
+        assert await client.read_bytes(theirs.remote()[:30]) == b"a" * 10 + b"b" * 20
+
+
+@pytest.mark.capability("scattered_read")
+async def test_plain_buffers_are_read_into_in_order() -> None:
+    async with connected() as (client, server):
+        theirs = server.register(bytearray(b"a" * 10 + b"b" * 20), REMOTE)
+        one, other = bytearray(5), bytearray(25)
+        await client.readv(theirs.remote()[:30], [one, other])
+        assert one + other == b"a" * 10 + b"b" * 20
+
+
+async def test_operations_longer_than_the_copy_limit_arrive_whole() -> None:
+    async with connected() as (client, server):
+        length = 4 * COPY_LIMIT + 3
+        data = b"".join(i.to_bytes(4, "big") for i in range(length // 4 + 1))[:length]
+        theirs = server.register(bytearray(length), REMOTE)
+        await client.write(data, theirs.remote())
+        assert theirs.view == data
+        assert await client.read_bytes(theirs.remote()) == data
+
+
+async def test_operations_of_no_bytes_succeed() -> None:
+    async with connected() as (client, server):
+        theirs = server.register(bytearray(b"unchanged"), REMOTE)
+        ours = client.register(bytearray(16))
+        await client.write(b"", theirs.remote()[3:3])
+        await client.write(ours[4:4], theirs.remote()[3:3])
+        await client.read(theirs.remote()[9:9], ours[16:16])
+        assert bytes(theirs.view) == b"unchanged"
+        assert bytes(ours.view) == bytes(16)
+
+
+async def test_a_pipeline_of_64_reads_and_writes_matches_one_to_one() -> None:
+    async with connected() as (client, server):
+        theirs = server.register(bytearray(range(64)) * 8, REMOTE)
+        ours = client.register(bytearray(512))
+        remote = theirs.remote()
+        reads = [client.post_read(remote[i : i + 8], ours[i : i + 8]) for i in range(0, 512, 8)]
+        for request in reversed(reads):
+            assert (await request).wr_id == request.wr_id
+        assert ours.view == theirs.view
+        ours.view[:] = bytes(reversed(ours.view))
+        writes = [client.post_write(ours[i : i + 8], remote[i : i + 8]) for i in range(0, 512, 8)]
+        for request in writes:
+            assert (await request).wr_id == request.wr_id
+        assert ours.view == theirs.view
+
+
+async def test_a_write_is_seen_before_the_message_that_follows_it() -> None:
+    async with connected() as (client, server):
+        theirs = server.register(bytearray(4), REMOTE)
+        for i in range(20):
+            write = client.post_write(i.to_bytes(4, "big"), theirs.remote())
+            notice = client.post_send(b"written")
+            await server.receive()
+            assert int.from_bytes(theirs.view, "big") == i
+            await write
+            await notice
+
+
+async def test_without_outstanding_reads_a_read_is_refused_before_the_device_sees_it() -> None:
+    async with connected(client={"initiator_depth": 0}) as (client, server):
+        theirs = server.register(bytearray(8), REMOTE)
+        with pytest.raises(aiordma.NotSupportedError, match="initiator_depth"):
+            client.post_read(theirs.remote(), bytearray(8))
+        with pytest.raises(aiordma.NotSupportedError, match="initiator_depth"):
+            await client.read_bytes(theirs.remote())
+        await client.write(b"12345678", theirs.remote())
+        await both_ways(client, server)
+
+
+# -- what the peer's device refuses -----------------------------------------------------------
+
+
+async def refused(client: aiordma.Connection, server: aiordma.Connection, post: Any) -> None:
+    """Post what the peer's device must refuse; check how everything that is open ends."""
+    waiting, receiving = Outcome(), Outcome()
+    async with anyio.create_task_group() as group:
+        group.start_soon(waiting.of, client.receive)
+        group.start_soon(receiving.of, server.receive)
+        await anyio.wait_all_tasks_blocked()
+        culprit = post()
+        behind = [client.post_send(b"behind %d" % i) for i in range(3)]
+        with pytest.raises(aiordma.RemoteAccessError) as caught:
+            await culprit
+    cause = caught.value
+    assert cause.request == str(culprit)
+    assert str(culprit) in str(cause)
+    assert cause.status == aiordma.WorkCompletionStatus.REM_ACCESS_ERR
+    for request in behind:
+        with pytest.raises(aiordma.FlushedError) as flushed:
+            await request
+        assert flushed.value.__cause__ is cause
+    assert waiting.error is cause
+    with pytest.raises(aiordma.RemoteAccessError) as again:
+        client.post_send(b"more")
+    assert again.value is cause
+    # The peer learns of it: its receive ended with the group, by an error or the end.
+    assert isinstance(receiving.error, anyio.EndOfStream | anyio.BrokenResourceError)
+
+
+READ, WRITE = "READ", "WRITE"
+REFUSED = {
+    "READ without REMOTE_READ": (READ, Access.REMOTE_WRITE, lambda remote: remote),
+    "WRITE without REMOTE_WRITE": (WRITE, Access.REMOTE_READ, lambda remote: remote),
+    "READ beyond the region": (
+        READ,
+        REMOTE,
+        lambda remote: RemoteMemory(remote.address + 8, remote.length, remote.rkey),
+    ),
+    "WRITE before the region": (
+        WRITE,
+        REMOTE,
+        lambda remote: RemoteMemory(remote.address - 1, remote.length, remote.rkey),
+    ),
+    "READ with a wrong rkey": (
+        READ,
+        REMOTE,
+        lambda remote: RemoteMemory(remote.address, remote.length, remote.rkey ^ 0x5A),
+    ),
+    "WRITE with a wrong rkey": (
+        WRITE,
+        REMOTE,
+        lambda remote: RemoteMemory(remote.address, remote.length, remote.rkey ^ 0x5A00),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_a_refused_access_ends_the_connection_and_touches_nothing(
+    case: str, device: DeviceUnderTest
+) -> None:
+    operation, access, forge = REFUSED[case]
+    if case == "READ without REMOTE_READ" and (reason := device.lacks("read_permission")):
+        pytest.skip(f"{device.driver} lacks read_permission: {reason}")
+    async with connected() as (client, server):
+        theirs = server.register(bytearray(b"untouched" * 100), access)
+        ours = client.register(bytearray(900))
+        remote = forge(theirs.remote())
+        here, there = Outcome(), Outcome()
+        async with anyio.create_task_group() as group:
+            group.start_soon(here.of, client.receive)
+            group.start_soon(there.of, server.receive)
+            post = client.post_read(remote, ours) if operation == READ else None
+            post = post or client.post_write(ours, remote)
+            with suppress(aiordma.WorkCompletionError):
+                await post
+        for outcome in (here, there):
+            assert isinstance(outcome.error, anyio.EndOfStream | anyio.BrokenResourceError)
+        assert bytes(theirs.view) == b"untouched" * 100
+        assert bytes(ours.view) == bytes(900)
+
+
+@pytest.mark.capability("named_refusals")
+@pytest.mark.parametrize("case", REFUSED)
+async def test_the_peers_device_enforces(case: str) -> None:
+    operation, access, forge = REFUSED[case]
+    async with connected() as (client, server):
+        theirs = server.register(bytearray(b"untouched" * 100), access)
+        ours = client.register(bytearray(900))
+        remote = forge(theirs.remote())
+
+        def post() -> aiordma.WorkRequest:
+            if operation == READ:
+                return client.post_read(remote, ours)
+            return client.post_write(ours, remote)
+
+        await refused(client, server, post)
+        assert bytes(theirs.view) == b"untouched" * 100
+        assert bytes(ours.view) == bytes(900)
+
+
+@pytest.mark.capability("named_refusals")
+async def test_a_closed_region_is_out_of_reach_of_whoever_knew_its_rkey() -> None:
+    async with connected() as (client, server):
+        buffer = bytearray(b"was mine")
+        theirs = server.register(buffer, REMOTE)
+        remote = theirs.remote()
+        assert await client.read_bytes(remote) == b"was mine"
+        theirs.close()
+        await refused(client, server, lambda: client.post_read(remote, bytearray(8)))
+
+
+async def test_a_refused_access_does_not_touch_other_connections_of_the_loop() -> None:
+    async with connected() as (client, server), connected() as (other, another):
+        memory = another.register(bytearray(b"still mine"), REMOTE)
+        waiting = Outcome()
+        async with anyio.create_task_group() as group:
+            group.start_soon(waiting.of, another.receive)
+            theirs = server.register(bytearray(8), Access.REMOTE_READ)
+            with suppress(aiordma.RemoteAccessError):
+                await client.write(b"12345678", theirs.remote())
+            await until(lambda: not server.is_connected)
+            assert other.is_connected
+            assert another.is_connected
+            await other.send(b"hello")
+        assert waiting.value == b"hello"
+        assert await other.read_bytes(memory.remote()) == b"still mine"
+        await both_ways(other, another)

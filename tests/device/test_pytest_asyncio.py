@@ -1,0 +1,250 @@
+"""The same API as plain asyncio programs use it: gather, wait_for, TaskGroup, cancel()."""
+
+import asyncio
+import threading
+from typing import Any
+
+import anyio
+import pytest
+
+import aiordma
+from tests.device.players import OWN_RECEIVES, REMOTE, both_ways, connected, reactor_in_use, until
+from tests.devices import ADDRESS
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_gather_over_work_requests() -> None:
+    async with connected(server=OWN_RECEIVES) as (client, server):
+        receives = [server.post_recv(bytearray(8)) for _ in range(10)]
+        sends = [client.post_send(b"x" * i) for i in range(8)]
+        completions = await asyncio.gather(*sends, *receives[:8])
+        assert [completion.byte_len for completion in completions[8:]] == list(range(8))
+
+
+async def test_as_completed_over_work_requests() -> None:
+    async with connected() as (client, server):
+        theirs = server.register(bytearray(range(64)), REMOTE)
+        ours = client.register(bytearray(64))
+        reads = [client.post_read(theirs.remote()[i : i + 8], ours[i : i + 8]) for i in (0, 8, 16)]
+        seen = set()
+        for future in asyncio.as_completed(reads):
+            seen.add((await future).wr_id)
+        assert seen == {read.wr_id for read in reads}
+        assert bytes(ours.view[:24]) == bytes(range(24))
+
+
+async def test_wait_for_a_receive_loses_no_message() -> None:
+    async with connected() as (client, server):
+        for _ in range(3):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(server.receive(), 0.02)
+        await client.send(b"late")
+        assert await asyncio.wait_for(server.receive(), 60) == b"late"
+
+
+async def test_wait_for_a_work_request_abandons_only_the_wait() -> None:
+    async with connected(server=OWN_RECEIVES) as (client, server):
+        region = server.register(bytearray(8))
+        receive = server.post_recv(region)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(receive, 0.02)
+        assert not receive.done()
+        assert region.users == 1
+        await client.send(b"late")
+        assert (await asyncio.wait_for(receive, 60)).byte_len == 4
+
+
+async def test_a_task_group_of_senders_and_a_receiver() -> None:
+    # As many receives as messages: iWARP has nothing that would hold up the senders.
+    options = {"receive_buffers": 20}
+    async with connected(server=options) as (client, server), asyncio.TaskGroup() as group:
+        tasks = [group.create_task(client.send(b"%d" % i)) for i in range(20)]
+        received = [await server.receive() for _ in tasks]
+        assert received == [b"%d" % i for i in range(20)]
+
+
+@pytest.mark.capability("named_refusals")
+async def test_a_failing_request_ends_its_task_group_with_its_error() -> None:
+    async with connected() as (client, _):
+
+        async def both() -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(client.receive())
+                group.create_task(client.read_bytes(aiordma.RemoteMemory(4096, 8, 1)))
+
+        with pytest.raises(ExceptionGroup) as caught:
+            await both()
+        assert caught.group_contains(aiordma.RemoteAccessError)
+
+
+async def test_asyncio_timeout_around_a_receive() -> None:
+    async with connected() as (client, server):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await server.receive()
+        await both_ways(client, server)
+
+
+# -- task.cancel(), which anyio's shields do not hold off -------------------------------------
+
+
+def resizable(buffer: bytearray) -> bool:
+    """Whether nothing holds the buffer any more."""
+    try:
+        buffer.append(1)
+    except BufferError:
+        return False
+    return True
+
+
+async def _cancelled(task: "asyncio.Task[Any]") -> None:
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_slot_granted_to_a_cancelled_task_goes_to_the_next() -> None:
+    async with connected(client={"send_depth": 1}) as (client, server):
+        first = client.post_send(b"first")
+        second = asyncio.create_task(client.send(b"second"))
+        await asyncio.sleep(0)
+        third = asyncio.create_task(client.send(b"third"))
+        # The slot is granted within the completion, the cancellation follows at once.
+        first.add_done_callback(lambda _: second.cancel())
+        await asyncio.wait([second, third])
+        assert second.cancelled()
+        assert [await server.receive() for _ in range(2)] == [b"first", b"third"]
+        assert client._endpoint.send_credits.free == 1
+        await both_ways(client, server)
+
+
+async def test_a_close_whose_task_is_cancelled_closes_all_the_same() -> None:
+    async with await aiordma.listen(ADDRESS, 0) as listener:
+        for turns in range(12):
+            accepting = asyncio.create_task(listener.accept())
+            client = await aiordma.connect(ADDRESS, listener.port)
+            region = client.register(bytearray(8))
+            closing = asyncio.create_task(client.aclose())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait([closing])
+            assert client._endpoint.identifier.closed or turns == 0
+            await client.aclose()
+            assert region.closed
+            assert client._endpoint.identifier.closed
+            await (await accepting).aclose()
+            assert listener.reactor.users == 1 + len(listener._requests)
+    assert not reactor_in_use()
+
+
+async def test_a_close_that_times_out_closes_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with connected() as (client, server):
+        provider = client._endpoint.hub.domain.provider
+        destroy = provider.cm_destroy_qp
+        entered, proceed = threading.Event(), threading.Event()
+
+        def slow(pointer: Any) -> Any:
+            entered.set()
+            proceed.wait()
+            return destroy(pointer)
+
+        monkeypatch.setattr(provider, "cm_destroy_qp", slow)
+        closing = asyncio.create_task(client.aclose())
+        await until(entered.is_set)
+        closing.cancel()
+        closing.cancel()
+        await asyncio.sleep(0.05)
+        assert not closing.done()
+        proceed.set()
+        await _cancelled(closing)
+        monkeypatch.undo()
+        assert client._endpoint.ended
+        assert client._endpoint.identifier.closed
+        with pytest.raises(anyio.EndOfStream):
+            await server.receive()
+
+
+@pytest.mark.parametrize("call", ["create_event_channel", "create_cq", "cm_create_qp"])
+async def test_a_connect_whose_task_is_cancelled_while_a_thread_works_leaves_nothing(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = aiordma.provider.rdma_core()
+    real = getattr(provider, call)
+    entered, proceed = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> Any:
+        entered.set()
+        proceed.wait()
+        return real(*arguments)
+
+    monkeypatch.setattr(provider, call, slow)
+    connecting = asyncio.create_task(aiordma.connect(ADDRESS, 17))
+    await until(entered.is_set)
+    connecting.cancel()
+    await asyncio.sleep(0.05)
+    proceed.set()
+    await _cancelled(connecting)
+    assert not reactor_in_use()
+
+
+async def test_a_connect_whose_task_is_cancelled_at_any_turn_leaves_nothing() -> None:
+    async with await aiordma.listen(ADDRESS, 0) as listener:
+        for turns in range(0, 60, 4):
+            connecting = asyncio.create_task(aiordma.connect(ADDRESS, listener.port))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            connecting.cancel()
+            await asyncio.wait([connecting])
+            assert connecting.cancelled()
+            assert listener.reactor.users == 1 + len(listener._requests)
+            for hub in listener.reactor._hubs.values():
+                assert sum(queue.reserved for queue in hub._queues) == 0
+                assert hub.pool.leased == 0
+    assert not reactor_in_use()
+
+
+async def test_an_accept_whose_task_is_cancelled_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with await aiordma.listen(ADDRESS, 0) as listener:
+        connecting = asyncio.create_task(aiordma.connect(ADDRESS, listener.port))
+        request = await listener.request()
+        provider = aiordma.provider.rdma_core()
+        real = provider.cm_create_qp
+        entered, proceed = threading.Event(), threading.Event()
+
+        def slow(*arguments: Any) -> Any:
+            entered.set()
+            proceed.wait()
+            return real(*arguments)
+
+        monkeypatch.setattr(provider, "cm_create_qp", slow)
+        accepting = asyncio.create_task(request.accept())
+        await until(entered.is_set)
+        accepting.cancel()
+        await asyncio.sleep(0.05)
+        proceed.set()
+        await _cancelled(accepting)
+        monkeypatch.undo()
+        with pytest.raises(aiordma.RdmaConnectionError):
+            await connecting
+        assert listener.reactor.users == 1
+
+
+async def test_a_long_send_whose_task_is_cancelled_keeps_slot_and_registration_in_order() -> None:
+    length = (1 << 20) + 1
+    async with connected(server={"receive_size": length}) as (client, server):
+        buffer = bytearray(length)
+        for turns in range(8):
+            sending = asyncio.create_task(client.send(buffer))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            sending.cancel()
+            await asyncio.wait([sending])
+        endpoint = client._endpoint
+        await until(lambda: endpoint.send_credits.free == client.options.send_depth)
+        await until(lambda: resizable(buffer))
+        assert server.is_connected

@@ -1,0 +1,133 @@
+"""What tests against a device share: what it can do, and that nothing is left of them.
+
+A test names the capability that it needs, `@pytest.mark.capability("read")`, and is skipped by that
+name where the device under test lacks it. LACKS is the table of known differences.
+
+A folder of such tests imports the three fixtures in its conftest.py, which is what makes pytest
+apply them there; tests import the rest from here.
+"""
+
+import gc
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from aiordma.provider import rdma_core
+from aiordma.rdmacm import EventChannel, Identifier
+from aiordma.threads import THREAD_NAME
+from tests.conftest import DEVICE
+
+ADDRESS = "10.1.1.1"
+
+# What a device lacks, by its driver. docs/devices.md is this table in words.
+LACKS: dict[str, dict[str, str]] = {
+    "rxe": {},
+    "siw": {
+        "rnr": "iWARP has no receiver-not-ready: a message without a receive ends the connection",
+        "atomics": "iWARP has no atomics",
+        "heard_at_once": "siw's receive path gives up while the accept holds the queue pair's "
+        "lock; what arrives then waits for the next segment, and is lost if the peer leaves",
+        "passive_side_first": "iWARP's accepting side must not send before it has received (RFC "
+        "5044, 7.1); siw refuses a handshake's answer that has data behind it",
+        "scattered_read": "siw reads into one part only (max_sge_rd 1)",
+        "read_permission": "siw lets a READ through that the region does not permit",
+        "named_refusals": "iWARP tells of a refused access by ending the connection, and siw "
+        "says no more than that; a WRITE has succeeded by then, as far as the sender knows",
+        "connect_returns_at_once": "siw connects its TCP stream inside rdma_connect: a connect "
+        "that is abandoned there is cleaned up when that has returned, in the background",
+        "explained_flush": "siw flushes before the connection manager tells why, so that what "
+        "was flushed may end without a cause",
+        "queue pairs by hand": "iWARP queue pairs are connected by the connection manager only",
+        "rdma_establish": "iWARP has no rdma_establish, which a client that makes its own queue "
+        "pair calls",
+    },
+}
+
+
+@dataclass(frozen=True)
+class DeviceUnderTest:
+    name: str
+    driver: str
+    address: str
+
+    def lacks(self, capability: str) -> str | None:
+        return LACKS[self.driver].get(capability)
+
+
+@pytest.fixture(scope="session")
+def device() -> DeviceUnderTest:
+    driver = DEVICE.rstrip("0123456789")
+    if driver not in LACKS:
+        pytest.fail(
+            f"no RDMA device to test ({DEVICE}): run `make test-rxe` or `make test-siw`", False
+        )
+    # librdmacm opens a device at its first use and keeps it: not a leak of the first test's.
+    with EventChannel(rdma_core()) as channel, Identifier(channel) as identifier:
+        identifier.bind(ADDRESS, 0)
+    return DeviceUnderTest(DEVICE, driver, ADDRESS)
+
+
+@pytest.fixture(autouse=True)
+def required_capabilities(request: pytest.FixtureRequest, device: DeviceUnderTest) -> None:
+    for marker in request.node.iter_markers("capability"):
+        (name,) = marker.args
+        reason = device.lacks(name)
+        if reason:
+            pytest.skip(f"{device.driver} lacks {name}: {reason}")
+
+
+def kernel_objects(device: str) -> dict[str, int]:
+    """What the kernel counts on the device: pd, cq, qp, cm_id, mr (rdma resource show)."""
+    out = subprocess.run(
+        ["rdma", "-j", "resource", "show"], capture_output=True, text=True, check=True
+    )
+    (entry,) = [entry for entry in json.loads(out.stdout) if entry["ifname"] == device]
+    return {name: entry[name] for name in ("pd", "cq", "qp", "cm_id", "mr")}
+
+
+def _descriptors() -> set[str]:
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.add(f"{fd} -> {os.readlink(f'/proc/self/fd/{fd}')}")
+        except FileNotFoundError:
+            continue  # the directory's own
+    return {entry for entry in found if "infiniband" in entry}
+
+
+def _threads() -> set[str]:
+    """Threads of ours: anyio's and trio's pools keep idle workers for a while."""
+    for thread in threading.enumerate():
+        if thread.name == THREAD_NAME:
+            thread.join(10)  # its work is done and told, and it is on its way out
+    return {
+        thread.name
+        for thread in threading.enumerate()
+        if thread is not threading.main_thread()
+        and "AnyIO" not in thread.name
+        and "Trio" not in thread.name
+        and "trio" not in thread.name
+        and "pytest_timeout" not in thread.name
+    }
+
+
+_baseline: list[tuple[dict[str, int], set[str], set[str]]] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(device: DeviceUnderTest) -> Iterator[None]:
+    """Kernel objects, descriptors and threads are the same after each test as before."""
+    if not _baseline:
+        _baseline.append((kernel_objects(device.name), _descriptors(), _threads()))
+    before = _baseline[0]
+    yield
+    gc.collect()
+    left = (kernel_objects(device.name), _descriptors(), _threads())
+    # What one test left is not held against the next.
+    _baseline[0] = left
+    assert left == before, f"{before} before the test, {left} after it"

@@ -1,0 +1,57 @@
+"""Every program in the documentation runs, and prints what the page says; every example runs."""
+
+import pytest
+
+from tests.devices import ADDRESS
+from tests.docs.programs import PAGES, ROLES, ROOT, Block, blocks, run, serving
+
+ALL = [block for page in PAGES for block in blocks(page)]
+ELSEWHERE = {"rping.py": "tests/interop/test_rping_command.py"}
+
+
+def test_every_block_of_python_says_what_it_is() -> None:
+    assert ALL
+    assert [str(block) for block in ALL if block.role not in ROLES] == []
+
+
+@pytest.mark.parametrize("block", [b for b in ALL if b.role != "server"], ids=str)
+def test_a_program_prints_what_its_page_says(block: Block) -> None:
+    if block.role == "alone":
+        done = run("-c", block.source)
+    else:
+        assert block.server is not None, "a client needs a server above it"
+        with serving("-c", block.server.source):
+            done = run("-c", block.source)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == block.output
+
+
+def test_the_first_program_of_the_readme_serves_the_example_client() -> None:
+    (block,) = [b for b in ALL if b.page == "README.md"]
+    # It prints nothing; say when it listens, as the examples do.
+    source = block.source.replace("as listener:\n", "as listener:\n        print('listening')\n")
+    with serving("-u", "-c", source):
+        done = run("examples/echo_client.py", ADDRESS, "--count", "2")
+    assert done.returncode == 0, done.stderr
+    assert "received b'hello 1 over RDMA'" in done.stdout
+
+
+def test_the_echo_examples_understand_each_other() -> None:
+    with serving("examples/echo_server.py", "--bind", ADDRESS):
+        done = run("examples/echo_client.py", ADDRESS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("received b'hello") == 5
+
+
+def test_the_one_sided_example_reads_and_writes() -> None:
+    with serving("examples/one_sided.py", "--serve", ADDRESS):
+        done = run("examples/one_sided.py", ADDRESS)
+    assert done.returncode == 0, done.stderr
+    assert "16 pipelined READs brought 4096 bytes" in done.stdout
+
+
+def test_no_example_goes_without_a_test() -> None:
+    here = (ROOT / "tests/docs/test_documentation.py").read_text()
+    for example in (ROOT / "examples").glob("*.py"):
+        page = ELSEWHERE.get(example.name)
+        assert example.name in ((ROOT / page).read_text() if page else here)

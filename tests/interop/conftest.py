@@ -1,0 +1,16 @@
+"""Tests against C programs that nobody here wrote. They run on asyncio; one of each kind runs on
+every loop, marked `every_loop` of tests.interop.programs."""
+
+from typing import Any
+
+import pytest
+
+from tests.conftest import LOOPS
+from tests.devices import device, nothing_is_left, required_capabilities
+
+__all__ = ("anyio_backend", "device", "nothing_is_left", "required_capabilities")
+
+
+@pytest.fixture(params=LOOPS[:1])
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    return request.param

@@ -1,0 +1,134 @@
+"""Programs run beside a test: no wait without a limit, no failure without what they wrote."""
+
+import itertools
+import json
+import signal
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import IO
+
+import anyio
+import pytest
+from anyio.abc import Process
+
+from tests.conftest import LOOPS
+
+SECONDS = 40.0
+"""For a program that has little to do; under emulation a Python process takes 3 s to start."""
+
+RPING_ENDS = "rdma_get_cm_event: Bad file descriptor\n"
+"""What rping of rdma-core 44 may write at its end, with status 255 for its own: one of its threads
+closes the descriptor that another one reads (mended in rdma-core 59)."""
+
+every_loop = pytest.mark.parametrize("anyio_backend", LOOPS, indirect=True)
+
+_ports = itertools.count(20000)
+
+
+def free_port() -> int:
+    """A port that no earlier test listened on: iWARP's are TCP's, with TCP's TIME_WAIT."""
+    return next(_ports)
+
+
+class Program:
+    """A running program, and what it has written so far, both streams together."""
+
+    def __init__(self, command: tuple[str | int, ...], process: Process, log: IO[bytes]) -> None:
+        self._command = " ".join(map(str, command))
+        self._process = process
+        self._log = log
+        self._written = ""
+
+    def __str__(self) -> str:
+        status = self._process.returncode
+        end = "still runs" if status is None else f"ended with status {status}"
+        return f"`{self._command}` {end}, having written:\n{self.output}"
+
+    @property
+    def output(self) -> str:
+        if not self._log.closed:
+            self._log.seek(0)
+            self._written = self._log.read().decode(errors="replace")
+        return self._written
+
+    async def listens(self, port: int) -> None:
+        """Wait until a connection can be made to that port."""
+        while not any(_is_listener(entry, port) for entry in await _cm_ids()):
+            assert self._process.returncode is None, self
+            await anyio.sleep(0.05)
+
+    async def has_written(self, text: str, times: int = 1) -> None:
+        """Wait until it has."""
+        while True:
+            if self.output.count(text) >= times:
+                return
+            assert self._process.returncode is None, self
+            await anyio.sleep(0.05)
+
+    def stop(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+
+@asynccontextmanager
+async def running(
+    *command: str | int,
+    status: int | None = 0,
+    last_words: str | None = None,
+    within: float = SECONDS,
+) -> AsyncIterator[Program]:
+    """Run a program beside the block, and wait for its end after it.
+
+    Args:
+        command: the program and its arguments.
+        status: what it must end with; the negative number of a signal if that ends it; None where
+            the program's own threads race for it.
+        last_words: what excuses any other status, if it wrote this last: a fault of its own that
+            comes after its work. The test then has to see to the work.
+        within: seconds for the block and the program's end together.
+
+    Raises:
+        AssertionError: another status, or too late; it says what the program wrote. Any exception
+            of the block gets that as a note.
+    """
+    with tempfile.TemporaryFile() as log:
+        # Line by line, so that a program that hangs has told how far it came.
+        words = ["stdbuf", "-oL", *map(str, command)]
+        process = await anyio.open_process(
+            words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
+        program = Program(command, process, log)
+        try:
+            with anyio.move_on_after(within) as scope:
+                yield program
+                await process.wait()
+            assert not scope.cancelled_caught, f"{within:g} s are over"
+            if last_words is None or not program.output.endswith(last_words):
+                assert status in (None, process.returncode), f"the status is not {status}"
+        except BaseException as error:
+            error.add_note(str(program))
+            raise
+        finally:
+            with anyio.CancelScope(shield=True):
+                if process.returncode is None:
+                    process.kill()
+                await process.aclose()
+            _ = program.output  # kept beyond the log's end
+
+
+def running_rping(
+    *arguments: str | int, status: int | None = 0
+) -> AbstractAsyncContextManager[Program]:
+    """Run the C program of that name; its output has to show that all rounds took place."""
+    return running("rping", *arguments, status=status, last_words=RPING_ENDS)
+
+
+async def _cm_ids() -> list[dict[str, str]]:
+    shown = await anyio.run_process(["rdma", "-j", "resource", "show", "cm_id"])
+    found: list[dict[str, str]] = json.loads(shown.stdout)
+    return found
+
+
+def _is_listener(entry: dict[str, str], port: int) -> bool:
+    return entry.get("state") == "LISTEN" and entry["src-addr"].endswith(f":{port}")

@@ -1,0 +1,278 @@
+"""Errors: one class per status, families that existing except clauses catch, texts that teach."""
+
+import copy
+import errno
+import os
+import pickle
+import resource
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiordma import errors
+from aiordma._native import ffi
+from aiordma.enums import WorkCompletionStatus as Status
+from aiordma.errors import (
+    RdmaError,
+    VerbsCallError,
+    WorkCompletionError,
+    check_minus_one,
+    check_negative_errno,
+    check_pointer,
+    check_positive_errno,
+    completion_error,
+)
+
+# -- work completions -----------------------------------------------------------------------------
+
+# man ibv_poll_cq says what each status means; these are the ones with a class of their own.
+CLASSES = {
+    Status.LOC_LEN_ERR: errors.LocalLengthError,
+    Status.LOC_QP_OP_ERR: errors.LocalQueuePairError,
+    Status.LOC_EEC_OP_ERR: errors.LocalQueuePairError,
+    Status.LOC_PROT_ERR: errors.LocalProtectionError,
+    Status.WR_FLUSH_ERR: errors.FlushedError,
+    Status.BAD_RESP_ERR: errors.RemoteOperationError,
+    Status.LOC_ACCESS_ERR: errors.LocalAccessError,
+    Status.REM_INV_REQ_ERR: errors.RemoteInvalidRequestError,
+    Status.REM_INV_RD_REQ_ERR: errors.RemoteInvalidRequestError,
+    Status.REM_ACCESS_ERR: errors.RemoteAccessError,
+    Status.REM_OP_ERR: errors.RemoteOperationError,
+    Status.REM_ABORT_ERR: errors.RemoteOperationError,
+    Status.RETRY_EXC_ERR: errors.RetryExceededError,
+    Status.RESP_TIMEOUT_ERR: errors.RetryExceededError,
+    Status.RNR_RETRY_EXC_ERR: errors.ReceiverNotReadyError,
+}
+
+
+@pytest.mark.parametrize("status", [status for status in Status if status is not Status.SUCCESS])
+def test_each_status_has_its_class_or_the_generic_one(status: Status) -> None:
+    error = completion_error(status, "SEND of 5 bytes", vendor_err=0x88, qp_num=17)
+    assert type(error) is CLASSES.get(status, WorkCompletionError)
+    assert (error.status, error.vendor_err, error.qp_num) == (status, 0x88, 17)
+    assert error.request == "SEND of 5 bytes"
+    assert str(error).startswith("SEND of 5 bytes failed: ")
+    assert f"IBV_WC_{status.name}" in str(error)
+    assert "vendor error 0x88" in str(error)
+
+
+def test_each_class_claims_its_statuses_and_success_is_nobodys() -> None:
+    claimed = [
+        status for family in WorkCompletionError.__subclasses__() for status in family.statuses
+    ]
+    assert sorted(claimed) == sorted(CLASSES)
+
+
+def test_a_status_that_two_classes_claim_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors.FlushedError, "statuses", (Status.REM_ACCESS_ERR,))
+    with pytest.raises(RuntimeError, match=r"REM_ACCESS_ERR.* is claimed twice"):
+        errors._families_by_status()
+
+
+@given(st.integers(min_value=max(Status) + 1, max_value=2**32 - 1))
+def test_an_unknown_status_is_a_generic_error_that_names_it(status: int) -> None:
+    error = completion_error(status, "SEND of 5 bytes")
+    assert type(error) is WorkCompletionError
+    assert error.status == status
+    assert str(status) in str(error)
+
+
+def test_no_vendor_error_is_not_mentioned() -> None:
+    assert "vendor" not in str(completion_error(Status.REM_ACCESS_ERR, "RDMA_READ of 8 bytes"))
+
+
+# -- families -------------------------------------------------------------------------------------
+
+FAMILIES: dict[type[Exception], tuple[type[Exception], ...]] = {
+    errors.AddressError: (errors.RdmaConnectionError, ConnectionError, OSError),
+    errors.BusyError: (RdmaError, anyio.BusyResourceError),
+    errors.ClosedError: (RdmaError, anyio.ClosedResourceError),
+    errors.ConnectTimeoutError: (errors.RdmaConnectionError, ConnectionError, TimeoutError),
+    errors.DeviceRemovedError: (errors.DisconnectedError,),
+    errors.DisconnectedError: (errors.RdmaConnectionError, anyio.BrokenResourceError),
+    errors.FlushedError: (WorkCompletionError,),
+    errors.NoDeviceError: (RdmaError,),
+    errors.NotSupportedError: (RdmaError,),
+    errors.QueueFullError: (RdmaError, anyio.WouldBlock),
+    errors.RdmaConnectionError: (RdmaError, ConnectionError),
+    errors.RejectedError: (errors.RdmaConnectionError, ConnectionRefusedError),
+    errors.RouteError: (errors.RdmaConnectionError, ConnectionError),
+    errors.UnreachableError: (errors.RdmaConnectionError, ConnectionError),
+    VerbsCallError: (RdmaError, OSError),
+    WorkCompletionError: (RdmaError, anyio.BrokenResourceError),
+}
+
+
+@pytest.mark.parametrize("error", FAMILIES, ids=lambda error: error.__name__)
+def test_an_error_is_caught_as_what_it_also_is(error: type[Exception]) -> None:
+    for family in FAMILIES[error]:
+        assert issubclass(error, family)
+
+
+def test_who_is_at_fault_is_told_apart() -> None:
+    # Closed is your doing, broken somebody else's: nothing is both.
+    for error in FAMILIES:
+        assert not (
+            issubclass(error, anyio.ClosedResourceError)
+            and issubclass(error, anyio.BrokenResourceError)
+        )
+
+
+def _every_class(root: type[Exception]) -> set[type[Exception]]:
+    return {root}.union(*(_every_class(child) for child in root.__subclasses__()))
+
+
+def test_every_error_class_is_exported() -> None:
+    ours = {error for error in _every_class(RdmaError) if error.__module__ == errors.__name__}
+    assert {error.__name__ for error in ours} <= set(errors.__all__)
+
+
+# -- pickling -------------------------------------------------------------------------------------
+
+EXAMPLES: list[RdmaError] = [
+    VerbsCallError(errno.ENOMEM, "ibv_reg_mr", "Asked for 8 pages"),
+    completion_error(Status.REM_ACCESS_ERR, "RDMA_READ of 8 bytes", vendor_err=3, qp_num=9),
+    completion_error(9999, "SEND of 1 bytes"),
+    errors.RejectedError("refused", reason=28, private_data=b"try later\0\0"),
+    errors.AddressError("nobody there"),
+    errors.ConnectTimeoutError("too slow"),
+    errors.DeviceRemovedError("gone"),
+    errors.QueueFullError("64 requests are in flight"),
+    errors.ClosedError("this connection is closed"),
+    errors.BusyError("2 posted work requests still own it"),
+    errors.NoDeviceError("there is none"),
+    RdmaError(),
+]
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_an_error_survives_pickling_and_copying(error: RdmaError) -> None:
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert again.args == error.args
+        assert vars(again) == vars(error)
+        if isinstance(error, OSError):
+            assert (again.errno, again.strerror) == (error.errno, error.strerror)
+
+
+# -- calls ----------------------------------------------------------------------------------------
+
+
+def _set_errno(number: int) -> None:
+    ffi.errno = number
+
+
+def test_a_verbs_call_error_is_an_os_error_that_names_the_call() -> None:
+    error = VerbsCallError(errno.EBUSY, "ibv_dealloc_pd")
+    assert error.errno == errno.EBUSY
+    assert error.call == "ibv_dealloc_pd"
+    assert f"ibv_dealloc_pd: {os.strerror(errno.EBUSY)}" in str(error)
+
+
+def test_hints_of_the_table_and_of_the_call_site_are_both_in_the_text() -> None:
+    error = VerbsCallError(errno.EADDRINUSE, "rdma_listen", "Port 7471")
+    assert "Another listener has this port. Port 7471" in str(error)
+
+
+@pytest.mark.parametrize("call", ["ibv_reg_mr", "ibv_create_cq", "ibv_create_qp", "rdma_create_qp"])
+def test_out_of_memory_names_the_limit_and_how_to_raise_it(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64 << 10, 64 << 10))
+    text = str(VerbsCallError(errno.ENOMEM, call))
+    for part in ("RLIMIT_MEMLOCK", "64 KiB", "ulimit -l unlimited", "limits.conf", "LimitMEMLOCK="):
+        assert part in text
+
+
+def test_out_of_memory_without_a_limit_looks_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    unlimited = resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (unlimited, unlimited))
+    text = str(VerbsCallError(errno.ENOMEM, "ibv_reg_mr"))
+    assert "RLIMIT_MEMLOCK is unlimited" in text
+    assert "ibv_devinfo -v" in text
+    assert "ulimit" not in text
+
+
+@pytest.mark.parametrize("number", [errno.ENODEV, errno.ENOENT])
+def test_no_device_names_the_command_that_makes_one(number: int) -> None:
+    text = str(VerbsCallError(number, "rdma_create_event_channel"))
+    assert "rdma link add rxe0 type rxe netdev" in text
+    assert "rdma_ucm" in text
+
+
+def test_every_hint_is_a_text() -> None:
+    for call, number in errors._HINTS:
+        hint = errors._hint(call, number)
+        assert hint
+        assert hint in str(VerbsCallError(number, call))
+        assert not hint.endswith(".")  # texts are joined with ". "
+
+
+# -- the checkers, one per return convention ------------------------------------------------------
+
+
+@pytest.mark.parametrize("check", [check_positive_errno, check_minus_one])
+def test_zero_is_success_whatever_errno_holds(check: object) -> None:
+    assert callable(check)
+    _set_errno(errno.EPERM)
+    check(0, "ibv_any")
+
+
+def test_a_positive_result_is_the_errno() -> None:
+    _set_errno(errno.EPERM)
+    with pytest.raises(VerbsCallError) as caught:
+        check_positive_errno(errno.EINVAL, "ibv_modify_qp", "RESET to RTS")
+    assert (caught.value.errno, caught.value.call) == (errno.EINVAL, "ibv_modify_qp")
+    assert str(caught.value).endswith("RESET to RTS")
+
+
+def test_minus_one_from_a_verb_falls_back_on_errno() -> None:
+    _set_errno(errno.ENODATA)
+    with pytest.raises(VerbsCallError) as caught:
+        check_positive_errno(-1, "ibv_query_gid")
+    assert caught.value.errno == errno.ENODATA
+
+
+def test_minus_one_of_an_rdma_call_takes_errno() -> None:
+    _set_errno(errno.EADDRINUSE)
+    with pytest.raises(VerbsCallError) as caught:
+        check_minus_one(-1, "rdma_bind_addr")
+    assert (caught.value.errno, caught.value.call) == (errno.EADDRINUSE, "rdma_bind_addr")
+
+
+def test_null_takes_errno() -> None:
+    _set_errno(errno.EMFILE)
+    with pytest.raises(VerbsCallError) as caught:
+        check_pointer(ffi.NULL, "ibv_create_cq")
+    assert caught.value.errno == errno.EMFILE
+
+
+def test_a_pointer_is_handed_on() -> None:
+    pointer = ffi.new("int *")
+    _set_errno(errno.EMFILE)
+    assert check_pointer(pointer, "ibv_create_cq") is pointer
+
+
+def test_a_count_is_handed_on_and_a_negative_errno_raised() -> None:
+    assert [check_negative_errno(count, "ibv_poll_cq") for count in (0, 7)] == [0, 7]
+    with pytest.raises(VerbsCallError) as caught:
+        check_negative_errno(-errno.EIO, "ibv_poll_cq")
+    assert caught.value.errno == errno.EIO
+
+
+def test_a_failure_without_an_errno_is_never_called_success() -> None:
+    # Not all providers set errno as the man pages say.
+    checks = (
+        lambda: check_positive_errno(-1, "ibv_query_gid"),
+        lambda: check_minus_one(-1, "rdma_connect"),
+        lambda: check_pointer(ffi.NULL, "ibv_create_qp"),
+    )
+    for check in checks:
+        _set_errno(0)
+        with pytest.raises(VerbsCallError) as caught:
+            check()
+        assert caught.value.errno != 0
+        assert "Success" not in str(caught.value)

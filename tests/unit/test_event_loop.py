@@ -1,0 +1,199 @@
+"""Timers, waiters and background tasks: the same promises on asyncio, uvloop and trio."""
+
+import logging
+import threading
+import time
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+
+from aiordma.event_loop import EventLoop, Timer, current_event_loop
+from tests.unit.loops import settle, until
+
+pytestmark = pytest.mark.anyio
+
+# -- timers ---------------------------------------------------------------------------------------
+
+
+def hold_up(seconds: float) -> None:
+    """Hold up the loop until timers of different deadlines are due in the same round."""
+    time.sleep(seconds)
+
+
+async def test_a_timer_calls_once() -> None:
+    calls: list[str] = []
+    loop = current_event_loop()
+    loop.call_later(0, lambda: calls.append("soon"))
+    loop.call_later(0.001, lambda: calls.append("later"))
+    assert calls == []
+    await until(lambda: len(calls) == 2)
+    await settle()
+    assert sorted(calls) == ["later", "soon"]
+
+
+async def test_the_sooner_timer_is_first() -> None:
+    calls: list[str] = []
+    loop = current_event_loop()
+    loop.call_later(0.05, lambda: calls.append("second"))
+    loop.call_later(0, lambda: calls.append("first"))
+    await until(lambda: len(calls) == 2)
+    assert calls == ["first", "second"]
+
+
+@pytest.mark.parametrize("delay", [0, 0.001, 1000])
+async def test_a_cancelled_timer_does_not_call(delay: float) -> None:
+    calls: list[str] = []
+    timer = current_event_loop().call_later(delay, lambda: calls.append("cancelled"))
+    timer.cancel()
+    timer.cancel()
+    await settle()
+    await anyio.sleep(0.003)
+    assert calls == []
+
+
+async def test_of_two_timers_due_together_the_first_cancels_the_other() -> None:
+    loop = current_event_loop()
+    timers: list[Timer] = []
+    calls: list[int] = []
+
+    def call(number: int) -> None:
+        calls.append(number)
+        timers[1 - number].cancel()
+
+    timers += [loop.call_later(0.01, partial(call, number)) for number in (0, 1)]
+    await settle()
+    hold_up(0.03)
+    await until(lambda: calls)
+    await settle()
+    assert len(calls) == 1
+
+
+async def test_a_timer_that_has_called_can_be_cancelled() -> None:
+    calls: list[str] = []
+    timer = current_event_loop().call_later(0, lambda: calls.append("called"))
+    await until(lambda: calls)
+    timer.cancel()
+
+
+# -- from another thread --------------------------------------------------------------------------
+
+
+async def test_a_thread_calls_on_the_loops_thread() -> None:
+    loop = current_event_loop()
+    ran_in: list[int] = []
+    thread = threading.Thread(
+        target=lambda: loop.call_from_thread(lambda: ran_in.append(threading.get_ident()))
+    )
+    thread.start()
+    await until(lambda: ran_in)
+    thread.join()
+    assert ran_in == [threading.get_ident()]
+
+
+# -- waiters --------------------------------------------------------------------------------------
+
+
+async def test_a_wake_lets_the_waiting_task_go_on() -> None:
+    waiter = current_event_loop().waiter()
+    went_on: list[bool] = []
+
+    async def wait() -> None:
+        await waiter.wait()
+        went_on.append(True)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait)
+        await settle()
+        assert went_on == []
+        waiter.wake()
+        waiter.wake()
+        assert went_on == []  # not inside the wake: the waker's own work comes first
+    assert went_on == [True]
+
+
+async def test_a_wake_before_the_wait_is_not_lost() -> None:
+    waiter = current_event_loop().waiter()
+    waiter.wake()
+    with anyio.fail_after(20):
+        await waiter.wait()
+
+
+async def test_a_wake_after_a_cancelled_wait_does_nothing() -> None:
+    waiter = current_event_loop().waiter()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await waiter.wait()
+    assert scope.cancelled_caught
+    waiter.wake()
+    await settle()
+
+
+# -- background tasks -----------------------------------------------------------------------------
+
+
+async def test_a_spawned_task_runs_by_itself() -> None:
+    done: list[bool] = []
+
+    async def work() -> None:
+        await settle()
+        done.append(True)
+
+    current_event_loop().spawn(work, "aiordma: test")
+    assert done == []
+    await until(lambda: done)
+
+
+async def test_a_spawned_tasks_exception_is_logged_under_its_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def fail() -> None:
+        raise OSError("disk on fire")
+
+    current_event_loop().spawn(fail, "aiordma: test of failing")
+    await until(lambda: caplog.records)
+    await settle()
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("aiordma", logging.ERROR)
+    assert record.getMessage() == "aiordma: test of failing failed"
+    assert "disk on fire" in caplog.text
+
+
+# -- which loop -----------------------------------------------------------------------------------
+
+
+def _outside() -> EventLoop:
+    return current_event_loop()
+
+
+def test_outside_a_loop_is_an_error_that_says_so() -> None:
+    with pytest.raises(RuntimeError, match="outside a running asyncio or trio event loop"):
+        _outside()
+
+
+async def test_a_worker_thread_is_outside() -> None:
+    failed: list[Any] = []
+
+    def work() -> None:
+        try:
+            _outside()
+        except RuntimeError as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    await until(lambda: not thread.is_alive())
+    assert failed == ["aiordma was called outside a running asyncio or trio event loop"]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_thread_calls_in_vain_after_the_loops_end(backend: str) -> None:
+    called: list[bool] = []
+
+    async def main() -> EventLoop:
+        return current_event_loop()
+
+    loop = anyio.run(main, backend=backend)
+    loop.call_from_thread(lambda: called.append(True))
+    assert called == []

@@ -1,0 +1,314 @@
+"""The hub: completions find their requests, queues are never spoken for beyond their size, a lost
+event is looked for, and a failed device is told to everyone."""
+
+import errno
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiordma.errors import VerbsCallError
+from aiordma.hub import BATCH, ROUNDS, WATCHDOG_MOST_SECONDS
+from tests.unit.numbers_device import MAX_CQE, Channel, Device
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    device = Device()
+    device.install(monkeypatch)
+    yield device
+    device.making.set()
+
+
+class Request:
+    """Counts its completions."""
+
+    def __init__(self, then: Callable[[], object] = lambda: None) -> None:
+        self.completions: list[tuple[int, ...]] = []
+        self._then = then
+
+    def complete(self, raw: tuple[int, ...]) -> None:
+        self.completions.append(raw)
+        self._then()
+
+
+# -- completions ----------------------------------------------------------------------------------
+
+
+def test_a_readable_channel_completes_each_request_with_its_own(device: Device) -> None:
+    hub, loop = device.hub()
+    requests = [Request() for _ in range(5)]
+    wr_ids = [hub.in_flight.add(request) for request in requests]
+    for wr_id in reversed(wr_ids):
+        device.complete(wr_id)
+    loop.watched[Channel.fd]()
+    for wr_id, request in zip(wr_ids, requests, strict=True):
+        assert [raw[0] for raw in request.completions] == [wr_id]
+    assert len(hub.in_flight) == 0
+    assert hub.wakes == 1
+
+
+def test_a_completion_that_nobody_waits_for_is_dropped(device: Device) -> None:
+    hub, loop = device.hub()
+    spent, live = Request(), Request()
+    stale = hub.in_flight.add(spent)
+    hub.in_flight.take(stale)
+    wr_id = hub.in_flight.add(live)  # the same slot, a generation later
+    for number in (stale, 0, 2**64 - 1, wr_id, wr_id):
+        device.complete(number)
+    loop.watched[Channel.fd]()
+    assert (len(spent.completions), len(live.completions)) == (0, 1)
+
+
+def test_a_completion_that_raises_is_logged_and_stops_no_other(
+    device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub, loop = device.hub()
+    requests = [Request(lambda: 1 / 0), Request()]
+    for request in requests:
+        device.complete(hub.in_flight.add(request))
+    loop.watched[Channel.fd]()
+    assert [len(request.completions) for request in requests] == [1, 1]
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("count", [BATCH - 1, BATCH, BATCH + 1, 3 * BATCH])
+def test_more_than_a_batch_is_drained_in_one_wake(device: Device, count: int) -> None:
+    hub, loop = device.hub()
+    requests = [Request() for _ in range(count)]
+    for request in requests:
+        device.complete(hub.in_flight.add(request))
+    loop.watched[Channel.fd]()
+    assert all(len(request.completions) == 1 for request in requests)
+    assert hub.wakes == 1
+
+
+def test_a_flood_lets_others_have_their_turn_and_is_not_forgotten(device: Device) -> None:
+    hub, loop = device.hub()
+    requests = [Request() for _ in range(BATCH * ROUNDS + 10)]
+    for request in requests:
+        device.complete(hub.in_flight.add(request))
+    loop.watched[Channel.fd]()
+    assert len(hub.in_flight) == 10
+    assert [timer.delay for timer in loop.timers] == [0]
+    loop.fire()
+    assert len(hub.in_flight) == 0
+
+
+def test_draining_from_a_completion_leaves_the_order_alone(device: Device) -> None:
+    hub, loop = device.hub()
+    order: list[str] = []
+    third = hub.in_flight.add(Request(lambda: order.append("third")))
+
+    def drain_inside() -> None:
+        device.complete(third)
+        assert hub.drain() == 0
+        order.append("first")
+
+    device.complete(hub.in_flight.add(Request(drain_inside)))
+    device.complete(hub.in_flight.add(Request(lambda: order.append("second"))))
+    loop.watched[Channel.fd]()
+    assert order == ["first", "second"]
+    loop.watched[Channel.fd]()  # the third's own event
+    assert order == ["first", "second", "third"]
+
+
+# -- completion queues ----------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_queues_are_shared_until_they_are_full(device: Device) -> None:
+    hub, _ = device.hub()
+    first = await hub.reserve(4000)
+    assert await hub.reserve(96) is first
+    second = await hub.reserve(1)
+    assert second is not first
+    hub.free(first, 4000)
+    assert await hub.reserve(4000) is first
+    assert device.sizes == [4096, 4096]
+
+
+@pytest.mark.anyio
+async def test_one_reservation_is_as_large_as_the_largest_queue(device: Device) -> None:
+    hub, _ = device.hub()
+    assert (await hub.reserve(MAX_CQE)).queue.cqe == MAX_CQE
+    with pytest.raises(ValueError, match=f"{MAX_CQE + 1} requests .* numbers0 holds {MAX_CQE}"):
+        await hub.reserve(MAX_CQE + 1)
+
+
+@pytest.mark.anyio
+async def test_a_new_queue_is_armed_at_once_and_the_old_ones_are_not_again(device: Device) -> None:
+    hub, _ = device.hub()
+    assert device.armed == [[0]]
+    await hub.reserve(4096)
+    await hub.reserve(4096)
+    assert device.armed == [[0], [1, 0]]
+    hub.drain()
+    assert device.armed[-1] == [1, 1]
+
+
+@pytest.mark.anyio
+async def test_reservations_at_once_share_the_new_queue(device: Device) -> None:
+    hub, _ = device.hub()
+    await hub.reserve(4096)
+    got = []
+    device.making.clear()  # a driver that takes its time
+
+    async def reserve() -> None:
+        got.append(await hub.reserve(1000))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(4):
+            group.start_soon(reserve)
+        await anyio.sleep(0.01)
+        assert got == []
+        device.making.set()
+    assert len(set(map(id, got))) == 1
+    assert got[0].reserved == 4000
+    assert device.sizes == [4096, 4096]
+
+
+@pytest.mark.anyio
+async def test_completions_are_delivered_on_the_loops_thread_only(device: Device) -> None:
+    hub, _ = device.hub()
+    request = Request(lambda: threads.append(threading.get_ident()))
+    threads: list[int] = []
+    device.complete(hub.in_flight.add(request))
+    await hub.reserve(4096)
+    await hub.reserve(4096)  # makes a queue, in a worker thread
+    assert threads == [threading.get_ident()]
+    assert device.threads == {threading.get_ident()}
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_reservation_speaks_for_nothing(device: Device) -> None:
+    hub, _ = device.hub()
+    await hub.reserve(4096)
+    device.making.clear()
+    async with anyio.create_task_group() as group:
+        group.start_soon(hub.reserve, 50)
+        await anyio.sleep(0.01)
+        group.cancel_scope.cancel()
+        device.making.set()
+    shared = await hub.reserve(4096 - 50)
+    assert shared.reserved in (4096 - 50, 4096)
+    assert shared.queue.cqe == 4096
+
+
+@given(st.lists(st.integers(min_value=1, max_value=6000), max_size=40), st.data())
+def test_no_queue_is_spoken_for_beyond_its_size(sizes: list[int], data: st.DataObject) -> None:
+    device = Device()
+    with pytest.MonkeyPatch.context() as patch:
+        device.install(patch)
+        anyio.run(_reserve_and_free, device, sizes, data)
+
+
+async def _reserve_and_free(device: Device, sizes: list[int], data: st.DataObject) -> None:
+    hub, _ = device.hub()
+    held: list[tuple[Any, int]] = []
+    for size in sizes:
+        held.append((await hub.reserve(size), size))
+        while held and data.draw(st.booleans()):
+            hub.free(*held.pop(data.draw(st.integers(0, len(held) - 1))))
+        for shared in hub._queues:
+            assert shared.reserved == sum(size for other, size in held if other is shared)
+            assert shared.reserved <= shared.queue.cqe
+
+
+# -- the watchdog ---------------------------------------------------------------------------------
+
+
+def test_a_lost_event_is_made_good_by_the_watchdog(device: Device) -> None:
+    hub, loop = device.hub()
+    request = Request()
+    device.complete(hub.in_flight.add(request))  # and no event
+    hub.watch_over()
+    assert len(loop.timers) == 1
+    loop.fire()
+    assert len(request.completions) == 1
+    assert device.armed == [[0], [0]]  # armed again: the kernel thinks that it has told us
+
+
+def test_the_watchdog_looks_rarer_and_rarer_and_ends_with_the_last_request(device: Device) -> None:
+    hub, loop = device.hub()
+    wr_id = hub.in_flight.add(Request())
+    delays = []
+    for _ in range(9):
+        hub.watch_over()
+        hub.watch_over()  # one is enough
+        (timer,) = loop.timers
+        delays.append(timer.delay)
+        loop.fire()
+    assert delays == [1, 2, 4, 8, 16, 32, 60, 60, WATCHDOG_MOST_SECONDS]
+    other = hub.in_flight.add(Request())
+    device.complete(other)
+    loop.watched[Channel.fd]()
+    loop.fire()
+    assert [timer.delay for timer in loop.timers] == [1]  # it works again: look soon
+    device.complete(wr_id)
+    loop.watched[Channel.fd]()
+    loop.fire()
+    loop.fire()
+    assert loop.timers == []
+
+
+# -- the end --------------------------------------------------------------------------------------
+
+
+def test_a_failed_device_is_told_to_every_user_once_and_left_alone(
+    device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub, loop = device.hub()
+    told: list[VerbsCallError] = []
+    hub.on_failure.add(told.append)
+    request = Request()
+    hub.in_flight.add(request)
+    hub.watch_over()
+    device.failure = errno.EIO
+    readable = loop.watched[Channel.fd]
+    readable()
+    assert [error.errno for error in told] == [errno.EIO]
+    assert loop.watched == {}
+    assert "numbers0" in caplog.text
+    for _ in range(3):
+        readable()
+        loop.fire()
+        hub.watch_over()
+        assert hub.drain() == 0
+    assert len(told) == 1
+    assert len(caplog.records) == 1
+    # Its memory is still the device's: the user destroys the queue pair first.
+    assert request.completions == []
+    assert len(hub.in_flight) == 1
+
+
+@pytest.mark.anyio
+async def test_a_failed_device_takes_no_new_user(device: Device) -> None:
+    hub, loop = device.hub()
+    device.failure = errno.EIO
+    loop.watched[Channel.fd]()
+    with pytest.raises(VerbsCallError, match="ibv_poll_cq"):
+        await hub.reserve(1)
+
+
+def test_stopping_delivers_what_is_left_and_then_hears_nothing(device: Device) -> None:
+    hub, loop = device.hub()
+    request = Request()
+    device.complete(hub.in_flight.add(request))
+    hub.in_flight.add(Request())
+    hub.watch_over()
+    readable, timers = loop.watched[Channel.fd], loop.timers
+    hub.stop()
+    assert len(request.completions) == 1
+    assert loop.watched == {}
+    assert [timer.cancelled for timer in timers] == [True]
+    drained = len(device.armed)
+    readable()  # an event that was on its way
+    assert len(device.armed) == drained
+    hub.close()
+    assert hub.channel.closed
+    assert hub.domain.closed

@@ -1,0 +1,134 @@
+"""The in-flight table: a wr_id finds its entry once, and a stale one finds nothing, ever."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from aiordma.inflight import GENERATION_MASK, SLOT_BITS, SLOT_MASK, InFlightTable
+
+
+def slot_of(wr_id: int) -> int:
+    return wr_id & SLOT_MASK
+
+
+class InFlight(RuleBasedStateMachine):
+    """Against a dictionary, with every wr_id ever handed out kept to be tried again.
+
+    Generations are moved close to their end now and then, as 2**32 uses of a slot would.
+    """
+
+    live = Bundle("live")
+    spent = Bundle("spent")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: InFlightTable[object] = InFlightTable()
+        self.model: dict[int, object] = {}
+        self.most = 0
+
+    @rule(target=live)
+    def add(self) -> int:
+        entry = object()
+        wr_id = self.table.add(entry)
+        assert 0 < wr_id < 2**64
+        assert wr_id >> SLOT_BITS != 0  # so that a zeroed wr_id finds nothing
+        assert slot_of(wr_id) not in {slot_of(other) for other in self.model}
+        self.model[wr_id] = entry
+        self.most = max(self.most, len(self.model))
+        return wr_id
+
+    @rule(target=spent, wr_id=consumes(live))
+    def take(self, wr_id: int) -> int:
+        assert self.table.take(wr_id) is self.model.pop(wr_id)
+        return wr_id
+
+    @rule(wr_id=spent)
+    def a_stale_one_finds_nothing(self, wr_id: int) -> None:
+        # The number can come back by itself only after 2**32 - 1 uses of its slot.
+        if wr_id not in self.model:
+            assert self.table.take(wr_id) is None
+
+    @rule(wr_id=st.integers(min_value=0, max_value=2**64 - 1))
+    def a_made_up_one_finds_nothing(self, wr_id: int) -> None:
+        if wr_id not in self.model:
+            assert self.table.take(wr_id) is None
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), generation=st.integers(min_value=0, max_value=2**32 - 1))
+    def another_generation_of_a_live_slot_finds_nothing(
+        self, data: st.DataObject, generation: int
+    ) -> None:
+        slot = slot_of(data.draw(st.sampled_from(sorted(self.model))))
+        wr_id = generation << SLOT_BITS | slot
+        if wr_id not in self.model:
+            assert self.table.take(wr_id) is None
+
+    @rule(target=spent, wr_id=consumes(spent), near=st.integers(min_value=0, max_value=2))
+    def age(self, wr_id: int, near: int) -> object:
+        """Move a free slot to the end of its generations; what it handed out is forgotten."""
+        slot = slot_of(wr_id)
+        if slot in self.table._free:
+            self.table._generations[slot] = GENERATION_MASK - near
+            return multiple()
+        return wr_id
+
+    @invariant()
+    def it_holds_what_the_model_holds(self) -> None:
+        assert len(self.table) == len(self.model)
+        assert sorted(map(id, self.table.entries())) == sorted(map(id, self.model.values()))
+
+    @invariant()
+    def it_is_as_large_as_it_ever_had_to_be(self) -> None:
+        assert len(self.table._entries) == self.most
+        assert len(self.table._free) == self.most - len(self.model)
+
+
+TestInFlight = InFlight.TestCase
+TestInFlight.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+@pytest.mark.parametrize("start", [1, GENERATION_MASK - 3, GENERATION_MASK])
+def test_generations_wrap_around_past_zero(start: int) -> None:
+    table: InFlightTable[str] = InFlightTable()
+    table.take(table.add("to make the slot"))
+    table._generations[0] = start
+    seen = []
+    for _ in range(6):
+        wr_id = table.add("entry")
+        seen.append(wr_id >> SLOT_BITS)
+        assert 0 < wr_id < 2**64
+        assert table.take(wr_id) == "entry"
+        assert table.take(wr_id) is None
+    # The generations go round 1..2**32-1.
+    assert seen == [(start - 1 + n) % GENERATION_MASK + 1 for n in range(6)]
+
+
+@given(st.integers(min_value=0, max_value=2**64 - 1))
+def test_an_empty_table_finds_nothing(wr_id: int) -> None:
+    table: InFlightTable[str] = InFlightTable()
+    assert table.take(wr_id) is None
+
+
+def test_an_entry_is_let_go_when_it_is_taken() -> None:
+    # The table must not keep alive what the device no longer owns.
+    table: InFlightTable[object] = InFlightTable()
+    wr_id = table.add(object())
+    table.take(wr_id)
+    assert table._entries == [None]
+    assert table.entries() == []
+
+
+def test_wr_ids_are_a_generation_over_a_slot() -> None:
+    table: InFlightTable[str] = InFlightTable()
+    assert [table.add("first"), table.add("second")] == [1 << 32 | 0, 1 << 32 | 1]
+    table.take(1 << 32 | 1)
+    assert table.add("third") == 2 << 32 | 1

@@ -1,0 +1,135 @@
+"""On a machine without an RDMA device every way in says what to do, and leaves nothing behind."""
+
+import asyncio
+import gc
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+import aiordma
+from aiordma import reactor
+from aiordma.provider import rdma_core
+from aiordma.rdmacm import EventChannel
+
+DEVICES = Path("/sys/class/infiniband")
+PRESENT = sorted(path.name for path in DEVICES.iterdir()) if DEVICES.is_dir() else []
+
+pytestmark = [
+    pytest.mark.skipif(
+        bool(PRESENT), reason=f"this machine has the RDMA device {', '.join(PRESENT)}"
+    ),
+]
+
+COMMAND = "rdma link add rxe0 type rxe netdev eth0"
+
+
+async def _connect() -> None:
+    await aiordma.connect("127.0.0.1", 7471)
+
+
+async def _connect_by_name() -> None:
+    await aiordma.connect("localhost", 7471, device="rxe0", source=("127.0.0.1", 0))
+
+
+async def _listen() -> None:
+    await aiordma.listen("127.0.0.1", 7471)
+
+
+WAYS = [_connect, _connect_by_name, _listen]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("way", WAYS)
+async def test_connecting_and_listening_name_the_command_that_helps(
+    way: Callable[[], Awaitable[None]],
+) -> None:
+    with pytest.raises(aiordma.NoDeviceError) as caught:
+        await way()
+    assert COMMAND in str(caught.value)
+    assert "modprobe -a rdma_rxe rdma_ucm" in str(caught.value)
+    assert isinstance(caught.value.__cause__, aiordma.VerbsCallError)
+    assert caught.value.__cause__.call == "rdma_create_event_channel"
+
+
+def _descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def _own_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("aiordma")]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_failed_attempt_leaves_nothing(way: Callable[[], Awaitable[None]]) -> None:
+    async def attempt() -> None:
+        with pytest.raises(aiordma.NoDeviceError):
+            await way()
+
+    await attempt()  # librdmacm, and the worker threads, stay once they are there
+    gc.collect()
+    before = _descriptors(), _own_threads()
+    for _ in range(3):
+        await attempt()
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(attempt)
+    gc.collect()
+    assert (_descriptors(), _own_threads()) == before
+    assert reactor.current_reactor() is None
+
+
+@pytest.mark.parametrize("use_uvloop", [False, True], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_loop_is_left_clean(use_uvloop: bool, way: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with pytest.raises(aiordma.NoDeviceError):
+            await way()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    # pytest turns every ResourceWarning, and what a loop complains of at its end, into a failure.
+    anyio.run(main, backend="asyncio", backend_options={"use_uvloop": use_uvloop, "debug": True})
+    gc.collect()
+
+
+def test_opening_a_device_says_that_there_is_none() -> None:
+    with pytest.raises(aiordma.NoDeviceError) as caught:
+        aiordma.Device("rxe0").open()
+    assert "there is no RDMA device 'rxe0'" in str(caught.value)
+    assert "there is none at all" in str(caught.value)
+    assert COMMAND in str(caught.value)
+
+
+def test_there_are_no_names() -> None:
+    assert aiordma.Device.names() == []
+
+
+def test_an_event_channel_is_no_device_and_leaves_none() -> None:
+    before = _descriptors()
+    with pytest.raises(aiordma.NoDeviceError, match="rdma_create_event_channel"):
+        EventChannel(rdma_core())
+    gc.collect()
+    assert _descriptors() == before
+
+
+def test_what_is_wrong_with_the_arguments_is_said_first() -> None:
+    # Not a word about devices to somebody who mistyped.
+    with pytest.raises(ValueError, match="send_depth=0"):
+        anyio.run(lambda: aiordma.connect("127.0.0.1", 7471, send_depth=0))
+    with pytest.raises(ValueError, match="private_data of 57 bytes"):
+        anyio.run(lambda: aiordma.connect("127.0.0.1", 7471, private_data=bytes(57)))
+    with pytest.raises(ValueError, match="backlog=0"):
+        anyio.run(lambda: aiordma.listen("127.0.0.1", 7471, backlog=0))
+    with pytest.raises(aiordma.AddressError, match="does not resolve"):
+        anyio.run(lambda: aiordma.connect("no-such-host.invalid", 7471))
+
+
+def test_outside_a_loop_is_an_error_that_says_so() -> None:
+    for made in (aiordma.connect("127.0.0.1", 7471), aiordma.listen("127.0.0.1", 7471)):
+        with pytest.raises(RuntimeError, match="event loop"):
+            made.send(None)
+        made.close()

@@ -1,0 +1,59 @@
+"""Options: each has a range, and a value outside is refused by name."""
+
+import dataclasses
+
+import pytest
+
+from aiordma.options import ConnectionOptions
+
+# Where a range comes from C: the width of the field that carries the value.
+RANGES = {
+    "receive_buffers": (0, 1 << 16),
+    "receive_size": (1, 1 << 30),
+    "send_depth": (1, 1 << 16),
+    "receive_depth": (1, 1 << 16),
+    "max_sge": (1, 64),  # data_path.c posts from an array of so many
+    "max_inline": (0, 1 << 12),
+    "responder_resources": (0, 255),  # uint8_t of rdma_conn_param
+    "initiator_depth": (0, 255),
+    "retry_count": (0, 7),  # 3 bits on the wire
+    "rnr_retry_count": (0, 7),
+    "ack_timeout": (0, 31),  # 5 bits on the wire
+    "min_rnr_timer": (0, 31),
+}
+NAMES = [field.name for field in dataclasses.fields(ConnectionOptions)]
+
+
+def test_every_option_has_a_range() -> None:
+    assert sorted(RANGES) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_option_takes_its_range_and_nothing_beyond(name: str) -> None:
+    least, most = RANGES[name]
+    for value in (least, most):
+        assert getattr(ConnectionOptions(**{name: value}), name) == value
+    for value in (least - 1, most + 1):
+        with pytest.raises(ValueError, match=rf"^{name}={value} is not in {least}\.\.{most}$"):
+            ConnectionOptions(**{name: value})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_option_is_explained(name: str) -> None:
+    assert f" {name}: " in (ConnectionOptions.__doc__ or "")
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(TypeError, match="recieve_size"):
+        ConnectionOptions(recieve_size=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("buffers", "depth"), [(16, 16), (1, 1), (0, 64)])
+def test_the_receive_queue_is_as_deep_as_whoever_posts_needs(buffers: int, depth: int) -> None:
+    assert ConnectionOptions(receive_buffers=buffers, receive_depth=64).receive_queue == depth
+
+
+def test_options_are_a_value() -> None:
+    assert ConnectionOptions(send_depth=3) == ConnectionOptions(send_depth=3)
+    with pytest.raises(AttributeError):
+        ConnectionOptions().send_depth = 3  # type: ignore[misc]

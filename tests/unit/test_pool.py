@@ -1,0 +1,131 @@
+"""The pool: a block belongs to one lease at a time, and all memory is given back."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiordma.errors import VerbsCallError
+from aiordma.pool import SLAB, SMALLEST, BufferPool, Lease
+from tests.unit.plain_domain import PlainDomain
+
+
+def make(domain: PlainDomain) -> BufferPool:
+    any_domain: Any = domain
+    return BufferPool(any_domain)
+
+
+@pytest.fixture
+def domain() -> Iterator[PlainDomain]:
+    with PlainDomain() as domain:
+        yield domain
+
+
+def span(lease: Lease) -> tuple[int, int]:
+    return lease.memory.address, lease.memory.address + lease.memory.length
+
+
+lengths = st.one_of(
+    st.integers(min_value=1, max_value=5000),
+    st.sampled_from([SMALLEST - 1, SMALLEST, SMALLEST + 1, 65536, SLAB - 1, SLAB, SLAB + 1]),
+)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(lengths, st.booleans()), max_size=30), st.data())
+def test_no_byte_is_leased_twice(plan: list[tuple[int, bool]], data: st.DataObject) -> None:
+    with PlainDomain() as domain:
+        pool = make(domain)
+        leases: list[Lease] = []
+        for length, give_back in plan:
+            lease = pool.lease(length)
+            assert lease.memory.length == length
+            leases.append(lease)
+            if give_back:
+                leases.pop(data.draw(st.integers(0, len(leases) - 1))).release()
+            assert pool.leased == len(leases)
+            spans = sorted(map(span, leases))
+            assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+            for start, end in spans:
+                assert any(
+                    base <= start and end <= base + size
+                    for base, size, _ in domain.registered.values()
+                )
+        for lease in leases:
+            lease.release()
+        pool.close()
+        assert domain.registered == {}
+        assert pool.leased == 0
+
+
+@pytest.mark.parametrize("length", [1, SMALLEST, 5000, SLAB + 1])
+def test_what_is_given_back_is_leased_again(domain: PlainDomain, length: int) -> None:
+    pool = make(domain)
+    for _ in range(3 * SLAB // SMALLEST):
+        pool.lease(length).release()
+    assert domain.count == 1
+    pool.close()
+
+
+def test_many_small_blocks_are_one_registration(domain: PlainDomain) -> None:
+    pool = make(domain)
+    leases = [pool.lease(SMALLEST) for _ in range(SLAB // SMALLEST)]
+    assert domain.count == 1
+    leases.append(pool.lease(SMALLEST))
+    assert domain.count == 2
+    for lease in leases:
+        lease.release()
+    pool.close()
+
+
+def test_a_returned_block_serves_any_length_of_its_class(domain: PlainDomain) -> None:
+    pool = make(domain)
+    pool.lease(1025).release()
+    pool.lease(2048).release()
+    assert domain.count == 1
+    pool.close()
+
+
+def test_slabs_are_whole_pages(domain: PlainDomain) -> None:
+    # fork protection works by the page (MADV_DONTFORK): nobody else's memory may share one.
+    pool = make(domain)
+    for length in (1, 70_000, SLAB + 1):
+        pool.lease(length)
+    for address, length, _ in domain.registered.values():
+        assert address % 4096 == 0
+        assert length % 4096 == 0
+    pool.close()
+
+
+def test_a_lease_is_written_and_read_through_its_memory(domain: PlainDomain) -> None:
+    pool = make(domain)
+    one, other = pool.lease(300), pool.lease(300)
+    one.memory.view[:] = b"1" * 300
+    other.memory.view[:] = b"2" * 300
+    assert bytes(one.memory.view) == b"1" * 300
+    pool.close()
+
+
+def test_a_refused_registration_leaves_the_pool_as_it_was(domain: PlainDomain) -> None:
+    pool = make(domain)
+    pool.lease(300).release()
+    domain.refuse = 12
+    with pytest.raises(VerbsCallError, match="ibv_reg_mr"):
+        pool.lease(SLAB)
+    assert pool.leased == 0
+    assert len(domain.registered) == 1
+    domain.refuse = 0
+    pool.lease(SLAB)
+    assert pool.leased == 1
+    pool.close()
+
+
+def test_closing_twice_is_closing_once(domain: PlainDomain) -> None:
+    pool = make(domain)
+    pool.lease(1).release()
+    pool.close()
+    pool.close()
+    assert domain.history == ["register 1", "deregister 1"]

@@ -1,0 +1,186 @@
+"""What the package shows: its names, their explanations, and that it needs no library to be
+imported."""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import os
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import pytest
+
+import aiordma
+from aiordma import _native
+from aiordma.options import ConnectionKeywords, ConnectionOptions
+from tests.unit.sources import BUILD, PACKAGE, ROOT, modules
+
+NAMES = [name for name in modules() if name != BUILD]
+LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1")
+
+# -- names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_is_a_sorted_tuple_of_names_that_exist(name: str) -> None:
+    module = importlib.import_module(name)
+    exported = module.__all__
+    assert type(exported) is tuple
+    # ruff's order: constants, classes, everything else.
+    assert list(exported) == sorted(set(exported), key=lambda each: (_rank(each), each))
+    assert [each for each in exported if not hasattr(module, each)] == []
+
+
+def _rank(name: str) -> int:
+    return 0 if name.isupper() else 1 if name[0].isupper() else 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_module_takes_only_what_another_exports(name: str) -> None:
+    hidden = [
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(modules()[name])
+        if isinstance(node, ast.ImportFrom) and node.module in NAMES
+        for alias in node.names
+        if f"{node.module}.{alias.name}" not in NAMES
+        and alias.name not in importlib.import_module(node.module).__all__
+    ]
+    assert hidden == []
+
+
+def test_the_package_exports_exactly_what_it_imports() -> None:
+    imported = {
+        alias.asname or alias.name
+        for node in modules()[PACKAGE].body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imported == set(aiordma.__all__)
+
+
+def test_every_error_can_be_caught_by_its_public_name() -> None:
+    def every(root: type[Exception]) -> set[str]:
+        return {root.__name__}.union(*(every(child) for child in root.__subclasses__()))
+
+    assert every(aiordma.RdmaError) <= set(aiordma.__all__)
+
+
+@pytest.mark.parametrize("name", aiordma.__all__)
+def test_what_is_public_is_explained(name: str) -> None:
+    thing = getattr(aiordma, name)
+    assert _explained(thing), name
+    if not inspect.isclass(thing):
+        return
+    silent = [
+        member
+        for member, value in vars(thing).items()
+        if not member.startswith("_")
+        and isinstance(value, property | staticmethod | classmethod | type(_explained))
+        and not (inspect.getdoc(getattr(thing, member)) or "").strip()
+    ]
+    assert silent == []
+
+
+def _explained(thing: object) -> bool:
+    own = (vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__) or ""
+    # dataclasses make a docstring of the signature where there is none.
+    return len(own) > 20 and not own.startswith(f"{getattr(thing, '__name__', '')}(")
+
+
+def test_the_keywords_are_the_options() -> None:
+    fields = {field.name: field.type for field in dataclasses.fields(ConnectionOptions)}
+    keywords = typing.get_type_hints(ConnectionKeywords)
+    assert list(keywords.items()) == list(fields.items())
+    assert ConnectionKeywords.__required_keys__ == frozenset()
+
+
+@pytest.mark.parametrize("function", [aiordma.connect, aiordma.listen])
+def test_connecting_and_listening_take_the_options_and_explain_the_rest(
+    function: typing.Callable[..., object],
+) -> None:
+    signature = inspect.signature(function)
+    assert signature.parameters["options"].annotation == typing.Unpack[ConnectionKeywords]
+    for name in signature.parameters:
+        assert f"        {name}: " in (function.__doc__ or "")
+
+
+# -- the compiled binding -------------------------------------------------------------------------
+
+
+def _binding() -> str:
+    path: str = _native._binding.__file__
+    assert path.endswith(".so")
+    return path
+
+
+def test_the_binding_has_no_undefined_rdma_symbol() -> None:
+    # A provider's table has them all: what C calls by name is inline in the headers.
+    listed = subprocess.run(
+        ["nm", "--dynamic", "--undefined-only", _binding()],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    undefined = [line.split()[-1].partition("@")[0] for line in listed.stdout.splitlines()]
+    assert "dlopen" in undefined  # or this looks at nothing
+    assert [name for name in undefined if name.startswith(("ibv_", "rdma_", "rs_"))] == []
+
+
+def test_the_binding_is_not_linked_with_the_libraries() -> None:
+    dynamic = subprocess.run(
+        ["readelf", "--dynamic", "--wide", _binding()], capture_output=True, text=True, check=True
+    ).stdout
+    assert "NEEDED" in dynamic
+    assert "libibverbs" not in dynamic
+    assert "librdmacm" not in dynamic
+
+
+# -- without the libraries ------------------------------------------------------------------------
+
+USE = """
+import anyio, aiordma
+
+async def connect():
+    await aiordma.connect("192.0.2.1", 7471)
+
+async def listen():
+    await aiordma.listen()
+
+uses = (
+    aiordma.Device.names,
+    aiordma.Device("rxe0").open,
+    lambda: anyio.run(connect),
+    lambda: anyio.run(listen),
+    lambda: anyio.run(connect),
+)
+for use in uses:
+    try:
+        use()
+    except aiordma.NoDeviceError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("missing", LIBRARIES)
+def test_without_a_library_only_use_fails_and_names_the_packages(
+    missing: str, tmp_path: Path
+) -> None:
+    # The loader finds this one first, and it is no library: for the program there is none.
+    (tmp_path / missing).touch()
+    run = subprocess.run(
+        [sys.executable, "-c", USE],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    lines = run.stdout.splitlines()
+    assert len(lines) == 5
+    for line in lines:
+        assert missing in line
+        assert "apt-get install libibverbs1 librdmacm1 ibverbs-providers" in line
+        assert "dnf install libibverbs librdmacm" in line

@@ -1,0 +1,249 @@
+"""The reactor: one per loop while somebody uses it; no event is taken while a thread destroys what
+it might move."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+
+from aiordma import reactor as reactor_module
+from aiordma.errors import ClosedError
+from aiordma.event_loop import EventLoop, current_event_loop
+from aiordma.reactor import Reactor, acquire_reactor, current_reactor
+from tests.unit.loops import Work, settle, until
+
+
+class Channel:
+    """A CM event channel that is told which events there are."""
+
+    def __init__(self) -> None:
+        self.fd, self._writing = os.pipe()
+        self.closed = False
+        self.waiting: list[Any] = []
+        self.polls = 0
+
+    def events(self) -> Iterator[Any]:
+        self.polls += 1
+        while self.waiting:
+            os.read(self.fd, 1)
+            yield self.waiting.pop(0)
+
+    def tell(self, key: int) -> None:
+        self.waiting.append(SimpleNamespace(key=key, new_key=0))
+        os.write(self._writing, b"x")
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            os.close(self.fd)
+            os.close(self._writing)
+
+
+def identifier(key: int) -> Any:
+    return SimpleNamespace(key=key)
+
+
+@pytest.fixture
+def channel() -> Iterator[Channel]:
+    channel = Channel()
+    yield channel
+    channel.close()
+
+
+def make(channel: Channel) -> Reactor:
+    any_channel: Any = channel
+    reactor = Reactor(current_event_loop(), any_channel)
+    reactor.retain()
+    return reactor
+
+
+async def close(reactor: Reactor) -> None:
+    closed = anyio.Event()
+    reactor.release(closed.set)
+    with anyio.fail_after(20):
+        await closed.wait()
+
+
+# -- events ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_an_event_goes_to_its_identifier(channel: Channel) -> None:
+    reactor = make(channel)
+    seen: list[tuple[str, int]] = []
+    for key in (1, 2):
+        reactor.subscribe(identifier(key), lambda event, key=key: seen.append((key, event.key)))
+    for key in (2, 1, 3, 2):
+        channel.tell(key)
+    await until(lambda: not channel.waiting)
+    assert seen == [(2, 2), (1, 1), (2, 2)]
+    reactor.unsubscribe(identifier(2))
+    channel.tell(2)
+    await until(lambda: not channel.waiting)
+    assert len(seen) == 3
+    await close(reactor)
+
+
+def noting(woken: list[bool], watch: Callable[..., None]) -> Callable[..., None]:
+    """A loop's watch that notes every call of its callbacks."""
+
+    def watch_and_note(loop: EventLoop, fd: int, callback: Callable[[], None]) -> None:
+        def note() -> None:
+            woken.append(True)
+            callback()
+
+        watch(loop, fd, note)
+
+    return watch_and_note
+
+
+@pytest.mark.anyio
+async def test_no_event_is_taken_while_something_is_destroyed(
+    channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Taking one moves queue pairs, maybe the one that is being destroyed.
+    woken: list[bool] = []
+    face = type(current_event_loop())
+    monkeypatch.setattr(face, "watch", noting(woken, face.watch))
+    reactor, first, second = make(channel), Work(), Work()
+    seen: list[Any] = []
+    reactor.subscribe(identifier(1), seen.append)
+    reactor.destroy(first)
+    reactor.destroy(second)
+    await until(lambda: first.started.is_set() and second.started.is_set())
+    channel.tell(1)
+    first.may_end.set()
+    await until(lambda: first.ended)
+    await settle()
+    reactor.poll_events()
+    await settle()
+    assert channel.polls == 0
+    assert woken == []  # and the waiting event does not keep the loop busy
+    second.may_end.set()
+    await until(lambda: seen)
+    await close(reactor)
+
+
+@pytest.mark.anyio
+async def test_a_handler_that_destroys_stops_the_taking_of_events(channel: Channel) -> None:
+    reactor, work = make(channel), Work()
+    seen: list[Any] = []
+
+    def handle(event: Any) -> None:
+        seen.append(event)
+        if len(seen) == 1:
+            reactor.destroy(work)
+
+    reactor.subscribe(identifier(1), handle)
+    channel.tell(1)
+    channel.tell(1)
+    await until(work.started.is_set)
+    await settle()
+    assert len(seen) == 1
+    work.may_end.set()
+    await until(lambda: len(seen) == 2)
+    await close(reactor)
+
+
+@pytest.mark.anyio
+async def test_a_destruction_that_fails_is_logged_and_goes_on(
+    channel: Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    reactor = make(channel)
+    then: list[str] = []
+    reactor.destroy(lambda: 1 / 0, lambda: then.append("then"))
+    await until(lambda: then)
+    assert "ZeroDivisionError" in caplog.text
+    reactor.subscribe(identifier(1), lambda _: then.append("event"))
+    channel.tell(1)
+    await until(lambda: len(then) == 2)
+    await close(reactor)
+
+
+# -- its life -------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_the_last_user_closes_the_channel(channel: Channel) -> None:
+    reactor = make(channel)
+    reactor.retain()
+    told: list[str] = []
+    reactor.release(lambda: told.append("not the last"))
+    assert told == ["not the last"]
+    assert not reactor.ended
+    await close(reactor)
+    assert channel.closed
+    with pytest.raises(ClosedError):
+        reactor.retain()
+
+
+@pytest.mark.anyio
+async def test_it_stays_open_for_a_destruction_under_way(channel: Channel) -> None:
+    reactor, work = make(channel), Work()
+    reactor.destroy(work)
+    reactor.release()
+    await settle()
+    assert not channel.closed
+    work.may_end.set()
+    await until(lambda: channel.closed)
+    assert work.ended
+
+
+@pytest.fixture
+def opening(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> Work:
+    """Opening a channel takes as long as the test wants."""
+    opening = Work()
+
+    def open_channel(_provider: object) -> Channel:
+        opening()
+        return channel
+
+    monkeypatch.setattr(reactor_module, "EventChannel", open_channel)
+    monkeypatch.setattr(reactor_module, "rdma_core", lambda: None)
+    return opening
+
+
+@pytest.mark.anyio
+async def test_all_users_of_a_loop_share_one_reactor(channel: Channel, opening: Work) -> None:
+    reactors: list[Reactor] = []
+
+    async def acquire() -> None:
+        reactors.append(await acquire_reactor())
+
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(acquire)
+        await until(opening.started.is_set)
+        await settle()
+        opening.may_end.set()
+    (reactor,) = set(reactors)
+    assert current_reactor() is reactor
+    assert reactor.users == 3
+    reactor.release()
+    reactor.release()
+    assert not reactor.ended
+    await close(reactor)
+    assert current_reactor() is None
+
+
+@pytest.mark.parametrize("use_uvloop", [False, True], ids=["asyncio", "uvloop"])
+def test_an_abandoned_acquisition_leaves_no_reactor(
+    channel: Channel, opening: Work, use_uvloop: bool
+) -> None:
+    async def main() -> None:
+        task = asyncio.ensure_future(acquire_reactor())
+        await until(opening.started.is_set)
+        task.cancel()
+        await settle()
+        assert not task.done()
+        opening.may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert channel.closed
+        assert current_reactor() is None
+
+    anyio.run(main, backend="asyncio", backend_options={"use_uvloop": use_uvloop})

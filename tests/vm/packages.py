@@ -1,0 +1,155 @@
+"""apt: which packages a task needs, installing the missing ones, downloading without installing.
+
+Root is needed only to install; `apt-get download` works for anyone once the lists are there.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+
+from . import cache
+from .report import TestBedError, say
+
+# What compiles the extension on the host (python_packages() adds what the interpreter lacks).
+BUILD = ("gcc", "libc6-dev", "make", "libibverbs-dev", "librdmacm-dev")
+# What boots the guest, and the C peers that the tests talk to in it.
+VM = (
+    "qemu-system-x86",
+    "busybox-static",
+    "kmod",
+    "xz-utils",
+    "zstd",
+    "iproute2",
+    "rdma-core",
+    "ibverbs-providers",
+    "ibverbs-utils",
+    "rdmacm-utils",
+    "perftest",
+)
+# What builds a kernel module from unpacked headers, whose tools are linked against two libraries.
+# The compiler is the one that the headers ask for.
+MODULE = ("make", "libelf1", "libssl3")
+
+
+def python_packages() -> tuple[str, ...]:
+    """What Debian splits from this interpreter and a venv with a C extension needs."""
+    found = []
+    try:
+        import ensurepip  # noqa: F401
+    except ImportError:
+        found.append("python3-venv")
+    if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")):
+        found.append("python3-dev")
+    if found and not sys.base_prefix == "/usr":
+        raise TestBedError(
+            f"{sys.executable} lacks ensurepip or Python.h and is not Debian's own, so apt cannot"
+            " add them: use a complete Python >= 3.11 (make PYTHON=/usr/bin/python3 ...)"
+        )
+    return tuple(found)
+
+
+def missing(wanted: Iterable[str]) -> list[str]:
+    """The packages of `wanted` that dpkg does not hold as installed, in their order."""
+    names = list(dict.fromkeys(wanted))
+    if not shutil.which("dpkg-query"):
+        return names
+    query = subprocess.run(
+        ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *names],
+        capture_output=True,
+        text=True,
+    )
+    installed = {
+        line.split()[0] for line in query.stdout.splitlines() if line.endswith(" installed")
+    }
+    return [name for name in names if name not in installed]
+
+
+def ensure(wanted: Iterable[str]) -> None:
+    """Install what is missing of `wanted`. Raises TestBedError naming it where that cannot be."""
+    absent = missing(wanted)
+    if not absent:
+        return
+    advice = f"install these packages (Debian 12 names), then try again: {' '.join(absent)}"
+    if not shutil.which("apt-get"):
+        raise TestBedError(f"there is no apt-get here; {advice}")
+    if os.geteuid() != 0:
+        raise TestBedError(f"not root; {advice}\n    apt-get install -y {' '.join(absent)}")
+    with cache.lock("apt"):
+        absent = missing(absent)
+        if not absent:
+            return
+        say(f"installing {' '.join(absent)}")
+        if not all(known(name) for name in absent):
+            update()
+        install = ["install", "-y", "--no-install-recommends", *absent]
+        if apt_get(*install).returncode:
+            update()  # the lists may name a version that the mirror has since dropped
+            second = apt_get(*install)
+            if second.returncode:
+                raise TestBedError(f"apt-get install failed:\n{second.stdout}\n{advice}")
+
+
+def known(package: str) -> bool:
+    """Whether apt's lists hold a version of `package`."""
+    policy = subprocess.run(["apt-cache", "policy", package], capture_output=True, text=True)
+    return bool(re.search(r"Candidate: (?!\(none\))", policy.stdout))
+
+
+def update() -> None:
+    """Fetch apt's lists; failing only shows later, when a package is not found."""
+    if os.geteuid() == 0:
+        apt_get("update")
+
+
+def apt_get(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run apt-get without questions, both outputs as one string; the caller judges the status."""
+    return subprocess.run(
+        ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", *arguments],
+        cwd=cwd,
+        env=os.environ | {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def download(package: str, directory: Path) -> Path:
+    """Fetch the .deb of `package` ("name" or "name=version") into `directory`."""
+    if not shutil.which("apt-get"):
+        raise TestBedError(f"there is no apt-get here to download {package}: Debian 12 is needed")
+    name = package.partition("=")[0]
+    if not known(name):
+        update()
+    result = apt_get("download", package, cwd=directory)
+    if result.returncode:
+        update()
+        result = apt_get("download", package, cwd=directory)
+    found = list(directory.glob(f"{name}_*.deb"))
+    if result.returncode or not found:
+        hint = "" if os.geteuid() == 0 else "\n(not root: `apt-get update` must be run by root)"
+        raise TestBedError(f"apt cannot download {package}:\n{result.stdout.strip()}{hint}")
+    return found[0]
+
+
+def dependencies(package: str) -> list[str]:
+    """The packages that apt says `package` depends on; empty if it knows none."""
+    if not shutil.which("apt-cache"):
+        raise TestBedError(
+            "there is no apt here: the test bed takes its kernel from Debian 12's apt"
+        )
+    if not known(package):
+        update()
+    depends = subprocess.run(["apt-cache", "depends", package], capture_output=True, text=True)
+    return re.findall(r"^ *Depends: (\S+)", depends.stdout, re.MULTILINE)
+
+
+def field(deb: Path, name: str) -> str:
+    """One field of a .deb's control file."""
+    query = ["dpkg-deb", "-f", str(deb), name]
+    return subprocess.run(query, check=True, capture_output=True, text=True).stdout.strip()
