@@ -4,12 +4,15 @@ AIORDMA_TEST_DEVICE names the RDMA device under test (rxe0, siw0; "software" whe
 yet). AIORDMA_RESULTS names the folder for summary-<device>.json, which tests/vm/summary.py reads.
 """
 
+import functools
+import inspect
 import json
 import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 DEVICE = os.environ.get("AIORDMA_TEST_DEVICE", "software")
@@ -47,10 +50,26 @@ def _loop(item: pytest.Item) -> str:
     return "asyncio" if item.get_closest_marker("asyncio") else "-"
 
 
+# A test that waits for ever fails by itself, inside its loop. pytest-timeout comes later: it can
+# only end the whole run (trio's loop, for one, is in a state that nothing tears down).
+PATIENCE = 90
+
+
+def _bounded(test: Any) -> Any:
+    @functools.wraps(test)
+    async def bounded(*arguments: Any, **keywords: Any) -> None:
+        with anyio.fail_after(PATIENCE):
+            await test(*arguments, **keywords)
+
+    return bounded
+
+
 @pytest.hookimpl
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         _loops[item.nodeid] = _loop(item)
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            item.obj = _bounded(item.obj)
 
 
 @pytest.hookimpl
