@@ -9,13 +9,16 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-DECLARATIONS = ("verbs.h", "rdmacm.h", "provider.h", "data_path.h")
-SOURCES = ("rdma_core.c", "data_path.c")
+DECLARATIONS = ("verbs.h", "rdmacm.h", "provider.h", "data_path.h", "posting.h", "objects.h")
+HEADERS = ("data_path.h", "posting.h", "objects.h")
+SOURCES = ("rdma_core.c", "data_path.c", "posting.c", "objects.c")
 
 PREAMBLE = """
 #pragma GCC diagnostic ignored "-Wcast-function-type"
 #include "provider.h"
 #include "data_path.h"
+#include "posting.h"
+#include "objects.h"
 """
 
 ffibuilder = FFI()
@@ -27,8 +30,7 @@ ffibuilder.set_source(
     sources=[f"aiordma/_native/{source}" for source in SOURCES],
     depends=[
         *(f"aiordma/_native/declarations/{name}" for name in DECLARATIONS),
-        "aiordma/_native/provider.h",
-        "aiordma/_native/data_path.h",
+        *(f"aiordma/_native/{name}" for name in ("provider.h", *HEADERS)),
     ],
     include_dirs=["aiordma/_native"],
     libraries=["dl", "pthread"],

@@ -196,6 +196,7 @@ int aiordma_next_cm_event(const struct aiordma_provider *provider,
         copy->private_data_length = event->param.ud.private_data_len;
         copy->qp_num = event->param.ud.qp_num;
         copy->qkey = event->param.ud.qkey;
+        copy->address = event->param.ud.ah_attr;
     } else {
         private_data = event->param.conn.private_data;
         copy->private_data_length = event->param.conn.private_data_len;

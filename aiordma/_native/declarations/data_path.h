@@ -80,7 +80,8 @@ struct aiordma_cm_event {
     uint8_t rnr_retry_count;
     uint8_t srq;
     uint32_t qp_num;
-    uint32_t qkey; /* UDP port space only */
+    uint32_t qkey; /* UDP port space only, as the way to the peer is */
+    struct ibv_ah_attr address;
     uint8_t private_data[256];
 };
 

@@ -17,14 +17,28 @@ struct aiordma_provider {
                       struct _compat_ibv_port_attr *attr);
     int (*query_gid)(struct ibv_context *context, uint8_t port_num, int index,
                      union ibv_gid *gid);
+    int (*query_gid_ex)(struct ibv_context *context, uint32_t port_num, uint32_t index,
+                        struct ibv_gid_entry *entry, uint32_t flags, size_t entry_size);
+    ssize_t (*query_gid_table)(struct ibv_context *context, struct ibv_gid_entry *entries,
+                               size_t most, uint32_t flags, size_t entry_size);
+    int (*query_pkey)(struct ibv_context *context, uint8_t port_num, int index,
+                      uint16_t *pkey);
+    uint64_t (*get_device_guid)(struct ibv_device *device); /* big-endian */
+    int (*get_async_event)(struct ibv_context *context, struct ibv_async_event *event);
+    void (*ack_async_event)(struct ibv_async_event *event);
     struct ibv_pd *(*alloc_pd)(struct ibv_context *context);
     int (*dealloc_pd)(struct ibv_pd *domain);
     struct ibv_mr *(*reg_mr)(struct ibv_pd *domain, void *address, size_t length, int access);
+    struct ibv_mr *(*reg_mr_iova)(struct ibv_pd *domain, void *address, size_t length,
+                                  uint64_t iova, int access);
+    int (*rereg_mr)(struct ibv_mr *region, int flags, struct ibv_pd *domain, void *address,
+                    size_t length, int access);
     int (*dereg_mr)(struct ibv_mr *region);
     struct ibv_comp_channel *(*create_comp_channel)(struct ibv_context *context);
     int (*destroy_comp_channel)(struct ibv_comp_channel *channel);
     struct ibv_cq *(*create_cq)(struct ibv_context *context, int entries, void *cq_context,
                                 struct ibv_comp_channel *channel, int vector);
+    int (*resize_cq)(struct ibv_cq *queue, int entries);
     int (*destroy_cq)(struct ibv_cq *queue);
     int (*get_cq_event)(struct ibv_comp_channel *channel, struct ibv_cq **queue,
                         void **cq_context);
@@ -34,6 +48,16 @@ struct aiordma_provider {
     int (*query_qp)(struct ibv_qp *queue_pair, struct ibv_qp_attr *attr, int mask,
                     struct ibv_qp_init_attr *init_attr);
     int (*destroy_qp)(struct ibv_qp *queue_pair);
+    struct ibv_srq *(*create_srq)(struct ibv_pd *domain, struct ibv_srq_init_attr *attr);
+    int (*modify_srq)(struct ibv_srq *queue, struct ibv_srq_attr *attr, int mask);
+    int (*query_srq)(struct ibv_srq *queue, struct ibv_srq_attr *attr);
+    int (*destroy_srq)(struct ibv_srq *queue);
+    struct ibv_ah *(*create_ah)(struct ibv_pd *domain, struct ibv_ah_attr *attr);
+    int (*init_ah_from_wc)(struct ibv_context *context, uint8_t port_num, struct ibv_wc *wc,
+                           struct ibv_grh *grh, struct ibv_ah_attr *attr);
+    int (*destroy_ah)(struct ibv_ah *handle);
+    int (*attach_mcast)(struct ibv_qp *queue_pair, const union ibv_gid *gid, uint16_t lid);
+    int (*detach_mcast)(struct ibv_qp *queue_pair, const union ibv_gid *gid, uint16_t lid);
 
     /* librdmacm */
     struct rdma_event_channel *(*create_event_channel)(void);
@@ -55,6 +79,22 @@ struct aiordma_provider {
     int (*accept)(struct rdma_cm_id *id, struct rdma_conn_param *parameters);
     int (*reject)(struct rdma_cm_id *id, const void *private_data, uint8_t length);
     int (*disconnect)(struct rdma_cm_id *id);
+    int (*establish)(struct rdma_cm_id *id);
+    int (*notify)(struct rdma_cm_id *id, enum ibv_event_type event);
+    int (*migrate_id)(struct rdma_cm_id *id, struct rdma_event_channel *channel);
+    int (*init_qp_attr)(struct rdma_cm_id *id, struct ibv_qp_attr *attr, int *mask);
+    int (*join_multicast)(struct rdma_cm_id *id, struct sockaddr *group, void *context);
+    int (*join_multicast_ex)(struct rdma_cm_id *id, struct rdma_cm_join_mc_attr_ex *attr,
+                             void *context);
+    int (*leave_multicast)(struct rdma_cm_id *id, struct sockaddr *group);
+    struct ibv_context **(*get_devices)(int *num_devices);
+    void (*free_devices)(struct ibv_context **list);
+    int (*cm_getaddrinfo)(const char *node, const char *service,
+                          const struct rdma_addrinfo *hints, struct rdma_addrinfo **result);
+    void (*cm_freeaddrinfo)(struct rdma_addrinfo *result);
+    int (*set_local_ece)(struct rdma_cm_id *id, struct ibv_ece *ece);
+    int (*get_remote_ece)(struct rdma_cm_id *id, struct ibv_ece *ece);
+    int (*reject_ece)(struct rdma_cm_id *id, const void *private_data, uint8_t length);
     int (*set_option)(struct rdma_cm_id *id, int level, int name, void *value, size_t length);
 };
 

@@ -42,3 +42,38 @@ struct rdma_conn_param {
     uint32_t qp_num;
     ...;
 };
+
+enum rdma_cm_join_mc_attr_mask {
+    RDMA_CM_JOIN_MC_ATTR_ADDRESS, RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS, ...
+};
+enum rdma_cm_mc_join_flags {
+    RDMA_MC_JOIN_FLAG_FULLMEMBER, RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER, ...
+};
+struct rdma_cm_join_mc_attr_ex {
+    uint32_t comp_mask;
+    uint32_t join_flags;
+    struct sockaddr *addr;
+};
+
+#define RAI_PASSIVE ...
+#define RAI_NUMERICHOST ...
+#define RAI_NOROUTE ...
+#define RAI_FAMILY ...
+struct rdma_addrinfo {
+    int ai_flags;
+    int ai_family;
+    int ai_qp_type;
+    int ai_port_space;
+    unsigned int ai_src_len;
+    unsigned int ai_dst_len;
+    struct sockaddr *ai_src_addr;
+    struct sockaddr *ai_dst_addr;
+    char *ai_src_canonname;
+    char *ai_dst_canonname;
+    size_t ai_route_len;
+    void *ai_route;
+    size_t ai_connect_len;
+    void *ai_connect;
+    struct rdma_addrinfo *ai_next;
+    ...;
+};

@@ -1,6 +1,17 @@
 /* What Python sees of infiniband/verbs.h; values and layouts are checked by the compiler. */
 union ibv_gid { uint8_t raw[16]; ...; };
 
+enum ibv_gid_type {
+    IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, ...
+};
+struct ibv_gid_entry {
+    union ibv_gid gid;
+    uint32_t gid_index;
+    uint32_t port_num;
+    uint32_t gid_type;
+    uint32_t ndev_ifindex;
+};
+
 enum ibv_node_type { IBV_NODE_UNKNOWN, IBV_NODE_CA, IBV_NODE_RNIC, ... };
 enum ibv_transport_type { IBV_TRANSPORT_UNKNOWN, IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP, ... };
 enum ibv_atomic_cap { IBV_ATOMIC_NONE, IBV_ATOMIC_HCA, IBV_ATOMIC_GLOB, ... };
@@ -64,6 +75,40 @@ struct ibv_device_attr {
     ...;
 };
 
+struct ibv_odp_caps {
+    uint64_t general_caps;
+    struct {
+        uint32_t rc_odp_caps;
+        uint32_t uc_odp_caps;
+        uint32_t ud_odp_caps;
+    } per_transport_caps;
+    ...;
+};
+struct ibv_device_attr_ex {
+    struct ibv_device_attr orig_attr;
+    uint32_t comp_mask;
+    struct ibv_odp_caps odp_caps;
+    uint64_t completion_timestamp_mask;
+    uint64_t hca_core_clock;
+    uint64_t device_cap_flags_ex;
+    uint32_t max_wq_type_rq;
+    uint32_t raw_packet_caps;
+    uint64_t max_dm_size;
+    uint32_t xrc_odp_caps;
+    uint32_t phys_port_cnt_ex;
+    ...;
+};
+
+enum ibv_event_type {
+    IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR,
+    IBV_EVENT_COMM_EST, IBV_EVENT_SQ_DRAINED, IBV_EVENT_PATH_MIG, IBV_EVENT_PATH_MIG_ERR,
+    IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_EVENT_LID_CHANGE,
+    IBV_EVENT_PKEY_CHANGE, IBV_EVENT_SM_CHANGE, IBV_EVENT_SRQ_ERR,
+    IBV_EVENT_SRQ_LIMIT_REACHED, IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_CLIENT_REREGISTER,
+    IBV_EVENT_GID_CHANGE, IBV_EVENT_WQ_FATAL, ...
+};
+struct ibv_async_event { enum ibv_event_type event_type; ...; };
+
 struct _compat_ibv_port_attr;
 struct ibv_port_attr {
     enum ibv_port_state state;
@@ -86,6 +131,8 @@ struct ibv_port_attr {
     uint8_t active_speed;
     uint8_t phys_state;
     uint8_t link_layer;
+    uint8_t flags;
+    uint16_t port_cap_flags2;
     ...;
 };
 
@@ -97,6 +144,14 @@ enum ibv_access_flags {
 
 struct ibv_pd { ...; };
 struct ibv_mr { void *addr; size_t length; uint32_t lkey; uint32_t rkey; ...; };
+enum ibv_rereg_mr_flags {
+    IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_ACCESS, ...
+};
+enum ibv_mw_type { IBV_MW_TYPE_1, IBV_MW_TYPE_2, ... };
+struct ibv_mw { uint32_t rkey; enum ibv_mw_type type; ...; };
+enum ibv_create_cq_attr_flags {
+    IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, ...
+};
 struct ibv_comp_channel { int fd; ...; };
 struct ibv_cq { int cqe; ...; };
 
@@ -144,7 +199,10 @@ struct ibv_qp_cap {
     uint32_t max_recv_sge;
     uint32_t max_inline_data;
 };
-struct ibv_srq;
+struct ibv_srq_attr { uint32_t max_wr; uint32_t max_sge; uint32_t srq_limit; };
+struct ibv_srq_init_attr { void *srq_context; struct ibv_srq_attr attr; };
+enum ibv_srq_attr_mask { IBV_SRQ_MAX_WR, IBV_SRQ_LIMIT, ... };
+struct ibv_srq { ...; };
 struct ibv_qp_init_attr {
     void *qp_context;
     struct ibv_cq *send_cq;
@@ -172,6 +230,11 @@ struct ibv_ah_attr {
     uint8_t is_global;
     uint8_t port_num;
 };
+struct ibv_ah { ...; };
+struct ibv_wc { ...; };
+struct ibv_grh { union ibv_gid sgid; union ibv_gid dgid; ...; };
+enum ibv_mig_state { IBV_MIG_MIGRATED, IBV_MIG_REARM, IBV_MIG_ARMED, ... };
+struct ibv_ece { uint32_t vendor_id; uint32_t options; uint32_t comp_mask; };
 struct ibv_qp_attr {
     enum ibv_qp_state qp_state;
     enum ibv_qp_state cur_qp_state;
@@ -192,5 +255,11 @@ struct ibv_qp_attr {
     uint8_t timeout;
     uint8_t retry_cnt;
     uint8_t rnr_retry;
+    enum ibv_mig_state path_mig_state;
+    struct ibv_ah_attr alt_ah_attr;
+    uint16_t alt_pkey_index;
+    uint8_t en_sqd_async_notify;
+    uint8_t alt_port_num;
+    uint8_t alt_timeout;
     ...;
 };
