@@ -7,9 +7,12 @@ from aiordma._native import lib
 
 __all__ = (
     "Access",
+    "AsyncEventType",
     "AtomicCapability",
     "CmEventType",
+    "GidType",
     "LinkLayer",
+    "MemoryWindowType",
     "Mtu",
     "PortSpace",
     "PortState",
@@ -17,6 +20,7 @@ __all__ = (
     "QueuePairState",
     "QueuePairType",
     "SendFlag",
+    "SharedReceiveAttribute",
     "Transport",
     "WorkCompletionFlag",
     "WorkCompletionOpcode",
@@ -63,6 +67,39 @@ class AtomicCapability(_OpenEnum):
     GLOBAL = lib.IBV_ATOMIC_GLOB
 
 
+class GidType(_OpenEnum):
+    """What an entry of a port's GID table is for (`ibv_gid_type`)."""
+
+    INFINIBAND = lib.IBV_GID_TYPE_IB
+    ROCE_V1 = lib.IBV_GID_TYPE_ROCE_V1
+    ROCE_V2 = lib.IBV_GID_TYPE_ROCE_V2
+
+
+class AsyncEventType(_OpenEnum):
+    """What a device reports beside completions (man ibv_get_async_event)."""
+
+    CQ_ERR = lib.IBV_EVENT_CQ_ERR
+    QP_FATAL = lib.IBV_EVENT_QP_FATAL
+    QP_REQ_ERR = lib.IBV_EVENT_QP_REQ_ERR
+    QP_ACCESS_ERR = lib.IBV_EVENT_QP_ACCESS_ERR
+    COMM_EST = lib.IBV_EVENT_COMM_EST
+    SQ_DRAINED = lib.IBV_EVENT_SQ_DRAINED
+    PATH_MIG = lib.IBV_EVENT_PATH_MIG
+    PATH_MIG_ERR = lib.IBV_EVENT_PATH_MIG_ERR
+    DEVICE_FATAL = lib.IBV_EVENT_DEVICE_FATAL
+    PORT_ACTIVE = lib.IBV_EVENT_PORT_ACTIVE
+    PORT_ERR = lib.IBV_EVENT_PORT_ERR
+    LID_CHANGE = lib.IBV_EVENT_LID_CHANGE
+    PKEY_CHANGE = lib.IBV_EVENT_PKEY_CHANGE
+    SM_CHANGE = lib.IBV_EVENT_SM_CHANGE
+    SRQ_ERR = lib.IBV_EVENT_SRQ_ERR
+    SRQ_LIMIT_REACHED = lib.IBV_EVENT_SRQ_LIMIT_REACHED
+    QP_LAST_WQE_REACHED = lib.IBV_EVENT_QP_LAST_WQE_REACHED
+    CLIENT_REREGISTER = lib.IBV_EVENT_CLIENT_REREGISTER
+    GID_CHANGE = lib.IBV_EVENT_GID_CHANGE
+    WQ_FATAL = lib.IBV_EVENT_WQ_FATAL
+
+
 class Mtu(_OpenEnum):
     """A path's maximum transfer unit; `.bytes` is the number behind the code."""
 
@@ -101,6 +138,20 @@ class Access(IntFlag):
     ON_DEMAND = lib.IBV_ACCESS_ON_DEMAND
     HUGETLB = lib.IBV_ACCESS_HUGETLB
     RELAXED_ORDERING = lib.IBV_ACCESS_RELAXED_ORDERING
+
+
+class MemoryWindowType(IntEnum):
+    """How a memory window is bound (man ibv_alloc_mw)."""
+
+    TYPE_1 = lib.IBV_MW_TYPE_1
+    TYPE_2 = lib.IBV_MW_TYPE_2
+
+
+class SharedReceiveAttribute(IntFlag):
+    """Which attributes a modify of a shared receive queue names (`ibv_srq_attr_mask`)."""
+
+    MAX_WR = lib.IBV_SRQ_MAX_WR
+    LIMIT = lib.IBV_SRQ_LIMIT
 
 
 class WorkCompletionStatus(IntEnum):

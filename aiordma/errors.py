@@ -9,14 +9,14 @@ and anyio's ClosedResourceError and BusyResourceError.
 import builtins
 import errno as errno_module
 import os
-import resource
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import anyio
 
 from aiordma._native import ffi
 from aiordma.enums import WorkCompletionStatus as Status
+from aiordma.hints import hint as hint_for
 
 __all__ = (
     "REJECT_REASONS",
@@ -33,6 +33,7 @@ __all__ = (
     "LocalQueuePairError",
     "NoDeviceError",
     "NotSupportedError",
+    "PartialPostError",
     "QueueFullError",
     "RdmaConnectionError",
     "RdmaError",
@@ -103,10 +104,24 @@ class VerbsCallError(RdmaError, OSError):
     call: str
 
     def __init__(self, error: int, call: str, hint: str | None = None) -> None:
-        hints = [text for text in (_hint(call, error), hint) if text]
+        hints = [text for text in (hint_for(call, error), hint) if text]
         text = ". ".join([f"{call}: {os.strerror(error)}", *hints])
         super().__init__(error, text)
         self.call = call
+
+
+class PartialPostError(VerbsCallError):
+    """The device took a chain up to a request that it refused.
+
+    `refused` is the index of that one (C's bad_wr); it and those behind it were not posted, and
+    hold nothing. `posted` are the requests before it: live, and to be awaited as ever.
+    """
+
+    def __init__(self, error: int, call: str, hint: str, posted: Sequence[Any]) -> None:
+        text = f"request {len(posted)} of the chain was refused, those before it are posted"
+        super().__init__(error, call, f"{text}. {hint}")
+        self.posted = list(posted)
+        self.refused = len(posted)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -294,72 +309,6 @@ REJECT_REASONS: dict[int, str] = {
     -errno_module.ECONNRESET: "the peer reset the connection",
     -errno_module.ETIMEDOUT: "the peer did not answer",
 }
-
-# ---------------------------------------------------------------------------------------------
-# What to do about a refused call
-
-
-def _memory_limit() -> str:
-    soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft == resource.RLIM_INFINITY:
-        return (
-            "RLIMIT_MEMLOCK is unlimited, so either memory is short or the device is at one of "
-            "its own limits (see `ibv_devinfo -v`)"
-        )
-    return (
-        f"Registered memory and queues count against RLIMIT_MEMLOCK, now {soft // 1024} KiB: raise "
-        "it with `ulimit -l unlimited`, or memlock in limits.conf, or LimitMEMLOCK= in the unit"
-    )
-
-
-def _no_device() -> str:
-    return (
-        "No RDMA device is usable here. See `rdma link`; soft-RoCE on a plain network interface: "
-        "`modprobe -a rdma_rxe rdma_ucm && rdma link add rxe0 type rxe netdev eth0`"
-    )
-
-
-def _not_reached() -> str:
-    return "No RDMA device reaches this address: `rdma link` lists devices and their interfaces"
-
-
-_HINTS: dict[tuple[str, int], Callable[[], str]] = {
-    ("ibv_reg_mr", errno_module.ENOMEM): _memory_limit,
-    ("ibv_create_cq", errno_module.ENOMEM): _memory_limit,
-    ("ibv_create_qp", errno_module.ENOMEM): _memory_limit,
-    ("rdma_create_qp", errno_module.ENOMEM): _memory_limit,
-    ("ibv_reg_mr", errno_module.EFAULT): lambda: (
-        "Part of the range is not mapped, or is read-only while write access was asked for"
-    ),
-    ("ibv_open_device", errno_module.EACCES): lambda: (
-        "Allow this user to open /dev/infiniband/uverbs*"
-    ),
-    ("rdma_create_event_channel", errno_module.ENODEV): _no_device,
-    ("rdma_create_event_channel", errno_module.ENOENT): _no_device,
-    ("rdma_create_event_channel", errno_module.EACCES): lambda: (
-        "Allow this user to open /dev/infiniband/rdma_cm"
-    ),
-    ("rdma_bind_addr", errno_module.ENODEV): lambda: (
-        "No RDMA device has this address: `rdma link` lists devices and their interfaces"
-    ),
-    ("rdma_bind_addr", errno_module.EADDRNOTAVAIL): lambda: (
-        "No interface of this machine has this address"
-    ),
-    ("rdma_bind_addr", errno_module.EADDRINUSE): lambda: "Another listener has this port",
-    ("rdma_listen", errno_module.EADDRINUSE): lambda: "Another listener has this port",
-    ("rdma_resolve_addr", errno_module.ENODEV): _not_reached,
-    ("rdma_resolve_route", errno_module.ENODEV): _not_reached,
-    ("rdma_resolve_addr", errno_module.EINVAL): lambda: (
-        "The address does not suit the RDMA device that has it, or the source address: a loopback "
-        "address is one that most devices cannot use"
-    ),
-}
-
-
-def _hint(call: str, error: int) -> str | None:
-    make = _HINTS.get((call, error))
-    return make() if make else None
-
 
 # ---------------------------------------------------------------------------------------------
 # One checker per return convention; each call site names its convention by choosing one

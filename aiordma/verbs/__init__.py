@@ -3,6 +3,7 @@
 with Device("rxe0").open() as context, context.alloc_pd() as domain: ...
 """
 
+from aiordma.verbs.address import GRH_BYTES, AddressHandle, AddressVector
 from aiordma.verbs.completion import CompletionChannel, CompletionQueue, WorkCompletion
 from aiordma.verbs.device import (
     Context,
@@ -12,10 +13,14 @@ from aiordma.verbs.device import (
     ProtectionDomain,
 )
 from aiordma.verbs.memory import MemoryRegion, MemorySlice
-from aiordma.verbs.queue_pair import AddressVector, Capacity, QueuePair
+from aiordma.verbs.memory_window import MemoryWindow
+from aiordma.verbs.queue_pair import Capacity, QueuePair
 from aiordma.verbs.resource import Resource
+from aiordma.verbs.shared_receive import RawSharedReceiveQueue
 
 __all__ = (
+    "GRH_BYTES",
+    "AddressHandle",
     "AddressVector",
     "Capacity",
     "CompletionChannel",
@@ -25,9 +30,11 @@ __all__ = (
     "DeviceAttributes",
     "MemoryRegion",
     "MemorySlice",
+    "MemoryWindow",
     "PortAttributes",
     "ProtectionDomain",
     "QueuePair",
+    "RawSharedReceiveQueue",
     "Resource",
     "WorkCompletion",
 )

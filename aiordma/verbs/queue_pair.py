@@ -17,12 +17,14 @@ from aiordma.enums import (
 from aiordma.errors import NotSupportedError, check_pointer, check_positive_errno
 from aiordma.ranges import RemoteMemory
 from aiordma.states import check_transition
+from aiordma.verbs.address import AddressVector
 from aiordma.verbs.completion import CompletionQueue
 from aiordma.verbs.device import Context, ProtectionDomain
 from aiordma.verbs.memory import MemorySlice, gather
 from aiordma.verbs.resource import Resource
+from aiordma.verbs.shared_receive import RawSharedReceiveQueue
 
-__all__ = ("AddressVector", "Capacity", "QueuePair")
+__all__ = ("Capacity", "QueuePair")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,33 +64,6 @@ class Capacity:
     def read(cls, raw: Any) -> "Capacity":
         """Read a struct ibv_qp_cap."""
         return cls(**{name: getattr(raw, name) for name in cls.__dataclass_fields__})
-
-
-@dataclass(frozen=True, slots=True)
-class AddressVector:
-    """The way to a peer's port (`ibv_ah_attr`); on RoCE the gid and our gid_index are the way."""
-
-    port: int = 1
-    gid: bytes | None = None
-    gid_index: int = 0
-    lid: int = 0
-    hop_limit: int = 64
-    flow_label: int = 0
-    traffic_class: int = 0
-    service_level: int = 0
-
-    def fill(self, raw: Any) -> None:
-        """Write into a struct ibv_ah_attr."""
-        raw.port_num = self.port
-        raw.dlid = self.lid
-        raw.sl = self.service_level
-        raw.is_global = self.gid is not None
-        if self.gid is not None:
-            raw.grh.dgid.raw = self.gid
-            raw.grh.sgid_index = self.gid_index
-            raw.grh.hop_limit = self.hop_limit
-            raw.grh.flow_label = self.flow_label
-            raw.grh.traffic_class = self.traffic_class
 
 
 _FIELDS: dict[str, tuple[QueuePairAttribute, str]] = {
@@ -138,9 +113,13 @@ class QueuePair(Resource):
         *,
         make: Callable[[Any], Any],
         unmake: Callable[[Any], None],
+        shared_receive: RawSharedReceiveQueue | None = None,
     ) -> None:
         capacity.check(domain.context)
-        super().__init__(domain, *dict.fromkeys((send_queue, receive_queue)))
+        works_with: list[Resource] = [send_queue, receive_queue]
+        if shared_receive is not None:
+            works_with.append(shared_receive)
+        super().__init__(domain, *dict.fromkeys(works_with))
         self.provider = domain.provider
         self.domain = domain
         self.service = service
@@ -149,6 +128,8 @@ class QueuePair(Resource):
         request.send_cq = send_queue.pointer
         request.recv_cq = receive_queue.pointer
         request.qp_type = service
+        if shared_receive is not None:
+            request.srq = shared_receive.pointer
         capacity.fill(request.cap)
         try:
             self.pointer = make(request)
@@ -167,6 +148,7 @@ class QueuePair(Resource):
         *,
         service: QueuePairType = QueuePairType.RC,
         capacity: Capacity | None = None,
+        shared_receive: RawSharedReceiveQueue | None = None,
     ) -> "QueuePair":
         """Create a queue pair in RESET, without the connection manager.
 
@@ -190,6 +172,7 @@ class QueuePair(Resource):
             capacity or Capacity(),
             make=make,
             unmake=unmake,
+            shared_receive=shared_receive,
         )
 
     def __repr__(self) -> str:
@@ -301,6 +284,48 @@ class QueuePair(Resource):
         error = lib.aiordma_post_recv(self.pointer, wr_id, sges, count)
         if error:
             check_positive_errno(error, "ibv_post_recv", self._explain(count))
+
+    def post_send_chain_raw(self, requests: Any, count: int, sges: bytes) -> tuple[int, int]:
+        """Post a chain, an array of struct aiordma_send_request, with one call.
+
+        Returns:
+            C's errno, 0 if all were taken, and how many were.
+        """
+        self.require_open()
+        posted = ffi.new("uint32_t *")
+        error = lib.aiordma_post_send_chain(self.pointer, requests, count, sges, len(sges), posted)
+        return error, posted[0]
+
+    def bind_window_raw(
+        self,
+        window: Any,
+        wr_id: int,
+        flags: int,
+        region: Any,
+        address: int,
+        length: int,
+        access: int,
+    ) -> int:
+        """Bind a window of type 1 (man ibv_bind_mw). Returns C's errno."""
+        self.require_open()
+        error: int = lib.aiordma_bind_window(
+            self.pointer, window, wr_id, flags, region, address, length, access
+        )
+        return error
+
+    def attach_multicast(self, gid: bytes, lid: int = 0) -> None:
+        """Receive what is sent to a multicast group (man ibv_attach_mcast); UD only."""
+        self._multicast(self.provider.attach_mcast, "ibv_attach_mcast", gid, lid)
+
+    def detach_multicast(self, gid: bytes, lid: int = 0) -> None:
+        """No longer receive it. Before the queue pair is destroyed."""
+        self._multicast(self.provider.detach_mcast, "ibv_detach_mcast", gid, lid)
+
+    def _multicast(self, call: Callable[..., int], name: str, gid: bytes, lid: int) -> None:
+        self.require_open()
+        raw = ffi.new("union ibv_gid *")
+        raw.raw = gid
+        check_positive_errno(call(self.pointer, raw, lid), name)
 
     def _explain(self, count: int) -> str:
         return f"posted {count} sges to a queue pair of {self.capacity}"

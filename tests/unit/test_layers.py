@@ -15,6 +15,7 @@ from tests.unit.sources import BUILD, PACKAGE, ROOT, imported, modules
 ORDER = (
     "_native",
     "enums",
+    "hints",
     "errors",
     "states",
     "ranges",
@@ -26,6 +27,9 @@ ORDER = (
     "verbs.device",
     "verbs.memory",
     "verbs.completion",
+    "verbs.address",
+    "verbs.memory_window",
+    "verbs.shared_receive",
     "verbs.queue_pair",
     "verbs",
     "rdmacm",

@@ -1,0 +1,116 @@
+"""Where a peer's port is, and the handle that datagrams are posted with (man ibv_create_ah)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from aiordma._native import ffi, lib
+from aiordma.errors import check_pointer, check_positive_errno
+from aiordma.verbs.completion import COMPLETION, WorkCompletion
+from aiordma.verbs.device import Context, ProtectionDomain
+from aiordma.verbs.resource import Resource
+
+__all__ = ("GRH_BYTES", "AddressHandle", "AddressVector")
+
+GRH_BYTES = 40
+"""What a datagram's receive begins with, whether or not anything was written there."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddressVector:
+    """The way to a peer's port (`ibv_ah_attr`); on RoCE the gid and our gid_index are the way."""
+
+    port: int = 1
+    gid: bytes | None = None
+    gid_index: int = 0
+    lid: int = 0
+    hop_limit: int = 64
+    flow_label: int = 0
+    traffic_class: int = 0
+    service_level: int = 0
+
+    @classmethod
+    def read(cls, raw: Any) -> "AddressVector":
+        """Read a struct ibv_ah_attr."""
+        return cls(
+            port=raw.port_num,
+            gid=bytes(raw.grh.dgid.raw) if raw.is_global else None,
+            gid_index=raw.grh.sgid_index,
+            lid=raw.dlid,
+            hop_limit=raw.grh.hop_limit,
+            flow_label=raw.grh.flow_label,
+            traffic_class=raw.grh.traffic_class,
+            service_level=raw.sl,
+        )
+
+    def fill(self, raw: Any) -> None:
+        """Write into a struct ibv_ah_attr."""
+        raw.port_num = self.port
+        raw.dlid = self.lid
+        raw.sl = self.service_level
+        raw.is_global = self.gid is not None
+        if self.gid is not None:
+            raw.grh.dgid.raw = self.gid
+            raw.grh.sgid_index = self.gid_index
+            raw.grh.hop_limit = self.hop_limit
+            raw.grh.flow_label = self.flow_label
+            raw.grh.traffic_class = self.traffic_class
+
+    @classmethod
+    def of_sender(
+        cls, context: Context, port: int, completion: WorkCompletion, grh: bytes
+    ) -> "AddressVector":
+        """Return the way back to whoever sent the datagram that completed here.
+
+        Args:
+            context: the device.
+            port: the one that it arrived at.
+            completion: of the receive.
+            grh: the receive's first 40 bytes.
+
+        Raises:
+            ValueError: not 40 bytes.
+            VerbsCallError: the header names no address of ours (man ibv_init_ah_from_wc).
+        """
+        if len(grh) != GRH_BYTES:
+            raise ValueError(f"a GRH has {GRH_BYTES} bytes, and this has {len(grh)}")
+        context.require_open()
+        packed = ffi.new("struct aiordma_completion *")
+        ffi.buffer(packed)[:] = COMPLETION.pack(*completion)
+        raw = ffi.new("struct ibv_ah_attr *")
+        check_positive_errno(
+            lib.aiordma_address_of_sender(
+                context.provider.table, context.pointer, port, packed, grh, raw
+            ),
+            "ibv_init_ah_from_wc",
+        )
+        return cls.read(raw)
+
+
+class AddressHandle(Resource):
+    """The way to a peer's port, made ready for posting datagrams to it.
+
+    Raises:
+        VerbsCallError: the way is none, or the device has no handle left.
+    """
+
+    closing_rank = 1
+
+    def __init__(self, domain: ProtectionDomain, vector: AddressVector) -> None:
+        super().__init__(domain)
+        self.domain = domain
+        self.vector = vector
+        raw = ffi.new("struct ibv_ah_attr *")
+        vector.fill(raw)
+        try:
+            self.pointer = check_pointer(
+                domain.provider.create_ah(domain.pointer, raw), "ibv_create_ah", str(vector)
+            )
+        except BaseException:
+            self._abandon()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<AddressHandle to {self.vector}>"
+
+    def _destroy(self) -> None:
+        check_positive_errno(self.domain.provider.destroy_ah(self.pointer), "ibv_destroy_ah")

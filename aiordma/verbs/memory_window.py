@@ -1,0 +1,62 @@
+"""Memory windows: remote access that is given and revoked by posting (man ibv_alloc_mw)."""
+
+from aiordma._native import lib
+from aiordma.enums import MemoryWindowType
+from aiordma.errors import NotSupportedError, check_pointer, check_positive_errno
+from aiordma.verbs.device import ProtectionDomain
+from aiordma.verbs.resource import Resource
+
+__all__ = ("MemoryWindow",)
+
+
+class MemoryWindow(Resource):
+    """A window, bound to nothing at first. Binding it (`Connection.post_bind_window`) gives its
+    rkey access to a part of a region that was registered with Access.MW_BIND.
+
+    Type 1 is bound by a call of its own and unbound by binding it to nothing; type 2 is bound
+    and invalidated by work requests, also by the peer's SEND with invalidate.
+
+    Raises:
+        NotSupportedError: the device has no memory windows.
+        VerbsCallError: the driver refused.
+    """
+
+    closing_rank = 2
+
+    def __init__(
+        self, domain: ProtectionDomain, kind: MemoryWindowType = MemoryWindowType.TYPE_2
+    ) -> None:
+        if not domain.context.query().max_mw:
+            raise NotSupportedError(f"{domain.context.device_name} has no memory windows (max_mw)")
+        super().__init__(domain)
+        self.domain = domain
+        self.kind = kind
+        try:
+            self.pointer = check_pointer(
+                lib.aiordma_alloc_window(domain.pointer, kind), "ibv_alloc_mw"
+            )
+        except BaseException:
+            self._abandon()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<MemoryWindow of {self.kind.name} on {self.domain.context.device_name}>"
+
+    @property
+    def rkey(self) -> int:
+        """Its current rkey. Every bind makes another one."""
+        self.require_open()
+        return int(self.pointer.rkey)
+
+    @rkey.setter
+    def rkey(self, value: int) -> None:
+        self.pointer.rkey = value
+
+    def next_rkey(self) -> int:
+        """Return the rkey that a bind of type 2 gives it: the last 8 bits count up
+        (ibv_inc_rkey)."""
+        rkey = self.rkey
+        return rkey & ~0xFF | (rkey + 1) & 0xFF
+
+    def _destroy(self) -> None:
+        check_positive_errno(lib.aiordma_dealloc_window(self.pointer), "ibv_dealloc_mw")
