@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma import errors
+from aiordma import errors, hints
 from aiordma._native import ffi
 from aiordma.enums import WorkCompletionStatus as Status
 from aiordma.errors import (
@@ -204,8 +204,8 @@ def test_no_device_names_the_command_that_makes_one(number: int) -> None:
 
 
 def test_every_hint_is_a_text() -> None:
-    for call, number in errors._HINTS:
-        hint = errors._hint(call, number)
+    for call, number in hints._HINTS:
+        hint = hints.hint(call, number)
         assert hint
         assert hint in str(VerbsCallError(number, call))
         assert not hint.endswith(".")  # texts are joined with ". "
