@@ -112,6 +112,6 @@ class Chain(Posting):
         return request
 
     def _post_bind(
-        self, window: BoundWindow, memory: MemorySlice | None, access: int, flags: int
+        self, window: BoundWindow, memory: MemorySlice, access: int, flags: int
     ) -> WorkRequest:
         raise NotSupportedError("windows of type 1 are bound by a call of their own, not a chain")

@@ -9,7 +9,6 @@ that is memory given back, which is how no buffer is freed under the device, and
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Protocol
 
 import anyio
 
@@ -37,10 +36,10 @@ from aiordma.request import WorkRequest
 from aiordma.states import ConnectionState, next_state
 from aiordma.threads import in_thread, outwait
 from aiordma.unmanaged import Unmanaged
-from aiordma.verbs import Capacity, MemoryRegion, RawSharedReceiveQueue
-from aiordma.work_queues import WorkQueues
+from aiordma.verbs import Capacity, MemoryRegion
+from aiordma.work_queues import SharedReceives, Window, WorkQueues
 
-__all__ = ("Endpoint", "SharedReceives")
+__all__ = ("Endpoint",)
 
 logger = logging.getLogger("aiordma")
 
@@ -56,20 +55,6 @@ NEWS_SECONDS = 1.0
 _FLUSH = int(WorkCompletionStatus.WR_FLUSH_ERR)
 _CONNECTING = (ConnectionState.CONNECTING, ConnectionState.ACCEPTING)
 _ENDED = (ConnectionState.DISCONNECTED, ConnectionState.BROKEN, ConnectionState.CLOSED)
-
-
-class Closable(Protocol):
-    """A memory window."""
-
-    def close(self) -> None:
-        """Free it."""
-
-
-class SharedReceives(Protocol):
-    """A shared receive queue, and the completion queue where its receives complete."""
-
-    raw: RawSharedReceiveQueue
-    queue: SharedQueue
 
 
 class Endpoint(WorkQueues):
@@ -111,7 +96,7 @@ class Endpoint(WorkQueues):
         self._entries = options.send_depth + options.receive_queue
         self.service = QueuePairType.RC
         self._shared_receive: SharedReceives | None = None
-        self.windows: dict[int, Closable] = {}
+        self.windows: dict[int, Window] = {}
         self.max_read_depth = 0
         self.max_message = 0
         self.capacity = Capacity()
@@ -123,7 +108,7 @@ class Endpoint(WorkQueues):
     async def open(
         self,
         service: QueuePairType = QueuePairType.RC,
-        shared_receive: "SharedReceives | None" = None,
+        shared_receive: SharedReceives | None = None,
     ) -> None:
         """Make the queue pair, with room reserved in a shared completion queue.
 
@@ -346,7 +331,14 @@ class Endpoint(WorkQueues):
         if self.queue_pair is None:
             self._finish()
         else:
-            self.reactor.destroy(self.queue_pair.close, self._finish)
+            self.reactor.destroy(self._destroy_queue_pair, self._finish)
+
+    def _destroy_queue_pair(self) -> None:
+        assert self.queue_pair is not None
+        # Windows first: in rxe a bound one holds its queue pair, whose destruction waits for it.
+        for window in list(self.windows.values()):
+            window.free()
+        self.queue_pair.close()
 
     def _finish(self) -> None:
         """The queue pair is gone: nothing touches memory any more, and nothing more completes."""
@@ -357,6 +349,8 @@ class Endpoint(WorkQueues):
                 error = FlushedError(_FLUSH, str(request), qp_num=self.qpn)
                 error.__cause__ = self.cause
                 request.fail(error)
+            for window in list(self.windows.values()):
+                window.close()
             self.hub.on_failure.discard(self.fail)
             if self._queue is not None:
                 self.hub.free(self._queue, self._entries)
@@ -381,7 +375,6 @@ class Endpoint(WorkQueues):
         self.on_close()
         self.reactor.unsubscribe(self.identifier)
         regions, self.regions = list(self.regions.values()), {}
-        windows, self.windows = list(self.windows.values()), {}
 
         def close() -> None:
             with ExitStack() as last_first:
@@ -389,8 +382,6 @@ class Endpoint(WorkQueues):
                 for region in regions:
                     # Another connection's request may still own it: then it goes with that.
                     last_first.callback(region.retire)
-                for window in windows:
-                    last_first.callback(window.close)
 
         self.reactor.destroy(close, lambda: self.reactor.release(self._closed.set))
 

@@ -270,9 +270,9 @@ class Posting(Registration):
             ValueError: it is not bound (any more).
         """
         require_windows(self._endpoint)
-        window.require_bound()
+        memory = window.require_bound()
         if window.window.kind is MemoryWindowType.TYPE_1:
-            request = self._post_bind(window, None, 0, send_flags(fence, False))
+            request = self._post_bind(window, memory[:0], 0, send_flags(fence, False))
         else:
             work = SendWork(
                 "LOCAL_INV", _Op.LOCAL_INV, flags=send_flags(fence, False), immediate=window.rkey
@@ -331,7 +331,7 @@ class Posting(Registration):
         return request
 
     def _post_bind(
-        self, window: BoundWindow, memory: MemorySlice | None, access: int, flags: int
+        self, window: BoundWindow, memory: MemorySlice, access: int, flags: int
     ) -> WorkRequest:
         return self._endpoint.post_bind(window.window, memory, access, flags)
 

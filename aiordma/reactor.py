@@ -138,9 +138,19 @@ class Reactor:
         Raises:
             NoDeviceError: librdmacm knows no such device; the message names those it knows.
         """
-        context = await in_thread(self.loop, lambda: opened_device(self.channel.provider, device))
-        key = int(ffi.cast("uintptr_t", context.pointer))
-        return await self._hub(key, lambda: context)
+        found: list[Context] = []
+        self.retain()
+        try:
+            await in_thread(
+                self.loop,
+                lambda: found.append(opened_device(self.channel.provider, device)),
+            )
+            key = int(ffi.cast("uintptr_t", found[0].pointer))
+            return await self._hub(key, found.pop)
+        finally:
+            for context in found:
+                context.close()  # its hub existed, or the caller was cancelled
+            self.release()
 
     async def _hub(self, key: int, context: Callable[[], Context]) -> DeviceHub:
         async with self._opening:

@@ -103,11 +103,15 @@ class BoundWindow:
             self._last.add_done_callback(lambda _: self.close())
             return
         self._endpoint.windows.pop(id(self), None)
+        self.free()
+        self._let_go()
+
+    def free(self) -> None:
+        """Free the device's window only; for the connection's end, in a thread."""
         try:
             self.window.close()
         except VerbsCallError as error:
             logger.warning("%r: %s", self, error)
-        self._let_go()
 
     def __enter__(self) -> "BoundWindow":
         return self

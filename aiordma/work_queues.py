@@ -5,17 +5,18 @@ comes back here through its request.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from aiordma.credits import Credits
 from aiordma.enums import SendFlag, WorkCompletionOpcode, WorkRequestOpcode
 from aiordma.errors import FlushedError, PartialPostError, QueueFullError, RdmaError, VerbsCallError
-from aiordma.hub import DeviceHub
+from aiordma.hub import DeviceHub, SharedQueue
 from aiordma.options import ConnectionOptions
 from aiordma.ranges import RemoteMemory
 from aiordma.request import Holdable, WorkRequest
-from aiordma.verbs import MemorySlice, MemoryWindow, QueuePair, SendWork
+from aiordma.verbs import MemorySlice, MemoryWindow, QueuePair, RawSharedReceiveQueue, SendWork
 
-__all__ = ("WorkQueues",)
+__all__ = ("SharedReceives", "Window", "WorkQueues")
 
 _SIGNALED = int(SendFlag.SIGNALED)
 
@@ -28,6 +29,23 @@ _COMPLETES_AS: dict[int, WorkCompletionOpcode] = {
     WorkRequestOpcode.LOCAL_INV: WorkCompletionOpcode.LOCAL_INV,
     WorkRequestOpcode.BIND_MW: WorkCompletionOpcode.BIND_MW,
 }
+
+
+class Window(Protocol):
+    """A memory window of the queue pair."""
+
+    def free(self) -> None:
+        """Free the device's object, in any thread."""
+
+    def close(self) -> None:
+        """Let go of the memory that it was bound to, too; on the loop's thread."""
+
+
+class SharedReceives(Protocol):
+    """A shared receive queue, and the completion queue where its receives complete."""
+
+    raw: RawSharedReceiveQueue
+    queue: SharedQueue
 
 
 class WorkQueues:
@@ -194,14 +212,13 @@ class WorkQueues:
         raise NotImplementedError
 
     def post_bind(
-        self, window: MemoryWindow, bound: MemorySlice | None, access: int, flags: int
+        self, window: MemoryWindow, bound: MemorySlice, access: int, flags: int
     ) -> WorkRequest:
-        """Bind a window of type 1, or unbind it (None); its rkey is another one at once."""
+        """Bind a window of type 1; to no bytes unbinds it. Its rkey is another one at once."""
         self.require_usable()
         if not self.send_credits.try_take():
             raise QueueFullError(f"{self.options.send_depth} requests are in flight")
-        held = () if bound is None else (bound,)
-        request = WorkRequest(self, "BIND_MW", 0 if bound is None else bound.length, held)
+        request = WorkRequest(self, "BIND_MW", bound.length, (bound,))
         self._enter(request)
         assert self.queue_pair is not None
         try:

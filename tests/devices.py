@@ -26,7 +26,11 @@ ADDRESS = "10.1.1.1"
 
 # What a device lacks, by its driver. docs/devices.md is this table in words.
 LACKS: dict[str, dict[str, str]] = {
-    "rxe": {},
+    "rxe": {
+        "window_bounds": "rxe 6.1 checks an access through a memory window against the bounds of "
+        "the region that it is bound to, not against the window's own",
+        "invalidation_told": "rxe 6.1 does not tell a program which rkey a message invalidated",
+    },
     "siw": {
         "rnr": "iWARP has no receiver-not-ready: a message without a receive ends the connection",
         "atomics": "siw has no atomics (RFC 7306 is not implemented)",

@@ -133,7 +133,10 @@ int aiordma_post_send(struct ibv_qp *queue_pair, uint64_t wr_id, uint32_t opcode
     request.num_sge = sge_count;
     request.opcode = (enum ibv_wr_opcode)opcode;
     request.send_flags = send_flags;
-    request.imm_data = htonl(immediate);
+    if (request.opcode == IBV_WR_SEND_WITH_INV)
+        request.invalidate_rkey = immediate;
+    else
+        request.imm_data = htonl(immediate);
     request.wr.rdma.remote_addr = remote_address;
     request.wr.rdma.rkey = rkey;
     return ibv_post_send(queue_pair, &request, &refused);

@@ -305,20 +305,26 @@ class QueuePair(Resource):
         return error, posted[0]
 
     def bind_window(
-        self, wr_id: int, window: MemoryWindow, bound: MemorySlice | None, access: int, flags: int
+        self, wr_id: int, window: MemoryWindow, bound: MemorySlice, access: int, flags: int
     ) -> None:
-        """Bind a window of type 1 to memory, or to nothing (man ibv_bind_mw).
+        """Bind a window of type 1 to memory (man ibv_bind_mw); a length of 0 unbinds it.
 
         Raises:
             VerbsCallError: the device refused it.
         """
         self.require_open()
-        region, address, length = ffi.NULL, 0, 0
-        if bound is not None:
-            region, address, length = bound.region.pointer, bound.address, bound.length
+        # Always with a region: without one, which the man page allows for unbinding, rxe's library
+        # follows a null pointer.
         check_positive_errno(
             lib.aiordma_bind_window(
-                self.pointer, window.pointer, wr_id, flags, region, address, length, access
+                self.pointer,
+                window.pointer,
+                wr_id,
+                flags,
+                bound.region.pointer,
+                bound.address,
+                bound.length,
+                access,
             ),
             "ibv_bind_mw",
         )

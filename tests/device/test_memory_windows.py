@@ -15,7 +15,7 @@ TYPES = list(MemoryWindowType)
 
 
 @pytest.mark.parametrize("kind", TYPES)
-async def test_a_window_gives_access_to_what_it_is_bound_to_and_no_more(
+async def test_a_window_gives_access_to_what_it_is_bound_to(
     kind: MemoryWindowType,
 ) -> None:
     async with connected() as (client, server):
@@ -28,8 +28,29 @@ async def test_a_window_gives_access_to_what_it_is_bound_to_and_no_more(
         await client.write(b"0123456789abcdef", theirs)
         assert memory[16:32] == b"0123456789abcdef"
         assert await client.read_bytes(theirs[4:8]) == b"4567"
+
+
+@one_loop
+@pytest.mark.capability("window_bounds")
+async def test_a_window_gives_no_access_beside_it() -> None:
+    async with connected() as (client, server):
+        region = server.register(bytearray(64), BINDABLE)
+        window = await server.bind(region[16:32], BOTH)
+        theirs = window.remote
         with pytest.raises(aiordma.RemoteAccessError):
             await client.write(b"x", RemoteMemory(theirs.address - 1, 1, theirs.rkey))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+async def test_a_window_gives_only_the_access_that_it_was_bound_with(
+    kind: MemoryWindowType,
+) -> None:
+    async with connected() as (client, server):
+        region = server.register(bytearray(b"0123456789abcdef"), BINDABLE)
+        window = await server.bind(region[:], Access.REMOTE_READ, kind)
+        assert await client.read_bytes(window.remote) == b"0123456789abcdef"
+        with pytest.raises(aiordma.RemoteAccessError):
+            await client.write(b"x", window.remote[:1])
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -76,13 +97,23 @@ async def test_the_peers_send_revokes_what_it_was_given() -> None:
         theirs = window.remote
         await client.write(b"done by the peer", theirs)
         await client.send(b"all yours", invalidate=theirs.rkey)
-        message = await server.receive_message()
-        assert message == aiordma.Message(b"all yours", None, theirs.rkey)
+        assert (await server.receive_message()).data == b"all yours"
         window.was_invalidated()
         assert not window.is_bound
         assert memory == b"done by the peer"
         with pytest.raises(aiordma.RemoteAccessError):
             await client.write(b"x", theirs[:1])
+
+
+@one_loop
+@pytest.mark.capability("invalidation_told")
+async def test_a_message_tells_which_rkey_it_invalidated() -> None:
+    async with connected() as (client, server):
+        region = server.register(bytearray(16), BINDABLE)
+        theirs = (await server.bind(region[:], Access.REMOTE_WRITE)).remote
+        await client.send(b"all yours", invalidate=theirs.rkey)
+        message = await server.receive_message()
+        assert message == aiordma.Message(b"all yours", None, theirs.rkey)
 
 
 @one_loop

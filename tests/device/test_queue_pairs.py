@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anyio
 import pytest
 
 import aiordma
@@ -117,18 +116,6 @@ async def test_wrong_addresses_and_arguments_are_refused(device: DeviceUnderTest
     async with pair(device) as (one, other):
         with pytest.raises(ValueError, match="has been connected"):
             await one.connect_to(other.address)
-
-
-@one_loop
-@by_hand
-async def test_a_cancelled_connect_leaves_nothing(device: DeviceUnderTest) -> None:
-    async with await aiordma.open_queue_pair(device.name, gid_index=GID_INDEX) as one:
-        with anyio.CancelScope() as scope:
-            scope.cancel()
-            await one.connect_to(one.address)
-        assert scope.cancelled_caught
-        with pytest.raises(aiordma.ClosedError):
-            one.post_send(b"x")
 
 
 @one_loop
