@@ -128,6 +128,7 @@ class Endpoint(WorkQueues):
         self.queue_pair = self.identifier.create_queue_pair(self.hub.domain, queue, queue, capacity)
         self.capacity = self.queue_pair.capacity
         self.qpn = self.queue_pair.qpn
+        self.hub.on_queue_pair_error[self.queue_pair.key] = self.fail
 
     # -- what holds of it ------------------------------------------------------------------
 
@@ -313,6 +314,7 @@ class Endpoint(WorkQueues):
         if self.queue_pair is None:
             self._finish()
         else:
+            self.hub.on_queue_pair_error.pop(self.queue_pair.key, None)
             self.reactor.destroy(self.queue_pair.close, self._finish)
 
     def _finish(self) -> None:
