@@ -5,7 +5,6 @@ import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
 
 import anyio
 import pytest
@@ -17,7 +16,6 @@ from aiordma import (
     AsyncEvent,
     AsyncEventType,
     CompletionQueue,
-    Context,
     Device,
     MemoryRegion,
     Mtu,
@@ -231,4 +229,5 @@ def test_loops_in_two_threads_each_hear_the_events_of_their_shared_context() -> 
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert heard == dict.fromkeys(("asyncio", "trio"), [AsyncEventType.SRQ_LIMIT_REACHED])
+    once = [AsyncEventType.SRQ_LIMIT_REACHED]
+    assert heard == {"asyncio": once, "trio": once}
