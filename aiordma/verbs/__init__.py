@@ -17,6 +17,7 @@ from aiordma.verbs.memory import MemoryRegion, MemorySlice
 from aiordma.verbs.memory_window import MemoryWindow
 from aiordma.verbs.queue_pair import Capacity, QueuePair
 from aiordma.verbs.resource import Resource
+from aiordma.verbs.send_work import SendWork
 from aiordma.verbs.shared_receive import RawSharedReceiveQueue
 
 __all__ = (
@@ -39,5 +40,6 @@ __all__ = (
     "QueuePair",
     "RawSharedReceiveQueue",
     "Resource",
+    "SendWork",
     "WorkCompletion",
 )
