@@ -227,52 +227,6 @@ def test_a_bad_transition_is_refused_with_the_attributes_name(device: DeviceUnde
         assert pair.state is QueuePairState.INIT
 
 
-# -- devices ----------------------------------------------------------------------------------
-
-
-def test_a_device_tells_who_it_is(device: DeviceUnderTest) -> None:
-    assert device.name in Device.names()
-    with Device(device.name).open() as context:
-        attributes = context.query()
-        assert context.device_name == device.name
-        assert attributes.phys_port_cnt == 1
-        assert attributes.max_cqe > 0
-        assert attributes.max_qp_wr > 0
-        port = context.query_port()
-        assert port.state.name == "ACTIVE"
-        assert port.active_mtu.bytes in (256, 512, 1024, 2048, 4096)
-        assert len(context.query_gid()) == 16
-        with pytest.raises(aiordma.VerbsCallError, match="ibv_query_port"):
-            context.query_port(7)
-        with pytest.raises(aiordma.VerbsCallError, match="ibv_query_gid"):
-            context.query_gid(1, 10_000)
-
-
-def test_an_unknown_device_is_refused_with_those_there_are(device: DeviceUnderTest) -> None:
-    with pytest.raises(aiordma.NoDeviceError, match=f"no RDMA device 'mlx5_7'.*{device.name}"):
-        Device("mlx5_7").open()
-
-
-def test_sizes_beyond_the_device_are_refused_with_its_limit(device: DeviceUnderTest) -> None:
-    with (
-        Device(device.name).open() as context,
-        context.alloc_pd() as domain,
-        CompletionQueue(context, 16) as queue,
-    ):
-        limit = context.query()
-        for entries in (0, limit.max_cqe + 1):
-            with pytest.raises(ValueError, match=rf"1\.\.{limit.max_cqe}"):
-                CompletionQueue(context, entries)
-        for name, most in (("max_send_wr", limit.max_qp_wr), ("max_recv_sge", limit.max_sge)):
-            with pytest.raises(ValueError, match=rf"{name}={most + 1}: .* has 0\.\.{most}"):
-                QueuePair.create(domain, queue, queue, capacity=Capacity(**{name: most + 1}))
-        pair = QueuePair.create(domain, queue, queue, capacity=Capacity(5, 6, 2, 3, 32))
-        assert pair.capacity.max_send_wr >= 5
-        assert pair.capacity.max_recv_wr >= 6
-        assert pair.capacity.max_send_sge >= 2
-        assert pair.capacity.max_recv_sge >= 3
-
-
 # -- the end ----------------------------------------------------------------------------------
 
 

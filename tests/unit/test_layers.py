@@ -15,6 +15,7 @@ from tests.unit.sources import BUILD, PACKAGE, ROOT, imported, modules
 ORDER = (
     "_native",
     "enums",
+    "device_enums",
     "hints",
     "errors",
     "states",
@@ -25,6 +26,7 @@ ORDER = (
     "provider",
     "verbs.resource",
     "verbs.async_event",
+    "verbs.attributes",
     "verbs.device",
     "verbs.memory",
     "verbs.completion",
