@@ -53,6 +53,7 @@ __all__ = (
     "check_negative_errno",
     "check_pointer",
     "check_positive_errno",
+    "check_supported",
     "completion_error",
 )
 
@@ -335,6 +336,16 @@ def check_positive_errno(result: int, call: str, hint: str | None = None) -> Non
     if result:
         # Some providers of some verbs answer -1 with errno, against the man page.
         raise VerbsCallError(result if result > 0 else ffi.errno or _UNSAID, call, hint)
+
+
+def check_supported(error: int, what: str, device: str) -> None:
+    """For an errno of a call that not every device has: refuse in our own words if it is that.
+
+    Raises:
+        NotSupportedError: names what the device lacks.
+    """
+    if error in (errno_module.EOPNOTSUPP, errno_module.ENOSYS):
+        raise NotSupportedError(f"{what}: {device} or its library cannot")
 
 
 def check_minus_one(result: int, call: str, hint: str | None = None) -> None:

@@ -196,6 +196,11 @@ struct ibv_mr { void *addr; size_t length; uint32_t lkey; uint32_t rkey; ...; };
 enum ibv_rereg_mr_flags {
     IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_ACCESS, ...
 };
+enum ibv_rereg_mr_err_code {
+    IBV_REREG_MR_ERR_INPUT, IBV_REREG_MR_ERR_DONT_FORK_NEW, IBV_REREG_MR_ERR_DO_FORK_OLD,
+    IBV_REREG_MR_ERR_CMD, IBV_REREG_MR_ERR_CMD_AND_DO_FORK_NEW, ...
+};
+#define IBV_ACCESS_OPTIONAL_RANGE ...
 enum ibv_mw_type { IBV_MW_TYPE_1, IBV_MW_TYPE_2, ... };
 struct ibv_mw { uint32_t rkey; enum ibv_mw_type type; ...; };
 enum ibv_create_cq_attr_flags {
