@@ -11,19 +11,16 @@ import pytest
 
 import aiordma
 from aiordma import (
-    Access,
-    AddressVector,
     AsyncEvent,
     AsyncEventType,
-    CompletionQueue,
+    Capacity,
     Device,
     MemoryRegion,
-    Mtu,
     QueuePair,
-    QueuePairState,
     RawSharedReceiveQueue,
 )
 from aiordma.hub import DeviceHub
+from tests.device.by_hand import open_end
 from tests.device.players import OWN_RECEIVES, connected, one_loop, until
 from tests.devices import DeviceUnderTest
 
@@ -100,43 +97,31 @@ async def test_an_address_that_comes_changes_the_gid_table(device: DeviceUnderTe
 # -- an object's ----------------------------------------------------------------------------------
 
 
-def to_itself(pair: QueuePair) -> None:
-    """Connect a queue pair with itself."""
-    gid_index = 1
-    pair.modify(QueuePairState.INIT, pkey_index=0, port=1, access=Access.REMOTE_WRITE)
-    pair.modify(
-        QueuePairState.RTR,
-        address=AddressVector(gid=pair.domain.context.query_gid(1, gid_index), gid_index=gid_index),
-        path_mtu=Mtu.MTU_1024,
-        dest_qp_num=pair.qpn,
-        rq_psn=0,
-        max_dest_rd_atomic=1,
-        min_rnr_timer=5,
-    )
-    pair.modify(QueuePairState.RTS, sq_psn=0, timeout=14, retry_cnt=7, rnr_retry=7, max_rd_atomic=1)
-
-
 @pytest.mark.capability("queue pairs by hand")
 def test_the_limit_of_a_shared_receive_queue_is_reported_with_the_queue(
     device: DeviceUnderTest,
 ) -> None:
     with (
-        Device(device.name).open() as context,
-        context.alloc_pd() as domain,
-        CompletionQueue(context, 16) as queue,
-        RawSharedReceiveQueue(domain, 8) as shared,
-        QueuePair.create(domain, queue, queue, shared_receive=shared) as pair,
+        open_end(device) as one,
+        open_end(device) as other,
+        RawSharedReceiveQueue(other.domain, 8) as shared,
+        QueuePair.create(
+            other.domain, other.queue, other.queue, capacity=Capacity(8, 8), shared_receive=shared
+        ) as pair,
     ):
-        to_itself(pair)
-        target = MemoryRegion(domain, bytearray(8))
+        other.pair.close()
+        other.pair = pair
+        one.connect(other)
+        other.connect(one)
+        context = other.domain.context
+        target = MemoryRegion(other.domain, bytearray(8))
         shared.post_srq_recv([(number, [target[:]]) for number in range(3)])
         shared.modify(limit=2)
         assert context.take_async_event() is None
         for number in range(2):
-            pair.post_send(10 + number, [])
-        completions: list[aiordma.WorkCompletion] = []
-        while len(completions) < 4:
-            completions += queue.poll()
+            one.pair.post_send(number, [])
+        one.completions(2)
+        other.completions(2)
         events = []
         while (event := context.take_async_event()) is not None:
             events.append(event)
