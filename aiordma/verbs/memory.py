@@ -166,7 +166,7 @@ class MemoryRegion(Resource):
             # An older kernel refuses these: this call leaves out what it does not know.
             return check_pointer(
                 provider.reg_mr_iova2(pointer, start, length, self.address, access),
-                "ibv_reg_mr_iova2",
+                "ibv_reg_mr",  # which is a macro that calls this
             )
         if iova is not None:
             return check_pointer(

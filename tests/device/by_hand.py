@@ -62,15 +62,27 @@ class End:
 
 
 @contextmanager
+def end_in(
+    domain: aiordma.ProtectionDomain, shared_receive: aiordma.RawSharedReceiveQueue | None = None
+) -> Iterator[End]:
+    with (
+        CompletionChannel(domain.context) as channel,
+        CompletionQueue(domain.context, 16, channel) as queue,
+        QueuePair.create(
+            domain, queue, queue, capacity=Capacity(8, 8), shared_receive=shared_receive
+        ) as pair,
+    ):
+        yield End(domain, channel, queue, pair)
+
+
+@contextmanager
 def open_end(device: DeviceUnderTest) -> Iterator[End]:
     with (
         Device(device.name).open() as context,
         context.alloc_pd() as domain,
-        CompletionChannel(context) as channel,
-        CompletionQueue(context, 16, channel) as queue,
-        QueuePair.create(domain, queue, queue, capacity=Capacity(8, 8)) as pair,
+        end_in(domain) as end,
     ):
-        yield End(domain, channel, queue, pair)
+        yield end
 
 
 @contextmanager

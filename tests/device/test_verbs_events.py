@@ -13,14 +13,11 @@ import aiordma
 from aiordma import (
     AsyncEvent,
     AsyncEventType,
-    Capacity,
     Device,
-    MemoryRegion,
-    QueuePair,
     RawSharedReceiveQueue,
 )
 from aiordma.hub import DeviceHub
-from tests.device.by_hand import open_end
+from tests.device.by_hand import End, end_in
 from tests.device.players import OWN_RECEIVES, connected, one_loop, until
 from tests.devices import DeviceUnderTest
 
@@ -97,35 +94,44 @@ async def test_an_address_that_comes_changes_the_gid_table(device: DeviceUnderTe
 # -- an object's ----------------------------------------------------------------------------------
 
 
+@contextmanager
+def two_ends(
+    domain: aiordma.ProtectionDomain,
+) -> Iterator[tuple[End, End, RawSharedReceiveQueue]]:
+    """A sender, a receiver, and the shared receive queue of the latter."""
+    with (
+        RawSharedReceiveQueue(domain, 8) as shared,
+        end_in(domain) as one,
+        end_in(domain, shared) as other,
+    ):
+        one.connect(other)
+        other.connect(one)
+        yield one, other, shared
+
+
+def reach_the_limit(one: End, other: End, shared: RawSharedReceiveQueue) -> None:
+    """Leave one receive, where two are the limit."""
+    shared.post_srq_recv([(number, []) for number in range(3)])
+    shared.modify(limit=2)
+    for number in range(2):
+        one.pair.post_send(number, [])
+    one.completions(2)
+    other.completions(2)
+
+
 @pytest.mark.capability("queue pairs by hand")
 def test_the_limit_of_a_shared_receive_queue_is_reported_with_the_queue(
     device: DeviceUnderTest,
 ) -> None:
     with (
-        open_end(device) as one,
-        open_end(device) as other,
-        RawSharedReceiveQueue(other.domain, 8) as shared,
-        QueuePair.create(
-            other.domain, other.queue, other.queue, capacity=Capacity(8, 8), shared_receive=shared
-        ) as pair,
+        Device(device.name).open() as context,
+        context.alloc_pd() as domain,
+        two_ends(domain) as (one, other, shared),
     ):
-        other.pair.close()
-        other.pair = pair
-        one.connect(other)
-        other.connect(one)
-        context = other.domain.context
-        target = MemoryRegion(other.domain, bytearray(8))
-        shared.post_srq_recv([(number, [target[:]]) for number in range(3)])
-        shared.modify(limit=2)
         assert context.take_async_event() is None
-        for number in range(2):
-            one.pair.post_send(number, [])
-        one.completions(2)
-        other.completions(2)
-        events = []
-        while (event := context.take_async_event()) is not None:
-            events.append(event)
-        limits = [event for event in events if event.type is AsyncEventType.SRQ_LIMIT_REACHED]
+        reach_the_limit(one, other, shared)
+        events = list(iter(context.take_async_event, None))
+        limits = [event for event in events if event and event.key == shared.key]
         assert limits == [
             AsyncEvent(AsyncEventType.SRQ_LIMIT_REACHED, key=shared.key, resource=shared)
         ]
@@ -178,6 +184,48 @@ async def test_a_completion_queue_that_fails_ends_every_connection_on_the_device
         for connection in (client, server):
             with pytest.raises(aiordma.DeviceEventError, match="CQ_ERR"):
                 await connection.receive()
+
+
+@pytest.mark.anyio
+@one_loop
+async def test_the_events_of_librdmacms_contexts_are_not_for_taking() -> None:
+    async with connected() as (client, _):
+        context = hub_of(client).context
+        with pytest.raises(aiordma.BusyError, match="makes a context with events of its own"):
+            context.take_async_event()
+        with pytest.raises(aiordma.BusyError, match="makes a context with events of its own"):
+            await anext(context.async_events())
+
+
+@pytest.mark.capability("queue pairs by hand")
+def test_a_real_event_reaches_the_loops_of_both_threads_whichever_reads_it() -> None:
+    both = threading.Barrier(2)
+    shared_keys: dict[str, int] = {}
+    heard: dict[str, list[AsyncEventType]] = {"asyncio": [], "trio": []}
+
+    async def use(backend: str) -> None:
+        async with connected() as (client, _):
+            hub = hub_of(client)
+            with two_ends(hub.domain) as (one, other, shared):
+                shared_keys[backend] = shared.key
+                await anyio.to_thread.run_sync(both.wait, 30)
+                for key in shared_keys.values():
+                    hub.on_object_event[key] = heard[backend].append
+                await anyio.to_thread.run_sync(both.wait, 30)
+                reach_the_limit(one, other, shared)
+                await until(lambda: len(heard[backend]) == 2)
+                await anyio.to_thread.run_sync(both.wait, 30)
+
+    threads = [
+        threading.Thread(target=lambda backend=backend: anyio.run(use, backend, backend=backend))
+        for backend in heard
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    twice = [AsyncEventType.SRQ_LIMIT_REACHED] * 2
+    assert heard == {"asyncio": twice, "trio": twice}
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """Asynchronous events: each type says what it is about, no cancellation loses one, and what one
 loop reads reaches every other."""
 
+import asyncio
 import errno
 import os
 import threading
@@ -187,6 +188,20 @@ async def test_a_second_task_may_not_wait_and_a_cancelled_wait_loses_nothing(
         await anext(events)
     assert scope.cancelled_caught
     assert await anext(events) == AsyncEvent(AsyncEventType.GID_CHANGE, 1)
+
+
+def test_a_task_that_asyncio_cancels_by_itself_takes_no_event_with_it(source: Source) -> None:
+    async def run() -> AsyncEvent:
+        events = AsyncEvents(source)
+        task = asyncio.create_task(events.__anext__())
+        await asyncio.sleep(0.01)
+        source.tell(AsyncEventType.GID_CHANGE, 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await anext(events)
+
+    assert asyncio.run(run()) == AsyncEvent(AsyncEventType.GID_CHANGE, 1)
 
 
 @pytest.mark.anyio
