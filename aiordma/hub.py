@@ -41,6 +41,8 @@ BATCH = 256
 ROUNDS = 16
 """Batches per wake before other callbacks get their turn."""
 QUEUE_ENTRIES = 4096
+NEWS_SECONDS = 0.1
+"""How long after a queue pair's asynchronous failure a completion may still say more of it."""
 WATCHDOG_SECONDS = 1.0
 WATCHDOG_MOST_SECONDS = 60.0
 
@@ -71,8 +73,9 @@ class DeviceHub:
     a callback of each user, for the one time when the device fails: nothing completes any more.
 
     The device's asynchronous events come here too, and go on by the object's address (`key`):
-    `on_queue_pair_error` is told how a queue pair failed, `on_object_event` the type of any other
-    event of an object. Enter an object when it is made, take it out before it is destroyed.
+    `on_queue_pair_error` is told that a queue pair failed (a moment later, unless it has ended for
+    a better reason by then), `on_object_event` the type of any other event of an object. Enter an
+    object when it is made, take it out before it is destroyed.
     """
 
     def __init__(self, context: Context, loop: EventLoop) -> None:
@@ -259,13 +262,24 @@ class DeviceHub:
         elif kind in QUEUE_PAIR_ERRORS:
             tell = self.on_queue_pair_error.get(event.key)
             if tell is not None:
-                tell(DeviceEventError(kind, f"a queue pair of {name}"))
+                error = DeviceEventError(kind, f"a queue pair of {name}")
+                # siw raises it just before the completion that names the request and its error.
+                self.loop.call_later(NEWS_SECONDS, lambda: self._tell(event.key, tell, error))
         elif event.key:
             handle = self.on_object_event.get(event.key)
             if handle is not None:
                 handle(kind)
         else:
             logger.info("%s: %s on port %d", name, kind.name, event.port)
+
+    def _tell(
+        self, key: int, tell: Callable[[DeviceEventError], None], error: DeviceEventError
+    ) -> None:
+        if self._stopped:
+            return
+        self.drain()
+        if self.on_queue_pair_error.get(key) == tell:  # else it has ended, for a better reason
+            tell(error)
 
     # -- the watchdog -------------------------------------------------------------------------
 

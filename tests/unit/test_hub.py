@@ -263,7 +263,7 @@ def test_the_watchdog_looks_rarer_and_rarer_and_ends_with_the_last_request(devic
 
 
 def test_an_event_of_an_object_goes_to_who_entered_it(device: Device) -> None:
-    hub, _ = device.hub()
+    hub, loop = device.hub()
     failed: list[DeviceEventError] = []
     heard: list[AsyncEventType] = []
     hub.on_queue_pair_error[0x10] = failed.append
@@ -279,11 +279,29 @@ def test_an_event_of_an_object_goes_to_who_entered_it(device: Device) -> None:
         for key in (0x10, 0x20, 0x30):
             hub.handle_async_event(AsyncEvent(kind, key=key))
     hub.handle_async_event(AsyncEvent(AsyncEventType.PORT_ERR, port=1))
+    assert failed == []
+    loop.fire()
     assert [error.event for error in failed] == list(kinds[:3])
     assert "QP_FATAL" in str(failed[0])
     assert "numbers0" in str(failed[0])
     assert heard == list(kinds[3:])
     assert hub.failure is None
+
+
+def test_a_queue_pairs_event_counts_for_less_than_its_completion(device: Device) -> None:
+    hub, loop = device.hub()
+    failed: list[DeviceEventError] = []
+    hub.on_queue_pair_error[0x10] = failed.append
+
+    def end() -> None:
+        del hub.on_queue_pair_error[0x10]  # as the queue pair's owner does
+
+    wr_id = hub.in_flight.add(Request(end))
+    hub.handle_async_event(AsyncEvent(AsyncEventType.QP_FATAL, key=0x10))
+    device.complete(wr_id)
+    loop.fire()
+    assert len(hub.in_flight) == 0
+    assert failed == []
 
 
 @pytest.mark.parametrize(
