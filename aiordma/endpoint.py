@@ -135,12 +135,10 @@ class Endpoint(WorkQueues):
         await in_thread(self.loop, self._create_queue_pair)
 
     def _create_queue_pair(self) -> None:
+        options = self.options
+        sges = min(options.max_sge, self.hub.attributes.max_sge)
         capacity = Capacity(
-            max_send_wr=self.options.send_depth,
-            max_recv_wr=self.options.receive_queue,
-            max_send_sge=min(self.options.max_sge, self.hub.attributes.max_sge),
-            max_recv_sge=min(self.options.max_sge, self.hub.attributes.max_sge),
-            max_inline_data=self.options.max_inline,
+            options.send_depth, options.receive_queue, sges, sges, options.max_inline
         )
         assert self._queue is not None
         send_queue = receive_queue = self._queue.queue
@@ -158,6 +156,7 @@ class Endpoint(WorkQueues):
         )
         self.capacity = self.queue_pair.capacity
         self.qpn = self.queue_pair.qpn
+        self.hub.on_queue_pair_error[self.queue_pair.key] = self.fail
 
     # -- what holds of it ------------------------------------------------------------------
 
@@ -331,6 +330,7 @@ class Endpoint(WorkQueues):
         if self.queue_pair is None:
             self._finish()
         else:
+            self.hub.on_queue_pair_error.pop(self.queue_pair.key, None)
             self.reactor.destroy(self._destroy_queue_pair, self._finish)
 
     def _destroy_queue_pair(self) -> None:

@@ -10,6 +10,7 @@ __all__ = (
     "AsyncEventType",
     "AtomicCapability",
     "CmEventType",
+    "CompletionQueueFlag",
     "GidType",
     "LinkLayer",
     "MemoryWindowType",
@@ -52,7 +53,7 @@ class Transport(_OpenEnum):
 
 
 class LinkLayer(_OpenEnum):
-    """A port's link layer."""
+    """What carries a port's packets (`IBV_LINK_LAYER_...`)."""
 
     UNSPECIFIED = lib.IBV_LINK_LAYER_UNSPECIFIED
     INFINIBAND = lib.IBV_LINK_LAYER_INFINIBAND
@@ -65,6 +66,15 @@ class AtomicCapability(_OpenEnum):
     NONE = lib.IBV_ATOMIC_NONE
     DEVICE = lib.IBV_ATOMIC_HCA
     GLOBAL = lib.IBV_ATOMIC_GLOB
+
+
+class CompletionQueueFlag(IntFlag):
+    """How a completion queue is made (man ibv_create_cq_ex)."""
+
+    SINGLE_THREADED = lib.IBV_CREATE_CQ_ATTR_SINGLE_THREADED
+    """Only one thread at a time polls it: the library takes no lock."""
+    IGNORE_OVERRUN = lib.IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN
+    """More completions than it holds overwrite the oldest, and are no error."""
 
 
 class GidType(_OpenEnum):

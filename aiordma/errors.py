@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import anyio
 
 from aiordma._native import ffi
+from aiordma.enums import AsyncEventType
 from aiordma.enums import WorkCompletionStatus as Status
 from aiordma.hints import hint as hint_for
 
@@ -24,6 +25,7 @@ __all__ = (
     "BusyError",
     "ClosedError",
     "ConnectTimeoutError",
+    "DeviceEventError",
     "DeviceRemovedError",
     "DisconnectedError",
     "FlushedError",
@@ -51,6 +53,7 @@ __all__ = (
     "check_negative_errno",
     "check_pointer",
     "check_positive_errno",
+    "check_supported",
     "completion_error",
 )
 
@@ -122,6 +125,18 @@ class PartialPostError(VerbsCallError):
         super().__init__(error, call, f"{text}. {hint}")
         self.posted = list(posted)
         self.refused = len(posted)
+
+
+class DeviceEventError(RdmaError, anyio.BrokenResourceError):
+    """The device reported that something of it failed, outside of any work request.
+
+    `event` is the asynchronous event (man ibv_get_async_event), `what` was hit.
+    """
+
+    def __init__(self, event: AsyncEventType, what: str) -> None:
+        super().__init__(f"{what}: the device reports {event.name} (man ibv_get_async_event)")
+        self.event = event
+        self.what = what
 
 
 # ---------------------------------------------------------------------------------------------
@@ -321,6 +336,16 @@ def check_positive_errno(result: int, call: str, hint: str | None = None) -> Non
     if result:
         # Some providers of some verbs answer -1 with errno, against the man page.
         raise VerbsCallError(result if result > 0 else ffi.errno or _UNSAID, call, hint)
+
+
+def check_supported(error: int, what: str, device: str) -> None:
+    """For an errno of a call that not every device has: refuse in our own words if it is that.
+
+    Raises:
+        NotSupportedError: names what the device lacks.
+    """
+    if error in (errno_module.EOPNOTSUPP, errno_module.ENOSYS):
+        raise NotSupportedError(f"{what}: {device} or its library cannot")
 
 
 def check_minus_one(result: int, call: str, hint: str | None = None) -> None:

@@ -31,14 +31,21 @@ def _not_reached() -> str:
     return "No RDMA device reaches this address: `rdma link` lists devices and their interfaces"
 
 
+def _not_mapped() -> str:
+    return "Part of the range is not mapped, or is read-only while write access was asked for"
+
+
 _HINTS: dict[tuple[str, int], Callable[[], str]] = {
     ("ibv_reg_mr", errno.ENOMEM): _memory_limit,
+    ("ibv_reg_mr_iova", errno.ENOMEM): _memory_limit,
+    ("ibv_rereg_mr", errno.ENOMEM): _memory_limit,
+    ("ibv_resize_cq", errno.ENOMEM): _memory_limit,
     ("ibv_create_cq", errno.ENOMEM): _memory_limit,
     ("ibv_create_qp", errno.ENOMEM): _memory_limit,
     ("rdma_create_qp", errno.ENOMEM): _memory_limit,
-    ("ibv_reg_mr", errno.EFAULT): lambda: (
-        "Part of the range is not mapped, or is read-only while write access was asked for"
-    ),
+    ("ibv_reg_mr", errno.EFAULT): _not_mapped,
+    ("ibv_reg_mr_iova", errno.EFAULT): _not_mapped,
+    ("ibv_rereg_mr", errno.EFAULT): _not_mapped,
     ("ibv_open_device", errno.EACCES): lambda: "Allow this user to open /dev/infiniband/uverbs*",
     ("rdma_create_event_channel", errno.ENODEV): _no_device,
     ("rdma_create_event_channel", errno.ENOENT): _no_device,

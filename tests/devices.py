@@ -49,6 +49,12 @@ LACKS: dict[str, dict[str, str]] = {
         "explained_flush": "siw flushes before the connection manager tells why, so that what "
         "was flushed may end without a cause",
         "queue pairs by hand": "iWARP queue pairs are connected by the connection manager only",
+        "resized_queues": "siw cannot resize a completion queue",
+        "extended_queues": "siw's library makes no extended completion queues, and so none with "
+        "flags",
+        "iova": "siw registers memory with an iova, and then ignores it",
+        "gid_events": "a port of iWARP has one GID, made of the interface's own address, which "
+        "does not change with its IP addresses",
         "rdma_establish": "iWARP has no rdma_establish, which a client that makes its own queue "
         "pair calls",
     },

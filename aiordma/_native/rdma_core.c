@@ -53,6 +53,7 @@ static void load(void)
     LOAD(verbs, dealloc_pd, "ibv_dealloc_pd");
     LOAD(verbs, reg_mr, "ibv_reg_mr");
     LOAD(verbs, reg_mr_iova, "ibv_reg_mr_iova");
+    LOAD(verbs, reg_mr_iova2, "ibv_reg_mr_iova2");
     LOAD(verbs, rereg_mr, "ibv_rereg_mr");
     LOAD(verbs, dereg_mr, "ibv_dereg_mr");
     LOAD(verbs, create_comp_channel, "ibv_create_comp_channel");

@@ -4,12 +4,22 @@ with Device("rxe0").open() as context, context.alloc_pd() as domain: ...
 """
 
 from aiordma.verbs.address import GRH_BYTES, AddressHandle, AddressVector
+from aiordma.verbs.async_event import AsyncEvent, AsyncEvents
+from aiordma.verbs.attributes import (
+    CompletionModerationCapabilities,
+    DeviceAttributes,
+    GidEntry,
+    OnDemandCapabilities,
+    PacketPacingCapabilities,
+    PortAttributes,
+    ReceiveHashCapabilities,
+    SegmentationCapabilities,
+    TagMatchingCapabilities,
+)
 from aiordma.verbs.completion import CompletionChannel, CompletionQueue, WorkCompletion
 from aiordma.verbs.device import (
     Context,
     Device,
-    DeviceAttributes,
-    PortAttributes,
     ProtectionDomain,
 )
 from aiordma.verbs.memory import MemoryRegion, MemorySlice
@@ -23,20 +33,29 @@ __all__ = (
     "GRH_BYTES",
     "AddressHandle",
     "AddressVector",
+    "AsyncEvent",
+    "AsyncEvents",
     "Capacity",
     "CompletionChannel",
+    "CompletionModerationCapabilities",
     "CompletionQueue",
     "Context",
     "Device",
     "DeviceAttributes",
+    "GidEntry",
     "MemoryRegion",
     "MemorySlice",
     "MemoryWindow",
+    "OnDemandCapabilities",
+    "PacketPacingCapabilities",
     "PortAttributes",
     "ProtectionDomain",
     "QueuePair",
     "RawSharedReceiveQueue",
+    "ReceiveHashCapabilities",
     "Resource",
+    "SegmentationCapabilities",
     "SendWork",
+    "TagMatchingCapabilities",
     "WorkCompletion",
 )

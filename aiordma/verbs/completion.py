@@ -6,8 +6,19 @@ import struct
 from typing import Any, NamedTuple
 
 from aiordma._native import ffi, lib
-from aiordma.enums import WorkCompletionFlag, WorkCompletionOpcode, WorkCompletionStatus
-from aiordma.errors import VerbsCallError, check_negative_errno, check_pointer, check_positive_errno
+from aiordma.enums import (
+    CompletionQueueFlag,
+    WorkCompletionFlag,
+    WorkCompletionOpcode,
+    WorkCompletionStatus,
+)
+from aiordma.errors import (
+    VerbsCallError,
+    check_negative_errno,
+    check_pointer,
+    check_positive_errno,
+    check_supported,
+)
 from aiordma.verbs.device import Context
 from aiordma.verbs.resource import Resource
 
@@ -113,42 +124,84 @@ class CompletionChannel(Resource):
 class CompletionQueue(Resource):
     """A queue of work completions; `cqe` is the capacity that the device gave it.
 
+    Args:
+        context: the device.
+        entries: how many completions it must hold.
+        channel: where an armed queue tells of its next completion.
+        comp_vector: which of the device's `num_comp_vectors` interrupts that uses.
+        flags: needs a device with extended queues (man ibv_create_cq_ex).
+
     Raises:
-        ValueError: more entries than the device's max_cqe.
+        ValueError: more entries than the device's max_cqe, or no such vector.
+        NotSupportedError: the device has no extended queues, or lacks the flag.
+        VerbsCallError: the driver refused.
     """
 
     closing_rank = 1
 
     def __init__(
-        self, context: Context, entries: int, channel: CompletionChannel | None = None
+        self,
+        context: Context,
+        entries: int,
+        channel: CompletionChannel | None = None,
+        *,
+        comp_vector: int = 0,
+        flags: CompletionQueueFlag | None = None,
     ) -> None:
-        limit = context.query().max_cqe
-        if not 1 <= entries <= limit:
-            raise ValueError(f"a completion queue of {context.device_name} has 1..{limit} entries")
+        _check_entries(context, entries)
+        if not 0 <= comp_vector < max(1, context.num_comp_vectors):
+            raise ValueError(
+                f"comp_vector={comp_vector}: {context.device_name} has "
+                f"0..{context.num_comp_vectors - 1}"
+            )
         super().__init__(context, *([channel] if channel else []))
         self.context = context
         self.provider = context.provider
+        to = channel.pointer if channel else ffi.NULL
         try:
-            self.pointer = check_pointer(
-                self.provider.create_cq(
-                    context.pointer,
-                    entries,
-                    ffi.NULL,
-                    channel.pointer if channel else ffi.NULL,
-                    0,
-                ),
-                "ibv_create_cq",
-            )
+            if flags:
+                self.pointer = lib.aiordma_create_cq_ex(
+                    context.pointer, entries, to, comp_vector, flags
+                )
+                if self.pointer == ffi.NULL:
+                    check_supported(ffi.errno, f"a queue with {flags!r}", context.device_name)
+                check_pointer(self.pointer, "ibv_create_cq_ex", repr(flags))
+            else:
+                self.pointer = check_pointer(
+                    self.provider.create_cq(context.pointer, entries, ffi.NULL, to, comp_vector),
+                    "ibv_create_cq",
+                )
         except BaseException:
             self._abandon()
             raise
         self.cqe: int = self.pointer.cqe
+        self.key = int(ffi.cast("uintptr_t", self.pointer))
 
     def __repr__(self) -> str:
         return f"<CompletionQueue of {self.cqe} on {self.context.device_name}>"
 
+    def resize(self, entries: int) -> None:
+        """Make it hold so many completions at least; `cqe` is then what the device gave (man
+        ibv_resize_cq). What is in it stays.
+
+        Raises:
+            ValueError: more entries than the device's max_cqe.
+            NotSupportedError: the device cannot resize (iWARP's cannot).
+            VerbsCallError: the driver refused: it holds more completions than that.
+        """
+        self.require_open()
+        _check_entries(self.context, entries)
+        error = self.provider.resize_cq(self.pointer, entries)
+        check_supported(error, "resizing a completion queue", self.context.device_name)
+        check_positive_errno(
+            error, "ibv_resize_cq", f"from {self.cqe} to {entries} entries: poll it empty first"
+        )
+        self.cqe = self.pointer.cqe
+
     def request_notification(self, *, solicited_only: bool = False) -> None:
-        """Arm the queue for one event. Poll once more afterwards, or lose a completion."""
+        """Arm the queue for one event: of the next completion, or, `solicited_only`, of the next
+        one that failed or whose sender set SendFlag.SOLICITED. Poll once more afterwards, or lose
+        a completion."""
         self.require_open()
         check_positive_errno(
             lib.aiordma_request_notification(self.pointer, solicited_only), "ibv_req_notify_cq"
@@ -164,3 +217,9 @@ class CompletionQueue(Resource):
 
     def _destroy(self) -> None:
         check_positive_errno(self.provider.destroy_cq(self.pointer), "ibv_destroy_cq")
+
+
+def _check_entries(context: Context, entries: int) -> None:
+    limit = context.query().max_cqe
+    if not 1 <= entries <= limit:
+        raise ValueError(f"a completion queue of {context.device_name} has 1..{limit} entries")

@@ -1,57 +1,35 @@
 """Devices, opened devices, and protection domains (man ibv_get_device_list, ibv_open_device)."""
 
-from dataclasses import dataclass
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from aiordma._native import ffi, lib
-from aiordma.enums import AtomicCapability, LinkLayer, Mtu, PortState, Transport
-from aiordma.errors import NoDeviceError, check_pointer, check_positive_errno
+from aiordma.enums import Transport
+from aiordma.errors import (
+    BusyError,
+    NoDeviceError,
+    check_negative_errno,
+    check_pointer,
+    check_positive_errno,
+)
 from aiordma.provider import Provider, rdma_core
+from aiordma.verbs.async_event import AsyncEvent, AsyncEvents, take_async_event
+from aiordma.verbs.attributes import (
+    DeviceAttributes,
+    GidEntry,
+    PortAttributes,
+    guid_of,
+    read_device,
+    read_gid,
+    read_port,
+)
 from aiordma.verbs.resource import Resource
 
-__all__ = ("Context", "Device", "DeviceAttributes", "PortAttributes", "ProtectionDomain")
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceAttributes:
-    """A device's identity and limits (man ibv_query_device); names without `max_` as in C."""
-
-    firmware: str
-    node_guid: int
-    vendor_id: int
-    vendor_part_id: int
-    max_mr_size: int
-    max_qp: int
-    max_qp_wr: int
-    max_sge: int
-    max_sge_rd: int
-    max_cq: int
-    max_cqe: int
-    max_mr: int
-    max_pd: int
-    max_qp_rd_atom: int
-    max_qp_init_rd_atom: int
-    atomic_cap: AtomicCapability
-    max_mw: int
-    max_srq: int
-    max_srq_wr: int
-    max_srq_sge: int
-    phys_port_cnt: int
-
-
-@dataclass(frozen=True, slots=True)
-class PortAttributes:
-    """A port's state (man ibv_query_port)."""
-
-    state: PortState
-    max_mtu: Mtu
-    active_mtu: Mtu
-    gid_tbl_len: int
-    max_msg_sz: int
-    pkey_tbl_len: int
-    lid: int
-    sm_lid: int
-    link_layer: LinkLayer
+__all__ = ("Context", "Device", "ProtectionDomain")
 
 
 class Device:
@@ -71,17 +49,19 @@ class Device:
             NoDeviceError: rdma-core is not installed.
         """
         provider = rdma_core()
-        count = ffi.new("int *")
-        listed = provider.get_device_list(count)
-        if listed == ffi.NULL:
-            # No kernel support at all (ENOSYS) is no device, as `ibv_devices` says too.
-            return []
-        try:
-            return [
-                ffi.string(provider.get_device_name(listed[i])).decode() for i in range(count[0])
-            ]
-        finally:
-            provider.free_device_list(listed)
+        with _listed(provider) as devices:
+            return [ffi.string(provider.get_device_name(device)).decode() for device in devices]
+
+    @property
+    def guid(self) -> int:
+        """The node GUID, as a number in host order; needs no opening (man ibv_get_device_guid).
+
+        Raises:
+            NoDeviceError: there is no device of this name; the message names those there are.
+        """
+        provider = rdma_core()
+        with self._found(provider) as device:
+            return guid_of(provider.get_device_guid(device))
 
     def open(self) -> "Context":
         """Open the device.
@@ -91,22 +71,34 @@ class Device:
             VerbsCallError: it could not be opened.
         """
         provider = rdma_core()
-        count = ffi.new("int *")
-        listed = provider.get_device_list(count)
-        try:
-            found = [] if listed == ffi.NULL else [listed[i] for i in range(count[0])]
-            names = [ffi.string(provider.get_device_name(device)).decode() for device in found]
+        with self._found(provider) as device:
+            pointer = check_pointer(provider.open_device(device), "ibv_open_device")
+            return Context(provider, pointer, owned=True)
+
+    @contextmanager
+    def _found(self, provider: Provider) -> Iterator[Any]:
+        with _listed(provider) as devices:
+            names = [ffi.string(provider.get_device_name(device)).decode() for device in devices]
             if self.name not in names:
                 raise NoDeviceError(
                     f"there is no RDMA device {self.name!r}; "
                     + (f"there is {', '.join(names)}" if names else "there is none at all: ")
                     + ("" if names else "`rdma link add rxe0 type rxe netdev eth0` makes one")
                 )
-            pointer = provider.open_device(found[names.index(self.name)])
-            return Context(provider, check_pointer(pointer, "ibv_open_device"), owned=True)
-        finally:
-            if listed != ffi.NULL:
-                provider.free_device_list(listed)
+            yield devices[names.index(self.name)]
+
+
+@contextmanager
+def _listed(provider: Provider) -> Iterator[list[Any]]:
+    """The devices, for as long as the block lasts."""
+    count = ffi.new("int *")
+    listed = provider.get_device_list(count)
+    # No kernel support at all (NULL, ENOSYS) is no device, as `ibv_devices` says too.
+    try:
+        yield [] if listed == ffi.NULL else [listed[i] for i in range(count[0])]
+    finally:
+        if listed != ffi.NULL:
+            provider.free_device_list(listed)
 
 
 class Context(Resource):
@@ -122,26 +114,25 @@ class Context(Resource):
         self._owned = owned
         self.device_name: str = ffi.string(provider.get_device_name(pointer.device)).decode()
         self.transport = Transport(pointer.device.transport_type)
+        self.num_comp_vectors: int = pointer.num_comp_vectors
+        self._attributes: DeviceAttributes | None = None
+        self.async_fd: int = pointer.async_fd
+        os.set_blocking(self.async_fd, False)
+        self._async_events = AsyncEvents(self)
 
     def __repr__(self) -> str:
         return f"<Context {self.device_name}>"
 
     def query(self) -> DeviceAttributes:
-        """Return the device's identity and limits."""
+        """Return the device's identity and limits. They do not change while it is open: the device
+        is asked once."""
         self.require_open()
-        raw = ffi.new("struct ibv_device_attr *")
-        check_positive_errno(self.provider.query_device(self.pointer, raw), "ibv_query_device")
-        names = set(DeviceAttributes.__dataclass_fields__) - {
-            "firmware",
-            "node_guid",
-            "atomic_cap",
-        }
-        return DeviceAttributes(
-            firmware=ffi.string(raw.fw_ver).decode(errors="replace"),
-            node_guid=int.from_bytes(raw.node_guid.to_bytes(8, "little"), "big"),
-            atomic_cap=AtomicCapability(raw.atomic_cap),
-            **{name: getattr(raw, name) for name in names},
-        )
+        if self._attributes is None:
+            raw = ffi.new("struct ibv_device_attr_ex *")
+            result = lib.aiordma_query_device(self.provider.table, self.pointer, raw)
+            check_positive_errno(result, "ibv_query_device_ex")
+            self._attributes = read_device(raw, self.num_comp_vectors)
+        return self._attributes
 
     def query_port(self, port: int = 1) -> PortAttributes:
         """Return a port's state; ports count from 1."""
@@ -149,17 +140,7 @@ class Context(Resource):
         raw = ffi.new("struct ibv_port_attr *")
         result = lib.aiordma_query_port(self.provider.table, self.pointer, port, raw)
         check_positive_errno(result, "ibv_query_port")
-        return PortAttributes(
-            state=PortState(raw.state),
-            max_mtu=Mtu(raw.max_mtu),
-            active_mtu=Mtu(raw.active_mtu),
-            gid_tbl_len=raw.gid_tbl_len,
-            max_msg_sz=raw.max_msg_sz,
-            pkey_tbl_len=raw.pkey_tbl_len,
-            lid=raw.lid,
-            sm_lid=raw.sm_lid,
-            link_layer=LinkLayer(raw.link_layer),
-        )
+        return read_port(raw)
 
     def query_gid(self, port: int = 1, index: int = 0) -> bytes:
         """Return an entry of a port's GID table: 16 bytes."""
@@ -170,11 +151,89 @@ class Context(Resource):
         check_positive_errno(result, "ibv_query_gid")
         return bytes(gid.raw)
 
+    def query_gid_entry(self, port: int = 1, index: int = 0) -> GidEntry:
+        """Return an entry of a port's GID table with its type and network interface.
+
+        Raises:
+            VerbsCallError: ENODATA: the entry is empty; EINVAL: the table is shorter.
+        """
+        self.require_open()
+        raw = ffi.new("struct ibv_gid_entry *")
+        result = self.provider.query_gid_ex(self.pointer, port, index, raw, 0, ffi.sizeof(raw[0]))
+        check_positive_errno(result, "ibv_query_gid_ex")
+        return read_gid(raw)
+
+    def gid_table(self) -> list[GidEntry]:
+        """Return the entries of all ports' GID tables that are not empty (man ibv_query_gid_table).
+
+        On RoCE each address of the network interface is one, or one for each version of RoCE.
+        """
+        self.require_open()
+        ports = range(1, self.query().phys_port_cnt + 1)
+        most = sum(self.query_port(port).gid_tbl_len for port in ports)
+        raw = ffi.new("struct ibv_gid_entry[]", max(1, most))
+        size = ffi.sizeof("struct ibv_gid_entry")
+        count = self.provider.query_gid_table(self.pointer, raw, most, 0, size)
+        return [read_gid(raw[i]) for i in range(check_negative_errno(count, "ibv_query_gid_table"))]
+
+    def query_pkey(self, port: int = 1, index: int = 0) -> int:
+        """Return an entry of a port's P_Key table: 16 bits, the highest for full membership.
+
+        Raises:
+            VerbsCallError: the table is shorter (iWARP devices have none).
+        """
+        self.require_open()
+        raw = ffi.new("uint16_t *")
+        check_positive_errno(
+            self.provider.query_pkey(self.pointer, port, index, raw), "ibv_query_pkey"
+        )
+        return socket.ntohs(raw[0])
+
     def alloc_pd(self) -> "ProtectionDomain":
         """Allocate a protection domain."""
         return ProtectionDomain(self)
 
+    # -- asynchronous events ------------------------------------------------------------------
+
+    def take_async_event(self) -> AsyncEvent | None:
+        """Take the next asynchronous event if one waits; never blocks (man ibv_get_async_event).
+
+        `async_fd` is readable while one does.
+
+        Raises:
+            BusyError: the context is librdmacm's, whose events go to the connections on it.
+            VerbsCallError: the device is gone.
+        """
+        self.require_open()
+        if not self._owned:
+            raise BusyError(
+                f"the events of librdmacm's context of {self.device_name} go to the connections on "
+                f'it; Device("{self.device_name}").open() makes a context with events of its own'
+            )
+        event = take_async_event(self.provider, self.pointer)
+        if event is None or not event.key:
+            return event
+        return replace(event, resource=self.find(event.key))
+
+    def async_events(self) -> AsyncEvents:
+        """Return the asynchronous events as an iterator: `async for event in ...`. See there."""
+        self.require_open()
+        return self._async_events
+
+    def close(self) -> None:
+        """Close the device and all that was made from it. A task that waits for its asynchronous
+        events is woken, and its iteration ends.
+
+        Raises:
+            BusyError: such a task runs in another thread.
+            VerbsCallError: the driver refused something; what else was to be closed has been.
+        """
+        if not self._closed:
+            self._async_events.require_here()
+        super().close()
+
     def _destroy(self) -> None:
+        self._async_events.stop()
         if self._owned:
             check_positive_errno(self.provider.close_device(self.pointer), "ibv_close_device")
 

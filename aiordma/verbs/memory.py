@@ -3,12 +3,20 @@
 import struct
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from mmap import PAGESIZE
 from pickle import PickleBuffer
 from typing import Any
 
-from aiordma._native import ffi
+from aiordma._native import ffi, lib
+from aiordma.device_enums import OnDemandPaging
 from aiordma.enums import Access
-from aiordma.errors import BusyError, check_pointer, check_positive_errno
+from aiordma.errors import (
+    BusyError,
+    NotSupportedError,
+    check_pointer,
+    check_positive_errno,
+    check_supported,
+)
 from aiordma.ranges import RemoteMemory, resolve_slice
 from aiordma.verbs.device import ProtectionDomain
 from aiordma.verbs.resource import Resource
@@ -20,6 +28,10 @@ _OUTLIVING: list[memoryview] = []
 """Memory that the device may touch and nobody else can reach any more."""
 _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _NEED_LOCAL_WRITE = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
+_NOT_EVERY_DEVICE = Access.ON_DEMAND | Access.HUGETLB | Access.MW_BIND
+_OPTIONAL = lib.IBV_ACCESS_OPTIONAL_RANGE
+_SIW = 0x626D74
+"""The vendor_id of siw, whose kernel module takes an iova and ignores it."""
 
 
 class MemorySlice:
@@ -89,32 +101,37 @@ class MemoryRegion(Resource):
     The buffer stays exported while it is registered: a bytearray cannot be resized, nor can any
     buffer be freed, under the device. `users` counts the posted requests that own a part of it.
 
+    `address` is what work requests and peers call its first byte: the memory's own address, or the
+    iova.
+
     Args:
         domain: where it is registered.
         buffer: bytearray, memoryview, mmap, array, numpy array, bytes, ...: contiguous, not empty.
         access: what is permitted. None: LOCAL_WRITE if the buffer is writable, else nothing but
-            reading. LOCAL_WRITE is added where a remote permission requires it.
+            reading. LOCAL_WRITE is added where a remote permission requires it. ZERO_BASED means
+            iova=0. A device that knows no RELAXED_ORDERING keeps the order.
+        iova: the `address` that it shall have (man ibv_reg_mr_iova). It must lie as far into a
+            page as the buffer does: an mmap begins with a page.
 
     Raises:
         TypeError: no buffer, or a read-only one where the access means writing.
-        ValueError: empty or not contiguous.
+        ValueError: empty or not contiguous, an iova that does not fit, HUGETLB without ON_DEMAND.
+        NotSupportedError: the device has no on-demand paging, memory windows, or iovas.
         VerbsCallError: the driver refused; the message names the limit.
     """
 
     closing_rank = 3
 
-    def __init__(self, domain: ProtectionDomain, buffer: Any, access: Access | None = None) -> None:
+    def __init__(
+        self,
+        domain: ProtectionDomain,
+        buffer: Any,
+        access: Access | None = None,
+        *,
+        iova: int | None = None,
+    ) -> None:
         view = flat_view(buffer)
-        if not view.nbytes:
-            raise ValueError("an empty buffer cannot be registered")
-        if access is None:
-            access = Access(0) if view.readonly else Access.LOCAL_WRITE
-        elif access & _NEED_LOCAL_WRITE:
-            access |= Access.LOCAL_WRITE
-        if view.readonly and access & Access.LOCAL_WRITE:
-            raise TypeError(
-                f"{type(buffer).__name__} is read-only, and {access!r} lets the device write to it"
-            )
+        access = _checked_access(domain, buffer, view, access)
         super().__init__(domain)
         self.domain = domain
         self.access = access
@@ -125,16 +142,37 @@ class MemoryRegion(Resource):
         """Called as it closes: for whoever keeps a list of regions."""
         self.address = address_of(view)
         self.length = len(view)
-        start = ffi.cast("void *", self.address)
         try:
-            self.pointer = check_pointer(
-                domain.provider.reg_mr(domain.pointer, start, self.length, access), "ibv_reg_mr"
-            )
+            self.pointer = self._register(iova)
         except BaseException:
             self._abandon()
             raise
         self.lkey: int = self.pointer.lkey
         self.rkey: int = self.pointer.rkey
+
+    def _register(self, iova: int | None) -> Any:
+        provider, pointer, length = self.domain.provider, self.domain.pointer, self.length
+        start = ffi.cast("void *", self.address)
+        access = int(self.access)
+        if self.access & Access.ZERO_BASED:
+            if iova:
+                raise ValueError(f"iova={iova:#x}: ZERO_BASED means iova=0")
+            # No driver knows the flag; an iova of 0 is the same (man ibv_reg_mr).
+            iova, access = 0, access & ~Access.ZERO_BASED
+        if iova is not None:
+            _check_iova(self.domain, self.address, length, iova)
+            self.address = iova
+        if access & _OPTIONAL:
+            # An older kernel refuses these: this call leaves out what it does not know.
+            return check_pointer(
+                provider.reg_mr_iova2(pointer, start, length, self.address, access),
+                "ibv_reg_mr",  # which is a macro that calls this
+            )
+        if iova is not None:
+            return check_pointer(
+                provider.reg_mr_iova(pointer, start, length, iova, access), "ibv_reg_mr_iova"
+            )
+        return check_pointer(provider.reg_mr(pointer, start, length, access), "ibv_reg_mr")
 
     def __repr__(self) -> str:
         return f"<MemoryRegion of {self.length} bytes>"
@@ -154,6 +192,60 @@ class MemoryRegion(Resource):
     def remote(self) -> RemoteMemory:
         """Describe the whole region to a peer. See `MemorySlice.remote`."""
         return self[:].remote()
+
+    def reregister(
+        self,
+        access: Access | None = None,
+        *,
+        domain: ProtectionDomain | None = None,
+        buffer: Any = None,
+    ) -> None:
+        """Change what is permitted, the protection domain or the memory (man ibv_rereg_mr), which
+        costs less than to register anew. Slices and RemoteMemory made before are void.
+
+        Raises:
+            BusyError: posted requests still own it; await them first.
+            ValueError, TypeError: as in the constructor; or nothing to change, a domain of another
+                opened device, a ZERO_BASED region.
+            NotSupportedError: the device or its library cannot; the region is as it was. (Neither
+                rxe nor siw can with Linux 6.1.)
+            VerbsCallError: the driver refused. The region can only be closed.
+        """
+        self.require_open()
+        if self.users:
+            raise BusyError(f"{self.users} posted work requests still own it: await them first")
+        if access is None and domain is None and buffer is None:
+            raise ValueError("nothing to change: give access, domain or buffer")
+        home = self.domain if domain is None else domain
+        if home.context is not self.domain.context:
+            raise ValueError("the domain is of another opened device")
+        view = self.view if buffer is None else flat_view(buffer)
+        wanted = self.access if access is None else access
+        wanted = _checked_access(home, view if buffer is None else buffer, view, wanted)
+        if (wanted | self.access) & Access.ZERO_BASED:
+            raise ValueError("a ZERO_BASED region cannot be changed: register anew")
+        flags = 0
+        flags |= lib.IBV_REREG_MR_CHANGE_ACCESS if access is not None else 0
+        flags |= lib.IBV_REREG_MR_CHANGE_PD if domain is not None else 0
+        flags |= lib.IBV_REREG_MR_CHANGE_TRANSLATION if buffer is not None else 0
+        address = self.address if buffer is None else address_of(view)
+        result = home.provider.rereg_mr(
+            self.pointer,
+            flags,
+            home.pointer,
+            ffi.cast("void *", address if buffer is not None else 0),
+            len(view) if buffer is not None else 0,
+            int(wanted) if access is not None else 0,
+        )
+        # With DO_FORK_OLD all is done but for the old memory's mark, which only forks look at.
+        if result not in (0, lib.IBV_REREG_MR_ERR_DO_FORK_OLD):
+            check_supported(ffi.errno, "re-registering memory", home.context.device_name)
+            check_positive_errno(-1, "ibv_rereg_mr", "the region can only be closed now")
+        if home is not self.domain:
+            self._move((home,))
+        self.domain, self.access, self.view = home, wanted, view
+        self.address, self.length = address, len(view)
+        self.lkey, self.rkey = self.pointer.lkey, self.pointer.rkey
 
     def close(self) -> None:
         """Deregister the memory, after which no rkey reaches it. Idempotent.
@@ -186,6 +278,43 @@ class MemoryRegion(Resource):
         check_positive_errno(self.domain.provider.dereg_mr(self.pointer), "ibv_dereg_mr")
         with suppress(BufferError):  # someone else looks at it: the export ends with their view
             self.view.release()
+
+
+def _checked_access(
+    domain: ProtectionDomain, buffer: Any, view: memoryview, access: Access | None
+) -> Access:
+    """Return the access that is registered, or refuse it, or the buffer."""
+    if not view.nbytes:
+        raise ValueError("an empty buffer cannot be registered")
+    if access is None:
+        return Access(0) if view.readonly else Access.LOCAL_WRITE
+    if access & _NEED_LOCAL_WRITE:
+        access |= Access.LOCAL_WRITE
+    if view.readonly and access & Access.LOCAL_WRITE:
+        raise TypeError(
+            f"{type(buffer).__name__} is read-only, and {access!r} lets the device write to it"
+        )
+    if access & _NOT_EVERY_DEVICE:
+        device, name = domain.context.query(), domain.context.device_name
+        if access & Access.HUGETLB and not access & Access.ON_DEMAND:
+            raise ValueError("HUGETLB goes with ON_DEMAND")
+        if access & Access.ON_DEMAND and not device.odp.general & OnDemandPaging.SUPPORT:
+            raise NotSupportedError(f"ON_DEMAND: {name} has no on-demand paging (odp)")
+        if access & Access.MW_BIND and not device.max_mw:
+            raise NotSupportedError(f"MW_BIND: {name} has no memory windows (max_mw)")
+    return access
+
+
+def _check_iova(domain: ProtectionDomain, address: int, length: int, iova: int) -> None:
+    if not 0 <= iova < 2**64 - length:
+        raise ValueError(f"iova={iova:#x}: the region would end beyond the address space")
+    if (iova - address) % PAGESIZE:
+        raise ValueError(
+            f"iova={iova:#x}: it lies {iova % PAGESIZE} bytes into a page, and the buffer "
+            f"{address % PAGESIZE}; they must be the same (an mmap begins with a page)"
+        )
+    if domain.context.query().vendor_id == _SIW:
+        raise NotSupportedError(f"iova: siw, the driver of {domain.context.device_name}, has none")
 
 
 def flat_view(buffer: Any) -> memoryview:

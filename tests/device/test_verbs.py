@@ -2,9 +2,6 @@
 
 import gc
 import select
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,81 +9,18 @@ import pytest
 import aiordma
 from aiordma import (
     Access,
-    AddressVector,
-    Capacity,
     CompletionChannel,
     CompletionQueue,
     Device,
     MemoryRegion,
-    Mtu,
     QueuePair,
     QueuePairState,
     WorkCompletionOpcode,
     WorkCompletionStatus,
     WorkRequestOpcode,
 )
+from tests.device.by_hand import REMOTE, connected_pair, open_end
 from tests.devices import DeviceUnderTest, kernel_objects
-
-GID_INDEX = 1  # the IPv4-mapped one of a RoCE port; 0 is the link-local one
-REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
-
-
-@dataclass
-class End:
-    """One queue pair and what it works with."""
-
-    domain: aiordma.ProtectionDomain
-    channel: CompletionChannel
-    queue: CompletionQueue
-    pair: QueuePair
-
-    def connect(self, peer: "End", *, rnr_retry: int = 7) -> None:
-        self.pair.modify(QueuePairState.INIT, pkey_index=0, port=1, access=REMOTE)
-        gid = self.domain.context.query_gid(1, GID_INDEX)
-        self.pair.modify(
-            QueuePairState.RTR,
-            address=AddressVector(gid=gid, gid_index=GID_INDEX),
-            path_mtu=Mtu.MTU_1024,
-            dest_qp_num=peer.pair.qpn,
-            rq_psn=0,
-            max_dest_rd_atomic=1,
-            min_rnr_timer=5,
-        )
-        self.pair.modify(
-            QueuePairState.RTS,
-            sq_psn=0,
-            timeout=14,
-            retry_cnt=7,
-            rnr_retry=rnr_retry,
-            max_rd_atomic=1,
-        )
-
-    def completions(self, count: int) -> list[aiordma.WorkCompletion]:
-        found: list[aiordma.WorkCompletion] = []
-        while len(found) < count:
-            found += self.queue.poll()
-        assert len(found) == count
-        return found
-
-
-@contextmanager
-def open_end(device: DeviceUnderTest) -> Iterator[End]:
-    with (
-        Device(device.name).open() as context,
-        context.alloc_pd() as domain,
-        CompletionChannel(context) as channel,
-        CompletionQueue(context, 16, channel) as queue,
-        QueuePair.create(domain, queue, queue, capacity=Capacity(8, 8)) as pair,
-    ):
-        yield End(domain, channel, queue, pair)
-
-
-@contextmanager
-def connected_pair(device: DeviceUnderTest, **options: Any) -> Iterator[tuple[End, End]]:
-    with open_end(device) as one, open_end(device) as other:
-        one.connect(other, **options)
-        other.connect(one, **options)
-        yield one, other
 
 
 @pytest.mark.capability("queue pairs by hand")
@@ -227,52 +161,6 @@ def test_a_bad_transition_is_refused_with_the_attributes_name(device: DeviceUnde
         assert pair.state is QueuePairState.INIT
 
 
-# -- devices ----------------------------------------------------------------------------------
-
-
-def test_a_device_tells_who_it_is(device: DeviceUnderTest) -> None:
-    assert device.name in Device.names()
-    with Device(device.name).open() as context:
-        attributes = context.query()
-        assert context.device_name == device.name
-        assert attributes.phys_port_cnt == 1
-        assert attributes.max_cqe > 0
-        assert attributes.max_qp_wr > 0
-        port = context.query_port()
-        assert port.state.name == "ACTIVE"
-        assert port.active_mtu.bytes in (256, 512, 1024, 2048, 4096)
-        assert len(context.query_gid()) == 16
-        with pytest.raises(aiordma.VerbsCallError, match="ibv_query_port"):
-            context.query_port(7)
-        with pytest.raises(aiordma.VerbsCallError, match="ibv_query_gid"):
-            context.query_gid(1, 10_000)
-
-
-def test_an_unknown_device_is_refused_with_those_there_are(device: DeviceUnderTest) -> None:
-    with pytest.raises(aiordma.NoDeviceError, match=f"no RDMA device 'mlx5_7'.*{device.name}"):
-        Device("mlx5_7").open()
-
-
-def test_sizes_beyond_the_device_are_refused_with_its_limit(device: DeviceUnderTest) -> None:
-    with (
-        Device(device.name).open() as context,
-        context.alloc_pd() as domain,
-        CompletionQueue(context, 16) as queue,
-    ):
-        limit = context.query()
-        for entries in (0, limit.max_cqe + 1):
-            with pytest.raises(ValueError, match=rf"1\.\.{limit.max_cqe}"):
-                CompletionQueue(context, entries)
-        for name, most in (("max_send_wr", limit.max_qp_wr), ("max_recv_sge", limit.max_sge)):
-            with pytest.raises(ValueError, match=rf"{name}={most + 1}: .* has 0\.\.{most}"):
-                QueuePair.create(domain, queue, queue, capacity=Capacity(**{name: most + 1}))
-        pair = QueuePair.create(domain, queue, queue, capacity=Capacity(5, 6, 2, 3, 32))
-        assert pair.capacity.max_send_wr >= 5
-        assert pair.capacity.max_recv_wr >= 6
-        assert pair.capacity.max_send_sge >= 2
-        assert pair.capacity.max_recv_sge >= 3
-
-
 # -- the end ----------------------------------------------------------------------------------
 
 
@@ -380,6 +268,6 @@ def test_what_is_dropped_as_part_of_a_cycle_is_closed_as_well(device: DeviceUnde
 def test_a_constructor_that_fails_leaves_nothing(device: DeviceUnderTest) -> None:
     with Device(device.name).open() as context, context.alloc_pd() as domain:
         with pytest.raises(aiordma.VerbsCallError, match="ibv_reg_mr"):
-            MemoryRegion(domain, bytearray(8), Access.MW_BIND | Access(1 << 19))
+            MemoryRegion(domain, bytearray(8), Access(1 << 19))
         gc.collect()
         assert domain._children == {}

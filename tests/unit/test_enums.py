@@ -1,10 +1,11 @@
 """Enumerations: the values are C's, and what a newer device says is no error."""
 
 import enum
+from types import ModuleType
 
 import pytest
 
-from aiordma import enums
+from aiordma import device_enums, enums
 from aiordma._native import lib
 
 OPEN = (
@@ -37,9 +38,13 @@ def test_a_value_is_the_wires(member: int) -> None:
     assert member == FIXED[member]  # type: ignore[index]
 
 
-@pytest.mark.parametrize("name", enums.__all__)
-def test_no_two_names_share_a_value(name: str) -> None:
-    members = getattr(enums, name).__members__
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(module, name) for module in (enums, device_enums) for name in module.__all__],
+    ids=str,
+)
+def test_no_two_names_share_a_value(module: ModuleType, name: str) -> None:
+    members = getattr(module, name).__members__
     assert len(set(members.values())) == len(members)
 
 

@@ -31,6 +31,8 @@ struct aiordma_provider {
     struct ibv_mr *(*reg_mr)(struct ibv_pd *domain, void *address, size_t length, int access);
     struct ibv_mr *(*reg_mr_iova)(struct ibv_pd *domain, void *address, size_t length,
                                   uint64_t iova, int access);
+    struct ibv_mr *(*reg_mr_iova2)(struct ibv_pd *domain, void *address, size_t length,
+                                   uint64_t iova, unsigned int access);
     int (*rereg_mr)(struct ibv_mr *region, int flags, struct ibv_pd *domain, void *address,
                     size_t length, int access);
     int (*dereg_mr)(struct ibv_mr *region);

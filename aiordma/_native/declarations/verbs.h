@@ -75,6 +75,50 @@ struct ibv_device_attr {
     ...;
 };
 
+enum ibv_device_cap_flags {
+    IBV_DEVICE_RESIZE_MAX_WR, IBV_DEVICE_BAD_PKEY_CNTR, IBV_DEVICE_BAD_QKEY_CNTR,
+    IBV_DEVICE_RAW_MULTI, IBV_DEVICE_AUTO_PATH_MIG, IBV_DEVICE_CHANGE_PHY_PORT,
+    IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_SHUTDOWN_PORT,
+    IBV_DEVICE_INIT_TYPE, IBV_DEVICE_PORT_ACTIVE_EVENT, IBV_DEVICE_SYS_IMAGE_GUID,
+    IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SRQ_RESIZE, IBV_DEVICE_N_NOTIFY_CQ,
+    IBV_DEVICE_MEM_WINDOW, IBV_DEVICE_UD_IP_CSUM, IBV_DEVICE_XRC,
+    IBV_DEVICE_MEM_MGT_EXTENSIONS, IBV_DEVICE_MEM_WINDOW_TYPE_2A,
+    IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_DEVICE_RC_IP_CSUM, IBV_DEVICE_RAW_IP_CSUM,
+    IBV_DEVICE_MANAGED_FLOW_STEERING, ...
+};
+#define IBV_DEVICE_RAW_SCATTER_FCS ...
+#define IBV_DEVICE_PCI_WRITE_END_PADDING ...
+enum ibv_odp_general_caps { IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_IMPLICIT, ... };
+enum ibv_odp_transport_cap_bits {
+    IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_RECV, IBV_ODP_SUPPORT_WRITE, IBV_ODP_SUPPORT_READ,
+    IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_SRQ_RECV, ...
+};
+enum ibv_raw_packet_caps {
+    IBV_RAW_PACKET_CAP_CVLAN_STRIPPING, IBV_RAW_PACKET_CAP_SCATTER_FCS,
+    IBV_RAW_PACKET_CAP_IP_CSUM, IBV_RAW_PACKET_CAP_DELAY_DROP, ...
+};
+struct ibv_tso_caps { uint32_t max_tso; uint32_t supported_qpts; };
+struct ibv_rss_caps {
+    uint32_t supported_qpts;
+    uint32_t max_rwq_indirection_tables;
+    uint32_t max_rwq_indirection_table_size;
+    uint64_t rx_hash_fields_mask;
+    uint8_t rx_hash_function;
+};
+struct ibv_packet_pacing_caps {
+    uint32_t qp_rate_limit_min;
+    uint32_t qp_rate_limit_max;
+    uint32_t supported_qpts;
+    ...;
+};
+struct ibv_tm_caps {
+    uint32_t max_rndv_hdr_size;
+    uint32_t max_num_tags;
+    uint32_t flags;
+    uint32_t max_ops;
+    uint32_t max_sge;
+};
+struct ibv_cq_moderation_caps { uint16_t max_cq_count; uint16_t max_cq_period; };
 struct ibv_odp_caps {
     uint64_t general_caps;
     struct {
@@ -91,8 +135,13 @@ struct ibv_device_attr_ex {
     uint64_t completion_timestamp_mask;
     uint64_t hca_core_clock;
     uint64_t device_cap_flags_ex;
+    struct ibv_tso_caps tso_caps;
+    struct ibv_rss_caps rss_caps;
     uint32_t max_wq_type_rq;
+    struct ibv_packet_pacing_caps packet_pacing_caps;
     uint32_t raw_packet_caps;
+    struct ibv_tm_caps tm_caps;
+    struct ibv_cq_moderation_caps cq_mod_caps;
     uint64_t max_dm_size;
     uint32_t xrc_odp_caps;
     uint32_t phys_port_cnt_ex;
@@ -147,6 +196,11 @@ struct ibv_mr { void *addr; size_t length; uint32_t lkey; uint32_t rkey; ...; };
 enum ibv_rereg_mr_flags {
     IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_ACCESS, ...
 };
+enum ibv_rereg_mr_err_code {
+    IBV_REREG_MR_ERR_INPUT, IBV_REREG_MR_ERR_DONT_FORK_NEW, IBV_REREG_MR_ERR_DO_FORK_OLD,
+    IBV_REREG_MR_ERR_CMD, IBV_REREG_MR_ERR_CMD_AND_DO_FORK_NEW, ...
+};
+#define IBV_ACCESS_OPTIONAL_RANGE ...
 enum ibv_mw_type { IBV_MW_TYPE_1, IBV_MW_TYPE_2, ... };
 struct ibv_mw { uint32_t rkey; enum ibv_mw_type type; ...; };
 enum ibv_create_cq_attr_flags {

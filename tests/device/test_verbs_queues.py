@@ -1,0 +1,131 @@
+"""Completion queues beyond the plain ones: resized, with flags, on each vector, and told of
+solicited completions only."""
+
+import select
+
+import pytest
+
+import aiordma
+from aiordma import (
+    CompletionChannel,
+    CompletionQueue,
+    CompletionQueueFlag,
+    Device,
+    MemoryRegion,
+    QueuePair,
+    SendFlag,
+)
+from tests.device.by_hand import connected_pair, open_end
+from tests.devices import DeviceUnderTest
+
+
+@pytest.mark.capability("resized_queues")
+@pytest.mark.capability("queue pairs by hand")
+def test_a_resized_queue_keeps_what_is_in_it(device: DeviceUnderTest) -> None:
+    with connected_pair(device) as (one, other):
+        for wr_id in range(4):
+            other.pair.post_recv(wr_id, [])
+        for wr_id in range(4):
+            one.pair.post_send(wr_id, [])
+        one.completions(4)
+        other.queue.resize(100)
+        assert other.queue.cqe >= 100
+        with pytest.raises(aiordma.VerbsCallError, match="to 2 entries: poll it empty first"):
+            other.queue.resize(2)
+        assert other.queue.cqe >= 100
+        assert [completion.wr_id for completion in other.completions(4)] == [0, 1, 2, 3]
+        other.queue.resize(2)
+        assert 2 <= other.queue.cqe < 100
+
+
+def test_a_size_beyond_the_device_is_refused_before_it_is_asked(device: DeviceUnderTest) -> None:
+    with Device(device.name).open() as context, CompletionQueue(context, 16) as queue:
+        most = context.query().max_cqe
+        for entries in (0, most + 1):
+            with pytest.raises(ValueError, match=rf"1\.\.{most}"):
+                queue.resize(entries)
+        if device.lacks("resized_queues"):
+            with pytest.raises(aiordma.NotSupportedError, match=rf"resizing.*{device.name}"):
+                queue.resize(32)
+        assert queue.cqe >= 16
+    with pytest.raises(aiordma.ClosedError):
+        queue.resize(16)
+
+
+@pytest.mark.capability("extended_queues")
+@pytest.mark.capability("queue pairs by hand")
+def test_a_queue_without_locks_works_as_any_other(device: DeviceUnderTest) -> None:
+    with (
+        open_end(device) as one,
+        open_end(device) as other,
+        CompletionChannel(one.domain.context) as channel,
+        CompletionQueue(
+            one.domain.context,
+            16,
+            channel,
+            comp_vector=one.domain.context.num_comp_vectors - 1,
+            flags=CompletionQueueFlag.SINGLE_THREADED,
+        ) as queue,
+        QueuePair.create(one.domain, queue, queue) as pair,
+    ):
+        one.pair.close()
+        one.pair, one.queue = pair, queue
+        one.connect(other)
+        other.connect(one)
+        queue.request_notification()
+        other.pair.post_recv(1, [])
+        one.pair.post_send(2, [])
+        select.select([channel.fd], [], [])
+        assert channel.events() == [queue]
+        (sent,) = one.completions(1)
+        assert (sent.wr_id, sent.ok) == (2, True)
+        other.completions(1)
+
+
+def test_a_flag_or_a_vector_that_the_device_lacks_is_refused(device: DeviceUnderTest) -> None:
+    with Device(device.name).open() as context:
+        # Neither soft device can ignore an overrun; siw has no extended queues at all.
+        flags = [CompletionQueueFlag.IGNORE_OVERRUN]
+        if device.lacks("extended_queues"):
+            flags.append(CompletionQueueFlag.SINGLE_THREADED)
+        for flag in flags:
+            with pytest.raises(aiordma.NotSupportedError, match=rf"{flag.name}.*{device.name}"):
+                CompletionQueue(context, 16, flags=flag)
+        vectors = context.num_comp_vectors
+        assert vectors >= 1
+        for vector in (-1, vectors):
+            with pytest.raises(ValueError, match=rf"comp_vector={vector}.*0\.\.{vectors - 1}"):
+                CompletionQueue(context, 16, comp_vector=vector)
+        for vector in range(vectors):
+            CompletionQueue(context, 16, comp_vector=vector).close()
+        assert context._children == {}
+
+
+@pytest.mark.capability("queue pairs by hand")
+def test_a_queue_armed_for_solicited_completions_is_silent_about_others(
+    device: DeviceUnderTest,
+) -> None:
+    with connected_pair(device) as (one, other):
+
+        def readable() -> bool:
+            return bool(select.select([other.channel.fd], [], [], 0)[0])
+
+        target = MemoryRegion(other.domain, bytearray(8))
+        for wr_id in range(3):
+            other.pair.post_recv(wr_id, [target[:]])
+        other.queue.request_notification(solicited_only=True)
+        one.pair.post_send(0, [])
+        one.completions(1)
+        assert other.completions(1)[0].wr_id == 0
+        assert not readable()
+        one.pair.post_send(1, [], flags=SendFlag.SIGNALED | SendFlag.SOLICITED)
+        one.completions(1)
+        select.select([other.channel.fd], [], [])
+        assert other.channel.events() == [other.queue]
+        assert other.completions(1)[0].wr_id == 1
+        # A failure is always told.
+        other.queue.request_notification(solicited_only=True)
+        other.pair.modify(aiordma.QueuePairState.ERR)
+        select.select([other.channel.fd], [], [])
+        assert [completion.wr_id for completion in other.completions(1)] == [2]
+        assert other.channel.events() == [other.queue]

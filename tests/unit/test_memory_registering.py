@@ -1,0 +1,213 @@
+"""How memory is registered beyond the plain way: with an iova, optional access, and again."""
+
+import errno
+import mmap
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiordma._native import ffi, lib
+from aiordma.device_enums import OnDemandPaging
+from aiordma.enums import Access
+from aiordma.errors import BusyError, NotSupportedError, VerbsCallError
+from aiordma.verbs import MemoryRegion
+from tests.unit.plain_domain import PlainDomain
+
+WRITE = Access.LOCAL_WRITE
+PAGE = mmap.PAGESIZE
+
+
+class Domain(PlainDomain):
+    """Notes how it was asked; can do everything unless told otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, int, int]] = []
+        self.again: list[tuple[int, int, int, int]] = []
+        self.again_result = 0
+        self.again_errno = 0
+        self.provider.reg_mr_iova = self._register_iova
+        self.provider.reg_mr_iova2 = self._register_iova2
+        self.provider.rereg_mr = self._register_again
+        self.attributes = SimpleNamespace(
+            odp=SimpleNamespace(general=OnDemandPaging.SUPPORT), max_mw=1, vendor_id=0
+        )
+        self.context = SimpleNamespace(device_name="plain0", query=lambda: self.attributes)
+
+    def _register_iova(self, domain: Any, start: Any, length: int, iova: int, access: int) -> Any:
+        self.calls.append(("iova", iova, access))
+        return self._register(domain, start, length, Access(access))
+
+    def _register_iova2(self, domain: Any, start: Any, length: int, iova: int, access: int) -> Any:
+        self.calls.append(("iova2", iova, access))
+        return self._register(domain, start, length, Access(access))
+
+    def _register_again(
+        self, region: Any, flags: int, domain: Any, start: Any, length: int, access: int
+    ) -> int:
+        self.again.append((flags, int(ffi.cast("uintptr_t", start)), length, access))
+        ffi.errno = self.again_errno
+        if self.again_result in (0, lib.IBV_REREG_MR_ERR_DO_FORK_OLD):
+            self.registered[region.lkey + 100] = self.registered.pop(region.lkey)
+            region.lkey, region.rkey = region.lkey + 100, region.rkey + 100
+        return self.again_result
+
+
+@pytest.fixture
+def domain() -> Iterator[Domain]:
+    with Domain() as domain:
+        yield domain
+
+
+def register(domain: Domain, buffer: Any, access: Access | None = None, **more: Any) -> Any:
+    any_domain: Any = domain
+    return MemoryRegion(any_domain, buffer, access, **more)
+
+
+# -- iova -----------------------------------------------------------------------------------------
+
+
+def test_an_iova_is_the_address_of_the_first_byte(domain: Domain) -> None:
+    memory = mmap.mmap(-1, PAGE)
+    with register(domain, memory, Access.REMOTE_READ, iova=16 * PAGE) as region:
+        assert domain.calls == [("iova", 16 * PAGE, Access.REMOTE_READ)]
+        assert region.address == 16 * PAGE
+        part = region[8:12]
+        assert part.address == 16 * PAGE + 8
+        assert part.remote().address == 16 * PAGE + 8
+        memory[8:12] = b"here"
+        assert bytes(part.view) == b"here"
+
+
+def test_zero_based_is_an_iova_of_zero(domain: Domain) -> None:
+    memory = mmap.mmap(-1, PAGE)
+    with register(domain, memory, Access.REMOTE_READ | Access.ZERO_BASED) as region:
+        assert domain.calls == [("iova", 0, Access.REMOTE_READ)]
+        assert region.address == 0
+        assert region[5:].remote().address == 5
+        assert region.access & Access.ZERO_BASED
+    with pytest.raises(ValueError, match="ZERO_BASED means iova=0"):
+        register(domain, memory, Access.ZERO_BASED, iova=PAGE)
+
+
+@pytest.mark.parametrize(
+    ("iova", "words"),
+    [
+        (1, "1 bytes into a page, and the buffer 0"),
+        (-PAGE, "beyond the address space"),
+        (2**64 - PAGE, "beyond the address space"),
+    ],
+)
+def test_an_iova_that_does_not_fit_is_refused(domain: Domain, iova: int, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        register(domain, mmap.mmap(-1, PAGE), iova=iova)
+    assert domain.calls == []
+    assert domain._children == {}
+
+
+def test_a_driver_that_ignores_iovas_is_not_asked(domain: Domain) -> None:
+    domain.attributes.vendor_id = 0x626D74
+    with pytest.raises(NotSupportedError, match="plain0"):
+        register(domain, mmap.mmap(-1, PAGE), iova=0)
+    assert domain.calls == []
+
+
+# -- access ---------------------------------------------------------------------------------------
+
+
+def test_optional_access_goes_through_the_call_that_can_leave_it_out(domain: Domain) -> None:
+    with register(domain, bytearray(8), WRITE | Access.RELAXED_ORDERING) as region:
+        assert domain.calls == [("iova2", region.address, WRITE | Access.RELAXED_ORDERING)]
+
+
+def test_what_not_every_device_has_is_asked_before_c_is(domain: Domain) -> None:
+    register(domain, bytearray(8), Access.ON_DEMAND | Access.HUGETLB).close()
+    register(domain, bytearray(8), Access.MW_BIND).close()
+    with pytest.raises(ValueError, match="HUGETLB goes with ON_DEMAND"):
+        register(domain, bytearray(8), Access.HUGETLB)
+    domain.attributes.odp.general = OnDemandPaging(0)
+    domain.attributes.max_mw = 0
+    with pytest.raises(NotSupportedError, match="ON_DEMAND: plain0"):
+        register(domain, bytearray(8), Access.ON_DEMAND)
+    with pytest.raises(NotSupportedError, match="MW_BIND: plain0"):
+        register(domain, bytearray(8), Access.MW_BIND)
+    assert domain.count == 2
+
+
+# -- again ----------------------------------------------------------------------------------------
+
+CHANGE_ACCESS = lib.IBV_REREG_MR_CHANGE_ACCESS
+CHANGE_PD = lib.IBV_REREG_MR_CHANGE_PD
+CHANGE_TRANSLATION = lib.IBV_REREG_MR_CHANGE_TRANSLATION
+
+
+def test_access_is_changed_and_keys_are_new(domain: Domain) -> None:
+    with register(domain, bytearray(8)) as region:
+        lkey, address = region.lkey, region.address
+        region.reregister(Access.REMOTE_WRITE)
+        wanted = Access.REMOTE_WRITE | WRITE
+        assert domain.again == [(CHANGE_ACCESS, 0, 0, wanted)]
+        assert (region.access, region.address, region.lkey) == (wanted, address, lkey + 100)
+        assert region.remote().rkey == region.rkey == lkey + 1100
+
+
+def test_memory_and_domain_are_changed(domain: Domain) -> None:
+    with Domain() as other:
+        other.context = domain.context
+        other.provider = domain.provider
+        region = register(domain, bytearray(8))
+        longer = bytearray(b"longer than before")
+        region.reregister(buffer=longer, domain=other)
+        ((flags, start, length, _),) = domain.again
+        assert flags == CHANGE_TRANSLATION | CHANGE_PD
+        assert (start, length) == (region.address, len(longer))
+        assert bytes(region.view) == longer
+        assert region.domain is other
+        assert domain._children == {}
+        with pytest.raises(BufferError):
+            longer.append(0)  # exported as any registered buffer
+        region.close()
+        longer.append(0)
+
+
+def test_a_mark_for_forks_that_stays_behind_is_no_failure(domain: Domain) -> None:
+    with register(domain, bytearray(8)) as region:
+        domain.again_result = lib.IBV_REREG_MR_ERR_DO_FORK_OLD
+        region.reregister(Access.REMOTE_READ)
+        assert region.access == Access.REMOTE_READ
+
+
+def test_a_device_that_cannot_says_so_and_leaves_the_region_as_it_was(domain: Domain) -> None:
+    with register(domain, bytearray(8)) as region:
+        before = (region.access, region.lkey, region.address)
+        domain.again_result, domain.again_errno = lib.IBV_REREG_MR_ERR_CMD, errno.EOPNOTSUPP
+        with pytest.raises(NotSupportedError, match="re-registering memory: plain0"):
+            region.reregister(Access.REMOTE_READ)
+        domain.again_errno = errno.EINVAL
+        with pytest.raises(VerbsCallError, match=r"ibv_rereg_mr.*only be closed"):
+            region.reregister(Access.REMOTE_READ)
+        assert (region.access, region.lkey, region.address) == before
+
+
+def test_what_cannot_be_changed_is_refused_before_c_sees_it(domain: Domain) -> None:
+    with register(domain, bytearray(8)) as region, Domain() as stranger:
+        part = region[:]
+        part.hold()
+        with pytest.raises(BusyError, match="1 posted"):
+            region.reregister(WRITE)
+        part.release()
+        with pytest.raises(ValueError, match="nothing to change"):
+            region.reregister()
+        with pytest.raises(ValueError, match="another opened device"):
+            region.reregister(domain=stranger)
+        with pytest.raises(TypeError, match="bytes is read-only"):
+            region.reregister(WRITE, buffer=b"constant")
+        with pytest.raises(TypeError, match="bytes is read-only"):
+            region.reregister(buffer=b"constant")
+        with pytest.raises(ValueError, match="empty"):
+            region.reregister(buffer=b"")
+        with pytest.raises(ValueError, match="ZERO_BASED"):
+            region.reregister(Access.ZERO_BASED)
+    assert domain.again == []
