@@ -1,32 +1,41 @@
 """The connection manager, synchronous and never blocking: channel, identifiers, events.
 
-Every event is copied out of librdmacm and acknowledged in the same C call that took it, so that
-no identifier's destruction waits for one of ours (man rdma_ack_cm_event, rdma_destroy_id). Waiting
-for events, and timeouts, are the reactor's business.
+Waiting for events, and timeouts, are the reactor's business.
 """
 
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from aiordma._native import ffi, lib
-from aiordma.enums import CmEventType, PortSpace, QueuePairType
-from aiordma.errors import (
-    NoDeviceError,
-    VerbsCallError,
-    check_minus_one,
-    check_negative_errno,
-    check_pointer,
+from aiordma.connection_parameters import (
+    DEVICE_MAXIMUM,
+    MAX_ACCEPT_PRIVATE_DATA,
+    MAX_CONNECT_PRIVATE_DATA,
+    MAX_DATAGRAM_ACCEPT_PRIVATE_DATA,
+    MAX_DATAGRAM_CONNECT_PRIVATE_DATA,
+    MAX_REJECT_PRIVATE_DATA,
+    ConnectionParameters,
+    check_private_data,
 )
-from aiordma.provider import Provider
+from aiordma.enums import PortSpace, QueuePairType
+from aiordma.errors import check_minus_one
+from aiordma.event_channel import Event, EventChannel
 from aiordma.socket_address import SocketAddress, pack_address, unpack_address
-from aiordma.verbs import Capacity, CompletionQueue, Context, ProtectionDomain, QueuePair, Resource
+from aiordma.verbs import (
+    Capacity,
+    CompletionQueue,
+    Context,
+    ProtectionDomain,
+    QueuePair,
+    RawSharedReceiveQueue,
+    Resource,
+)
 
 __all__ = (
     "DEVICE_MAXIMUM",
     "MAX_ACCEPT_PRIVATE_DATA",
     "MAX_CONNECT_PRIVATE_DATA",
+    "MAX_DATAGRAM_ACCEPT_PRIVATE_DATA",
+    "MAX_DATAGRAM_CONNECT_PRIVATE_DATA",
     "MAX_REJECT_PRIVATE_DATA",
     "ConnectionParameters",
     "Event",
@@ -34,130 +43,11 @@ __all__ = (
     "Identifier",
 )
 
-# What fits beside the CM's own header in an InfiniBand REQ, REP and REJ (man rdma_connect,
-# rdma_accept, rdma_reject). The TCP port space puts 36 bytes of its own into the REQ.
-MAX_CONNECT_PRIVATE_DATA = 56
-MAX_ACCEPT_PRIVATE_DATA = 196
-MAX_REJECT_PRIVATE_DATA = 148
 
-DEVICE_MAXIMUM = 0xFF
-"""In the two depth fields: as many outstanding READs and atomics as the device can."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionParameters:
-    """`rdma_conn_param`: what a connect or an accept tells the peer (man rdma_connect).
-
-    The retry counts are 3-bit numbers; rnr_retry_count 7 means for ever.
-    """
-
-    private_data: bytes = b""
-    responder_resources: int = DEVICE_MAXIMUM
-    initiator_depth: int = DEVICE_MAXIMUM
-    retry_count: int = 7
-    rnr_retry_count: int = 7
-
-    def check(self, most_private_data: int, call: str) -> None:
-        """Refuse values that C would cut off or misread.
-
-        Raises:
-            ValueError: names the field and its range.
-        """
-        if len(self.private_data) > most_private_data:
-            raise ValueError(
-                f"private_data of {len(self.private_data)} bytes: {call} carries at most "
-                f"{most_private_data}"
-            )
-        for name, most in (
-            ("responder_resources", 255),
-            ("initiator_depth", 255),
-            ("retry_count", 7),
-            ("rnr_retry_count", 7),
-        ):
-            if not 0 <= getattr(self, name) <= most:
-                raise ValueError(f"{name}={getattr(self, name)} is not in 0..{most}")
-
-    def to_c(self) -> tuple[Any, Any]:
-        """Return struct rdma_conn_param and the memory that it points to; keep both alive."""
-        raw = ffi.new("struct rdma_conn_param *")
-        data = ffi.new("uint8_t[]", self.private_data or b"\0")
-        raw.private_data = data if self.private_data else ffi.NULL
-        raw.private_data_len = len(self.private_data)
-        raw.responder_resources = self.responder_resources
-        raw.initiator_depth = self.initiator_depth
-        raw.flow_control = 1
-        raw.retry_count = self.retry_count
-        raw.rnr_retry_count = self.rnr_retry_count
-        return raw, data
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A copied and acknowledged CM event. `key` finds its identifier, `new_key` the one that a
-    connection request made. Depths are from the receiver's viewpoint."""
-
-    type: CmEventType
-    status: int
-    key: int
-    new_key: int
-    private_data: bytes
-    responder_resources: int
-    initiator_depth: int
-    retry_count: int
-    rnr_retry_count: int
-    qpn: int
-
-
-class EventChannel(Resource):
-    """Where the events of many identifiers arrive; `fd` becomes readable. Non-blocking."""
-
-    def __init__(self, provider: Provider) -> None:
-        super().__init__()
-        self.provider = provider
-        try:
-            self.pointer = check_pointer(
-                provider.create_event_channel(), "rdma_create_event_channel"
-            )
-        except VerbsCallError as error:
-            self._abandon()
-            raise NoDeviceError(str(error)) from error
-        except BaseException:
-            self._abandon()
-            raise
-        self.fd: int = self.pointer.fd
-        os.set_blocking(self.fd, False)
-        self._raw = ffi.new("struct aiordma_cm_event *")
-
-    def events(self) -> Iterator[Event]:
-        """Take the waiting events one by one, each acknowledged before it is handed out.
-
-        Taking an event is where librdmacm works on the connection (it moves the queue pair), and
-        that can fail: the call's error is raised, and the next call goes on behind it.
-        """
-        raw = self._raw
-        while not self._closed and check_negative_errno(
-            lib.aiordma_next_cm_event(self.provider.table, self.pointer, raw), "rdma_get_cm_event"
-        ):
-            try:
-                kind = CmEventType(raw.event)
-            except ValueError:  # newer than we are, and acknowledged: it has no effect here
-                continue
-            request = kind is CmEventType.CONNECT_REQUEST
-            yield Event(
-                type=kind,
-                status=raw.status,
-                key=raw.listen_id if request else raw.id,
-                new_key=raw.id if request else 0,
-                private_data=bytes(ffi.buffer(raw.private_data, raw.private_data_length)),
-                responder_resources=raw.responder_resources,
-                initiator_depth=raw.initiator_depth,
-                retry_count=raw.retry_count,
-                rnr_retry_count=raw.rnr_retry_count,
-                qpn=raw.qp_num,
-            )
-
-    def _destroy(self) -> None:
-        self.provider.destroy_event_channel(self.pointer)
+# (of connections, of the UDP port space)
+_CONNECT = (MAX_CONNECT_PRIVATE_DATA, MAX_DATAGRAM_CONNECT_PRIVATE_DATA)
+_ACCEPT = (MAX_ACCEPT_PRIVATE_DATA, MAX_DATAGRAM_ACCEPT_PRIVATE_DATA)
+_REJECT = (MAX_REJECT_PRIVATE_DATA, MAX_DATAGRAM_ACCEPT_PRIVATE_DATA)
 
 
 class Identifier(Resource):
@@ -192,6 +82,7 @@ class Identifier(Resource):
                 raise
             self.pointer = out[0]
         self.key = int(ffi.cast("uintptr_t", self.pointer))
+        self.port_space = PortSpace(self.pointer.ps)
 
     def __repr__(self) -> str:
         return f"<Identifier {self.key:#x}>"
@@ -272,6 +163,7 @@ class Identifier(Resource):
         receive_queue: CompletionQueue,
         capacity: Capacity,
         service: QueuePairType = QueuePairType.RC,
+        shared_receive: RawSharedReceiveQueue | None = None,
     ) -> QueuePair:
         """Create the queue pair that librdmacm will move through its states.
 
@@ -294,40 +186,88 @@ class Identifier(Resource):
             self.provider.cm_destroy_qp(self.pointer)
 
         pair = QueuePair(
-            domain, send_queue, receive_queue, service, capacity, make=make, unmake=unmake
+            domain,
+            send_queue,
+            receive_queue,
+            service,
+            capacity,
+            make=make,
+            unmake=unmake,
+            shared_receive=shared_receive,
         )
         self.queue_pair = pair
         return pair
 
     def connect(self, parameters: ConnectionParameters) -> None:
-        """Ask the peer to connect; ESTABLISHED, or an error event, follows."""
+        """Ask the peer to connect; ESTABLISHED, or an error event, follows. CONNECT_RESPONSE if
+        librdmacm has not made the queue pair: then it is for us to move it on, and to `establish`.
+        In the UDP port space: ask for the peer's queue pair and qkey."""
         self.require_open()
-        parameters.check(MAX_CONNECT_PRIVATE_DATA, "a connection request")
+        parameters.check(self._most(*_CONNECT), "a connection request")
         raw, _data = parameters.to_c()
         check_minus_one(self.provider.connect(self.pointer, raw), "rdma_connect")
 
     def accept(self, parameters: ConnectionParameters) -> None:
-        """Accept a connection request; ESTABLISHED, or an error event, follows."""
+        """Accept a connection request; ESTABLISHED, or an error event, follows (in the UDP port
+        space nothing: the answer is sent, and that is all)."""
         self.require_open()
-        parameters.check(MAX_ACCEPT_PRIVATE_DATA, "an accept")
+        parameters.check(self._most(*_ACCEPT), "an accept")
         raw, _data = parameters.to_c()
         check_minus_one(self.provider.accept(self.pointer, raw), "rdma_accept")
 
     def reject(self, private_data: bytes = b"") -> None:
         """Refuse a connection request, with data for the peer's program."""
         self.require_open()
-        if len(private_data) > MAX_REJECT_PRIVATE_DATA:
-            raise ValueError(
-                f"private_data of {len(private_data)} bytes: a reject carries at most "
-                f"{MAX_REJECT_PRIVATE_DATA}"
-            )
+        check_private_data(private_data, self._most(*_REJECT), "a reject")
         data = ffi.new("uint8_t[]", private_data or b"\0")
         check_minus_one(self.provider.reject(self.pointer, data, len(private_data)), "rdma_reject")
+
+    def _most(self, connected: int, datagram: int) -> int:
+        return datagram if self.port_space is PortSpace.UDP else connected
 
     def disconnect(self) -> None:
         """Move the queue pair to its error state and tell the peer (man rdma_disconnect)."""
         self.require_open()
         check_minus_one(self.provider.disconnect(self.pointer), "rdma_disconnect")
+
+    # -- multicast ----------------------------------------------------------------------------
+
+    def join_multicast(self, host: str, *, send_only: bool = False) -> None:
+        """Join a group of the bound device's network; MULTICAST_JOIN, which says how to send to
+        it, or MULTICAST_ERROR follows (man rdma_join_multicast_ex). librdmacm attaches its queue
+        pair to the group when that event is taken, unless only to send.
+
+        Raises:
+            ValueError: the host is not a numeric address.
+            NotSupportedError: librdmacm is older than such joins.
+            VerbsCallError: no device is bound, or it has no multicast.
+        """
+        self.require_open()
+        address = ffi.from_buffer(pack_address(host, 0))
+        request = ffi.new("struct rdma_cm_join_mc_attr_ex *")
+        request.comp_mask = lib.RDMA_CM_JOIN_MC_ATTR_ADDRESS | lib.RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS
+        request.join_flags = (
+            lib.RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER
+            if send_only
+            else lib.RDMA_MC_JOIN_FLAG_FULLMEMBER
+        )
+        request.addr = ffi.cast("struct sockaddr *", address)
+        check_minus_one(
+            self.provider.join_multicast_ex(self.pointer, request, ffi.NULL),
+            "rdma_join_multicast_ex",
+        )
+
+    def leave_multicast(self, host: str) -> None:
+        """Leave a group that was joined with this host, joined by now or not (man
+        rdma_leave_multicast). Destroying the identifier leaves all of them."""
+        self.require_open()
+        address = ffi.from_buffer(pack_address(host, 0))
+        check_minus_one(
+            self.provider.leave_multicast(self.pointer, ffi.cast("struct sockaddr *", address)),
+            "rdma_leave_multicast",
+        )
+
+    # -- the two ends -------------------------------------------------------------------------
 
     @property
     def local_address(self) -> SocketAddress | None:

@@ -32,6 +32,8 @@ ORDER = (
     "verbs.shared_receive",
     "verbs.queue_pair",
     "verbs",
+    "connection_parameters",
+    "event_channel",
     "rdmacm",
     "pool",
     "event_loop",
