@@ -3,6 +3,9 @@
 Waiting for events, and timeouts, are the reactor's business.
 """
 
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from aiordma._native import ffi, lib
@@ -16,8 +19,15 @@ from aiordma.connection_parameters import (
     ConnectionParameters,
     check_private_data,
 )
-from aiordma.enums import PortSpace, QueuePairType
-from aiordma.errors import check_minus_one
+from aiordma.enums import (
+    AsyncEventType,
+    PortSpace,
+    QueuePairAttribute,
+    QueuePairState,
+    QueuePairType,
+    Transport,
+)
+from aiordma.errors import NotSupportedError, check_minus_one
 from aiordma.event_channel import Event, EventChannel
 from aiordma.socket_address import SocketAddress, pack_address, unpack_address
 from aiordma.verbs import (
@@ -29,6 +39,7 @@ from aiordma.verbs import (
     RawSharedReceiveQueue,
     Resource,
 )
+from aiordma.verbs.queue_pair import modify_arguments
 
 __all__ = (
     "DEVICE_MAXIMUM",
@@ -38,6 +49,7 @@ __all__ = (
     "MAX_DATAGRAM_CONNECT_PRIVATE_DATA",
     "MAX_REJECT_PRIVATE_DATA",
     "ConnectionParameters",
+    "Ece",
     "Event",
     "EventChannel",
     "Identifier",
@@ -48,6 +60,24 @@ __all__ = (
 _CONNECT = (MAX_CONNECT_PRIVATE_DATA, MAX_DATAGRAM_CONNECT_PRIVATE_DATA)
 _ACCEPT = (MAX_ACCEPT_PRIVATE_DATA, MAX_DATAGRAM_ACCEPT_PRIVATE_DATA)
 _REJECT = (MAX_REJECT_PRIVATE_DATA, MAX_DATAGRAM_ACCEPT_PRIVATE_DATA)
+
+
+@dataclass(frozen=True, slots=True)
+class Ece:
+    """Options of enhanced connection establishment (`ibv_ece`): a vendor's bits, which two devices
+    of that vendor agree on. Zeros are none."""
+
+    vendor_id: int
+    options: int
+
+    def __post_init__(self) -> None:
+        for name in ("vendor_id", "options"):
+            if not 0 <= getattr(self, name) < 1 << 32:
+                raise ValueError(f"{name}={getattr(self, name)} is not in 0..2**32-1")
+
+
+def _c_int(value: int) -> bytes:
+    return value.to_bytes(4, sys.byteorder)
 
 
 class Identifier(Resource):
@@ -99,9 +129,37 @@ class Identifier(Resource):
 
     def set_ack_timeout(self, exponent: int) -> None:
         """Wait 4.096 us x 2^exponent for an acknowledgement; before connect or accept."""
-        if not 0 <= exponent <= 31:
-            raise ValueError(f"ack_timeout={exponent} is not in 0..31")
-        self.set_option(lib.RDMA_OPTION_ID_ACK_TIMEOUT, bytes([exponent]))
+        self._set_byte("ack_timeout", lib.RDMA_OPTION_ID_ACK_TIMEOUT, exponent, 31)
+
+    def set_tos(self, tos: int) -> None:
+        """Mark what is sent with a type of service: the IPv4 field, or IPv6's traffic class.
+        Before the route is resolved, on iWARP before connect or listen."""
+        self._set_byte("tos", lib.RDMA_OPTION_ID_TOS, tos, 255)
+
+    def set_reuse_address(self, reuse: bool) -> None:
+        """Let others of the same mind bind the same address and port; before `bind`. One that
+        listens must be alone all the same."""
+        self.set_option(lib.RDMA_OPTION_ID_REUSEADDR, _c_int(reuse))
+
+    def set_ipv6_only(self, only: bool) -> None:
+        """Let `bind` to the IPv6 wildcard take IPv4's port too, or not; before `bind`."""
+        self.set_option(lib.RDMA_OPTION_ID_AFONLY, _c_int(only))
+
+    def _set_byte(self, what: str, option: int, value: int, most: int) -> None:
+        if not 0 <= value <= most:
+            raise ValueError(f"{what}={value} is not in 0..{most}")
+        self.set_option(option, bytes([value]))
+
+    def migrate(self, channel: EventChannel) -> None:
+        """Let events arrive at another channel from now on, the waiting ones too; `key` stays
+        (man rdma_migrate_id). No other thread may take events of either channel meanwhile."""
+        self.require_open()
+        channel.require_open()
+        check_minus_one(
+            self.provider.migrate_id(self.pointer, channel.pointer), "rdma_migrate_id"
+        )
+        self._move(channel)
+        self.channel = channel
 
     def bind(self, host: str, port: int) -> None:
         """Take a local address; port 0 takes a free one (man rdma_bind_addr)."""
@@ -218,9 +276,12 @@ class Identifier(Resource):
     def reject(self, private_data: bytes = b"") -> None:
         """Refuse a connection request, with data for the peer's program."""
         self.require_open()
+        self._reject(self.provider.reject, "rdma_reject", private_data)
+
+    def _reject(self, call: Callable[..., int], name: str, private_data: bytes) -> None:
         check_private_data(private_data, self._most(*_REJECT), "a reject")
         data = ffi.new("uint8_t[]", private_data or b"\0")
-        check_minus_one(self.provider.reject(self.pointer, data, len(private_data)), "rdma_reject")
+        check_minus_one(call(self.pointer, data, len(private_data)), name)
 
     def _most(self, connected: int, datagram: int) -> int:
         return datagram if self.port_space is PortSpace.UDP else connected
@@ -229,6 +290,81 @@ class Identifier(Resource):
         """Move the queue pair to its error state and tell the peer (man rdma_disconnect)."""
         self.require_open()
         check_minus_one(self.provider.disconnect(self.pointer), "rdma_disconnect")
+
+    # -- for queue pairs that librdmacm has not made ------------------------------------------
+
+    def init_qp_attr(self, state: QueuePairState) -> dict[str, Any]:
+        """Return what QueuePair.modify takes to bring a queue pair of this connection to a state:
+        INIT from the device on, RTR and RTS once the peer is known (man rdma_init_qp_attr).
+
+        Raises:
+            VerbsCallError: the connection is not that far.
+        """
+        self.require_open()
+        raw, mask = ffi.new("struct ibv_qp_attr *"), ffi.new("int *")
+        raw.qp_state = state
+        check_minus_one(self.provider.init_qp_attr(self.pointer, raw, mask), "rdma_init_qp_attr")
+        return modify_arguments(raw, QueuePairAttribute(mask[0]))
+
+    def establish(self) -> None:
+        """Finish a connect after CONNECT_RESPONSE, with the queue pair in RTS; the peer gets
+        ESTABLISHED (man rdma_establish)."""
+        self.require_open()
+        self._require_own_queue_pair("establish")
+        check_minus_one(self.provider.establish(self.pointer), "rdma_establish")
+
+    def notify(self, event: AsyncEventType = AsyncEventType.COMM_EST) -> None:
+        """Tell of a message that arrived before the peer's last word of the handshake, which may
+        have got lost: ESTABLISHED follows if it has not been (man rdma_notify).
+
+        Raises:
+            VerbsCallError: there is no connection to speak of, or the event is another one.
+        """
+        self.require_open()
+        check_minus_one(self.provider.notify(self.pointer, event), "rdma_notify")
+
+    def set_local_ece(self, ece: Ece) -> None:
+        """Offer options with the next connect, or agree to some with the next accept (man
+        rdma_set_local_ece).
+
+        Raises:
+            ValueError: librdmacm made the queue pair, and settles this by itself.
+            NotSupportedError: the device's handshake, or librdmacm, has no such thing.
+        """
+        raw = self._ece("set_local_ece")
+        raw.vendor_id, raw.options = ece.vendor_id, ece.options
+        check_minus_one(self.provider.set_local_ece(self.pointer, raw), "rdma_set_local_ece")
+
+    @property
+    def remote_ece(self) -> Ece:
+        """What the peer offered with its request, or agreed to; zeros if nothing (man
+        rdma_get_remote_ece). Raises as `set_local_ece`."""
+        raw = self._ece("remote_ece")
+        check_minus_one(self.provider.get_remote_ece(self.pointer, raw), "rdma_get_remote_ece")
+        return Ece(raw.vendor_id, raw.options)
+
+    def reject_ece(self, private_data: bytes = b"") -> None:
+        """`reject`, since the offered options do not suit: the peer may try without (man
+        rdma_reject_ece). Raises as `set_local_ece`."""
+        self._ece("reject_ece")
+        self._reject(self.provider.reject_ece, "rdma_reject_ece", private_data)
+
+    def _ece(self, call: str) -> Any:
+        self.require_open()
+        self._require_own_queue_pair(call)
+        if self.device_key:
+            device = self.context()
+            device.close()
+            if device.transport is Transport.IWARP:
+                raise NotSupportedError(
+                    f"{call}: {device.device_name} is an iWARP device, whose handshake has no ECE "
+                    "(enhanced connection establishment)"
+                )
+        return ffi.new("struct ibv_ece *")
+
+    def _require_own_queue_pair(self, call: str) -> None:
+        if self.pointer.qp:
+            raise ValueError(f"{call}: librdmacm made the queue pair, and sees to this by itself")
 
     # -- multicast ----------------------------------------------------------------------------
 
