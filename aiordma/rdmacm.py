@@ -5,7 +5,6 @@ Waiting for events, and timeouts, are the reactor's business.
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from aiordma._native import ffi, lib
@@ -17,6 +16,7 @@ from aiordma.connection_parameters import (
     MAX_DATAGRAM_CONNECT_PRIVATE_DATA,
     MAX_REJECT_PRIVATE_DATA,
     ConnectionParameters,
+    Ece,
     check_private_data,
 )
 from aiordma.enums import (
@@ -60,20 +60,6 @@ __all__ = (
 _CONNECT = (MAX_CONNECT_PRIVATE_DATA, MAX_DATAGRAM_CONNECT_PRIVATE_DATA)
 _ACCEPT = (MAX_ACCEPT_PRIVATE_DATA, MAX_DATAGRAM_ACCEPT_PRIVATE_DATA)
 _REJECT = (MAX_REJECT_PRIVATE_DATA, MAX_DATAGRAM_ACCEPT_PRIVATE_DATA)
-
-
-@dataclass(frozen=True, slots=True)
-class Ece:
-    """Options of enhanced connection establishment (`ibv_ece`): a vendor's bits, which two devices
-    of that vendor agree on. Zeros are none."""
-
-    vendor_id: int
-    options: int
-
-    def __post_init__(self) -> None:
-        for name in ("vendor_id", "options"):
-            if not 0 <= getattr(self, name) < 1 << 32:
-                raise ValueError(f"{name}={getattr(self, name)} is not in 0..2**32-1")
 
 
 def _c_int(value: int) -> bytes:
@@ -155,9 +141,7 @@ class Identifier(Resource):
         (man rdma_migrate_id). No other thread may take events of either channel meanwhile."""
         self.require_open()
         channel.require_open()
-        check_minus_one(
-            self.provider.migrate_id(self.pointer, channel.pointer), "rdma_migrate_id"
-        )
+        check_minus_one(self.provider.migrate_id(self.pointer, channel.pointer), "rdma_migrate_id")
         self._move(channel)
         self.channel = channel
 
@@ -172,8 +156,7 @@ class Identifier(Resource):
 
     def listen(self, backlog: int) -> None:
         """Report connection requests to the bound address (man rdma_listen)."""
-        self.require_open()
-        check_minus_one(self.provider.listen(self.pointer, backlog), "rdma_listen")
+        self._call("listen", backlog)
 
     def resolve_address(
         self, host: str, port: int, source: tuple[str, int] | None, timeout_ms: int
@@ -194,8 +177,7 @@ class Identifier(Resource):
 
     def resolve_route(self, timeout_ms: int) -> None:
         """Find the path; ROUTE_RESOLVED or ROUTE_ERROR follows."""
-        self.require_open()
-        check_minus_one(self.provider.resolve_route(self.pointer, timeout_ms), "rdma_resolve_route")
+        self._call("resolve_route", timeout_ms)
 
     @property
     def device_key(self) -> int:
@@ -260,18 +242,16 @@ class Identifier(Resource):
         """Ask the peer to connect; ESTABLISHED, or an error event, follows. CONNECT_RESPONSE if
         librdmacm has not made the queue pair: then it is for us to move it on, and to `establish`.
         In the UDP port space: ask for the peer's queue pair and qkey."""
-        self.require_open()
         parameters.check(self._most(*_CONNECT), "a connection request")
         raw, _data = parameters.to_c()
-        check_minus_one(self.provider.connect(self.pointer, raw), "rdma_connect")
+        self._call("connect", raw)
 
     def accept(self, parameters: ConnectionParameters) -> None:
         """Accept a connection request; ESTABLISHED, or an error event, follows (in the UDP port
         space nothing: the answer is sent, and that is all)."""
-        self.require_open()
         parameters.check(self._most(*_ACCEPT), "an accept")
         raw, _data = parameters.to_c()
-        check_minus_one(self.provider.accept(self.pointer, raw), "rdma_accept")
+        self._call("accept", raw)
 
     def reject(self, private_data: bytes = b"") -> None:
         """Refuse a connection request, with data for the peer's program."""
@@ -288,8 +268,7 @@ class Identifier(Resource):
 
     def disconnect(self) -> None:
         """Move the queue pair to its error state and tell the peer (man rdma_disconnect)."""
-        self.require_open()
-        check_minus_one(self.provider.disconnect(self.pointer), "rdma_disconnect")
+        self._call("disconnect")
 
     # -- for queue pairs that librdmacm has not made ------------------------------------------
 
@@ -300,18 +279,16 @@ class Identifier(Resource):
         Raises:
             VerbsCallError: the connection is not that far.
         """
-        self.require_open()
         raw, mask = ffi.new("struct ibv_qp_attr *"), ffi.new("int *")
         raw.qp_state = state
-        check_minus_one(self.provider.init_qp_attr(self.pointer, raw, mask), "rdma_init_qp_attr")
+        self._call("init_qp_attr", raw, mask)
         return modify_arguments(raw, QueuePairAttribute(mask[0]))
 
     def establish(self) -> None:
         """Finish a connect after CONNECT_RESPONSE, with the queue pair in RTS; the peer gets
         ESTABLISHED (man rdma_establish)."""
-        self.require_open()
         self._require_own_queue_pair("establish")
-        check_minus_one(self.provider.establish(self.pointer), "rdma_establish")
+        self._call("establish")
 
     def notify(self, event: AsyncEventType = AsyncEventType.COMM_EST) -> None:
         """Tell of a message that arrived before the peer's last word of the handshake, which may
@@ -320,8 +297,7 @@ class Identifier(Resource):
         Raises:
             VerbsCallError: there is no connection to speak of, or the event is another one.
         """
-        self.require_open()
-        check_minus_one(self.provider.notify(self.pointer, event), "rdma_notify")
+        self._call("notify", event)
 
     def set_local_ece(self, ece: Ece) -> None:
         """Offer options with the next connect, or agree to some with the next accept (man
