@@ -7,15 +7,20 @@
 Importing opens nothing; the libraries and devices are opened at first use.
 """
 
+from aiordma.address_lookup import ResolvedAddress, devices, resolve
 from aiordma.chain import Chain
 from aiordma.connection import Connection, ConnectionInfo
+from aiordma.connection_parameters import ConnectionParameters, Ece
+from aiordma.connection_request import ConnectionRequest
 from aiordma.connector import connect
 from aiordma.enums import (
     Access,
     AsyncEventType,
+    CmEventType,
     GidType,
     MemoryWindowType,
     Mtu,
+    PortSpace,
     QueuePairState,
     QueuePairType,
     SendFlag,
@@ -52,11 +57,14 @@ from aiordma.errors import (
     VerbsCallError,
     WorkCompletionError,
 )
-from aiordma.listener import ConnectionRequest, Listener, listen
+from aiordma.event_channel import Event as CmEvent
+from aiordma.event_channel import EventChannel
+from aiordma.listener import Listener, listen
 from aiordma.messages import Message
 from aiordma.options import ConnectionKeywords, ConnectionOptions
 from aiordma.queue_pairs import QueuePairAddress, UnmanagedConnection, open_queue_pair
 from aiordma.ranges import RemoteMemory
+from aiordma.rdmacm import Identifier
 from aiordma.request import WorkRequest
 from aiordma.verbs import (
     GRH_BYTES,
@@ -93,6 +101,8 @@ __all__ = (
     "Capacity",
     "Chain",
     "ClosedError",
+    "CmEvent",
+    "CmEventType",
     "CompletionChannel",
     "CompletionQueue",
     "ConnectTimeoutError",
@@ -100,14 +110,18 @@ __all__ = (
     "ConnectionInfo",
     "ConnectionKeywords",
     "ConnectionOptions",
+    "ConnectionParameters",
     "ConnectionRequest",
     "Context",
     "Device",
     "DeviceAttributes",
     "DeviceRemovedError",
     "DisconnectedError",
+    "Ece",
+    "EventChannel",
     "FlushedError",
     "GidType",
+    "Identifier",
     "Listener",
     "LocalAccessError",
     "LocalLengthError",
@@ -123,6 +137,7 @@ __all__ = (
     "NotSupportedError",
     "PartialPostError",
     "PortAttributes",
+    "PortSpace",
     "ProtectionDomain",
     "QueueFullError",
     "QueuePair",
@@ -138,6 +153,7 @@ __all__ = (
     "RemoteInvalidRequestError",
     "RemoteMemory",
     "RemoteOperationError",
+    "ResolvedAddress",
     "Resource",
     "RetryExceededError",
     "RouteError",
@@ -153,6 +169,8 @@ __all__ = (
     "WorkRequest",
     "WorkRequestOpcode",
     "connect",
+    "devices",
     "listen",
     "open_queue_pair",
+    "resolve",
 )

@@ -3,8 +3,8 @@
 Waiting for events, and timeouts, are the reactor's business.
 """
 
+import errno
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from aiordma._native import ffi, lib
@@ -27,7 +27,7 @@ from aiordma.enums import (
     QueuePairType,
     Transport,
 )
-from aiordma.errors import NotSupportedError, check_minus_one
+from aiordma.errors import NotSupportedError, VerbsCallError, check_minus_one
 from aiordma.event_channel import Event, EventChannel
 from aiordma.socket_address import SocketAddress, pack_address, unpack_address
 from aiordma.verbs import (
@@ -103,15 +103,14 @@ class Identifier(Resource):
     def __repr__(self) -> str:
         return f"<Identifier {self.key:#x}>"
 
+    def _call(self, name: str, *arguments: Any) -> None:
+        """Call a function of librdmacm, named without its rdma_, on this identifier."""
+        self.require_open()
+        check_minus_one(getattr(self.provider, name)(self.pointer, *arguments), f"rdma_{name}")
+
     def set_option(self, name: int, value: bytes) -> None:
         """Set an option of level RDMA_OPTION_ID (man rdma_set_option)."""
-        self.require_open()
-        check_minus_one(
-            self.provider.set_option(
-                self.pointer, lib.RDMA_OPTION_ID, name, ffi.from_buffer(value), len(value)
-            ),
-            "rdma_set_option",
-        )
+        self._call("set_option", lib.RDMA_OPTION_ID, name, ffi.from_buffer(value), len(value))
 
     def set_ack_timeout(self, exponent: int) -> None:
         """Wait 4.096 us x 2^exponent for an acknowledgement; before connect or accept."""
@@ -139,20 +138,15 @@ class Identifier(Resource):
     def migrate(self, channel: EventChannel) -> None:
         """Let events arrive at another channel from now on, the waiting ones too; `key` stays
         (man rdma_migrate_id). No other thread may take events of either channel meanwhile."""
-        self.require_open()
         channel.require_open()
-        check_minus_one(self.provider.migrate_id(self.pointer, channel.pointer), "rdma_migrate_id")
+        self._call("migrate_id", channel.pointer)
         self._move(channel)
         self.channel = channel
 
     def bind(self, host: str, port: int) -> None:
         """Take a local address; port 0 takes a free one (man rdma_bind_addr)."""
-        self.require_open()
         address = ffi.from_buffer(pack_address(host, port))
-        check_minus_one(
-            self.provider.bind_addr(self.pointer, ffi.cast("struct sockaddr *", address)),
-            "rdma_bind_addr",
-        )
+        self._call("bind_addr", ffi.cast("struct sockaddr *", address))
 
     def listen(self, backlog: int) -> None:
         """Report connection requests to the bound address (man rdma_listen)."""
@@ -162,17 +156,13 @@ class Identifier(Resource):
         self, host: str, port: int, source: tuple[str, int] | None, timeout_ms: int
     ) -> None:
         """Find the device that reaches an address; ADDR_RESOLVED or ADDR_ERROR follows."""
-        self.require_open()
         target = ffi.from_buffer(pack_address(host, port))
         origin = ffi.from_buffer(pack_address(*source)) if source else ffi.NULL
-        check_minus_one(
-            self.provider.resolve_addr(
-                self.pointer,
-                ffi.cast("struct sockaddr *", origin),
-                ffi.cast("struct sockaddr *", target),
-                timeout_ms,
-            ),
-            "rdma_resolve_addr",
+        self._call(
+            "resolve_addr",
+            ffi.cast("struct sockaddr *", origin),
+            ffi.cast("struct sockaddr *", target),
+            timeout_ms,
         )
 
     def resolve_route(self, timeout_ms: int) -> None:
@@ -256,12 +246,12 @@ class Identifier(Resource):
     def reject(self, private_data: bytes = b"") -> None:
         """Refuse a connection request, with data for the peer's program."""
         self.require_open()
-        self._reject(self.provider.reject, "rdma_reject", private_data)
+        self._reject("reject", private_data)
 
-    def _reject(self, call: Callable[..., int], name: str, private_data: bytes) -> None:
+    def _reject(self, call: str, private_data: bytes) -> None:
         check_private_data(private_data, self._most(*_REJECT), "a reject")
         data = ffi.new("uint8_t[]", private_data or b"\0")
-        check_minus_one(call(self.pointer, data, len(private_data)), name)
+        self._call(call, data, len(private_data))
 
     def _most(self, connected: int, datagram: int) -> int:
         return datagram if self.port_space is PortSpace.UDP else connected
@@ -274,10 +264,11 @@ class Identifier(Resource):
 
     def init_qp_attr(self, state: QueuePairState) -> dict[str, Any]:
         """Return what QueuePair.modify takes to bring a queue pair of this connection to a state:
-        INIT from the device on, RTR and RTS once the peer is known (man rdma_init_qp_attr).
+        INIT once a device is known, RTR and RTS once the peer is (man rdma_init_qp_attr). Earlier
+        they are incomplete, and `modify` names what is missing.
 
         Raises:
-            VerbsCallError: the connection is not that far.
+            VerbsCallError: no device is bound.
         """
         raw, mask = ffi.new("struct ibv_qp_attr *"), ffi.new("int *")
         raw.qp_state = state
@@ -292,12 +283,16 @@ class Identifier(Resource):
 
     def notify(self, event: AsyncEventType = AsyncEventType.COMM_EST) -> None:
         """Tell of a message that arrived before the peer's last word of the handshake, which may
-        have got lost: ESTABLISHED follows if it has not been (man rdma_notify).
+        have got lost: ESTABLISHED follows, if it has not been reported (man rdma_notify).
 
         Raises:
-            VerbsCallError: there is no connection to speak of, or the event is another one.
+            VerbsCallError: there is no handshake to be finished.
         """
-        self._call("notify", event)
+        try:
+            self._call("notify", event)
+        except VerbsCallError as error:
+            if error.errno != errno.EISCONN:  # that word has come meanwhile
+                raise
 
     def set_local_ece(self, ece: Ece) -> None:
         """Offer options with the next connect, or agree to some with the next accept (man
@@ -309,24 +304,23 @@ class Identifier(Resource):
         """
         raw = self._ece("set_local_ece")
         raw.vendor_id, raw.options = ece.vendor_id, ece.options
-        check_minus_one(self.provider.set_local_ece(self.pointer, raw), "rdma_set_local_ece")
+        self._call("set_local_ece", raw)
 
     @property
     def remote_ece(self) -> Ece:
         """What the peer offered with its request, or agreed to; zeros if nothing (man
         rdma_get_remote_ece). Raises as `set_local_ece`."""
         raw = self._ece("remote_ece")
-        check_minus_one(self.provider.get_remote_ece(self.pointer, raw), "rdma_get_remote_ece")
+        self._call("get_remote_ece", raw)
         return Ece(raw.vendor_id, raw.options)
 
     def reject_ece(self, private_data: bytes = b"") -> None:
         """`reject`, since the offered options do not suit: the peer may try without (man
         rdma_reject_ece). Raises as `set_local_ece`."""
         self._ece("reject_ece")
-        self._reject(self.provider.reject_ece, "rdma_reject_ece", private_data)
+        self._reject("reject_ece", private_data)
 
     def _ece(self, call: str) -> Any:
-        self.require_open()
         self._require_own_queue_pair(call)
         if self.device_key:
             device = self.context()
@@ -339,6 +333,7 @@ class Identifier(Resource):
         return ffi.new("struct ibv_ece *")
 
     def _require_own_queue_pair(self, call: str) -> None:
+        self.require_open()
         if self.pointer.qp:
             raise ValueError(f"{call}: librdmacm made the queue pair, and sees to this by itself")
 
@@ -354,7 +349,6 @@ class Identifier(Resource):
             NotSupportedError: librdmacm is older than such joins.
             VerbsCallError: no device is bound, or it has no multicast.
         """
-        self.require_open()
         address = ffi.from_buffer(pack_address(host, 0))
         request = ffi.new("struct rdma_cm_join_mc_attr_ex *")
         request.comp_mask = lib.RDMA_CM_JOIN_MC_ATTR_ADDRESS | lib.RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS
@@ -364,20 +358,13 @@ class Identifier(Resource):
             else lib.RDMA_MC_JOIN_FLAG_FULLMEMBER
         )
         request.addr = ffi.cast("struct sockaddr *", address)
-        check_minus_one(
-            self.provider.join_multicast_ex(self.pointer, request, ffi.NULL),
-            "rdma_join_multicast_ex",
-        )
+        self._call("join_multicast_ex", request, ffi.NULL)
 
     def leave_multicast(self, host: str) -> None:
         """Leave a group that was joined with this host, joined by now or not (man
         rdma_leave_multicast). Destroying the identifier leaves all of them."""
-        self.require_open()
         address = ffi.from_buffer(pack_address(host, 0))
-        check_minus_one(
-            self.provider.leave_multicast(self.pointer, ffi.cast("struct sockaddr *", address)),
-            "rdma_leave_multicast",
-        )
+        self._call("leave_multicast", ffi.cast("struct sockaddr *", address))
 
     # -- the two ends -------------------------------------------------------------------------
 

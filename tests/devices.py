@@ -26,7 +26,9 @@ ADDRESS = "10.1.1.1"
 
 # What a device lacks, by its driver. docs/devices.md is this table in words.
 LACKS: dict[str, dict[str, str]] = {
-    "rxe": {},
+    "rxe": {
+        "packets_on_loopback": "rxe hands packets to its own addresses over inside the driver",
+    },
     "siw": {
         "rnr": "iWARP has no receiver-not-ready: a message without a receive ends the connection",
         "atomics": "iWARP has no atomics",
@@ -43,6 +45,8 @@ LACKS: dict[str, dict[str, str]] = {
         "explained_flush": "siw flushes before the connection manager tells why, so that what "
         "was flushed may end without a cause",
         "queue pairs by hand": "iWARP queue pairs are connected by the connection manager only",
+        "traffic_class": "iWARP queue pairs have no address vector, where one could read it",
+        "ece": "iWARP's handshake has no enhanced connection establishment",
         "rdma_establish": "iWARP has no rdma_establish, which a client that makes its own queue "
         "pair calls",
     },
