@@ -52,7 +52,7 @@ class ConnectionOptions:
             (IBTA table 45): 5 is 0.06 ms. The CM's own default, 0, is 655 ms.
         tos: type of service of what both ends send, 0..255 (IPv6: the traffic class; the DSCP is
             its upper six bits); None: the system's. On RoCE the side that connects decides for
-            both, on iWARP each side for itself.
+            both, on iWARP each side for itself (siw does not heed it).
     """
 
     receive_buffers: int = 16

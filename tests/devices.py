@@ -26,9 +26,7 @@ ADDRESS = "10.1.1.1"
 
 # What a device lacks, by its driver. docs/devices.md is this table in words.
 LACKS: dict[str, dict[str, str]] = {
-    "rxe": {
-        "packets_on_loopback": "rxe hands packets to its own addresses over inside the driver",
-    },
+    "rxe": {},
     "siw": {
         "rnr": "iWARP has no receiver-not-ready: a message without a receive ends the connection",
         "atomics": "iWARP has no atomics",
@@ -45,7 +43,8 @@ LACKS: dict[str, dict[str, str]] = {
         "explained_flush": "siw flushes before the connection manager tells why, so that what "
         "was flushed may end without a cause",
         "queue pairs by hand": "iWARP queue pairs are connected by the connection manager only",
-        "traffic_class": "iWARP queue pairs have no address vector, where one could read it",
+        "type_of_service": "siw does not mark its TCP stream with it",
+        "ipv4_at_ipv6_wildcard": "siw resets a peer that comes over IPv4 to a listener of IPv6",
         "ece": "iWARP's handshake has no enhanced connection establishment",
         "rdma_establish": "iWARP has no rdma_establish, which a client that makes its own queue "
         "pair calls",
