@@ -4,6 +4,7 @@ that a numeric address stays what it is."""
 import errno
 import os
 import socket
+import threading
 from typing import Any
 
 import anyio
@@ -77,6 +78,8 @@ class Played:
         self.code = self.error = 0
         self.freed = 0
         self.answer: Any = ffi.NULL
+        self.may_answer = threading.Event()
+        self.may_answer.set()
         self.table = ffi.new("struct aiordma_provider *")
         types = dict(ffi.typeof("struct aiordma_provider").fields)
         self._kept = [
@@ -89,6 +92,7 @@ class Played:
         texts = [ffi.string(text).decode() if text else None for text in (node, service)]
         numbers = hints.ai_flags, hints.ai_family, hints.ai_port_space, hints.ai_qp_type
         self.asked.append((*texts, *numbers))  # type: ignore[arg-type]
+        self.may_answer.wait()
         out[0] = self.answer
         ffi.errno = self.error
         return self.code
@@ -164,3 +168,18 @@ async def test_a_refusal_says_what_and_why(
     with pytest.raises(AddressError, match=f"'peer.example', 7471 does not resolve: .*{reason}"):
         await resolve("peer.example", 7471)
     assert played.freed == 0
+
+
+async def test_a_cancelled_question_ends_by_itself(played: Played) -> None:
+    played.may_answer.clear()
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as group:
+            group.start_soon(resolve, "peer.example", 7471)
+            while not played.asked:
+                await anyio.sleep(0.01)
+            scope.cancel()
+    assert scope.cancelled_caught
+    assert played.freed == 0  # it still waits, and we do not
+    played.may_answer.set()
+    while not played.freed:
+        await anyio.sleep(0.01)
