@@ -75,7 +75,7 @@ class ConnectionRequest:
 
         Args:
             private_data: up to 196 bytes for the peer's program.
-            options: in place of the listener's.
+            options: in place of the listener's (but for tos, which is settled by now).
 
         Raises:
             RdmaConnectionError: the peer has gone, or did not finish in time.

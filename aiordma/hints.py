@@ -49,8 +49,8 @@ _HINTS: dict[tuple[str, int], Callable[[], str]] = {
         "No RDMA device has this address: `rdma link` lists devices and their interfaces"
     ),
     ("rdma_bind_addr", errno.EADDRNOTAVAIL): lambda: (
-        "No interface of this machine has this address; or somebody has the port on all addresses, "
-        "or on one of all those asked for (all of IPv6 includes IPv4, unless ipv6_only)"
+        "No interface of this machine has this address; or the port is taken at one of the "
+        "addresses that it stands for (all of IPv6 includes IPv4, unless ipv6_only)"
     ),
     ("rdma_bind_addr", errno.EADDRINUSE): lambda: "Another listener has this port",
     ("rdma_listen", errno.EADDRINUSE): lambda: "Another listener has this port",
