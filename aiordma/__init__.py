@@ -7,8 +7,11 @@
 Importing opens nothing; the libraries and devices are opened at first use.
 """
 
+from aiordma.address_lookup import ResolvedAddress, devices, resolve
 from aiordma.chain import Chain
 from aiordma.connection import Connection, ConnectionInfo
+from aiordma.connection_parameters import ConnectionParameters, Ece
+from aiordma.connection_request import ConnectionRequest
 from aiordma.connector import connect
 from aiordma.device_enums import (
     DeviceCapability,
@@ -20,11 +23,13 @@ from aiordma.enums import (
     Access,
     AsyncEventType,
     AtomicCapability,
+    CmEventType,
     CompletionQueueFlag,
     GidType,
     LinkLayer,
     MemoryWindowType,
     Mtu,
+    PortSpace,
     PortState,
     QueuePairState,
     QueuePairType,
@@ -65,11 +70,14 @@ from aiordma.errors import (
     VerbsCallError,
     WorkCompletionError,
 )
-from aiordma.listener import ConnectionRequest, Listener, listen
+from aiordma.event_channel import Event as CmEvent
+from aiordma.event_channel import EventChannel
+from aiordma.listener import Listener, listen
 from aiordma.messages import Message
 from aiordma.options import ConnectionKeywords, ConnectionOptions
 from aiordma.queue_pairs import QueuePairAddress, UnmanagedConnection, open_queue_pair
 from aiordma.ranges import RemoteMemory
+from aiordma.rdmacm import Identifier
 from aiordma.request import WorkRequest
 from aiordma.verbs import (
     GRH_BYTES,
@@ -118,6 +126,8 @@ __all__ = (
     "Capacity",
     "Chain",
     "ClosedError",
+    "CmEvent",
+    "CmEventType",
     "CompletionChannel",
     "CompletionModerationCapabilities",
     "CompletionQueue",
@@ -127,6 +137,7 @@ __all__ = (
     "ConnectionInfo",
     "ConnectionKeywords",
     "ConnectionOptions",
+    "ConnectionParameters",
     "ConnectionRequest",
     "Context",
     "Device",
@@ -135,9 +146,12 @@ __all__ = (
     "DeviceEventError",
     "DeviceRemovedError",
     "DisconnectedError",
+    "Ece",
+    "EventChannel",
     "FlushedError",
     "GidEntry",
     "GidType",
+    "Identifier",
     "LinkLayer",
     "Listener",
     "LocalAccessError",
@@ -158,6 +172,7 @@ __all__ = (
     "PacketPacingCapabilities",
     "PartialPostError",
     "PortAttributes",
+    "PortSpace",
     "PortState",
     "ProtectionDomain",
     "QueueFullError",
@@ -176,6 +191,7 @@ __all__ = (
     "RemoteInvalidRequestError",
     "RemoteMemory",
     "RemoteOperationError",
+    "ResolvedAddress",
     "Resource",
     "RetryExceededError",
     "RouteError",
@@ -195,6 +211,8 @@ __all__ = (
     "WorkRequest",
     "WorkRequestOpcode",
     "connect",
+    "devices",
     "listen",
     "open_queue_pair",
+    "resolve",
 )

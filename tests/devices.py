@@ -55,6 +55,9 @@ LACKS: dict[str, dict[str, str]] = {
         "iova": "siw registers memory with an iova, and then ignores it",
         "gid_events": "a port of iWARP has one GID, made of the interface's own address, which "
         "does not change with its IP addresses",
+        "type_of_service": "siw does not mark its TCP stream with it",
+        "ipv4_at_ipv6_wildcard": "siw resets a peer that comes over IPv4 to a listener of IPv6",
+        "ece": "iWARP's handshake has no enhanced connection establishment",
         "rdma_establish": "iWARP has no rdma_establish, which a client that makes its own queue "
         "pair calls",
     },

@@ -194,7 +194,7 @@ int aiordma_next_cm_event(const struct aiordma_provider *provider,
         event->event == RDMA_CM_EVENT_CONNECT_REQUEST ? (uintptr_t)event->listen_id : 0;
     copy->event = event->event;
     copy->status = event->status;
-    if (event->id->ps == RDMA_PS_UDP) {
+    if (event->id->ps == RDMA_PS_UDP || event->id->ps == RDMA_PS_IPOIB) {
         private_data = event->param.ud.private_data;
         copy->private_data_length = event->param.ud.private_data_len;
         copy->qp_num = event->param.ud.qp_num;

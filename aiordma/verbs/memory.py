@@ -242,7 +242,7 @@ class MemoryRegion(Resource):
             check_supported(ffi.errno, "re-registering memory", home.context.device_name)
             check_positive_errno(-1, "ibv_rereg_mr", "the region can only be closed now")
         if home is not self.domain:
-            self._move((home,))
+            self._move(home)
         self.domain, self.access, self.view = home, wanted, view
         self.address, self.length = address, len(view)
         self.lkey, self.rkey = self.pointer.lkey, self.pointer.rkey

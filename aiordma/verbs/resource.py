@@ -102,8 +102,8 @@ class Resource:
             # Last, since a filter can make it an exception.
             warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=1, source=self)
 
-    def _move(self, parents: "tuple[Resource, ...]") -> None:
-        """Belong to these parents from now on."""
+    def _move(self, *parents: "Resource") -> None:
+        """Become the child of others, which are open."""
         for parent in self._parents:
             parent._children.pop(id(self), None)
         self._parents = parents

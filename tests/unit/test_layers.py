@@ -36,6 +36,8 @@ ORDER = (
     "verbs.shared_receive",
     "verbs.queue_pair",
     "verbs",
+    "connection_parameters",
+    "event_channel",
     "rdmacm",
     "unmanaged",
     "pool",
@@ -58,7 +60,9 @@ ORDER = (
     "chain",
     "operations",
     "connection",
+    "address_lookup",
     "connector",
+    "connection_request",
     "listener",
     "queue_pairs",
 )

@@ -26,6 +26,7 @@ struct rdma_cm_event;
 struct rdma_cm_id {
     struct ibv_context *verbs;
     struct ibv_qp *qp;
+    enum rdma_port_space ps;
     uint8_t port_num;
     ...;
 };
