@@ -55,6 +55,8 @@ from aiordma.listener import ConnectionRequest, Listener, listen
 from aiordma.options import ConnectionKeywords, ConnectionOptions
 from aiordma.ranges import RemoteMemory
 from aiordma.request import WorkRequest
+from aiordma.shared_receive import SharedReceiveQueue
+from aiordma.shared_source import open_shared_receive
 from aiordma.verbs import (
     GRH_BYTES,
     AddressHandle,
@@ -133,6 +135,7 @@ __all__ = (
     "RetryExceededError",
     "RouteError",
     "SendFlag",
+    "SharedReceiveQueue",
     "UnreachableError",
     "VerbsCallError",
     "WorkCompletion",
@@ -143,4 +146,5 @@ __all__ = (
     "WorkRequestOpcode",
     "connect",
     "listen",
+    "open_shared_receive",
 )

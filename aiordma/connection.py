@@ -7,15 +7,15 @@ request is done.
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 from anyio.abc import ObjectStream
 
-from aiordma.endpoint import Endpoint
+from aiordma.endpoint import Endpoint, SharedReceives
 from aiordma.enums import Access, SendFlag, WorkRequestOpcode
 from aiordma.errors import NotSupportedError
-from aiordma.messages import MessageQueue
+from aiordma.messages import Blocks, MessageQueue
 from aiordma.options import ConnectionOptions
 from aiordma.ranges import RemoteMemory
 from aiordma.request import WorkRequest
@@ -41,6 +41,15 @@ class ConnectionInfo(anyio.TypedAttributeSet):
     private_data: bytes = anyio.typed_attribute()
 
 
+class SharedMessages(SharedReceives, Blocks, Protocol):
+    """A shared receive queue, as a connection sees it."""
+
+    buffers: int
+
+    def serve(self, endpoint: Endpoint, messages: MessageQueue, connection: "Connection") -> None:
+        """Deliver what comes for it, until it is closed; before its handshake."""
+
+
 class Connection(ObjectStream[bytes]):
     """A reliable connection: an anyio ObjectStream of messages, and RDMA READ and WRITE.
 
@@ -56,10 +65,11 @@ class Connection(ObjectStream[bytes]):
     after the peer has gone, and the first WorkCompletionError after a request has failed.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, shared: SharedMessages | None = None) -> None:
         self._endpoint = endpoint
+        self._shared = shared
         self._staging = Staging(endpoint)
-        self._messages = MessageQueue(endpoint)
+        self._messages = MessageQueue(endpoint, shared)
         self._local = endpoint.identifier.local_address
         self._peer = endpoint.identifier.peer_address
         self._begun = False
@@ -68,7 +78,10 @@ class Connection(ObjectStream[bytes]):
 
     def prepare(self) -> None:
         """Post the pooled receives; for the connector and the listener, before connecting."""
-        self._messages.fill()
+        if self._shared is None:
+            self._messages.fill()
+        else:
+            self._shared.serve(self._endpoint, self._messages, self)
 
     def begin(self, private_data: bytes) -> None:
         """Take note that it is established; for the connector and the listener."""
@@ -200,6 +213,11 @@ class Connection(ObjectStream[bytes]):
 
     def post_recvv(self, parts: Iterable[Buffer]) -> WorkRequest:
         """Post a receive scattered over several buffers (rdma_post_recvv)."""
+        if self._shared is not None:
+            raise ValueError(
+                "this connection takes its receives from a shared receive queue: post them there, "
+                "with post_srq_recv()"
+            )
         if self.options.receive_buffers:
             raise ValueError(
                 "this connection posts its own receives, and messages go to the oldest one: use "
@@ -318,7 +336,13 @@ class Connection(ObjectStream[bytes]):
             ClosedError: you closed the connection.
             WorkCompletionError: what broke it.
         """
-        if not self.options.receive_buffers:
+        if self._shared is not None:
+            if not self._shared.buffers:
+                raise ValueError(
+                    "this connection takes its receives from a shared receive queue made with "
+                    "buffers=0: post them there, with post_srq_recv()"
+                )
+        elif not self.options.receive_buffers:
             raise ValueError(
                 "this connection was made with receive_buffers=0: post receives with post_recv()"
             )

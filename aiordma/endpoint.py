@@ -9,10 +9,16 @@ that is memory given back, which is how no buffer is freed under the device, and
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Protocol
 
 import anyio
 
-from aiordma.enums import CmEventType, QueuePairAttribute, WorkCompletionStatus
+from aiordma.enums import (
+    CmEventType,
+    QueuePairAttribute,
+    QueuePairType,
+    WorkCompletionStatus,
+)
 from aiordma.errors import (
     ClosedError,
     DeviceRemovedError,
@@ -30,10 +36,10 @@ from aiordma.reactor import Reactor
 from aiordma.request import WorkRequest
 from aiordma.states import ConnectionState, next_state
 from aiordma.threads import in_thread, outwait
-from aiordma.verbs import Capacity, MemoryRegion
+from aiordma.verbs import Capacity, MemoryRegion, RawSharedReceiveQueue
 from aiordma.work_queues import WorkQueues
 
-__all__ = ("Endpoint",)
+__all__ = ("Endpoint", "SharedReceives")
 
 logger = logging.getLogger("aiordma")
 
@@ -49,6 +55,19 @@ NEWS_SECONDS = 1.0
 _FLUSH = int(WorkCompletionStatus.WR_FLUSH_ERR)
 _CONNECTING = (ConnectionState.CONNECTING, ConnectionState.ACCEPTING)
 _ENDED = (ConnectionState.DISCONNECTED, ConnectionState.BROKEN, ConnectionState.CLOSED)
+
+
+class SharedReceives(Protocol):
+    """A shared receive queue, and the completion queue where its receives complete."""
+
+    raw: RawSharedReceiveQueue
+    queue: SharedQueue
+
+    def join(self, endpoint: "Endpoint") -> None:
+        """Count a queue pair that is about to be made on it, or refuse."""
+
+    def leave(self, endpoint: "Endpoint") -> None:
+        """Count no more a queue pair that is gone, and whose completions have been delivered."""
 
 
 class Endpoint(WorkQueues):
@@ -88,6 +107,8 @@ class Endpoint(WorkQueues):
         self._closed = anyio.Event()
         self._queue: SharedQueue | None = None
         self._entries = options.send_depth + options.receive_queue
+        self.service = QueuePairType.RC
+        self._shared_receive: SharedReceives | None = None
         self.max_read_depth = 0
         self.max_message = 0
         self.capacity = Capacity()
@@ -96,13 +117,26 @@ class Endpoint(WorkQueues):
     def __repr__(self) -> str:
         return f"<Endpoint {self.qpn:#x} on {self.hub.context.device_name}: {self.state.value}>"
 
-    async def open(self) -> None:
+    async def open(
+        self,
+        service: QueuePairType = QueuePairType.RC,
+        shared_receive: "SharedReceives | None" = None,
+    ) -> None:
         """Make the queue pair, with room reserved in a shared completion queue.
+
+        Args:
+            service: what kind it is.
+            shared_receive: take receives from there, instead of a receive queue of its own.
 
         Raises:
             ValueError: an option is beyond the device; the message names it and the limit.
             VerbsCallError: the driver refused.
         """
+        self.service = service
+        if shared_receive is not None:
+            shared_receive.join(self)
+            self._shared_receive = shared_receive
+            self._entries -= self.options.receive_queue
         for name, limit in (
             ("initiator_depth", self.hub.attributes.max_qp_init_rd_atom),
             ("responder_resources", self.hub.attributes.max_qp_rd_atom),
@@ -117,15 +151,25 @@ class Endpoint(WorkQueues):
     def _create_queue_pair(self) -> None:
         capacity = Capacity(
             max_send_wr=self.options.send_depth,
-            max_recv_wr=self.options.receive_queue,
+            max_recv_wr=0 if self._shared_receive is not None else self.options.receive_queue,
             max_send_sge=min(self.options.max_sge, self.hub.attributes.max_sge),
             max_recv_sge=min(self.options.max_sge, self.hub.attributes.max_sge),
             max_inline_data=self.options.max_inline,
         )
         assert self._queue is not None
-        queue = self._queue.queue
+        send_queue = receive_queue = self._queue.queue
+        shared = self._shared_receive
+        if shared is not None:
+            receive_queue = shared.queue.queue
         self.max_message = self.hub.context.query_port(self.identifier.port).max_msg_sz
-        self.queue_pair = self.identifier.create_queue_pair(self.hub.domain, queue, queue, capacity)
+        self.queue_pair = self.identifier.create_queue_pair(
+            self.hub.domain,
+            send_queue,
+            receive_queue,
+            capacity,
+            self.service,
+            shared.raw if shared is not None else None,
+        )
         self.capacity = self.queue_pair.capacity
         self.qpn = self.queue_pair.qpn
 
@@ -327,6 +371,8 @@ class Endpoint(WorkQueues):
             self.hub.on_failure.discard(self.fail)
             if self._queue is not None:
                 self.hub.free(self._queue, self._entries)
+            if self._shared_receive is not None:
+                self._shared_receive.leave(self)
         finally:
             self.ended = True
             self.on_end()

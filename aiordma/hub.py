@@ -117,6 +117,20 @@ class DeviceHub:
             shared.reserved += entries
             return shared
 
+    def reserve_more(self, shared: SharedQueue, entries: int) -> None:
+        """Speak for more room in the same completion queue.
+
+        Raises:
+            ValueError: it has not as much left.
+        """
+        left = shared.queue.cqe - shared.reserved
+        if entries > left:
+            raise ValueError(
+                f"{entries} requests more: the completion queue, of {shared.queue.cqe}, has room "
+                f"for {left}; others share it"
+            )
+        shared.reserved += entries
+
     async def _grow(self, entries: int) -> SharedQueue:
         made: list[CompletionQueue] = []
         try:

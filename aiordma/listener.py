@@ -33,6 +33,8 @@ from aiordma.rdmacm import (
     Identifier,
 )
 from aiordma.reactor import Reactor, acquire_reactor
+from aiordma.shared_receive import SharedReceiveQueue
+from aiordma.shared_source import ListenerReceives
 from aiordma.socket_address import SocketAddress
 from aiordma.states import ConnectionState
 from aiordma.threads import outwait
@@ -52,6 +54,7 @@ async def listen(
     backlog: int = 128,
     device: str = "auto",
     accept_timeout: float = 30.0,
+    shared_receive: SharedReceiveQueue | int | None = None,
     **options: Unpack[ConnectionKeywords],
 ) -> "Listener":
     """Listen for connections, on every RDMA device or on the one that has the address.
@@ -62,6 +65,8 @@ async def listen(
         backlog: connection requests that may wait to be accepted; further ones are rejected.
         device: "auto", or the name of the only device to accept on.
         accept_timeout: seconds that a peer may take to finish an accepted connection.
+        shared_receive: take the receives of all accepted connections from there; a number makes
+            a queue of so many pooled receives, of receive_size bytes, per device.
         options: of every accepted connection: see ConnectionOptions.
 
     Raises:
@@ -72,6 +77,7 @@ async def listen(
         # Zero means a system default to rdma_listen, and dropping without a word beyond it.
         raise ValueError(f"backlog={backlog} is not 1 or more")
     chosen = ConnectionOptions(**options)
+    receives = ListenerReceives(shared_receive, chosen.receive_size)
     wanted = choose_device(device)
     if wanted is not None and wanted not in Device.names():
         raise NoDeviceError(f"there is no RDMA device {wanted!r} here: `rdma link` lists them")
@@ -82,7 +88,7 @@ async def listen(
     except BaseException:
         reactor.release()
         raise
-    listener = Listener(reactor, identifier, chosen, backlog, wanted, accept_timeout)
+    listener = Listener(reactor, identifier, chosen, backlog, wanted, accept_timeout, receives)
     try:
         identifier.bind(numeric, port)
         # The kernel drops what is beyond its backlog without a word: ours rejects before that.
@@ -101,6 +107,7 @@ class ConnectionRequest:
         self._reactor = listener.reactor
         self._options = listener.options
         self._accept_timeout = listener.accept_timeout
+        self._receives = listener.receives
         self._identifier = identifier
         self._event = event
         self._gone: Event | None = None
@@ -160,8 +167,9 @@ class ConnectionRequest:
         self._reactor.subscribe(identifier, endpoint.handle_event, endpoint)
         try:
             identifier.set_ack_timeout(chosen.ack_timeout)
-            await endpoint.open()
-            connection = Connection(endpoint)
+            shared = await self._receives.on(endpoint)
+            await endpoint.open(shared_receive=shared)
+            connection = Connection(endpoint, shared)
             connection.prepare()
             if self._gone is not None:
                 raise failed_event(what, self._gone)
@@ -244,10 +252,12 @@ class Listener(AbstractListener[Connection]):
         backlog: int,
         device: str | None,
         accept_timeout: float,
+        receives: ListenerReceives,
     ) -> None:
         self.reactor = reactor
         self.options = options
         self.accept_timeout = accept_timeout
+        self.receives = receives
         self._identifier = identifier
         self._backlog = backlog
         self._device = device
@@ -381,6 +391,7 @@ class Listener(AbstractListener[Connection]):
         """Stop listening; reject who waits. Accepted connections live on. Idempotent."""
         if not self._closed:
             self._closed = True
+            self.receives.close()
             self._wake_all()
             while self._requests:
                 self._requests.popleft().reject_later()

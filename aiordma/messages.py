@@ -3,9 +3,13 @@
 A block goes back to the device only when its message has been received by the program. So a slow
 reader leaves its peer without receives, and the peer's device waits (RNR): that is the flow
 control, and no memory grows without bound.
+
+Where a connection takes its receives from a shared receive queue, that posts them, and delivers
+here what came for this connection.
 """
 
 from collections import deque
+from typing import Protocol
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -17,14 +21,23 @@ from aiordma.pool import Lease
 from aiordma.request import WorkRequest
 from aiordma.states import ConnectionState
 
-__all__ = ("MessageQueue",)
+__all__ = ("Blocks", "MessageQueue")
+
+
+class Blocks(Protocol):
+    """Where the block of a message goes back to, other than the endpoint's own receives."""
+
+    def give_back(self, lease: Lease) -> None:
+        """Post it again, or release it."""
 
 
 class MessageQueue:
-    """The pooled receives of one endpoint."""
+    """What has come for one endpoint: in its own pooled receives, or, where `blocks` is given, in
+    those of a shared receive queue."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, blocks: Blocks | None = None) -> None:
         self._endpoint = endpoint
+        self._give_back = self._post if blocks is None else blocks.give_back
         self._size = endpoint.options.receive_size
         self._ready: deque[tuple[Lease, int]] = deque()
         self._posted: dict[int, Lease] = {}
@@ -55,7 +68,11 @@ class MessageQueue:
         if request.exception() is not None:
             lease.release()
             return
-        self._ready.append((lease, request.result().byte_len))
+        self.deliver(lease, request.result().byte_len)
+
+    def deliver(self, lease: Lease, length: int) -> None:
+        """Take a message; its block is ours until it goes back."""
+        self._ready.append((lease, length))
         self._wake()
 
     def _wake(self) -> None:
@@ -85,7 +102,7 @@ class MessageQueue:
             self._busy = False
         lease, length = self._ready.popleft()
         data = bytes(lease.memory.view[:length])
-        self._post(lease)
+        self._give_back(lease)
         return data
 
     def _raise_if_ended(self) -> None:
@@ -102,5 +119,5 @@ class MessageQueue:
         # The endpoint has ended and is closed: nobody will receive these any more.
         while self._ready:
             lease, _ = self._ready.popleft()
-            lease.release()
+            self._give_back(lease)
         self._wake()

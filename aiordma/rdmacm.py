@@ -21,7 +21,15 @@ from aiordma.errors import (
 )
 from aiordma.provider import Provider
 from aiordma.socket_address import SocketAddress, pack_address, unpack_address
-from aiordma.verbs import Capacity, CompletionQueue, Context, ProtectionDomain, QueuePair, Resource
+from aiordma.verbs import (
+    Capacity,
+    CompletionQueue,
+    Context,
+    ProtectionDomain,
+    QueuePair,
+    RawSharedReceiveQueue,
+    Resource,
+)
 
 __all__ = (
     "DEVICE_MAXIMUM",
@@ -272,6 +280,7 @@ class Identifier(Resource):
         receive_queue: CompletionQueue,
         capacity: Capacity,
         service: QueuePairType = QueuePairType.RC,
+        shared_receive: RawSharedReceiveQueue | None = None,
     ) -> QueuePair:
         """Create the queue pair that librdmacm will move through its states.
 
@@ -294,7 +303,14 @@ class Identifier(Resource):
             self.provider.cm_destroy_qp(self.pointer)
 
         pair = QueuePair(
-            domain, send_queue, receive_queue, service, capacity, make=make, unmake=unmake
+            domain,
+            send_queue,
+            receive_queue,
+            service,
+            capacity,
+            make=make,
+            unmake=unmake,
+            shared_receive=shared_receive,
         )
         self.queue_pair = pair
         return pair

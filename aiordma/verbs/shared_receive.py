@@ -87,15 +87,24 @@ class RawSharedReceiveQueue(Resource):
         Raises:
             PartialPostError: the device refused one; `posted` are the wr_ids before it.
         """
-        requests = ffi.new("struct aiordma_receive_request[]", len(receives))
-        for request, (wr_id, parts) in zip(requests, receives, strict=True):
-            request.wr_id = wr_id
-            request.sge_count = len(parts)
-        sges = b"".join([gather(parts) for _, parts in receives])
-        error, posted = self.post_chain_raw(requests, len(receives), sges)
+        error, posted = self.post_packed(
+            [(wr_id, len(parts), gather(parts)) for wr_id, parts in receives]
+        )
         if error:
             taken = [wr_id for wr_id, _ in receives[:posted]]
             raise PartialPostError(error, "ibv_post_srq_recv", repr(self), taken)
+
+    def post_packed(self, receives: Sequence[tuple[int, int, bytes]]) -> tuple[int, int]:
+        """Post a list of (wr_id, number of parts, their packed sges) as one chain.
+
+        Returns:
+            C's errno, 0 if all were taken, and how many were.
+        """
+        requests = ffi.new("struct aiordma_receive_request[]", len(receives))
+        for request, (wr_id, count, _) in zip(requests, receives, strict=True):
+            request.wr_id = wr_id
+            request.sge_count = count
+        return self.post_chain_raw(requests, len(receives), b"".join([s for _, _, s in receives]))
 
     def post_chain_raw(self, requests: Any, count: int, sges: bytes) -> tuple[int, int]:
         """Post an array of struct aiordma_receive_request with one call.

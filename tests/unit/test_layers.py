@@ -45,7 +45,10 @@ ORDER = (
     "staging",
     "messages",
     "connection",
+    "shared_life",
+    "shared_receive",
     "connector",
+    "shared_source",
     "listener",
 )
 LAYERS = [f"{PACKAGE}.{name}" for name in ORDER] + [PACKAGE]

@@ -1,0 +1,303 @@
+"""A shared receive queue's life: who takes from it, and its end.
+
+It ends for one cause: you closed it, the device went, or the device refused what it posts by
+itself. Only once its last member's queue pair is gone is it destroyed, and only then does the
+memory of what is still posted come back.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import anyio
+
+from aiordma.endpoint import Endpoint
+from aiordma.enums import CmEventType, WorkCompletionStatus
+from aiordma.errors import (
+    BusyError,
+    ClosedError,
+    DeviceRemovedError,
+    FlushedError,
+    NotSupportedError,
+)
+from aiordma.hub import DeviceHub, SharedQueue
+from aiordma.rdmacm import Event, Identifier
+from aiordma.reactor import Reactor
+from aiordma.request import WorkRequest
+from aiordma.threads import in_thread, outwait
+from aiordma.verbs import MemoryRegion, RawSharedReceiveQueue
+
+__all__ = ("SharedReceiveLife", "SharedReceiveSettings")
+
+logger = logging.getLogger("aiordma")
+
+_FLUSH = int(WorkCompletionStatus.WR_FLUSH_ERR)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedReceiveSettings:
+    """What a shared receive queue is made with; see `open_shared_receive`."""
+
+    depth: int = 64
+    max_sge: int = 8
+    buffers: int = 0
+    buffer_size: int = 16384
+
+    def check(self, hub: DeviceHub) -> None:
+        """Refuse what the device cannot give.
+
+        Raises:
+            NotSupportedError: it has no shared receive queues.
+            ValueError: names the argument and the limit.
+        """
+        device, name = hub.attributes, hub.context.device_name
+        if not device.max_srq:
+            raise NotSupportedError(f"{name} has no shared receive queues (max_srq 0)")
+        for argument, limit in (("depth", device.max_srq_wr), ("max_sge", device.max_srq_sge)):
+            value = getattr(self, argument)
+            if not 1 <= value <= limit:
+                raise ValueError(f"{argument}={value}: {name} has 1..{limit}")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.buffers <= self.depth:
+            raise ValueError(f"buffers={self.buffers} is not in 0..{self.depth} (the depth)")
+        if not 1 <= self.buffer_size <= 1 << 30:
+            raise ValueError(f"buffer_size={self.buffer_size} is not in 1..{1 << 30}")
+
+
+class _AtLoopEnd:
+    """What the reactor closes where the loop ends before the queue is closed."""
+
+    def __init__(self, shared: "SharedReceiveLife") -> None:
+        self._shared = shared
+
+    def __repr__(self) -> str:
+        return repr(self._shared)
+
+    async def aclose(self) -> None:
+        self._shared.close_when_unused()  # its members are being closed as well
+
+
+class SharedReceiveLife:
+    """See the module. `open` before use, `close` or `close_when_unused` always.
+
+    Takes over one use of the reactor, and the identifier, and gives both back when it is closed.
+    Ending and closing are callbacks, not tasks: no cancellation stops them half way.
+    """
+
+    raw: RawSharedReceiveQueue
+    queue: SharedQueue
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        hub: DeviceHub,
+        settings: SharedReceiveSettings,
+        identifier: Identifier | None = None,
+    ) -> None:
+        """For `open_shared_receive` and listeners."""
+        self.reactor = reactor
+        self.hub = hub
+        self.loop = hub.loop
+        self.depth = settings.depth
+        """Receives that may be posted."""
+        self.max_sge = settings.max_sge
+        """Parts that one receive may have."""
+        self.max_message = 0
+        self.cause: Exception | None = None
+        self.regions: dict[int, MemoryRegion] = {}
+        self._settings = settings
+        self._identifier = identifier
+        self._open: set[WorkRequest] = set()
+        self._members: set[Endpoint] = set()
+        self._made = False
+        self._reserved = 0
+        self._calls = 0
+        self._retiring = False
+        self._ending = False
+        self._ended = False
+        self._closing = False
+        self._gave_back = False
+        self._closed = anyio.Event()
+        if identifier is not None:
+            reactor.subscribe(identifier, self._handle, _AtLoopEnd(self))
+
+    def __repr__(self) -> str:
+        state = "ended" if self.cause is not None else f"{self.posted} of {self.depth} posted"
+        return f"<{type(self).__name__} on {self.device_name}: {state}>"
+
+    @property
+    def device_name(self) -> str:
+        """The RDMA device it belongs to."""
+        return self.hub.context.device_name
+
+    @property
+    def posted(self) -> int:
+        """Receives that are posted and have not completed."""
+        return len(self._open)
+
+    @property
+    def members(self) -> int:
+        """Connections that take their receives from here and have not ended."""
+        return len(self._members)
+
+    async def open(self) -> None:
+        """Make it. Whether it fails or not, `close` gives everything back.
+
+        Raises:
+            ValueError: beyond the device; the message names the argument and the limit.
+            VerbsCallError: the driver refused.
+        """
+        self._settings.check(self.hub)
+        self.queue = await self.hub.reserve(self.depth)
+        self._reserved = self.depth
+        self.hub.on_failure.add(self.fail)
+        await self._call(self._create)
+
+    def _create(self) -> None:
+        port = 1 if self._identifier is None else self._identifier.port
+        self.max_message = self.hub.context.query_port(port).max_msg_sz
+        self.raw = RawSharedReceiveQueue(self.hub.domain, self.depth, self.max_sge)
+        self._made = True
+
+    async def _call(self, function: Callable[[], None]) -> None:
+        """Run a call into the driver in a thread, to its end; nothing is destroyed under it."""
+        self._calls += 1
+        try:
+            await in_thread(self.loop, function)
+        finally:
+            self._calls -= 1
+            self._destroy_if_due()
+
+    def require_usable(self) -> None:
+        """Do nothing while receives may be posted, and connections join.
+
+        Raises:
+            ClosedError: it is closed.
+            DeviceRemovedError, VerbsCallError: what ended it.
+        """
+        if self.cause is not None:
+            raise self.cause.with_traceback(None)
+        if not self._made:
+            raise ClosedError("this shared receive queue is not open yet")
+
+    def adopt(self, region: MemoryRegion) -> None:
+        """Close the region with this queue, if it is not closed before."""
+        self.regions[id(region)] = region
+        region.forget = lambda: self.regions.pop(id(region), None)
+
+    def _handle(self, event: Event) -> None:
+        if event.type is CmEventType.DEVICE_REMOVAL:
+            self.fail(DeviceRemovedError(f"{self.device_name} was removed"))
+
+    # -- members ------------------------------------------------------------------------------
+
+    def join(self, endpoint: Endpoint) -> None:
+        """Count a queue pair that is about to be made on this queue.
+
+        Raises:
+            ValueError: it is on another device, or another event loop.
+            ClosedError: this queue is closed.
+        """
+        self.require_usable()
+        if endpoint.hub is not self.hub:
+            raise ValueError(
+                f"this shared receive queue is on {self.device_name} of its own event loop, and "
+                f"the connection on {endpoint.hub.context.device_name}: open one there"
+            )
+        self._members.add(endpoint)
+
+    def leave(self, endpoint: Endpoint) -> None:
+        """Count no more a queue pair that is gone."""
+        self._members.discard(endpoint)
+        if self._retiring and not self._members:
+            self.close()
+        self._destroy_if_due()
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def fail(self, error: Exception) -> None:
+        """End, with this error as the cause unless there is one already: members too, since their
+        peers would wait for receives for ever."""
+        self._end(error)
+        for endpoint in list(self._members):
+            endpoint.fail(error)
+
+    def _end(self, cause: Exception) -> None:
+        if self.cause is None:
+            self.cause = cause
+        self._destroy_if_due()
+
+    def _destroy_if_due(self) -> None:
+        if self.cause is None or self._ending or self._members or self._calls:
+            return
+        self._ending = True
+        if self._made:
+            self.reactor.destroy(self.raw.close, self._finish)
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        """The queue is gone: nothing touches memory any more, and nothing more completes."""
+        try:
+            self.hub.drain_all()
+            for request in list(self._open):
+                self.hub.in_flight.take(request.wr_id)
+                error = FlushedError(_FLUSH, str(request))
+                error.__cause__ = self.cause
+                request.fail(error)
+            self.hub.on_failure.discard(self.fail)
+            if self._reserved:
+                self.hub.free(self.queue, self._reserved)
+        finally:
+            self._ended = True
+            if self._closing:
+                self._give_back()
+
+    def close_when_unused(self) -> None:
+        """`close`, once the last member has ended."""
+        self._retiring = True
+        if not self._members:
+            self.close()
+
+    def close(self) -> None:
+        """End, and then give back everything, in the background. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        self._end(ClosedError("this shared receive queue was closed"))
+        if self._ended and not self._gave_back:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        self._gave_back = True
+        identifier, regions = self._identifier, list(self.regions.values())
+        if identifier is not None:
+            self.reactor.unsubscribe(identifier)
+        self.regions = {}
+
+        def close() -> None:
+            with ExitStack() as last_first:
+                if identifier is not None:
+                    last_first.callback(identifier.close)
+                for region in regions:
+                    last_first.callback(region.retire)
+
+        self.reactor.destroy(close, lambda: self.reactor.release(self._closed.set))
+
+    async def aclose(self) -> None:
+        """Destroy the queue, and wait for it, whatever cancels the task. Idempotent.
+
+        Receives that are still posted end with FlushedError.
+
+        Raises:
+            BusyError: connections still take from it: close them first. It is as it was.
+        """
+        if self._members and not self._closing:
+            raise BusyError(
+                f"{len(self._members)} connections take their receives from {self!r}: close them "
+                "first"
+            )
+        self.close()
+        await outwait(self._closed)
