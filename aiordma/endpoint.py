@@ -16,6 +16,7 @@ import anyio
 from aiordma.enums import (
     CmEventType,
     QueuePairAttribute,
+    QueuePairState,
     QueuePairType,
     WorkCompletionStatus,
 )
@@ -24,7 +25,6 @@ from aiordma.errors import (
     DeviceRemovedError,
     DisconnectedError,
     FlushedError,
-    NotSupportedError,
     VerbsCallError,
     completion_error,
 )
@@ -36,10 +36,11 @@ from aiordma.reactor import Reactor
 from aiordma.request import WorkRequest
 from aiordma.states import ConnectionState, next_state
 from aiordma.threads import in_thread, outwait
-from aiordma.verbs import Capacity, MemoryRegion, RawSharedReceiveQueue
-from aiordma.work_queues import WorkQueues
+from aiordma.unmanaged import Unmanaged
+from aiordma.verbs import Capacity, MemoryRegion
+from aiordma.work_queues import SharedReceives, WorkQueues
 
-__all__ = ("Endpoint", "SharedReceives")
+__all__ = ("Endpoint",)
 
 logger = logging.getLogger("aiordma")
 
@@ -57,17 +58,11 @@ _CONNECTING = (ConnectionState.CONNECTING, ConnectionState.ACCEPTING)
 _ENDED = (ConnectionState.DISCONNECTED, ConnectionState.BROKEN, ConnectionState.CLOSED)
 
 
-class SharedReceives(Protocol):
-    """A shared receive queue, and the completion queue where its receives complete."""
+class Closable(Protocol):
+    """A memory window."""
 
-    raw: RawSharedReceiveQueue
-    queue: SharedQueue
-
-    def join(self, endpoint: "Endpoint") -> None:
-        """Count a queue pair that is about to be made on it, or refuse."""
-
-    def leave(self, endpoint: "Endpoint") -> None:
-        """Count no more a queue pair that is gone, and whose completions have been delivered."""
+    def close(self) -> None:
+        """Free it."""
 
 
 class Endpoint(WorkQueues):
@@ -82,7 +77,7 @@ class Endpoint(WorkQueues):
         self,
         reactor: Reactor,
         hub: DeviceHub,
-        identifier: Identifier,
+        identifier: Identifier | Unmanaged,
         options: ConnectionOptions,
         state: ConnectionState,
     ) -> None:
@@ -108,7 +103,7 @@ class Endpoint(WorkQueues):
         self._queue: SharedQueue | None = None
         self._entries = options.send_depth + options.receive_queue
         self.service = QueuePairType.RC
-        self._shared_receive: SharedReceives | None = None
+        self.windows: dict[int, Closable] = {}
         self.max_read_depth = 0
         self.max_message = 0
         self.capacity = Capacity()
@@ -120,7 +115,7 @@ class Endpoint(WorkQueues):
     async def open(
         self,
         service: QueuePairType = QueuePairType.RC,
-        shared_receive: "SharedReceives | None" = None,
+        shared_receive: SharedReceives | None = None,
     ) -> None:
         """Make the queue pair, with room reserved in a shared completion queue.
 
@@ -135,8 +130,7 @@ class Endpoint(WorkQueues):
         self.service = service
         if shared_receive is not None:
             shared_receive.join(self)
-            self._shared_receive = shared_receive
-            self._entries -= self.options.receive_queue
+            self.shared_receive, self._entries = shared_receive, self.options.send_depth
         for name, limit in (
             ("initiator_depth", self.hub.attributes.max_qp_init_rd_atom),
             ("responder_resources", self.hub.attributes.max_qp_rd_atom),
@@ -151,24 +145,21 @@ class Endpoint(WorkQueues):
     def _create_queue_pair(self) -> None:
         capacity = Capacity(
             max_send_wr=self.options.send_depth,
-            max_recv_wr=0 if self._shared_receive is not None else self.options.receive_queue,
+            max_recv_wr=0 if self.shared_receive else self.options.receive_queue,
             max_send_sge=min(self.options.max_sge, self.hub.attributes.max_sge),
             max_recv_sge=min(self.options.max_sge, self.hub.attributes.max_sge),
             max_inline_data=self.options.max_inline,
         )
         assert self._queue is not None
-        send_queue = receive_queue = self._queue.queue
-        shared = self._shared_receive
-        if shared is not None:
-            receive_queue = shared.queue.queue
+        shared, queue = self.shared_receive, self._queue.queue
         self.max_message = self.hub.context.query_port(self.identifier.port).max_msg_sz
         self.queue_pair = self.identifier.create_queue_pair(
             self.hub.domain,
-            send_queue,
-            receive_queue,
+            queue,
+            queue if shared is None else shared.queue.queue,
             capacity,
             self.service,
-            shared.raw if shared is not None else None,
+            None if shared is None else shared.raw,
         )
         self.capacity = self.queue_pair.capacity
         self.qpn = self.queue_pair.qpn
@@ -277,31 +268,11 @@ class Endpoint(WorkQueues):
 
     def established(self) -> None:
         """Finish what can only be set once the queue pair works."""
-        if self._ending or self.queue_pair is None:
+        if self._ending or self.queue_pair is None or self.service is not QueuePairType.RC:
             return  # established and disconnected in one go: there may be messages to receive
         attributes = QueuePairAttribute.MAX_QP_RD_ATOMIC | QueuePairAttribute.STATE
         self.max_read_depth = self.queue_pair.query(attributes).max_rd_atomic
         self._set_rnr_timer()
-
-    def require_reads(self, parts: int) -> None:
-        """Do nothing where READs into so many parts, and atomics, may be posted.
-
-        Raises:
-            NotSupportedError: not with this device, or with what the two sides agreed on.
-        """
-        self.require_usable()
-        most = self.hub.attributes.max_sge_rd
-        if parts > most:
-            raise NotSupportedError(
-                f"READ into {parts} parts: {self.hub.context.device_name} scatters one over at "
-                f"most {most} (max_sge_rd)"
-            )
-        # iWARP devices do not tell what the peer agreed to; they refuse the post.
-        if not (self.options.initiator_depth if self.hub.is_iwarp else self.max_read_depth):
-            raise NotSupportedError(
-                "READ: the two sides agreed on no outstanding READs (our initiator_depth, the "
-                "peer's responder_resources)"
-            )
 
     def _set_rnr_timer(self) -> None:
         """Shorten the pause of a peer that finds no receive posted; not a thing on iWARP."""
@@ -342,6 +313,14 @@ class Endpoint(WorkQueues):
             self.identifier.disconnect()
         except VerbsCallError as error:
             logger.debug("disconnecting: %s", error)  # it never was connected, or no longer is
+        if self.queue_pair is not None and (
+            self.service is not QueuePairType.RC or isinstance(self.identifier, Unmanaged)
+        ):
+            # Nobody else moves these; without it they flush only as they are destroyed.
+            try:
+                self.queue_pair.modify(QueuePairState.ERR)
+            except (VerbsCallError, ValueError) as error:
+                logger.debug("moving to ERR: %s", error)
         self.send_credits.fail(self.cause)
         if self._open:
             self._flush_timer = self.loop.call_later(FLUSH_SECONDS, self._destroy)
@@ -371,8 +350,8 @@ class Endpoint(WorkQueues):
             self.hub.on_failure.discard(self.fail)
             if self._queue is not None:
                 self.hub.free(self._queue, self._entries)
-            if self._shared_receive is not None:
-                self._shared_receive.leave(self)
+            if self.shared_receive is not None:
+                self.shared_receive.leave(self)
         finally:
             self.ended = True
             self.on_end()
@@ -394,6 +373,7 @@ class Endpoint(WorkQueues):
         self.on_close()
         self.reactor.unsubscribe(self.identifier)
         regions, self.regions = list(self.regions.values()), {}
+        windows, self.windows = list(self.windows.values()), {}
 
         def close() -> None:
             with ExitStack() as last_first:
@@ -401,6 +381,8 @@ class Endpoint(WorkQueues):
                 for region in regions:
                     # Another connection's request may still own it: then it goes with that.
                     last_first.callback(region.retire)
+                for window in windows:
+                    last_first.callback(window.close)
 
         self.reactor.destroy(close, lambda: self.reactor.release(self._closed.set))
 

@@ -9,19 +9,38 @@ here what came for this connection.
 """
 
 from collections import deque
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import anyio
 from anyio.lowlevel import checkpoint
 
 from aiordma.endpoint import Endpoint
+from aiordma.enums import WorkCompletionFlag, WorkCompletionOpcode
 from aiordma.errors import RdmaError
 from aiordma.event_loop import Waiter
 from aiordma.pool import Lease
 from aiordma.request import WorkRequest
 from aiordma.states import ConnectionState
+from aiordma.verbs import WorkCompletion
 
-__all__ = ("Blocks", "MessageQueue")
+__all__ = ("Blocks", "Message", "MessageQueue")
+
+_WRITTEN = int(WorkCompletionOpcode.RECV_RDMA_WITH_IMM)
+_IMMEDIATE = int(WorkCompletionFlag.WITH_IMM)
+_INVALIDATED = int(WorkCompletionFlag.WITH_INV)
+
+
+class Message(NamedTuple):
+    """A message, and what came beside its data."""
+
+    data: bytes
+    """What the peer sent; empty for a WRITE with immediate, which is told of and not received."""
+    immediate: int | None = None
+    """The peer's 32 bits of immediate data, as a number."""
+    invalidated: int | None = None
+    """The rkey that its arrival invalidated (SEND with invalidate)."""
+    written: int | None = None
+    """How many bytes a WRITE with immediate wrote."""
 
 
 class Blocks(Protocol):
@@ -39,7 +58,7 @@ class MessageQueue:
         self._endpoint = endpoint
         self._give_back = self._post if blocks is None else blocks.give_back
         self._size = endpoint.options.receive_size
-        self._ready: deque[tuple[Lease, int]] = deque()
+        self._ready: deque[tuple[Lease, WorkCompletion]] = deque()
         self._posted: dict[int, Lease] = {}
         self._waiter: Waiter | None = None
         self._busy = False
@@ -68,18 +87,18 @@ class MessageQueue:
         if request.exception() is not None:
             lease.release()
             return
-        self.deliver(lease, request.result().byte_len)
+        self.deliver(lease, request.result())
 
-    def deliver(self, lease: Lease, length: int) -> None:
+    def deliver(self, lease: Lease, completion: WorkCompletion) -> None:
         """Take a message; its block is ours until it goes back."""
-        self._ready.append((lease, length))
+        self._ready.append((lease, completion))
         self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None:
             self._waiter.wake()
 
-    async def receive(self) -> bytes:
+    async def receive(self) -> Message:
         """Return the next message; a cancelled wait takes none.
 
         Raises:
@@ -100,10 +119,10 @@ class MessageQueue:
         finally:
             self._waiter = None
             self._busy = False
-        lease, length = self._ready.popleft()
-        data = bytes(lease.memory.view[:length])
+        lease, completion = self._ready.popleft()
+        message = _message(lease, completion)
         self._give_back(lease)
-        return data
+        return message
 
     def _raise_if_ended(self) -> None:
         endpoint = self._endpoint
@@ -121,3 +140,15 @@ class MessageQueue:
             lease, _ = self._ready.popleft()
             self._give_back(lease)
         self._wake()
+
+
+def _message(lease: Lease, completion: WorkCompletion) -> Message:
+    length = completion.byte_len
+    if completion.opcode == _WRITTEN:
+        return Message(b"", completion.immediate, None, length)
+    data = bytes(lease.memory.view[:length])
+    if not completion.wc_flags & (_IMMEDIATE | _INVALIDATED):
+        return Message(data)
+    if completion.wc_flags & _IMMEDIATE:
+        return Message(data, completion.immediate)
+    return Message(data, None, completion.immediate)

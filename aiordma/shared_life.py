@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import anyio
 
-from aiordma.endpoint import Endpoint
 from aiordma.enums import CmEventType, WorkCompletionStatus
 from aiordma.errors import (
     BusyError,
@@ -27,6 +26,7 @@ from aiordma.reactor import Reactor
 from aiordma.request import WorkRequest
 from aiordma.threads import in_thread, outwait
 from aiordma.verbs import MemoryRegion, RawSharedReceiveQueue
+from aiordma.work_queues import WorkQueues
 
 __all__ = ("SharedReceiveLife", "SharedReceiveSettings")
 
@@ -110,7 +110,7 @@ class SharedReceiveLife:
         self._settings = settings
         self._identifier = identifier
         self._open: set[WorkRequest] = set()
-        self._members: set[Endpoint] = set()
+        self._members: set[WorkQueues] = set()
         self._made = False
         self._reserved = 0
         self._calls = 0
@@ -191,9 +191,13 @@ class SharedReceiveLife:
         if event.type is CmEventType.DEVICE_REMOVAL:
             self.fail(DeviceRemovedError(f"{self.device_name} was removed"))
 
+    def run_ended(self, earlier: WorkRequest, last: WorkRequest) -> None:
+        """Every receive tells of its own end (RequestOwner)."""
+        raise NotImplementedError
+
     # -- members ------------------------------------------------------------------------------
 
-    def join(self, endpoint: Endpoint) -> None:
+    def join(self, member: WorkQueues) -> None:
         """Count a queue pair that is about to be made on this queue.
 
         Raises:
@@ -201,16 +205,16 @@ class SharedReceiveLife:
             ClosedError: this queue is closed.
         """
         self.require_usable()
-        if endpoint.hub is not self.hub:
+        if member.hub is not self.hub:
             raise ValueError(
                 f"this shared receive queue is on {self.device_name} of its own event loop, and "
-                f"the connection on {endpoint.hub.context.device_name}: open one there"
+                f"the connection on {member.hub.context.device_name}: open one there"
             )
-        self._members.add(endpoint)
+        self._members.add(member)
 
-    def leave(self, endpoint: Endpoint) -> None:
+    def leave(self, member: WorkQueues) -> None:
         """Count no more a queue pair that is gone."""
-        self._members.discard(endpoint)
+        self._members.discard(member)
         if self._retiring and not self._members:
             self.close()
         self._destroy_if_due()
@@ -221,8 +225,8 @@ class SharedReceiveLife:
         """End, with this error as the cause unless there is one already: members too, since their
         peers would wait for receives for ever."""
         self._end(error)
-        for endpoint in list(self._members):
-            endpoint.fail(error)
+        for member in list(self._members):
+            member.fail(error)
 
     def _end(self, cause: Exception) -> None:
         if self.cause is None:

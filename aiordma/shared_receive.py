@@ -227,7 +227,7 @@ class SharedReceiveQueue(SharedReceiveLife):
             completion = request.result()
             member = self._by_number.get(completion.qp_num)
             if member is not None:
-                member.messages.deliver(lease, completion.byte_len)
+                member.messages.deliver(lease, completion)
                 return
         self.give_back(lease)  # its connection has been closed, or failed with it
 

@@ -201,13 +201,13 @@ async def test_a_chain_beyond_the_free_slots_is_not_posted_at_all() -> None:
 async def test_what_the_device_took_before_it_refused_is_live() -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
         room = shared.raw.max_wr
-        shared.depth = 2 * room  # our own count would have refused it
+        shared.depth = 8 * room  # our own count would have refused it
         memory, refused = shared.register(bytearray(64)), bytearray(8)
         with pytest.raises(aiordma.PartialPostError) as caught:
-            shared.post_srq_recv([memory[:8]] * room + [refused, memory[:8]])
+            shared.post_srq_recv([memory[:8]] * (4 * room) + [refused, memory[:8]])
         error = caught.value
         assert error.errno == errno.ENOMEM
-        assert 4 <= error.refused == len(error.posted) == shared.posted <= room
+        assert 4 <= error.refused == len(error.posted) == shared.posted <= 4 * room
         refused.append(0)  # no longer exported
         async with members(1, shared):
             completion = await error.posted[0]
