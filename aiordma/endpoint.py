@@ -143,12 +143,14 @@ class Endpoint(WorkQueues):
         await in_thread(self.loop, self._create_queue_pair)
 
     def _create_queue_pair(self) -> None:
+        options = self.options
+        sges = min(options.max_sge, self.hub.attributes.max_sge)
         capacity = Capacity(
-            max_send_wr=self.options.send_depth,
-            max_recv_wr=0 if self.shared_receive else self.options.receive_queue,
-            max_send_sge=min(self.options.max_sge, self.hub.attributes.max_sge),
-            max_recv_sge=min(self.options.max_sge, self.hub.attributes.max_sge),
-            max_inline_data=self.options.max_inline,
+            options.send_depth,
+            0 if self.shared_receive else options.receive_queue,
+            sges,
+            sges,
+            options.max_inline,
         )
         assert self._queue is not None
         shared, queue = self.shared_receive, self._queue.queue
@@ -163,6 +165,7 @@ class Endpoint(WorkQueues):
         )
         self.capacity = self.queue_pair.capacity
         self.qpn = self.queue_pair.qpn
+        self.hub.on_queue_pair_error[self.queue_pair.key] = self.fail
 
     # -- what holds of it ------------------------------------------------------------------
 
@@ -328,7 +331,10 @@ class Endpoint(WorkQueues):
             self._destroy()
 
     def _destroy(self) -> None:
-        if self._destroying:
+        shared = self.shared_receive
+        if self._destroying or (
+            shared is not None and self.was_established and shared.delays(self, self._destroy)
+        ):
             return
         self._destroying = True
         if self._flush_timer is not None:
@@ -336,6 +342,7 @@ class Endpoint(WorkQueues):
         if self.queue_pair is None:
             self._finish()
         else:
+            self.hub.on_queue_pair_error.pop(self.queue_pair.key, None)
             self.reactor.destroy(self.queue_pair.close, self._finish)
 
     def _finish(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import anyio
 
 from aiordma._native import ffi
+from aiordma.enums import AsyncEventType
 from aiordma.enums import WorkCompletionStatus as Status
 from aiordma.hints import hint as hint_for
 
@@ -24,6 +25,7 @@ __all__ = (
     "BusyError",
     "ClosedError",
     "ConnectTimeoutError",
+    "DeviceEventError",
     "DeviceRemovedError",
     "DisconnectedError",
     "FlushedError",
@@ -122,6 +124,18 @@ class PartialPostError(VerbsCallError):
         super().__init__(error, call, f"{text}. {hint}")
         self.posted = list(posted)
         self.refused = len(posted)
+
+
+class DeviceEventError(RdmaError, anyio.BrokenResourceError):
+    """The device reported that something of it failed, outside of any work request.
+
+    `event` is the asynchronous event (man ibv_get_async_event), `what` was hit.
+    """
+
+    def __init__(self, event: AsyncEventType, what: str) -> None:
+        super().__init__(f"{what}: the device reports {event.name} (man ibv_get_async_event)")
+        self.event = event
+        self.what = what
 
 
 # ---------------------------------------------------------------------------------------------

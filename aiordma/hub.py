@@ -16,13 +16,21 @@ from typing import Any, Protocol
 import anyio
 
 from aiordma._native import ffi, lib
-from aiordma.enums import Transport
-from aiordma.errors import VerbsCallError, check_negative_errno
+from aiordma.async_events import Subscription, join_router
+from aiordma.enums import AsyncEventType, Transport
+from aiordma.errors import DeviceEventError, VerbsCallError, check_negative_errno
 from aiordma.event_loop import EventLoop, Timer
 from aiordma.inflight import InFlightTable
 from aiordma.pool import BufferPool
 from aiordma.threads import in_thread
-from aiordma.verbs import CompletionChannel, CompletionQueue, Context, ProtectionDomain
+from aiordma.verbs import (
+    AsyncEvent,
+    CompletionChannel,
+    CompletionQueue,
+    Context,
+    ProtectionDomain,
+)
+from aiordma.verbs.async_event import QUEUE_PAIR_ERRORS
 from aiordma.verbs.completion import COMPLETION
 
 __all__ = ("DeviceHub", "Entry", "SharedQueue")
@@ -35,6 +43,10 @@ ROUNDS = 16
 QUEUE_ENTRIES = 4096
 WATCHDOG_SECONDS = 1.0
 WATCHDOG_MOST_SECONDS = 60.0
+
+
+Failure = VerbsCallError | DeviceEventError
+"""Why nothing completes any more."""
 
 
 class Entry(Protocol):
@@ -57,6 +69,10 @@ class DeviceHub:
 
     Construction and `close` may run in any thread, everything else on the loop's. `on_failure` has
     a callback of each user, for the one time when the device fails: nothing completes any more.
+
+    The device's asynchronous events come here too, and go on by the object's address (`key`):
+    `on_queue_pair_error` is told how a queue pair failed, `on_object_event` the type of any other
+    event of an object. Enter an object when it is made, take it out before it is destroyed.
     """
 
     def __init__(self, context: Context, loop: EventLoop) -> None:
@@ -69,8 +85,11 @@ class DeviceHub:
         self.pool = BufferPool(self.domain)
         self.channel = CompletionChannel(context)
         self.wakes = 0
-        self.failure: VerbsCallError | None = None
-        self.on_failure: set[Callable[[VerbsCallError], None]] = set()
+        self.failure: Failure | None = None
+        self.on_failure: set[Callable[[Failure], None]] = set()
+        self.on_queue_pair_error: dict[int, Callable[[DeviceEventError], None]] = {}
+        self.on_object_event: dict[int, Callable[[AsyncEventType], None]] = {}
+        self._events: Subscription | None = None
         self._stopped = False
         self._making_queue = anyio.Lock()
         self._queues: list[SharedQueue] = []
@@ -87,8 +106,10 @@ class DeviceHub:
         self._add(self._make_queue(QUEUE_ENTRIES))
 
     def start(self) -> None:
-        """Watch the channel."""
+        """Watch the channel, and hear the device's events."""
         self.loop.watch(self.channel.fd, self._readable)
+        self._events = join_router(self.context, self.loop, self.handle_async_event)
+        self.loop.watch(self.context.async_fd, self._async_readable)
         self.drain()  # arms the queue
 
     # -- completion queues --------------------------------------------------------------------
@@ -99,6 +120,7 @@ class DeviceHub:
         Raises:
             ValueError: more than the device's largest completion queue.
             VerbsCallError: a new queue could not be made, or the device has failed.
+            DeviceEventError: the device has failed, and said so.
         """
         most = self.attributes.max_cqe
         if entries > most:
@@ -217,14 +239,52 @@ class DeviceHub:
             self.wakes += 1
             self.drain()
 
-    def _fail(self, error: VerbsCallError) -> None:
+    def _fail(self, error: Failure) -> None:
         """Tell everyone. What is in flight stays held until its queue pair is destroyed: that the
         device says no more does not mean that it touches no memory."""
+        if self.failure is not None:
+            return
         logger.error("%s: %s", self.context.device_name, error)
         self.failure = error
         self.loop.unwatch(self.channel.fd)
+        self.loop.unwatch(self.context.async_fd)
         for tell in list(self.on_failure):
             tell(error)
+
+    # -- asynchronous events ------------------------------------------------------------------
+
+    def poll_async_events(self) -> None:
+        """Take the asynchronous events that wait; they are told in the loop's next round."""
+        if not self._stopped and self.failure is None:
+            self._async_readable()
+
+    def _async_readable(self) -> None:
+        assert self._events is not None
+        try:
+            self._events.router.read()
+        except VerbsCallError as error:
+            self._fail(error)
+
+    def handle_async_event(self, event: AsyncEvent) -> None:
+        """Take an event of the device, whichever loop has read it."""
+        kind, name = event.type, self.context.device_name
+        if self._stopped or self.failure is not None:
+            return
+        if kind is AsyncEventType.DEVICE_FATAL:
+            self._fail(DeviceEventError(kind, name))
+        elif kind is AsyncEventType.CQ_ERR:
+            if any(shared.queue.key == event.key for shared in self._queues):
+                self._fail(DeviceEventError(kind, f"a completion queue of {name}"))
+        elif kind in QUEUE_PAIR_ERRORS:
+            tell = self.on_queue_pair_error.get(event.key)
+            if tell is not None:
+                tell(DeviceEventError(kind, f"a queue pair of {name}"))
+        elif event.key:
+            handle = self.on_object_event.get(event.key)
+            if handle is not None:
+                handle(kind)
+        else:
+            logger.info("%s: %s on port %d", name, kind.name, event.port)
 
     # -- the watchdog -------------------------------------------------------------------------
 
@@ -259,6 +319,9 @@ class DeviceHub:
             self._watchdog.cancel()
             self._watchdog = None
         self.loop.unwatch(self.channel.fd)
+        self.loop.unwatch(self.context.async_fd)
+        if self._events is not None:
+            self._events.leave()
         # A queue blocks its destruction while an event of it is not acknowledged.
         self.drain()
 

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 
 import anyio
 
-from aiordma.enums import CmEventType, WorkCompletionStatus
+from aiordma.enums import AsyncEventType, CmEventType, WorkCompletionStatus
 from aiordma.errors import (
     BusyError,
     ClosedError,
+    DeviceEventError,
     DeviceRemovedError,
     FlushedError,
     NotSupportedError,
 )
+from aiordma.event_loop import Timer
 from aiordma.hub import DeviceHub, SharedQueue
 from aiordma.rdmacm import Event, Identifier
 from aiordma.reactor import Reactor
@@ -31,6 +33,10 @@ from aiordma.work_queues import WorkQueues
 __all__ = ("SharedReceiveLife", "SharedReceiveSettings")
 
 logger = logging.getLogger("aiordma")
+
+LAST_SECONDS = 0.2
+"""How long a device may take to tell that a queue pair has completed the last receive it took.
+Some never do: the first that does not is the last that is waited for."""
 
 _FLUSH = int(WorkCompletionStatus.WR_FLUSH_ERR)
 
@@ -79,6 +85,15 @@ class _AtLoopEnd:
         self._shared.close_when_unused()  # its members are being closed as well
 
 
+class _Stay:
+    """A member's queue pair, until it is gone."""
+
+    def __init__(self) -> None:
+        self.last_told = False
+        self.timer: Timer | None = None
+        self.then: Callable[[], None] = lambda: None
+
+
 class SharedReceiveLife:
     """See the module. `open` before use, `close` or `close_when_unused` always.
 
@@ -110,7 +125,8 @@ class SharedReceiveLife:
         self._settings = settings
         self._identifier = identifier
         self._open: set[WorkRequest] = set()
-        self._members: set[WorkQueues] = set()
+        self._members: dict[WorkQueues, _Stay] = {}
+        self._tells_last: bool | None = None
         self._made = False
         self._reserved = 0
         self._calls = 0
@@ -154,6 +170,7 @@ class SharedReceiveLife:
         self._reserved = self.depth
         self.hub.on_failure.add(self.fail)
         await self._call(self._create)
+        self.hub.on_object_event[self.raw.key] = self._device_event
 
     def _create(self) -> None:
         port = 1 if self._identifier is None else self._identifier.port
@@ -210,14 +227,60 @@ class SharedReceiveLife:
                 f"this shared receive queue is on {self.device_name} of its own event loop, and "
                 f"the connection on {member.hub.context.device_name}: open one there"
             )
-        self._members.add(member)
+        self._members[member] = _Stay()
 
     def leave(self, member: WorkQueues) -> None:
         """Count no more a queue pair that is gone."""
-        self._members.discard(member)
+        self._members.pop(member, None)
+        if member.queue_pair is not None:
+            self.hub.on_object_event.pop(member.queue_pair.key, None)
         if self._retiring and not self._members:
             self.close()
         self._destroy_if_due()
+
+    def _hear_of_last(self, member: WorkQueues) -> None:
+        """Be told as its queue pair, failed, completes the last receive that it took."""
+
+        def told(event: AsyncEventType) -> None:
+            if event is AsyncEventType.QP_LAST_WQE_REACHED:
+                self._tells_last = True
+                self._last_is_over(member)
+
+        assert member.queue_pair is not None
+        self.hub.on_object_event[member.queue_pair.key] = told
+
+    def delays(self, member: WorkQueues, then: Callable[[], None]) -> bool:
+        """Wait for the device to say that the queue pair has completed the last receive that it
+        took (IBV_EVENT_QP_LAST_WQE_REACHED). A driver forgets what completes between the last
+        drain and the destruction, and its receive would never be heard of (man ibv_create_srq).
+        """
+        self.hub.drain()
+        stay = self._members.get(member)
+        if stay is None or stay.last_told or self._tells_last is False:
+            return False
+        if stay.timer is None:
+            stay.then = then
+            stay.timer = self.loop.call_later(LAST_SECONDS, lambda: self._not_told(member))
+        return True
+
+    def _not_told(self, member: WorkQueues) -> None:
+        if self._tells_last is None:
+            self._tells_last = False
+        self._last_is_over(member)
+
+    def _last_is_over(self, member: WorkQueues) -> None:
+        stay = self._members.get(member)
+        if stay is None or stay.last_told:
+            return
+        stay.last_told = True
+        self.hub.drain()  # it completed before it was told
+        if stay.timer is not None:
+            stay.timer.cancel()
+            stay.then()
+
+    def _device_event(self, event: AsyncEventType) -> None:
+        if event is AsyncEventType.SRQ_ERR:
+            self.fail(DeviceEventError(event, f"a shared receive queue of {self.device_name}"))
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -252,6 +315,8 @@ class SharedReceiveLife:
                 error.__cause__ = self.cause
                 request.fail(error)
             self.hub.on_failure.discard(self.fail)
+            if self._made:
+                self.hub.on_object_event.pop(self.raw.key, None)
             if self._reserved:
                 self.hub.free(self.queue, self._reserved)
         finally:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
+import anyio
 from anyio.lowlevel import checkpoint
 
 from aiordma.connection import Connection
@@ -35,6 +36,7 @@ from aiordma.reactor import Reactor
 from aiordma.request import WorkRequest
 from aiordma.shared_life import SharedReceiveLife, SharedReceiveSettings
 from aiordma.staging import Buffer, Staged, Staging
+from aiordma.threads import outwait
 from aiordma.verbs import Capacity, MemoryRegion, WorkCompletion
 
 __all__ = ("SharedReceiveQueue",)
@@ -246,6 +248,7 @@ class SharedReceiveQueue(SharedReceiveLife):
             # The number of a queue pair that is gone: what that one took is in the queue.
             self.hub.drain()
         self._by_number[endpoint.qpn] = _Member(endpoint, messages, connection)
+        self._hear_of_last(endpoint)
         discard = endpoint.on_close
 
         def closed() -> None:
@@ -301,12 +304,18 @@ class SharedReceiveQueue(SharedReceiveLife):
             await self._call(lambda: self.raw.modify(limit=0))
         except VerbsCallError as error:
             logger.debug("disarming the limit: %s", error)
+        # An event that it had caused is on its way here, and must not be taken for the next one's.
+        self.hub.poll_async_events()
+        settled = anyio.Event()
+        self.loop.call_from_thread(settled.set)
+        await outwait(settled)
 
     def _look_at_limit(self) -> None:
         if self._limit is not None and (self.cause is not None or self.posted < self._limit[0]):
             self._limit[1].wake()
 
     def _device_event(self, event: AsyncEventType) -> None:
+        super()._device_event(event)
         if event is AsyncEventType.SRQ_LIMIT_REACHED and self._limit is not None:
             self._limit[1].wake()
 

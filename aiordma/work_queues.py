@@ -4,7 +4,7 @@ Every post takes a slot, enters the in-flight table, and then tells the device; 
 comes back here through its request.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from aiordma.credits import Credits
@@ -47,6 +47,10 @@ class SharedReceives(Protocol):
 
     def join(self, member: "WorkQueues") -> None:
         """Count a queue pair that is about to be made on it, or refuse."""
+
+    def delays(self, member: "WorkQueues", then: Callable[[], None]) -> bool:
+        """Return whether the queue pair, in its error state, must not be destroyed before `then` is
+        called: the device may still tell of receives that it took."""
 
     def leave(self, member: "WorkQueues") -> None:
         """Count no more a queue pair that is gone, and whose completions have been delivered."""

@@ -4,6 +4,7 @@ with Device("rxe0").open() as context, context.alloc_pd() as domain: ...
 """
 
 from aiordma.verbs.address import GRH_BYTES, AddressHandle, AddressVector
+from aiordma.verbs.async_event import AsyncEvent, AsyncEvents
 from aiordma.verbs.completion import CompletionChannel, CompletionQueue, WorkCompletion
 from aiordma.verbs.device import (
     Context,
@@ -23,6 +24,8 @@ __all__ = (
     "GRH_BYTES",
     "AddressHandle",
     "AddressVector",
+    "AsyncEvent",
+    "AsyncEvents",
     "Capacity",
     "CompletionChannel",
     "CompletionQueue",

@@ -143,6 +143,7 @@ class CompletionQueue(Resource):
             self._abandon()
             raise
         self.cqe: int = self.pointer.cqe
+        self.key = int(ffi.cast("uintptr_t", self.pointer))
 
     def __repr__(self) -> str:
         return f"<CompletionQueue of {self.cqe} on {self.context.device_name}>"

@@ -1,12 +1,14 @@
 """Devices, opened devices, and protection domains (man ibv_get_device_list, ibv_open_device)."""
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiordma._native import ffi, lib
 from aiordma.enums import AtomicCapability, LinkLayer, Mtu, PortState, Transport
-from aiordma.errors import NoDeviceError, check_pointer, check_positive_errno
+from aiordma.errors import BusyError, NoDeviceError, check_pointer, check_positive_errno
 from aiordma.provider import Provider, rdma_core
+from aiordma.verbs.async_event import AsyncEvent, AsyncEvents, take_async_event
 from aiordma.verbs.resource import Resource
 
 __all__ = ("Context", "Device", "DeviceAttributes", "PortAttributes", "ProtectionDomain")
@@ -122,6 +124,9 @@ class Context(Resource):
         self._owned = owned
         self.device_name: str = ffi.string(provider.get_device_name(pointer.device)).decode()
         self.transport = Transport(pointer.device.transport_type)
+        self.async_fd: int = pointer.async_fd
+        os.set_blocking(self.async_fd, False)
+        self._async_events = AsyncEvents(self)
 
     def __repr__(self) -> str:
         return f"<Context {self.device_name}>"
@@ -174,7 +179,47 @@ class Context(Resource):
         """Allocate a protection domain."""
         return ProtectionDomain(self)
 
+    # -- asynchronous events ------------------------------------------------------------------
+
+    def take_async_event(self) -> AsyncEvent | None:
+        """Take the next asynchronous event if one waits; never blocks (man ibv_get_async_event).
+
+        `async_fd` is readable while one does.
+
+        Raises:
+            BusyError: the context is librdmacm's, whose events go to the connections on it.
+            VerbsCallError: the device is gone.
+        """
+        self.require_open()
+        if not self._owned:
+            raise BusyError(
+                f"the events of librdmacm's context of {self.device_name} go to the connections on "
+                f'it; Device("{self.device_name}").open() makes a context with events of its own'
+            )
+        event = take_async_event(self.provider, self.pointer)
+        if event is None or not event.key:
+            return event
+        return replace(event, resource=self.find(event.key))
+
+    def async_events(self) -> AsyncEvents:
+        """Return the asynchronous events as an iterator: `async for event in ...`. See there."""
+        self.require_open()
+        return self._async_events
+
+    def close(self) -> None:
+        """Close the device and all that was made from it. A task that waits for its asynchronous
+        events is woken, and its iteration ends.
+
+        Raises:
+            BusyError: such a task runs in another thread.
+            VerbsCallError: the driver refused something; what else was to be closed has been.
+        """
+        if not self._closed:
+            self._async_events.require_here()
+        super().close()
+
     def _destroy(self) -> None:
+        self._async_events.stop()
         if self._owned:
             check_positive_errno(self.provider.close_device(self.pointer), "ibv_close_device")
 

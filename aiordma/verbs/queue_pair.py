@@ -140,6 +140,7 @@ class QueuePair(Resource):
             raise
         self.capacity = Capacity.read(request.cap)
         self.qpn: int = self.pointer.qp_num
+        self.key = int(ffi.cast("uintptr_t", self.pointer))
 
     @classmethod
     def create(

@@ -24,6 +24,9 @@ class Resource:
     closing_rank = 0
     """Whatever the device works with (queue pairs: 0) closes before what it works on."""
 
+    key: int = 0
+    """The C object's address, of those by which events name them."""
+
     def __init__(self, *parents: "Resource") -> None:
         for parent in parents:
             parent.require_open()
@@ -46,6 +49,14 @@ class Resource:
         """
         if self._closed:
             raise ClosedError(f"this {type(self).__name__} is closed")
+
+    def find(self, key: int) -> "Resource | None":
+        """Return what was made from this, or from that, and has the key; None if it is closed."""
+        for child in list(self._children.values()):
+            found = child if child.key == key else child.find(key)
+            if found is not None:
+                return found
+        return None
 
     def close(self) -> None:
         """Destroy the object and all that was made from it. Idempotent.

@@ -1,6 +1,7 @@
 """Many connections on one shared receive queue: each gets its own, and every receive ends."""
 
 import errno
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 import aiordma
 from tests.device.players import Outcome, both_ways, one_loop, until
 from tests.devices import ADDRESS
+
+SEND = int(aiordma.WorkRequestOpcode.SEND)
 
 pytestmark = pytest.mark.anyio
 
@@ -227,6 +230,30 @@ async def test_bad_buffers_post_nothing() -> None:
         memory.close()
         with pytest.raises(aiordma.ClosedError):
             shared.post_srq_recv([memory])
+
+
+@one_loop
+@pytest.mark.capability("torn_message")
+async def test_a_receive_whose_message_is_cut_off_ends_and_the_others_do_not() -> None:
+    async with await aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
+        memory = shared.register(bytearray(1 << 16))
+        requests = shared.post_srq_recv([memory] * 3)
+        async with members(2, shared) as (clients, servers):
+            await requests[0]
+            await requests[1]
+            # Its first packets go out; the second part is in no region, so the rest never does.
+            good = clients[0].register(bytearray(1 << 14))
+            sges = good[:].sge + struct.pack("=QII", 4096, 4096, 0xDEAD00)
+            request = clients[0]._endpoint.post_send("SEND", SEND, sges, 2, 20480, ())
+            with pytest.raises(aiordma.WorkCompletionError):
+                await request
+            (spare,) = shared.post_srq_recv([memory])
+            with pytest.raises(aiordma.FlushedError) as caught:
+                await requests[2]
+            assert caught.value.qp_num == servers[0]._endpoint.qpn
+            assert not spare.done()
+            await clients[1].send(b"for the other")
+            assert shared.connection_of(await spare) is servers[1]
 
 
 # -- the limit ------------------------------------------------------------------------------------

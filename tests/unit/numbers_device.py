@@ -17,6 +17,7 @@ from aiordma.hub import DeviceHub
 from aiordma.verbs.completion import COMPLETION
 
 MAX_CQE = 10_000
+ASYNC_FD = 78
 
 
 class Timer:
@@ -86,6 +87,8 @@ class Device:
             query=lambda: SimpleNamespace(max_cqe=MAX_CQE),
             transport=Transport.INFINIBAND,
             device_name="numbers0",
+            async_fd=ASYNC_FD,
+            pointer=ffi.NULL,
             provider=SimpleNamespace(table=ffi.NULL),
             close=lambda: None,
         )
@@ -115,6 +118,7 @@ class Device:
         queue: Any = Closable()
         queue.cqe = entries
         queue.pointer = ffi.cast("struct ibv_cq *", len(self.sizes))
+        queue.key = len(self.sizes)
         return queue
 
     def install(self, patch: pytest.MonkeyPatch) -> None:

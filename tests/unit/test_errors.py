@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from aiordma import errors, hints
 from aiordma._native import ffi
+from aiordma.enums import AsyncEventType
 from aiordma.enums import WorkCompletionStatus as Status
 from aiordma.errors import (
     RdmaError,
@@ -90,6 +91,7 @@ FAMILIES: dict[type[Exception], tuple[type[Exception], ...]] = {
     errors.BusyError: (RdmaError, anyio.BusyResourceError),
     errors.ClosedError: (RdmaError, anyio.ClosedResourceError),
     errors.ConnectTimeoutError: (errors.RdmaConnectionError, ConnectionError, TimeoutError),
+    errors.DeviceEventError: (RdmaError, anyio.BrokenResourceError),
     errors.DeviceRemovedError: (errors.DisconnectedError,),
     errors.DisconnectedError: (errors.RdmaConnectionError, anyio.BrokenResourceError),
     errors.FlushedError: (WorkCompletionError,),
@@ -138,6 +140,7 @@ EXAMPLES: list[RdmaError] = [
     errors.RejectedError("refused", reason=28, private_data=b"try later\0\0"),
     errors.AddressError("nobody there"),
     errors.ConnectTimeoutError("too slow"),
+    errors.DeviceEventError(AsyncEventType.QP_FATAL, "a queue pair of rxe0"),
     errors.DeviceRemovedError("gone"),
     errors.QueueFullError("64 requests are in flight"),
     errors.ClosedError("this connection is closed"),

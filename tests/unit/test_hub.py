@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma.errors import VerbsCallError
+from aiordma import async_events
+from aiordma.enums import AsyncEventType
+from aiordma.errors import DeviceEventError, VerbsCallError
 from aiordma.hub import BATCH, ROUNDS, WATCHDOG_MOST_SECONDS
-from tests.unit.numbers_device import MAX_CQE, Channel, Device
+from aiordma.verbs import AsyncEvent
+from tests.unit.numbers_device import ASYNC_FD, MAX_CQE, Channel, Device
 
 
 @pytest.fixture
@@ -256,6 +259,67 @@ def test_the_watchdog_looks_rarer_and_rarer_and_ends_with_the_last_request(devic
     assert loop.timers == []
 
 
+# -- asynchronous events --------------------------------------------------------------------------
+
+
+def test_an_event_of_an_object_goes_to_who_entered_it(device: Device) -> None:
+    hub, _ = device.hub()
+    failed: list[DeviceEventError] = []
+    heard: list[AsyncEventType] = []
+    hub.on_queue_pair_error[0x10] = failed.append
+    hub.on_object_event[0x20] = heard.append
+    kinds = (
+        AsyncEventType.QP_FATAL,
+        AsyncEventType.QP_REQ_ERR,
+        AsyncEventType.QP_ACCESS_ERR,
+        AsyncEventType.SRQ_LIMIT_REACHED,
+        AsyncEventType.QP_LAST_WQE_REACHED,
+    )
+    for kind in kinds:
+        for key in (0x10, 0x20, 0x30):
+            hub.handle_async_event(AsyncEvent(kind, key=key))
+    hub.handle_async_event(AsyncEvent(AsyncEventType.PORT_ERR, port=1))
+    assert [error.event for error in failed] == list(kinds[:3])
+    assert "QP_FATAL" in str(failed[0])
+    assert "numbers0" in str(failed[0])
+    assert heard == list(kinds[3:])
+    assert hub.failure is None
+
+
+@pytest.mark.parametrize(
+    "event",
+    [AsyncEvent(AsyncEventType.DEVICE_FATAL), AsyncEvent(AsyncEventType.CQ_ERR, key=1)],
+    ids=lambda event: event.type.name,
+)
+def test_the_device_or_a_shared_queue_that_fails_is_told_to_every_user(
+    device: Device, event: AsyncEvent
+) -> None:
+    hub, loop = device.hub()
+    told: list[Any] = []
+    hub.on_failure.add(told.append)
+    hub.handle_async_event(AsyncEvent(AsyncEventType.CQ_ERR, key=99))  # another loop's
+    assert told == []
+    hub.handle_async_event(event)
+    hub.handle_async_event(event)
+    assert [error.event for error in told] == [event.type]
+    assert loop.watched == {}
+
+
+def test_a_device_that_has_no_events_any_more_has_failed(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(_provider: object, _pointer: object) -> None:
+        raise VerbsCallError(errno.EIO, "ibv_get_async_event")
+
+    monkeypatch.setattr(async_events, "take_async_event", gone)
+    hub, loop = device.hub()
+    told: list[Any] = []
+    hub.on_failure.add(told.append)
+    loop.watched[ASYNC_FD]()
+    assert [error.errno for error in told] == [errno.EIO]
+    assert loop.watched == {}
+
+
 # -- the end --------------------------------------------------------------------------------------
 
 
@@ -263,7 +327,7 @@ def test_a_failed_device_is_told_to_every_user_once_and_left_alone(
     device: Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     hub, loop = device.hub()
-    told: list[VerbsCallError] = []
+    told: list[Any] = []
     hub.on_failure.add(told.append)
     request = Request()
     hub.in_flight.add(request)

@@ -1,0 +1,233 @@
+"""Asynchronous events of a real device: its ports', its objects', and those that a device can
+report and ours does not, injected where every event passes."""
+
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import anyio
+import pytest
+
+import aiordma
+from aiordma import (
+    Access,
+    AddressVector,
+    AsyncEvent,
+    AsyncEventType,
+    CompletionQueue,
+    Device,
+    MemoryRegion,
+    Mtu,
+    QueuePair,
+    QueuePairState,
+    RawSharedReceiveQueue,
+)
+from aiordma.hub import DeviceHub
+from tests.device.players import OWN_RECEIVES, connected, one_loop, until
+from tests.devices import DeviceUnderTest
+
+# -- the device's own -----------------------------------------------------------------------------
+
+LINK = "dummy7"
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+@contextmanager
+def second_device(device: DeviceUnderTest) -> Iterator[str]:
+    """A device of the same driver on an interface of its own, which a test may take down."""
+    name = f"{device.driver}7"
+    ip("link", "add", LINK, "type", "dummy")
+    try:
+        ip("link", "set", LINK, "up")
+        subprocess.run(
+            ["rdma", "link", "add", name, "type", device.driver, "netdev", LINK], check=True
+        )
+        yield name
+        subprocess.run(["rdma", "link", "delete", name], check=True)
+    finally:
+        ip("link", "delete", LINK)
+
+
+@pytest.mark.anyio
+async def test_a_port_that_goes_down_and_up_is_reported_until_the_context_is_closed(
+    device: DeviceUnderTest,
+) -> None:
+    with second_device(device) as name:
+        context = Device(name).open()
+        seen: list[AsyncEvent] = []
+
+        async def iterate() -> None:
+            async for event in context.async_events():
+                seen.append(event)
+
+        def heard(kind: AsyncEventType) -> Callable[[], bool]:
+            return lambda: any(event.type is kind for event in seen)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(iterate)
+            ip("link", "set", LINK, "down")
+            await until(heard(AsyncEventType.PORT_ERR))
+            ip("link", "set", LINK, "up")
+            await until(heard(AsyncEventType.PORT_ACTIVE))
+            with pytest.raises(aiordma.BusyError, match="another task waits"):
+                await anext(context.async_events())
+            with pytest.raises(aiordma.BusyError, match="another thread"):
+                await anyio.to_thread.run_sync(context.close)
+            context.close()
+        assert {event.port for event in seen} == {1}
+        with pytest.raises(aiordma.ClosedError):
+            context.async_events()
+
+
+@pytest.mark.anyio
+@one_loop
+@pytest.mark.capability("gid_events")
+async def test_an_address_that_comes_changes_the_gid_table(device: DeviceUnderTest) -> None:
+    with second_device(device) as name, Device(name).open() as context:
+        while context.take_async_event() is not None:
+            pass
+        ip("address", "add", "10.7.7.7/24", "dev", LINK)
+        async for event in context.async_events():
+            if event.type is AsyncEventType.GID_CHANGE:
+                break
+        assert event == AsyncEvent(AsyncEventType.GID_CHANGE, port=1)
+
+
+# -- an object's ----------------------------------------------------------------------------------
+
+
+def to_itself(pair: QueuePair) -> None:
+    """Connect a queue pair with itself."""
+    gid_index = 1
+    pair.modify(QueuePairState.INIT, pkey_index=0, port=1, access=Access.REMOTE_WRITE)
+    pair.modify(
+        QueuePairState.RTR,
+        address=AddressVector(gid=pair.domain.context.query_gid(1, gid_index), gid_index=gid_index),
+        path_mtu=Mtu.MTU_1024,
+        dest_qp_num=pair.qpn,
+        rq_psn=0,
+        max_dest_rd_atomic=1,
+        min_rnr_timer=5,
+    )
+    pair.modify(QueuePairState.RTS, sq_psn=0, timeout=14, retry_cnt=7, rnr_retry=7, max_rd_atomic=1)
+
+
+@pytest.mark.capability("queue pairs by hand")
+def test_the_limit_of_a_shared_receive_queue_is_reported_with_the_queue(
+    device: DeviceUnderTest,
+) -> None:
+    with (
+        Device(device.name).open() as context,
+        context.alloc_pd() as domain,
+        CompletionQueue(context, 16) as queue,
+        RawSharedReceiveQueue(domain, 8) as shared,
+        QueuePair.create(domain, queue, queue, shared_receive=shared) as pair,
+    ):
+        to_itself(pair)
+        target = MemoryRegion(domain, bytearray(8))
+        shared.post_srq_recv([(number, [target[:]]) for number in range(3)])
+        shared.modify(limit=2)
+        assert context.take_async_event() is None
+        for number in range(2):
+            pair.post_send(10 + number, [])
+        completions: list[aiordma.WorkCompletion] = []
+        while len(completions) < 4:
+            completions += queue.poll()
+        events = []
+        while (event := context.take_async_event()) is not None:
+            events.append(event)
+        limits = [event for event in events if event.type is AsyncEventType.SRQ_LIMIT_REACHED]
+        assert limits == [
+            AsyncEvent(AsyncEventType.SRQ_LIMIT_REACHED, key=shared.key, resource=shared)
+        ]
+
+
+# -- those of the connections ---------------------------------------------------------------------
+
+
+def hub_of(connection: aiordma.Connection) -> DeviceHub:
+    return connection._endpoint.hub
+
+
+def inject(connection: aiordma.Connection, event: AsyncEvent) -> None:
+    """Tell every loop's hub of the device, as if the event had been read."""
+    subscription = hub_of(connection)._events
+    assert subscription is not None
+    subscription.router.deliver(event)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "kind", [AsyncEventType.QP_FATAL, AsyncEventType.QP_ACCESS_ERR], ids=lambda kind: kind.name
+)
+async def test_a_queue_pair_that_fails_ends_its_connection_with_the_event(
+    kind: AsyncEventType,
+) -> None:
+    async with connected(server=OWN_RECEIVES) as (client, server), connected() as (other, _):
+        receive = server.post_recv(bytearray(8))
+        pair = server._endpoint.queue_pair
+        assert pair is not None
+        inject(server, AsyncEvent(kind, key=pair.key))
+        with pytest.raises(aiordma.FlushedError) as flushed:
+            await receive
+        cause = flushed.value.__cause__
+        assert isinstance(cause, aiordma.DeviceEventError)
+        assert cause.event is kind
+        with pytest.raises(aiordma.DeviceEventError, match=kind.name):
+            server.post_send(b"too late")
+        with pytest.raises(anyio.EndOfStream):  # the peer is told as by any close
+            await client.receive()
+        assert other.is_connected
+
+
+@pytest.mark.anyio
+@one_loop
+async def test_a_completion_queue_that_fails_ends_every_connection_on_the_device() -> None:
+    async with connected() as (client, server):
+        (shared,) = hub_of(client)._queues
+        inject(client, AsyncEvent(AsyncEventType.CQ_ERR, key=shared.queue.key))
+        for connection in (client, server):
+            with pytest.raises(aiordma.DeviceEventError, match="CQ_ERR"):
+                await connection.receive()
+
+
+@asynccontextmanager
+async def an_event_of(connection: aiordma.Connection) -> AsyncIterator[list[AsyncEventType]]:
+    """Yield what happens to an object of the device that the connection uses."""
+    heard: list[AsyncEventType] = []
+    hub = hub_of(connection)
+    hub.on_object_event[1234] = heard.append
+    yield heard
+    del hub.on_object_event[1234]
+
+
+def test_loops_in_two_threads_each_hear_the_events_of_their_shared_context() -> None:
+    barrier = threading.Barrier(2)
+    heard: dict[str, list[AsyncEventType]] = {}
+
+    async def use(backend: str) -> None:
+        async with connected() as (client, server), an_event_of(client) as events:
+            await anyio.to_thread.run_sync(barrier.wait, 30)
+            if backend == "trio":
+                inject(client, AsyncEvent(AsyncEventType.SRQ_LIMIT_REACHED, key=1234))
+            await until(lambda: bool(events))
+            heard[backend] = list(events)
+            # Nobody's fault: both loops' connections work on.
+            await client.send(b"hello")
+            assert await server.receive() == b"hello"
+            await anyio.to_thread.run_sync(barrier.wait, 30)
+
+    threads = [
+        threading.Thread(target=lambda backend=backend: anyio.run(use, backend, backend=backend))
+        for backend in ("asyncio", "trio")
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    once = [AsyncEventType.SRQ_LIMIT_REACHED]
+    assert heard == {"asyncio": once, "trio": once}
