@@ -34,6 +34,8 @@ __all__ = ("SharedReceiveLife", "SharedReceiveSettings")
 
 logger = logging.getLogger("aiordma")
 
+DEFAULT_SGE = 8
+
 LAST_SECONDS = 0.2
 """How long a device may take to tell that a queue pair has completed the last receive it took.
 Some never do: the first that does not is the last that is waited for."""
@@ -46,7 +48,7 @@ class SharedReceiveSettings:
     """What a shared receive queue is made with; see `open_shared_receive`."""
 
     depth: int = 64
-    max_sge: int = 8
+    max_sge: int | None = None
     buffers: int = 0
     buffer_size: int = 16384
 
@@ -60,10 +62,18 @@ class SharedReceiveSettings:
         device, name = hub.attributes, hub.context.device_name
         if not device.max_srq:
             raise NotSupportedError(f"{name} has no shared receive queues (max_srq 0)")
-        for argument, limit in (("depth", device.max_srq_wr), ("max_sge", device.max_srq_sge)):
-            value = getattr(self, argument)
+        for argument, value, limit in (
+            ("depth", self.depth, device.max_srq_wr),
+            ("max_sge", self.parts(hub), device.max_srq_sge),
+        ):
             if not 1 <= value <= limit:
                 raise ValueError(f"{argument}={value}: {name} has 1..{limit}")
+
+    def parts(self, hub: DeviceHub) -> int:
+        """Return how many parts a receive may have on this device."""
+        if self.max_sge is not None:
+            return self.max_sge
+        return 1 if self.buffers else min(DEFAULT_SGE, hub.attributes.max_srq_sge)
 
     def __post_init__(self) -> None:
         if not 0 <= self.buffers <= self.depth:
@@ -117,7 +127,7 @@ class SharedReceiveLife:
         self.loop = hub.loop
         self.depth = settings.depth
         """Receives that may be posted."""
-        self.max_sge = settings.max_sge
+        self.max_sge = settings.parts(hub)
         """Parts that one receive may have."""
         self.max_message = 0
         self.cause: Exception | None = None

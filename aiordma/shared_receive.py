@@ -85,7 +85,7 @@ class SharedReceiveQueue(SharedReceiveLife):
         """How many it posts by itself; 0: none."""
         self.buffer_size = settings.buffer_size
         """Bytes of each of these: the longest message that the peers may send."""
-        self.capacity = Capacity(max_send_sge=settings.max_sge)
+        self.capacity = Capacity(max_send_sge=self.max_sge)
         self._staging = Staging(self)
         self._leases: dict[int, Lease] = {}
         self._by_number: dict[int, _Member] = {}

@@ -19,7 +19,7 @@ async def open_shared_receive(
     host: str,
     *,
     depth: int | None = None,
-    max_sge: int = 8,
+    max_sge: int | None = None,
     buffers: int = 0,
     buffer_size: int = 16384,
     device: str = "auto",
@@ -30,7 +30,7 @@ async def open_shared_receive(
     Args:
         host: a local address of an RDMA interface: connections over that device can use it.
         depth: receives that may be posted; None: as many as `buffers`, or 64.
-        max_sge: parts that one receive may have.
+        max_sge: parts that one receive may have; None: 8, or what the device has.
         buffers: receives that it posts by itself, from a pool, so that each connection's
             `receive()` works; 0: you post them, with `post_srq_recv`.
         buffer_size: bytes of each of these: the longest message that the peers may send.

@@ -44,6 +44,7 @@ LACKS: dict[str, dict[str, str]] = {
         "that is abandoned there is cleaned up when that has returned, in the background",
         "explained_flush": "siw flushes before the connection manager tells why, so that what "
         "was flushed may end without a cause",
+        "srq_query": "siw's driver has no call to query a shared receive queue",
         "srq_resize": "siw cannot resize a shared receive queue",
         "torn_message": "siw looks at all parts of a message before it sends any, so that none is "
         "cut off in its middle",

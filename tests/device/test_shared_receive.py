@@ -259,6 +259,20 @@ async def test_a_receive_whose_message_is_cut_off_ends_and_the_others_do_not() -
 # -- the limit ------------------------------------------------------------------------------------
 
 
+def limits_of(shared: aiordma.SharedReceiveQueue) -> list[int]:
+    """The limits that the device is given from now on. (Not every device can be asked.)"""
+    limits: list[int] = []
+    modify = shared.raw.modify
+
+    def modify_too(*, max_wr: int | None = None, limit: int | None = None) -> None:
+        modify(max_wr=max_wr, limit=limit)
+        if limit is not None:
+            limits.append(limit)
+
+    shared.raw.modify = modify_too  # type: ignore[method-assign]
+    return limits
+
+
 async def test_the_limit_is_told_once_fewer_are_left() -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
         memory = shared.register(bytearray(64))
@@ -280,8 +294,9 @@ async def test_the_limit_is_told_once_fewer_are_left() -> None:
                 reached.set()
 
             async with anyio.create_task_group() as group:
+                limits = limits_of(shared)
                 group.start_soon(wait)
-                await until(lambda: int(shared.raw.query().srq_limit) == 3)
+                await until(lambda: limits == [3])
                 await clients[0].send(b"four were left, three are")
                 await requests[1]
                 await anyio.sleep(0.1)
@@ -296,13 +311,14 @@ async def test_the_limit_is_told_once_fewer_are_left() -> None:
 async def test_a_cancelled_wait_for_the_limit_leaves_nothing() -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
         shared.post_srq_recv([bytearray(8)] * 2)
+        limits = limits_of(shared)
         with anyio.move_on_after(0.1):
             await shared.limit(2)
-        assert shared.raw.query().srq_limit == 0
+        assert limits == [2, 0]
         async with anyio.create_task_group() as group:
             again = Outcome()
             group.start_soon(again.of, lambda: shared.limit(1))
-            await until(lambda: int(shared.raw.query().srq_limit) == 1)
+            await until(lambda: limits == [2, 0, 1])
             with pytest.raises(aiordma.BusyError):
                 await shared.limit(1)
             await shared.aclose()
@@ -363,6 +379,19 @@ async def test_a_device_that_cannot_resize_says_so(
         with pytest.raises(aiordma.NotSupportedError, match=rf"{device.name} cannot resize"):
             await shared.resize(8)
         assert shared.depth == 4
+
+
+@one_loop
+async def test_the_device_tells_what_it_gave_or_that_it_cannot(device: Any) -> None:
+    async with await aiordma.open_shared_receive(ADDRESS, depth=5, max_sge=2) as shared:
+        if device.lacks("srq_query") is None:
+            told = shared.raw.query()
+            assert told.max_wr >= 5
+            assert told.max_sge >= 2
+            assert told.srq_limit == 0
+        else:
+            with pytest.raises(aiordma.NotSupportedError, match=rf"{device.name} cannot query"):
+                shared.raw.query()
 
 
 # -- the end --------------------------------------------------------------------------------------
