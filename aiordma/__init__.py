@@ -79,6 +79,8 @@ from aiordma.queue_pairs import QueuePairAddress, UnmanagedConnection, open_queu
 from aiordma.ranges import RemoteMemory
 from aiordma.rdmacm import Identifier
 from aiordma.request import WorkRequest
+from aiordma.shared_receive import SharedReceiveQueue
+from aiordma.shared_source import open_shared_receive
 from aiordma.verbs import (
     GRH_BYTES,
     AddressHandle,
@@ -198,6 +200,7 @@ __all__ = (
     "SegmentationCapabilities",
     "SendFlag",
     "SendWork",
+    "SharedReceiveQueue",
     "TagMatchingCapabilities",
     "Transport",
     "UnmanagedConnection",
@@ -214,5 +217,6 @@ __all__ = (
     "devices",
     "listen",
     "open_queue_pair",
+    "open_shared_receive",
     "resolve",
 )

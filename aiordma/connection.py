@@ -7,19 +7,20 @@ request is done.
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 from anyio.abc import ObjectStream
 
 from aiordma.endpoint import Endpoint
 from aiordma.errors import NotSupportedError
-from aiordma.messages import MessageQueue
+from aiordma.messages import Blocks, MessageQueue
 from aiordma.operations import Operations
 from aiordma.options import ConnectionOptions
 from aiordma.socket_address import SocketAddress
 from aiordma.staging import Staging
 from aiordma.states import ConnectionState
+from aiordma.work_queues import SharedReceives
 
 __all__ = ("Connection", "ConnectionInfo")
 
@@ -31,6 +32,13 @@ class ConnectionInfo(anyio.TypedAttributeSet):
     peer_address: SocketAddress = anyio.typed_attribute()
     device_name: str = anyio.typed_attribute()
     private_data: bytes = anyio.typed_attribute()
+
+
+class SharedMessages(SharedReceives, Blocks, Protocol):
+    """A shared receive queue, as a connection sees it."""
+
+    def serve(self, endpoint: Endpoint, messages: MessageQueue, connection: "Connection") -> None:
+        """Deliver what comes for it, until it is closed; before its handshake."""
 
 
 class Connection(Operations, ObjectStream[bytes]):
@@ -48,10 +56,11 @@ class Connection(Operations, ObjectStream[bytes]):
     after the peer has gone, and the first WorkCompletionError after a request has failed.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, shared: SharedMessages | None = None) -> None:
         self._endpoint = endpoint
+        self._shared = shared
         self._staging = Staging(endpoint)
-        self._messages = MessageQueue(endpoint)
+        self._messages = MessageQueue(endpoint, shared)
         self._local = endpoint.identifier.local_address
         self._peer = endpoint.identifier.peer_address
         self._begun = False
@@ -60,7 +69,10 @@ class Connection(Operations, ObjectStream[bytes]):
 
     def prepare(self) -> None:
         """Post the pooled receives; for the connector and the listener, before connecting."""
-        self._messages.fill()
+        if self._shared is None:
+            self._messages.fill()
+        else:
+            self._shared.serve(self._endpoint, self._messages, self)
 
     def begin(self, private_data: bytes) -> None:
         """Take note that it is established; for the connector and the listener."""

@@ -21,6 +21,7 @@ from aiordma.hub import DeviceHub
 from aiordma.options import ConnectionKeywords, ConnectionOptions
 from aiordma.rdmacm import Event, Identifier
 from aiordma.reactor import Reactor
+from aiordma.shared_source import ListenerReceives
 from aiordma.socket_address import SocketAddress
 from aiordma.states import ENDS_A_REQUEST, ConnectionState
 from aiordma.threads import outwait
@@ -38,6 +39,7 @@ class ConnectionRequest:
         reactor: Reactor,
         options: ConnectionOptions,
         accept_timeout: float,
+        receives: ListenerReceives,
         identifier: Identifier,
         event: Event,
     ) -> None:
@@ -45,6 +47,7 @@ class ConnectionRequest:
         self._reactor = reactor
         self._options = options
         self._accept_timeout = accept_timeout
+        self._receives = receives
         self._identifier = identifier
         self._event = event
         self._gone: Event | None = None
@@ -98,8 +101,9 @@ class ConnectionRequest:
         self._reactor.subscribe(identifier, endpoint.handle_event, endpoint)
         try:
             identifier.set_ack_timeout(chosen.ack_timeout)
-            await endpoint.open()
-            connection = Connection(endpoint)
+            shared = await self._receives.on(endpoint)
+            await endpoint.open(shared_receive=shared)
+            connection = Connection(endpoint, shared)
             connection.prepare()
             if self._gone is not None:
                 raise failed_event(what, self._gone)

@@ -29,6 +29,7 @@ from aiordma.hub import DeviceHub
 from aiordma.options import ConnectionKeywords, ConnectionOptions
 from aiordma.rdmacm import MAX_CONNECT_PRIVATE_DATA, ConnectionParameters, Event, Identifier
 from aiordma.reactor import Reactor, acquire_reactor
+from aiordma.shared_receive import SharedReceiveQueue
 from aiordma.states import ConnectionState, next_state
 from aiordma.threads import outwait, start_call
 
@@ -54,6 +55,7 @@ async def connect(
     timeout: float | None = 30.0,
     device: str = "auto",
     reuse_address: bool = False,
+    shared_receive: SharedReceiveQueue | None = None,
     **options: Unpack[ConnectionKeywords],
 ) -> Connection:
     """Connect to a listening peer over RDMA.
@@ -70,6 +72,7 @@ async def connect(
         device: "auto" takes the device that reaches the address; a name insists on one. The
             environment's AIORDMA_DEVICE is used in place of "auto" where set.
         reuse_address: with a source port: others that say so too may connect from it as well.
+        shared_receive: take receives from there; receive_* options say nothing then.
         options: see ConnectionOptions.
 
     Raises:
@@ -84,6 +87,7 @@ async def connect(
     seconds = MOST_SECONDS if timeout is None else min(timeout, MOST_SECONDS)
     attempt = _Attempt(f"{host}:{port}", chosen, private_data, wanted, int(seconds * 1000))
     attempt.reuse_address = reuse_address
+    attempt.shared_receive = shared_receive
     try:
         with anyio.fail_after(timeout):
             family, bound = socket.AF_UNSPEC, None
@@ -115,6 +119,7 @@ class _Attempt:
         self.reuse_address = False
         self.step = "looking up the name"
         self.timeout_ms = timeout_ms
+        self.shared_receive: SharedReceiveQueue | None = None
         self._state = _S.RESOLVING_ADDRESS
         self._event: Event | None = None
         self._changed = anyio.Event()
@@ -141,9 +146,9 @@ class _Attempt:
         reactor.subscribe(identifier, endpoint.handle_event, endpoint)
         try:
             self.step = "making the queue pair"
-            await endpoint.open()
+            await endpoint.open(shared_receive=self.shared_receive)
             self.step = "waiting for the peer to accept"
-            connection = Connection(endpoint)
+            connection = Connection(endpoint, self.shared_receive)
             connection.prepare()
             await self._connect(endpoint, identifier)
             if not await endpoint.connected():

@@ -95,7 +95,6 @@ class Endpoint(WorkQueues):
         self._queue: SharedQueue | None = None
         self._entries = options.send_depth + options.receive_queue
         self.service = QueuePairType.RC
-        self._shared_receive: SharedReceives | None = None
         self.windows: dict[int, Window] = {}
         self.max_read_depth = 0
         self.max_message = 0
@@ -120,6 +119,10 @@ class Endpoint(WorkQueues):
             ValueError: an option is beyond the device; the message names it and the limit.
             VerbsCallError: the driver refused.
         """
+        self.service = service
+        if shared_receive is not None:
+            shared_receive.join(self)
+            self.shared_receive, self._entries = shared_receive, self.options.send_depth
         for name, limit in (
             ("initiator_depth", self.hub.attributes.max_qp_init_rd_atom),
             ("responder_resources", self.hub.attributes.max_qp_rd_atom),
@@ -127,9 +130,6 @@ class Endpoint(WorkQueues):
             value = getattr(self.options, name)
             if value != DEVICE_MAXIMUM and value > limit:
                 raise ValueError(f"{name}={value}: {self.hub.context.device_name} has 0..{limit}")
-        self.service, self._shared_receive = service, shared_receive
-        if shared_receive is not None:
-            self._entries -= self.options.receive_queue
         self._queue = await self.hub.reserve(self._entries)
         self.hub.on_failure.add(self.fail)
         await in_thread(self.loop, self._create_queue_pair)
@@ -138,21 +138,22 @@ class Endpoint(WorkQueues):
         options = self.options
         sges = min(options.max_sge, self.hub.attributes.max_sge)
         capacity = Capacity(
-            options.send_depth, options.receive_queue, sges, sges, options.max_inline
+            options.send_depth,
+            0 if self.shared_receive else options.receive_queue,
+            sges,
+            sges,
+            options.max_inline,
         )
         assert self._queue is not None
-        send_queue = receive_queue = self._queue.queue
-        shared = self._shared_receive
-        if shared is not None:
-            receive_queue = shared.queue.queue
+        shared, queue = self.shared_receive, self._queue.queue
         self.max_message = self.hub.context.query_port(self.identifier.port).max_msg_sz
         self.queue_pair = self.identifier.create_queue_pair(
             self.hub.domain,
-            send_queue,
-            receive_queue,
+            queue,
+            queue if shared is None else shared.queue.queue,
             capacity,
             self.service,
-            shared.raw if shared is not None else None,
+            None if shared is None else shared.raw,
         )
         self.capacity = self.queue_pair.capacity
         self.qpn = self.queue_pair.qpn
@@ -322,7 +323,10 @@ class Endpoint(WorkQueues):
             self._destroy()
 
     def _destroy(self) -> None:
-        if self._destroying:
+        shared = self.shared_receive
+        if self._destroying or (
+            shared is not None and self.was_established and shared.delays(self, self._destroy)
+        ):
             return
         self._destroying = True
         if self._flush_timer is not None:
@@ -354,6 +358,8 @@ class Endpoint(WorkQueues):
             self.hub.on_failure.discard(self.fail)
             if self._queue is not None:
                 self.hub.free(self._queue, self._entries)
+            if self.shared_receive is not None:
+                self.shared_receive.leave(self)
         finally:
             self.ended = True
             self.on_end()

@@ -142,6 +142,20 @@ class DeviceHub:
             shared.reserved += entries
             return shared
 
+    def reserve_more(self, shared: SharedQueue, entries: int) -> None:
+        """Speak for more room in the same completion queue.
+
+        Raises:
+            ValueError: it has not as much left.
+        """
+        left = shared.queue.cqe - shared.reserved
+        if entries > left:
+            raise ValueError(
+                f"{entries} requests more: the completion queue, of {shared.queue.cqe}, has room "
+                f"for {left}; others share it"
+            )
+        shared.reserved += entries
+
     async def _grow(self, entries: int) -> SharedQueue:
         made: list[CompletionQueue] = []
         try:
@@ -241,6 +255,11 @@ class DeviceHub:
             tell(error)
 
     # -- asynchronous events ------------------------------------------------------------------
+
+    def poll_async_events(self) -> None:
+        """Take the asynchronous events that wait; they are told in the loop's next round."""
+        if not self._stopped and self.failure is None:
+            self._async_readable()
 
     def _async_readable(self) -> None:
         assert self._events is not None

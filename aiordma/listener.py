@@ -20,6 +20,8 @@ from aiordma.event_loop import Waiter
 from aiordma.options import ConnectionKeywords, ConnectionOptions
 from aiordma.rdmacm import Event, Identifier
 from aiordma.reactor import Reactor, acquire_reactor
+from aiordma.shared_receive import SharedReceiveQueue
+from aiordma.shared_source import ListenerReceives
 from aiordma.socket_address import SocketAddress
 from aiordma.threads import outwait
 from aiordma.verbs import Device
@@ -39,6 +41,7 @@ async def listen(
     device: str = "auto",
     accept_timeout: float = 30.0,
     ipv6_only: bool | None = None,
+    shared_receive: SharedReceiveQueue | int | None = None,
     **options: Unpack[ConnectionKeywords],
 ) -> "Listener":
     """Listen for connections, on every RDMA device or on the one that has the address.
@@ -52,6 +55,8 @@ async def listen(
         accept_timeout: seconds that a peer may take to finish an accepted connection.
         ipv6_only: with "::", leave IPv4's port of that number to others; None: as the system
             has it (sysctl net.ipv6.bindv6only).
+        shared_receive: take the receives of all accepted connections from there; a number makes
+            a queue of so many pooled receives, of receive_size bytes, per device.
         options: of every accepted connection: see ConnectionOptions.
 
     Raises:
@@ -64,6 +69,7 @@ async def listen(
     if ipv6_only is not None and ":" not in host:
         raise ValueError(f"ipv6_only={ipv6_only}: {host!r} is no numeric IPv6 address")
     chosen = ConnectionOptions(**options)
+    receives = ListenerReceives(shared_receive, chosen.receive_size)
     wanted = choose_device(device)
     if wanted is not None and wanted not in Device.names():
         raise NoDeviceError(f"there is no RDMA device {wanted!r} here: `rdma link` lists them")
@@ -74,7 +80,7 @@ async def listen(
     except BaseException:
         reactor.release()
         raise
-    listener = Listener(reactor, identifier, chosen, backlog, wanted, accept_timeout)
+    listener = Listener(reactor, identifier, chosen, backlog, wanted, accept_timeout, receives)
     try:
         if chosen.tos is not None:
             identifier.set_tos(chosen.tos)
@@ -100,10 +106,12 @@ class Listener(AbstractListener[Connection]):
         backlog: int,
         device: str | None,
         accept_timeout: float,
+        receives: ListenerReceives,
     ) -> None:
         self.reactor = reactor
         self.options = options
         self.accept_timeout = accept_timeout
+        self.receives = receives
         self._identifier = identifier
         self._backlog = backlog
         self._device = device
@@ -141,7 +149,7 @@ class Listener(AbstractListener[Connection]):
             return
         identifier = Identifier(self.reactor.channel, key=event.new_key)
         request = ConnectionRequest(
-            self.reactor, self.options, self.accept_timeout, identifier, event
+            self.reactor, self.options, self.accept_timeout, self.receives, identifier, event
         )
         self.reactor.subscribe(identifier, request.handle_event)
         if self._closed or len(self._requests) >= self._backlog or not self._is_ours(identifier):
@@ -239,6 +247,7 @@ class Listener(AbstractListener[Connection]):
         """Stop listening; reject who waits. Accepted connections live on. Idempotent."""
         if not self._closed:
             self._closed = True
+            self.receives.close()
             self._wake_all()
             while self._requests:
                 self._requests.popleft().reject_later()

@@ -3,10 +3,13 @@
 A block goes back to the device only when its message has been received by the program. So a slow
 reader leaves its peer without receives, and the peer's device waits (RNR): that is the flow
 control, and no memory grows without bound.
+
+Where a connection takes its receives from a shared receive queue, that posts them, and delivers
+here what came for this connection.
 """
 
 from collections import deque
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -20,8 +23,7 @@ from aiordma.request import WorkRequest
 from aiordma.states import ConnectionState
 from aiordma.verbs import WorkCompletion
 
-__all__ = ("Message", "MessageQueue")
-
+__all__ = ("Blocks", "Message", "MessageQueue")
 
 _WRITTEN = int(WorkCompletionOpcode.RECV_RDMA_WITH_IMM)
 _IMMEDIATE = int(WorkCompletionFlag.WITH_IMM)
@@ -41,11 +43,20 @@ class Message(NamedTuple):
     """How many bytes a WRITE with immediate wrote."""
 
 
-class MessageQueue:
-    """The pooled receives of one endpoint."""
+class Blocks(Protocol):
+    """Where the block of a message goes back to, other than the endpoint's own receives."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def give_back(self, lease: Lease) -> None:
+        """Post it again, or release it."""
+
+
+class MessageQueue:
+    """What has come for one endpoint: in its own pooled receives, or, where `blocks` is given, in
+    those of a shared receive queue."""
+
+    def __init__(self, endpoint: Endpoint, blocks: Blocks | None = None) -> None:
         self._endpoint = endpoint
+        self._give_back = self._post if blocks is None else blocks.give_back
         self._size = endpoint.options.receive_size
         self._ready: deque[tuple[Lease, WorkCompletion]] = deque()
         self._posted: dict[int, Lease] = {}
@@ -76,7 +87,11 @@ class MessageQueue:
         if request.exception() is not None:
             lease.release()
             return
-        self._ready.append((lease, request.result()))
+        self.deliver(lease, request.result())
+
+    def deliver(self, lease: Lease, completion: WorkCompletion) -> None:
+        """Take a message; its block is ours until it goes back."""
+        self._ready.append((lease, completion))
         self._wake()
 
     def _wake(self) -> None:
@@ -106,7 +121,7 @@ class MessageQueue:
             self._busy = False
         lease, completion = self._ready.popleft()
         message = _message(lease, completion)
-        self._post(lease)
+        self._give_back(lease)
         return message
 
     def _raise_if_ended(self) -> None:
@@ -123,7 +138,7 @@ class MessageQueue:
         # The endpoint has ended and is closed: nobody will receive these any more.
         while self._ready:
             lease, _ = self._ready.popleft()
-            lease.release()
+            self._give_back(lease)
         self._wake()
 
 

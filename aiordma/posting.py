@@ -99,6 +99,11 @@ class Posting(Registration):
 
     def post_recvv(self, parts: Iterable[Buffer]) -> WorkRequest:
         """Post a receive scattered over several buffers (rdma_post_recvv)."""
+        if self._endpoint.shared_receive is not None:
+            raise ValueError(
+                "this connection takes its receives from a shared receive queue: post them there, "
+                "with post_srq_recv()"
+            )
         if self._endpoint.options.receive_buffers:
             raise ValueError(
                 "this connection posts its own receives, and messages go to the oldest one: use "

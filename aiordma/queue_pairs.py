@@ -14,6 +14,7 @@ from aiordma.enums import Access, AtomicCapability, LinkLayer, Mtu, QueuePairSta
 from aiordma.errors import NotSupportedError
 from aiordma.options import ConnectionKeywords, ConnectionOptions
 from aiordma.reactor import acquire_reactor
+from aiordma.shared_receive import SharedReceiveQueue
 from aiordma.states import ConnectionState
 from aiordma.threads import in_thread
 from aiordma.unmanaged import Unmanaged
@@ -50,6 +51,7 @@ async def open_queue_pair(
     service: QueuePairType = QueuePairType.RC,
     port: int = 1,
     gid_index: int = 0,
+    shared_receive: SharedReceiveQueue | None = None,
     **options: Unpack[ConnectionKeywords],
 ) -> "UnmanagedConnection":
     """Make a queue pair on a device, to be connected by `UnmanagedConnection.connect_to`.
@@ -59,6 +61,7 @@ async def open_queue_pair(
         service: RC or UC. (Datagrams: `open_datagram`.)
         port: of the device, from 1.
         gid_index: which of the port's GIDs it uses; on RoCE this is the address and the version.
+        shared_receive: take receives from there; receive_* options say nothing then.
         options: see ConnectionOptions.
 
     Raises:
@@ -91,8 +94,8 @@ async def open_queue_pair(
     endpoint = Endpoint(reactor, hub, unmanaged, chosen, ConnectionState.CONNECTING)
     reactor.subscribe(unmanaged, endpoint.handle_event, endpoint)
     try:
-        await endpoint.open(service)
-        connection = UnmanagedConnection(endpoint, gid_index)
+        await endpoint.open(service, shared_receive)
+        connection = UnmanagedConnection(endpoint, gid_index, shared_receive)
         await in_thread(reactor.loop, connection.initialize)
         connection.prepare()
     except BaseException:
@@ -105,8 +108,10 @@ class UnmanagedConnection(Connection):
     """A Connection whose queue pair you connect yourself. Nothing tells it of the peer's end but
     its own requests, which then fail with RetryExceededError (never, on UC)."""
 
-    def __init__(self, endpoint: Endpoint, gid_index: int) -> None:
-        super().__init__(endpoint)
+    def __init__(
+        self, endpoint: Endpoint, gid_index: int, shared: SharedReceiveQueue | None = None
+    ) -> None:
+        super().__init__(endpoint, shared)
         port = endpoint.identifier.port
         context = endpoint.hub.context
         self._gid_index = gid_index

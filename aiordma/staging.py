@@ -8,16 +8,18 @@ are always registered: the device writes to them itself.
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from aiordma.endpoint import Endpoint
 from aiordma.enums import Access, SendFlag
+from aiordma.event_loop import EventLoop
+from aiordma.hub import DeviceHub
+from aiordma.reactor import Reactor
 from aiordma.request import Holdable, WorkRequest
 from aiordma.threads import in_thread, start_call
-from aiordma.verbs import MemoryRegion, MemorySlice
+from aiordma.verbs import Capacity, MemoryRegion, MemorySlice
 from aiordma.verbs.memory import address_of, flat_view, gather
 
-__all__ = ("Buffer", "Staged", "Staging")
+__all__ = ("Buffer", "Poster", "Staged", "Staging")
 
 Buffer = Any
 """MemoryRegion, MemorySlice, or anything with a buffer."""
@@ -46,10 +48,24 @@ class Staged:
     """What inline sges point into, until the post has copied it."""
 
 
+class Poster(Protocol):
+    """What buffers are prepared for: an endpoint, or a shared receive queue."""
+
+    loop: EventLoop
+    hub: DeviceHub
+    reactor: Reactor
+    capacity: Capacity
+    max_message: int
+    regions: dict[int, MemoryRegion]
+
+    def adopt(self, region: MemoryRegion) -> None:
+        """Close the region with it, if it is not closed before."""
+
+
 class Staging:
     """Prepares and cleans up buffers for one endpoint."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Poster) -> None:
         self._endpoint = endpoint
 
     # -- memory of the user -------------------------------------------------------------------

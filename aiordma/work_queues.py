@@ -4,7 +4,7 @@ Every post takes a slot, enters the in-flight table, and then tells the device; 
 comes back here through its request.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from aiordma.credits import Credits
@@ -46,6 +46,18 @@ class SharedReceives(Protocol):
 
     raw: RawSharedReceiveQueue
     queue: SharedQueue
+    buffers: int
+    """Receives that it posts by itself."""
+
+    def join(self, member: "WorkQueues") -> None:
+        """Count a queue pair that is about to be made on it, or refuse."""
+
+    def delays(self, member: "WorkQueues", then: Callable[[], None]) -> bool:
+        """Return whether the queue pair, in its error state, must not be destroyed before `then` is
+        called: the device may still tell of receives that it took."""
+
+    def leave(self, member: "WorkQueues") -> None:
+        """Count no more a queue pair that is gone, and whose completions have been delivered."""
 
 
 class WorkQueues:
@@ -56,6 +68,7 @@ class WorkQueues:
         self.loop = hub.loop
         self.options = options
         self.queue_pair: QueuePair | None = None
+        self.shared_receive: SharedReceives | None = None
         self.send_credits = Credits(self.loop, options.send_depth)
         self.receive_credits = Credits(self.loop, options.receive_queue)
         self._open: set[WorkRequest] = set()

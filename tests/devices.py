@@ -48,6 +48,10 @@ LACKS: dict[str, dict[str, str]] = {
         "that is abandoned there is cleaned up when that has returned, in the background",
         "explained_flush": "siw flushes before the connection manager tells why, so that what "
         "was flushed may end without a cause",
+        "srq_query": "siw's driver has no call to query a shared receive queue",
+        "srq_resize": "siw cannot resize a shared receive queue",
+        "torn_message": "siw looks at all parts of a message before it sends any, so that none is "
+        "cut off in its middle",
         "queue pairs by hand": "iWARP queue pairs are connected by the connection manager only",
         "resized_queues": "siw cannot resize a completion queue",
         "extended_queues": "siw's library makes no extended completion queues, and so none with "
@@ -97,12 +101,12 @@ def required_capabilities(request: pytest.FixtureRequest, device: DeviceUnderTes
 
 
 def kernel_objects(device: str) -> dict[str, int]:
-    """What the kernel counts on the device: pd, cq, qp, cm_id, mr (rdma resource show)."""
+    """What the kernel counts on the device: pd, cq, qp, cm_id, mr, srq (rdma resource show)."""
     out = subprocess.run(
         ["rdma", "-j", "resource", "show"], capture_output=True, text=True, check=True
     )
     (entry,) = [entry for entry in json.loads(out.stdout) if entry["ifname"] == device]
-    return {name: entry[name] for name in ("pd", "cq", "qp", "cm_id", "mr")}
+    return {name: entry[name] for name in ("pd", "cq", "qp", "cm_id", "mr", "srq")}
 
 
 def _descriptors() -> set[str]:

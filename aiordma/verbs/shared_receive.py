@@ -1,11 +1,18 @@
 """A receive queue that many queue pairs take from, synchronous (man ibv_create_srq)."""
 
+import errno
 from collections.abc import Sequence
 from typing import Any
 
 from aiordma._native import ffi, lib
 from aiordma.enums import SharedReceiveAttribute
-from aiordma.errors import PartialPostError, check_pointer, check_positive_errno
+from aiordma.errors import (
+    NotSupportedError,
+    PartialPostError,
+    VerbsCallError,
+    check_pointer,
+    check_positive_errno,
+)
 from aiordma.verbs.device import ProtectionDomain
 from aiordma.verbs.memory import MemorySlice, gather
 from aiordma.verbs.resource import Resource
@@ -53,10 +60,22 @@ class RawSharedReceiveQueue(Resource):
         return f"<RawSharedReceiveQueue of {self.max_wr} on {self.domain.context.device_name}>"
 
     def query(self) -> Any:
-        """Return struct ibv_srq_attr: max_wr, max_sge, srq_limit (man ibv_query_srq)."""
+        """Return struct ibv_srq_attr: max_wr, max_sge, srq_limit (man ibv_query_srq).
+
+        Raises:
+            NotSupportedError: the device's driver has no such call.
+            VerbsCallError: the driver refused.
+        """
         self.require_open()
         raw = ffi.new("struct ibv_srq_attr *")
-        check_positive_errno(self.provider.query_srq(self.pointer, raw), "ibv_query_srq")
+        try:
+            check_positive_errno(self.provider.query_srq(self.pointer, raw), "ibv_query_srq")
+        except VerbsCallError as error:
+            if error.errno == errno.EOPNOTSUPP:
+                raise NotSupportedError(
+                    f"{self.domain.context.device_name} cannot query a shared receive queue"
+                ) from error
+            raise
         return raw
 
     def modify(self, *, max_wr: int | None = None, limit: int | None = None) -> None:
@@ -87,15 +106,24 @@ class RawSharedReceiveQueue(Resource):
         Raises:
             PartialPostError: the device refused one; `posted` are the wr_ids before it.
         """
-        requests = ffi.new("struct aiordma_receive_request[]", len(receives))
-        for request, (wr_id, parts) in zip(requests, receives, strict=True):
-            request.wr_id = wr_id
-            request.sge_count = len(parts)
-        sges = b"".join([gather(parts) for _, parts in receives])
-        error, posted = self.post_chain_raw(requests, len(receives), sges)
+        error, posted = self.post_packed(
+            [(wr_id, len(parts), gather(parts)) for wr_id, parts in receives]
+        )
         if error:
             taken = [wr_id for wr_id, _ in receives[:posted]]
             raise PartialPostError(error, "ibv_post_srq_recv", repr(self), taken)
+
+    def post_packed(self, receives: Sequence[tuple[int, int, bytes]]) -> tuple[int, int]:
+        """Post a list of (wr_id, number of parts, their packed sges) as one chain.
+
+        Returns:
+            C's errno, 0 if all were taken, and how many were.
+        """
+        requests = ffi.new("struct aiordma_receive_request[]", len(receives))
+        for request, (wr_id, count, _) in zip(requests, receives, strict=True):
+            request.wr_id = wr_id
+            request.sge_count = count
+        return self.post_chain_raw(requests, len(receives), b"".join([s for _, _, s in receives]))
 
     def post_chain_raw(self, requests: Any, count: int, sges: bytes) -> tuple[int, int]:
         """Post an array of struct aiordma_receive_request with one call.
@@ -108,7 +136,7 @@ class RawSharedReceiveQueue(Resource):
         error = lib.aiordma_post_srq_recv_chain(
             self.pointer, requests, count, sges, len(sges), posted
         )
-        return error, posted[0]
+        return abs(error), posted[0]  # siw's driver answers -ENOMEM
 
     def _destroy(self) -> None:
         check_positive_errno(self.provider.destroy_srq(self.pointer), "ibv_destroy_srq")

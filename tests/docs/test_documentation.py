@@ -50,6 +50,14 @@ def test_the_one_sided_example_reads_and_writes() -> None:
     assert "16 pipelined READs brought 4096 bytes" in done.stdout
 
 
+@pytest.mark.capability("rnr")
+def test_the_shared_receive_example_hears_every_client() -> None:
+    done = run("examples/shared_receive.py", ADDRESS)
+    assert done.returncode == 0, done.stderr
+    for number in range(4):
+        assert f"25 messages of client {number}" in done.stdout
+
+
 def test_no_example_goes_without_a_test() -> None:
     here = (ROOT / "tests/docs/test_documentation.py").read_text()
     for example in (ROOT / "examples").glob("*.py"):

@@ -1,0 +1,382 @@
+"""A shared receive queue's life: who takes from it, and its end.
+
+It ends for one cause: you closed it, the device went, or the device refused what it posts by
+itself. Only once its last member's queue pair is gone is it destroyed, and only then does the
+memory of what is still posted come back.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import anyio
+
+from aiordma.enums import AsyncEventType, CmEventType, WorkCompletionStatus
+from aiordma.errors import (
+    BusyError,
+    ClosedError,
+    DeviceEventError,
+    DeviceRemovedError,
+    FlushedError,
+    NotSupportedError,
+)
+from aiordma.event_loop import Timer
+from aiordma.hub import DeviceHub, SharedQueue
+from aiordma.rdmacm import Event, Identifier
+from aiordma.reactor import Reactor
+from aiordma.request import WorkRequest
+from aiordma.threads import in_thread, outwait
+from aiordma.verbs import MemoryRegion, RawSharedReceiveQueue
+from aiordma.work_queues import WorkQueues
+
+__all__ = ("SharedReceiveLife", "SharedReceiveSettings")
+
+logger = logging.getLogger("aiordma")
+
+DEFAULT_SGE = 8
+
+LAST_SECONDS = 0.2
+"""How long a device may take to tell that a queue pair has completed the last receive it took.
+Some never do: the first that does not is the last that is waited for."""
+
+_FLUSH = int(WorkCompletionStatus.WR_FLUSH_ERR)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedReceiveSettings:
+    """What a shared receive queue is made with; see `open_shared_receive`."""
+
+    depth: int = 64
+    max_sge: int | None = None
+    buffers: int = 0
+    buffer_size: int = 16384
+
+    def check(self, hub: DeviceHub) -> None:
+        """Refuse what the device cannot give.
+
+        Raises:
+            NotSupportedError: it has no shared receive queues.
+            ValueError: names the argument and the limit.
+        """
+        device, name = hub.attributes, hub.context.device_name
+        if not device.max_srq:
+            raise NotSupportedError(f"{name} has no shared receive queues (max_srq 0)")
+        for argument, value, limit in (
+            ("depth", self.depth, device.max_srq_wr),
+            ("max_sge", self.parts(hub), device.max_srq_sge),
+        ):
+            if not 1 <= value <= limit:
+                raise ValueError(f"{argument}={value}: {name} has 1..{limit}")
+
+    def parts(self, hub: DeviceHub) -> int:
+        """Return how many parts a receive may have on this device."""
+        if self.max_sge is not None:
+            return self.max_sge
+        return 1 if self.buffers else min(DEFAULT_SGE, hub.attributes.max_srq_sge)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.buffers <= self.depth:
+            raise ValueError(f"buffers={self.buffers} is not in 0..{self.depth} (the depth)")
+        if not 1 <= self.buffer_size <= 1 << 30:
+            raise ValueError(f"buffer_size={self.buffer_size} is not in 1..{1 << 30}")
+
+
+class _AtLoopEnd:
+    """What the reactor closes where the loop ends before the queue is closed."""
+
+    def __init__(self, shared: "SharedReceiveLife") -> None:
+        self._shared = shared
+
+    def __repr__(self) -> str:
+        return repr(self._shared)
+
+    async def aclose(self) -> None:
+        self._shared.close_when_unused()  # its members are being closed as well
+
+
+class _Stay:
+    """A member's queue pair, until it is gone."""
+
+    def __init__(self) -> None:
+        self.last_told = False
+        self.timer: Timer | None = None
+        self.then: Callable[[], None] = lambda: None
+
+
+class SharedReceiveLife:
+    """See the module. `open` before use, `close` or `close_when_unused` always.
+
+    Takes over one use of the reactor, and the identifier, and gives both back when it is closed.
+    Ending and closing are callbacks, not tasks: no cancellation stops them half way.
+    """
+
+    raw: RawSharedReceiveQueue
+    queue: SharedQueue
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        hub: DeviceHub,
+        settings: SharedReceiveSettings,
+        identifier: Identifier | None = None,
+    ) -> None:
+        """For `open_shared_receive` and listeners."""
+        self.reactor = reactor
+        self.hub = hub
+        self.loop = hub.loop
+        self.depth = settings.depth
+        """Receives that may be posted."""
+        self.max_sge = settings.parts(hub)
+        """Parts that one receive may have."""
+        self.max_message = 0
+        self.cause: Exception | None = None
+        self.regions: dict[int, MemoryRegion] = {}
+        self._settings = settings
+        self._identifier = identifier
+        self._open: set[WorkRequest] = set()
+        self._members: dict[WorkQueues, _Stay] = {}
+        self._tells_last: bool | None = None
+        self._made = False
+        self._reserved = 0
+        self._calls = 0
+        self._retiring = False
+        self._ending = False
+        self._ended = False
+        self._closing = False
+        self._gave_back = False
+        self._closed = anyio.Event()
+        if identifier is not None:
+            reactor.subscribe(identifier, self._handle, _AtLoopEnd(self))
+
+    def __repr__(self) -> str:
+        state = "ended" if self.cause is not None else f"{self.posted} of {self.depth} posted"
+        return f"<{type(self).__name__} on {self.device_name}: {state}>"
+
+    @property
+    def device_name(self) -> str:
+        """The RDMA device it belongs to."""
+        return self.hub.context.device_name
+
+    @property
+    def posted(self) -> int:
+        """Receives that are posted and have not completed."""
+        return len(self._open)
+
+    @property
+    def members(self) -> int:
+        """Connections that take their receives from here and have not ended."""
+        return len(self._members)
+
+    async def open(self) -> None:
+        """Make it. Whether it fails or not, `close` gives everything back.
+
+        Raises:
+            ValueError: beyond the device; the message names the argument and the limit.
+            VerbsCallError: the driver refused.
+        """
+        self._settings.check(self.hub)
+        self.queue = await self.hub.reserve(self.depth)
+        self._reserved = self.depth
+        self.hub.on_failure.add(self.fail)
+        await self._call(self._create)
+        self.hub.on_object_event[self.raw.key] = self._device_event
+
+    def _create(self) -> None:
+        port = 1 if self._identifier is None else self._identifier.port
+        self.max_message = self.hub.context.query_port(port).max_msg_sz
+        self.raw = RawSharedReceiveQueue(self.hub.domain, self.depth, self.max_sge)
+        self._made = True
+
+    async def _call(self, function: Callable[[], None]) -> None:
+        """Run a call into the driver in a thread, to its end; nothing is destroyed under it."""
+        self._calls += 1
+        try:
+            await in_thread(self.loop, function)
+        finally:
+            self._calls -= 1
+            self._destroy_if_due()
+
+    def require_usable(self) -> None:
+        """Do nothing while receives may be posted, and connections join.
+
+        Raises:
+            ClosedError: it is closed.
+            DeviceRemovedError, VerbsCallError: what ended it.
+        """
+        if self.cause is not None:
+            raise self.cause.with_traceback(None)
+        if not self._made:
+            raise ClosedError("this shared receive queue is not open yet")
+
+    def adopt(self, region: MemoryRegion) -> None:
+        """Close the region with this queue, if it is not closed before."""
+        self.regions[id(region)] = region
+        region.forget = lambda: self.regions.pop(id(region), None)
+
+    def _handle(self, event: Event) -> None:
+        if event.type is CmEventType.DEVICE_REMOVAL:
+            self.fail(DeviceRemovedError(f"{self.device_name} was removed"))
+
+    def run_ended(self, earlier: WorkRequest, last: WorkRequest) -> None:
+        """Every receive tells of its own end (RequestOwner)."""
+        raise NotImplementedError
+
+    # -- members ------------------------------------------------------------------------------
+
+    def join(self, member: WorkQueues) -> None:
+        """Count a queue pair that is about to be made on this queue.
+
+        Raises:
+            ValueError: it is on another device, or another event loop.
+            ClosedError: this queue is closed.
+        """
+        self.require_usable()
+        if member.hub is not self.hub:
+            raise ValueError(
+                f"this shared receive queue is on {self.device_name} of its own event loop, and "
+                f"the connection on {member.hub.context.device_name}: open one there"
+            )
+        self._members[member] = _Stay()
+
+    def leave(self, member: WorkQueues) -> None:
+        """Count no more a queue pair that is gone."""
+        self._members.pop(member, None)
+        if member.queue_pair is not None:
+            self.hub.on_object_event.pop(member.queue_pair.key, None)
+        if self._retiring and not self._members:
+            self.close()
+        self._destroy_if_due()
+
+    def _hear_of_last(self, member: WorkQueues) -> None:
+        """Be told as its queue pair, failed, completes the last receive that it took."""
+
+        def told(event: AsyncEventType) -> None:
+            if event is AsyncEventType.QP_LAST_WQE_REACHED:
+                self._tells_last = True
+                self._last_is_over(member)
+
+        assert member.queue_pair is not None
+        self.hub.on_object_event[member.queue_pair.key] = told
+
+    def delays(self, member: WorkQueues, then: Callable[[], None]) -> bool:
+        """Wait for the device to say that the queue pair has completed the last receive that it
+        took (IBV_EVENT_QP_LAST_WQE_REACHED). A driver forgets what completes between the last
+        drain and the destruction, and its receive would never be heard of (man ibv_create_srq).
+        """
+        self.hub.drain()
+        stay = self._members.get(member)
+        if stay is None or stay.last_told or self._tells_last is False:
+            return False
+        if stay.timer is None:
+            stay.then = then
+            stay.timer = self.loop.call_later(LAST_SECONDS, lambda: self._not_told(member))
+        return True
+
+    def _not_told(self, member: WorkQueues) -> None:
+        if self._tells_last is None:
+            self._tells_last = False
+        self._last_is_over(member)
+
+    def _last_is_over(self, member: WorkQueues) -> None:
+        stay = self._members.get(member)
+        if stay is None or stay.last_told:
+            return
+        stay.last_told = True
+        self.hub.drain()  # it completed before it was told
+        if stay.timer is not None:
+            stay.timer.cancel()
+            stay.then()
+
+    def _device_event(self, event: AsyncEventType) -> None:
+        if event is AsyncEventType.SRQ_ERR:
+            self.fail(DeviceEventError(event, f"a shared receive queue of {self.device_name}"))
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def fail(self, error: Exception) -> None:
+        """End, with this error as the cause unless there is one already: members too, since their
+        peers would wait for receives for ever."""
+        self._end(error)
+        for member in list(self._members):
+            member.fail(error)
+
+    def _end(self, cause: Exception) -> None:
+        if self.cause is None:
+            self.cause = cause
+        self._destroy_if_due()
+
+    def _destroy_if_due(self) -> None:
+        if self.cause is None or self._ending or self._members or self._calls:
+            return
+        self._ending = True
+        if self._made:
+            self.reactor.destroy(self.raw.close, self._finish)
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        """The queue is gone: nothing touches memory any more, and nothing more completes."""
+        try:
+            self.hub.drain_all()
+            for request in list(self._open):
+                self.hub.in_flight.take(request.wr_id)
+                error = FlushedError(_FLUSH, str(request))
+                error.__cause__ = self.cause
+                request.fail(error)
+            self.hub.on_failure.discard(self.fail)
+            if self._made:
+                self.hub.on_object_event.pop(self.raw.key, None)
+            if self._reserved:
+                self.hub.free(self.queue, self._reserved)
+        finally:
+            self._ended = True
+            if self._closing:
+                self._give_back()
+
+    def close_when_unused(self) -> None:
+        """`close`, once the last member has ended."""
+        self._retiring = True
+        if not self._members:
+            self.close()
+
+    def close(self) -> None:
+        """End, and then give back everything, in the background. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        self._end(ClosedError("this shared receive queue was closed"))
+        if self._ended and not self._gave_back:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        self._gave_back = True
+        identifier, regions = self._identifier, list(self.regions.values())
+        if identifier is not None:
+            self.reactor.unsubscribe(identifier)
+        self.regions = {}
+
+        def close() -> None:
+            with ExitStack() as last_first:
+                if identifier is not None:
+                    last_first.callback(identifier.close)
+                for region in regions:
+                    last_first.callback(region.retire)
+
+        self.reactor.destroy(close, lambda: self.reactor.release(self._closed.set))
+
+    async def aclose(self) -> None:
+        """Destroy the queue, and wait for it, whatever cancels the task. Idempotent.
+
+        Receives that are still posted end with FlushedError.
+
+        Raises:
+            BusyError: connections still take from it: close them first. It is as it was.
+        """
+        if self._members and not self._closing:
+            raise BusyError(
+                f"{len(self._members)} connections take their receives from {self!r}: close them "
+                "first"
+            )
+        self.close()
+        await outwait(self._closed)

@@ -1,0 +1,134 @@
+"""Where connections get a shared receive queue from: `open_shared_receive`, or their listener."""
+
+import anyio
+
+from aiordma.address_lookup import numeric_address
+from aiordma.connector import choose_device
+from aiordma.endpoint import Endpoint
+from aiordma.errors import AddressError
+from aiordma.hub import DeviceHub
+from aiordma.rdmacm import Identifier
+from aiordma.reactor import acquire_reactor
+from aiordma.shared_life import SharedReceiveSettings
+from aiordma.shared_receive import SharedReceiveQueue
+from aiordma.threads import outwait
+
+__all__ = ("ListenerReceives", "open_shared_receive")
+
+
+async def open_shared_receive(
+    host: str,
+    *,
+    depth: int | None = None,
+    max_sge: int | None = None,
+    buffers: int = 0,
+    buffer_size: int = 16384,
+    device: str = "auto",
+) -> SharedReceiveQueue:
+    """Open a queue of receives for many connections (ibv_create_srq), to be given to `listen` and
+    `connect` as `shared_receive=`. Use it as an async context manager, around its connections.
+
+    Args:
+        host: a local address of an RDMA interface: connections over that device can use it.
+        depth: receives that may be posted; None: as many as `buffers`, or 64.
+        max_sge: parts that one receive may have; None: 8, or what the device has.
+        buffers: receives that it posts by itself, from a pool, so that each connection's
+            `receive()` works; 0: you post them, with `post_srq_recv`.
+        buffer_size: bytes of each of these: the longest message that the peers may send.
+        device: "auto", or the name of the device that the address has to be on.
+
+    Raises:
+        AddressError: the address is on no RDMA device, or on another one.
+        NotSupportedError: the device has no shared receive queues.
+        ValueError: an argument is out of range; the message names it and the limit.
+        NoDeviceError: there is no RDMA device here.
+        VerbsCallError: the driver refused.
+    """
+    wanted_depth = depth if depth is not None else buffers or 64
+    settings = SharedReceiveSettings(wanted_depth, max_sge, buffers, buffer_size)
+    wanted = choose_device(device)
+    numeric = await numeric_address(host)
+    reactor = await acquire_reactor()
+    try:
+        identifier = Identifier(reactor.channel)
+    except BaseException:
+        reactor.release()
+        raise
+    try:
+        identifier.bind(numeric, 0)
+        if not identifier.device_key:
+            raise AddressError(
+                f"{host} is not the address of one RDMA device: a shared receive queue belongs "
+                "to one"
+            )
+        hub = await reactor.hub(identifier)
+        if wanted is not None and hub.context.device_name != wanted:
+            raise AddressError(
+                f"{host} is on {hub.context.device_name}, not on {wanted}, which was asked for"
+            )
+    except BaseException:
+        gone = anyio.Event()
+        reactor.destroy(identifier.close, lambda: reactor.release(gone.set))
+        await outwait(gone)
+        raise
+    shared = SharedReceiveQueue(reactor, hub, settings, identifier)
+    try:
+        await shared.open()
+    except BaseException:
+        await shared.aclose()
+        raise
+    return shared
+
+
+class ListenerReceives:
+    """Where the connections of one listener take their receives from: None, a queue that is given,
+    or pooled ones of `shared_receive` receives each, one for each device that peers come over."""
+
+    def __init__(self, shared_receive: SharedReceiveQueue | int | None, size: int) -> None:
+        self._given = shared_receive if isinstance(shared_receive, SharedReceiveQueue) else None
+        self._settings: SharedReceiveSettings | None = None
+        if shared_receive is not None and self._given is None:
+            if not isinstance(shared_receive, int):
+                raise TypeError(
+                    f"shared_receive={shared_receive!r}: a SharedReceiveQueue, or a number of "
+                    "receives"
+                )
+            if shared_receive < 1:
+                raise ValueError(f"shared_receive={shared_receive} is not 1 or more")
+            self._settings = SharedReceiveSettings(shared_receive, 1, shared_receive, size)
+        self._made: dict[DeviceHub, SharedReceiveQueue] = {}
+        self._making = anyio.Lock()
+        self._closed = False
+
+    async def on(self, endpoint: Endpoint) -> SharedReceiveQueue | None:
+        """Return the queue for a connection that is being accepted, which is its member then.
+
+        Raises:
+            ValueError: beyond the device, or the given queue is on another one.
+            ClosedError: the given queue was closed.
+            VerbsCallError: the driver refused.
+        """
+        if self._settings is None:
+            return self._given
+        hub = endpoint.hub
+        async with self._making:
+            shared = self._made.get(hub)
+            if shared is None or shared.cause is not None:
+                endpoint.reactor.retain()
+                shared = SharedReceiveQueue(endpoint.reactor, hub, self._settings)
+                try:
+                    await shared.open()
+                except BaseException:
+                    await shared.aclose()
+                    raise
+                self._made[hub] = shared
+            shared.join(endpoint)
+        if self._closed:
+            shared.close_when_unused()
+        return shared
+
+    def close(self) -> None:
+        """Close what was made once its last connection has ended."""
+        self._closed = True
+        for shared in self._made.values():
+            shared.close_when_unused()

@@ -1,0 +1,462 @@
+"""Many connections on one shared receive queue: each gets its own, and every receive ends."""
+
+import errno
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+import aiordma
+from tests.device.players import Outcome, both_ways, one_loop, until
+from tests.devices import ADDRESS
+
+SEND = int(aiordma.WorkRequestOpcode.SEND)
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def members(
+    count: int, shared: aiordma.SharedReceiveQueue | int, **options: Any
+) -> AsyncIterator[tuple[list[aiordma.Connection], list[aiordma.Connection]]]:
+    """Yield (clients, servers), connected in pairs; the servers take from the shared queue."""
+    clients: list[aiordma.Connection] = []
+    servers: list[aiordma.Connection] = []
+    async with await aiordma.listen(ADDRESS, 0, shared_receive=shared, **options) as listener:
+        for number in range(count):
+            async with anyio.create_task_group() as group:
+
+                async def connect() -> None:
+                    clients.append(await aiordma.connect(ADDRESS, listener.port))
+
+                group.start_soon(connect)
+                servers.append(await listener.accept())
+            await clients[number].send(b"first")  # whoever connected speaks first
+    try:
+        yield clients, servers
+    finally:
+        for connection in clients + servers:
+            await connection.aclose()
+
+
+async def hear(connection: aiordma.Connection, count: int) -> list[bytes]:
+    return [await connection.receive() for _ in range(count)]
+
+
+# -- pooled ---------------------------------------------------------------------------------------
+
+
+async def test_each_connection_gets_its_own_messages_in_order() -> None:
+    async with members(3, 8) as (clients, servers):
+        heard: dict[int, list[bytes]] = {}
+
+        async def speak(number: int) -> None:
+            for i in range(20):
+                await clients[number].send(b"%d of %d" % (i, number))
+
+        async def listen(number: int) -> None:
+            heard[number] = await hear(servers[number], 21)
+
+        async with anyio.create_task_group() as group:
+            for number in range(3):
+                group.start_soon(speak, number)
+                group.start_soon(listen, number)
+        for number in range(3):
+            assert heard[number] == [b"first", *(b"%d of %d" % (i, number) for i in range(20))]
+        await both_ways(clients[1], servers[1])
+
+
+@one_loop
+async def test_a_listeners_queue_lives_until_its_last_connection_ends() -> None:
+    async with members(2, 4) as (clients, servers):  # its listener is closed by now
+        shared = servers[0]._shared
+        assert isinstance(shared, aiordma.SharedReceiveQueue)
+        assert shared is servers[1]._shared
+        assert shared.members == 2
+        await hear(servers[0], 1)
+        await servers[0].aclose()
+        await hear(servers[1], 1)
+        await both_ways(clients[1], servers[1])
+        assert shared.cause is None
+        await servers[1].aclose()
+        with pytest.raises(aiordma.ClosedError):
+            shared.require_usable()
+
+
+@one_loop
+async def test_what_nobody_received_goes_back_when_its_connection_closes() -> None:
+    async with (
+        await aiordma.open_shared_receive(ADDRESS, buffers=4) as shared,
+        members(2, shared) as (clients, servers),
+    ):
+        await hear(servers[0], 1)
+        await hear(servers[1], 1)
+        await clients[0].send(b"unread")
+        await clients[0].send(b"unread as well")
+        await until(lambda: shared.posted == 2)
+        await servers[0].aclose()
+        assert shared.posted == 4
+        await both_ways(clients[1], servers[1])
+
+
+@one_loop
+@pytest.mark.capability("rnr")
+async def test_a_connection_that_is_not_read_can_hold_up_the_others_and_lets_go() -> None:
+    async with (
+        await aiordma.open_shared_receive(ADDRESS, buffers=2) as shared,
+        members(2, shared) as (clients, servers),
+    ):
+        await hear(servers[0], 1)
+        await hear(servers[1], 1)
+        await clients[0].send(b"one")
+        await clients[0].send(b"two")
+        waiting = clients[1].post_send(b"for another")
+        await anyio.sleep(0.2)
+        assert not waiting.done()
+        assert await hear(servers[0], 2) == [b"one", b"two"]
+        assert await servers[1].receive() == b"for another"
+        await waiting
+
+
+async def test_what_came_before_the_peer_left_is_received_before_the_end() -> None:
+    async with (
+        await aiordma.open_shared_receive(ADDRESS, buffers=4) as shared,
+        members(1, shared) as (clients, servers),
+    ):
+        await clients[0].send(b"last words")
+        await clients[0].aclose()
+        assert [message async for message in servers[0]] == [b"first", b"last words"]
+        await until(lambda: shared.members == 0)
+        assert shared.posted == 4
+
+
+@one_loop
+async def test_a_message_that_is_too_long_ends_its_own_connection_only() -> None:
+    async with (
+        await aiordma.open_shared_receive(ADDRESS, buffers=4, buffer_size=64) as shared,
+        members(2, shared) as (clients, servers),
+    ):
+        await hear(servers[0], 1)
+        await hear(servers[1], 1)
+        clients[0].post_send(bytes(65))
+        with pytest.raises((aiordma.WorkCompletionError, aiordma.DisconnectedError)):
+            await servers[0].receive()
+        await both_ways(clients[1], servers[1])
+        await servers[0].aclose()
+        assert shared.members == 1
+        assert shared.posted == 4
+
+
+@one_loop
+async def test_a_client_can_take_from_one_too() -> None:
+    async with (
+        await aiordma.open_shared_receive(ADDRESS, buffers=4) as shared,
+        await aiordma.listen(ADDRESS, 0) as listener,
+    ):
+        async with anyio.create_task_group() as group:
+            accepted = Outcome()
+            group.start_soon(accepted.of, listener.accept)
+            client = await aiordma.connect(ADDRESS, listener.port, shared_receive=shared)
+        async with client, accepted.value as server:
+            await both_ways(client, server)
+            assert shared.members == 1
+
+
+# -- posted by the program ------------------------------------------------------------------------
+
+
+async def test_a_chain_of_receives_tells_whose_message_each_took() -> None:
+    async with await aiordma.open_shared_receive(ADDRESS, depth=8, max_sge=2) as shared:
+        memory = shared.register(bytearray(600))
+        plain = bytearray(100)
+        requests = shared.post_srq_recv(
+            [memory[:100], [memory[100:104], memory[104:200]], plain, memory[200:300]]
+        )
+        assert shared.posted == 4
+        async with members(2, shared) as (clients, servers):
+            await clients[1].send(b"from the second")
+            await clients[0].send(b"from the first")
+            done = [await request for request in requests]
+            whose = [shared.connection_of(completion) for completion in done]
+            assert whose == [servers[0], servers[1], servers[1], servers[0]]
+            assert bytes(memory[:5].view) == b"first"
+            assert bytes(memory[100:105].view) == b"first"
+            assert plain[: done[2].byte_len] == b"from the second"
+            assert bytes(memory[200 : 200 + done[3].byte_len].view) == b"from the first"
+            assert shared.posted == 0
+        assert shared.connection_of(done[0]) is None
+
+
+@one_loop
+async def test_a_chain_beyond_the_free_slots_is_not_posted_at_all() -> None:
+    async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
+        memory = shared.register(bytearray(64))
+        shared.post_srq_recv([memory[:8]] * 3)
+        with pytest.raises(aiordma.QueueFullError, match="2 receives, and 1 of 4"):
+            shared.post_srq_recv([memory[:8]] * 2)
+        assert shared.posted == 3
+
+
+@one_loop
+async def test_what_the_device_took_before_it_refused_is_live() -> None:
+    async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
+        room = shared.raw.max_wr
+        shared.depth = 8 * room  # our own count would have refused it
+        memory, refused = shared.register(bytearray(64)), bytearray(8)
+        with pytest.raises(aiordma.PartialPostError) as caught:
+            shared.post_srq_recv([memory[:8]] * (4 * room) + [refused, memory[:8]])
+        error = caught.value
+        assert error.errno == errno.ENOMEM
+        assert 4 <= error.refused == len(error.posted) == shared.posted <= 4 * room
+        refused.append(0)  # no longer exported
+        async with members(1, shared):
+            completion = await error.posted[0]
+            assert bytes(memory[: completion.byte_len].view) == b"first"
+            assert shared.posted == error.refused - 1
+
+
+@one_loop
+async def test_bad_buffers_post_nothing() -> None:
+    async with await aiordma.open_shared_receive(ADDRESS, depth=4, max_sge=2) as shared:
+        memory = shared.register(bytearray(64))
+        with pytest.raises(TypeError, match="read-only"):
+            shared.post_srq_recv([memory, b"read-only"])
+        with pytest.raises(ValueError, match=r"3 parts.*at most 2"):
+            shared.post_srq_recv([memory, [memory[:1], memory[1:2], memory[2:3]]])
+        assert shared.posted == 0
+        memory.close()
+        with pytest.raises(aiordma.ClosedError):
+            shared.post_srq_recv([memory])
+
+
+@one_loop
+@pytest.mark.capability("torn_message")
+async def test_a_receive_whose_message_is_cut_off_ends_and_the_others_do_not() -> None:
+    async with await aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
+        memory = shared.register(bytearray(1 << 16))
+        requests = shared.post_srq_recv([memory] * 3)
+        async with members(2, shared) as (clients, servers):
+            await requests[0]
+            await requests[1]
+            # Its first packets go out; the second part is in no region, so the rest never does.
+            good = clients[0].register(bytearray(1 << 14))
+            sges = good[:].sge + struct.pack("=QII", 4096, 4096, 0xDEAD00)
+            request = clients[0]._endpoint.post_send("SEND", SEND, sges, 2, 20480, ())
+            with pytest.raises(aiordma.WorkCompletionError):
+                await request
+            (spare,) = shared.post_srq_recv([memory])
+            with pytest.raises(aiordma.FlushedError) as caught:
+                await requests[2]
+            assert caught.value.qp_num == servers[0]._endpoint.qpn
+            assert not spare.done()
+            await clients[1].send(b"for the other")
+            assert shared.connection_of(await spare) is servers[1]
+
+
+# -- the limit ------------------------------------------------------------------------------------
+
+
+def limits_of(shared: aiordma.SharedReceiveQueue) -> list[int]:
+    """The limits that the device is given from now on. (Not every device can be asked.)"""
+    limits: list[int] = []
+    modify = shared.raw.modify
+
+    def modify_too(*, max_wr: int | None = None, limit: int | None = None) -> None:
+        modify(max_wr=max_wr, limit=limit)
+        if limit is not None:
+            limits.append(limit)
+
+    shared.raw.modify = modify_too  # type: ignore[method-assign]
+    return limits
+
+
+async def test_the_limit_is_told_once_fewer_are_left() -> None:
+    async with await aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
+        memory = shared.register(bytearray(64))
+        requests = shared.post_srq_recv([memory] * 5)
+        told: list[aiordma.AsyncEventType] = []
+        heard = shared.hub.on_object_event[shared.raw.key]
+
+        def hear_too(event: aiordma.AsyncEventType) -> None:
+            told.append(event)
+            heard(event)
+
+        shared.hub.on_object_event[shared.raw.key] = hear_too
+        async with members(1, shared) as (clients, _):
+            await requests[0]
+            reached = anyio.Event()
+
+            async def wait() -> None:
+                await shared.limit(3)
+                reached.set()
+
+            async with anyio.create_task_group() as group:
+                limits = limits_of(shared)
+                group.start_soon(wait)
+                await until(lambda: limits == [3])
+                await clients[0].send(b"four were left, three are")
+                await requests[1]
+                await anyio.sleep(0.1)
+                assert not reached.is_set()
+                await clients[0].send(b"two are")
+            await until(lambda: bool(told))
+            assert told == [aiordma.AsyncEventType.SRQ_LIMIT_REACHED]
+            await shared.limit(3)  # it is so already
+
+
+@one_loop
+async def test_a_cancelled_wait_for_the_limit_leaves_nothing() -> None:
+    async with await aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
+        shared.post_srq_recv([bytearray(8)] * 2)
+        limits = limits_of(shared)
+        with anyio.move_on_after(0.1):
+            await shared.limit(2)
+        assert limits == [2, 0]
+        async with anyio.create_task_group() as group:
+            again = Outcome()
+            group.start_soon(again.of, lambda: shared.limit(1))
+            await until(lambda: limits == [2, 0, 1])
+            with pytest.raises(aiordma.BusyError):
+                await shared.limit(1)
+            await shared.aclose()
+        assert isinstance(again.error, aiordma.ClosedError)
+
+
+@one_loop
+async def test_a_limit_out_of_range_is_refused() -> None:
+    async with await aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
+        for count in (0, 9):
+            with pytest.raises(ValueError, match=r"not in 1\.\.8"):
+                await shared.limit(count)
+
+
+# -- the depth ------------------------------------------------------------------------------------
+
+
+@one_loop
+@pytest.mark.capability("srq_resize")
+async def test_a_queue_can_be_resized_while_it_is_used() -> None:
+    async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
+        memory = shared.register(bytearray(64))
+        shared.post_srq_recv([memory] * 4)
+        before = shared.queue.reserved
+        await shared.resize(100)
+        assert shared.queue.reserved == before + 96
+        requests = shared.post_srq_recv([memory] * 96)
+        async with members(1, shared) as (clients, _):
+            for _ in range(99):
+                await clients[0].send(b"more")
+            await requests[-1]
+            await until(lambda: shared.posted == 0)
+            grown = shared.queue.reserved
+            await shared.resize(10)
+            assert shared.queue.reserved == grown - 90
+            with pytest.raises(aiordma.QueueFullError):
+                shared.post_srq_recv([memory] * 11)
+            (request,) = shared.post_srq_recv([memory])
+            await clients[0].send(b"and works")
+            assert (await request).byte_len == 9
+        shared.post_srq_recv([memory] * 3)
+        with pytest.raises(ValueError, match=r"not in 3\.\."):
+            await shared.resize(2)
+        with pytest.raises(ValueError, match="has room for"):
+            await shared.resize(shared.queue.queue.cqe + 1)
+
+
+@one_loop
+async def test_a_device_that_cannot_resize_says_so(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(**_: int) -> None:
+        raise aiordma.VerbsCallError(errno.EOPNOTSUPP, "ibv_modify_srq")
+
+    async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
+        if device.lacks("srq_resize") is None:
+            monkeypatch.setattr(shared.raw, "modify", cannot)  # as a device that lacks it
+        with pytest.raises(aiordma.NotSupportedError, match=rf"{device.name} cannot resize"):
+            await shared.resize(8)
+        assert shared.depth == 4
+
+
+@one_loop
+async def test_the_device_tells_what_it_gave_or_that_it_cannot(device: Any) -> None:
+    async with await aiordma.open_shared_receive(ADDRESS, depth=5, max_sge=2) as shared:
+        if device.lacks("srq_query") is None:
+            told = shared.raw.query()
+            assert told.max_wr >= 5
+            assert told.max_sge >= 2
+            assert told.srq_limit == 0
+        else:
+            with pytest.raises(aiordma.NotSupportedError, match=rf"{device.name} cannot query"):
+                shared.raw.query()
+
+
+# -- the end --------------------------------------------------------------------------------------
+
+
+async def test_closing_ends_what_is_posted_and_only_then_lets_go() -> None:
+    async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
+        memory, plain = shared.register(bytearray(8)), bytearray(8)
+        requests = shared.post_srq_recv([memory, plain])
+        with pytest.raises(aiordma.BusyError):
+            memory.close()
+        with pytest.raises(BufferError):
+            plain.append(0)
+        async with members(1, shared) as (clients, servers):
+            await requests[0]
+            with pytest.raises(aiordma.BusyError, match="1 connections"):
+                await shared.aclose()
+            assert not requests[1].done()
+            await servers[0].aclose()
+            await clients[0].aclose()
+        assert not requests[1].done()  # it is for the others
+        await shared.aclose()
+        with pytest.raises(aiordma.FlushedError) as caught:
+            await requests[1]
+        assert isinstance(caught.value.__cause__, aiordma.ClosedError)
+        plain.append(0)
+        with pytest.raises(aiordma.ClosedError):
+            shared.post_srq_recv([bytearray(8)])
+        with pytest.raises(aiordma.ClosedError):
+            await aiordma.connect(ADDRESS, 1, shared_receive=shared)
+
+
+@one_loop
+async def test_arguments_are_refused_before_anything_is_made() -> None:
+    for options, message in (
+        ({"depth": 0}, "depth=0"),
+        ({"depth": 1 << 30}, "depth=1073741824"),
+        ({"max_sge": 1000}, "max_sge=1000"),
+        ({"depth": 4, "buffers": 5}, "buffers=5 is not in 0..4"),
+        ({"buffers": 1, "buffer_size": 0}, "buffer_size=0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            await aiordma.open_shared_receive(ADDRESS, **options)
+    with pytest.raises(aiordma.AddressError, match=r"0\.0\.0\.0 is not the address of one"):
+        await aiordma.open_shared_receive("0.0.0.0")
+    with pytest.raises(aiordma.AddressError, match="not on nothing0"):
+        await aiordma.open_shared_receive(ADDRESS, device="nothing0")
+    with pytest.raises(ValueError, match="shared_receive=0"):
+        await aiordma.listen(ADDRESS, 0, shared_receive=0)
+    with pytest.raises(TypeError, match="a SharedReceiveQueue, or a number"):
+        await aiordma.listen(ADDRESS, 0, shared_receive="4")  # type: ignore[arg-type]
+
+
+@one_loop
+async def test_who_posts_the_receives_is_not_mixed_up() -> None:
+    async with (
+        await aiordma.open_shared_receive(ADDRESS, buffers=2) as pooled,
+        members(1, pooled) as (_, servers),
+    ):
+        with pytest.raises(ValueError, match="posts its own receives"):
+            pooled.post_srq_recv([bytearray(8)])
+        with pytest.raises(ValueError, match="post_srq_recv"):
+            servers[0].post_recv(bytearray(8))
+    async with await aiordma.open_shared_receive(ADDRESS) as posted:
+        posted.post_srq_recv([bytearray(8)])
+        async with members(1, posted) as (_, servers):
+            with pytest.raises(ValueError, match="post_srq_recv"):
+                await servers[0].receive()

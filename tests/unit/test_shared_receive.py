@@ -1,0 +1,191 @@
+"""What no device of ours does: a queue pair that is told to have completed its last receive, a
+queue that fails, numbers that come again."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma.shared_life import LAST_SECONDS, SharedReceiveSettings
+from aiordma.shared_receive import SharedReceiveQueue
+from tests.unit.numbers_device import Device, Loop
+
+LAST = aiordma.AsyncEventType.QP_LAST_WQE_REACHED
+
+
+class Hub:
+    """What a shared receive queue asks of a device's hub."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.context = SimpleNamespace(device_name="numbers0")
+        self.attributes = SimpleNamespace(max_srq=1, max_srq_wr=100, max_srq_sge=2)
+        self.on_object_event: dict[int, Callable[[aiordma.AsyncEventType], None]] = {}
+        self.drains = 0
+        self.on_drain: Callable[[], None] = lambda: None
+
+    def drain(self) -> None:
+        self.drains += 1
+        self.on_drain()
+
+
+class Member:
+    """An endpoint, as the queue sees it."""
+
+    def __init__(self, hub: Any, qpn: int) -> None:
+        self.hub = hub
+        self.qpn = qpn
+        self.queue_pair = SimpleNamespace(key=1000 + qpn)
+        self.on_close: Callable[[], None] = lambda: None
+        self.failures: list[Exception] = []
+        self.then = 0
+
+    def destroy(self) -> None:
+        self.then += 1
+
+    def fail(self, error: Exception) -> None:
+        self.failures.append(error)
+
+
+class Messages:
+    def __init__(self) -> None:
+        self.delivered: list[Any] = []
+
+    def deliver(self, lease: Any, completion: Any) -> None:
+        self.delivered.append(lease)
+
+
+class Connection:
+    pass
+
+
+def make(hub: Any, **settings: int) -> Any:
+    shared: Any = SharedReceiveQueue(Any, hub, SharedReceiveSettings(**settings))
+    shared._made = True
+    return shared
+
+
+def join(shared: Any, qpn: int) -> tuple[Any, Messages, Connection]:
+    member, messages, connection = Member(shared.hub, qpn), Messages(), Connection()
+    shared.join(member)
+    shared.serve(member, messages, connection)
+    return member, messages, connection
+
+
+def test_a_queue_pair_waits_for_the_news_of_its_last_receive() -> None:
+    hub = Hub()
+    shared = make(hub)
+    member, *_ = join(shared, 1)
+    assert shared.delays(member, member.destroy)
+    assert shared.delays(member, member.destroy)  # asked again meanwhile: still one wait
+    (timer,) = hub.loop.timers
+    before = hub.drains
+    hub.on_object_event[member.queue_pair.key](LAST)
+    assert (member.then, timer.cancelled) == (1, True)
+    assert hub.drains == before + 1  # before the queue pair goes
+    assert not shared.delays(member, member.destroy)
+    shared.leave(member)
+    assert member.queue_pair.key not in hub.on_object_event
+
+
+def test_news_that_came_early_needs_no_wait() -> None:
+    hub = Hub()
+    shared = make(hub)
+    member, *_ = join(shared, 1)
+    hub.on_object_event[member.queue_pair.key](LAST)
+    assert not shared.delays(member, member.destroy)
+    assert hub.loop.timers == []
+
+
+def test_a_device_that_is_silent_is_waited_for_once() -> None:
+    hub = Hub()
+    shared = make(hub)
+    first, *_ = join(shared, 1)
+    second, *_ = join(shared, 2)
+    assert shared.delays(first, first.destroy)
+    assert [timer.delay for timer in hub.loop.timers] == [LAST_SECONDS]
+    hub.loop.fire()
+    assert first.then == 1
+    assert not shared.delays(first, first.destroy)
+    assert not shared.delays(second, second.destroy)
+
+
+def test_a_device_that_has_told_is_waited_for_again() -> None:
+    hub = Hub()
+    shared = make(hub)
+    first, *_ = join(shared, 1)
+    second, *_ = join(shared, 2)
+    hub.on_object_event[first.queue_pair.key](LAST)
+    assert shared.delays(second, second.destroy)
+    hub.loop.fire()  # too late, this time
+    third, *_ = join(shared, 3)
+    assert shared.delays(third, third.destroy)
+
+
+def test_what_the_first_owner_of_a_number_took_is_not_its_next_owners() -> None:
+    hub = Hub()
+    shared = make(hub)
+    _, old_messages, _old = join(shared, 7)
+    completion = aiordma.WorkCompletion(1, 0, 0, 0, 5, 0, 7, 0, 0, 0, 0, 0, 0)
+
+    def late() -> None:
+        shared._by_number[completion.qp_num].messages.deliver("late", completion)
+
+    hub.on_drain = late
+    new, new_messages, connection = join(shared, 7)
+    assert (old_messages.delivered, new_messages.delivered) == (["late"], [])
+    assert shared.connection_of(completion) is connection
+    new.on_close()
+    assert shared.connection_of(completion) is None
+
+
+def test_a_connection_that_closes_late_takes_no_other_out() -> None:
+    shared = make(Hub())
+    old, *_kept = join(shared, 7)
+    _, _, connection = join(shared, 7)
+    old.on_close()
+    completion = aiordma.WorkCompletion(1, 0, 0, 0, 5, 0, 7, 0, 0, 0, 0, 0, 0)
+    assert shared.connection_of(completion) is connection
+
+
+def test_a_queue_that_fails_ends_its_members() -> None:
+    shared = make(Hub())
+    member, *_ = join(shared, 1)
+    shared._device_event(aiordma.AsyncEventType.SRQ_ERR)
+    (error,) = member.failures
+    assert isinstance(error, aiordma.DeviceEventError)
+    with pytest.raises(aiordma.DeviceEventError):
+        shared.post_srq_recv([bytearray(1)])
+
+
+def test_another_devices_connections_are_refused() -> None:
+    shared = make(Hub())
+    other: Any = Hub()
+    other.context.device_name = "numbers1"
+    member: Any = Member(other, 1)
+    with pytest.raises(ValueError, match=r"on numbers0 .* the connection on numbers1"):
+        shared.join(member)
+    assert shared.members == 0
+
+
+def test_a_device_without_them_is_named() -> None:
+    hub: Any = Hub()
+    hub.attributes.max_srq = 0
+    with pytest.raises(aiordma.NotSupportedError, match="numbers0 has no shared receive queues"):
+        SharedReceiveSettings().check(hub)
+
+
+def test_more_of_a_completion_queue_is_spoken_for_up_to_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Device()
+    device.install(monkeypatch)
+    hub, _ = device.hub()
+    (shared,) = hub._queues
+    hub.reserve_more(shared, shared.queue.cqe - 1)
+    hub.reserve_more(shared, 1)
+    with pytest.raises(ValueError, match="has room for 0"):
+        hub.reserve_more(shared, 1)
+    assert shared.reserved == shared.queue.cqe
