@@ -7,6 +7,7 @@
 Importing opens nothing; the libraries and devices are opened at first use.
 """
 
+from aiordma.chain import Chain
 from aiordma.connection import Connection, ConnectionInfo
 from aiordma.connector import connect
 from aiordma.enums import (
@@ -52,7 +53,9 @@ from aiordma.errors import (
     WorkCompletionError,
 )
 from aiordma.listener import ConnectionRequest, Listener, listen
+from aiordma.messages import Message
 from aiordma.options import ConnectionKeywords, ConnectionOptions
+from aiordma.queue_pairs import QueuePairAddress, UnmanagedConnection, open_queue_pair
 from aiordma.ranges import RemoteMemory
 from aiordma.request import WorkRequest
 from aiordma.verbs import (
@@ -73,8 +76,10 @@ from aiordma.verbs import (
     QueuePair,
     RawSharedReceiveQueue,
     Resource,
+    SendWork,
     WorkCompletion,
 )
+from aiordma.windows import BoundWindow
 
 __all__ = (
     "GRH_BYTES",
@@ -83,8 +88,10 @@ __all__ = (
     "AddressHandle",
     "AddressVector",
     "AsyncEventType",
+    "BoundWindow",
     "BusyError",
     "Capacity",
+    "Chain",
     "ClosedError",
     "CompletionChannel",
     "CompletionQueue",
@@ -110,6 +117,7 @@ __all__ = (
     "MemorySlice",
     "MemoryWindow",
     "MemoryWindowType",
+    "Message",
     "Mtu",
     "NoDeviceError",
     "NotSupportedError",
@@ -118,6 +126,7 @@ __all__ = (
     "ProtectionDomain",
     "QueueFullError",
     "QueuePair",
+    "QueuePairAddress",
     "QueuePairState",
     "QueuePairType",
     "RawSharedReceiveQueue",
@@ -133,6 +142,8 @@ __all__ = (
     "RetryExceededError",
     "RouteError",
     "SendFlag",
+    "SendWork",
+    "UnmanagedConnection",
     "UnreachableError",
     "VerbsCallError",
     "WorkCompletion",
@@ -143,4 +154,5 @@ __all__ = (
     "WorkRequestOpcode",
     "connect",
     "listen",
+    "open_queue_pair",
 )

@@ -6,30 +6,22 @@ request is done.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import anyio
 from anyio.abc import ObjectStream
 
 from aiordma.endpoint import Endpoint
-from aiordma.enums import Access, SendFlag, WorkRequestOpcode
 from aiordma.errors import NotSupportedError
 from aiordma.messages import MessageQueue
+from aiordma.operations import Operations
 from aiordma.options import ConnectionOptions
-from aiordma.ranges import RemoteMemory
-from aiordma.request import WorkRequest
 from aiordma.socket_address import SocketAddress
-from aiordma.staging import Buffer, Staged, Staging
+from aiordma.staging import Staging
 from aiordma.states import ConnectionState
-from aiordma.threads import in_thread
-from aiordma.verbs import MemoryRegion, WorkCompletion
 
 __all__ = ("Connection", "ConnectionInfo")
-
-_SEND = ("SEND", int(WorkRequestOpcode.SEND))
-_READ = ("RDMA_READ", int(WorkRequestOpcode.RDMA_READ))
-_WRITE = ("RDMA_WRITE", int(WorkRequestOpcode.RDMA_WRITE))
 
 
 class ConnectionInfo(anyio.TypedAttributeSet):
@@ -41,7 +33,7 @@ class ConnectionInfo(anyio.TypedAttributeSet):
     private_data: bytes = anyio.typed_attribute()
 
 
-class Connection(ObjectStream[bytes]):
+class Connection(Operations, ObjectStream[bytes]):
     """A reliable connection: an anyio ObjectStream of messages, and RDMA READ and WRITE.
 
     Made by `aiordma.connect` and by listeners. A message is what one `send` sent: one SEND on the
@@ -116,257 +108,6 @@ class Connection(ObjectStream[bytes]):
             ConnectionInfo.device_name: lambda: self.device_name,
             ConnectionInfo.private_data: lambda: self.private_data,
         }
-
-    # -- memory -------------------------------------------------------------------------------
-
-    def register(self, buffer: Buffer, access: Access | None = None) -> MemoryRegion:
-        """Register a buffer for this connection's requests, and with remote access for its peer.
-
-        It stays registered until `region.close()` or until the connection closes. Pinning takes
-        time by the page: `register_in_thread` does not hold up the loop over large ones.
-
-        Every connection of this event loop on the same device shares one protection domain, so
-        whoever knows the rkey and has one of these connections can use it.
-
-        Args:
-            buffer: bytearray, memoryview, mmap, array, numpy array, bytes: contiguous, not empty.
-            access: what is permitted; None is LOCAL_WRITE for a writable buffer. Remote access is
-                given only if named.
-
-        Raises:
-            TypeError: no buffer, or a read-only one where the access means writing.
-            ValueError: empty or not contiguous.
-            VerbsCallError: the driver refused; the message names the limit.
-        """
-        self._endpoint.require_usable()
-        region = MemoryRegion(self._endpoint.hub.domain, buffer, access)
-        self._endpoint.adopt(region)
-        return region
-
-    async def register_in_thread(
-        self, buffer: Buffer, access: Access | None = None
-    ) -> MemoryRegion:
-        """`register`, in a worker thread. Cancelled, nothing stays registered."""
-        endpoint = self._endpoint
-        endpoint.require_usable()
-        made: list[MemoryRegion] = []
-        endpoint.reactor.retain()  # what the thread registers with must not be closed under it
-        try:
-            await in_thread(
-                endpoint.loop,
-                lambda: made.append(MemoryRegion(endpoint.hub.domain, buffer, access)),
-            )
-            endpoint.require_usable()
-        except BaseException:
-            for region in made:
-                region.close()
-            raise
-        finally:
-            endpoint.reactor.release()
-        endpoint.adopt(made[0])
-        return made[0]
-
-    # -- post now, await later ----------------------------------------------------------------
-
-    def post_send(self, data: Buffer) -> WorkRequest:
-        """Post a message (rdma_post_send).
-
-        The request ends when the peer's device has the message in a receive. Plain bytes are
-        copied, or kept exported, until then.
-
-        Raises:
-            QueueFullError: `send_depth` requests are in flight; nothing was posted.
-            ValueError, TypeError: the buffer will not do; nothing was posted.
-        """
-        return self.post_sendv([data])
-
-    def post_sendv(self, parts: Iterable[Buffer], *, solicited: bool = False) -> WorkRequest:
-        """Post one message gathered from several buffers (rdma_post_sendv)."""
-        self._endpoint.require_usable()
-        flags = int(SendFlag.SOLICITED) if solicited else 0
-        return self._post(_SEND, self._staging.source(parts), None, flags=flags)
-
-    def post_recv(self, buffer: Buffer) -> WorkRequest:
-        """Post a receive (rdma_post_recv), on a connection made with receive_buffers=0.
-
-        The completion's `byte_len` is the message's length.
-
-        Raises:
-            QueueFullError: `receive_depth` receives are posted.
-            ValueError: the connection posts its own receives; or the buffer will not do.
-            TypeError: the buffer is read-only.
-        """
-        return self.post_recvv([buffer])
-
-    def post_recvv(self, parts: Iterable[Buffer]) -> WorkRequest:
-        """Post a receive scattered over several buffers (rdma_post_recvv)."""
-        if self.options.receive_buffers:
-            raise ValueError(
-                "this connection posts its own receives, and messages go to the oldest one: use "
-                "receive(), or make it with receive_buffers=0"
-            )
-        self._endpoint.require_usable()
-        staged = self._staging.target(parts)
-        try:
-            request = self._endpoint.post_receive(
-                staged.sges, staged.count, staged.length, staged.held
-            )
-        except BaseException:
-            self._staging.abandon(staged)
-            raise
-        self._staging.posted(staged, request)
-        return request
-
-    def post_read(self, remote: RemoteMemory, local: Buffer) -> WorkRequest:
-        """Post an RDMA READ of the peer's memory into ours (rdma_post_read).
-
-        Raises:
-            ValueError: the two lengths differ; or the buffer will not do.
-            TypeError: `local` is read-only.
-            NotSupportedError: the two sides agreed on no outstanding READs (initiator_depth).
-            QueueFullError: `send_depth` requests are in flight.
-        """
-        return self.post_readv(remote, [local])
-
-    def post_readv(self, remote: RemoteMemory, parts: Iterable[Buffer]) -> WorkRequest:
-        """Post a READ scattered over several local buffers (rdma_post_readv)."""
-        parts = list(parts)
-        self._endpoint.require_reads(len(parts))
-        return self._post(_READ, self._staging.target(parts), remote)
-
-    def post_write(self, local: Buffer, remote: RemoteMemory) -> WorkRequest:
-        """Post an RDMA WRITE of our memory into the peer's (rdma_post_write).
-
-        The request ends when the data has reached the peer's device; its program is told nothing.
-
-        Raises:
-            ValueError: the two lengths differ; or the buffer will not do.
-            QueueFullError: `send_depth` requests are in flight.
-        """
-        return self.post_writev([local], remote)
-
-    def post_writev(self, parts: Iterable[Buffer], remote: RemoteMemory) -> WorkRequest:
-        """Post a WRITE gathered from several local buffers (rdma_post_writev)."""
-        self._endpoint.require_usable()
-        return self._post(_WRITE, self._staging.source(parts), remote)
-
-    def _post(
-        self,
-        operation: tuple[str, int],
-        staged: Staged,
-        remote: RemoteMemory | None,
-        *,
-        flags: int = 0,
-        credited: bool = False,
-    ) -> WorkRequest:
-        name, opcode = operation
-        try:
-            if remote is not None:
-                if not isinstance(remote, RemoteMemory):
-                    raise TypeError(
-                        f"{type(remote).__name__} is no RemoteMemory: a peer makes one with "
-                        "region.remote(), and sends it packed"
-                    )
-                if remote.length != staged.length:
-                    raise ValueError(
-                        f"{staged.length} local bytes and {remote.length} remote ones: slice both "
-                        "to the same length"
-                    )
-        except BaseException:
-            self._staging.abandon(staged)
-            if credited:
-                self._endpoint.send_credits.give()
-            raise
-        try:
-            request = self._endpoint.post_send(
-                name,
-                opcode,
-                staged.sges,
-                staged.count,
-                staged.length,
-                staged.held,
-                flags=flags | staged.flags,
-                remote=remote,
-                credited=credited,
-            )
-        except BaseException:
-            self._staging.abandon(staged)
-            raise
-        self._staging.posted(staged, request)
-        return request
-
-    # -- coroutines ---------------------------------------------------------------------------
-
-    async def send(self, item: Buffer) -> None:
-        """Send a message and wait until the peer's device has it.
-
-        Waits for a free slot, and, where the peer has no receive posted, for one. Cancelled, the
-        message may or may not arrive; the buffer stays the device's until it is decided.
-        """
-        await self.sendv([item])
-
-    async def sendv(self, parts: Iterable[Buffer]) -> None:
-        """Send one message gathered from several buffers. See `send`."""
-        await self._run(_SEND, self._staging.source, parts, None)
-
-    async def receive(self) -> bytes:
-        """Return the next message. Cancelled, it loses none.
-
-        Raises:
-            anyio.EndOfStream: the peer disconnected and all its messages have been received.
-            anyio.BusyResourceError: another task is receiving.
-            ClosedError: you closed the connection.
-            WorkCompletionError: what broke it.
-        """
-        if not self.options.receive_buffers:
-            raise ValueError(
-                "this connection was made with receive_buffers=0: post receives with post_recv()"
-            )
-        return await self._messages.receive()
-
-    async def read(self, remote: RemoteMemory, local: Buffer) -> WorkCompletion:
-        """READ the peer's memory into ours. Cancelled, `local` may still be written to."""
-        return await self.readv(remote, [local])
-
-    async def readv(self, remote: RemoteMemory, parts: Iterable[Buffer]) -> WorkCompletion:
-        """READ, scattered over several local buffers. See `read`."""
-        parts = list(parts)
-        self._endpoint.require_reads(len(parts))
-        return await self._run(_READ, self._staging.target, parts, remote)
-
-    async def read_bytes(self, remote: RemoteMemory) -> bytes:
-        """READ the peer's memory and return it as bytes."""
-        if not remote.length:
-            return b""
-        buffer = bytearray(remote.length)
-        await self.read(remote, buffer)
-        return bytes(buffer)
-
-    async def write(self, local: Buffer, remote: RemoteMemory) -> WorkCompletion:
-        """WRITE our memory into the peer's. Cancelled, the write may still happen."""
-        return await self.writev([local], remote)
-
-    async def writev(self, parts: Iterable[Buffer], remote: RemoteMemory) -> WorkCompletion:
-        """WRITE, gathered from several local buffers. See `write`."""
-        return await self._run(_WRITE, self._staging.source, parts, remote)
-
-    async def _run(
-        self,
-        operation: tuple[str, int],
-        stage: Callable[[Iterable[Buffer]], Staged],
-        parts: Iterable[Buffer],
-        remote: RemoteMemory | None,
-    ) -> WorkCompletion:
-        self._endpoint.require_usable()
-        given = list(parts)
-        # The slot first: who waits for one holds no memory, and what is checked now is posted now.
-        await self._endpoint.send_credits.take()
-        try:
-            staged = await self._staging.prepare(stage, given)
-        except BaseException:
-            self._endpoint.send_credits.give()
-            raise
-        return await self._post(operation, staged, remote, credited=True)
 
     # -- the end ------------------------------------------------------------------------------
 

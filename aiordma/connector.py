@@ -136,7 +136,7 @@ class _Attempt:
             self.step = "waiting for the peer to accept"
             connection = Connection(endpoint)
             connection.prepare()
-            await self._connect(endpoint)
+            await self._connect(endpoint, identifier)
             if not await endpoint.connected():
                 raise endpoint.cause or failed_event(
                     f"connect to {self.target}", endpoint.last_event
@@ -180,10 +180,10 @@ class _Attempt:
         await self._until(_S.CONNECTING)
         return hub
 
-    async def _connect(self, endpoint: Endpoint) -> None:
+    async def _connect(self, endpoint: Endpoint, identifier: Identifier) -> None:
         request = parameters(self.options, self.private_data)
         if not endpoint.hub.is_iwarp:
-            endpoint.identifier.connect(request)
+            identifier.connect(request)
             return
         # A driver may connect its TCP stream within the call (siw does), which takes as long as TCP
         # likes. Nobody can destroy the identifier meanwhile: whoever gives up leaves it to us.
@@ -200,7 +200,7 @@ class _Attempt:
             if abandoned:
                 endpoint.close()
 
-        start_call(endpoint.loop, lambda: endpoint.identifier.connect(request), then)
+        start_call(endpoint.loop, lambda: identifier.connect(request), then)
         try:
             await returned.wait()
         except BaseException:

@@ -37,6 +37,13 @@ class Credits:
             return True
         return False
 
+    def try_take_many(self, count: int) -> bool:
+        """Take so many at once, or none."""
+        if self.free < count or (count and self._turns):
+            return False
+        self.free -= count
+        return True
+
     async def take(self) -> None:
         """Take one, waiting for it if need be. A cancelled wait takes none.
 

@@ -9,16 +9,22 @@ that is memory given back, which is how no buffer is freed under the device, and
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Protocol
 
 import anyio
 
-from aiordma.enums import CmEventType, QueuePairAttribute, WorkCompletionStatus
+from aiordma.enums import (
+    CmEventType,
+    QueuePairAttribute,
+    QueuePairState,
+    QueuePairType,
+    WorkCompletionStatus,
+)
 from aiordma.errors import (
     ClosedError,
     DeviceRemovedError,
     DisconnectedError,
     FlushedError,
-    NotSupportedError,
     VerbsCallError,
     completion_error,
 )
@@ -30,10 +36,11 @@ from aiordma.reactor import Reactor
 from aiordma.request import WorkRequest
 from aiordma.states import ConnectionState, next_state
 from aiordma.threads import in_thread, outwait
-from aiordma.verbs import Capacity, MemoryRegion
+from aiordma.unmanaged import Unmanaged
+from aiordma.verbs import Capacity, MemoryRegion, RawSharedReceiveQueue
 from aiordma.work_queues import WorkQueues
 
-__all__ = ("Endpoint",)
+__all__ = ("Endpoint", "SharedReceives")
 
 logger = logging.getLogger("aiordma")
 
@@ -51,6 +58,20 @@ _CONNECTING = (ConnectionState.CONNECTING, ConnectionState.ACCEPTING)
 _ENDED = (ConnectionState.DISCONNECTED, ConnectionState.BROKEN, ConnectionState.CLOSED)
 
 
+class Closable(Protocol):
+    """A memory window."""
+
+    def close(self) -> None:
+        """Free it."""
+
+
+class SharedReceives(Protocol):
+    """A shared receive queue, and the completion queue where its receives complete."""
+
+    raw: RawSharedReceiveQueue
+    queue: SharedQueue
+
+
 class Endpoint(WorkQueues):
     """See the module. Made by `aiordma.connector` and `aiordma.listener` around an identifier that
     is bound to a device; `open` before use, `aclose` always.
@@ -63,7 +84,7 @@ class Endpoint(WorkQueues):
         self,
         reactor: Reactor,
         hub: DeviceHub,
-        identifier: Identifier,
+        identifier: Identifier | Unmanaged,
         options: ConnectionOptions,
         state: ConnectionState,
     ) -> None:
@@ -88,6 +109,9 @@ class Endpoint(WorkQueues):
         self._closed = anyio.Event()
         self._queue: SharedQueue | None = None
         self._entries = options.send_depth + options.receive_queue
+        self.service = QueuePairType.RC
+        self._shared_receive: SharedReceives | None = None
+        self.windows: dict[int, Closable] = {}
         self.max_read_depth = 0
         self.max_message = 0
         self.capacity = Capacity()
@@ -96,8 +120,16 @@ class Endpoint(WorkQueues):
     def __repr__(self) -> str:
         return f"<Endpoint {self.qpn:#x} on {self.hub.context.device_name}: {self.state.value}>"
 
-    async def open(self) -> None:
+    async def open(
+        self,
+        service: QueuePairType = QueuePairType.RC,
+        shared_receive: "SharedReceives | None" = None,
+    ) -> None:
         """Make the queue pair, with room reserved in a shared completion queue.
+
+        Args:
+            service: what kind it is.
+            shared_receive: take receives from there, instead of a receive queue of its own.
 
         Raises:
             ValueError: an option is beyond the device; the message names it and the limit.
@@ -110,6 +142,9 @@ class Endpoint(WorkQueues):
             value = getattr(self.options, name)
             if value != DEVICE_MAXIMUM and value > limit:
                 raise ValueError(f"{name}={value}: {self.hub.context.device_name} has 0..{limit}")
+        self.service, self._shared_receive = service, shared_receive
+        if shared_receive is not None:
+            self._entries -= self.options.receive_queue
         self._queue = await self.hub.reserve(self._entries)
         self.hub.on_failure.add(self.fail)
         await in_thread(self.loop, self._create_queue_pair)
@@ -123,9 +158,19 @@ class Endpoint(WorkQueues):
             max_inline_data=self.options.max_inline,
         )
         assert self._queue is not None
-        queue = self._queue.queue
+        send_queue = receive_queue = self._queue.queue
+        shared = self._shared_receive
+        if shared is not None:
+            receive_queue = shared.queue.queue
         self.max_message = self.hub.context.query_port(self.identifier.port).max_msg_sz
-        self.queue_pair = self.identifier.create_queue_pair(self.hub.domain, queue, queue, capacity)
+        self.queue_pair = self.identifier.create_queue_pair(
+            self.hub.domain,
+            send_queue,
+            receive_queue,
+            capacity,
+            self.service,
+            shared.raw if shared is not None else None,
+        )
         self.capacity = self.queue_pair.capacity
         self.qpn = self.queue_pair.qpn
 
@@ -233,31 +278,11 @@ class Endpoint(WorkQueues):
 
     def established(self) -> None:
         """Finish what can only be set once the queue pair works."""
-        if self._ending or self.queue_pair is None:
+        if self._ending or self.queue_pair is None or self.service is not QueuePairType.RC:
             return  # established and disconnected in one go: there may be messages to receive
         attributes = QueuePairAttribute.MAX_QP_RD_ATOMIC | QueuePairAttribute.STATE
         self.max_read_depth = self.queue_pair.query(attributes).max_rd_atomic
         self._set_rnr_timer()
-
-    def require_reads(self, parts: int) -> None:
-        """Do nothing where READs into so many parts, and atomics, may be posted.
-
-        Raises:
-            NotSupportedError: not with this device, or with what the two sides agreed on.
-        """
-        self.require_usable()
-        most = self.hub.attributes.max_sge_rd
-        if parts > most:
-            raise NotSupportedError(
-                f"READ into {parts} parts: {self.hub.context.device_name} scatters one over at "
-                f"most {most} (max_sge_rd)"
-            )
-        # iWARP devices do not tell what the peer agreed to; they refuse the post.
-        if not (self.options.initiator_depth if self.hub.is_iwarp else self.max_read_depth):
-            raise NotSupportedError(
-                "READ: the two sides agreed on no outstanding READs (our initiator_depth, the "
-                "peer's responder_resources)"
-            )
 
     def _set_rnr_timer(self) -> None:
         """Shorten the pause of a peer that finds no receive posted; not a thing on iWARP."""
@@ -298,6 +323,14 @@ class Endpoint(WorkQueues):
             self.identifier.disconnect()
         except VerbsCallError as error:
             logger.debug("disconnecting: %s", error)  # it never was connected, or no longer is
+        if self.queue_pair is not None and (
+            self.service is not QueuePairType.RC or isinstance(self.identifier, Unmanaged)
+        ):
+            # Nobody else moves these; without it they flush only as they are destroyed.
+            try:
+                self.queue_pair.modify(QueuePairState.ERR)
+            except (VerbsCallError, ValueError) as error:
+                logger.debug("moving to ERR: %s", error)
         self.send_credits.fail(self.cause)
         if self._open:
             self._flush_timer = self.loop.call_later(FLUSH_SECONDS, self._destroy)
@@ -348,6 +381,7 @@ class Endpoint(WorkQueues):
         self.on_close()
         self.reactor.unsubscribe(self.identifier)
         regions, self.regions = list(self.regions.values()), {}
+        windows, self.windows = list(self.windows.values()), {}
 
         def close() -> None:
             with ExitStack() as last_first:
@@ -355,6 +389,8 @@ class Endpoint(WorkQueues):
                 for region in regions:
                     # Another connection's request may still own it: then it goes with that.
                     last_first.callback(region.retire)
+                for window in windows:
+                    last_first.callback(window.close)
 
         self.reactor.destroy(close, lambda: self.reactor.release(self._closed.set))
 

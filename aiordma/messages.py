@@ -6,18 +6,39 @@ control, and no memory grows without bound.
 """
 
 from collections import deque
+from typing import NamedTuple
 
 import anyio
 from anyio.lowlevel import checkpoint
 
 from aiordma.endpoint import Endpoint
+from aiordma.enums import WorkCompletionFlag, WorkCompletionOpcode
 from aiordma.errors import RdmaError
 from aiordma.event_loop import Waiter
 from aiordma.pool import Lease
 from aiordma.request import WorkRequest
 from aiordma.states import ConnectionState
+from aiordma.verbs import WorkCompletion
 
-__all__ = ("MessageQueue",)
+__all__ = ("Message", "MessageQueue")
+
+
+_WRITTEN = int(WorkCompletionOpcode.RECV_RDMA_WITH_IMM)
+_IMMEDIATE = int(WorkCompletionFlag.WITH_IMM)
+_INVALIDATED = int(WorkCompletionFlag.WITH_INV)
+
+
+class Message(NamedTuple):
+    """A message, and what came beside its data."""
+
+    data: bytes
+    """What the peer sent; empty for a WRITE with immediate, which is told of and not received."""
+    immediate: int | None = None
+    """The peer's 32 bits of immediate data, as a number."""
+    invalidated: int | None = None
+    """The rkey that its arrival invalidated (SEND with invalidate)."""
+    written: int | None = None
+    """How many bytes a WRITE with immediate wrote."""
 
 
 class MessageQueue:
@@ -26,7 +47,7 @@ class MessageQueue:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._size = endpoint.options.receive_size
-        self._ready: deque[tuple[Lease, int]] = deque()
+        self._ready: deque[tuple[Lease, WorkCompletion]] = deque()
         self._posted: dict[int, Lease] = {}
         self._waiter: Waiter | None = None
         self._busy = False
@@ -55,14 +76,14 @@ class MessageQueue:
         if request.exception() is not None:
             lease.release()
             return
-        self._ready.append((lease, request.result().byte_len))
+        self._ready.append((lease, request.result()))
         self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None:
             self._waiter.wake()
 
-    async def receive(self) -> bytes:
+    async def receive(self) -> Message:
         """Return the next message; a cancelled wait takes none.
 
         Raises:
@@ -83,10 +104,10 @@ class MessageQueue:
         finally:
             self._waiter = None
             self._busy = False
-        lease, length = self._ready.popleft()
-        data = bytes(lease.memory.view[:length])
+        lease, completion = self._ready.popleft()
+        message = _message(lease, completion)
         self._post(lease)
-        return data
+        return message
 
     def _raise_if_ended(self) -> None:
         endpoint = self._endpoint
@@ -104,3 +125,15 @@ class MessageQueue:
             lease, _ = self._ready.popleft()
             lease.release()
         self._wake()
+
+
+def _message(lease: Lease, completion: WorkCompletion) -> Message:
+    length = completion.byte_len
+    if completion.opcode == _WRITTEN:
+        return Message(b"", completion.immediate, None, length)
+    data = bytes(lease.memory.view[:length])
+    if not completion.wc_flags & (_IMMEDIATE | _INVALIDATED):
+        return Message(data)
+    if completion.wc_flags & _IMMEDIATE:
+        return Message(data, completion.immediate)
+    return Message(data, None, completion.immediate)

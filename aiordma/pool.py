@@ -18,20 +18,23 @@ SLAB = 1 << 20
 class Lease:
     """A registered block that is yours until `release`. `memory` is as long as was asked for."""
 
-    __slots__ = ("_block", "_pool", "_size", "memory")
+    __slots__ = ("_block", "_pool", "_released", "_size", "memory")
 
     def __init__(self, pool: "BufferPool", size: int, block: MemorySlice, length: int) -> None:
         self._pool = pool
         self._size = size
         self._block = block
+        self._released = False
         self.memory = block if length == block.length else block[:length]
 
     def hold(self) -> None:
         """A lease is held from the start."""
 
     def release(self) -> None:
-        """Return the block. Only once no posted request owns it."""
-        self._pool.take_back(self._size, self._block)
+        """Return the block, once: twice does nothing more. Only when no posted request owns it."""
+        if not self._released:
+            self._released = True
+            self._pool.take_back(self._size, self._block)
 
 
 class BufferPool:

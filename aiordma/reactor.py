@@ -14,12 +14,15 @@ from typing import Protocol
 import anyio
 from anyio.lowlevel import RunVar
 
+from aiordma._native import ffi
 from aiordma.errors import ClosedError, VerbsCallError
 from aiordma.event_loop import EventLoop, current_event_loop
 from aiordma.hub import DeviceHub
 from aiordma.provider import rdma_core
 from aiordma.rdmacm import Event, EventChannel, Identifier
 from aiordma.threads import in_thread, start_call
+from aiordma.unmanaged import Unmanaged, opened_device
+from aiordma.verbs import Context
 
 __all__ = ("Reactor", "acquire_reactor", "current_reactor")
 
@@ -62,13 +65,16 @@ class Reactor:
     # -- CM events ----------------------------------------------------------------------------
 
     def subscribe(
-        self, identifier: Identifier, handler: EventHandler, owner: Closable | None = None
+        self,
+        identifier: Identifier | Unmanaged,
+        handler: EventHandler,
+        owner: Closable | None = None,
     ) -> None:
         """Deliver the identifier's events to the handler, in order, on the loop's thread. The
         owner, if there is one by now, is closed where the loop ends before it."""
         self._handlers[identifier.key] = handler, owner
 
-    def unsubscribe(self, identifier: Identifier) -> None:
+    def unsubscribe(self, identifier: Identifier | Unmanaged) -> None:
         """Forget an identifier, before it is destroyed."""
         self._handlers.pop(identifier.key, None)
 
@@ -124,16 +130,25 @@ class Reactor:
 
     async def hub(self, identifier: Identifier) -> DeviceHub:
         """Return the hub of the device that the identifier is bound to, opened if need be."""
-        key = identifier.device_key
+        return await self._hub(identifier.device_key, identifier.context)
+
+    async def hub_of(self, device: str) -> DeviceHub:
+        """Return the hub of a device by name, opened if need be.
+
+        Raises:
+            NoDeviceError: librdmacm knows no such device; the message names those it knows.
+        """
+        context = await in_thread(self.loop, lambda: opened_device(self.channel.provider, device))
+        key = int(ffi.cast("uintptr_t", context.pointer))
+        return await self._hub(key, lambda: context)
+
+    async def _hub(self, key: int, context: Callable[[], Context]) -> DeviceHub:
         async with self._opening:
             if key not in self._hubs:
                 made: list[DeviceHub] = []
                 self.retain()
                 try:
-                    await in_thread(
-                        self.loop,
-                        lambda: made.append(DeviceHub(identifier.context(), self.loop)),
-                    )
+                    await in_thread(self.loop, lambda: made.append(DeviceHub(context(), self.loop)))
                 finally:
                     # Also if the caller was cancelled meanwhile.
                     for hub in made:

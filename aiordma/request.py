@@ -39,6 +39,9 @@ class RequestOwner(Protocol):
     def request_ended(self, request: "WorkRequest") -> None:
         """Take back the request's slot."""
 
+    def run_ended(self, earlier: "WorkRequest", last: "WorkRequest") -> None:
+        """End a request that tells nothing of its end by the one behind it, which has ended."""
+
 
 class WorkRequest:
     """A posted work request. Await it for its WorkCompletion; any number of tasks may, any
@@ -55,7 +58,9 @@ class WorkRequest:
         "_held",
         "_owner",
         "_result",
+        "_run",
         "_waiters",
+        "completes_as",
         "is_receive",
         "length",
         "operation",
@@ -78,12 +83,14 @@ class WorkRequest:
         self.remote = remote
         self.is_receive = is_receive
         self.wr_id = 0
+        self.completes_as = 0
         self._owner = owner
         self._held = held
         self._result: WorkCompletion | None = None
         self._error: Exception | None = None
         self._waiters: list[Waiter] = []
         self._callbacks: list[Callable[[WorkRequest], None]] = []
+        self._run: Sequence[WorkRequest] = ()
         for memory in held:
             memory.hold()
 
@@ -144,6 +151,8 @@ class WorkRequest:
 
     def __await__(self) -> Generator[Any, Any, WorkCompletion]:
         if self._result is None and self._error is None:
+            if not self.wr_id:
+                raise RuntimeError(f"{self!r} is part of a chain that is not posted yet")
             waiter = self._owner.loop.waiter()
             self._waiters.append(waiter)
             try:
@@ -155,12 +164,22 @@ class WorkRequest:
 
     # -- for the hub and the endpoint ---------------------------------------------------------
 
+    def tells_for(self, run: Sequence["WorkRequest"]) -> None:
+        """Be the one whose end tells of the end of those before it in a run, up to itself."""
+        self._run = run
+
     def complete(self, raw: tuple[int, ...]) -> None:
         """End with a completion."""
         if raw[1]:
             self._error = self._owner.request_failed(self, raw)
         else:
             self._result = WorkCompletion._make(raw)
+        run, self._run = self._run, ()
+        for earlier in run:
+            if earlier is self:
+                break
+            if not earlier.done():
+                self._owner.run_ended(earlier, self)
         self._end()
 
     def fail(self, error: Exception) -> None:

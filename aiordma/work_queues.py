@@ -7,17 +7,27 @@ comes back here through its request.
 from collections.abc import Sequence
 
 from aiordma.credits import Credits
-from aiordma.enums import SendFlag
-from aiordma.errors import QueueFullError, RdmaError
+from aiordma.enums import SendFlag, WorkCompletionOpcode, WorkRequestOpcode
+from aiordma.errors import FlushedError, PartialPostError, QueueFullError, RdmaError, VerbsCallError
 from aiordma.hub import DeviceHub
 from aiordma.options import ConnectionOptions
 from aiordma.ranges import RemoteMemory
 from aiordma.request import Holdable, WorkRequest
-from aiordma.verbs import QueuePair
+from aiordma.verbs import MemorySlice, MemoryWindow, QueuePair, SendWork
 
 __all__ = ("WorkQueues",)
 
 _SIGNALED = int(SendFlag.SIGNALED)
+
+_COMPLETES_AS: dict[int, WorkCompletionOpcode] = {
+    WorkRequestOpcode.RDMA_WRITE: WorkCompletionOpcode.RDMA_WRITE,
+    WorkRequestOpcode.RDMA_WRITE_WITH_IMM: WorkCompletionOpcode.RDMA_WRITE,
+    WorkRequestOpcode.RDMA_READ: WorkCompletionOpcode.RDMA_READ,
+    WorkRequestOpcode.ATOMIC_CMP_AND_SWP: WorkCompletionOpcode.COMP_SWAP,
+    WorkRequestOpcode.ATOMIC_FETCH_AND_ADD: WorkCompletionOpcode.FETCH_ADD,
+    WorkRequestOpcode.LOCAL_INV: WorkCompletionOpcode.LOCAL_INV,
+    WorkRequestOpcode.BIND_MW: WorkCompletionOpcode.BIND_MW,
+}
 
 
 class WorkQueues:
@@ -92,6 +102,117 @@ class WorkQueues:
         self.hub.watch_over()
         return request
 
+    def post_sends(
+        self, works: Sequence[SendWork], *, credited: bool = False, last_tells: bool = False
+    ) -> list[WorkRequest]:
+        """Post requests of any kind as one chain, with one call.
+
+        Args:
+            works: in order.
+            credited: the caller awaited `send_credits.take()`, once for each.
+            last_tells: only the last one is signaled: its completion ends those before it. Their
+                slots are counted until then.
+
+        Raises:
+            QueueFullError: there are not as many free slots; nothing was posted.
+            PartialPostError: the device refused one of several; the error names it and has those
+                before it, which are posted.
+            VerbsCallError: it refused the only one.
+        """
+        count = len(works)
+        try:
+            self.require_usable()
+        except BaseException:
+            if credited:
+                self._give_sends(count)
+            raise
+        if not credited and not self.send_credits.try_take_many(count):
+            raise QueueFullError(
+                f"{count} requests at once, and {self.send_credits.free} of "
+                f"{self.options.send_depth} slots are free: await one first"
+            )
+        requests = [self._request(work) for work in works]
+        self.post_prepared(works, requests, last_tells=last_tells)
+        return requests
+
+    def _request(self, work: SendWork) -> WorkRequest:
+        request = WorkRequest(self, work.operation, work.length, work.held, work.remote)
+        request.completes_as = _COMPLETES_AS.get(work.opcode, WorkCompletionOpcode.SEND)
+        return request
+
+    def prepare(self, work: SendWork) -> WorkRequest:
+        """Make a request that takes its slot and holds its memory, to be posted by
+        `post_prepared`, or ended by `fail` on it.
+
+        Raises:
+            QueueFullError: no slot is free.
+        """
+        self.require_usable()
+        if not self.send_credits.try_take():
+            raise QueueFullError(f"{self.options.send_depth} requests are in flight: await one")
+        return self._request(work)
+
+    def post_prepared(
+        self, works: Sequence[SendWork], requests: list[WorkRequest], *, last_tells: bool
+    ) -> None:
+        """Post prepared requests as one chain; those that are refused end with the error, and give
+        their slots back. Raises as `post_sends`."""
+        flags = [int(work.flags) | _SIGNALED for work in works]
+        if last_tells:
+            flags[:-1] = [value & ~_SIGNALED for value in flags[:-1]]
+        for request in requests:
+            self._enter(request)
+            if last_tells:
+                request.tells_for(requests)
+        assert self.queue_pair is not None
+        error, posted = self.queue_pair.post_send_chain(
+            works, [request.wr_id for request in requests], flags
+        )
+        self.hub.watch_over()
+        if not error:
+            return
+        refused = works[posted]
+        hint = f"{refused.operation} of {refused.length} bytes"
+        failure = VerbsCallError(error, "ibv_post_send", hint)
+        if posted:
+            failure = PartialPostError(error, "ibv_post_send", hint, requests[:posted])
+        for request in requests[posted:]:
+            self.hub.in_flight.take(request.wr_id)
+            request.fail(failure)
+        if posted and last_tells:
+            # The one that would have told of their end was not taken: nobody would hear of them
+            # before the end of the queue pair.
+            self.fail(failure)
+        raise failure
+
+    def _give_sends(self, count: int) -> None:
+        for _ in range(count):
+            self.send_credits.give()
+
+    def fail(self, error: Exception) -> None:
+        """End, with this error as the cause."""
+        raise NotImplementedError
+
+    def post_bind(
+        self, window: MemoryWindow, bound: MemorySlice | None, access: int, flags: int
+    ) -> WorkRequest:
+        """Bind a window of type 1, or unbind it (None); its rkey is another one at once."""
+        self.require_usable()
+        if not self.send_credits.try_take():
+            raise QueueFullError(f"{self.options.send_depth} requests are in flight")
+        held = () if bound is None else (bound,)
+        request = WorkRequest(self, "BIND_MW", 0 if bound is None else bound.length, held)
+        self._enter(request)
+        assert self.queue_pair is not None
+        try:
+            self.queue_pair.bind_window(request.wr_id, window, bound, access, flags | _SIGNALED)
+        except RdmaError:
+            self._take_back(request)
+            self.send_credits.give()
+            raise
+        self.hub.watch_over()
+        return request
+
     def post_receive(
         self, sges: bytes, count: int, length: int, held: Sequence[Holdable]
     ) -> WorkRequest:
@@ -128,3 +249,15 @@ class WorkQueues:
         """Take back the slot (RequestOwner)."""
         self._open.discard(request)
         (self.receive_credits if request.is_receive else self.send_credits).give()
+
+    def run_ended(self, earlier: WorkRequest, last: WorkRequest) -> None:
+        """End one that tells nothing (RequestOwner). A queue works in order: it succeeded, unless
+        all that is known of the last one is that it was flushed."""
+        self.hub.in_flight.take(earlier.wr_id)
+        cause = last.exception()
+        if isinstance(cause, FlushedError):
+            earlier.fail(cause)
+        else:
+            qpn = 0 if self.queue_pair is None else self.queue_pair.qpn
+            opcode = int(earlier.completes_as)
+            earlier.complete((earlier.wr_id, 0, opcode, 0, 0, 0, qpn, 0, 0, 0, 0, 0, 0, 0))

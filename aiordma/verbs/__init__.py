@@ -16,6 +16,7 @@ from aiordma.verbs.memory import MemoryRegion, MemorySlice
 from aiordma.verbs.memory_window import MemoryWindow
 from aiordma.verbs.queue_pair import Capacity, QueuePair
 from aiordma.verbs.resource import Resource
+from aiordma.verbs.send_work import SendWork
 from aiordma.verbs.shared_receive import RawSharedReceiveQueue
 
 __all__ = (
@@ -36,5 +37,6 @@ __all__ = (
     "QueuePair",
     "RawSharedReceiveQueue",
     "Resource",
+    "SendWork",
     "WorkCompletion",
 )

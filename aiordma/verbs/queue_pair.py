@@ -21,7 +21,9 @@ from aiordma.verbs.address import AddressVector
 from aiordma.verbs.completion import CompletionQueue
 from aiordma.verbs.device import Context, ProtectionDomain
 from aiordma.verbs.memory import MemorySlice, gather
+from aiordma.verbs.memory_window import MemoryWindow
 from aiordma.verbs.resource import Resource
+from aiordma.verbs.send_work import SendWork, pack_chain
 from aiordma.verbs.shared_receive import RawSharedReceiveQueue
 
 __all__ = ("Capacity", "QueuePair")
@@ -285,33 +287,41 @@ class QueuePair(Resource):
         if error:
             check_positive_errno(error, "ibv_post_recv", self._explain(count))
 
-    def post_send_chain_raw(self, requests: Any, count: int, sges: bytes) -> tuple[int, int]:
-        """Post a chain, an array of struct aiordma_send_request, with one call.
+    def post_send_chain(
+        self, works: Sequence[SendWork], wr_ids: Sequence[int], flags: Sequence[int]
+    ) -> tuple[int, int]:
+        """Post many requests, of any kind, with one call: in order, and up to the first that the
+        device refuses. `flags` are SendFlag, one for each; those of the works are not looked at.
 
         Returns:
-            C's errno, 0 if all were taken, and how many were.
+            C's errno, 0 if all were taken; and how many were, which is the refused one's index.
         """
         self.require_open()
         posted = ffi.new("uint32_t *")
-        error = lib.aiordma_post_send_chain(self.pointer, requests, count, sges, len(sges), posted)
+        sges = b"".join([work.sges for work in works])
+        error = lib.aiordma_post_send_chain(
+            self.pointer, pack_chain(works, wr_ids, flags), len(works), sges, len(sges), posted
+        )
         return error, posted[0]
 
-    def bind_window_raw(
-        self,
-        window: Any,
-        wr_id: int,
-        flags: int,
-        region: Any,
-        address: int,
-        length: int,
-        access: int,
-    ) -> int:
-        """Bind a window of type 1 (man ibv_bind_mw). Returns C's errno."""
+    def bind_window(
+        self, wr_id: int, window: MemoryWindow, bound: MemorySlice | None, access: int, flags: int
+    ) -> None:
+        """Bind a window of type 1 to memory, or to nothing (man ibv_bind_mw).
+
+        Raises:
+            VerbsCallError: the device refused it.
+        """
         self.require_open()
-        error: int = lib.aiordma_bind_window(
-            self.pointer, window, wr_id, flags, region, address, length, access
+        region, address, length = ffi.NULL, 0, 0
+        if bound is not None:
+            region, address, length = bound.region.pointer, bound.address, bound.length
+        check_positive_errno(
+            lib.aiordma_bind_window(
+                self.pointer, window.pointer, wr_id, flags, region, address, length, access
+            ),
+            "ibv_bind_mw",
         )
-        return error
 
     def attach_multicast(self, gid: bytes, lid: int = 0) -> None:
         """Receive what is sent to a multicast group (man ibv_attach_mcast); UD only."""

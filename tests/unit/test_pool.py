@@ -129,3 +129,14 @@ def test_closing_twice_is_closing_once(domain: PlainDomain) -> None:
     pool.close()
     pool.close()
     assert domain.history == ["register 1", "deregister 1"]
+
+
+def test_a_block_is_given_back_once(domain: PlainDomain) -> None:
+    """A request that C refuses lets go of its lease, and so does whoever prepared it."""
+    pool = make(domain)
+    lease = pool.lease(100)
+    lease.release()
+    lease.release()
+    assert pool.leased == 0
+    assert span(pool.lease(100)) != span(pool.lease(100))
+    pool.close()

@@ -1,0 +1,86 @@
+"""What a connection's device and service can do, asked before C is: no half-posted surprises."""
+
+from aiordma.endpoint import Endpoint
+from aiordma.enums import AtomicCapability, QueuePairType
+from aiordma.errors import NotSupportedError
+
+__all__ = (
+    "require_atomics",
+    "require_immediate",
+    "require_invalidate",
+    "require_reads",
+    "require_windows",
+)
+
+
+def _name(endpoint: Endpoint) -> str:
+    return endpoint.hub.context.device_name
+
+
+def require_reads(endpoint: Endpoint, parts: int, what: str = "READ") -> None:
+    """Do nothing where READs into so many parts, and atomics, may be posted.
+
+    Raises:
+        NotSupportedError: not with this device, this service, or what the two sides agreed on.
+        ClosedError, ...: nothing may be posted any more.
+    """
+    endpoint.require_usable()
+    if endpoint.service is not QueuePairType.RC:
+        raise NotSupportedError(f"{what}: {endpoint.service.name} queue pairs have none")
+    most = endpoint.hub.attributes.max_sge_rd
+    if parts > most:
+        raise NotSupportedError(
+            f"{what} into {parts} parts: {_name(endpoint)} scatters one over at most {most} "
+            "(max_sge_rd)"
+        )
+    # iWARP devices do not tell what the peer agreed to; they refuse the post.
+    agreed = endpoint.options.initiator_depth if endpoint.hub.is_iwarp else endpoint.max_read_depth
+    if not agreed:
+        raise NotSupportedError(
+            f"{what}: the two sides agreed on no outstanding READs (our initiator_depth, the "
+            "peer's responder_resources)"
+        )
+
+
+def require_atomics(endpoint: Endpoint) -> None:
+    """Do nothing where atomics may be posted. Raises as `require_reads`."""
+    endpoint.require_usable()
+    if endpoint.hub.is_iwarp or endpoint.hub.attributes.atomic_cap is AtomicCapability.NONE:
+        raise NotSupportedError(f"atomics: {_name(endpoint)} has none (atomic_cap)")
+    require_reads(endpoint, 1, "atomics")
+
+
+def require_immediate(endpoint: Endpoint) -> None:
+    """Do nothing where SEND and WRITE can carry immediate data.
+
+    Raises:
+        NotSupportedError: iWARP has none.
+    """
+    if endpoint.hub.is_iwarp:
+        raise NotSupportedError(
+            f"immediate data: {_name(endpoint)} is an iWARP device, and iWARP has none"
+        )
+
+
+def require_windows(endpoint: Endpoint) -> None:
+    """Do nothing where memory windows can be bound.
+
+    Raises:
+        NotSupportedError: the device has none, or not for this service.
+    """
+    endpoint.require_usable()
+    if not endpoint.hub.attributes.max_mw:
+        raise NotSupportedError(f"memory windows: {_name(endpoint)} has none (max_mw)")
+    if endpoint.service is not QueuePairType.RC:
+        raise NotSupportedError(f"memory windows: {endpoint.service.name} queue pairs have none")
+
+
+def require_invalidate(endpoint: Endpoint) -> None:
+    """Do nothing where an rkey can be invalidated, here or by the peer.
+
+    Raises:
+        NotSupportedError: not for this service.
+    """
+    endpoint.require_usable()
+    if endpoint.service is not QueuePairType.RC:
+        raise NotSupportedError(f"SEND with invalidate: {endpoint.service.name} has none")

@@ -1,0 +1,117 @@
+"""Chains: requests collected, posted with one call and one doorbell, told of one by one or at
+once."""
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+from aiordma.endpoint import Endpoint
+from aiordma.errors import NotSupportedError, RdmaError
+from aiordma.opcodes import Operation
+from aiordma.posting import Posting, fill
+from aiordma.ranges import RemoteMemory
+from aiordma.request import WorkRequest
+from aiordma.staging import Buffer, Staged, Staging
+from aiordma.verbs import MemorySlice, SendWork
+from aiordma.windows import BoundWindow
+
+__all__ = ("Chain",)
+
+
+class Chain(Posting):
+    """What `connection.chain()` gives: its `post_*` collect, and the end of the `with` block posts.
+
+    The requests that they return can be awaited after the block. They take their slots, and hold
+    their memory, from the beginning. If the block raises, nothing is posted, and each of them ends
+    with an RdmaError that says so. If the device refuses one, those before it are posted, and the
+    block raises PartialPostError.
+    """
+
+    def __init__(self, endpoint: Endpoint, staging: Staging, last_tells: bool) -> None:
+        self._endpoint = endpoint
+        self._staging = staging
+        self._last_tells = last_tells
+        self._works: list[SendWork] = []
+        self._alive: list[Staged] = []
+        self.requests: list[WorkRequest] = []
+        """In order."""
+        self._done = False
+
+    def __repr__(self) -> str:
+        return f"<Chain of {len(self.requests)} on {self._endpoint!r}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._done = True
+        if not self.requests:
+            return
+        if error is not None:
+            self._give_up(error)
+            return
+        try:
+            self._endpoint.require_usable()
+        except BaseException as ended:
+            self._give_up(ended)
+            raise
+        self._endpoint.post_prepared(self._works, self.requests, last_tells=self._last_tells)
+
+    def _give_up(self, cause: BaseException) -> None:
+        reason = RdmaError("the chain that it was part of was not posted")
+        reason.__cause__ = cause
+        for request in self.requests:
+            request.fail(reason)
+
+    def post_recvv(self, parts: Iterable[Buffer]) -> WorkRequest:
+        """Receives are not part of a chain: their queue is another one.
+
+        Raises:
+            NotSupportedError: always.
+        """
+        raise NotSupportedError("a chain is of the send queue: post receives by themselves")
+
+    def _post(
+        self,
+        operation: Operation,
+        staged: Staged,
+        remote: RemoteMemory | None,
+        flags: int = 0,
+        immediate: int = 0,
+        *,
+        credited: bool = False,
+    ) -> WorkRequest:
+        name, opcode = operation
+        work = SendWork(name, opcode, flags=flags, remote=remote, immediate=immediate)
+        return self._post_work(work, staged)
+
+    def _post_work(
+        self, work: SendWork, staged: Staged | None, *, credited: bool = False
+    ) -> WorkRequest:
+        if staged is not None:
+            self._require_range(staged, work.remote)
+            fill(work, staged)
+        try:
+            if self._done:
+                raise ValueError("this chain is over: make another one")
+            request = self._endpoint.prepare(work)
+        except BaseException:
+            if staged is not None:
+                self._staging.abandon(staged)
+            raise
+        self._works.append(work)
+        self.requests.append(request)
+        if staged is not None:
+            self._alive.append(staged)  # what inline parts point into, until they are posted
+            self._staging.posted(staged, request)
+        return request
+
+    def _post_bind(
+        self, window: BoundWindow, memory: MemorySlice | None, access: int, flags: int
+    ) -> WorkRequest:
+        raise NotSupportedError("windows of type 1 are bound by a call of their own, not a chain")

@@ -1,0 +1,209 @@
+"""Queue pairs without the connection manager: you carry the addresses from one side to the other.
+
+What the CM does for connections is done here by hand, as ibv_rc_pingpong and its kin do it: each
+side tells the other its queue pair's number, first packet number and port, over whatever it has.
+"""
+
+import secrets
+from dataclasses import dataclass
+from typing import Unpack
+
+from aiordma.connection import Connection
+from aiordma.endpoint import Endpoint
+from aiordma.enums import Access, AtomicCapability, LinkLayer, Mtu, QueuePairState, QueuePairType
+from aiordma.errors import NotSupportedError
+from aiordma.options import ConnectionKeywords, ConnectionOptions
+from aiordma.reactor import acquire_reactor
+from aiordma.states import ConnectionState
+from aiordma.threads import in_thread
+from aiordma.unmanaged import Unmanaged
+from aiordma.verbs import AddressVector
+
+__all__ = ("QueuePairAddress", "UnmanagedConnection", "open_queue_pair")
+
+_REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePairAddress:
+    """What one side has to know of the other: queue pair number, the number of the first packet
+    that it sends (24 bits), its port's GID, and on InfiniBand its LID."""
+
+    qpn: int
+    psn: int
+    gid: bytes
+    lid: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("qpn", "psn"):
+            if not 0 <= getattr(self, name) < 2**24:
+                raise ValueError(f"{name}={getattr(self, name):#x} does not fit into 24 bits")
+        if len(self.gid) != 16:
+            raise ValueError(f"a gid has 16 bytes, and this has {len(self.gid)}")
+        if not 0 <= self.lid < 2**16:
+            raise ValueError(f"lid={self.lid:#x} does not fit into 16 bits")
+
+
+async def open_queue_pair(
+    device: str,
+    *,
+    service: QueuePairType = QueuePairType.RC,
+    port: int = 1,
+    gid_index: int = 0,
+    **options: Unpack[ConnectionKeywords],
+) -> "UnmanagedConnection":
+    """Make a queue pair on a device, to be connected by `UnmanagedConnection.connect_to`.
+
+    Args:
+        device: its name, such as "rxe0".
+        service: RC or UC. (Datagrams: `open_datagram`.)
+        port: of the device, from 1.
+        gid_index: which of the port's GIDs it uses; on RoCE this is the address and the version.
+        options: see ConnectionOptions.
+
+    Raises:
+        NoDeviceError: there is no such device.
+        NotSupportedError: an iWARP device, whose queue pairs only the connection manager connects.
+        ValueError: an argument is beyond the device; the message names it.
+    """
+    if service is QueuePairType.UD:
+        raise ValueError("a UD queue pair is no connection: open_datagram() makes one")
+    chosen = ConnectionOptions(**options)
+    reactor = await acquire_reactor()
+    try:
+        hub = await reactor.hub_of(device)
+        if hub.is_iwarp:
+            raise NotSupportedError(
+                f"queue pairs without the connection manager: {device} is an iWARP device, whose "
+                "queue pairs are connected by the connection manager only"
+            )
+        ports = hub.attributes.phys_port_cnt
+        if not 1 <= port <= ports:
+            raise ValueError(f"port={port}: {device} has 1..{ports}")
+        attributes = hub.context.query_port(port)
+        if not 0 <= gid_index < attributes.gid_tbl_len:
+            raise ValueError(f"gid_index={gid_index}: {device} has 0..{attributes.gid_tbl_len - 1}")
+    except BaseException:
+        reactor.release()
+        raise
+    # From here the endpoint owns the use of the reactor.
+    unmanaged = Unmanaged(port)
+    endpoint = Endpoint(reactor, hub, unmanaged, chosen, ConnectionState.CONNECTING)
+    reactor.subscribe(unmanaged, endpoint.handle_event, endpoint)
+    try:
+        await endpoint.open(service)
+        connection = UnmanagedConnection(endpoint, gid_index)
+        await in_thread(reactor.loop, connection.initialize)
+        connection.prepare()
+    except BaseException:
+        await endpoint.aclose()
+        raise
+    return connection
+
+
+class UnmanagedConnection(Connection):
+    """A Connection whose queue pair you connect yourself. Nothing tells it of the peer's end but
+    its own requests, which then fail with RetryExceededError (never, on UC)."""
+
+    def __init__(self, endpoint: Endpoint, gid_index: int) -> None:
+        super().__init__(endpoint)
+        port = endpoint.identifier.port
+        context = endpoint.hub.context
+        self._gid_index = gid_index
+        self._port = port
+        self.address = QueuePairAddress(
+            endpoint.qpn,
+            secrets.randbits(24),
+            context.query_gid(port, gid_index),
+            context.query_port(port).lid,
+        )
+        """What the peer has to know."""
+
+    @property
+    def service(self) -> QueuePairType:
+        """RC or UC."""
+        return self._endpoint.service
+
+    def initialize(self) -> None:
+        """RESET to INIT; for `open_queue_pair`."""
+        access = _REMOTE
+        if self._endpoint.service is QueuePairType.UC:
+            access = Access.REMOTE_WRITE
+        elif self._endpoint.hub.attributes.atomic_cap is not AtomicCapability.NONE:
+            access |= Access.REMOTE_ATOMIC
+        pair = self._endpoint.queue_pair
+        assert pair is not None
+        pair.modify(QueuePairState.INIT, pkey_index=0, port=self._port, access=access)
+
+    async def connect_to(
+        self,
+        peer: QueuePairAddress,
+        *,
+        path_mtu: Mtu | None = None,
+        service_level: int = 0,
+        hop_limit: int = 64,
+        traffic_class: int = 0,
+    ) -> None:
+        """Connect to the peer's queue pair (INIT to RTR to RTS). Once, and on both sides before
+        either sends. Cancelled, it is closed.
+
+        Args:
+            peer: the other side's `address`.
+            path_mtu: None: the port's active one. The same on both sides.
+            service_level, hop_limit, traffic_class: of the way there.
+
+        Raises:
+            ValueError: an argument is out of range, or it is connected already.
+            VerbsCallError: the device refused; the message names the transition.
+        """
+        endpoint = self._endpoint
+        endpoint.require_usable()
+        if endpoint.state is not ConnectionState.CONNECTING:
+            raise ValueError(f"{self!r} has been connected")
+        if path_mtu is None:
+            path_mtu = endpoint.hub.context.query_port(self._port).active_mtu
+        roce = endpoint.hub.context.query_port(self._port).link_layer is LinkLayer.ETHERNET
+        vector = AddressVector(
+            port=self._port,
+            gid=peer.gid if roce or any(peer.gid[8:]) else None,
+            gid_index=self._gid_index,
+            lid=peer.lid,
+            hop_limit=hop_limit,
+            traffic_class=traffic_class,
+            service_level=service_level,
+        )
+        mtu = path_mtu
+        try:
+            await in_thread(endpoint.loop, lambda: self._connect(peer, vector, mtu))
+        except BaseException:
+            await endpoint.aclose()
+            raise
+        if endpoint.state is ConnectionState.CONNECTING:
+            endpoint.state = ConnectionState.ESTABLISHED
+            endpoint.was_established = True
+        self.begin(b"")
+
+    def _connect(self, peer: QueuePairAddress, vector: AddressVector, path_mtu: Mtu) -> None:
+        pair, options = self._endpoint.queue_pair, self._endpoint.options
+        device = self._endpoint.hub.attributes
+        assert pair is not None
+        common = {"path_mtu": path_mtu, "dest_qp_num": peer.qpn, "rq_psn": peer.psn}
+        if self.service is QueuePairType.UC:
+            pair.modify(QueuePairState.RTR, address=vector, **common)
+            pair.modify(QueuePairState.RTS, sq_psn=self.address.psn)
+            return
+        pair.modify(
+            QueuePairState.RTR,
+            address=vector,
+            max_dest_rd_atomic=min(options.responder_resources, device.max_qp_rd_atom),
+            min_rnr_timer=options.min_rnr_timer,
+            **common,
+        )
+        pair.modify(
+            QueuePairState.RTS,
+            sq_psn=self.address.psn,
+            timeout=options.ack_timeout,
+            retry_cnt=options.retry_count,
+            rnr_retry=options.rnr_retry_count,
+            max_rd_atomic=min(options.initiator_depth, device.max_qp_init_rd_atom),
+        )
