@@ -10,6 +10,9 @@ Importing opens nothing; the libraries and devices are opened at first use.
 from aiordma.chain import Chain
 from aiordma.connection import Connection, ConnectionInfo
 from aiordma.connector import connect
+from aiordma.datagram import Datagram, open_datagram
+from aiordma.datagram_message import DatagramMessage
+from aiordma.datagram_peer import DatagramPeer
 from aiordma.enums import (
     Access,
     AsyncEventType,
@@ -35,6 +38,7 @@ from aiordma.errors import (
     LocalLengthError,
     LocalProtectionError,
     LocalQueuePairError,
+    MulticastError,
     NoDeviceError,
     NotSupportedError,
     PartialPostError,
@@ -54,6 +58,7 @@ from aiordma.errors import (
 )
 from aiordma.listener import ConnectionRequest, Listener, listen
 from aiordma.messages import Message
+from aiordma.multicast import MulticastGroup
 from aiordma.options import ConnectionKeywords, ConnectionOptions
 from aiordma.queue_pairs import QueuePairAddress, UnmanagedConnection, open_queue_pair
 from aiordma.ranges import RemoteMemory
@@ -102,6 +107,9 @@ __all__ = (
     "ConnectionOptions",
     "ConnectionRequest",
     "Context",
+    "Datagram",
+    "DatagramMessage",
+    "DatagramPeer",
     "Device",
     "DeviceAttributes",
     "DeviceRemovedError",
@@ -119,6 +127,8 @@ __all__ = (
     "MemoryWindowType",
     "Message",
     "Mtu",
+    "MulticastError",
+    "MulticastGroup",
     "NoDeviceError",
     "NotSupportedError",
     "PartialPostError",
@@ -154,5 +164,6 @@ __all__ = (
     "WorkRequestOpcode",
     "connect",
     "listen",
+    "open_datagram",
     "open_queue_pair",
 )

@@ -31,6 +31,7 @@ __all__ = (
     "LocalLengthError",
     "LocalProtectionError",
     "LocalQueuePairError",
+    "MulticastError",
     "NoDeviceError",
     "NotSupportedError",
     "PartialPostError",
@@ -270,6 +271,10 @@ class RouteError(RdmaConnectionError):
 
 class UnreachableError(RdmaConnectionError):
     """The peer's connection manager did not answer."""
+
+
+class MulticastError(RdmaConnectionError):
+    """A multicast group was not joined, or the network ended the membership."""
 
 
 class RejectedError(RdmaConnectionError, ConnectionRefusedError):

@@ -28,6 +28,7 @@ ADDRESS = "10.1.1.1"
 LACKS: dict[str, dict[str, str]] = {
     "rxe": {},
     "siw": {
+        "datagrams": "iWARP has no datagrams",
         "rnr": "iWARP has no receiver-not-ready: a message without a receive ends the connection",
         "atomics": "iWARP has no atomics",
         "heard_at_once": "siw's receive path gives up while the accept holds the queue pair's "

@@ -58,6 +58,16 @@ ORDER = (
     "connection",
     "connector",
     "listener",
+    "grh",
+    "address_handles",
+    "event_waiter",
+    "datagram_peer",
+    "datagram_message",
+    "datagram_queue",
+    "resolution",
+    "multicast",
+    "datagram_endpoint",
+    "datagram",
     "queue_pairs",
 )
 LAYERS = [f"{PACKAGE}.{name}" for name in ORDER] + [PACKAGE]
