@@ -2,22 +2,21 @@
 
 import ipaddress
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from anyio.abc import UnreliableObjectReceiveStream
 
-from aiordma.address_handles import PeerHandle
 from aiordma.connection import ConnectionInfo
 from aiordma.connector import choose_device, numeric_address
 from aiordma.datagram_endpoint import DatagramEndpoint
 from aiordma.datagram_message import DatagramMessage
 from aiordma.datagram_peer import MOST_QKEY, UDP_QKEY, DatagramPeer
+from aiordma.datagram_posting import DatagramPosting
 from aiordma.enums import PortSpace
 from aiordma.errors import AddressError, NotSupportedError
 from aiordma.event_waiter import give_back
 from aiordma.multicast import MulticastGroup, check_group, join_group
-from aiordma.opcodes import Operation, send_flags, send_opcode
 from aiordma.options import ConnectionOptions
 from aiordma.rdmacm import (
     MAX_DATAGRAM_ACCEPT_PRIVATE_DATA,
@@ -26,14 +25,11 @@ from aiordma.rdmacm import (
     Identifier,
 )
 from aiordma.reactor import acquire_reactor
-from aiordma.registration import Registration
-from aiordma.request import WorkRequest
 from aiordma.resolution import resolve_peer
 from aiordma.socket_address import SocketAddress
-from aiordma.staging import Buffer, Staging
+from aiordma.staging import Staging
 from aiordma.states import ConnectionState
-from aiordma.verbs import AddressVector, MemoryRegion, MemorySlice, SendWork
-from aiordma.verbs.memory import flat_view
+from aiordma.verbs import AddressVector
 
 __all__ = ("Datagram", "open_datagram")
 
@@ -133,7 +129,7 @@ async def open_datagram(
         raise
 
 
-class Datagram(Registration, UnreliableObjectReceiveStream[DatagramMessage]):
+class Datagram(DatagramPosting, UnreliableObjectReceiveStream[DatagramMessage]):
     """A datagram socket: messages of up to the path MTU, to anyone, that may be lost, and then
     nobody is told. Made by `open_datagram`. An anyio UnreliableObjectReceiveStream.
 
@@ -148,8 +144,6 @@ class Datagram(Registration, UnreliableObjectReceiveStream[DatagramMessage]):
     Buffers are the device's until their request ends, as a connection's are, and so are the
     address handles, which are kept per peer (docs/guarantees.md).
     """
-
-    _endpoint: DatagramEndpoint
 
     def __init__(self, endpoint: DatagramEndpoint, host: str) -> None:
         self._endpoint = endpoint
@@ -292,152 +286,6 @@ class Datagram(Registration, UnreliableObjectReceiveStream[DatagramMessage]):
             timeout=timeout,
             groups=self._endpoint.groups,
         )
-
-    # -- sending ------------------------------------------------------------------------------
-
-    def post_ud_send(
-        self,
-        data: Buffer,
-        peer: DatagramPeer | MulticastGroup,
-        *,
-        immediate: int | None = None,
-        solicited: bool = False,
-    ) -> WorkRequest:
-        """Post a datagram (rdma_post_ud_send). The request ends when it is on its way.
-
-        The first one to a peer makes an address handle on the spot, which can take the time of a
-        question to the network; `send` does that in a thread.
-
-        Args:
-            data: registered memory, or anything with a buffer: up to `mtu` bytes.
-            peer: whom to send to: of `resolve`, `message.source`, `peer`, or a joined group.
-            immediate: 32 bits that go beside the data, as an int.
-            solicited: mark it so that a peer that waits for such ones only is woken.
-
-        Raises:
-            QueueFullError: `send_depth` sends are in flight; nothing was posted.
-            ValueError: longer than the path MTU, or the buffer will not do; nothing was posted.
-            VerbsCallError: there is no way to the peer, or the device refused.
-        """
-        return self.post_ud_sendv([data], peer, immediate=immediate, solicited=solicited)
-
-    def post_ud_sendv(
-        self,
-        parts: Iterable[Buffer],
-        peer: DatagramPeer | MulticastGroup,
-        *,
-        immediate: int | None = None,
-        solicited: bool = False,
-    ) -> WorkRequest:
-        """Post one datagram gathered from several buffers. See `post_ud_send`."""
-        given, target = self._check(parts, peer)
-        extra = self._extra(immediate, solicited)
-        handle = self._endpoint.handles.get(target.address)
-        try:
-            return self._post(given, target, handle, extra, credited=False)
-        finally:
-            handle.release()  # the request holds it by now
-
-    async def send(
-        self,
-        data: Buffer,
-        peer: DatagramPeer | MulticastGroup,
-        *,
-        immediate: int | None = None,
-        solicited: bool = False,
-    ) -> None:
-        """Send a datagram, and wait until it is on its way. Waits for a free slot.
-
-        Nobody is told whether it arrives. Cancelled, it may or may not be sent. Arguments and
-        errors are those of `post_ud_send`, without QueueFullError.
-        """
-        await self.sendv([data], peer, immediate=immediate, solicited=solicited)
-
-    async def sendv(
-        self,
-        parts: Iterable[Buffer],
-        peer: DatagramPeer | MulticastGroup,
-        *,
-        immediate: int | None = None,
-        solicited: bool = False,
-    ) -> None:
-        """Send one datagram gathered from several buffers. See `send`."""
-        given, target = self._check(parts, peer)
-        extra = self._extra(immediate, solicited)
-        await self._endpoint.send_credits.take()
-        try:
-            handle = await self._endpoint.handles.obtain(target.address)
-        except BaseException:
-            self._endpoint.send_credits.give()
-            raise
-        try:
-            request = self._post(given, target, handle, extra, credited=True)
-        finally:
-            handle.release()
-        await request
-
-    def _check(
-        self, parts: Iterable[Buffer], peer: DatagramPeer | MulticastGroup
-    ) -> tuple[list[Buffer], DatagramPeer]:
-        self._endpoint.require_usable()
-        given = list(parts)
-        length = sum(
-            part.length if isinstance(part, MemoryRegion | MemorySlice) else flat_view(part).nbytes
-            for part in given
-        )
-        if length > self.mtu:
-            raise ValueError(
-                f"{length} bytes in one datagram: the path MTU of {self.device_name} is {self.mtu}"
-            )
-        if isinstance(peer, MulticastGroup):
-            return given, peer.peer
-        if not isinstance(peer, DatagramPeer):
-            raise TypeError(
-                f"{type(peer).__name__} is no DatagramPeer: resolve() finds one, and a message's "
-                "source is one"
-            )
-        return given, peer
-
-    def _extra(self, immediate: int | None, solicited: bool) -> tuple[Operation, int, int]:
-        operation, beside = send_opcode(self._endpoint, immediate, None)
-        return operation, beside, send_flags(False, solicited)
-
-    def _post(
-        self,
-        parts: list[Buffer],
-        peer: DatagramPeer,
-        handle: PeerHandle,
-        extra: tuple[Operation, int, int],
-        *,
-        credited: bool,
-    ) -> WorkRequest:
-        (name, opcode), immediate, flags = extra
-        try:
-            staged = self._staging.source(parts)
-        except BaseException:
-            if credited:
-                self._endpoint.send_credits.give()
-            raise
-        work = SendWork(
-            name,
-            opcode,
-            staged.sges,
-            staged.count,
-            staged.length,
-            [*staged.held, handle],
-            flags | staged.flags,
-            immediate=immediate,
-            address=handle.handle,
-            remote_qpn=peer.qpn,
-            remote_qkey=peer.qkey,
-        )
-        try:
-            (request,) = self._endpoint.post_sends([work], credited=credited)
-        except BaseException:
-            self._staging.abandon(staged)
-            raise
-        self._staging.posted(staged, request)
-        return request
 
     # -- receiving ----------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Whom datagrams go to: the way, the queue pair, and the key that it demands."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiordma.verbs import AddressVector
 
@@ -25,7 +25,8 @@ class DatagramPeer:
         qpn: its queue pair's number.
         qkey: what a datagram must carry to be taken; others are dropped without a word. (One with
             its highest bit set makes the device send our own queue pair's, man ibv_post_send.)
-        private_data: what its program tells those who resolve it; RDMA pads it with zeros.
+        private_data: what its program tells those who resolve it; RDMA pads it with zeros. It is
+            the same peer with or without.
 
     Raises:
         ValueError: a number is out of range; the message names it.
@@ -34,7 +35,7 @@ class DatagramPeer:
     address: AddressVector
     qpn: int
     qkey: int = UDP_QKEY
-    private_data: bytes = b""
+    private_data: bytes = field(default=b"", compare=False)
 
     def __post_init__(self) -> None:
         for name, most in (("qpn", MOST_QPN), ("qkey", MOST_QKEY)):

@@ -127,7 +127,6 @@ class MulticastGroup:
         if self._leaving:
             return
         self._leaving = True
-        self.on_left()
         self._reactor.unsubscribe(self._identifier)
 
         def leave() -> None:
@@ -136,7 +135,11 @@ class MulticastGroup:
                 last_first.callback(self._leave_network)
                 last_first.callback(self._detach)
 
-        self._reactor.destroy(leave, lambda: self._reactor.release(self.left.set))
+        self._reactor.destroy(leave, lambda: self._reactor.release(self._left))
+
+    def _left(self) -> None:
+        self.on_left()
+        self.left.set()
 
     def _detach(self) -> None:
         if self._attached is not None:

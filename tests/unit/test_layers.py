@@ -67,6 +67,7 @@ ORDER = (
     "resolution",
     "multicast",
     "datagram_endpoint",
+    "datagram_posting",
     "datagram",
     "queue_pairs",
 )

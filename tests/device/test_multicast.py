@@ -1,0 +1,130 @@
+"""Multicast groups: members, those who only send, leaving, and what is refused."""
+
+from typing import Any
+
+import anyio
+import pytest
+
+import aiordma
+from tests.device.players import one_loop
+from tests.devices import ADDRESS
+
+pytestmark = [pytest.mark.anyio, pytest.mark.capability("datagrams")]
+
+GROUP = "239.1.2.3"
+OTHER_GROUP = "239.1.2.4"
+
+
+def members() -> set[str]:
+    """The IPv4 groups that the kernel has joined on the network."""
+    with open("/proc/net/igmp") as table:
+        words = [line.split()[0] for line in table if line.startswith("\t\t\t\t")]
+    return {".".join(str(part) for part in bytes.fromhex(word)[::-1]) for word in words}
+
+
+async def test_members_receive_and_can_reply_and_leave() -> None:
+    async with (
+        await aiordma.open_datagram(ADDRESS) as sender,
+        await aiordma.open_datagram(ADDRESS) as member,
+    ):
+        group = await sender.join(GROUP, send_only=True)
+        joined = await member.join(GROUP)
+        assert joined.is_joined
+        assert GROUP in members()
+        await sender.send(b"to all", group, immediate=7)
+        message = await member.receive()
+        assert (message.data, message.immediate) == (b"to all", 7)
+        await member.send(b"to one", message.source)
+        assert (await sender.receive()).data == b"to one"  # and not what it sent itself
+        await joined.leave()
+        await joined.leave()
+        assert not joined.is_joined
+        assert GROUP not in members()
+        await sender.send(b"to those who have not left", group)
+        await sender.send(b"the next", sender.peer(member.gid, member.qpn))
+        assert (await member.receive()).data == b"the next"
+
+
+async def test_a_cancelled_join_has_not_joined() -> None:
+    async with await aiordma.open_datagram(ADDRESS) as socket:
+        for delay in (0, 0.002, 0.01):
+            with anyio.move_on_after(delay):
+                await socket.join(GROUP)
+                await anyio.sleep_forever()
+            for group in list(socket._endpoint.groups.values()):
+                await group.leave()
+            assert GROUP not in members()
+        group = await socket.join(GROUP)
+        await socket.send(b"looped back", group)
+        assert (await socket.receive()).data == b"looped back"
+
+
+@one_loop
+async def test_a_member_of_two_groups_leaves_one() -> None:
+    async with (
+        await aiordma.open_datagram(ADDRESS) as sender,
+        await aiordma.open_datagram(ADDRESS) as member,
+    ):
+        ways = [await sender.join(name, send_only=True) for name in (GROUP, OTHER_GROUP)]
+        joined = [await member.join(name) for name in (GROUP, OTHER_GROUP)]
+        for way in ways:
+            await sender.send(way.address.encode(), way)
+        received = [(await member.receive()).data.decode() for _ in ways]
+        assert received == [GROUP, OTHER_GROUP]
+        await joined[0].leave()
+        for way in ways:
+            await sender.send(way.address.encode(), way)
+        assert (await member.receive()).data.decode() == OTHER_GROUP
+
+
+@one_loop
+async def test_closing_the_socket_leaves_its_groups() -> None:
+    async with await aiordma.open_datagram(ADDRESS) as socket:
+        group = await socket.join(GROUP)
+    assert not group.is_joined
+    assert GROUP not in members()
+    with pytest.raises(aiordma.ClosedError, match=f"the group {GROUP} has been left"):
+        _ = group.peer
+
+
+@one_loop
+async def test_a_group_that_was_left_takes_no_datagrams_and_can_be_joined_again() -> None:
+    async with await aiordma.open_datagram(ADDRESS) as socket:
+        group = await socket.join(GROUP)
+        await group.leave()
+        with pytest.raises(aiordma.ClosedError, match="has been left"):
+            await socket.send(b"", group)
+        await socket.send(b"again", await socket.join(GROUP))
+        assert (await socket.receive()).data == b"again"
+
+
+@one_loop
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("10.1.1.1", "no multicast address"),
+        ("all.the.others", "no numeric address"),
+        ("ff02::1", "another version of IP"),
+        (GROUP, "joined already"),
+    ],
+)
+async def test_what_cannot_be_joined_is_refused(address: str, text: str) -> None:
+    async with await aiordma.open_datagram(ADDRESS) as socket:
+        await socket.join(GROUP)
+        with pytest.raises(ValueError, match=text):
+            await socket.join(address)
+
+
+@one_loop
+async def test_a_join_that_the_network_refuses_or_does_not_confirm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with await aiordma.open_datagram(ADDRESS) as socket:
+
+        def do_nothing(*_: Any, **__: Any) -> None: ...
+
+        with monkeypatch.context() as patch:
+            patch.setattr(aiordma.rdmacm.Identifier, "join_multicast", do_nothing)
+            with pytest.raises(aiordma.ConnectTimeoutError, match=r"within 0\.1 s"):
+                await socket.join(GROUP, timeout=0.1)
+        await socket.join(GROUP)
