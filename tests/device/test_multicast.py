@@ -1,12 +1,15 @@
 """Multicast groups: members, those who only send, leaving, and what is refused."""
 
+import errno
 from typing import Any
 
 import anyio
 import pytest
 
 import aiordma
-from tests.device.players import one_loop
+from aiordma.enums import CmEventType
+from aiordma.rdmacm import Event, Identifier
+from tests.device.players import Outcome, one_loop, until
 from tests.devices import ADDRESS
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("datagrams")]
@@ -115,16 +118,61 @@ async def test_what_cannot_be_joined_is_refused(address: str, text: str) -> None
             await socket.join(address)
 
 
+def _ask_nobody(*_: Any, **__: Any) -> None:
+    """In place of a join: no event follows."""
+
+
+def _refuse(*_: Any, **__: Any) -> None:
+    raise aiordma.VerbsCallError(errno.EOPNOTSUPP, "rdma_join_multicast_ex")
+
+
+def _error(group: aiordma.MulticastGroup) -> Event:
+    """What the network says when it ends a membership, or grants none."""
+    return Event(
+        type=CmEventType.MULTICAST_ERROR,
+        status=-errno.ENETDOWN,
+        key=group._identifier.key,
+        new_key=0,
+        private_data=b"",
+        responder_resources=0,
+        initiator_depth=0,
+        retry_count=0,
+        rnr_retry_count=0,
+        qpn=0,
+    )
+
+
 @one_loop
-async def test_a_join_that_the_network_refuses_or_does_not_confirm(
+async def test_a_join_that_is_refused_or_not_confirmed_can_be_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with await aiordma.open_datagram(ADDRESS) as socket:
-
-        def do_nothing(*_: Any, **__: Any) -> None: ...
-
         with monkeypatch.context() as patch:
-            patch.setattr(aiordma.rdmacm.Identifier, "join_multicast", do_nothing)
+            patch.setattr(Identifier, "join_multicast", _ask_nobody)
             with pytest.raises(aiordma.ConnectTimeoutError, match=r"within 0\.1 s"):
                 await socket.join(GROUP, timeout=0.1)
+        with monkeypatch.context() as patch:
+            patch.setattr(Identifier, "join_multicast", _refuse)
+            with pytest.raises(aiordma.MulticastError, match="rdma_join_multicast_ex"):
+                await socket.join(GROUP)
+        with monkeypatch.context() as patch:
+            patch.setattr(Identifier, "join_multicast", _ask_nobody)
+            outcome = Outcome()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(outcome.of, lambda: socket.join(GROUP))
+                await until(lambda: bool(socket._endpoint.groups))
+                (group,) = socket._endpoint.groups.values()
+                group._handle(_error(group))
+        assert isinstance(outcome.error, aiordma.MulticastError)
+        assert "Network is down" in str(outcome.error)
         await socket.join(GROUP)
+
+
+@one_loop
+async def test_a_group_that_the_network_takes_away_is_an_error_to_send_to() -> None:
+    async with await aiordma.open_datagram(ADDRESS) as socket:
+        group = await socket.join(GROUP)
+        group._handle(_error(group))
+        assert not group.is_joined
+        with pytest.raises(aiordma.MulticastError, match=f"the group {GROUP}: .*Network is down"):
+            await socket.send(b"", group)

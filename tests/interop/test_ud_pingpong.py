@@ -46,15 +46,14 @@ async def test_a_c_client(options: tuple[str, ...]) -> None:
     ):
         port = listener.extra(anyio.abc.SocketAttribute.local_port)
         words = ("ibv_ud_pingpong", *WORDS, *options, "-p", port, "127.0.0.1")
-        async with running(*words) as client:
-            async with await listener.listeners[0].accept() as stream:
-                peer = peer_of(socket, await read_line(stream))
-                await stream.send(line_of(socket))
-                assert await read_line(stream) == b"done\0"
-                for _ in range(COUNT):
-                    message = await socket.receive()
-                    assert len(message.data) == SIZE
-                    await socket.send(message.data, peer)
+        async with running(*words) as client, await listener.listeners[0].accept() as stream:
+            peer = peer_of(socket, await read_line(stream))
+            await stream.send(line_of(socket))
+            assert await read_line(stream) == b"done\0"
+            for _ in range(COUNT):
+                message = await socket.receive()
+                assert len(message.data) == SIZE
+                await socket.send(message.data, peer)
         assert f"{COUNT} iters in" in client.output
 
 
