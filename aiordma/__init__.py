@@ -11,7 +11,7 @@ from aiordma.chain import Chain
 from aiordma.connection import Connection, ConnectionInfo
 from aiordma.connector import connect
 from aiordma.datagram import Datagram, open_datagram
-from aiordma.datagram_message import DatagramMessage
+from aiordma.datagram_message import DatagramArrival, DatagramMessage, DatagramReceive
 from aiordma.datagram_peer import DatagramPeer
 from aiordma.enums import (
     Access,
@@ -108,8 +108,10 @@ __all__ = (
     "ConnectionRequest",
     "Context",
     "Datagram",
+    "DatagramArrival",
     "DatagramMessage",
     "DatagramPeer",
+    "DatagramReceive",
     "Device",
     "DeviceAttributes",
     "DeviceRemovedError",

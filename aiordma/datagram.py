@@ -296,7 +296,12 @@ class Datagram(DatagramPosting, UnreliableObjectReceiveStream[DatagramMessage]):
             anyio.BusyResourceError: another task is receiving.
             ClosedError: you closed the socket.
             DeviceRemovedError, WorkCompletionError: what ended it.
+            ValueError: it was opened with receive_buffers=0.
         """
+        if not self._endpoint.options.receive_buffers:
+            raise ValueError(
+                "this socket was opened with receive_buffers=0: post receives with post_recv()"
+            )
         return await self._received.receive()
 
     # -- the end ------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ class DatagramEndpoint(Endpoint):
         self.was_established = True  # there is no handshake
         self.handles = AddressHandles(self.loop, reactor, hub.domain, most_handles)
         self.groups: dict[str, MulticastGroup] = {}
+        self.senders: Senders | None = None
         self.received: DatagramQueue | None = None
         self.gid = bytes(16)
         self.gid_index = 0
@@ -56,7 +57,6 @@ class DatagramEndpoint(Endpoint):
         self._identifier = identifier
         self._private_data = private_data
         self._most_handles = most_handles
-        self._end_begun = False
         self.on_close = self.handles.close
 
     async def start(self, host: str, qkey: int) -> None:
@@ -76,10 +76,10 @@ class DatagramEndpoint(Endpoint):
         if qkey != UDP_QKEY:
             self.queue_pair.modify(qkey=qkey)
             self.qkey = qkey
-        senders = Senders(
+        self.senders = Senders(
             self.hub.context, port, self.gid_index, qkey=self.qkey, most=self._most_handles
         )
-        self.received = DatagramQueue(self, GRH_BYTES + self.mtu, senders)
+        self.received = DatagramQueue(self, GRH_BYTES + self.mtu, self.senders)
         self.on_end = self.received.wake
         if self.options.receive_buffers:
             self.received.fill()

@@ -1,13 +1,17 @@
-"""A datagram that arrived, and who sent it."""
+"""Datagrams that arrived, into our memory or yours, and who sent them."""
 
 from collections import OrderedDict
+from collections.abc import Generator
+from typing import Any
 
 from aiordma.datagram_peer import DatagramPeer
 from aiordma.enums import WorkCompletionFlag
 from aiordma.grh import is_multicast, source_and_destination
+from aiordma.pool import Lease
+from aiordma.request import WorkRequest
 from aiordma.verbs import GRH_BYTES, AddressVector, Context, WorkCompletion
 
-__all__ = ("DatagramMessage", "Senders")
+__all__ = ("DatagramArrival", "DatagramMessage", "DatagramReceive", "Senders")
 
 _GRH = int(WorkCompletionFlag.GRH)
 _WITH_IMM = int(WorkCompletionFlag.WITH_IMM)
@@ -74,24 +78,24 @@ class Senders:
         )
 
 
-class DatagramMessage:
-    """A datagram that arrived: `data`, and `immediate` (32 bits that the sender put beside the
-    data, as an int), None without."""
+class DatagramArrival:
+    """That a datagram arrived: `length` bytes of payload, and `immediate` (32 bits that the sender
+    put beside them, as an int), None without."""
 
-    __slots__ = ("_completion", "_grh", "_senders", "data", "immediate")
+    __slots__ = ("_completion", "_grh", "_senders", "immediate", "length")
 
-    def __init__(self, received: memoryview, completion: WorkCompletion, senders: Senders) -> None:
-        self._grh = bytes(received[:GRH_BYTES])
+    def __init__(self, grh: bytes, completion: WorkCompletion, senders: Senders) -> None:
+        self._grh = grh
         self._completion = completion
         self._senders = senders
-        self.data = bytes(received[GRH_BYTES : completion.byte_len])
+        self.length = completion.byte_len - GRH_BYTES
         self.immediate: int | None = (
             completion.immediate if completion.wc_flags & _WITH_IMM else None
         )
 
     def __repr__(self) -> str:
         beside = "" if self.immediate is None else f", immediate {self.immediate:#x}"
-        return f"<DatagramMessage of {len(self.data)} bytes from {self.sender_qpn:#x}{beside}>"
+        return f"<{type(self).__name__} of {self.length} bytes from {self.sender_qpn:#x}{beside}>"
 
     @property
     def sender_qpn(self) -> int:
@@ -110,3 +114,50 @@ class DatagramMessage:
             ClosedError: the socket was closed, and the device with it.
         """
         return self._senders.sender(self._completion, self._grh)
+
+
+class DatagramMessage(DatagramArrival):
+    """A datagram that arrived, with its payload: `data`."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, received: memoryview, completion: WorkCompletion, senders: Senders) -> None:
+        super().__init__(bytes(received[:GRH_BYTES]), completion, senders)
+        self.data = bytes(received[GRH_BYTES : completion.byte_len])
+
+
+class DatagramReceive:
+    """A receive that is posted into your own memory. Await it for its DatagramArrival; any number
+    of tasks may, any number of times.
+
+    Awaiting raises the WorkCompletionError that ended it. Cancelling an await leaves it posted, and
+    its memory held. `request` is the WorkRequest; the byte_len of its completion counts the 40
+    bytes of the GRH, which went elsewhere.
+    """
+
+    __slots__ = ("_arrival", "_lease", "_senders", "request")
+
+    def __init__(self, request: WorkRequest, lease: Lease, senders: Senders) -> None:
+        self.request = request
+        self._lease = lease
+        self._senders = senders
+        self._arrival: DatagramArrival | None = None
+        request.add_done_callback(self._ended)
+
+    def _ended(self, request: WorkRequest) -> None:
+        if request.exception() is None:
+            grh = bytes(self._lease.memory.view)
+            self._arrival = DatagramArrival(grh, request.result(), self._senders)
+        self._lease.release()
+
+    def __repr__(self) -> str:
+        return f"<DatagramReceive {self.request!r}>"
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self.request.done()
+
+    def __await__(self) -> Generator[Any, Any, DatagramArrival]:
+        yield from self.request.__await__()
+        assert self._arrival is not None
+        return self._arrival

@@ -4,13 +4,14 @@ from collections.abc import Iterable
 
 from aiordma.address_handles import PeerHandle
 from aiordma.datagram_endpoint import DatagramEndpoint
+from aiordma.datagram_message import DatagramReceive
 from aiordma.datagram_peer import DatagramPeer
 from aiordma.multicast import MulticastGroup
 from aiordma.opcodes import Operation, send_flags, send_opcode
 from aiordma.registration import Registration
 from aiordma.request import WorkRequest
 from aiordma.staging import Buffer, Staging
-from aiordma.verbs import MemoryRegion, MemorySlice, SendWork
+from aiordma.verbs import GRH_BYTES, MemoryRegion, MemorySlice, SendWork
 from aiordma.verbs.memory import flat_view
 
 __all__ = ("DatagramPosting",)
@@ -108,10 +109,7 @@ class DatagramPosting(Registration):
     ) -> tuple[list[Buffer], DatagramPeer]:
         self._endpoint.require_usable()
         given = list(parts)
-        length = sum(
-            part.length if isinstance(part, MemoryRegion | MemorySlice) else flat_view(part).nbytes
-            for part in given
-        )
+        length = _length(given)
         if length > self._endpoint.mtu:
             device = self._endpoint.hub.context.device_name
             raise ValueError(
@@ -166,3 +164,66 @@ class DatagramPosting(Registration):
             raise
         self._staging.posted(staged, request)
         return request
+
+    # -- receiving into your own memory -------------------------------------------------------
+
+    def post_recv(self, buffer: Buffer) -> DatagramReceive:
+        """Post a receive of one datagram, on a socket made with receive_buffers=0.
+
+        Args:
+            buffer: registered memory, or any writable buffer, with room for `mtu` bytes: a
+                datagram longer than the receive that it meets would end the socket, and anybody
+                can send one. Its header goes elsewhere, the payload is at the buffer's start.
+
+        Raises:
+            QueueFullError: `receive_depth` receives are posted.
+            ValueError: the socket posts its own receives; or the buffer will not do.
+            TypeError: the buffer is read-only.
+        """
+        return self.post_recvv([buffer])
+
+    def post_recvv(self, parts: Iterable[Buffer]) -> DatagramReceive:
+        """Post a receive scattered over several buffers. See `post_recv`."""
+        endpoint = self._endpoint
+        if endpoint.options.receive_buffers:
+            raise ValueError(
+                "this socket posts its own receives, and datagrams go to the oldest one: use "
+                "receive(), or open it with receive_buffers=0"
+            )
+        endpoint.require_usable()
+        given = list(parts)
+        most = endpoint.capacity.max_recv_sge - 1
+        if len(given) > most:
+            raise ValueError(
+                f"{len(given)} parts: beside the header's there is room for {most}; ask for more "
+                "with max_sge="
+            )
+        length = _length(given)
+        if length < endpoint.mtu:
+            raise ValueError(
+                f"room for {length} bytes: a datagram can have {endpoint.mtu} (the path MTU), and "
+                "one that does not fit would end the socket"
+            )
+        staged = self._staging.target(given)
+        header = endpoint.hub.pool.lease(GRH_BYTES)
+        try:
+            request = endpoint.post_receive(
+                header.memory.sge + staged.sges,
+                1 + staged.count,
+                GRH_BYTES + staged.length,
+                staged.held,
+            )
+        except BaseException:
+            header.release()
+            self._staging.abandon(staged)
+            raise
+        self._staging.posted(staged, request)
+        assert endpoint.senders is not None
+        return DatagramReceive(request, header, endpoint.senders)
+
+
+def _length(parts: list[Buffer]) -> int:
+    return sum(
+        part.length if isinstance(part, MemoryRegion | MemorySlice) else flat_view(part).nbytes
+        for part in parts
+    )

@@ -212,6 +212,57 @@ async def test_a_closed_socket_refuses_everything() -> None:
         await one.aclose()
 
 
+# -- receives of one's own ------------------------------------------------------------------------
+
+
+@one_loop
+async def test_own_receives_get_the_payload_only() -> None:
+    own = {"receive_buffers": 0, "receive_depth": 2}
+    async with sockets(other=own) as (one, other, peer):
+        head, rest = bytearray(3), other.register(bytearray(2000))
+        scattered = other.post_recvv([head, rest])
+        buffer = bytearray(other.mtu)
+        plain = other.post_recv(buffer)
+        with pytest.raises(aiordma.QueueFullError):
+            other.post_recv(buffer)
+        await one.send(b"scattered", peer, immediate=5)
+        arrival = await scattered
+        assert (bytes(head), bytes(rest[:6].view)) == (b"sca", b"ttered")
+        assert (arrival.length, arrival.immediate) == (9, 5)
+        await other.send(b"heard", arrival.source)
+        assert (await one.receive()).data == b"heard"
+        await one.send(bytes([7]) * one.mtu, peer)
+        assert (await plain).length == (await plain).length == one.mtu
+        assert buffer == bytes([7]) * one.mtu
+
+
+@one_loop
+async def test_own_receives_that_nothing_meets_end_with_the_socket() -> None:
+    socket = await aiordma.open_datagram(ADDRESS, receive_buffers=0)
+    receive = socket.post_recv(bytearray(socket.mtu))
+    await socket.aclose()
+    with pytest.raises(aiordma.FlushedError):
+        await receive
+
+
+@one_loop
+async def test_a_receive_that_will_not_do_is_refused() -> None:
+    own = {"receive_buffers": 0, "receive_depth": 1}
+    async with sockets(other=own) as (one, other, _):
+        for socket, parts, text in (
+            (one, [bytearray(1024)], "posts its own receives"),
+            (other, [bytearray(100)], "room for 100 bytes: a datagram can have 1024"),
+            (other, [bytearray(1024)] * 40, "40 parts: beside the header's there is room for"),
+        ):
+            with pytest.raises(ValueError, match=text):
+                socket.post_recvv(parts)
+        with pytest.raises(TypeError, match="read-only"):
+            other.post_recv(bytes(1024))
+        with pytest.raises(ValueError, match="receive_buffers=0: post receives with post_recv"):
+            await other.receive()
+        other.post_recv(bytearray(1024))  # the only slot is free
+
+
 # -- handles, and the end -------------------------------------------------------------------------
 
 
