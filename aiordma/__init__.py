@@ -7,8 +7,11 @@
 Importing opens nothing; the libraries and devices are opened at first use.
 """
 
+from aiordma.address_lookup import ResolvedAddress, devices, resolve
 from aiordma.chain import Chain
 from aiordma.connection import Connection, ConnectionInfo
+from aiordma.connection_parameters import ConnectionParameters, Ece
+from aiordma.connection_request import ConnectionRequest
 from aiordma.connector import connect
 from aiordma.datagram import Datagram, open_datagram
 from aiordma.datagram_message import DatagramArrival, DatagramMessage, DatagramReceive
@@ -16,9 +19,11 @@ from aiordma.datagram_peer import DatagramPeer
 from aiordma.enums import (
     Access,
     AsyncEventType,
+    CmEventType,
     GidType,
     MemoryWindowType,
     Mtu,
+    PortSpace,
     QueuePairState,
     QueuePairType,
     SendFlag,
@@ -57,12 +62,15 @@ from aiordma.errors import (
     VerbsCallError,
     WorkCompletionError,
 )
-from aiordma.listener import ConnectionRequest, Listener, listen
+from aiordma.event_channel import Event as CmEvent
+from aiordma.event_channel import EventChannel
+from aiordma.listener import Listener, listen
 from aiordma.messages import Message
 from aiordma.multicast import MulticastGroup
 from aiordma.options import ConnectionKeywords, ConnectionOptions
 from aiordma.queue_pairs import QueuePairAddress, UnmanagedConnection, open_queue_pair
 from aiordma.ranges import RemoteMemory
+from aiordma.rdmacm import Identifier
 from aiordma.request import WorkRequest
 from aiordma.verbs import (
     GRH_BYTES,
@@ -99,6 +107,8 @@ __all__ = (
     "Capacity",
     "Chain",
     "ClosedError",
+    "CmEvent",
+    "CmEventType",
     "CompletionChannel",
     "CompletionQueue",
     "ConnectTimeoutError",
@@ -106,6 +116,7 @@ __all__ = (
     "ConnectionInfo",
     "ConnectionKeywords",
     "ConnectionOptions",
+    "ConnectionParameters",
     "ConnectionRequest",
     "Context",
     "Datagram",
@@ -117,8 +128,11 @@ __all__ = (
     "DeviceAttributes",
     "DeviceRemovedError",
     "DisconnectedError",
+    "Ece",
+    "EventChannel",
     "FlushedError",
     "GidType",
+    "Identifier",
     "Listener",
     "LocalAccessError",
     "LocalLengthError",
@@ -136,6 +150,7 @@ __all__ = (
     "NotSupportedError",
     "PartialPostError",
     "PortAttributes",
+    "PortSpace",
     "ProtectionDomain",
     "QueueFullError",
     "QueuePair",
@@ -151,6 +166,7 @@ __all__ = (
     "RemoteInvalidRequestError",
     "RemoteMemory",
     "RemoteOperationError",
+    "ResolvedAddress",
     "Resource",
     "RetryExceededError",
     "RouteError",
@@ -167,7 +183,9 @@ __all__ = (
     "WorkRequest",
     "WorkRequestOpcode",
     "connect",
+    "devices",
     "listen",
     "open_datagram",
     "open_queue_pair",
+    "resolve",
 )

@@ -13,6 +13,7 @@ __all__ = (
     "MAX_DATAGRAM_CONNECT_PRIVATE_DATA",
     "MAX_REJECT_PRIVATE_DATA",
     "ConnectionParameters",
+    "Ece",
     "check_private_data",
 )
 
@@ -93,3 +94,17 @@ class ConnectionParameters:
         raw.srq = self.shared_receive
         raw.qp_num = self.qpn
         return raw, data
+
+
+@dataclass(frozen=True, slots=True)
+class Ece:
+    """Options of enhanced connection establishment (`ibv_ece`): a vendor's bits, which two devices
+    of that vendor agree on. Zeros are none."""
+
+    vendor_id: int
+    options: int
+
+    def __post_init__(self) -> None:
+        for name in ("vendor_id", "options"):
+            if not 0 <= getattr(self, name) < 1 << 32:
+                raise ValueError(f"{name}={getattr(self, name)} is not in 0..2**32-1")

@@ -3,10 +3,12 @@
 import errno
 import logging
 import os
+import socket
 from typing import Unpack
 
 import anyio
 
+from aiordma.address_lookup import numeric_address
 from aiordma.connection import Connection
 from aiordma.endpoint import Endpoint
 from aiordma.enums import CmEventType
@@ -51,6 +53,7 @@ async def connect(
     source: tuple[str, int] | None = None,
     timeout: float | None = 30.0,
     device: str = "auto",
+    reuse_address: bool = False,
     **options: Unpack[ConnectionKeywords],
 ) -> Connection:
     """Connect to a listening peer over RDMA.
@@ -58,13 +61,15 @@ async def connect(
     Cancelled, or failed, it leaves nothing behind. Follows man rdma_cm, "Client operation".
 
     Args:
-        host: a name or a numeric address of the peer's RDMA interface.
+        host: a name or a numeric address of the peer's RDMA interface. An IPv6 link-local one has
+            our interface behind it: "fe80::1%eth0".
         port: its port, in RDMA's TCP port space (which sockets do not share).
         private_data: up to 56 bytes for the peer's program, beside the request.
         source: bind to this (host, port) first; port 0 for any.
         timeout: seconds for all steps together; None for as long as it takes.
         device: "auto" takes the device that reaches the address; a name insists on one. The
             environment's AIORDMA_DEVICE is used in place of "auto" where set.
+        reuse_address: with a source port: others that say so too may connect from it as well.
         options: see ConnectionOptions.
 
     Raises:
@@ -78,11 +83,14 @@ async def connect(
     wanted = choose_device(device)
     seconds = MOST_SECONDS if timeout is None else min(timeout, MOST_SECONDS)
     attempt = _Attempt(f"{host}:{port}", chosen, private_data, wanted, int(seconds * 1000))
+    attempt.reuse_address = reuse_address
     try:
         with anyio.fail_after(timeout):
-            numeric = await numeric_address(host)
-            bound = (await numeric_address(source[0]), source[1]) if source else None
-            return await attempt.run(numeric, port, bound)
+            family, bound = socket.AF_UNSPEC, None
+            if source is not None:
+                bound = (await numeric_address(source[0]), source[1])
+                family = socket.AF_INET6 if ":" in bound[0] else socket.AF_INET
+            return await attempt.run(await numeric_address(host, family), port, bound)
     except TimeoutError:
         raise ConnectTimeoutError(
             f"connect to {host}:{port}: {attempt.step} took longer than {timeout:g} s"
@@ -104,6 +112,7 @@ class _Attempt:
         self.options = options
         self.private_data = private_data
         self.device = device
+        self.reuse_address = False
         self.step = "looking up the name"
         self.timeout_ms = timeout_ms
         self._state = _S.RESOLVING_ADDRESS
@@ -160,6 +169,10 @@ class _Attempt:
         source: tuple[str, int] | None,
     ) -> DeviceHub:
         identifier.set_ack_timeout(self.options.ack_timeout)
+        if self.options.tos is not None:
+            identifier.set_tos(self.options.tos)
+        if self.reuse_address:
+            identifier.set_reuse_address(True)
         self.step = "resolving the address"
         try:
             identifier.resolve_address(host, port, source, self.timeout_ms)
@@ -255,21 +268,6 @@ def choose_device(device: str) -> str | None:
     if device == "software":
         raise NotSupportedError("the built-in software device does not exist yet")
     return None if device == "auto" else device
-
-
-async def numeric_address(host: str) -> str:
-    """Look a name up without blocking the loop; a numeric address comes back as it is.
-
-    Raises:
-        AddressError: the name does not resolve.
-    """
-    try:
-        found = await anyio.getaddrinfo(host, None, type=1)
-    except OSError as error:
-        raise AddressError(f"{host!r} does not resolve: {error}") from error
-    # IPv4 first: RoCE's and soft-RoCE's usual GIDs; IPv6 where there is nothing else.
-    addresses = sorted({entry[4][0] for entry in found}, key=lambda text: ":" in text)
-    return str(addresses[0])
 
 
 def failed_event(what: str, event: Event | None) -> Exception:

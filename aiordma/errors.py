@@ -310,6 +310,7 @@ REJECT_REASONS: dict[int, str] = {
     8: "nobody listens on that port (a device's addresses also need a moment after it appears)",
     10: "the queue pair number is still in use at the peer: try again",
     28: "the peer's program refused",
+    35: "the peer does not take these options (ECE): try without",
     -errno_module.ECONNREFUSED: "nobody listens on that port, or the peer's program refused",
     -errno_module.ECONNRESET: "the peer reset the connection",
     -errno_module.ETIMEDOUT: "the peer did not answer",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from aiordma._native import ffi, lib
 from aiordma.enums import CmEventType
 from aiordma.errors import NoDeviceError, VerbsCallError, check_negative_errno, check_pointer
-from aiordma.provider import Provider
+from aiordma.provider import Provider, rdma_core
 from aiordma.verbs import AddressVector, Resource
 
 __all__ = ("Event", "EventChannel")
@@ -43,10 +43,16 @@ class Event:
 
 
 class EventChannel(Resource):
-    """Where the events of many identifiers arrive; `fd` becomes readable. Non-blocking."""
+    """Where the events of many identifiers arrive; `fd` becomes readable. Non-blocking.
 
-    def __init__(self, provider: Provider) -> None:
+    Raises:
+        NoDeviceError: there is no RDMA stack here; the message says how to get one.
+    """
+
+    def __init__(self, provider: Provider | None = None) -> None:
         super().__init__()
+        if provider is None:
+            provider = rdma_core()
         self.provider = provider
         try:
             self.pointer = check_pointer(

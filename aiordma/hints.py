@@ -49,11 +49,15 @@ _HINTS: dict[tuple[str, int], Callable[[], str]] = {
         "No RDMA device has this address: `rdma link` lists devices and their interfaces"
     ),
     ("rdma_bind_addr", errno.EADDRNOTAVAIL): lambda: (
-        "No interface of this machine has this address"
+        "No interface of this machine has this address; or somebody has the port on all addresses, "
+        "or on one of all those asked for (all of IPv6 includes IPv4, unless ipv6_only)"
     ),
     ("rdma_bind_addr", errno.EADDRINUSE): lambda: "Another listener has this port",
     ("rdma_listen", errno.EADDRINUSE): lambda: "Another listener has this port",
     ("rdma_resolve_addr", errno.ENODEV): _not_reached,
+    ("rdma_resolve_addr", errno.EADDRINUSE): lambda: (
+        "Another has the source port: where all of them say reuse_address=True, they share it"
+    ),
     ("rdma_resolve_route", errno.ENODEV): _not_reached,
     ("rdma_resolve_addr", errno.EINVAL): lambda: (
         "The address does not suit the RDMA device that has it, or the source address: a loopback "

@@ -4,41 +4,27 @@ import logging
 import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any, Unpack
 
 import anyio
 from anyio.abc import Listener as AbstractListener
 from anyio.abc import TaskGroup
 
+from aiordma.address_lookup import numeric_address
 from aiordma.connection import Connection, ConnectionInfo
-from aiordma.connector import choose_device, failed_event, numeric_address, parameters
-from aiordma.endpoint import Endpoint
+from aiordma.connection_request import ConnectionRequest
+from aiordma.connector import choose_device
 from aiordma.enums import CmEventType
-from aiordma.errors import (
-    ClosedError,
-    DeviceRemovedError,
-    DisconnectedError,
-    NoDeviceError,
-    RdmaConnectionError,
-    VerbsCallError,
-)
+from aiordma.errors import ClosedError, DeviceRemovedError, NoDeviceError, RdmaConnectionError
 from aiordma.event_loop import Waiter
-from aiordma.hub import DeviceHub
 from aiordma.options import ConnectionKeywords, ConnectionOptions
-from aiordma.rdmacm import (
-    MAX_ACCEPT_PRIVATE_DATA,
-    MAX_REJECT_PRIVATE_DATA,
-    Event,
-    Identifier,
-)
+from aiordma.rdmacm import Event, Identifier
 from aiordma.reactor import Reactor, acquire_reactor
 from aiordma.socket_address import SocketAddress
-from aiordma.states import ConnectionState
 from aiordma.threads import outwait
 from aiordma.verbs import Device
 
-__all__ = ("ConnectionRequest", "Listener", "listen")
+__all__ = ("Listener", "listen")
 
 logger = logging.getLogger("aiordma")
 
@@ -52,16 +38,20 @@ async def listen(
     backlog: int = 128,
     device: str = "auto",
     accept_timeout: float = 30.0,
+    ipv6_only: bool | None = None,
     **options: Unpack[ConnectionKeywords],
 ) -> "Listener":
     """Listen for connections, on every RDMA device or on the one that has the address.
 
     Args:
-        host: a local address of an RDMA interface; "0.0.0.0" or "::" is all of them.
+        host: a local address of an RDMA interface; "0.0.0.0" is all of IPv4's, "::" all of both
+            versions'. A link-local one has its interface behind it: "fe80::1%eth0".
         port: in RDMA's TCP port space; 0 takes a free one (`listener.port`).
         backlog: connection requests that may wait to be accepted; further ones are rejected.
         device: "auto", or the name of the only device to accept on.
         accept_timeout: seconds that a peer may take to finish an accepted connection.
+        ipv6_only: with "::", leave IPv4's port of that number to others; None: as the system
+            has it (sysctl net.ipv6.bindv6only).
         options: of every accepted connection: see ConnectionOptions.
 
     Raises:
@@ -71,6 +61,8 @@ async def listen(
     if backlog < 1:
         # Zero means a system default to rdma_listen, and dropping without a word beyond it.
         raise ValueError(f"backlog={backlog} is not 1 or more")
+    if ipv6_only is not None and ":" not in host:
+        raise ValueError(f"ipv6_only={ipv6_only}: {host!r} is no numeric IPv6 address")
     chosen = ConnectionOptions(**options)
     wanted = choose_device(device)
     if wanted is not None and wanted not in Device.names():
@@ -84,6 +76,10 @@ async def listen(
         raise
     listener = Listener(reactor, identifier, chosen, backlog, wanted, accept_timeout)
     try:
+        if chosen.tos is not None:
+            identifier.set_tos(chosen.tos)
+        if ipv6_only is not None:
+            identifier.set_ipv6_only(ipv6_only)
         identifier.bind(numeric, port)
         # The kernel drops what is beyond its backlog without a word: ours rejects before that.
         identifier.listen(backlog + KERNEL_BACKLOG_RESERVE)
@@ -91,146 +87,6 @@ async def listen(
         await listener.aclose()
         raise
     return listener
-
-
-class ConnectionRequest:
-    """A peer that wants to connect: `accept` it or `reject` it, once."""
-
-    def __init__(self, listener: "Listener", identifier: Identifier, event: Event) -> None:
-        listener.reactor.retain()  # until it is answered; then whoever has the identifier has it
-        self._reactor = listener.reactor
-        self._options = listener.options
-        self._accept_timeout = listener.accept_timeout
-        self._identifier = identifier
-        self._event = event
-        self._gone: Event | None = None
-        self._answered = False
-        self.private_data = event.private_data
-        """What the peer sent along; RDMA pads it with zeros."""
-        self.peer_address: SocketAddress | None = identifier.peer_address
-        """The peer's (host, port)."""
-
-    def __repr__(self) -> str:
-        return f"<ConnectionRequest from {self.peer_address}>"
-
-    def _handle(self, event: Event) -> None:
-        # The peer can go away while it waits for the answer.
-        if event.type in (
-            CmEventType.DISCONNECTED,
-            CmEventType.UNREACHABLE,
-            CmEventType.CONNECT_ERROR,
-            CmEventType.REJECTED,
-            CmEventType.DEVICE_REMOVAL,
-        ):
-            self._gone = event
-
-    def _answer(self) -> None:
-        if self._answered:
-            raise ClosedError("this connection request has been answered")
-        self._answered = True
-
-    async def accept(
-        self, *, private_data: bytes = b"", **options: Unpack[ConnectionKeywords]
-    ) -> Connection:
-        """Accept, and return the established connection. Cancelled or failed, the peer is refused
-        or disconnected, and nothing is left.
-
-        Args:
-            private_data: up to 196 bytes for the peer's program.
-            options: in place of the listener's.
-
-        Raises:
-            RdmaConnectionError: the peer has gone, or did not finish in time.
-            ClosedError: the request has been answered already.
-        """
-        chosen = ConnectionOptions(**options) if options else self._options
-        parameters(chosen, private_data).check(MAX_ACCEPT_PRIVATE_DATA, "an accept")
-        self._answer()
-        what = f"accept {self.peer_address}"
-        identifier = self._identifier
-        try:
-            if self._gone is not None:
-                raise failed_event(what, self._gone)
-            hub = await self._reactor.hub(identifier)
-        except BaseException:
-            await self._give_back()
-            raise
-        # From here the endpoint owns the identifier, and the use of the reactor.
-        endpoint = Endpoint(self._reactor, hub, identifier, chosen, ConnectionState.ACCEPTING)
-        self._reactor.subscribe(identifier, endpoint.handle_event, endpoint)
-        try:
-            identifier.set_ack_timeout(chosen.ack_timeout)
-            await endpoint.open()
-            connection = Connection(endpoint)
-            connection.prepare()
-            if self._gone is not None:
-                raise failed_event(what, self._gone)
-            identifier.accept(parameters(self._offered(hub, chosen), private_data))
-            with anyio.move_on_after(self._accept_timeout):
-                if not await endpoint.connected():
-                    raise endpoint.cause or failed_event(what, endpoint.last_event)
-                connection.begin(private_data=self.private_data)
-                return connection
-            raise DisconnectedError(
-                f"{what}: the peer did not finish within {self._accept_timeout:g} s"
-            )
-        except BaseException as error:
-            await endpoint.aclose()
-            if isinstance(error, VerbsCallError):
-                # Calls on an identifier whose peer has gone fail in many ways.
-                raise RdmaConnectionError(f"{what}: {error}") from error
-            raise
-
-    def _offered(self, hub: DeviceHub, chosen: ConnectionOptions) -> ConnectionOptions:
-        if hub.is_iwarp:
-            return chosen  # the two sides settle it by themselves (RFC 6581)
-        # No more than the peer offers; its numbers come from our viewpoint (man rdma_accept).
-        event = self._event
-        return replace(
-            chosen,
-            responder_resources=min(chosen.responder_resources, event.responder_resources),
-            initiator_depth=min(chosen.initiator_depth, event.initiator_depth),
-        )
-
-    async def reject(self, private_data: bytes = b"") -> None:
-        """Refuse; the peer's connect raises RejectedError with up to 148 bytes from here.
-
-        Raises:
-            ClosedError: the request has been answered already.
-        """
-        if len(private_data) > MAX_REJECT_PRIVATE_DATA:
-            raise ValueError(
-                f"private_data of {len(private_data)} bytes: a reject carries at most "
-                f"{MAX_REJECT_PRIVATE_DATA}"
-            )
-        self._answer()
-        self._refuse(private_data)
-        await self._give_back()
-
-    def reject_later(self) -> None:
-        """`reject` in the background."""
-        self._answer()
-        self._refuse(b"")
-        self._give_back_later(lambda: None)
-
-    def _refuse(self, private_data: bytes) -> None:
-        try:
-            self._identifier.reject(private_data)
-        except VerbsCallError as error:
-            logger.debug("rejecting %s: %s", self.peer_address, error)  # it has gone already
-
-    async def _give_back(self) -> None:
-        given = anyio.Event()
-        self._give_back_later(given.set)
-        await outwait(given)
-
-    def _give_back_later(self, then: Callable[[], None]) -> None:
-        self._reactor.unsubscribe(self._identifier)
-        self._reactor.destroy(self._identifier.close, lambda: self._reactor.release(then))
-
-    def __del__(self) -> None:
-        if not getattr(self, "_answered", True):
-            warnings.warn(f"unanswered {self!r}", ResourceWarning, stacklevel=1, source=self)
 
 
 class Listener(AbstractListener[Connection]):
@@ -284,8 +140,10 @@ class Listener(AbstractListener[Connection]):
                 self._wake_all()
             return
         identifier = Identifier(self.reactor.channel, key=event.new_key)
-        request = ConnectionRequest(self, identifier, event)
-        self.reactor.subscribe(identifier, request._handle)
+        request = ConnectionRequest(
+            self.reactor, self.options, self.accept_timeout, identifier, event
+        )
+        self.reactor.subscribe(identifier, request.handle_event)
         if self._closed or len(self._requests) >= self._backlog or not self._is_ours(identifier):
             request.reject_later()
             return

@@ -21,6 +21,7 @@ class ConnectionKeywords(TypedDict, total=False):
     rnr_retry_count: int
     ack_timeout: int
     min_rnr_timer: int
+    tos: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,9 @@ class ConnectionOptions:
             16 is 268 ms. With retry_count it bounds how fast a dead peer is noticed.
         min_rnr_timer: code of the pause that we ask of a peer that finds no receive posted, 0..31
             (IBTA table 45): 5 is 0.06 ms. The CM's own default, 0, is 655 ms.
+        tos: type of service of what both ends send, 0..255 (IPv6: the traffic class; the DSCP is
+            its upper six bits); None: the system's. On RoCE the side that connects decides for
+            both, on iWARP each side for itself (siw does not heed it).
     """
 
     receive_buffers: int = 16
@@ -63,6 +67,7 @@ class ConnectionOptions:
     rnr_retry_count: int = 7
     ack_timeout: int = 16
     min_rnr_timer: int = 5
+    tos: int | None = None
 
     def __post_init__(self) -> None:
         ranges = {
@@ -78,9 +83,12 @@ class ConnectionOptions:
             "rnr_retry_count": (0, 7),
             "ack_timeout": (0, 31),
             "min_rnr_timer": (0, 31),
+            "tos": (0, 255),
         }
         for name, (least, most) in ranges.items():
             value = getattr(self, name)
+            if value is None and name == "tos":
+                continue
             if not least <= value <= most:
                 raise ValueError(f"{name}={value} is not in {least}..{most}")
 

@@ -3,6 +3,8 @@
 Waiting for events, and timeouts, are the reactor's business.
 """
 
+import errno
+import sys
 from typing import Any
 
 from aiordma._native import ffi, lib
@@ -14,10 +16,18 @@ from aiordma.connection_parameters import (
     MAX_DATAGRAM_CONNECT_PRIVATE_DATA,
     MAX_REJECT_PRIVATE_DATA,
     ConnectionParameters,
+    Ece,
     check_private_data,
 )
-from aiordma.enums import PortSpace, QueuePairType
-from aiordma.errors import check_minus_one
+from aiordma.enums import (
+    AsyncEventType,
+    PortSpace,
+    QueuePairAttribute,
+    QueuePairState,
+    QueuePairType,
+    Transport,
+)
+from aiordma.errors import NotSupportedError, VerbsCallError, check_minus_one
 from aiordma.event_channel import Event, EventChannel
 from aiordma.socket_address import SocketAddress, pack_address, unpack_address
 from aiordma.verbs import (
@@ -29,6 +39,7 @@ from aiordma.verbs import (
     RawSharedReceiveQueue,
     Resource,
 )
+from aiordma.verbs.queue_pair import modify_arguments
 
 __all__ = (
     "DEVICE_MAXIMUM",
@@ -38,6 +49,7 @@ __all__ = (
     "MAX_DATAGRAM_CONNECT_PRIVATE_DATA",
     "MAX_REJECT_PRIVATE_DATA",
     "ConnectionParameters",
+    "Ece",
     "Event",
     "EventChannel",
     "Identifier",
@@ -48,6 +60,10 @@ __all__ = (
 _CONNECT = (MAX_CONNECT_PRIVATE_DATA, MAX_DATAGRAM_CONNECT_PRIVATE_DATA)
 _ACCEPT = (MAX_ACCEPT_PRIVATE_DATA, MAX_DATAGRAM_ACCEPT_PRIVATE_DATA)
 _REJECT = (MAX_REJECT_PRIVATE_DATA, MAX_DATAGRAM_ACCEPT_PRIVATE_DATA)
+
+
+def _c_int(value: int) -> bytes:
+    return value.to_bytes(4, sys.byteorder)
 
 
 class Identifier(Resource):
@@ -87,57 +103,71 @@ class Identifier(Resource):
     def __repr__(self) -> str:
         return f"<Identifier {self.key:#x}>"
 
+    def _call(self, name: str, *arguments: Any) -> None:
+        """Call a function of librdmacm, named without its rdma_, on this identifier."""
+        self.require_open()
+        check_minus_one(getattr(self.provider, name)(self.pointer, *arguments), f"rdma_{name}")
+
     def set_option(self, name: int, value: bytes) -> None:
         """Set an option of level RDMA_OPTION_ID (man rdma_set_option)."""
-        self.require_open()
-        check_minus_one(
-            self.provider.set_option(
-                self.pointer, lib.RDMA_OPTION_ID, name, ffi.from_buffer(value), len(value)
-            ),
-            "rdma_set_option",
-        )
+        self._call("set_option", lib.RDMA_OPTION_ID, name, ffi.from_buffer(value), len(value))
 
     def set_ack_timeout(self, exponent: int) -> None:
         """Wait 4.096 us x 2^exponent for an acknowledgement; before connect or accept."""
-        if not 0 <= exponent <= 31:
-            raise ValueError(f"ack_timeout={exponent} is not in 0..31")
-        self.set_option(lib.RDMA_OPTION_ID_ACK_TIMEOUT, bytes([exponent]))
+        self._set_byte("ack_timeout", lib.RDMA_OPTION_ID_ACK_TIMEOUT, exponent, 31)
+
+    def set_tos(self, tos: int) -> None:
+        """Mark what is sent with a type of service: the IPv4 field, or IPv6's traffic class.
+        Before the route is resolved, on iWARP before connect or listen."""
+        self._set_byte("tos", lib.RDMA_OPTION_ID_TOS, tos, 255)
+
+    def set_reuse_address(self, reuse: bool) -> None:
+        """Let others of the same mind bind the same address and port; before `bind`. One that
+        listens must be alone all the same."""
+        self.set_option(lib.RDMA_OPTION_ID_REUSEADDR, _c_int(reuse))
+
+    def set_ipv6_only(self, only: bool) -> None:
+        """Let `bind` to the IPv6 wildcard take IPv4's port too, or not; before `bind`."""
+        self.set_option(lib.RDMA_OPTION_ID_AFONLY, _c_int(only))
+
+    def _set_byte(self, what: str, option: int, value: int, most: int) -> None:
+        if not 0 <= value <= most:
+            raise ValueError(f"{what}={value} is not in 0..{most}")
+        self.set_option(option, bytes([value]))
+
+    def migrate(self, channel: EventChannel) -> None:
+        """Let events arrive at another channel from now on, the waiting ones too; `key` stays
+        (man rdma_migrate_id). No other thread may take events of either channel meanwhile."""
+        channel.require_open()
+        self._call("migrate_id", channel.pointer)
+        self._move(channel)
+        self.channel = channel
 
     def bind(self, host: str, port: int) -> None:
         """Take a local address; port 0 takes a free one (man rdma_bind_addr)."""
-        self.require_open()
         address = ffi.from_buffer(pack_address(host, port))
-        check_minus_one(
-            self.provider.bind_addr(self.pointer, ffi.cast("struct sockaddr *", address)),
-            "rdma_bind_addr",
-        )
+        self._call("bind_addr", ffi.cast("struct sockaddr *", address))
 
     def listen(self, backlog: int) -> None:
         """Report connection requests to the bound address (man rdma_listen)."""
-        self.require_open()
-        check_minus_one(self.provider.listen(self.pointer, backlog), "rdma_listen")
+        self._call("listen", backlog)
 
     def resolve_address(
         self, host: str, port: int, source: tuple[str, int] | None, timeout_ms: int
     ) -> None:
         """Find the device that reaches an address; ADDR_RESOLVED or ADDR_ERROR follows."""
-        self.require_open()
         target = ffi.from_buffer(pack_address(host, port))
         origin = ffi.from_buffer(pack_address(*source)) if source else ffi.NULL
-        check_minus_one(
-            self.provider.resolve_addr(
-                self.pointer,
-                ffi.cast("struct sockaddr *", origin),
-                ffi.cast("struct sockaddr *", target),
-                timeout_ms,
-            ),
-            "rdma_resolve_addr",
+        self._call(
+            "resolve_addr",
+            ffi.cast("struct sockaddr *", origin),
+            ffi.cast("struct sockaddr *", target),
+            timeout_ms,
         )
 
     def resolve_route(self, timeout_ms: int) -> None:
         """Find the path; ROUTE_RESOLVED or ROUTE_ERROR follows."""
-        self.require_open()
-        check_minus_one(self.provider.resolve_route(self.pointer, timeout_ms), "rdma_resolve_route")
+        self._call("resolve_route", timeout_ms)
 
     @property
     def device_key(self) -> int:
@@ -202,33 +232,110 @@ class Identifier(Resource):
         """Ask the peer to connect; ESTABLISHED, or an error event, follows. CONNECT_RESPONSE if
         librdmacm has not made the queue pair: then it is for us to move it on, and to `establish`.
         In the UDP port space: ask for the peer's queue pair and qkey."""
-        self.require_open()
         parameters.check(self._most(*_CONNECT), "a connection request")
         raw, _data = parameters.to_c()
-        check_minus_one(self.provider.connect(self.pointer, raw), "rdma_connect")
+        self._call("connect", raw)
 
     def accept(self, parameters: ConnectionParameters) -> None:
         """Accept a connection request; ESTABLISHED, or an error event, follows (in the UDP port
         space nothing: the answer is sent, and that is all)."""
-        self.require_open()
         parameters.check(self._most(*_ACCEPT), "an accept")
         raw, _data = parameters.to_c()
-        check_minus_one(self.provider.accept(self.pointer, raw), "rdma_accept")
+        self._call("accept", raw)
 
     def reject(self, private_data: bytes = b"") -> None:
         """Refuse a connection request, with data for the peer's program."""
         self.require_open()
+        self._reject("reject", private_data)
+
+    def _reject(self, call: str, private_data: bytes) -> None:
         check_private_data(private_data, self._most(*_REJECT), "a reject")
         data = ffi.new("uint8_t[]", private_data or b"\0")
-        check_minus_one(self.provider.reject(self.pointer, data, len(private_data)), "rdma_reject")
+        self._call(call, data, len(private_data))
 
     def _most(self, connected: int, datagram: int) -> int:
         return datagram if self.port_space is PortSpace.UDP else connected
 
     def disconnect(self) -> None:
         """Move the queue pair to its error state and tell the peer (man rdma_disconnect)."""
+        self._call("disconnect")
+
+    # -- for queue pairs that librdmacm has not made ------------------------------------------
+
+    def init_qp_attr(self, state: QueuePairState) -> dict[str, Any]:
+        """Return what QueuePair.modify takes to bring a queue pair of this connection to a state:
+        INIT once a device is known, RTR and RTS once the peer is (man rdma_init_qp_attr). Earlier
+        they are incomplete, and `modify` names what is missing.
+
+        Raises:
+            VerbsCallError: no device is bound.
+        """
+        raw, mask = ffi.new("struct ibv_qp_attr *"), ffi.new("int *")
+        raw.qp_state = state
+        self._call("init_qp_attr", raw, mask)
+        return modify_arguments(raw, QueuePairAttribute(mask[0]))
+
+    def establish(self) -> None:
+        """Finish a connect after CONNECT_RESPONSE, with the queue pair in RTS; the peer gets
+        ESTABLISHED (man rdma_establish)."""
+        self._require_own_queue_pair("establish")
+        self._call("establish")
+
+    def notify(self, event: AsyncEventType = AsyncEventType.COMM_EST) -> None:
+        """Tell of a message that arrived before the peer's last word of the handshake, which may
+        have got lost: ESTABLISHED follows, if it has not been reported (man rdma_notify).
+
+        Raises:
+            VerbsCallError: there is no handshake to be finished.
+        """
+        try:
+            self._call("notify", event)
+        except VerbsCallError as error:
+            if error.errno != errno.EISCONN:  # that word has come meanwhile
+                raise
+
+    def set_local_ece(self, ece: Ece) -> None:
+        """Offer options with the next connect, or agree to some with the next accept (man
+        rdma_set_local_ece).
+
+        Raises:
+            ValueError: librdmacm made the queue pair, and settles this by itself.
+            NotSupportedError: the device's handshake, or librdmacm, has no such thing.
+        """
+        raw = self._ece("set_local_ece")
+        raw.vendor_id, raw.options = ece.vendor_id, ece.options
+        self._call("set_local_ece", raw)
+
+    @property
+    def remote_ece(self) -> Ece:
+        """What the peer offered with its request, or agreed to; zeros if nothing (man
+        rdma_get_remote_ece). Raises as `set_local_ece`."""
+        raw = self._ece("remote_ece")
+        self._call("get_remote_ece", raw)
+        return Ece(raw.vendor_id, raw.options)
+
+    def reject_ece(self, private_data: bytes = b"") -> None:
+        """`reject`, since the offered options do not suit: the peer may try without (man
+        rdma_reject_ece). Raises as `set_local_ece`."""
+        self._ece("reject_ece")
+        self._reject("reject_ece", private_data)
+
+    def _ece(self, call: str) -> Any:
+        self._require_own_queue_pair(call)
+        if self.device_key:
+            device = self.context()
+            device.close()
+            if device.transport is Transport.IWARP:
+                raise NotSupportedError(
+                    f"{call}: {device.device_name} is an iWARP device, whose handshake has no ECE "
+                    "(enhanced connection establishment)"
+                )
+        return ffi.new("struct ibv_ece *")
+
+    def _require_own_queue_pair(self, call: str) -> None:
         self.require_open()
-        check_minus_one(self.provider.disconnect(self.pointer), "rdma_disconnect")
+        if self.pointer.qp:
+            raise ValueError(f"{call}: librdmacm made the queue pair, and sees to this by itself")
 
     # -- multicast ----------------------------------------------------------------------------
 
@@ -242,7 +349,6 @@ class Identifier(Resource):
             NotSupportedError: librdmacm is older than such joins.
             VerbsCallError: no device is bound, or it has no multicast.
         """
-        self.require_open()
         address = ffi.from_buffer(pack_address(host, 0))
         request = ffi.new("struct rdma_cm_join_mc_attr_ex *")
         request.comp_mask = lib.RDMA_CM_JOIN_MC_ATTR_ADDRESS | lib.RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS
@@ -252,20 +358,13 @@ class Identifier(Resource):
             else lib.RDMA_MC_JOIN_FLAG_FULLMEMBER
         )
         request.addr = ffi.cast("struct sockaddr *", address)
-        check_minus_one(
-            self.provider.join_multicast_ex(self.pointer, request, ffi.NULL),
-            "rdma_join_multicast_ex",
-        )
+        self._call("join_multicast_ex", request, ffi.NULL)
 
     def leave_multicast(self, host: str) -> None:
         """Leave a group that was joined with this host, joined by now or not (man
         rdma_leave_multicast). Destroying the identifier leaves all of them."""
-        self.require_open()
         address = ffi.from_buffer(pack_address(host, 0))
-        check_minus_one(
-            self.provider.leave_multicast(self.pointer, ffi.cast("struct sockaddr *", address)),
-            "rdma_leave_multicast",
-        )
+        self._call("leave_multicast", ffi.cast("struct sockaddr *", address))
 
     # -- the two ends -------------------------------------------------------------------------
 

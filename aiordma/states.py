@@ -9,7 +9,13 @@ from enum import Enum
 from aiordma.enums import CmEventType, QueuePairState, QueuePairType
 from aiordma.enums import QueuePairAttribute as Attribute
 
-__all__ = ("ConnectionState", "allowed_attributes", "check_transition", "next_state")
+__all__ = (
+    "ENDS_A_REQUEST",
+    "ConnectionState",
+    "allowed_attributes",
+    "check_transition",
+    "next_state",
+)
 
 _S = QueuePairState
 _Transition = tuple[QueuePairState, QueuePairState]
@@ -159,6 +165,11 @@ _EVENTS: dict[tuple[ConnectionState, CmEventType], ConnectionState] = {
     (_C.ACCEPTING, _E.DISCONNECTED): _C.DISCONNECTED,
     (_C.ESTABLISHED, _E.DISCONNECTED): _C.DISCONNECTED,
 }
+
+ENDS_A_REQUEST = frozenset(
+    {_E.DISCONNECTED, _E.UNREACHABLE, _E.CONNECT_ERROR, _E.REJECTED, _E.DEVICE_REMOVAL}
+)
+"""What says of a peer that waits to be accepted that it has gone."""
 
 _ENDED = (_C.DISCONNECTED, _C.BROKEN, _C.CLOSED)
 

@@ -46,6 +46,9 @@ LACKS: dict[str, dict[str, str]] = {
         "explained_flush": "siw flushes before the connection manager tells why, so that what "
         "was flushed may end without a cause",
         "queue pairs by hand": "iWARP queue pairs are connected by the connection manager only",
+        "type_of_service": "siw does not mark its TCP stream with it",
+        "ipv4_at_ipv6_wildcard": "siw resets a peer that comes over IPv4 to a listener of IPv6",
+        "ece": "iWARP's handshake has no enhanced connection establishment",
         "rdma_establish": "iWARP has no rdma_establish, which a client that makes its own queue "
         "pair calls",
     },

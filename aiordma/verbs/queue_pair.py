@@ -28,7 +28,7 @@ from aiordma.verbs.resource import Resource
 from aiordma.verbs.send_work import SendWork, pack_chain
 from aiordma.verbs.shared_receive import RawSharedReceiveQueue
 
-__all__ = ("Capacity", "QueuePair")
+__all__ = ("Capacity", "QueuePair", "modify_arguments")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,18 @@ _FIELDS: dict[str, tuple[QueuePairAttribute, str]] = {
     "min_rnr_timer": (QueuePairAttribute.MIN_RNR_TIMER, "min_rnr_timer"),
     "dest_qp_num": (QueuePairAttribute.DEST_QPN, "dest_qp_num"),
 }
+
+
+def modify_arguments(raw: Any, mask: QueuePairAttribute) -> dict[str, Any]:
+    """Read from a struct ibv_qp_attr what QueuePair.modify takes for the attributes in mask."""
+    arguments: dict[str, Any] = {
+        name: getattr(raw, field) for name, (flag, field) in _FIELDS.items() if flag & mask
+    }
+    if mask & QueuePairAttribute.STATE:
+        arguments["state"] = QueuePairState(raw.qp_state)
+    if mask & QueuePairAttribute.AV:
+        arguments["address"] = AddressVector.read(raw.ah_attr)
+    return arguments
 
 
 _PLAIN_OPCODES = (

@@ -91,6 +91,14 @@ class Resource:
             # Last, since a filter can make it an exception.
             warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=1, source=self)
 
+    def _move(self, *parents: "Resource") -> None:
+        """Become the child of others, which are open."""
+        for parent in self._parents:
+            parent._children.pop(id(self), None)
+        self._parents = parents
+        for parent in parents:
+            parent._children[id(self)] = self
+
     def _abandon(self) -> None:
         """Mark as closed an object whose constructor failed before C made anything."""
         self._closed = True

@@ -20,6 +20,7 @@ RANGES = {
     "rnr_retry_count": (0, 7),
     "ack_timeout": (0, 31),  # 5 bits on the wire
     "min_rnr_timer": (0, 31),
+    "tos": (0, 255),  # a byte of the IP header
 }
 NAMES = [field.name for field in dataclasses.fields(ConnectionOptions)]
 

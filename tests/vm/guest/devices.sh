@@ -1,5 +1,5 @@
 # Brings up the RDMA devices that the settings ask for; a non-zero status means it could not.
-# 10.1.1.1 on dummy0 exists whatever the provider is.
+# 10.1.1.1 and fd00::1 on dummy0 exist whatever the provider is.
 
 set -e
 
@@ -12,7 +12,10 @@ fail() {
 # the GID table holds it: a connection made earlier is rejected. iWARP has only the port's state.
 settled() {
     ports=/sys/class/infiniband/$1/ports/1
-    gid=$(printf '0000:0000:0000:0000:0000:ffff:%02x%02x:%02x%02x' $(echo "$2" | tr . ' '))
+    case $2 in
+        fd00::1) gid=fd00:0000:0000:0000:0000:0000:0000:0001 ;;
+        *) gid=$(printf '0000:0000:0000:0000:0000:ffff:%02x%02x:%02x%02x' $(echo "$2" | tr . ' ')) ;;
+    esac
     tries=0
     until grep -q ACTIVE $ports/state &&
         { [ "$provider" != rxe ] || cat $ports/gids/* 2>/dev/null | grep -q "$gid"; }; do
@@ -25,6 +28,7 @@ settled() {
 modprobe dummy numdummies=0
 ip link add dummy0 type dummy
 ip address add 10.1.1.1/24 dev dummy0
+ip -6 address add fd00::1/64 dev dummy0 nodad
 ip link set dummy0 up   # before the RDMA device is added, or its GID table stays empty
 
 case $provider in
@@ -40,6 +44,7 @@ case $provider in
 esac
 rdma link add ${provider}0 type $provider netdev dummy0
 settled ${provider}0 10.1.1.1
+settled ${provider}0 fd00::1
 
 if [ "$veth" = 1 ]; then
     . "$guest/veth.sh"

@@ -1,0 +1,113 @@
+"""IPv6: connections over it, link-local addresses with their interface, both versions at once."""
+
+import json
+import socket
+import subprocess
+from typing import Any
+
+import anyio
+import pytest
+
+import aiordma
+from tests.device.players import both_ways, one_loop
+from tests.devices import ADDRESS
+
+pytestmark = pytest.mark.anyio
+
+IPV6 = "fd00::1"
+
+
+def link_local() -> str:
+    """dummy0's own address, which its MAC gives."""
+    out = subprocess.run(
+        ["ip", "-6", "-j", "address", "show", "dev", "dummy0", "scope", "link"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (interface,) = [entry for entry in json.loads(out.stdout) if entry]
+    (address,) = [entry for entry in interface["addr_info"] if entry]  # those of others are empty
+    return str(address["local"])
+
+
+async def meet(
+    host: str, listener: aiordma.Listener, **options: Any
+) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Connect, talk both ways, and return the ends as the server sees them: (its own, ours)."""
+    accepted: list[aiordma.Connection] = []
+
+    async def accept() -> None:
+        accepted.append(await listener.accept())
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(accept)
+        client = await aiordma.connect(host, listener.port, **options)
+    async with client, accepted[0] as server:
+        assert client.peer_address is not None
+        assert client.local_address is not None
+        assert server.local_address is not None
+        assert server.peer_address is not None
+        await both_ways(client, server)
+        # Which interface an address is on is its own side's to say.
+        assert bare(server.peer_address) == bare(client.local_address)
+        assert bare(server.local_address) == bare(client.peer_address)
+        return server.local_address, server.peer_address
+
+
+def bare(address: tuple[str, int]) -> tuple[str, int]:
+    return address[0].partition("%")[0], address[1]
+
+
+async def test_a_connection_over_ipv6() -> None:
+    async with await aiordma.listen(IPV6, 0) as listener:
+        local, peer = await meet(IPV6, listener)
+        assert local == (IPV6, listener.port)
+        assert peer[0] == IPV6
+
+
+@one_loop
+@pytest.mark.parametrize("scope", ["name", "index"])
+async def test_a_link_local_address_has_its_interface_behind_it(scope: str) -> None:
+    index, address = socket.if_nametoindex("dummy0"), link_local()
+    host = f"{address}%{'dummy0' if scope == 'name' else index}"
+    async with await aiordma.listen(host, 0) as listener:
+        assert listener.local_address == (f"{address}%{index}", listener.port)
+        local, peer = await meet(host, listener)
+        assert bare(local) == (address, listener.port)
+        assert bare(peer)[0] == address
+
+
+@one_loop
+async def test_a_source_address_is_ipv6_too() -> None:
+    async with await aiordma.listen(IPV6, 0) as listener:
+        _, peer = await meet(IPV6, listener, source=(IPV6, 23458))
+        assert peer == (IPV6, 23458)
+        with pytest.raises(aiordma.AddressError, match="does not resolve"):
+            await aiordma.connect(IPV6, listener.port, source=(ADDRESS, 0))
+
+
+@one_loop
+@pytest.mark.capability("ipv4_at_ipv6_wildcard")
+async def test_the_wildcard_of_ipv6_takes_ipv4_too() -> None:
+    async with await aiordma.listen("::", 0) as listener:
+        await meet(IPV6, listener)
+        await meet(ADDRESS, listener)
+        with pytest.raises(aiordma.VerbsCallError, match="ipv6_only"):
+            await aiordma.listen("0.0.0.0", listener.port)
+
+
+@one_loop
+async def test_one_port_of_each_version_with_ipv6_only() -> None:
+    async with (
+        await aiordma.listen("::", 0, ipv6_only=True) as six,
+        await aiordma.listen("0.0.0.0", six.port) as four,
+    ):
+        assert (await meet(IPV6, six))[1][0] == IPV6
+        assert (await meet(ADDRESS, four))[1][0] == ADDRESS
+
+
+@one_loop
+@pytest.mark.parametrize("host", ["0.0.0.0", ADDRESS, "localhost"])
+async def test_ipv6_only_is_for_ipv6_addresses(host: str) -> None:
+    with pytest.raises(ValueError, match="ipv6_only=True"):
+        await aiordma.listen(host, 0, ipv6_only=True)
