@@ -4,7 +4,6 @@ Peers that resolve its port are answered here, each with the queue pair's number
 made, and nothing of it stays.
 """
 
-import ipaddress
 import logging
 from contextlib import AsyncExitStack
 
@@ -16,6 +15,7 @@ from aiordma.endpoint import Endpoint
 from aiordma.enums import CmEventType, QueuePairType
 from aiordma.errors import ClosedError, VerbsCallError
 from aiordma.hub import DeviceHub
+from aiordma.local_gid import find_gid
 from aiordma.multicast import MulticastGroup
 from aiordma.options import ConnectionOptions
 from aiordma.rdmacm import ConnectionParameters, Event, Identifier
@@ -70,14 +70,15 @@ class DatagramEndpoint(Endpoint):
         attributes = self.hub.context.query_port(port)
         self.mtu = attributes.active_mtu.bytes
         self.lid = attributes.lid
-        await in_thread(self.loop, lambda: self._find_gid(host, attributes.gid_tbl_len))
+        context = self.hub.context
+        self.gid_index, self.gid = await in_thread(self.loop, lambda: find_gid(context, port, host))
         await self.open(QueuePairType.UD)
         assert self.queue_pair is not None
         if qkey != UDP_QKEY:
             self.queue_pair.modify(qkey=qkey)
             self.qkey = qkey
         self.senders = Senders(
-            self.hub.context, port, self.gid_index, qkey=self.qkey, most=self._most_handles
+            context, port, self.gid_index, qkey=self.qkey, most=self._most_handles
         )
         self.received = DatagramQueue(self, GRH_BYTES + self.mtu, self.senders)
         self.on_end = self.received.wake
@@ -86,21 +87,6 @@ class DatagramEndpoint(Endpoint):
         if qkey == UDP_QKEY:
             # The connection manager would tell peers this key in any case.
             self._identifier.listen(BACKLOG)
-
-    def _find_gid(self, host: str, length: int) -> None:
-        address = ipaddress.ip_address(host)
-        wanted = address.packed.rjust(16, b"\0")
-        if address.version == 4:
-            wanted = bytes(10) + b"\xff\xff" + address.packed
-        for index in range(length):
-            try:
-                gid = self.hub.context.query_gid(self.identifier.port, index)
-            except VerbsCallError:
-                continue  # an empty entry, on some devices
-            if index == 0 or gid == wanted:
-                self.gid, self.gid_index = gid, index
-            if gid == wanted:
-                return
 
     # -- those who resolve us -----------------------------------------------------------------
 

@@ -61,6 +61,7 @@ ORDER = (
     "connection_request",
     "listener",
     "grh",
+    "local_gid",
     "address_handles",
     "event_waiter",
     "datagram_peer",
