@@ -221,7 +221,8 @@ class Datagram(DatagramPosting, UnreliableObjectReceiveStream[DatagramMessage]):
         """Ask who takes datagrams at a port of a host. Cancelled, it leaves nothing behind.
 
         Args:
-            host: a name or a numeric address of the peer's RDMA interface.
+            host: a name or a numeric address of the peer's RDMA interface, of our own address's
+                IP version.
             port: its port, in RDMA's UDP port space.
             private_data: up to 180 bytes for the peer's program.
             timeout: seconds for all steps together; None for as long as it takes.
@@ -272,6 +273,8 @@ class Datagram(DatagramPosting, UnreliableObjectReceiveStream[DatagramMessage]):
 
         Raises:
             MulticastError: the network or the device refused.
+            NotSupportedError: the kernel joins no such group with this device: on RoCE v2, Linux
+                joins none of IPv6.
             ConnectTimeoutError: it was not confirmed in time.
             ValueError: it is no multicast address, or joined already.
             ClosedError: the socket is closed.

@@ -66,16 +66,16 @@ class DatagramEndpoint(Endpoint):
             ValueError: an option is beyond the device; the message names it and the limit.
             VerbsCallError: the driver refused.
         """
-        port = self.identifier.port
-        attributes = self.hub.context.query_port(port)
+        context, port = self.hub.context, self.identifier.port
+        attributes = await in_thread(self.loop, lambda: context.query_port(port))
         self.mtu = attributes.active_mtu.bytes
         self.lid = attributes.lid
-        context = self.hub.context
         self.gid_index, self.gid = await in_thread(self.loop, lambda: find_gid(context, port, host))
         await self.open(QueuePairType.UD)
-        assert self.queue_pair is not None
+        pair = self.queue_pair
+        assert pair is not None
         if qkey != UDP_QKEY:
-            self.queue_pair.modify(qkey=qkey)
+            await in_thread(self.loop, lambda: pair.modify(qkey=qkey))
             self.qkey = qkey
         self.senders = Senders(
             context, port, self.gid_index, qkey=self.qkey, most=self._most_handles

@@ -4,6 +4,7 @@ librdmacm attaches a queue pair to a group by itself only if the joining identif
 listens for those who want to resolve it, and an identifier that listens joins nothing.
 """
 
+import errno
 import ipaddress
 import logging
 from collections.abc import Callable
@@ -14,7 +15,13 @@ import anyio
 from aiordma.datagram_peer import DatagramPeer
 from aiordma.endpoint import Endpoint
 from aiordma.enums import CmEventType, PortSpace
-from aiordma.errors import ClosedError, ConnectTimeoutError, MulticastError, VerbsCallError
+from aiordma.errors import (
+    ClosedError,
+    ConnectTimeoutError,
+    MulticastError,
+    NotSupportedError,
+    VerbsCallError,
+)
 from aiordma.event_waiter import EventWaiter, failure_of
 from aiordma.rdmacm import Event, Identifier
 from aiordma.threads import in_thread, outwait
@@ -23,6 +30,9 @@ from aiordma.verbs import QueuePair
 __all__ = ("MulticastGroup", "check_group", "join_group")
 
 logger = logging.getLogger("aiordma")
+
+_NOT_SUPPORTED = (errno.EOPNOTSUPP, 524)
+"""The kernel's own ENOTSUPP comes out of it as well, which C has no name for."""
 
 
 def check_group(host: str, source: str) -> str:
@@ -182,6 +192,12 @@ async def join_group(
             await group.enter(source)
     except BaseException as error:
         await group.leave()
+        if isinstance(error, VerbsCallError) and error.errno in _NOT_SUPPORTED:
+            device = endpoint.hub.context.device_name
+            raise NotSupportedError(
+                f"multicast group {address}: the kernel joins no such group with {device} (of IPv6, "
+                "Linux's connection manager joins none on RoCE v2)"
+            ) from error
         if isinstance(error, VerbsCallError):
             raise MulticastError(f"join {address}: {error}") from error
         if isinstance(error, TimeoutError) and not isinstance(error, ConnectTimeoutError):

@@ -1,8 +1,10 @@
 """Asking a peer's connection manager for its queue pair of a port (SIDR), a step at a time."""
 
+import socket
+
 import anyio
 
-from aiordma.connector import numeric_address
+from aiordma.address_lookup import numeric_address
 from aiordma.datagram_peer import DatagramPeer
 from aiordma.enums import CmEventType, PortSpace
 from aiordma.errors import AddressError, ConnectTimeoutError, VerbsCallError
@@ -36,7 +38,8 @@ async def resolve_peer(
     seconds = MOST_SECONDS if timeout is None else min(timeout, MOST_SECONDS)
     try:
         with anyio.fail_after(timeout):
-            numeric = await numeric_address(host)
+            family = socket.AF_INET6 if ":" in source else socket.AF_INET
+            numeric = await numeric_address(host, family)
             identifier = Identifier(reactor.channel, PortSpace.UDP)
             reactor.retain()
             waiter = EventWaiter(what)

@@ -26,7 +26,9 @@ ADDRESS = "10.1.1.1"
 
 # What a device lacks, by its driver. docs/devices.md is this table in words.
 LACKS: dict[str, dict[str, str]] = {
-    "rxe": {},
+    "rxe": {
+        "ipv6_multicast": "Linux's connection manager joins no IPv6 group on RoCE v2 (ENOTSUPP)",
+    },
     "siw": {
         "datagrams": "iWARP has no datagrams",
         "rnr": "iWARP has no receiver-not-ready: a message without a receive ends the connection",

@@ -1,6 +1,7 @@
 """Datagram sockets: resolving, sending, replying, losing, and what is left afterwards."""
 
 import gc
+import ipaddress
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,11 +11,14 @@ import pytest
 
 import aiordma
 from aiordma.datagram_peer import UDP_QKEY
+from aiordma.enums import CmEventType
+from aiordma.rdmacm import Event
 from tests.device.players import Outcome, one_loop, reactor_in_use, until
 from tests.devices import ADDRESS
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("datagrams")]
 
+IPV6 = "fd00::1"
 OTHER_QKEY = 0x11111111
 
 
@@ -141,6 +145,19 @@ async def test_a_refused_send_leaves_the_socket_as_it_was(case: str) -> None:
             await call()
         await one.send(b"the only slot is free", peer)
         assert (await other.receive()).data == b"the only slot is free"
+
+
+@one_loop
+async def test_ipv6_carries_datagrams_and_their_answers() -> None:
+    async with (
+        await aiordma.open_datagram(IPV6) as one,
+        await aiordma.open_datagram(IPV6) as other,
+    ):
+        await one.send(b"hello", await one.resolve(IPV6, other.port), solicited=True)
+        message = await other.receive()
+        assert message.source.address.gid == one.gid == ipaddress.ip_address(IPV6).packed
+        await other.send(message.data + b" too", message.source)
+        assert (await one.receive()).data == b"hello too"
 
 
 # -- what is dropped ------------------------------------------------------------------------------
@@ -302,3 +319,34 @@ async def test_a_forgotten_socket_is_closed_with_a_warning() -> None:
     with pytest.warns(ResourceWarning, match="unclosed <Datagram"):
         _drop(forgotten)
     await until(lambda: not reactor_in_use())
+
+
+@one_loop
+async def test_a_removed_device_ends_the_socket() -> None:
+    outcome = Outcome()
+    async with await aiordma.open_datagram(ADDRESS) as socket:
+        peer = socket.peer(socket.gid, socket.qpn)
+        await socket.send(b"arrived before", peer)
+        async with anyio.create_task_group() as group:
+            assert (await socket.receive()).data == b"arrived before"
+            group.start_soon(outcome.of, socket.receive)
+            await anyio.sleep(0.02)
+            socket._endpoint.handle_event(removal(socket._endpoint.identifier.key))
+        assert isinstance(outcome.error, aiordma.DeviceRemovedError)
+        with pytest.raises(aiordma.DeviceRemovedError):
+            await socket.send(b"", peer)
+
+
+def removal(key: int) -> Event:
+    return Event(
+        type=CmEventType.DEVICE_REMOVAL,
+        status=0,
+        key=key,
+        new_key=0,
+        private_data=b"",
+        responder_resources=0,
+        initiator_depth=0,
+        retry_count=0,
+        rnr_retry_count=0,
+        qpn=0,
+    )

@@ -10,11 +10,13 @@ import aiordma
 from aiordma.enums import CmEventType
 from aiordma.rdmacm import Event, Identifier
 from tests.device.players import Outcome, one_loop, until
-from tests.devices import ADDRESS
+from tests.devices import ADDRESS, DeviceUnderTest
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("datagrams")]
 
 GROUP = "239.1.2.3"
+IPV6 = "fd00::1"
+IPV6_GROUP = "ff0e::1234"
 OTHER_GROUP = "239.1.2.4"
 
 
@@ -123,7 +125,7 @@ def _ask_nobody(*_: Any, **__: Any) -> None:
 
 
 def _refuse(*_: Any, **__: Any) -> None:
-    raise aiordma.VerbsCallError(errno.EOPNOTSUPP, "rdma_join_multicast_ex")
+    raise aiordma.VerbsCallError(errno.EINVAL, "rdma_join_multicast_ex")
 
 
 def _error(group: aiordma.MulticastGroup) -> Event:
@@ -176,3 +178,20 @@ async def test_a_group_that_the_network_takes_away_is_an_error_to_send_to() -> N
         assert not group.is_joined
         with pytest.raises(aiordma.MulticastError, match=f"the group {GROUP}: .*Network is down"):
             await socket.send(b"", group)
+
+
+@one_loop
+async def test_ipv6_groups_are_joined_or_refused_by_name(device: DeviceUnderTest) -> None:
+    async with (
+        await aiordma.open_datagram(IPV6) as one,
+        await aiordma.open_datagram(IPV6) as other,
+    ):
+        if device.lacks("ipv6_multicast"):
+            with pytest.raises(aiordma.NotSupportedError, match=f"group {IPV6_GROUP}: the kernel"):
+                await one.join(IPV6_GROUP)
+        else:
+            await other.join(IPV6_GROUP)
+            await one.send(b"to all", await one.join(IPV6_GROUP, send_only=True))
+            message = await other.receive()
+            await other.send(b"to one", message.source)
+            assert (await one.receive()).data == b"to one"
