@@ -195,8 +195,8 @@ async def join_group(
         if isinstance(error, VerbsCallError) and error.errno in _NOT_SUPPORTED:
             device = endpoint.hub.context.device_name
             raise NotSupportedError(
-                f"multicast group {address}: the kernel joins no such group with {device} (of IPv6, "
-                "Linux's connection manager joins none on RoCE v2)"
+                f"multicast group {address}: the kernel joins no such group with {device} "
+                "(Linux's connection manager joins none of IPv6 on RoCE v2)"
             ) from error
         if isinstance(error, VerbsCallError):
             raise MulticastError(f"join {address}: {error}") from error
