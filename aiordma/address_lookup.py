@@ -13,7 +13,7 @@ from aiordma.enums import PortSpace, QueuePairType
 from aiordma.errors import AddressError
 from aiordma.event_loop import current_event_loop
 from aiordma.provider import Provider, rdma_core
-from aiordma.socket_address import SocketAddress, unpack_address
+from aiordma.socket_address import SocketAddress, pack_address, unpack_address
 from aiordma.threads import start_call
 from aiordma.verbs import Device
 
@@ -235,6 +235,12 @@ async def numeric_address(host: str, family: int = socket.AF_UNSPEC) -> str:
         AddressError: the name does not resolve.
     """
     try:
+        numeric = unpack_address(pack_address(host, 0))
+    except ValueError:
+        numeric = None  # a name, or nonsense: the resolver says which
+    if numeric is not None and family in (socket.AF_UNSPEC, _family(numeric[0])):
+        return numeric[0]
+    try:
         found = await anyio.getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise AddressError(f"{host!r} does not resolve: {error}") from error
@@ -243,3 +249,7 @@ async def numeric_address(host: str, family: int = socket.AF_UNSPEC) -> str:
     address = addresses[0]
     scope = address[3] if len(address) == 4 else 0
     return f"{address[0].partition('%')[0]}%{scope}" if scope else str(address[0])
+
+
+def _family(address: str) -> int:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

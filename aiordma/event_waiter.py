@@ -41,6 +41,7 @@ class EventWaiter:
     def __init__(self, what: str) -> None:
         self.what = what
         self._event: Event | None = None
+        self._failure: Exception | None = None
         self._changed = anyio.Event()
 
     def handle(self, event: Event) -> None:
@@ -48,13 +49,21 @@ class EventWaiter:
         self._event = event
         self._changed.set()
 
+    def fail(self, error: Exception) -> None:
+        """End the waiting with an error: no event will be taken any more."""
+        self._failure = error
+        self._changed.set()
+
     async def until(self, kind: CmEventType) -> Event:
         """Wait for an event of that kind.
 
         Raises:
             RdmaConnectionError: one came that says why it never will.
+            Exception: what `fail` was given.
         """
         while self._event is None or self._event.type is not kind:
+            if self._failure is not None:
+                raise self._failure
             if self._event is not None and self._event.type in _FAILURES:
                 raise failure_of(self.what, self._event)
             self._changed = anyio.Event()

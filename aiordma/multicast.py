@@ -138,6 +138,7 @@ class MulticastGroup:
             return
         self._leaving = True
         self._reactor.unsubscribe(self._identifier)
+        self._waiter.fail(ClosedError(f"join {self.address}: the socket was closed"))
 
         def leave() -> None:
             with ExitStack() as last_first:

@@ -171,6 +171,18 @@ async def test_a_join_that_is_refused_or_not_confirmed_can_be_tried_again(
 
 
 @one_loop
+async def test_closing_the_socket_ends_a_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Identifier, "join_multicast", _ask_nobody)
+    outcome = Outcome()
+    socket = await aiordma.open_datagram(ADDRESS)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(outcome.of, lambda: socket.join(GROUP, timeout=None))
+        await until(lambda: bool(socket._endpoint.groups))
+        await socket.aclose()
+    assert isinstance(outcome.error, aiordma.ClosedError)
+
+
+@one_loop
 async def test_a_group_that_the_network_takes_away_is_an_error_to_send_to() -> None:
     async with await aiordma.open_datagram(ADDRESS) as socket:
         group = await socket.join(GROUP)

@@ -9,6 +9,7 @@ from aiordma.connection_parameters import (
     MAX_DATAGRAM_CONNECT_PRIVATE_DATA,
     MAX_REJECT_PRIVATE_DATA,
     ConnectionParameters,
+    Ece,
     check_private_data,
 )
 
@@ -71,3 +72,12 @@ def test_no_private_data_is_no_pointer() -> None:
     raw, _ = ConnectionParameters().to_c()
     assert not raw.private_data
     assert raw.private_data_len == 0
+
+
+@pytest.mark.parametrize("name", ["vendor_id", "options"])
+def test_the_options_of_a_vendor_are_32_bits(name: str) -> None:
+    for value in (0, 2**32 - 1):
+        Ece(**{"vendor_id": 1, "options": 1, name: value})
+    for value in (-1, 2**32):
+        with pytest.raises(ValueError, match=rf"^{name}={value} is not in"):
+            Ece(**{"vendor_id": 1, "options": 1, name: value})

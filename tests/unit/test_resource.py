@@ -164,3 +164,14 @@ def test_a_child_that_refuses_does_not_keep_its_siblings_open() -> None:
         parent.close()
     assert [child.closed for child in children] == [True, True, True]
     assert log == ["new", "old", "parent"]
+
+
+def test_a_child_that_moves_closes_with_its_new_parent_only() -> None:
+    log: list[str] = []
+    old, new = Thing("old", log), Thing("new", log)
+    child = Thing("child", log, old)
+    child._move(new)
+    old.close()
+    assert not child.closed
+    new.close()
+    assert log == ["old", "child", "new"]

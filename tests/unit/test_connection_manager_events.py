@@ -1,0 +1,212 @@
+"""Every event of the connection manager has a defined effect: docs/connection-manager.md's table is
+what the code does, cell by cell."""
+
+import errno
+import os
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiordma import listener
+from aiordma._native import ffi, lib
+from aiordma.connection_request import ConnectionRequest
+from aiordma.connector import failed_event
+from aiordma.enums import CmEventType
+from aiordma.event_channel import Event, EventChannel
+from aiordma.options import ConnectionOptions
+from aiordma.provider import Provider
+from aiordma.states import ConnectionState, next_state
+from tests.unit.sources import ROOT
+
+PAGE = ROOT / "docs/connection-manager.md"
+COLUMNS = (
+    "event",
+    "`connect()`",
+    "a request that waits",
+    "`accept()`",
+    "an established connection",
+    "a listener",
+    "elsewhere",
+)
+NEWER = "newer than aiordma"
+NOTHING = "-"
+
+S = ConnectionState
+
+
+def table() -> dict[str, dict[str, str]]:
+    rows = [
+        [cell.strip() for cell in line.strip("|\n").split("|")]
+        for line in PAGE.read_text().splitlines()
+        if line.startswith("|") and len(line.split("|")) == len(COLUMNS) + 2
+    ]
+    assert tuple(rows[0]) == COLUMNS
+    return {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in rows[2:]}
+
+
+def event(kind: CmEventType) -> Event:
+    return Event(kind, -1, 1, 2 if kind is CmEventType.CONNECT_REQUEST else 0, b"", 0, 0, 0, 0, 0)
+
+
+def error_of(kind: CmEventType) -> str:
+    return type(failed_event("what", event(kind))).__name__
+
+
+def steps(kind: CmEventType, *states: ConnectionState) -> str:
+    """What an event does in the one of these states where it does anything."""
+    effects = set()
+    for state in states:
+        after = next_state(state, kind)
+        if after is state:
+            continue
+        if after in (S.BROKEN, S.DISCONNECTED):
+            effects.add(error_of(kind))
+        else:
+            effects.add("established" if after is S.ESTABLISHED else "next step")
+    assert len(effects) < 2
+    return effects.pop() if effects else NOTHING
+
+
+class FakeReactor:
+    """Counts its users."""
+
+    def __init__(self) -> None:
+        self.channel = None
+        self.loop = None
+        self.handlers: list[Any] = []
+
+    def retain(self) -> None: ...
+
+    def subscribe(self, _identifier: Any, handler: Any, _owner: Any = None) -> None:
+        self.handlers.append(handler)
+
+
+def identifier(*_arguments: Any, **_options: Any) -> Any:
+    return SimpleNamespace(peer_address=("192.0.2.1", 1), local_address=("192.0.2.2", 2))
+
+
+def request_effect(kind: CmEventType) -> str:
+    reactor: Any = FakeReactor()
+    request = ConnectionRequest(
+        reactor, ConnectionOptions(), 1.0, identifier(), event(CmEventType.CONNECT_REQUEST)
+    )
+    request._answered = True  # or it would warn that nobody has
+    request.handle_event(event(kind))
+    return NOTHING if request._gone is None else error_of(request._gone.type)
+
+
+def listener_effect(kind: CmEventType, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(listener, "Identifier", identifier)
+    reactor: Any = FakeReactor()
+    listening = listener.Listener(reactor, identifier(), ConnectionOptions(), 8, None, 1.0)
+    (handle,) = reactor.handlers
+    handle(event(kind))
+    listening._closed = True
+    for request in listening._requests:
+        request._answered = True
+    if listening._failure is not None:
+        return type(listening._failure).__name__
+    return "a request" if listening._requests else NOTHING
+
+
+def test_the_table_has_a_row_for_each_event_and_for_newer_ones() -> None:
+    assert list(table()) == [kind.name for kind in CmEventType] + [NEWER]
+
+
+@pytest.mark.parametrize("kind", CmEventType, ids=lambda kind: kind.name)
+def test_an_event_does_what_the_table_says(
+    kind: CmEventType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = table()[kind.name]
+    accept = steps(kind, S.ACCEPTING)
+    assert row == {
+        "event": kind.name,
+        "`connect()`": steps(kind, S.RESOLVING_ADDRESS, S.RESOLVING_ROUTE, S.CONNECTING),
+        "a request that waits": request_effect(kind),
+        # One who was accepted, and has gone again, is no failure (see Endpoint.handle_event).
+        "`accept()`": "ended" if kind is CmEventType.DISCONNECTED else accept,
+        "an established connection": steps(kind, S.ESTABLISHED),
+        "a listener": listener_effect(kind, monkeypatch),
+        "elsewhere": row["elsewhere"],
+    }
+    # An event that does nothing to connections is not forgotten: the page says what it is for.
+    everywhere = [row[column] for column in COLUMNS[1:-1]]
+    assert row["elsewhere"] or set(everywhere) != {NOTHING}
+
+
+@pytest.mark.parametrize("kind", CmEventType, ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "state", [S.DISCONNECTED, S.BROKEN, S.CLOSED], ids=lambda state: state.name
+)
+def test_no_event_does_anything_to_what_has_ended(
+    kind: CmEventType, state: ConnectionState
+) -> None:
+    assert next_state(state, kind) is state
+
+
+def test_the_pages_other_names_exist() -> None:
+    text = PAGE.read_text()
+    options = re.findall(r"RDMA_OPTION_ID_\w+", text)
+    assert sorted(options) == sorted(
+        name for name in dir(lib) if name.startswith("RDMA_OPTION_ID_")
+    )
+
+
+class PlayedLibrary:
+    """A librdmacm whose channel holds events of the given numbers; what is between it and Python
+    (aiordma_next_cm_event) is the real thing."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.waiting = list(numbers)
+        self.acknowledged = 0
+        self.id = ffi.new("struct rdma_cm_id *")
+        self.id.ps = lib.RDMA_PS_TCP
+        # struct rdma_cm_event: id, listen_id, event, status, and the parameters behind them.
+        self.event = ffi.new("uint64_t[64]")
+        self.event[0] = int(ffi.cast("uintptr_t", self.id))
+        self.channel = ffi.new("struct rdma_event_channel *")
+        self.reading, self._writing = os.pipe()
+        self.channel.fd = self.reading
+        self.table = ffi.new("struct aiordma_provider *")
+        types = dict(ffi.typeof("struct aiordma_provider").fields)
+        self._kept = []
+        for name, function in (
+            ("create_event_channel", lambda: self.channel),
+            ("destroy_event_channel", lambda _channel: None),
+            ("get_cm_event", self._get),
+            ("ack_cm_event", self._acknowledge),
+        ):
+            self._kept.append(ffi.callback(types[name].type, function))
+            setattr(self.table, name, self._kept[-1])
+
+    def _get(self, _channel: Any, out: Any) -> int:
+        if not self.waiting:
+            ffi.errno = errno.EAGAIN
+            return -1
+        ffi.cast("int *", self.event)[4] = self.waiting.pop(0)
+        out[0] = ffi.cast("struct rdma_cm_event *", self.event)
+        return 0
+
+    def _acknowledge(self, _event: Any) -> int:
+        self.acknowledged += 1
+        return 0
+
+    def close(self) -> None:
+        os.close(self.reading)
+        os.close(self._writing)
+
+
+@pytest.mark.parametrize("newer", [max(CmEventType) + 1, 1000])
+def test_an_event_newer_than_aiordma_is_acknowledged_and_dropped(newer: int) -> None:
+    library = PlayedLibrary(newer, CmEventType.TIMEWAIT_EXIT, newer, CmEventType.ADDR_RESOLVED)
+    try:
+        with EventChannel(Provider("played", library.table)) as channel:
+            kinds = [event.type for event in channel.events()]
+        assert kinds == [CmEventType.TIMEWAIT_EXIT, CmEventType.ADDR_RESOLVED]
+        assert library.acknowledged == 4
+    finally:
+        library.close()
+    row = table()[NEWER]
+    assert {row[column] for column in COLUMNS[1:-1]} == {NOTHING}
