@@ -58,6 +58,23 @@ def test_the_shared_receive_example_hears_every_client() -> None:
         assert f"25 messages of client {number}" in done.stdout
 
 
+@pytest.mark.capability("datagrams")
+def test_the_datagram_example_asks_and_answers() -> None:
+    with serving("examples/datagram.py", "--serve", "--bind", ADDRESS):
+        done = run("examples/datagram.py", ADDRESS, "--bind", ADDRESS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("who -> WHO\nis -> IS\nthere -> THERE\n")
+
+
+@pytest.mark.capability("datagrams")
+def test_the_multicast_example_reaches_every_member() -> None:
+    listen = ("examples/multicast.py", "--listen", "--bind", ADDRESS)
+    with serving(*listen), serving(*listen):
+        done = run("examples/multicast.py", "hello, all", "--bind", ADDRESS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "2 heard it\n"
+
+
 def test_no_example_goes_without_a_test() -> None:
     here = (ROOT / "tests/docs/test_documentation.py").read_text()
     for example in (ROOT / "examples").glob("*.py"):
