@@ -52,7 +52,7 @@ def _loop(item: pytest.Item) -> str:
 
 # A test that waits for ever fails by itself, inside its loop. pytest-timeout comes later: it can
 # only end the whole run (trio's loop, for one, is in a state that nothing tears down).
-PATIENCE = 90
+PATIENCE = float(os.environ.get("AIORDMA_PATIENCE", 90))
 
 
 def _bounded(test: Any) -> Any:

@@ -29,7 +29,9 @@ LACKS: dict[str, dict[str, str]] = {
     "rxe": {},
     "siw": {
         "rnr": "iWARP has no receiver-not-ready: a message without a receive ends the connection",
-        "atomics": "iWARP has no atomics",
+        "atomics": "siw has no atomics (RFC 7306 is not implemented)",
+        "immediate": "siw has no immediate data (RFC 7306 is not implemented)",
+        "memory_windows": "siw has no memory windows (max_mw 0)",
         "heard_at_once": "siw's receive path gives up while the accept holds the queue pair's "
         "lock; what arrives then waits for the next segment, and is lost if the peer leaves",
         "passive_side_first": "iWARP's accepting side must not send before it has received (RFC "

@@ -1,0 +1,169 @@
+"""Chains: one call for many requests, signaled or told of by their last one."""
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma import RemoteMemory, WorkCompletionOpcode
+from tests.device.players import REMOTE, connected, one_loop
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("last_tells", [False, True])
+async def test_a_chain_is_posted_with_one_call_and_each_request_ends(last_tells: bool) -> None:
+    async with connected() as (client, server):
+        target = bytearray(64)
+        theirs = server.register(target, REMOTE).remote()
+        ours = client.register(bytearray(b"0123456789abcdef"))
+        calls = 0
+        pair = client._endpoint.queue_pair
+        assert pair is not None
+        post = pair.post_send_chain
+
+        def counted(*arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return post(*arguments)
+
+        pair.post_send_chain = counted  # type: ignore[method-assign]
+        with client.chain(last_tells=last_tells) as chain:
+            writes = [chain.post_write(ours[i : i + 4], theirs[i : i + 4]) for i in range(0, 16, 4)]
+            message = chain.post_send(b"written")
+        assert calls == 1
+        assert chain.requests == [*writes, message]
+        assert await server.receive() == b"written"
+        assert target[:16] == b"0123456789abcdef"
+        for write in writes:
+            assert (await write).operation is WorkCompletionOpcode.RDMA_WRITE
+        assert (await message).operation is WorkCompletionOpcode.SEND
+        assert client._endpoint.send_credits.free == client.options.send_depth
+        assert len(client._endpoint.hub.in_flight) == 2 * client.options.receive_buffers
+
+
+async def test_unsignaled_slots_are_counted_until_the_last_one_ends() -> None:
+    async with connected(client={"send_depth": 4}) as (client, server):
+        for round_ in range(5):
+            with client.chain(last_tells=True) as chain:
+                for i in range(4):
+                    chain.post_send(b"%d" % (4 * round_ + i))
+                with pytest.raises(aiordma.QueueFullError):
+                    chain.post_send(b"one too many")
+            with pytest.raises(aiordma.QueueFullError):
+                client.post_send(b"no slot")
+            for request in chain.requests:
+                await request
+            for i in range(4):
+                assert await server.receive() == b"%d" % (4 * round_ + i)
+
+
+@one_loop
+async def test_a_block_that_raises_posts_nothing_and_each_request_says_so() -> None:
+    async with connected() as (client, server):
+        pool = client._endpoint.hub.pool
+        leased, free = pool.leased, client._endpoint.send_credits.free
+        chain = client.chain()
+        with suppress(KeyError), chain:
+            request = chain.post_send(b"x" * 1000)
+            with pytest.raises(RuntimeError, match="not posted yet"):
+                await request
+            raise KeyError
+        with pytest.raises(aiordma.RdmaError, match="was not posted"):
+            await request
+        with pytest.raises(ValueError, match="over"):
+            chain.post_send(b"late")
+        assert (pool.leased, client._endpoint.send_credits.free) == (leased, free)
+        with client.chain():
+            pass  # an empty one is none
+        await client.send(b"still there")
+        assert await server.receive() == b"still there"
+
+
+@one_loop
+async def test_a_chain_on_a_closed_connection_is_refused() -> None:
+    async with connected() as (client, _):
+        chain = client.chain()
+        request = chain.post_send(b"x")
+        await client.aclose()
+        with pytest.raises(aiordma.ClosedError):
+            chain.__exit__(None, None, None)
+        with pytest.raises(aiordma.RdmaError, match="was not posted"):
+            await request
+        with pytest.raises(aiordma.ClosedError):
+            client.chain()
+
+
+@one_loop
+async def test_bad_input_leaves_the_chain_as_it_was() -> None:
+    async with connected() as (client, server):
+        with client.chain() as chain:
+            chain.post_send(b"first")
+            with pytest.raises(ValueError, match="local bytes"):
+                chain.post_write(b"abc", RemoteMemory(0, 2, 0))
+            with pytest.raises(aiordma.NotSupportedError, match="receives"):
+                chain.post_recv(bytearray(8))
+            chain.post_send(b"second")
+        assert [await server.receive() for _ in range(2)] == [b"first", b"second"]
+
+
+@one_loop
+@pytest.mark.parametrize("last_tells", [False, True])
+async def test_a_refused_request_is_named_and_those_before_it_are_posted(
+    last_tells: bool,
+) -> None:
+    async with connected() as (client, server):
+        pair, hub = client._endpoint.queue_pair, client._endpoint.hub
+        assert pair is not None
+        leased = hub.pool.leased
+        post = pair.post_send_chain
+
+        def stops_at_the_third(works: Any, wr_ids: Any, flags: Any) -> Any:
+            assert post(works[:2], wr_ids[:2], flags[:2]) == (0, 2)
+            return enomem, 2
+
+        enomem = 12
+        pair.post_send_chain = stops_at_the_third  # type: ignore[method-assign]
+        chain = client.chain(last_tells=last_tells)
+        for i in range(4):
+            chain.post_send(b"%d" % i * 100)
+        with pytest.raises(aiordma.PartialPostError, match="request 2 of the chain") as caught:
+            chain.__exit__(None, None, None)
+        assert caught.value.refused == 2
+        assert caught.value.posted == chain.requests[:2]
+        for request in chain.requests[2:]:
+            with pytest.raises(aiordma.PartialPostError):
+                await request
+        assert await server.receive() == b"0" * 100
+        assert await server.receive() == b"1" * 100
+        if last_tells:
+            # Nobody would have told of the first two: the connection ended over it.
+            for request in chain.requests[:2]:
+                with pytest.raises(aiordma.FlushedError):
+                    await request
+        else:
+            for request in chain.requests[:2]:
+                await request
+            assert client._endpoint.send_credits.free == client.options.send_depth
+            pair.post_send_chain = post  # type: ignore[method-assign]
+            await client.send(b"still there")
+            assert await server.receive() == b"still there"
+            assert hub.pool.leased == leased
+
+
+@pytest.mark.capability("named_refusals")
+async def test_a_run_that_breaks_tells_what_is_known_of_each() -> None:
+    """A failing request tells by itself, also unsignaled; those before it succeeded."""
+    async with connected() as (client, server):
+        theirs = server.register(bytearray(64), REMOTE).remote()
+        wrong = RemoteMemory(theirs.address, 8, theirs.rkey ^ 0xFFFF00)
+        with client.chain(last_tells=True) as chain:
+            good = chain.post_write(b"12345678", theirs[:8])
+            bad = chain.post_write(b"12345678", wrong)
+            last = chain.post_send(b"never")
+        with pytest.raises(aiordma.RemoteAccessError):
+            await bad
+        with pytest.raises(aiordma.FlushedError):
+            await last
+        assert (await good).ok

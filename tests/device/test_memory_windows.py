@@ -1,0 +1,158 @@
+"""Memory windows: remote access given for a while, and revoked by either side."""
+
+import anyio
+import pytest
+
+import aiordma
+from aiordma import Access, MemoryWindowType, RemoteMemory, WorkCompletionOpcode
+from tests.device.players import connected, one_loop
+
+pytestmark = [pytest.mark.anyio, pytest.mark.capability("memory_windows")]
+
+BINDABLE = Access.LOCAL_WRITE | Access.MW_BIND
+BOTH = Access.REMOTE_READ | Access.REMOTE_WRITE
+TYPES = list(MemoryWindowType)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+async def test_a_window_gives_access_to_what_it_is_bound_to_and_no_more(
+    kind: MemoryWindowType,
+) -> None:
+    async with connected() as (client, server):
+        memory = bytearray(64)
+        region = server.register(memory, BINDABLE)
+        window = await server.bind(region[16:32], BOTH, kind)
+        assert window.is_bound
+        theirs = window.remote
+        assert (theirs.length, theirs.address) == (16, region.address + 16)
+        await client.write(b"0123456789abcdef", theirs)
+        assert memory[16:32] == b"0123456789abcdef"
+        assert await client.read_bytes(theirs[4:8]) == b"4567"
+        with pytest.raises(aiordma.RemoteAccessError):
+            await client.write(b"x", RemoteMemory(theirs.address - 1, 1, theirs.rkey))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+async def test_a_revoked_window_gives_no_access(kind: MemoryWindowType) -> None:
+    async with connected() as (client, server):
+        region = server.register(bytearray(64), BINDABLE)
+        window = await server.bind(region[:], BOTH, kind)
+        theirs = window.remote
+        await client.write(b"x", theirs[:1])
+        with pytest.raises(aiordma.BusyError):
+            region.close()  # it is bound
+        await server.revoke(window)
+        assert not window.is_bound
+        with pytest.raises(aiordma.RemoteAccessError):
+            await client.write(b"y", theirs[:1])
+        assert region.view[0:1] == b"x"
+        window.close()
+        region.close()
+
+
+@pytest.mark.parametrize("kind", TYPES)
+async def test_a_window_can_be_bound_again_with_another_rkey(kind: MemoryWindowType) -> None:
+    async with connected() as (client, server):
+        memory = bytearray(b"0123456789abcdef")
+        region = server.register(memory, BINDABLE)
+        window = await server.open_window(kind)
+        rkeys = set()
+        for i in range(3):
+            completion = await server.post_bind_window(
+                window, region[4 * i : 4 * i + 4], Access.REMOTE_READ
+            )
+            assert completion.operation is WorkCompletionOpcode.BIND_MW
+            rkeys.add(window.rkey)
+            assert await client.read_bytes(window.remote) == memory[4 * i : 4 * i + 4]
+            await server.revoke(window)
+        assert len(rkeys) == 3
+
+
+async def test_the_peers_send_revokes_what_it_was_given() -> None:
+    async with connected() as (client, server):
+        memory = bytearray(16)
+        region = server.register(memory, BINDABLE)
+        window = await server.bind(region[:], Access.REMOTE_WRITE)
+        theirs = window.remote
+        await client.write(b"done by the peer", theirs)
+        await client.send(b"all yours", invalidate=theirs.rkey)
+        message = await server.receive_message()
+        assert message == aiordma.Message(b"all yours", None, theirs.rkey)
+        window.was_invalidated()
+        assert not window.is_bound
+        assert memory == b"done by the peer"
+        with pytest.raises(aiordma.RemoteAccessError):
+            await client.write(b"x", theirs[:1])
+
+
+@one_loop
+async def test_what_a_window_cannot_be_bound_to_is_refused() -> None:
+    async with connected() as (client, server):
+        region = server.register(bytearray(64), BINDABLE)
+        window = await server.open_window()
+        with pytest.raises(ValueError, match="bind it first"):
+            _ = window.remote
+        with pytest.raises(ValueError, match="bind it first"):
+            server.post_invalidate(window)
+        with pytest.raises(ValueError, match="REMOTE_READ"):
+            server.post_bind_window(window, region[:], Access.LOCAL_WRITE)
+        with pytest.raises(TypeError, match="slice"):
+            server.post_bind_window(window, bytearray(8), BOTH)  # type: ignore[arg-type]
+        plain = server.register(bytearray(64))
+        with pytest.raises(ValueError, match="MW_BIND"):
+            server.post_bind_window(window, plain[:], BOTH)
+        fixed = server.register(bytes(64), Access.MW_BIND)
+        with pytest.raises(ValueError, match="LOCAL_WRITE"):
+            server.post_bind_window(window, fixed[:], Access.REMOTE_WRITE)
+        await server.post_bind_window(window, region[:], BOTH)
+        with pytest.raises(ValueError, match="revoke it first"):
+            server.post_bind_window(window, region[:], BOTH)
+        window.close()
+        window.close()
+        with pytest.raises(aiordma.ClosedError):
+            server.post_bind_window(window, region[:], BOTH)
+        first = await server.open_window(MemoryWindowType.TYPE_1)
+        with pytest.raises(aiordma.NotSupportedError, match="type 1"), server.chain() as chain:
+            chain.post_bind_window(first, region[:], BOTH)
+        await client.send(b"still there")
+        assert await server.receive() == b"still there"
+
+
+async def test_a_bind_and_the_message_that_gives_it_away_are_one_chain() -> None:
+    async with connected() as (client, server):
+        region = server.register(bytearray(b"for the peer only"), BINDABLE)
+        window = await server.open_window()
+        rkey = window.window.next_rkey()
+        theirs = RemoteMemory(region.address, region.length, rkey)
+        with server.chain(last_tells=True) as chain:
+            chain.post_bind_window(window, region[:], Access.REMOTE_READ)
+            chain.post_send(theirs.pack())
+        given = RemoteMemory.unpack(await client.receive())
+        assert await client.read_bytes(given) == b"for the peer only"
+        for request in chain.requests:
+            await request
+        assert window.remote == theirs
+
+
+@one_loop
+async def test_a_cancelled_bind_breaks_nothing_and_leaves_no_window() -> None:
+    async with connected() as (client, server):
+        region = server.register(bytearray(64), BINDABLE)
+        for delay in (0, 0.001, 0.005):
+            with anyio.move_on_after(delay):
+                window = await server.bind(region[:], BOTH)
+                window.close()
+        await client.send(b"still there")
+        assert await server.receive() == b"still there"
+        while server._endpoint.windows:  # what was cancelled is closed as its request ends
+            await anyio.sleep(0.01)
+        region.close()
+
+
+async def test_windows_are_closed_with_their_connection() -> None:
+    async with connected() as (_, server):
+        region = server.register(bytearray(64), BINDABLE)
+        window = await server.bind(region[:], BOTH)
+        await server.aclose()
+        assert window.window.closed
+        assert region.closed

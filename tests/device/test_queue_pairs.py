@@ -1,0 +1,148 @@
+"""Queue pairs without the connection manager: connected by hand, awaited as any other."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+
+import aiordma
+from aiordma import QueuePairAddress, QueuePairState, QueuePairType
+from tests.device.players import REMOTE, both_ways, one_loop
+from tests.device.test_verbs import GID_INDEX
+from tests.devices import DeviceUnderTest
+
+pytestmark = pytest.mark.anyio
+
+by_hand = pytest.mark.capability("queue pairs by hand")
+
+
+@contextlib.asynccontextmanager
+async def pair(
+    device: DeviceUnderTest, service: QueuePairType = QueuePairType.RC, **options: Any
+) -> AsyncIterator[tuple[aiordma.UnmanagedConnection, aiordma.UnmanagedConnection]]:
+    ways = {"service": service, "gid_index": GID_INDEX, **options}
+    async with (
+        await aiordma.open_queue_pair(device.name, **ways) as one,
+        await aiordma.open_queue_pair(device.name, **ways) as other,
+    ):
+        await one.connect_to(other.address)
+        await other.connect_to(one.address)
+        yield one, other
+
+
+@by_hand
+@pytest.mark.parametrize("service", [QueuePairType.RC, QueuePairType.UC])
+async def test_messages_and_writes(device: DeviceUnderTest, service: QueuePairType) -> None:
+    async with pair(device, service) as (one, other):
+        assert one.service is service
+        await both_ways(one, other)
+        target = bytearray(16)
+        theirs = other.register(target, REMOTE).remote()
+        await one.write(b"0123456789abcdef", theirs)
+        await one.send(b"written", immediate=3)
+        assert await other.receive_message() == aiordma.Message(b"written", 3)
+        assert target == b"0123456789abcdef"
+
+
+@by_hand
+async def test_reads_and_atomics_on_rc(device: DeviceUnderTest) -> None:
+    async with pair(device) as (one, other):
+        region = other.register(bytearray(16), REMOTE | aiordma.Access.REMOTE_ATOMIC)
+        start = -region.address % 8
+        place = region[start : start + 8].remote()
+        assert await one.fetch_add(place, 5) == 0
+        assert (await one.read_bytes(place)).strip(b"\0") == b"\5"
+
+
+@one_loop
+@by_hand
+async def test_what_uc_lacks_is_said(device: DeviceUnderTest) -> None:
+    async with pair(device, QueuePairType.UC) as (one, other):
+        remote = other.register(bytearray(8), REMOTE).remote()
+        for refused in (
+            lambda: one.post_read(remote, bytearray(8)),
+            lambda: one.post_fetch_add(bytearray(8), remote, 1),
+            lambda: one.post_send(b"x", invalidate=1),
+        ):
+            with pytest.raises(aiordma.NotSupportedError, match="UC"):
+                refused()
+        with pytest.raises(aiordma.NotSupportedError, match="UC"):
+            await one.open_window()
+        await both_ways(one, other)
+
+
+@by_hand
+async def test_a_peer_that_is_gone_is_a_retry_exceeded_error(device: DeviceUnderTest) -> None:
+    async with pair(device, ack_timeout=8, retry_count=1) as (one, other):
+        await other.aclose()
+        with pytest.raises(aiordma.RetryExceededError):
+            await one.send(b"anybody there?")
+        with pytest.raises(aiordma.RetryExceededError):
+            await one.receive()
+
+
+@by_hand
+async def test_closing_ends_what_is_posted(device: DeviceUnderTest) -> None:
+    async with pair(device, receive_buffers=0) as (one, other):
+        buffer = bytearray(8)
+        receive = one.post_recv(buffer)
+        await one.aclose()
+        with pytest.raises(aiordma.FlushedError):
+            await receive
+        assert other.is_connected  # nobody tells it
+
+
+@one_loop
+@by_hand
+async def test_wrong_addresses_and_arguments_are_refused(device: DeviceUnderTest) -> None:
+    name = device.name
+    with pytest.raises(ValueError, match=r"port=7.*1\.\.1"):
+        await aiordma.open_queue_pair(name, port=7)
+    with pytest.raises(ValueError, match="gid_index=100000"):
+        await aiordma.open_queue_pair(name, gid_index=100000)
+    with pytest.raises(ValueError, match="open_datagram"):
+        await aiordma.open_queue_pair(name, service=QueuePairType.UD)
+    with pytest.raises(aiordma.NoDeviceError, match=name):
+        await aiordma.open_queue_pair("none0")
+    for bad, match in (
+        ({"qpn": 2**24}, "24 bits"),
+        ({"psn": -1}, "24 bits"),
+        ({"gid": b"short"}, "16 bytes"),
+        ({"lid": 2**16}, "16 bits"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            QueuePairAddress(**{"qpn": 1, "psn": 1, "gid": bytes(16), **bad})  # type: ignore[arg-type]
+    async with pair(device) as (one, other):
+        with pytest.raises(ValueError, match="has been connected"):
+            await one.connect_to(other.address)
+
+
+@one_loop
+@by_hand
+async def test_a_cancelled_connect_leaves_nothing(device: DeviceUnderTest) -> None:
+    async with await aiordma.open_queue_pair(device.name, gid_index=GID_INDEX) as one:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await one.connect_to(one.address)
+        assert scope.cancelled_caught
+        with pytest.raises(aiordma.ClosedError):
+            one.post_send(b"x")
+
+
+@one_loop
+async def test_a_device_that_leaves_it_to_the_cm_says_so(device: DeviceUnderTest) -> None:
+    if not device.lacks("queue pairs by hand"):
+        return  # what the others test
+    with pytest.raises(aiordma.NotSupportedError, match=f"{device.name} is an iWARP device"):
+        await aiordma.open_queue_pair(device.name)
+
+
+@one_loop
+@by_hand
+async def test_the_error_state_is_seen_by_the_queue_pair(device: DeviceUnderTest) -> None:
+    async with pair(device) as (one, _):
+        queue_pair = one._endpoint.queue_pair
+        assert queue_pair is not None
+        assert queue_pair.state is QueuePairState.RTS
