@@ -9,8 +9,8 @@ import pytest
 
 import aiordma
 from aiordma import QueuePairAddress, QueuePairState, QueuePairType
+from tests.device.by_hand import GID_INDEX
 from tests.device.players import REMOTE, both_ways, one_loop
-from tests.device.test_verbs import GID_INDEX
 from tests.devices import DeviceUnderTest
 
 pytestmark = pytest.mark.anyio
