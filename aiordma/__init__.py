@@ -13,6 +13,9 @@ from aiordma.connection import Connection, ConnectionInfo
 from aiordma.connection_parameters import ConnectionParameters, Ece
 from aiordma.connection_request import ConnectionRequest
 from aiordma.connector import connect
+from aiordma.datagram import Datagram, open_datagram
+from aiordma.datagram_message import DatagramArrival, DatagramMessage, DatagramReceive
+from aiordma.datagram_peer import DatagramPeer
 from aiordma.device_enums import (
     DeviceCapability,
     OnDemandOperation,
@@ -53,6 +56,7 @@ from aiordma.errors import (
     LocalLengthError,
     LocalProtectionError,
     LocalQueuePairError,
+    MulticastError,
     NoDeviceError,
     NotSupportedError,
     PartialPostError,
@@ -74,6 +78,7 @@ from aiordma.event_channel import Event as CmEvent
 from aiordma.event_channel import EventChannel
 from aiordma.listener import Listener, listen
 from aiordma.messages import Message
+from aiordma.multicast import MulticastGroup
 from aiordma.options import ConnectionKeywords, ConnectionOptions
 from aiordma.queue_pairs import QueuePairAddress, UnmanagedConnection, open_queue_pair
 from aiordma.ranges import RemoteMemory
@@ -142,6 +147,11 @@ __all__ = (
     "ConnectionParameters",
     "ConnectionRequest",
     "Context",
+    "Datagram",
+    "DatagramArrival",
+    "DatagramMessage",
+    "DatagramPeer",
+    "DatagramReceive",
     "Device",
     "DeviceAttributes",
     "DeviceCapability",
@@ -166,6 +176,8 @@ __all__ = (
     "MemoryWindowType",
     "Message",
     "Mtu",
+    "MulticastError",
+    "MulticastGroup",
     "NoDeviceError",
     "NotSupportedError",
     "OnDemandCapabilities",
@@ -216,6 +228,7 @@ __all__ = (
     "connect",
     "devices",
     "listen",
+    "open_datagram",
     "open_queue_pair",
     "open_shared_receive",
     "resolve",

@@ -33,6 +33,7 @@ __all__ = (
     "LocalLengthError",
     "LocalProtectionError",
     "LocalQueuePairError",
+    "MulticastError",
     "NoDeviceError",
     "NotSupportedError",
     "PartialPostError",
@@ -285,6 +286,10 @@ class RouteError(RdmaConnectionError):
 
 class UnreachableError(RdmaConnectionError):
     """The peer's connection manager did not answer."""
+
+
+class MulticastError(RdmaConnectionError):
+    """A multicast group was not joined, or the network ended the membership."""
 
 
 class RejectedError(RdmaConnectionError, ConnectionRefusedError):

@@ -30,8 +30,10 @@ LACKS: dict[str, dict[str, str]] = {
         "window_bounds": "rxe 6.1 checks an access through a memory window against the bounds of "
         "the region that it is bound to, not against the window's own",
         "invalidation_told": "rxe 6.1 does not tell a program which rkey a message invalidated",
+        "ipv6_multicast": "Linux's connection manager joins no IPv6 group on RoCE v2 (ENOTSUPP)",
     },
     "siw": {
+        "datagrams": "iWARP has no datagrams",
         "rnr": "iWARP has no receiver-not-ready: a message without a receive ends the connection",
         "atomics": "siw has no atomics (RFC 7306 is not implemented)",
         "immediate": "siw has no immediate data (RFC 7306 is not implemented)",

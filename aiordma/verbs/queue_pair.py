@@ -1,7 +1,9 @@
 """Queue pairs: creation within limits, transitions, and raw posting (man ibv_create_qp)."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from aiordma._native import ffi, lib
@@ -138,6 +140,8 @@ class QueuePair(Resource):
         self.domain = domain
         self.service = service
         self._unmake = unmake
+        self._groups: set[tuple[bytes, int]] = set()
+        self._attaching = Lock()  # groups are left in other threads than queue pairs are closed in
         request = ffi.new("struct ibv_qp_init_attr *")
         request.send_cq = send_queue.pointer
         request.recv_cq = receive_queue.pointer
@@ -344,14 +348,19 @@ class QueuePair(Resource):
 
     def attach_multicast(self, gid: bytes, lid: int = 0) -> None:
         """Receive what is sent to a multicast group (man ibv_attach_mcast); UD only."""
-        self._multicast(self.provider.attach_mcast, "ibv_attach_mcast", gid, lid)
+        with self._attaching:
+            self.require_open()
+            self._multicast(self.provider.attach_mcast, "ibv_attach_mcast", gid, lid)
+            self._groups.add((gid, lid))
 
     def detach_multicast(self, gid: bytes, lid: int = 0) -> None:
-        """No longer receive it. Before the queue pair is destroyed."""
-        self._multicast(self.provider.detach_mcast, "ibv_detach_mcast", gid, lid)
+        """No longer receive it. `close` does so for the groups that are left."""
+        with self._attaching:
+            self.require_open()
+            self._multicast(self.provider.detach_mcast, "ibv_detach_mcast", gid, lid)
+            self._groups.discard((gid, lid))
 
     def _multicast(self, call: Callable[..., int], name: str, gid: bytes, lid: int) -> None:
-        self.require_open()
         raw = ffi.new("union ibv_gid *")
         raw.raw = gid
         check_positive_errno(call(self.pointer, raw, lid), name)
@@ -360,4 +369,9 @@ class QueuePair(Resource):
         return f"posted {count} sges to a queue pair of {self.capacity}"
 
     def _destroy(self) -> None:
-        self._unmake(self.pointer)
+        with self._attaching, ExitStack() as last_first:
+            last_first.callback(self._unmake, self.pointer)
+            # The kernel refuses to destroy one that is in a group.
+            for gid, lid in self._groups:
+                detach = self.provider.detach_mcast
+                last_first.callback(self._multicast, detach, "ibv_detach_mcast", gid, lid)

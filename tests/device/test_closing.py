@@ -256,6 +256,20 @@ def test_connections_left_open_at_the_end_of_a_loop_are_closed_with_a_warning(ru
             connection.post_send(b"x")
 
 
+@pytest.mark.capability("datagrams")
+def test_a_datagram_socket_left_open_at_the_end_of_a_loop_is_closed_with_a_warning() -> None:
+    kept: list[aiordma.Datagram] = []
+
+    async def leave_open() -> None:
+        socket = await aiordma.open_datagram(ADDRESS)
+        await socket.send(b"unread", await socket.join("239.1.2.3"))
+        kept.append(socket)
+
+    with pytest.warns(ResourceWarning, match="left open at the end of the event loop: <"):
+        asyncio.run(leave_open())
+    assert kept[0]._endpoint.identifier.closed
+
+
 def test_a_loop_is_not_kept_alive_by_what_it_once_opened() -> None:
     loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
 

@@ -141,3 +141,22 @@ def test_the_end_of_asyncio_run_with_a_close_under_way() -> None:
     runner.start()
     runner.join(60)
     assert not runner.is_alive()
+
+
+@pytest.mark.parametrize("delay", [0, 0.005, 0.02, 0.05])
+@pytest.mark.capability("datagrams")
+@pytest.mark.asyncio
+async def test_a_cancelled_datagram_socket_leaves_nothing(delay: float) -> None:
+    async def use() -> None:
+        async with await aiordma.open_datagram(ADDRESS) as socket:
+            await socket.resolve(ADDRESS, other.port)
+            await socket.join("239.1.2.3")
+            await asyncio.sleep(60)
+
+    async with await aiordma.open_datagram(ADDRESS) as other:
+        task = asyncio.ensure_future(use())
+        await asyncio.sleep(delay)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+    assert current_reactor() is None

@@ -58,6 +58,48 @@ def test_the_shared_receive_example_hears_every_client() -> None:
         assert f"25 messages of client {number}" in done.stdout
 
 
+@pytest.mark.capability("datagrams")
+def test_the_datagram_example_asks_and_answers() -> None:
+    with serving("examples/datagram.py", "--serve", "--bind", ADDRESS):
+        done = run("examples/datagram.py", ADDRESS, "--bind", ADDRESS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("who -> WHO\nis -> IS\nthere -> THERE\n")
+
+
+@pytest.mark.capability("datagrams")
+def test_the_multicast_example_reaches_every_member() -> None:
+    listen = ("examples/multicast.py", "--listen", "--bind", ADDRESS)
+    with serving(*listen), serving(*listen):
+        done = run("examples/multicast.py", "hello, all", "--bind", ADDRESS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "2 heard it\n"
+
+
+@pytest.mark.capability("atomics")
+def test_the_atomics_example_counts_each_ticket_once() -> None:
+    done = run("examples/atomics.py", ADDRESS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "32 tickets, each once: True\nadded up under the lock: True\n"
+
+
+@pytest.mark.capability("immediate")
+def test_the_immediate_example_tells_of_each_slot() -> None:
+    done = run("examples/immediate.py", ADDRESS)
+    assert done.returncode == 0, done.stderr
+    for slot in range(8):
+        assert f"slot {slot}: b'written into slot {slot}'" in done.stdout
+    assert done.stdout.endswith("told to stop: b'that was all'\n")
+
+
+@pytest.mark.capability("memory_windows")
+def test_the_memory_window_example_lends_and_takes_back() -> None:
+    done = run("examples/memory_window.py", ADDRESS)
+    assert done.returncode == 0, done.stderr
+    for line in range(3):
+        assert f"line {line}: b'borrowed for line {line}'" in done.stdout
+    assert done.stdout.endswith("what was taken back is refused\n")
+
+
 def test_no_example_goes_without_a_test() -> None:
     here = (ROOT / "tests/docs/test_documentation.py").read_text()
     for example in (ROOT / "examples").glob("*.py"):

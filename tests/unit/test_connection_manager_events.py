@@ -17,6 +17,7 @@ from aiordma.enums import CmEventType
 from aiordma.event_channel import Event, EventChannel
 from aiordma.options import ConnectionOptions
 from aiordma.provider import Provider
+from aiordma.shared_source import ListenerReceives
 from aiordma.states import ConnectionState, next_state
 from tests.unit.sources import ROOT
 
@@ -87,10 +88,14 @@ def identifier(*_arguments: Any, **_options: Any) -> Any:
     return SimpleNamespace(peer_address=("192.0.2.1", 1), local_address=("192.0.2.2", 2))
 
 
+NO_SHARED_RECEIVES = ListenerReceives(None, 1)
+
+
 def request_effect(kind: CmEventType) -> str:
     reactor: Any = FakeReactor()
+    asking = event(CmEventType.CONNECT_REQUEST)
     request = ConnectionRequest(
-        reactor, ConnectionOptions(), 1.0, identifier(), event(CmEventType.CONNECT_REQUEST)
+        reactor, ConnectionOptions(), 1.0, NO_SHARED_RECEIVES, identifier(), asking
     )
     request._answered = True  # or it would warn that nobody has
     request.handle_event(event(kind))
@@ -100,7 +105,9 @@ def request_effect(kind: CmEventType) -> str:
 def listener_effect(kind: CmEventType, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(listener, "Identifier", identifier)
     reactor: Any = FakeReactor()
-    listening = listener.Listener(reactor, identifier(), ConnectionOptions(), 8, None, 1.0)
+    listening = listener.Listener(
+        reactor, identifier(), ConnectionOptions(), 8, None, 1.0, NO_SHARED_RECEIVES
+    )
     (handle,) = reactor.handlers
     handle(event(kind))
     listening._closed = True

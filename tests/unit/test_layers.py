@@ -67,6 +67,18 @@ ORDER = (
     "shared_source",
     "connection_request",
     "listener",
+    "grh",
+    "local_gid",
+    "address_handles",
+    "event_waiter",
+    "datagram_peer",
+    "datagram_message",
+    "datagram_queue",
+    "resolution",
+    "multicast",
+    "datagram_endpoint",
+    "datagram_posting",
+    "datagram",
     "queue_pairs",
 )
 LAYERS = [f"{PACKAGE}.{name}" for name in ORDER] + [PACKAGE]

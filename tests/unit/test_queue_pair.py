@@ -1,6 +1,7 @@
 """Posting: what the driver answers to a post is said in C's own words, whichever way it answers."""
 
 import errno
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,8 @@ class Posted(QueuePair):
         self._parents = ()
         self._children = {}
         self._unmake = lambda _: None
+        self._groups = set()
+        self._attaching = Lock()
         self.pointer = ffi.NULL
         self.capacity = Capacity(max_send_wr=7)
 

@@ -1,0 +1,138 @@
+"""The life of a datagram socket: its queue pair, its receives, its handles, its groups, their end.
+
+Peers that resolve its port are answered here, each with the queue pair's number: no connection is
+made, and nothing of it stays.
+"""
+
+import logging
+from contextlib import AsyncExitStack
+
+from aiordma.address_handles import AddressHandles
+from aiordma.datagram_message import Senders
+from aiordma.datagram_peer import UDP_QKEY
+from aiordma.datagram_queue import DatagramQueue
+from aiordma.endpoint import Endpoint
+from aiordma.enums import CmEventType, QueuePairType
+from aiordma.errors import ClosedError, VerbsCallError
+from aiordma.hub import DeviceHub
+from aiordma.local_gid import find_gid
+from aiordma.multicast import MulticastGroup
+from aiordma.options import ConnectionOptions
+from aiordma.rdmacm import ConnectionParameters, Event, Identifier
+from aiordma.reactor import Reactor
+from aiordma.states import ConnectionState
+from aiordma.threads import in_thread, outwait
+from aiordma.verbs import GRH_BYTES
+
+__all__ = ("DatagramEndpoint",)
+
+logger = logging.getLogger("aiordma")
+
+BACKLOG = 128
+
+
+class DatagramEndpoint(Endpoint):
+    """See the module. `start` before use, `aclose` always."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        hub: DeviceHub,
+        identifier: Identifier,
+        options: ConnectionOptions,
+        private_data: bytes,
+        most_handles: int,
+    ) -> None:
+        super().__init__(reactor, hub, identifier, options, ConnectionState.ESTABLISHED)
+        self.was_established = True  # there is no handshake
+        self.handles = AddressHandles(self.loop, reactor, hub.domain, most_handles)
+        self.groups: dict[str, MulticastGroup] = {}
+        self.senders: Senders | None = None
+        self.received: DatagramQueue | None = None
+        self.gid = bytes(16)
+        self.gid_index = 0
+        self.lid = 0
+        self.mtu = 0
+        self.qkey = UDP_QKEY
+        self._identifier = identifier
+        self._private_data = private_data
+        self._most_handles = most_handles
+        self.on_close = self.handles.close
+
+    async def start(self, host: str, qkey: int) -> None:
+        """Make the queue pair, post its receives, and answer those who resolve its port.
+
+        Raises:
+            ValueError: an option is beyond the device; the message names it and the limit.
+            VerbsCallError: the driver refused.
+        """
+        context, port = self.hub.context, self.identifier.port
+        attributes = await in_thread(self.loop, lambda: context.query_port(port))
+        self.mtu = attributes.active_mtu.bytes
+        self.lid = attributes.lid
+        self.gid_index, self.gid = await in_thread(self.loop, lambda: find_gid(context, port, host))
+        await self.open(QueuePairType.UD)
+        pair = self.queue_pair
+        assert pair is not None
+        if qkey != UDP_QKEY:
+            await in_thread(self.loop, lambda: pair.modify(qkey=qkey))
+            self.qkey = qkey
+        self.senders = Senders(
+            context, port, self.gid_index, qkey=self.qkey, most=self._most_handles
+        )
+        self.received = DatagramQueue(self, GRH_BYTES + self.mtu, self.senders)
+        self.on_end = self.received.wake
+        if self.options.receive_buffers:
+            self.received.fill()
+        if qkey == UDP_QKEY:
+            # The connection manager would tell peers this key in any case.
+            self._identifier.listen(BACKLOG)
+
+    # -- those who resolve us -----------------------------------------------------------------
+
+    def handle_event(self, event: Event) -> None:
+        """Take a CM event of our identifier."""
+        if event.type is CmEventType.CONNECT_REQUEST:
+            self._answer(event)
+        else:
+            super().handle_event(event)
+
+    def _answer(self, event: Event) -> None:
+        self.reactor.retain()
+        identifier = Identifier(self.reactor.channel, key=event.new_key)
+        if self.cause is None:
+            answer = ConnectionParameters(private_data=self._private_data, qpn=self.qpn)
+            try:
+                identifier.accept(answer)
+            except VerbsCallError as error:
+                # The peer asks again, or gives up.
+                logger.debug("answering %s: %s", identifier.peer_address, error)
+        self.reactor.destroy(identifier.close, self.reactor.release)
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def require_usable(self) -> None:
+        """Do nothing while requests may be posted. Raises as Endpoint's."""
+        if self.state is ConnectionState.CLOSED:
+            raise ClosedError("this datagram socket is closed")
+        super().require_usable()
+
+    def close(self) -> None:
+        """End, and then give back everything, in the background. Idempotent."""
+        for group in list(self.groups.values()):
+            group.leave_later()
+        super().close()
+
+    def _give_back(self) -> None:
+        if self.received is not None:
+            self.received.discard()
+        super()._give_back()
+
+    async def aclose(self) -> None:
+        """`close`, and wait for it, whatever cancels the task: it is short."""
+        groups = list(self.groups.values())
+        async with AsyncExitStack() as all_of_them:
+            all_of_them.push_async_callback(outwait, self.handles.ended)
+            for group in groups:
+                all_of_them.push_async_callback(outwait, group.left)
+            all_of_them.push_async_callback(super().aclose)

@@ -1,0 +1,89 @@
+"""What a task needs to go from step to step with an identifier of its own."""
+
+import anyio
+
+from aiordma.connector import failed_event
+from aiordma.enums import CmEventType
+from aiordma.errors import MulticastError, UnreachableError
+from aiordma.rdmacm import Event, Identifier
+from aiordma.reactor import Reactor
+from aiordma.threads import outwait
+
+__all__ = ("EventWaiter", "failure_of", "give_back")
+
+_FAILURES = (
+    CmEventType.ADDR_ERROR,
+    CmEventType.ROUTE_ERROR,
+    CmEventType.CONNECT_ERROR,
+    CmEventType.UNREACHABLE,
+    CmEventType.REJECTED,
+    CmEventType.MULTICAST_ERROR,
+    CmEventType.DEVICE_REMOVAL,
+)
+
+_REFUSALS = {
+    1: "nobody takes datagrams at that port",
+    2: "its program refused",
+    3: "it has no queue pair for that port",
+    4: "it redirects to another port, which aiordma does not follow",
+    5: "it speaks another version of the question",
+}
+"""The status of a peer's answer in the UDP port space (`ib_cm_sidr_status` of the kernel)."""
+
+
+class EventWaiter:
+    """Takes an identifier's events, and waits for the one that a step ends with.
+
+    Args:
+        what: the whole undertaking, for messages.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._event: Event | None = None
+        self._failure: Exception | None = None
+        self._changed = anyio.Event()
+
+    def handle(self, event: Event) -> None:
+        """Take an event (an EventHandler)."""
+        self._event = event
+        self._changed.set()
+
+    def fail(self, error: Exception) -> None:
+        """End the waiting with an error: no event will be taken any more."""
+        self._failure = error
+        self._changed.set()
+
+    async def until(self, kind: CmEventType) -> Event:
+        """Wait for an event of that kind.
+
+        Raises:
+            RdmaConnectionError: one came that says why it never will.
+            Exception: what `fail` was given.
+        """
+        while self._event is None or self._event.type is not kind:
+            if self._failure is not None:
+                raise self._failure
+            if self._event is not None and self._event.type in _FAILURES:
+                raise failure_of(self.what, self._event)
+            self._changed = anyio.Event()
+            await self._changed.wait()
+        return self._event
+
+
+def failure_of(what: str, event: Event) -> Exception:
+    """Turn an event that ended an undertaking into its error."""
+    if event.type is CmEventType.UNREACHABLE and event.status in _REFUSALS:
+        return UnreachableError(f"{what}: {_REFUSALS[event.status]} (status {event.status})")
+    error = failed_event(what, event)
+    if event.type is CmEventType.MULTICAST_ERROR:
+        return MulticastError(str(error))
+    return error
+
+
+async def give_back(reactor: Reactor, identifier: Identifier) -> None:
+    """Destroy an identifier, and give up its use of the reactor, whatever cancels the task."""
+    reactor.unsubscribe(identifier)
+    gone = anyio.Event()
+    reactor.destroy(identifier.close, lambda: reactor.release(gone.set))
+    await outwait(gone)

@@ -1,0 +1,31 @@
+"""What stands in the 40 bytes before a datagram's payload: the sender and whom it was sent to.
+
+InfiniBand and RoCE over IPv6 write a whole header there, RoCE v2 over IPv4 an IPv4 header into the
+last 20 bytes, with the first 20 undefined (man ibv_create_ah_from_wc).
+"""
+
+from aiordma.verbs import GRH_BYTES
+
+__all__ = ("is_multicast", "source_and_destination")
+
+_IPV4_MAPPED = bytes(10) + b"\xff\xff"
+_FOLLOWED_BY = (17, 27)
+"""What comes after such a header: UDP on RoCE v2, InfiniBand's own transport elsewhere."""
+
+
+def source_and_destination(grh: bytes) -> tuple[bytes, bytes]:
+    """Return the sender's GID and the GID that it sent to; IPv4 addresses as IPv4-mapped GIDs.
+
+    Raises:
+        ValueError: not 40 bytes.
+    """
+    if len(grh) != GRH_BYTES:
+        raise ValueError(f"a GRH has {GRH_BYTES} bytes, and this has {len(grh)}")
+    if grh[0] >> 4 == 6 and grh[6] in _FOLLOWED_BY:
+        return grh[8:24], grh[24:40]
+    return _IPV4_MAPPED + grh[32:36], _IPV4_MAPPED + grh[36:40]
+
+
+def is_multicast(gid: bytes) -> bool:
+    """Whether a GID names a group."""
+    return gid[0] == 0xFF or (gid.startswith(_IPV4_MAPPED) and gid[12] >> 4 == 0xE)

@@ -1,0 +1,192 @@
+"""Address handles: kept while there is room, never destroyed under a request, gone at the end."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from aiordma import address_handles
+from aiordma.address_handles import AddressHandles
+from aiordma.errors import ClosedError, VerbsCallError
+from aiordma.event_loop import current_event_loop
+from aiordma.verbs import AddressVector
+
+pytestmark = pytest.mark.anyio
+
+ONE, OTHER, THIRD = (AddressVector(lid=number) for number in (1, 2, 3))
+
+
+class Users:
+    """A reactor's part: it stays open while it is used."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def retain(self) -> None:
+        self.count += 1
+
+    def release(self, then: Callable[[], object] = lambda: None) -> None:
+        self.count -= 1
+        then()
+
+
+class Device:
+    """Where handles are made: which ones exist, and who waits to make one."""
+
+    def __init__(self) -> None:
+        self.alive: list[AddressVector] = []
+        self.made = 0
+        self.refuse = False
+        self.ready = threading.Event()
+        self.ready.set()
+        self.users = Users()
+
+
+class Handle:
+    def __init__(self, device: Any, vector: AddressVector) -> None:
+        assert device.ready.wait(10)
+        if device.refuse:
+            raise VerbsCallError(12, "ibv_create_ah")
+        self.device, self.vector = device, vector
+        device.made += 1
+        device.alive.append(vector)
+
+    def close(self) -> None:
+        self.device.alive.remove(self.vector)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    monkeypatch.setattr(address_handles, "AddressHandle", Handle)
+    return Device()
+
+
+def handles_of(device: Any, most: int) -> AddressHandles:
+    return AddressHandles(current_event_loop(), device.users, device, most)
+
+
+async def ended(handles: AddressHandles, device: Device) -> None:
+    handles.close()
+    with anyio.fail_after(10):
+        await handles.ended.wait()
+    assert (device.alive, device.users.count, len(handles)) == ([], 0, 0)
+
+
+async def test_a_way_has_one_handle(device: Device) -> None:
+    handles = handles_of(device, 4)
+    first = handles.get(ONE)
+    assert handles.get(AddressVector(lid=1)) is first
+    assert await handles.obtain(ONE) is first
+    assert await handles.obtain(OTHER) is not first
+    assert device.made == 2
+    for _ in range(3):
+        first.release()
+    handles.get(OTHER).release()
+    assert device.alive == [ONE, OTHER]  # kept, though nobody holds the first
+    handles._kept[OTHER].release()
+    await ended(handles, device)
+
+
+async def test_the_least_recently_used_goes_first_and_only_when_nobody_holds_it(
+    device: Device,
+) -> None:
+    handles = handles_of(device, 2)
+    one, other = handles.get(ONE), handles.get(OTHER)
+    other.release()
+    handles.get(ONE).release()  # used after the other
+    handles.get(THIRD).release()
+    with anyio.fail_after(10):
+        while OTHER in device.alive:
+            await anyio.sleep(0.001)
+    handles.get(OTHER).release()  # now the first one has to go, and is held
+    await anyio.sleep(0.05)
+    assert ONE in device.alive
+    one.release()
+    with anyio.fail_after(10):
+        while ONE in device.alive:
+            await anyio.sleep(0.001)
+    await ended(handles, device)
+
+
+async def test_the_end_waits_for_the_last_holder(device: Device) -> None:
+    handles = handles_of(device, 4)
+    held = handles.get(ONE)
+    handles.get(OTHER).release()
+    handles.close()
+    with anyio.move_on_after(0.05):
+        await handles.ended.wait()
+    assert not handles.ended.is_set()
+    assert device.alive == [ONE]
+    held.release()
+    await ended(handles, device)
+    for make in (handles.obtain, _async(handles.get)):
+        with pytest.raises(ClosedError):
+            await make(THIRD)
+
+
+def _async(function: Callable[[AddressVector], Any]) -> Callable[[AddressVector], Any]:
+    async def call(vector: AddressVector) -> Any:
+        return function(vector)
+
+    return call
+
+
+async def test_a_refused_handle_is_not_counted(device: Device) -> None:
+    handles = handles_of(device, 4)
+    device.refuse = True
+    for make in (handles.obtain, _async(handles.get)):
+        with pytest.raises(VerbsCallError):
+            await make(ONE)
+    await ended(handles, device)
+
+
+async def test_one_that_was_made_for_a_cancelled_task_is_kept_for_the_next(device: Device) -> None:
+    handles = handles_of(device, 4)
+    device.ready.clear()
+    async with anyio.create_task_group() as group:
+        group.start_soon(_obtain_and_release, handles)
+        await anyio.sleep(0.02)
+        group.cancel_scope.cancel()
+        device.ready.set()
+    assert device.made == 1
+    handles.get(ONE).release()
+    assert device.made == 1
+    await ended(handles, device)
+
+
+async def test_two_tasks_that_make_the_same_one_leave_one(device: Device) -> None:
+    handles = handles_of(device, 4)
+    device.ready.clear()
+    async with anyio.create_task_group() as group:
+        for _ in range(2):
+            group.start_soon(_obtain_and_release, handles)
+        await anyio.sleep(0.02)
+        device.ready.set()
+    with anyio.fail_after(10):
+        while len(handles) > 1:
+            await anyio.sleep(0.001)
+    await ended(handles, device)
+
+
+async def _obtain_and_release(handles: AddressHandles) -> None:
+    (await handles.obtain(ONE)).release()
+
+
+async def test_one_that_is_made_while_all_is_closed_is_destroyed(device: Device) -> None:
+    handles = handles_of(device, 4)
+    device.ready.clear()
+
+    async def obtain() -> None:
+        with pytest.raises(ClosedError):
+            await handles.obtain(ONE)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(obtain)
+        await anyio.sleep(0.02)
+        handles.close()
+        assert not handles.ended.is_set()
+        device.ready.set()
+    assert device.made == 1
+    await ended(handles, device)

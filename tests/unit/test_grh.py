@@ -1,0 +1,65 @@
+"""The 40 bytes before a datagram: who sent it, and to whom, in each of their forms."""
+
+import pytest
+
+from aiordma.datagram_peer import DatagramPeer
+from aiordma.grh import is_multicast, source_and_destination
+from aiordma.verbs import AddressVector
+
+MAPPED = bytes(10) + b"\xff\xff"
+ONE, OTHER = bytes(range(16)), bytes(range(100, 116))
+
+
+def ipv6(next_header: int) -> bytes:
+    return bytes([0x60, 0, 0, 0, 0, 64, next_header, 64]) + ONE + OTHER
+
+
+def ipv4(before: bytes) -> bytes:
+    header = bytes([0x45, 0, 0, 60, 0, 0, 0, 0, 64, 17, 0, 0])
+    return before + header + bytes([10, 1, 1, 1]) + bytes([239, 1, 2, 3])
+
+
+@pytest.mark.parametrize("next_header", [17, 27], ids=["RoCE v2", "InfiniBand"])
+def test_a_whole_header_has_both_gids(next_header: int) -> None:
+    assert source_and_destination(ipv6(next_header)) == (ONE, OTHER)
+
+
+@pytest.mark.parametrize("before", [bytes(20), b"\x60" + b"\xff" * 19], ids=["zeros", "left over"])
+def test_an_ipv4_header_stands_at_the_end_behind_anything(before: bytes) -> None:
+    assert source_and_destination(ipv4(before)) == (
+        MAPPED + bytes([10, 1, 1, 1]),
+        MAPPED + bytes([239, 1, 2, 3]),
+    )
+
+
+def test_nothing_else_has_the_length_of_one() -> None:
+    with pytest.raises(ValueError, match="a GRH has 40 bytes, and this has 39"):
+        source_and_destination(bytes(39))
+
+
+@pytest.mark.parametrize(
+    ("gid", "group"),
+    [
+        (MAPPED + bytes([224, 0, 0, 1]), True),
+        (MAPPED + bytes([239, 255, 255, 255]), True),
+        (MAPPED + bytes([223, 255, 255, 255]), False),
+        (MAPPED + bytes([240, 0, 0, 0]), False),
+        (b"\xff\x0e" + bytes(14), True),
+        (b"\xfe\x80" + bytes(14), False),
+    ],
+)
+def test_groups_are_told_from_hosts(gid: bytes, group: bool) -> None:
+    assert is_multicast(gid) is group
+
+
+@pytest.mark.parametrize(("name", "value"), [("qpn", 1 << 24), ("qkey", 1 << 32), ("qpn", -1)])
+def test_a_peer_has_numbers_in_range(name: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"{name}="):
+        DatagramPeer(AddressVector(), **{"qpn": 1, name: value})
+
+
+def test_a_peer_is_the_same_whatever_its_program_tells() -> None:
+    one, other = (DatagramPeer(AddressVector(), 5, private_data=data) for data in (b"", b"hello"))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != DatagramPeer(AddressVector(), 6)
