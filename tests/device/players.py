@@ -40,6 +40,30 @@ async def connected(
             yield ours, theirs
 
 
+@asynccontextmanager
+async def members(
+    count: int, shared: aiordma.SharedReceiveQueue | int, **options: Any
+) -> AsyncIterator[tuple[list[aiordma.Connection], list[aiordma.Connection]]]:
+    """Yield (clients, servers), connected in pairs; the servers take from the shared queue."""
+    clients: list[aiordma.Connection] = []
+    servers: list[aiordma.Connection] = []
+    async with await aiordma.listen(ADDRESS, 0, shared_receive=shared, **options) as listener:
+        for number in range(count):
+            async with anyio.create_task_group() as group:
+
+                async def connect() -> None:
+                    clients.append(await aiordma.connect(ADDRESS, listener.port))
+
+                group.start_soon(connect)
+                servers.append(await listener.accept())
+            await clients[number].send(b"first")  # whoever connected speaks first
+    try:
+        yield clients, servers
+    finally:
+        for connection in clients + servers:
+            await connection.aclose()
+
+
 def reactor_in_use() -> bool:
     """Whether anything of this loop still keeps the reactor open."""
     return reactor.current_reactor() is not None

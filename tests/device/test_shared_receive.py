@@ -2,44 +2,17 @@
 
 import errno
 import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import anyio
 import pytest
 
 import aiordma
-from tests.device.players import Outcome, both_ways, one_loop, until
+from tests.device.players import Outcome, both_ways, members, one_loop, until
 from tests.devices import ADDRESS
 
 SEND = int(aiordma.WorkRequestOpcode.SEND)
 
 pytestmark = pytest.mark.anyio
-
-
-@asynccontextmanager
-async def members(
-    count: int, shared: aiordma.SharedReceiveQueue | int, **options: Any
-) -> AsyncIterator[tuple[list[aiordma.Connection], list[aiordma.Connection]]]:
-    """Yield (clients, servers), connected in pairs; the servers take from the shared queue."""
-    clients: list[aiordma.Connection] = []
-    servers: list[aiordma.Connection] = []
-    async with await aiordma.listen(ADDRESS, 0, shared_receive=shared, **options) as listener:
-        for number in range(count):
-            async with anyio.create_task_group() as group:
-
-                async def connect() -> None:
-                    clients.append(await aiordma.connect(ADDRESS, listener.port))
-
-                group.start_soon(connect)
-                servers.append(await listener.accept())
-            await clients[number].send(b"first")  # whoever connected speaks first
-    try:
-        yield clients, servers
-    finally:
-        for connection in clients + servers:
-            await connection.aclose()
 
 
 async def hear(connection: aiordma.Connection, count: int) -> list[bytes]:
@@ -254,144 +227,6 @@ async def test_a_receive_whose_message_is_cut_off_ends_and_the_others_do_not() -
             assert not spare.done()
             await clients[1].send(b"for the other")
             assert shared.connection_of(await spare) is servers[1]
-
-
-# -- the limit ------------------------------------------------------------------------------------
-
-
-def limits_of(shared: aiordma.SharedReceiveQueue) -> list[int]:
-    """The limits that the device is given from now on. (Not every device can be asked.)"""
-    limits: list[int] = []
-    modify = shared.raw.modify
-
-    def modify_too(*, max_wr: int | None = None, limit: int | None = None) -> None:
-        modify(max_wr=max_wr, limit=limit)
-        if limit is not None:
-            limits.append(limit)
-
-    shared.raw.modify = modify_too  # type: ignore[method-assign]
-    return limits
-
-
-async def test_the_limit_is_told_once_fewer_are_left() -> None:
-    async with await aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
-        memory = shared.register(bytearray(64))
-        requests = shared.post_srq_recv([memory] * 5)
-        told: list[aiordma.AsyncEventType] = []
-        heard = shared.hub.on_object_event[shared.raw.key]
-
-        def hear_too(event: aiordma.AsyncEventType) -> None:
-            told.append(event)
-            heard(event)
-
-        shared.hub.on_object_event[shared.raw.key] = hear_too
-        async with members(1, shared) as (clients, _):
-            await requests[0]
-            reached = anyio.Event()
-
-            async def wait() -> None:
-                await shared.limit(3)
-                reached.set()
-
-            async with anyio.create_task_group() as group:
-                limits = limits_of(shared)
-                group.start_soon(wait)
-                await until(lambda: limits == [3])
-                await clients[0].send(b"four were left, three are")
-                await requests[1]
-                await anyio.sleep(0.1)
-                assert not reached.is_set()
-                await clients[0].send(b"two are")
-            await until(lambda: bool(told))
-            assert told == [aiordma.AsyncEventType.SRQ_LIMIT_REACHED]
-            await shared.limit(3)  # it is so already
-
-
-@one_loop
-async def test_a_cancelled_wait_for_the_limit_leaves_nothing() -> None:
-    async with await aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
-        shared.post_srq_recv([bytearray(8)] * 2)
-        limits = limits_of(shared)
-        with anyio.move_on_after(0.1):
-            await shared.limit(2)
-        assert limits == [2, 0]
-        async with anyio.create_task_group() as group:
-            again = Outcome()
-            group.start_soon(again.of, lambda: shared.limit(1))
-            await until(lambda: limits == [2, 0, 1])
-            with pytest.raises(aiordma.BusyError):
-                await shared.limit(1)
-            await shared.aclose()
-        assert isinstance(again.error, aiordma.ClosedError)
-
-
-@one_loop
-async def test_a_limit_out_of_range_is_refused() -> None:
-    async with await aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
-        for count in (0, 9):
-            with pytest.raises(ValueError, match=r"not in 1\.\.8"):
-                await shared.limit(count)
-
-
-# -- the depth ------------------------------------------------------------------------------------
-
-
-@one_loop
-@pytest.mark.capability("srq_resize")
-async def test_a_queue_can_be_resized_while_it_is_used() -> None:
-    async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
-        memory = shared.register(bytearray(64))
-        shared.post_srq_recv([memory] * 4)
-        before = shared.queue.reserved
-        await shared.resize(100)
-        assert shared.queue.reserved == before + 96
-        requests = shared.post_srq_recv([memory] * 96)
-        async with members(1, shared) as (clients, _):
-            for _ in range(99):
-                await clients[0].send(b"more")
-            await requests[-1]
-            await until(lambda: shared.posted == 0)
-            grown = shared.queue.reserved
-            await shared.resize(10)
-            assert shared.queue.reserved == grown - 90
-            with pytest.raises(aiordma.QueueFullError):
-                shared.post_srq_recv([memory] * 11)
-            (request,) = shared.post_srq_recv([memory])
-            await clients[0].send(b"and works")
-            assert (await request).byte_len == 9
-        shared.post_srq_recv([memory] * 3)
-        with pytest.raises(ValueError, match=r"not in 3\.\."):
-            await shared.resize(2)
-        with pytest.raises(ValueError, match="has room for"):
-            await shared.resize(shared.queue.queue.cqe + 1)
-
-
-@one_loop
-async def test_a_device_that_cannot_resize_says_so(
-    device: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def cannot(**_: int) -> None:
-        raise aiordma.VerbsCallError(errno.EOPNOTSUPP, "ibv_modify_srq")
-
-    async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
-        if device.lacks("srq_resize") is None:
-            monkeypatch.setattr(shared.raw, "modify", cannot)  # as a device that lacks it
-        with pytest.raises(aiordma.NotSupportedError, match=rf"{device.name} cannot resize"):
-            await shared.resize(8)
-        assert shared.depth == 4
-
-
-@one_loop
-async def test_the_device_tells_what_it_gave_or_that_it_cannot(device: Any) -> None:
-    async with await aiordma.open_shared_receive(ADDRESS, depth=5, max_sge=2) as shared:
-        if device.lacks("srq_query") is None:
-            told = shared.raw.query()
-            assert told.max_wr >= 5
-            assert told.max_sge >= 2
-            assert told.srq_limit == 0
-        else:
-            with pytest.raises(aiordma.NotSupportedError, match=rf"{device.name} cannot query"):
-                shared.raw.query()
 
 
 # -- the end --------------------------------------------------------------------------------------
