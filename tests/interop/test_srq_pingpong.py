@@ -1,6 +1,6 @@
 """ibv_srq_pingpong of libibverbs: several queue pairs on one shared receive queue, without the
 connection manager. Each side tells the other its LID, queue pair, first packet number and GID in a
-line of text over TCP for each queue pair, all of one side's in a row."""
+line of text over TCP for each of 256 queue pairs, whether it has them or not, all in a row."""
 
 import re
 from collections import deque
@@ -22,6 +22,7 @@ COUNT = 100
 SIZE = 3000
 WORDS = ("ibv_srq_pingpong", "-g", 1, "-q", PAIRS, "-n", COUNT, "-s", SIZE, "-r", 20)
 LINE = re.compile(r"([0-9a-f]{4}):([0-9a-f]{6}):([0-9a-f]{6}):([0-9a-f]{32})\0")
+LINES = 256
 LINE_LENGTH = 52
 
 with_and_without_events = pytest.mark.parametrize(
@@ -59,14 +60,16 @@ class Players:
         return self._arrivals.popleft().result()
 
     def lines(self) -> bytes:
-        return b"".join(
+        lines = [
             f"{a.lid:04x}:{a.qpn:06x}:{a.psn:06x}:{a.gid.hex()}\0".encode()
             for a in (pair.address for pair in self.pairs)
-        )
+        ]
+        nobody = f"{0:04x}:{0:06x}:{0:06x}:{0:032x}\0".encode()
+        return b"".join(lines + [nobody] * (LINES - len(lines)))
 
     async def connect(self, lines: bytes) -> None:
         """Connect each to the one of the same place at the peer."""
-        for pair, match in zip(self.pairs, LINE.finditer(lines.decode()), strict=True):
+        for pair, match in zip(self.pairs, LINE.finditer(lines.decode()), strict=False):
             lid, qpn, psn, gid = match.groups()
             peer = aiordma.QueuePairAddress(
                 int(qpn, 16), int(psn, 16), bytes.fromhex(gid), int(lid, 16)
@@ -125,7 +128,7 @@ async def test_a_c_client(device: DeviceUnderTest, options: tuple[str, ...]) -> 
         port = listener.extra(SocketAttribute.local_port)
         async with running(*WORDS, *options, "-p", port, "127.0.0.1") as client:
             async with await listener.listeners[0].accept() as stream:
-                await ours.connect(await read_exactly(stream, PAIRS * LINE_LENGTH))
+                await ours.connect(await read_exactly(stream, LINES * LINE_LENGTH))
                 await stream.send(ours.lines())
                 assert await read_exactly(stream, 5) == b"done\0"
             await ours.play(first=False)
@@ -140,7 +143,7 @@ async def test_a_c_server(device: DeviceUnderTest, options: tuple[str, ...]) -> 
             await server.has_written("local address", PAIRS)
             async with await connect_tcp(port) as stream:
                 await stream.send(ours.lines())
-                await ours.connect(await read_exactly(stream, PAIRS * LINE_LENGTH))
+                await ours.connect(await read_exactly(stream, LINES * LINE_LENGTH))
                 await stream.send(b"done\0")
             await ours.play(first=True)
         assert f"{COUNT} iters in" in server.output
