@@ -250,6 +250,7 @@ OPTIONS = {
     "rnr_retry_count": (-1, 8),
     "ack_timeout": (-1, 32),
     "min_rnr_timer": (-1, 32),
+    "tos": (-1, 256),
 }
 
 
