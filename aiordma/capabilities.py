@@ -76,11 +76,15 @@ def require_windows(endpoint: Endpoint) -> None:
 
 
 def require_invalidate(endpoint: Endpoint) -> None:
-    """Do nothing where an rkey can be invalidated, here or by the peer.
+    """Do nothing where a message may end what a window of the peer's permits.
 
     Raises:
-        NotSupportedError: not for this service.
+        NotSupportedError: the device has no windows, or not for this service.
     """
     endpoint.require_usable()
+    if not endpoint.hub.attributes.max_mw:
+        raise NotSupportedError(
+            f"SEND with invalidate: {_name(endpoint)} has no memory windows (max_mw)"
+        )
     if endpoint.service is not QueuePairType.RC:
         raise NotSupportedError(f"SEND with invalidate: {endpoint.service.name} has none")

@@ -1,6 +1,7 @@
 """What goes beside the data: immediate data, invalidation, fence, solicited; and atomics."""
 
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -80,20 +81,44 @@ async def test_immediate_data_has_32_bits(value: int) -> None:
 
 
 @one_loop
-async def test_a_device_without_immediate_data_says_so(device: Any) -> None:
-    if not device.lacks("immediate"):
-        return  # what the others test
+async def test_what_the_device_lacks_is_said_by_name_and_the_rest_works(device: Any) -> None:
     async with connected() as (client, server):
-        for post in (
-            lambda: client.post_send(b"x", immediate=1),
-            lambda: client.post_write(b"x", RemoteMemory(0, 1, 0), immediate=1),
-        ):
-            with pytest.raises(aiordma.NotSupportedError, match=f"immediate.*{device.name}"):
-                post()
-        with pytest.raises(aiordma.NotSupportedError, match=f"atomics.*{device.name}"):
-            await client.fetch_add(RemoteMemory(0, 8, 0), 1)
+        bindable = Access.LOCAL_WRITE | Access.MW_BIND
+        memory = server.register(bytearray(16), ATOMIC).remote()
+        start = -memory.address % 8
+
+        async def bind() -> None:
+            (await server.bind(server.register(bytearray(8), bindable)[:], REMOTE)).close()
+
+        async def invalidate() -> None:
+            window = await server.bind(server.register(bytearray(8), bindable)[:], REMOTE)
+            await client.send(b"x", invalidate=window.rkey)
+
+        operations: dict[str, list[Callable[[], Awaitable[object]]]] = {
+            "immediate": [
+                lambda: client.send(b"x", immediate=1),
+                lambda: client.write(b"x", memory[:1], immediate=1),
+            ],
+            "atomics": [lambda: client.fetch_add(memory[start : start + 8], 1)],
+            "memory_windows": [bind, invalidate],
+        }
+        for capability, ways in operations.items():
+            for way in ways:
+                if not device.lacks(capability):
+                    await way()
+                    continue
+                with pytest.raises(aiordma.NotSupportedError, match=device.name):
+                    await way()
+        if device.lacks("memory_windows"):
+            with pytest.raises(aiordma.NotSupportedError, match=f"memory windows.*{device.name}"):
+                await server.open_window()
+            with pytest.raises(
+                aiordma.NotSupportedError, match=f"{device.name} has no memory windows"
+            ):
+                client.post_send(b"x", invalidate=1)
         await client.send(b"still there")
-        assert await server.receive() == b"still there"
+        while await server.receive() != b"still there":
+            pass
 
 
 async def test_a_fenced_send_comes_after_the_read_before_it() -> None:
