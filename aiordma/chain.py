@@ -35,12 +35,15 @@ class Chain(Posting):
         self._alive: list[Staged] = []
         self.requests: list[WorkRequest] = []
         """In order."""
-        self._done = False
+        self._entered = self._done = False
 
     def __repr__(self) -> str:
         return f"<Chain of {len(self.requests)} on {self._endpoint!r}>"
 
     def __enter__(self) -> Self:
+        if self._entered:
+            raise ValueError("this chain is over: make another one")
+        self._entered = True
         return self
 
     def __exit__(
@@ -49,6 +52,8 @@ class Chain(Posting):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._done:
+            return
         self._done = True
         if not self.requests:
             return
@@ -112,6 +117,6 @@ class Chain(Posting):
         return request
 
     def _post_bind(
-        self, window: BoundWindow, memory: MemorySlice, access: int, flags: int
+        self, window: BoundWindow, memory: MemorySlice, access: int, flags: int, credited: bool
     ) -> WorkRequest:
         raise NotSupportedError("windows of type 1 are bound by a call of their own, not a chain")

@@ -206,12 +206,14 @@ class _Attempt:
         # A driver may connect its TCP stream within the call (siw does), which takes as long as TCP
         # likes. Nobody can destroy the identifier meanwhile: whoever gives up leaves it to us.
         self._calling = True
+        endpoint.calls.begin()
         returned = anyio.Event()
         errors: list[BaseException] = []
         abandoned = False
 
         def then(error: BaseException | None) -> None:
             self._calling = False
+            endpoint.calls.end()
             if error is not None:
                 errors.append(error)
             returned.set()

@@ -75,7 +75,7 @@ class DatagramEndpoint(Endpoint):
         pair = self.queue_pair
         assert pair is not None
         if qkey != UDP_QKEY:
-            await in_thread(self.loop, lambda: pair.modify(qkey=qkey))
+            await self.calls.run(lambda: pair.modify(qkey=qkey))
             self.qkey = qkey
         self.senders = Senders(
             context, port, self.gid_index, qkey=self.qkey, most=self._most_handles

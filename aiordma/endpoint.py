@@ -34,10 +34,10 @@ from aiordma.rdmacm import DEVICE_MAXIMUM, Event, Identifier
 from aiordma.reactor import Reactor
 from aiordma.request import WorkRequest
 from aiordma.states import ConnectionState, next_state
-from aiordma.threads import in_thread, outwait
+from aiordma.threads import Calls, outwait
 from aiordma.unmanaged import Unmanaged
-from aiordma.verbs import Capacity, MemoryRegion
-from aiordma.work_queues import SharedReceives, Window, WorkQueues
+from aiordma.verbs import Capacity
+from aiordma.work_queues import SharedReceives, WorkQueues
 
 __all__ = ("Endpoint",)
 
@@ -80,7 +80,6 @@ class Endpoint(WorkQueues):
         self.cause: Exception | None = None
         self.last_event: Event | None = None
         self.was_established = False
-        self.regions: dict[int, MemoryRegion] = {}
         self.on_end: Callable[[], None] = lambda: None
         self.on_close: Callable[[], None] = lambda: None
         self.ended = False
@@ -88,6 +87,8 @@ class Endpoint(WorkQueues):
         self._ending = False
         self._linger_timer: Timer | None = None
         self._flush_timer: Timer | None = None
+        self.calls = Calls(self.loop)
+        """With the queue pair or the identifier, neither of which is destroyed meanwhile."""
         self._destroying = False
         self._closing = False
         self._gave_back = False
@@ -95,7 +96,7 @@ class Endpoint(WorkQueues):
         self._queue: SharedQueue | None = None
         self._entries = options.send_depth + options.receive_queue
         self.service = QueuePairType.RC
-        self.windows: dict[int, Window] = {}
+        self.windows_go = False  # in a thread, right now
         self.max_read_depth = 0
         self.max_message = 0
         self.capacity = Capacity()
@@ -132,7 +133,7 @@ class Endpoint(WorkQueues):
                 raise ValueError(f"{name}={value}: {self.hub.context.device_name} has 0..{limit}")
         self._queue = await self.hub.reserve(self._entries)
         self.hub.on_failure.add(self.fail)
-        await in_thread(self.loop, self._create_queue_pair)
+        await self.calls.run(self._create_queue_pair)
 
     def _create_queue_pair(self) -> None:
         options = self.options
@@ -177,12 +178,12 @@ class Endpoint(WorkQueues):
         if self.queue_pair is None:
             raise ClosedError("this connection has no queue pair yet")
 
-    # -- memory -------------------------------------------------------------------------------
-
-    def adopt(self, region: MemoryRegion) -> None:
-        """Close the region with this endpoint, if it is not closed before."""
-        self.regions[id(region)] = region
-        region.forget = lambda: self.regions.pop(id(region), None)
+    def require_sendable(self) -> None:
+        """`require_usable`, and connected: before that a device keeps in its ring what it refuses,
+        and sends it later."""
+        self.require_usable()
+        if self.state in _CONNECTING:
+            raise ValueError(f"{self!r} is not connected yet: connect it before you send")
 
     # -- completions (RequestOwner) -----------------------------------------------------------
 
@@ -324,9 +325,9 @@ class Endpoint(WorkQueues):
 
     def _destroy(self) -> None:
         shared = self.shared_receive
-        if self._destroying or (
-            shared is not None and self.was_established and shared.delays(self, self._destroy)
-        ):
+        if self._destroying or self.calls.delays(self._destroy):
+            return
+        if shared is not None and self.was_established and shared.delays(self, self._destroy):
             return
         self._destroying = True
         if self._flush_timer is not None:
@@ -335,6 +336,7 @@ class Endpoint(WorkQueues):
             self._finish()
         else:
             self.hub.on_queue_pair_error.pop(self.queue_pair.key, None)
+            self.windows_go = True
             self.reactor.destroy(self._destroy_queue_pair, self._finish)
 
     def _destroy_queue_pair(self) -> None:
@@ -346,6 +348,7 @@ class Endpoint(WorkQueues):
 
     def _finish(self) -> None:
         """The queue pair is gone: nothing touches memory any more, and nothing more completes."""
+        self.windows_go = False
         try:
             self.hub.drain_all()
             for request in list(self._open):

@@ -106,6 +106,8 @@ class VerbsCallError(RdmaError, OSError):
     """
 
     call: str
+    was_taken = False
+    """Of a post: the device has it all the same, and may execute it."""
 
     def __init__(self, error: int, call: str, hint: str | None = None) -> None:
         hints = [text for text in (hint_for(call, error), hint) if text]
@@ -340,7 +342,9 @@ _UNSAID = errno_module.EIO  # for a call that failed without setting errno
 def check_positive_errno(result: int, call: str, hint: str | None = None) -> None:
     """For most verbs: 0, or a positive errno."""
     if result:
-        # Some providers of some verbs answer -1 with errno, against the man page.
+        # Some providers answer -1 with errno, or -errno, against the man page.
+        if result < -1:
+            result = -result
         raise VerbsCallError(result if result > 0 else ffi.errno or _UNSAID, call, hint)
 
 

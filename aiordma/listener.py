@@ -12,6 +12,7 @@ from anyio.abc import TaskGroup
 
 from aiordma.address_lookup import numeric_address
 from aiordma.connection import Connection, ConnectionInfo
+from aiordma.connection_parameters import MAX_ACCEPT_PRIVATE_DATA, check_private_data
 from aiordma.connection_request import ConnectionRequest
 from aiordma.connector import choose_device
 from aiordma.enums import CmEventType
@@ -197,9 +198,11 @@ class Listener(AbstractListener[Connection]):
         """Accept the next peer and return the established connection.
 
         Raises:
+            ValueError: more than 196 bytes of private data; nobody was accepted.
             RdmaConnectionError: that peer went away; call again for the next.
             ClosedError: the listener was closed.
         """
+        check_private_data(private_data, MAX_ACCEPT_PRIVATE_DATA, "an accept")
         request = await self.request()
         return await request.accept(private_data=private_data)
 

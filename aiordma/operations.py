@@ -214,8 +214,8 @@ class Operations(Posting):
         2), and until `revoke`. See `post_bind_window`."""
         window = await self.open_window(kind)
         try:
-            await self._slot_free()
-            await self.post_bind_window(window, memory, access)
+            await self._endpoint.send_credits.take()
+            await self._bind(window, memory, access, credited=True)
         except BaseException:
             window.close()
             raise
@@ -223,12 +223,8 @@ class Operations(Posting):
 
     async def revoke(self, window: BoundWindow) -> None:
         """End what a window permits; returns when no access through it can happen any more."""
-        await self._slot_free()
-        await self.post_invalidate(window)
-
-    async def _slot_free(self) -> None:
         await self._endpoint.send_credits.take()
-        self._endpoint.send_credits.give()  # whoever posts before the next await finds it
+        await self._invalidate(window, credited=True)
 
 
 class _Landing:

@@ -63,7 +63,7 @@ class BufferPool:
 
     def take_back(self, size: int, block: MemorySlice) -> None:
         """For Lease.release."""
-        self._free[size].append(block)
+        self._free.setdefault(size, []).append(block)
         self.leased -= 1
 
     def close(self) -> None:

@@ -245,11 +245,27 @@ class Posting(Registration):
         Raises:
             ValueError: it is bound, or the region's access does not permit it.
         """
-        require_windows(self._endpoint)
-        check_bindable(window, memory, access)
+        return self._bind(window, memory, access, fence)
+
+    def _bind(
+        self,
+        window: BoundWindow,
+        memory: MemorySlice,
+        access: Access,
+        fence: bool = False,
+        *,
+        credited: bool = False,
+    ) -> WorkRequest:
+        try:
+            require_windows(self._endpoint)
+            check_bindable(self._endpoint, window, memory, access)
+        except BaseException:
+            if credited:
+                self._endpoint.send_credits.give()
+            raise
         flags = send_flags(fence, False)
         if window.window.kind is MemoryWindowType.TYPE_1:
-            request = self._post_bind(window, memory, int(access), flags)
+            request = self._post_bind(window, memory, int(access), flags, credited)
             window.posted(request, memory, window.window.rkey)
             return request
         rkey = window.window.next_rkey()
@@ -263,7 +279,7 @@ class Posting(Registration):
             access=access,
             rkey=rkey,
         )
-        request = self._post_work(work, None)
+        request = self._post_work(work, None, credited=credited)
         window.posted(request, memory, rkey)
         return request
 
@@ -274,15 +290,25 @@ class Posting(Registration):
         Raises:
             ValueError: it is not bound (any more).
         """
-        require_windows(self._endpoint)
-        memory = window.require_bound()
+        return self._invalidate(window, fence)
+
+    def _invalidate(
+        self, window: BoundWindow, fence: bool = False, *, credited: bool = False
+    ) -> WorkRequest:
+        try:
+            require_windows(self._endpoint)
+            memory = window.require_bound()
+        except BaseException:
+            if credited:
+                self._endpoint.send_credits.give()
+            raise
         if window.window.kind is MemoryWindowType.TYPE_1:
-            request = self._post_bind(window, memory[:0], 0, send_flags(fence, False))
+            request = self._post_bind(window, memory[:0], 0, send_flags(fence, False), credited)
         else:
             work = SendWork(
                 "LOCAL_INV", _Op.LOCAL_INV, flags=send_flags(fence, False), immediate=window.rkey
             )
-            request = self._post_work(work, None)
+            request = self._post_work(work, None, credited=credited)
         window.revoking(request)
         return request
 
@@ -336,9 +362,9 @@ class Posting(Registration):
         return request
 
     def _post_bind(
-        self, window: BoundWindow, memory: MemorySlice, access: int, flags: int
+        self, window: BoundWindow, memory: MemorySlice, access: int, flags: int, credited: bool
     ) -> WorkRequest:
-        return self._endpoint.post_bind(window.window, memory, access, flags)
+        return self._endpoint.post_bind(window.window, memory, access, flags, credited=credited)
 
     def _require_range(
         self, staged: Staged, remote: RemoteMemory | None, credited: bool = False

@@ -16,7 +16,6 @@ from aiordma.options import ConnectionKeywords, ConnectionOptions
 from aiordma.reactor import acquire_reactor
 from aiordma.shared_receive import SharedReceiveQueue
 from aiordma.states import ConnectionState
-from aiordma.threads import in_thread
 from aiordma.unmanaged import Unmanaged
 from aiordma.verbs import AddressVector
 
@@ -96,8 +95,9 @@ async def open_queue_pair(
     try:
         await endpoint.open(service, shared_receive)
         connection = UnmanagedConnection(endpoint, gid_index, shared_receive)
-        await in_thread(reactor.loop, connection.initialize)
+        await endpoint.calls.run(connection.initialize)
         connection.prepare()
+        connection._begun = True  # whoever forgets it from now on is warned
     except BaseException:
         await endpoint.aclose()
         raise
@@ -116,6 +116,7 @@ class UnmanagedConnection(Connection):
         context = endpoint.hub.context
         self._gid_index = gid_index
         self._port = port
+        self._connecting = False
         self.address = QueuePairAddress(
             endpoint.qpn,
             secrets.randbits(24),
@@ -163,8 +164,8 @@ class UnmanagedConnection(Connection):
         """
         endpoint = self._endpoint
         endpoint.require_usable()
-        if endpoint.state is not ConnectionState.CONNECTING:
-            raise ValueError(f"{self!r} has been connected")
+        if self._connecting or endpoint.state is not ConnectionState.CONNECTING:
+            raise ValueError(f"{self!r} has been connected, or is being")
         if path_mtu is None:
             path_mtu = endpoint.hub.context.query_port(self._port).active_mtu
         roce = endpoint.hub.context.query_port(self._port).link_layer is LinkLayer.ETHERNET
@@ -178,8 +179,10 @@ class UnmanagedConnection(Connection):
             service_level=service_level,
         )
         mtu = path_mtu
+        self._connecting = True
         try:
-            await in_thread(endpoint.loop, lambda: self._connect(peer, vector, mtu))
+            await endpoint.calls.run(lambda: self._connect(peer, vector, mtu))
+            endpoint.require_usable()
         except BaseException:
             await endpoint.aclose()
             raise

@@ -183,14 +183,20 @@ class WorkRequest:
         self._end()
 
     def fail(self, error: Exception) -> None:
-        """End without a completion: the queue pair is gone."""
+        """End without a completion: the queue pair is gone, or it never was posted. One that has
+        ended stays as it is."""
+        if self.done():
+            return
         self._error = error
         self._end()
 
     def _end(self) -> None:
         held, self._held = self._held, ()
         for memory in held:
-            memory.release()
+            try:
+                memory.release()
+            except Exception:  # a region's last user closes it, which can fail
+                logger.exception("releasing the memory of %r failed", self)
         self._owner.request_ended(self)
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:

@@ -16,7 +16,7 @@ import anyio
 
 from aiordma.event_loop import EventLoop
 
-__all__ = ("THREAD_NAME", "in_thread", "outwait", "start_call")
+__all__ = ("THREAD_NAME", "Calls", "in_thread", "outwait", "start_call")
 
 THREAD_NAME = "aiordma: a call into the driver"
 
@@ -78,3 +78,38 @@ async def in_thread(loop: EventLoop, function: Callable[[], Result]) -> Result:
     if errors:
         raise errors[0]
     return results[0]
+
+
+class Calls:
+    """Calls under way on one object, and what must not happen before they are back: destroying it
+    under a thread that works with it."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
+        self._count = 0
+        self._then: Callable[[], object] | None = None
+
+    async def run(self, function: Callable[[], Result]) -> Result:
+        """`in_thread`, counted."""
+        self.begin()
+        try:
+            return await in_thread(self._loop, function)
+        finally:
+            self.end()
+
+    def begin(self) -> None:
+        """Count a call that the caller runs."""
+        self._count += 1
+
+    def end(self) -> None:
+        """It is back; on the loop's thread."""
+        self._count -= 1
+        then, self._then = (None, self._then) if self._count else (self._then, None)
+        if then is not None:
+            then()
+
+    def delays(self, then: Callable[[], object]) -> bool:
+        """Return whether any is under way; if so, `then` is called when the last one is back."""
+        if self._count:
+            self._then = then
+        return self._count > 0

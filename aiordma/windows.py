@@ -99,6 +99,8 @@ class BoundWindow:
         While a bind or an invalidate of it is in flight, it is freed when that has ended: a device
         that finds no window to bind breaks the connection.
         """
+        if self._endpoint.windows_go:
+            return  # the connection's end, in a thread: it lets go of the memory afterwards
         if self._last is not None and not self._last.done():
             self._last.add_done_callback(lambda _: self.close())
             return
@@ -120,7 +122,9 @@ class BoundWindow:
         self.close()
 
 
-def check_bindable(window: BoundWindow, memory: MemorySlice, access: Access) -> None:
+def check_bindable(
+    endpoint: Endpoint, window: BoundWindow, memory: MemorySlice, access: Access
+) -> None:
     """Refuse what the device would refuse, or permit by mistake.
 
     Raises:
@@ -132,6 +136,10 @@ def check_bindable(window: BoundWindow, memory: MemorySlice, access: Access) -> 
     if not isinstance(memory, MemorySlice):
         raise TypeError(f"{type(memory).__name__} is no slice of registered memory: region[:]")
     memory.region.require_open()
+    if window._endpoint is not endpoint:
+        raise ValueError(f"{window!r} belongs to another connection")
+    if not memory.length:
+        raise ValueError("a window of no bytes: bind it to at least one")
     if window.is_bound:
         raise ValueError(f"{window!r} is bound: revoke it first")
     if not access or access & ~_REMOTE:

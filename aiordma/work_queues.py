@@ -14,7 +14,14 @@ from aiordma.hub import DeviceHub, SharedQueue
 from aiordma.options import ConnectionOptions
 from aiordma.ranges import RemoteMemory
 from aiordma.request import Holdable, WorkRequest
-from aiordma.verbs import MemorySlice, MemoryWindow, QueuePair, RawSharedReceiveQueue, SendWork
+from aiordma.verbs import (
+    MemoryRegion,
+    MemorySlice,
+    MemoryWindow,
+    QueuePair,
+    RawSharedReceiveQueue,
+    SendWork,
+)
 
 __all__ = ("SharedReceives", "Window", "WorkQueues")
 
@@ -72,10 +79,21 @@ class WorkQueues:
         self.send_credits = Credits(self.loop, options.send_depth)
         self.receive_credits = Credits(self.loop, options.receive_queue)
         self._open: set[WorkRequest] = set()
+        self.regions: dict[int, MemoryRegion] = {}
+        self.windows: dict[int, Window] = {}
+
+    def adopt(self, region: MemoryRegion) -> None:
+        """Close the region with this endpoint, if it is not closed before."""
+        self.regions[id(region)] = region
+        region.forget = lambda: self.regions.pop(id(region), None)
 
     def require_usable(self) -> None:
         """Do nothing while requests may be posted, else raise why not."""
         raise NotImplementedError
+
+    def require_sendable(self) -> None:
+        """Do nothing while sends may be posted, else raise why not."""
+        self.require_usable()
 
     def request_failed(self, request: WorkRequest, raw: tuple[int, ...]) -> Exception:
         """Turn a failed completion into its error."""
@@ -102,7 +120,7 @@ class WorkQueues:
             VerbsCallError: the device refused it. Nothing was posted, nothing is held.
         """
         try:
-            self.require_usable()
+            self.require_sendable()
         except BaseException:
             if credited:
                 self.send_credits.give()
@@ -126,7 +144,11 @@ class WorkQueues:
                 0 if remote is None else remote.rkey,
                 immediate,
             )
-        except RdmaError:
+        except RdmaError as error:
+            if isinstance(error, VerbsCallError) and error.was_taken:
+                # The device may still execute it: only the end of the queue pair decides that.
+                self.fail(error)
+                return request
             self._take_back(request)
             self.send_credits.give()
             raise
@@ -152,7 +174,7 @@ class WorkQueues:
         """
         count = len(works)
         try:
-            self.require_usable()
+            self.require_sendable()
         except BaseException:
             if credited:
                 self._give_sends(count)
@@ -178,10 +200,12 @@ class WorkQueues:
         Raises:
             QueueFullError: no slot is free.
         """
-        self.require_usable()
+        self.require_sendable()
         if not self.send_credits.try_take():
             raise QueueFullError(f"{self.options.send_depth} requests are in flight: await one")
-        return self._request(work)
+        request = self._request(work)
+        self._open.add(request)  # so that it ends with the queue pair, if it is never posted
+        return request
 
     def post_prepared(
         self, works: Sequence[SendWork], requests: list[WorkRequest], *, last_tells: bool
@@ -200,6 +224,9 @@ class WorkQueues:
             works, [request.wr_id for request in requests], flags
         )
         self.hub.watch_over()
+        if error < 0:
+            self.fail(VerbsCallError(-error, "ibv_post_send", "the device could not be told"))
+            return
         if not error:
             return
         refused = works[posted]
@@ -225,11 +252,22 @@ class WorkQueues:
         raise NotImplementedError
 
     def post_bind(
-        self, window: MemoryWindow, bound: MemorySlice, access: int, flags: int
+        self,
+        window: MemoryWindow,
+        bound: MemorySlice,
+        access: int,
+        flags: int,
+        *,
+        credited: bool = False,
     ) -> WorkRequest:
         """Bind a window of type 1; to no bytes unbinds it. Its rkey is another one at once."""
-        self.require_usable()
-        if not self.send_credits.try_take():
+        try:
+            self.require_sendable()
+        except BaseException:
+            if credited:
+                self.send_credits.give()
+            raise
+        if not credited and not self.send_credits.try_take():
             raise QueueFullError(f"{self.options.send_depth} requests are in flight")
         request = WorkRequest(self, "BIND_MW", bound.length, (bound,))
         self._enter(request)
@@ -284,6 +322,7 @@ class WorkQueues:
         """End one that tells nothing (RequestOwner). A queue works in order: it succeeded, unless
         all that is known of the last one is that it was flushed."""
         self.hub.in_flight.take(earlier.wr_id)
+        earlier.tells_for(())  # or each would look through all those before it
         cause = last.exception()
         if isinstance(cause, FlushedError):
             earlier.fail(cause)

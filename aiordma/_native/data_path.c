@@ -122,7 +122,7 @@ int aiordma_post_send(struct ibv_qp *queue_pair, uint64_t wr_id, uint32_t opcode
                       uint64_t remote_address, uint32_t rkey, uint32_t immediate)
 {
     struct ibv_sge list[MOST_SGES];
-    struct ibv_send_wr request, *refused;
+    struct ibv_send_wr request, *refused = NULL;
 
     if (sge_count < 0 || sge_count > MOST_SGES)
         return EINVAL;
@@ -139,14 +139,18 @@ int aiordma_post_send(struct ibv_qp *queue_pair, uint64_t wr_id, uint32_t opcode
         request.imm_data = htonl(immediate);
     request.wr.rdma.remote_addr = remote_address;
     request.wr.rdma.rkey = rkey;
-    return ibv_post_send(queue_pair, &request, &refused);
+    int error = ibv_post_send(queue_pair, &request, &refused);
+    if (error < 0)
+        error = error == -1 && errno ? errno : -error;
+    /* Named as refused it is not in the queue; else it is, and the doorbell failed. */
+    return refused && error ? error : refused ? EINVAL : -error;
 }
 
 int aiordma_post_recv(struct ibv_qp *queue_pair, uint64_t wr_id, const char *sges,
                       int sge_count)
 {
     struct ibv_sge list[MOST_SGES];
-    struct ibv_recv_wr request, *refused;
+    struct ibv_recv_wr request, *refused = NULL;
 
     if (sge_count < 0 || sge_count > MOST_SGES)
         return EINVAL;

@@ -35,6 +35,21 @@ static int copy_parts(struct parts *parts, const char *sges, size_t size)
     return 0;
 }
 
+/*
+ * What a driver's answer says of a chain. Some answer with a negative errno, some with success
+ * though they stopped before a request, and one that fails after it has taken them all (the
+ * doorbell failed) names none: then they may be executed yet, and the answer is negative.
+ */
+static int outcome(int error, size_t refused, int is_refused, uint32_t count, uint32_t *posted)
+{
+    if (error < 0)
+        error = error == -1 && errno ? errno : -error;
+    *posted = is_refused ? (uint32_t)refused : count;
+    if (is_refused)
+        return error ? error : EINVAL;
+    return -error;
+}
+
 static int fill_send(struct ibv_send_wr *to, const struct aiordma_send_request *from,
                      struct parts *parts)
 {
@@ -83,18 +98,22 @@ int aiordma_post_send_chain(struct ibv_qp *queue_pair,
                             const struct aiordma_send_request *requests, uint32_t count,
                             const char *sges, size_t sges_size, uint32_t *posted)
 {
-    struct ibv_send_wr *chain = calloc(count, sizeof(*chain)), *refused = NULL;
+    struct ibv_send_wr *chain = NULL, *refused = NULL;
     struct parts parts = {NULL, 0, 0};
-    int error = chain ? copy_parts(&parts, sges, sges_size) : ENOMEM;
+    int error;
 
     *posted = 0;
+    if (!count)
+        return 0;
+    chain = calloc(count, sizeof(*chain));
+    error = chain ? copy_parts(&parts, sges, sges_size) : ENOMEM;
     for (uint32_t i = 0; !error && i < count; i++) {
         error = fill_send(&chain[i], &requests[i], &parts);
         chain[i].next = i + 1 < count ? &chain[i + 1] : NULL;
     }
     if (!error) {
         error = ibv_post_send(queue_pair, chain, &refused);
-        *posted = !error ? count : refused ? (uint32_t)(refused - chain) : 0;
+        error = outcome(error, (size_t)(refused - chain), refused != NULL, count, posted);
     }
     free(parts.all);
     free(chain);
@@ -123,15 +142,18 @@ static int post_receives(struct ibv_qp *queue_pair, struct ibv_srq *queue,
 {
     struct ibv_recv_wr *chain = NULL, *refused = NULL;
     struct parts parts = {NULL, 0, 0};
-    int error = copy_parts(&parts, sges, sges_size);
+    int error;
 
     *posted = 0;
+    if (!count)
+        return 0;
+    error = copy_parts(&parts, sges, sges_size);
     if (!error)
         chain = receives(requests, count, &parts, &error);
     if (!error) {
         error = queue ? ibv_post_srq_recv(queue, chain, &refused)
                       : ibv_post_recv(queue_pair, chain, &refused);
-        *posted = !error ? count : refused ? (uint32_t)(refused - chain) : 0;
+        error = outcome(error, (size_t)(refused - chain), refused != NULL, count, posted);
     }
     free(parts.all);
     free(chain);

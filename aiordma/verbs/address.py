@@ -15,6 +15,17 @@ GRH_BYTES = 40
 """What a datagram's receive begins with, whether or not anything was written there."""
 
 
+_RANGES = {
+    "port": 255,
+    "gid_index": 255,
+    "lid": 2**16 - 1,
+    "hop_limit": 255,
+    "flow_label": 2**20 - 1,
+    "traffic_class": 255,
+    "service_level": 15,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class AddressVector:
     """The way to a peer's port (`ibv_ah_attr`); on RoCE the gid and our gid_index are the way."""
@@ -27,6 +38,14 @@ class AddressVector:
     flow_label: int = 0
     traffic_class: int = 0
     service_level: int = 0
+
+    def __post_init__(self) -> None:
+        for name, most in _RANGES.items():
+            value = getattr(self, name)
+            if not 0 <= value <= most:
+                raise ValueError(f"{name}={value} is not in 0..{most}")
+        if self.gid is not None and len(self.gid) != 16:
+            raise ValueError(f"a gid has 16 bytes, and this has {len(self.gid)}")
 
     @classmethod
     def read(cls, raw: Any) -> "AddressVector":

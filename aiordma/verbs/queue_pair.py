@@ -16,7 +16,12 @@ from aiordma.enums import (
     SendFlag,
     WorkRequestOpcode,
 )
-from aiordma.errors import NotSupportedError, check_pointer, check_positive_errno
+from aiordma.errors import (
+    NotSupportedError,
+    VerbsCallError,
+    check_pointer,
+    check_positive_errno,
+)
 from aiordma.ranges import RemoteMemory
 from aiordma.states import check_transition
 from aiordma.verbs.address import AddressVector
@@ -287,12 +292,21 @@ class QueuePair(Resource):
         rkey: int,
         immediate: int,
     ) -> None:
-        """Post with the sges already packed: the path that every awaitable send takes."""
+        """Post with the sges already packed: the path that every awaitable send takes.
+
+        Raises:
+            VerbsCallError: it was refused; or, with `was_taken`, the device has it in its queue and
+                could not be told: it may be executed yet.
+        """
         if self._closed:
             self.require_open()
         error = lib.aiordma_post_send(
             self.pointer, wr_id, opcode, flags, sges, count, address, rkey, immediate
         )
+        if error < 0:
+            failure = VerbsCallError(-error, "ibv_post_send", self._explain(count))
+            failure.was_taken = True
+            raise failure
         if error:
             check_positive_errno(error, "ibv_post_send", self._explain(count))
 
@@ -311,7 +325,8 @@ class QueuePair(Resource):
         device refuses. `flags` are SendFlag, one for each; those of the works are not looked at.
 
         Returns:
-            C's errno, 0 if all were taken; and how many were, which is the refused one's index.
+            C's errno, 0 if all were taken; and how many were, which is the refused one's index. A
+            negative errno: all were, and the device could not be told (see `post_send_raw`).
         """
         self.require_open()
         posted = ffi.new("uint32_t *")

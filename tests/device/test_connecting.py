@@ -134,6 +134,8 @@ async def test_bad_arguments_are_refused_before_anything_is_opened(
 
 async def test_wrong_lengths_of_private_data_are_refused_with_nothing_lost() -> None:
     async with await aiordma.listen(ADDRESS, 0) as listener:
+        with pytest.raises(ValueError, match="at most 196"):
+            await listener.accept(private_data=bytes(197))  # before anybody is taken off the queue
 
         async def accept() -> None:
             request = await listener.request()

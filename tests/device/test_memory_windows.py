@@ -135,6 +135,10 @@ async def test_what_a_window_cannot_be_bound_to_is_refused() -> None:
         fixed = server.register(bytes(64), Access.MW_BIND)
         with pytest.raises(ValueError, match="LOCAL_WRITE"):
             server.post_bind_window(window, fixed[:], Access.REMOTE_WRITE)
+        with pytest.raises(ValueError, match="no bytes"):
+            server.post_bind_window(window, region[:0], BOTH)
+        with pytest.raises(ValueError, match="another connection"):
+            client.post_bind_window(window, region[:], BOTH)
         await server.post_bind_window(window, region[:], BOTH)
         with pytest.raises(ValueError, match="revoke it first"):
             server.post_bind_window(window, region[:], BOTH)
@@ -187,3 +191,27 @@ async def test_windows_are_closed_with_their_connection() -> None:
         await server.aclose()
         assert window.window.closed
         assert region.closed
+
+
+@one_loop
+async def test_binding_and_revoking_wait_for_their_turn() -> None:
+    async with connected(server={"send_depth": 1}) as (client, server):
+        region = server.register(bytearray(64), BINDABLE)
+
+        async def talk() -> None:
+            for _ in range(5):
+                await server.send(b"busy")
+
+        async def listen() -> None:
+            for _ in range(15):
+                await client.receive()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(listen)
+            for _ in range(3):
+                group.start_soon(talk)
+            for _ in range(3):
+                window = await server.bind(region[:], BOTH)
+                await server.revoke(window)
+                window.close()
+        assert server._endpoint.send_credits.free == 1

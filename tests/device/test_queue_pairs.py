@@ -113,6 +113,15 @@ async def test_wrong_addresses_and_arguments_are_refused(device: DeviceUnderTest
     ):
         with pytest.raises(ValueError, match=match):
             QueuePairAddress(**{"qpn": 1, "psn": 1, "gid": bytes(16), **bad})  # type: ignore[arg-type]
+    async with await aiordma.open_queue_pair(name, gid_index=GID_INDEX) as one:
+        with pytest.raises(ValueError, match="not connected yet"):
+            one.post_send(b"x" * 1000)  # its ring would keep it, and send it later
+        for option in ({"hop_limit": 300}, {"service_level": -1}, {"traffic_class": 256}):
+            with pytest.raises(ValueError, match="is not in"):
+                await one.connect_to(one.address, **option)  # type: ignore[arg-type]
+        await one.connect_to(one.address)  # a queue pair can be its own peer
+        await one.send(b"to myself")
+        assert await one.receive() == b"to myself"
     async with pair(device) as (one, other):
         with pytest.raises(ValueError, match="has been connected"):
             await one.connect_to(other.address)

@@ -195,6 +195,7 @@ async def test_what_the_device_took_before_it_refused_is_live() -> None:
 async def test_bad_buffers_post_nothing() -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=4, max_sge=2) as shared:
         memory = shared.register(bytearray(64))
+        assert shared.post_srq_recv([]) == []
         with pytest.raises(TypeError, match="read-only"):
             shared.post_srq_recv([memory, b"read-only"])
         with pytest.raises(ValueError, match=r"3 parts.*at most 2"):

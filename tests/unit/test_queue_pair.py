@@ -48,13 +48,14 @@ def post(pair: QueuePair, call: str) -> None:
         pair.post_recv_raw(5, b"s" * 16, 1)
 
 
-@pytest.mark.parametrize("call", ["ibv_post_send", "ibv_post_recv"])
 @pytest.mark.parametrize(
-    ("result", "number", "said"),
+    ("call", "result", "number", "said"),
     [
-        (errno.ENOMEM, 0, errno.ENOMEM),  # as the man page says
-        (-1, errno.EOPNOTSUPP, errno.EOPNOTSUPP),  # siw's user-space driver
-        (-1, 0, errno.EIO),
+        ("ibv_post_send", errno.ENOMEM, 0, errno.ENOMEM),  # as the man page says
+        ("ibv_post_recv", errno.ENOMEM, 0, errno.ENOMEM),
+        ("ibv_post_recv", -1, errno.EOPNOTSUPP, errno.EOPNOTSUPP),  # siw's user-space driver
+        ("ibv_post_recv", -errno.ENOMEM, 0, errno.ENOMEM),
+        ("ibv_post_recv", -1, 0, errno.EIO),
     ],
 )
 def test_a_refused_post_says_why(
@@ -66,6 +67,15 @@ def test_a_refused_post_says_why(
     assert (caught.value.errno, caught.value.call) == (said, call)
     assert "posted 1 sges" in str(caught.value)
     assert "max_send_wr=7" in str(caught.value)
+
+
+def test_what_the_device_has_and_was_not_told_of_is_said_to_be_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answering(monkeypatch, -errno.EIO, 0)
+    with Posted() as pair, pytest.raises(VerbsCallError) as caught:
+        post(pair, "ibv_post_send")
+    assert (caught.value.errno, caught.value.was_taken) == (errno.EIO, True)
 
 
 def test_what_is_posted_is_what_c_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

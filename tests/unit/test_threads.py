@@ -9,7 +9,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from aiordma.event_loop import current_event_loop
-from aiordma.threads import THREAD_NAME, in_thread, outwait, start_call
+from aiordma.threads import THREAD_NAME, Calls, in_thread, outwait, start_call
 from tests.unit.loops import Work, settle, until
 
 UVLOOP = pytest.mark.parametrize("use_uvloop", [False, True], ids=["asyncio", "uvloop"])
@@ -185,3 +185,24 @@ def test_a_call_that_outlives_its_loop_tells_nobody(backend: str) -> None:
         threading.Event().wait(0.001)
     assert work.ended
     assert told == []
+
+
+# -- calls on one object --------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_what_waits_for_calls_comes_after_the_last_one() -> None:
+    loop, first, second = current_event_loop(), Work(), Work()
+    calls, destroyed = Calls(loop), []
+    assert not calls.delays(lambda: destroyed.append("at once"))
+    async with anyio.create_task_group() as group:
+        group.start_soon(calls.run, first)
+        group.start_soon(calls.run, second)
+        await until(lambda: first.started.is_set() and second.started.is_set())
+        assert calls.delays(lambda: destroyed.append("later"))
+        first.may_end.set()
+        await settle()
+        assert destroyed == []
+        second.may_end.set()
+    assert destroyed == ["later"]
+    assert not calls.delays(lambda: destroyed.append("never"))

@@ -54,7 +54,8 @@ int aiordma_request_notification(struct ibv_cq *queue, int solicited_only);
 
 /*
  * Post one work request. sges is an array of struct ibv_sge in native layout (format "=QII"
- * each). immediate is in host order; SEND_WITH_INV has the rkey there. Returns 0 or a positive errno, as ibv_post_send does.
+ * each). immediate is in host order; SEND_WITH_INV has the rkey there. Returns 0 or a positive
+ * errno, as ibv_post_send does; or a negative one: the device has it, and could not be told.
  */
 int aiordma_post_send(struct ibv_qp *queue_pair, uint64_t wr_id, uint32_t opcode,
                       uint32_t send_flags, const char *sges, int sge_count,
