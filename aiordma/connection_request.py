@@ -145,6 +145,11 @@ class ConnectionRequest:
         self._refuse(private_data)
         await self._give_back()
 
+    async def aclose(self) -> None:
+        """`reject`, if it has not been answered: what the end of the loop does with it."""
+        if not self._answered:
+            await self.reject()
+
     def reject_later(self) -> None:
         """`reject` in the background."""
         self._answer()

@@ -335,7 +335,7 @@ class Endpoint(WorkQueues):
         if self.queue_pair is None:
             self._finish()
         else:
-            self.hub.on_queue_pair_error.pop(self.queue_pair.key, None)
+            self.hub.forget_queue_pair(self.queue_pair.key)
             self.windows_go = True
             self.reactor.destroy(self._destroy_queue_pair, self._finish)
 

@@ -1,5 +1,7 @@
 """What a task needs to go from step to step with an identifier of its own."""
 
+from collections import deque
+
 import anyio
 
 from aiordma.connector import failed_event
@@ -40,13 +42,13 @@ class EventWaiter:
 
     def __init__(self, what: str) -> None:
         self.what = what
-        self._event: Event | None = None
+        self._events: deque[Event] = deque()
         self._failure: Exception | None = None
         self._changed = anyio.Event()
 
     def handle(self, event: Event) -> None:
         """Take an event (an EventHandler)."""
-        self._event = event
+        self._events.append(event)
         self._changed.set()
 
     def fail(self, error: Exception) -> None:
@@ -61,14 +63,18 @@ class EventWaiter:
             RdmaConnectionError: one came that says why it never will.
             Exception: what `fail` was given.
         """
-        while self._event is None or self._event.type is not kind:
+        while True:
+            # One by one: what means nothing here must not hide what came before it.
+            while self._events:
+                event = self._events.popleft()
+                if event.type is kind:
+                    return event
+                if event.type in _FAILURES:
+                    raise failure_of(self.what, event)
             if self._failure is not None:
                 raise self._failure
-            if self._event is not None and self._event.type in _FAILURES:
-                raise failure_of(self.what, self._event)
             self._changed = anyio.Event()
             await self._changed.wait()
-        return self._event
 
 
 def failure_of(what: str, event: Event) -> Exception:

@@ -21,9 +21,17 @@ def source_and_destination(grh: bytes) -> tuple[bytes, bytes]:
     """
     if len(grh) != GRH_BYTES:
         raise ValueError(f"a GRH has {GRH_BYTES} bytes, and this has {len(grh)}")
-    if grh[0] >> 4 == 6 and grh[6] in _FOLLOWED_BY:
+    if grh[0] >> 4 == 6 and grh[6] in _FOLLOWED_BY and not _is_ipv4(grh[20:]):
         return grh[8:24], grh[24:40]
     return _IPV4_MAPPED + grh[32:36], _IPV4_MAPPED + grh[36:40]
+
+
+def _is_ipv4(header: bytes) -> bool:
+    # What lies before it may look like anything: old bytes of the buffer.
+    if header[0] != 0x45:
+        return False
+    total = sum(int.from_bytes(header[at : at + 2], "big") for at in range(0, 20, 2))
+    return (total & 0xFFFF) + (total >> 16) == 0xFFFF
 
 
 def is_multicast(gid: bytes) -> bool:

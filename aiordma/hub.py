@@ -300,6 +300,12 @@ class DeviceHub:
         if self.on_queue_pair_error.get(key) == tell:  # else it has ended, for a better reason
             tell(error)
 
+    def forget_queue_pair(self, key: int) -> None:
+        """Deliver no more events of a queue pair; before it is destroyed, since its address can
+        then be another one's."""
+        self.on_queue_pair_error.pop(key, None)
+        self.on_object_event.pop(key, None)
+
     # -- the watchdog -------------------------------------------------------------------------
 
     def watch_over(self) -> None:

@@ -152,7 +152,7 @@ class Listener(AbstractListener[Connection]):
         request = ConnectionRequest(
             self.reactor, self.options, self.accept_timeout, self.receives, identifier, event
         )
-        self.reactor.subscribe(identifier, request.handle_event)
+        self.reactor.subscribe(identifier, request.handle_event, request)
         if self._closed or len(self._requests) >= self._backlog or not self._is_ours(identifier):
             request.reject_later()
             return

@@ -39,9 +39,13 @@ async def resolve_peer(
     try:
         with anyio.fail_after(timeout):
             family = socket.AF_INET6 if ":" in source else socket.AF_INET
-            numeric = await numeric_address(host, family)
-            identifier = Identifier(reactor.channel, PortSpace.UDP)
-            reactor.retain()
+            reactor.retain()  # before the first wait: it may be closed meanwhile
+            try:
+                numeric = await numeric_address(host, family)
+                identifier = Identifier(reactor.channel, PortSpace.UDP)
+            except BaseException:
+                reactor.release()
+                raise
             waiter = EventWaiter(what)
             reactor.subscribe(identifier, waiter.handle)
             try:

@@ -242,8 +242,6 @@ class SharedReceiveLife:
     def leave(self, member: WorkQueues) -> None:
         """Count no more a queue pair that is gone."""
         self._members.pop(member, None)
-        if member.queue_pair is not None:
-            self.hub.on_object_event.pop(member.queue_pair.key, None)
         if self._retiring and not self._members:
             self.close()
         self._destroy_if_due()

@@ -63,3 +63,14 @@ def test_a_peer_is_the_same_whatever_its_program_tells() -> None:
     assert one == other
     assert hash(one) == hash(other)
     assert one != DatagramPeer(AddressVector(), 6)
+
+
+@pytest.mark.parametrize("checksum_is_right", [True, False])
+def test_old_bytes_that_look_like_ipv6_do_not_hide_an_ipv4_header(checksum_is_right: bool) -> None:
+    old = bytes([0x60, 0, 0, 0, 0, 0, 17, 0]) + bytes(12)
+    header = bytearray.fromhex("45000040 00000000 4011 0000 0a010101 e1020304")
+    total = sum(int.from_bytes(header[at : at + 2], "big") for at in range(0, 20, 2))
+    checksum = 0xFFFF - ((total & 0xFFFF) + (total >> 16))
+    header[10:12] = (checksum if checksum_is_right else checksum ^ 1).to_bytes(2, "big")
+    source, _ = source_and_destination(old + bytes(header))
+    assert (source[12:] == bytes([10, 1, 1, 1])) is checksum_is_right

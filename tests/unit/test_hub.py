@@ -294,7 +294,7 @@ def test_a_queue_pairs_event_counts_for_less_than_its_completion(device: Device)
     hub.on_queue_pair_error[0x10] = failed.append
 
     def end() -> None:
-        del hub.on_queue_pair_error[0x10]  # as the queue pair's owner does
+        hub.forget_queue_pair(0x10)  # as the queue pair's owner does
 
     wr_id = hub.in_flight.add(Request(end))
     hub.handle_async_event(AsyncEvent(AsyncEventType.QP_FATAL, key=0x10))

@@ -87,7 +87,6 @@ def test_a_queue_pair_waits_for_the_news_of_its_last_receive() -> None:
     assert hub.drains == before + 1  # before the queue pair goes
     assert not shared.delays(member, member.destroy)
     shared.leave(member)
-    assert member.queue_pair.key not in hub.on_object_event
 
 
 def test_news_that_came_early_needs_no_wait() -> None:
