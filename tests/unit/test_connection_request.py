@@ -1,0 +1,63 @@
+"""A request that nobody answers: the end of its loop refuses the peer."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiordma.connection_request import ConnectionRequest
+from aiordma.errors import ClosedError
+from aiordma.options import ConnectionOptions
+from aiordma.shared_source import ListenerReceives
+
+pytestmark = pytest.mark.anyio
+
+
+class Reactor:
+    """Counts its users, and destroys at once."""
+
+    def __init__(self) -> None:
+        self.users = 1
+        self.forgotten: list[Any] = []
+
+    def retain(self) -> None:
+        self.users += 1
+
+    def release(self, then: Any) -> None:
+        self.users -= 1
+        then()
+
+    def unsubscribe(self, identifier: Any) -> None:
+        self.forgotten.append(identifier)
+
+    def destroy(self, function: Any, then: Any) -> None:
+        function()
+        then()
+
+
+class Identifier:
+    peer_address = ("192.0.2.1", 1)
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def reject(self, private_data: bytes) -> None:
+        assert private_data == b""
+        self.calls.append("reject")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+async def test_closing_a_request_refuses_the_peer_once() -> None:
+    reactor, identifier = Reactor(), Identifier()
+    asked: Any = SimpleNamespace(private_data=b"")
+    made: Any = (reactor, ConnectionOptions(), 1.0, ListenerReceives(None, 1), identifier, asked)
+    request = ConnectionRequest(*made)
+    assert reactor.users == 2
+    await request.aclose()
+    await request.aclose()
+    assert identifier.calls == ["reject", "close"]
+    assert (reactor.users, reactor.forgotten) == (1, [identifier])
+    with pytest.raises(ClosedError, match="answered"):
+        await request.accept()
