@@ -1,0 +1,28 @@
+/* What the software device can: the numbers that ibv_query_device tells, and holds to. */
+#ifndef AIORDMA_SOFTWARE_LIMITS_H
+#define AIORDMA_SOFTWARE_LIMITS_H
+
+#define SW_NAME "software"
+
+enum {
+    SW_MOST_QUEUE_PAIRS = 65536,
+    SW_MOST_WORK_REQUESTS = 32768,
+    SW_MOST_PARTS = 32,
+    SW_MOST_INLINE = 1024,
+    SW_MOST_QUEUES = 65536,
+    SW_MOST_COMPLETIONS = 4194304,
+    SW_MOST_REGIONS = 1 << 22,
+    SW_MOST_WINDOWS = 1 << 20,
+    SW_MOST_DOMAINS = 65536,
+    SW_MOST_DEPTH = 128, /* READs and atomics outstanding, each way */
+    SW_MOST_SHARED_RECEIVES = 65536,
+    SW_MOST_GROUPS = 1024,
+    SW_MOST_GROUP_MEMBERS = 256,
+    SW_MOST_ADDRESS_HANDLES = 1 << 20,
+    SW_MOST_GIDS = 256,
+    SW_MOST_MESSAGE = 1 << 30,
+    SW_COMPLETION_VECTORS = 1,
+    SW_DATAGRAM_MTU = 4096,
+};
+
+#endif
