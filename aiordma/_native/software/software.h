@@ -379,6 +379,9 @@ struct sw_timer {
 int sw_call_later(struct sw_timer *timer, uint32_t milliseconds);
 void sw_cancel(struct sw_timer *timer); /* nothing if it does not run */
 
+/* In a fork's child: its thread is the parent's. Forget all watches and timers; begin anew. */
+void sw_engine_forked(void);
+
 /* -- the table: each room fills in its own functions ------------------------------------------- */
 
 void sw_fill_device(struct aiordma_provider *table);
