@@ -219,7 +219,7 @@ int sw_watch(struct sw_watch *watch, int fd, uint32_t events)
     watch->events = events;
     watch->slot = slot;
     struct epoll_event event = event_of(watch);
-    if (epoll_ctl(engine.epoll, EPOLL_CTL_ADD, fd, &event)) {
+    if (events && epoll_ctl(engine.epoll, EPOLL_CTL_ADD, fd, &event)) {
         watch->slot = 0;
         return errno;
     }
@@ -232,10 +232,14 @@ void sw_rewatch(struct sw_watch *watch, uint32_t events)
 {
     if (!watch->slot || watch->events == events)
         return;
+    /* Without events it is taken out: errors and hang-ups would be told for ever else. */
+    int operation = !events ? EPOLL_CTL_DEL : watch->events ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
     watch->events = events;
     struct epoll_event event = event_of(watch);
-    /* It is known and the descriptor is open: nothing is left that could fail. */
-    epoll_ctl(engine.epoll, EPOLL_CTL_MOD, watch->fd, &event);
+    if (epoll_ctl(engine.epoll, operation, watch->fd, &event)) {
+        /* Only an ADD can fail, for want of memory: the next rewatch tries again. */
+        watch->events = 0;
+    }
 }
 
 void sw_unwatch(struct sw_watch *watch)
@@ -244,7 +248,8 @@ void sw_unwatch(struct sw_watch *watch)
 
     if (!slot)
         return;
-    epoll_ctl(engine.epoll, EPOLL_CTL_DEL, watch->fd, NULL);
+    if (watch->events)
+        epoll_ctl(engine.epoll, EPOLL_CTL_DEL, watch->fd, NULL);
     engine.slots[slot].watch = NULL;
     engine.slots[slot].generation++;
     engine.slots[slot].next_free = engine.first_free;

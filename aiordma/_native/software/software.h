@@ -282,6 +282,9 @@ uint32_t sw_new_queue_pair_number(void);
 void sw_queue_pair_ready(struct sw_queue_pair *pair);
 /* To ERR: what is posted is flushed, the stream ends. Nothing if it is there. */
 void sw_queue_pair_failed(struct sw_queue_pair *pair);
+/* In ERR: what is posted there ends as flushed. */
+void sw_flush_sends(struct sw_queue_pair *pair);
+void sw_flush_receives(struct sw_queue_pair *pair);
 
 /*
  * Receives, for messages that arrive. take: 1 and pair->taken is filled, or 0, and for a stream
