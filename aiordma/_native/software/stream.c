@@ -30,13 +30,21 @@ void sw_stream_rewatch(struct sw_stream *stream)
 {
     uint32_t events = stream->is_blocked ? EPOLLOUT : 0;
 
-    /* While a message is held back, its bytes stay with TCP, which holds the peer back. Only a
-     * broken connection is of interest then, once: it cannot be told to wait. */
-    events |= stream->pair->is_waiting ? (uint32_t)EPOLLET : EPOLLIN;
+    /* While there is no room for what waits behind a message without a receive, TCP holds the
+     * peer back. Only a broken connection is of interest then, once: it cannot be told to wait. */
+    events |= stream->is_full ? (uint32_t)EPOLLET : EPOLLIN;
     sw_rewatch(&stream->watch, events);
 }
 
 /* -- the end ------------------------------------------------------------------------------- */
+
+static void discard(struct sw_stream *stream)
+{
+    free(stream->answers);
+    free(stream->kept.bytes);
+    free(stream->in.bytes);
+    free(stream);
+}
 
 static void release(struct sw_stream *stream)
 {
@@ -44,9 +52,7 @@ static void release(struct sw_stream *stream)
     sw_unwatch(&stream->watch);
     close(stream->fd);
     sw_device.counts.sockets--;
-    free(stream->answers);
-    free(stream->in);
-    free(stream);
+    discard(stream);
 }
 
 static void linger_expired(struct sw_timer *timer)
@@ -61,7 +67,7 @@ static void lingering(struct sw_watch *watch, uint32_t events)
 
     (void)events;
     for (int i = 0; i < 16; i++) {
-        ssize_t size = recv(stream->fd, stream->in, SW_IN_SIZE, MSG_DONTWAIT);
+        ssize_t size = recv(stream->fd, stream->in.bytes, stream->in.size, MSG_DONTWAIT);
         if (size > 0)
             continue;
         if (size < 0 && (errno == EAGAIN || errno == EINTR))
@@ -159,20 +165,20 @@ static struct sw_stream *new_stream(int fd, const struct sw_terms *terms)
 
     if (!stream)
         return NULL;
-    stream->in = malloc(SW_IN_SIZE);
+    stream->in.size = SW_IN_SIZE;
+    stream->in.bytes = malloc(SW_IN_SIZE);
     stream->answers = calloc(depth, sizeof(*stream->answers));
-    if (!stream->in || !stream->answers || terms->already_size > SW_IN_SIZE) {
-        free(stream->in);
-        free(stream->answers);
-        free(stream);
+    if (!stream->in.bytes || !stream->answers || terms->already_size > SW_IN_SIZE) {
+        discard(stream);
         return NULL;
     }
+    stream->from = &stream->in;
     stream->fd = fd;
     stream->terms = *terms;
     stream->terms.already = NULL;
     if (terms->already_size)
-        memcpy(stream->in, terms->already, terms->already_size);
-    stream->in_end = (uint32_t)terms->already_size;
+        memcpy(stream->in.bytes, terms->already, terms->already_size);
+    stream->in.end = (uint32_t)terms->already_size;
     stream->must_announce = terms->is_initiator && terms->sends_ready;
     stream->watch.ready = ready;
     for (int queue = 0; queue < SW_QUEUES; queue++)
@@ -194,11 +200,8 @@ int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *t
         error = stream ? sw_watch(&stream->watch, fd, EPOLLIN) : ENOMEM;
     }
     if (error) {
-        if (stream) {
-            free(stream->answers);
-            free(stream->in);
-            free(stream);
-        }
+        if (stream)
+            discard(stream);
         close(fd);
         return error;
     }
@@ -209,7 +212,7 @@ int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *t
     pair->attributes.max_dest_rd_atomic = (uint8_t)terms->inbound_depth;
     sw_queue_pair_ready(pair);
     sw_transmit(stream);
-    if (stream->pair && stream->in_end)
+    if (stream->pair && stream->in.end)
         sw_process(stream);
     return 0;
 }

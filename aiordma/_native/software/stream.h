@@ -20,6 +20,21 @@ struct sw_answer {
 
 enum { SW_OUT_FRAMES = 16, SW_OUT_PARTS = 96, SW_OUT_BYTES = 262144 };
 
+struct sw_buffer {
+    char *bytes;
+    uint32_t size, start, end; /* what waits is [start, end) */
+};
+
+static inline const char *sw_waiting_bytes(const struct sw_buffer *buffer)
+{
+    return buffer->bytes + buffer->start;
+}
+
+static inline uint32_t sw_waiting_size(const struct sw_buffer *buffer)
+{
+    return buffer->end - buffer->start;
+}
+
 /* A frame that is composed, and not yet wholly TCP's. */
 struct sw_out_frame {
     char header[SW_UNTAGGED_HEADER + SW_ATOMIC_REQUEST_SIZE]; /* and a payload of ours */
@@ -59,8 +74,11 @@ struct sw_stream {
     uint32_t number;  /* the last one's sink, or number */
 
     /* receiving */
-    char *in;
-    uint32_t in_start, in_end;
+    struct sw_buffer in;    /* as it comes from TCP */
+    struct sw_buffer kept;  /* whole frames, behind a message that waits for its receive */
+    struct sw_buffer *from; /* the one of the two that is being read */
+    int is_full;            /* kept takes no more: TCP holds the peer back */
+    int has_ended;          /* so did the peer, behind what waits */
     uint32_t expected[SW_QUEUES];
     struct sw_frame frame;
     int has_frame;
@@ -77,7 +95,7 @@ struct sw_stream {
     uint32_t terminate_size;
 };
 
-enum { SW_IN_SIZE = SW_MOST_FRAME + 4096 };
+enum { SW_IN_SIZE = SW_MOST_FRAME + 4096, SW_KEPT_SIZE = 4 << 20 };
 
 /* transmit.c: send as much as TCP takes. The pair may have failed afterwards (stream->pair). */
 void sw_transmit(struct sw_stream *stream);
