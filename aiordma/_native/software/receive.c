@@ -716,6 +716,8 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
         if (placed)
             account(stream, placed);
         stream->in.end += taken - placed;
+        if (sw_stream_carried(stream, taken))
+            return;
         sw_process(stream);
         if (!stream->pair || stream->is_full)
             break;

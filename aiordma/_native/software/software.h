@@ -267,6 +267,7 @@ struct sw_queue_pair {
     int has_taken;
     struct sw_queue_pair *next_waiting; /* for a receive of the shared queue */
     int is_waiting;
+    struct sw_timer unready; /* a fault's (faults.h): no receive is seen before */
 
     uint32_t async_taken;
     struct sw_stream *stream;         /* RC, once connected (stream.h) */

@@ -5,6 +5,8 @@
  */
 #include "stream.h"
 
+#include "faults.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,6 +30,10 @@ static void ready(struct sw_watch *watch, uint32_t events)
 
 void sw_stream_rewatch(struct sw_stream *stream)
 {
+    if (stream->is_dead) {
+        sw_rewatch(&stream->watch, 0);
+        return;
+    }
     uint32_t events = stream->is_blocked ? EPOLLOUT : 0;
 
     /* While there is no room for what waits behind a message without a receive, TCP holds the
@@ -91,11 +97,12 @@ static void see_off(struct sw_stream *stream)
             /* The peer then learns no more than that it ended. */
         }
     }
-    shutdown(stream->fd, SHUT_WR);
+    if (!stream->is_reset)
+        shutdown(stream->fd, SHUT_WR);
     stream->watch.ready = lingering;
     stream->timer.expired = linger_expired;
     sw_rewatch(&stream->watch, EPOLLIN);
-    if (sw_call_later(&stream->timer, LINGER_MILLISECONDS)) {
+    if (sw_call_later(&stream->timer, stream->is_reset ? 0 : LINGER_MILLISECONDS)) {
         /* The engine runs, or there would be no stream. */
     }
 }
@@ -154,6 +161,61 @@ void sw_stream_failed_send(struct sw_stream *stream, struct sw_send *send,
     stream->terminate_size = sw_terminate_write(stream->terminate, &reason, NULL, 0);
     sw_end_send(stream->pair, send, status);
     sw_queue_pair_failed(stream->pair);
+}
+
+/* -- faults -------------------------------------------------------------------------------- */
+
+static void gave_up(struct sw_timer *timer)
+{
+    struct sw_stream *stream = SW_CONTAINER(timer, struct sw_stream, timer);
+
+    sw_stream_broken(stream, ETIMEDOUT);
+}
+
+/* The peer is dead as of now; TCP notices milliseconds later. */
+static int dies(struct sw_stream *stream)
+{
+    struct aiordma_fault fault;
+
+    if (!sw_fault(AIORDMA_FAULT_DEAD_PEER, &fault))
+        return 0;
+    stream->timer.expired = gave_up;
+    if (sw_call_later(&stream->timer, fault.milliseconds))
+        return 0;
+    stream->is_dead = 1;
+    sw_stream_rewatch(stream);
+    return 1;
+}
+
+static void reset(struct sw_stream *stream)
+{
+    struct linger at_once = {.l_onoff = 1, .l_linger = 0};
+
+    /* Closing resets the connection then, and shutdown does not: see_off's waits for the peer. */
+    setsockopt(stream->fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+    stream->is_reset = 1;
+    sw_stream_broken(stream, ECONNRESET);
+}
+
+int sw_stream_carried(struct sw_stream *stream, size_t bytes)
+{
+    stream->carried += bytes;
+    if (!sw_strikes_bytes(stream->carried))
+        return 0;
+    reset(stream);
+    return 1;
+}
+
+int sw_stream_is_struck(struct sw_stream *stream)
+{
+    struct aiordma_fault fault;
+
+    if (stream->is_dead || dies(stream))
+        return 1;
+    if (!sw_fault(AIORDMA_FAULT_DROP_AFTER_REQUESTS, &fault))
+        return 0;
+    reset(stream);
+    return 1;
 }
 
 /* -- the beginning --------------------------------------------------------------------------- */
@@ -219,7 +281,7 @@ int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *t
 
 void sw_stream_transmit(struct sw_queue_pair *pair)
 {
-    if (pair->stream && !pair->stream->is_blocked)
+    if (pair->stream && !pair->stream->is_blocked && !sw_stream_is_struck(pair->stream))
         sw_transmit(pair->stream);
 }
 

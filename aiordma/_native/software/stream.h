@@ -55,6 +55,9 @@ struct sw_stream {
     struct sw_terms terms;
     int fd;
     int has_heard; /* a frame of the peer */
+    uint64_t carried; /* bytes, both ways */
+    int is_dead;   /* a fault's: it neither sends nor hears */
+    int is_reset;  /* another one's: closing it resets the connection */
 
     /* sending */
     struct sw_out_frame out[SW_OUT_FRAMES];
@@ -108,6 +111,10 @@ void sw_process(struct sw_stream *stream);
 
 /* stream.c: wait for what there is to wait for. */
 void sw_stream_rewatch(struct sw_stream *stream);
+/* A fault (faults.h) may break a stream here. Whether it did. */
+int sw_stream_carried(struct sw_stream *stream, size_t bytes);
+/* The same, before a post goes out: DEAD_PEER, or DROP_AFTER_REQUESTS. */
+int sw_stream_is_struck(struct sw_stream *stream);
 /* TCP failed, or ended (error 0): so does the queue pair. */
 void sw_stream_broken(struct sw_stream *stream, int error);
 /* The peer did what it must not: it is told so, and the queue pair fails. */
