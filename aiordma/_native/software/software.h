@@ -282,6 +282,9 @@ uint32_t sw_new_queue_pair_number(void);
 void sw_queue_pair_ready(struct sw_queue_pair *pair);
 /* To ERR: what is posted is flushed, the stream ends. Nothing if it is there. */
 void sw_queue_pair_failed(struct sw_queue_pair *pair);
+/* In ERR: what is posted there ends as flushed. */
+void sw_flush_sends(struct sw_queue_pair *pair);
+void sw_flush_receives(struct sw_queue_pair *pair);
 
 /*
  * Receives, for messages that arrive. take: 1 and pair->taken is filled, or 0, and for a stream
@@ -378,6 +381,9 @@ struct sw_timer {
 /* Run once, milliseconds from now: 0 as soon as the engine can. One that runs is set anew. */
 int sw_call_later(struct sw_timer *timer, uint32_t milliseconds);
 void sw_cancel(struct sw_timer *timer); /* nothing if it does not run */
+
+/* In a fork's child: its thread is the parent's. Forget all watches and timers; begin anew. */
+void sw_engine_forked(void);
 
 /* -- the table: each room fills in its own functions ------------------------------------------- */
 
