@@ -1,7 +1,7 @@
 /*
  * The connection manager's own: what cm.c (identifiers), cm_events.c (channels, events),
- * cm_addresses.c, cm_stream.c (TCP and the MPA handshake), cm_datagram.c (the UDP port space) and group.c
- * (multicast) share.
+ * cm_addresses.c, cm_stream.c (TCP and the MPA handshake), cm_datagram.c (the UDP port space) and
+ * group.c (multicast) share.
  */
 #ifndef AIORDMA_SOFTWARE_CM_H
 #define AIORDMA_SOFTWARE_CM_H
