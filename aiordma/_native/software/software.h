@@ -47,6 +47,7 @@ struct sw_device {
     struct sw_counts counts;
     struct sw_context *contexts; /* all that are open */
     struct sw_context *manager;  /* the one that the connection manager opened, once it has */
+    struct sw_identifier *identifiers; /* all there are */
 };
 extern struct sw_device sw_device;
 
