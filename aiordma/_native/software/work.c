@@ -166,7 +166,7 @@ static int post_send(struct ibv_qp *queue_pair, struct ibv_send_wr *request,
 {
     struct sw_queue_pair *pair = (struct sw_queue_pair *)queue_pair;
     struct aiordma_fault fault;
-    uint64_t length;
+    uint64_t length = 0;
     int error = 0;
 
     sw_lock();
