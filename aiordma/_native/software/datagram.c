@@ -39,7 +39,7 @@ struct sw_datagrams {
     struct attachment *attachments;
 };
 
-/* -- address handles --------------------------------------------------------------------------- */
+/* -- address handles ----------------------------------------------------------------- */
 
 static int is_ipv4(const union ibv_gid *gid)
 {
@@ -144,7 +144,7 @@ static int init_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct
     return 0;
 }
 
-/* -- sending ------------------------------------------------------------------------------------ */
+/* -- sending ------------------------------------------------------------------------- */
 
 static enum ibv_wc_status send_one(struct sw_queue_pair *pair, const struct sw_send *send)
 {
@@ -198,7 +198,7 @@ void sw_datagrams_transmit(struct sw_queue_pair *pair)
     }
 }
 
-/* -- receiving ----------------------------------------------------------------------------------- */
+/* -- receiving ----------------------------------------------------------------------- */
 
 static int can_receive(const struct sw_queue_pair *pair)
 {
@@ -291,7 +291,7 @@ static void group_ready(struct sw_watch *watch, uint32_t events)
     receive(attachment->datagrams, &attachment->udp, &attachment->group);
 }
 
-/* -- sockets --------------------------------------------------------------------------------------- */
+/* -- sockets ------------------------------------------------------------------------- */
 
 /* The port, and eight bits that nobody can guess; no other queue pair's number. 0: none is free. */
 static uint32_t number_at(uint16_t port)
@@ -355,7 +355,7 @@ void sw_datagrams_close(struct sw_queue_pair *pair)
     free(datagrams);
 }
 
-/* -- groups ---------------------------------------------------------------------------------------- */
+/* -- groups -------------------------------------------------------------------------- */
 
 static struct attachment **find_attachment(struct sw_datagrams *datagrams,
                                            const union ibv_gid *group)

@@ -39,7 +39,7 @@ static void map_ipv4(struct in6_addr *to, const struct in_addr *address)
     memcpy(to->s6_addr + 12, address, 4);
 }
 
-/* -- opened and closed ------------------------------------------------------------------------ */
+/* -- opened and closed --------------------------------------------------------------- */
 
 static int set(int fd, int level, int name, int value)
 {
@@ -154,7 +154,7 @@ int sw_udp_join(const struct sw_udp *udp, const struct in6_addr *group, uint32_t
                                                                                           : 0;
 }
 
-/* -- sending ---------------------------------------------------------------------------------- */
+/* -- sending ------------------------------------------------------------------------- */
 
 static void add_control(struct msghdr *message, int level, int type, const void *data,
                         size_t size)
@@ -246,7 +246,7 @@ int sw_udp_send(const struct sw_udp *udp, const struct sw_udp_way *way, const vo
     return error;
 }
 
-/* -- receiving -------------------------------------------------------------------------------- */
+/* -- receiving ----------------------------------------------------------------------- */
 
 static uint16_t read_address(const union any_address *from, struct in6_addr *address)
 {
