@@ -59,7 +59,7 @@ static int is_ipv4(const struct in6_addr *address)
     return IN6_IS_ADDR_V4MAPPED(address);
 }
 
-/* -- the CRC of Ethernet, eight bytes at a time -------------------------------------------- */
+/* -- the CRC of Ethernet, eight bytes at a time -------------------------------------- */
 
 static uint32_t crc_of[8][256]; /* [n][byte]: of a byte with n zero bytes behind it */
 static pthread_once_t crc_once = PTHREAD_ONCE_INIT;
@@ -95,7 +95,7 @@ static uint32_t add_crc(uint32_t crc, const uint8_t *bytes, size_t size)
     return crc;
 }
 
-/* -- the IP header, as far as one knows it -------------------------------------------------- */
+/* -- the IP header, as far as one knows it ------------------------------------------- */
 
 /* Its size; what changes on the way is as given, the checksum 0. payload: with the UDP header. */
 static uint32_t ip_header(uint8_t *header, const struct sw_roce_path *path, size_t payload,
@@ -152,7 +152,7 @@ static uint32_t icrc(const uint8_t *packet, size_t size, const struct sw_roce_pa
     return ~add_crc(crc, packet + BTH, size - BTH);
 }
 
-/* -- packets ------------------------------------------------------------------------------- */
+/* -- packets ------------------------------------------------------------------------- */
 
 static uint32_t padding(uint32_t size)
 {
@@ -227,7 +227,7 @@ int sw_roce_read(const uint8_t *packet, size_t size, const struct sw_roce_path *
     return 0;
 }
 
-/* -- what is before the payload of a receive ------------------------------------------------ */
+/* -- what is before the payload of a receive ----------------------------------------- */
 
 static uint32_t ipv4_sum(const uint8_t *header)
 {

@@ -26,6 +26,11 @@ enum {
     SW_ROCE_MOST = SW_ROCE_HEADERS + SW_DATAGRAM_MTU + SW_ROCE_TRAILER,
     SW_GRH = 40,
     SW_QPN_GROUP = 0xffffff, /* a multicast group's: all queue pairs that are attached */
+    /*
+     * The UDP port of groups. Not RoCE's 4791, which a kernel that has RoCE devices takes for
+     * itself; a queue pair's own datagrams go to a port of its own.
+     */
+    SW_GROUP_PORT = 4795,
 };
 
 /* Where a packet comes from and goes to; IPv4 addresses as ::ffff:a.b.c.d. */

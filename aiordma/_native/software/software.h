@@ -386,6 +386,9 @@ int sw_datagrams_open(struct sw_queue_pair *pair);
 void sw_datagrams_close(struct sw_queue_pair *pair);
 /* Send what the send queue has; each ends at once. */
 void sw_datagrams_transmit(struct sw_queue_pair *pair);
+/* It gets a multicast group's datagrams, on the interface of its identifier if it has one. */
+int sw_datagrams_attach(struct sw_queue_pair *pair, const union ibv_gid *group);
+int sw_datagrams_detach(struct sw_queue_pair *pair, const union ibv_gid *group);
 
 /* -- the table: each room fills in its own functions ------------------------------------------- */
 
