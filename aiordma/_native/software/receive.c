@@ -8,6 +8,7 @@
 #include <arpa/inet.h>
 #include <endian.h>
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -117,7 +118,7 @@ static int begin_read_response(struct sw_stream *stream)
 static int begin_immediate(struct sw_stream *stream)
 {
     struct sw_queue_pair *pair = stream->pair;
-    const char *payload = stream->in + stream->in_start + stream->frame.header;
+    const char *payload = sw_waiting_bytes(stream->from) + stream->frame.header;
     uint32_t immediate, belongs;
 
     if (stream->frame.payload != SW_IMMEDIATE_SIZE || pair->has_taken)
@@ -244,10 +245,8 @@ static int locate(struct sw_stream *stream, uint32_t size, struct iovec *to)
         if (!send)
             return refuse(stream, tagged_reason(SW_NO_KEY));
         found = locate_parts(stream, send->parts, send->part_count, send->progress, size, to);
-        if (found < 0) {
-            send->stage = SW_POSTED; /* its failure is our own, and told as such */
+        if (found < 0)
             sw_stream_failed_send(stream, send, IBV_WC_LOC_PROT_ERR);
-        }
         return found;
     default:
         found = locate_parts(stream, pair->taken.parts, pair->taken.part_count,
@@ -283,7 +282,7 @@ static void account(struct sw_stream *stream, uint32_t size)
 /* Copy what is in the buffer. 0, or -1: refused. */
 static int place(struct sw_stream *stream)
 {
-    uint32_t here = stream->in_end - stream->in_start;
+    uint32_t here = sw_waiting_size(stream->from);
     uint32_t left = stream->frame.payload - stream->placed;
     struct iovec parts[SW_MOST_PARTS];
 
@@ -295,8 +294,8 @@ static int place(struct sw_stream *stream)
     if (count < 0)
         return -1;
     for (int i = 0; i < count; i++) {
-        memcpy(parts[i].iov_base, stream->in + stream->in_start, parts[i].iov_len);
-        stream->in_start += (uint32_t)parts[i].iov_len;
+        memcpy(parts[i].iov_base, sw_waiting_bytes(stream->from), parts[i].iov_len);
+        stream->from->start += (uint32_t)parts[i].iov_len;
     }
     account(stream, here);
     return 0;
@@ -496,7 +495,7 @@ static int end(struct sw_stream *stream, const char *payload)
 
 static int is_intact(const struct sw_stream *stream)
 {
-    const char *bytes = stream->in + stream->in_start;
+    const char *bytes = sw_waiting_bytes(stream->from);
     uint32_t covered = sw_frame_size(&stream->frame) - 4, crc;
 
     memcpy(&crc, bytes + covered, sizeof(crc));
@@ -506,10 +505,10 @@ static int is_intact(const struct sw_stream *stream)
 /* Read a header and begin with its frame: 1; 0: more bytes are needed, or it is held back; -1. */
 static int next_frame(struct sw_stream *stream)
 {
-    uint32_t here = stream->in_end - stream->in_start;
+    uint32_t here = sw_waiting_size(stream->from);
     struct sw_reason reason;
 
-    int found = sw_frame_read(stream->in + stream->in_start, here, &stream->frame, &reason);
+    int found = sw_frame_read(sw_waiting_bytes(stream->from), here, &stream->frame, &reason);
     if (found < 0) {
         stream->blamed_size = 0;
         return refuse(stream, reason);
@@ -525,13 +524,13 @@ static int next_frame(struct sw_stream *stream)
         return refuse(stream, (struct sw_reason){SW_LAYER_MPA, 0, 2});
     }
     stream->blamed_size = here < sizeof(stream->blamed) ? here : sizeof(stream->blamed);
-    memcpy(stream->blamed, stream->in + stream->in_start, stream->blamed_size);
+    memcpy(stream->blamed, sw_waiting_bytes(stream->from), stream->blamed_size);
     int result = begin(stream);
     if (result != 1)
         return result;
     if (stream->frame.operation == SW_WRITE && !stream->is_writing)
         stream->written = 0;
-    stream->in_start += stream->frame.header;
+    stream->from->start += stream->frame.header;
     stream->placed = 0;
     stream->has_frame = 1;
     return 1;
@@ -541,7 +540,7 @@ static int next_frame(struct sw_stream *stream)
 static int go_on(struct sw_stream *stream)
 {
     struct sw_frame *frame = &stream->frame;
-    const char *payload = stream->in + stream->in_start;
+    const char *payload = sw_waiting_bytes(stream->from);
     uint32_t trailer = sw_padding(frame->header, frame->payload) + 4;
 
     if (is_placed(frame->operation)) {
@@ -552,9 +551,9 @@ static int go_on(struct sw_stream *stream)
     } else {
         trailer += frame->payload;
     }
-    if (stream->in_end - stream->in_start < trailer)
+    if (sw_waiting_size(stream->from) < trailer)
         return 0;
-    stream->in_start += trailer;
+    stream->from->start += trailer;
     stream->has_frame = 0;
     if (!stream->has_heard) {
         stream->has_heard = 1;
@@ -564,22 +563,100 @@ static int go_on(struct sw_stream *stream)
     return end(stream, payload) ? -1 : 1;
 }
 
+static int is_answer(enum sw_operation operation)
+{
+    return operation == SW_READ_RESPONSE || operation == SW_ATOMIC_RESPONSE ||
+           operation == SW_TERMINATE;
+}
+
+/* Keep a whole frame for later. 0: there is no room for it. */
+static int keep(struct sw_stream *stream, uint32_t size)
+{
+    struct sw_buffer *kept = &stream->kept;
+
+    if (kept->end - kept->start + size > SW_KEPT_SIZE)
+        return 0;
+    if (kept->end + size > kept->size) {
+        memmove(kept->bytes, kept->bytes + kept->start, kept->end - kept->start);
+        kept->end -= kept->start;
+        kept->start = 0;
+    }
+    if (kept->end + size > kept->size) {
+        uint32_t more = 2 * (kept->end + size);
+        char *bytes = realloc(kept->bytes, more);
+        if (!bytes)
+            return 0;
+        kept->bytes = bytes;
+        kept->size = more;
+    }
+    memcpy(kept->bytes + kept->end, sw_waiting_bytes(&stream->in), size);
+    kept->end += size;
+    stream->in.start += size;
+    return 1;
+}
+
+/*
+ * While a message waits for its receive, answers to our own questions still arrive behind it: the
+ * receive may well be posted only when one of them is here. They overtake; all else keeps its
+ * order, in memory, as much as there is room for. The rest stays with TCP.
+ */
+static int overtake(struct sw_stream *stream)
+{
+    struct sw_frame frame;
+    struct sw_reason reason;
+    uint32_t here = sw_waiting_size(&stream->in);
+
+    stream->from = &stream->in;
+    int found = sw_frame_read(sw_waiting_bytes(&stream->in), here, &frame, &reason);
+    if (found < 0) {
+        stream->blamed_size = 0;
+        return refuse(stream, reason);
+    }
+    uint32_t size = sw_frame_size(&frame);
+    if (!found || here < size)
+        return 0;
+    if (!is_answer(frame.operation)) {
+        stream->is_full = !keep(stream, size);
+        return !stream->is_full;
+    }
+    int result = next_frame(stream);
+    return result == 1 ? go_on(stream) : result;
+}
+
+/* One step: 1 there may be another; 0: more bytes are needed, or room, or a receive; -1. */
+static int step(struct sw_stream *stream)
+{
+    /* A message that is in the middle of its frame has its receive. */
+    if (stream->pair->is_waiting)
+        return overtake(stream);
+    stream->from = sw_waiting_size(&stream->kept) ? &stream->kept : &stream->in;
+    if (!stream->has_frame) {
+        int result = next_frame(stream);
+        if (result != 1)
+            return result == 0 && stream->pair->is_waiting ? 1 : result;
+    }
+    return go_on(stream);
+}
+
 void sw_process(struct sw_stream *stream)
 {
-    int result = 1;
+    int result;
 
-    while (result == 1) {
-        if (!stream->has_frame)
-            result = next_frame(stream);
-        if (result == 1)
-            result = go_on(stream);
-    }
+    stream->is_full = stream->has_ended;
+    do
+        result = step(stream);
+    while (result == 1);
     if (!stream->pair)
         return;
-    if (stream->in_start) {
-        memmove(stream->in, stream->in + stream->in_start, stream->in_end - stream->in_start);
-        stream->in_end -= stream->in_start;
-        stream->in_start = 0;
+    if (stream->has_ended && !stream->pair->is_waiting) {
+        sw_stream_broken(stream, 0);
+        return;
+    }
+    struct sw_buffer *in = &stream->in;
+    if (in->start) {
+        memmove(in->bytes, in->bytes + in->start, in->end - in->start);
+        in->end -= in->start;
+        in->start = 0;
     }
     /* An answer may be due, or a READ may follow one that has its answer. */
     if (!stream->is_blocked)
@@ -593,14 +670,15 @@ static int next_parts(struct sw_stream *stream, struct iovec *parts, uint32_t *d
     int count = 0;
 
     *direct = 0;
-    if (stream->has_frame && is_placed(stream->frame.operation) && !stream->in_end &&
+    if (stream->has_frame && is_placed(stream->frame.operation) && !stream->in.end &&
         left >= WORTH_IT) {
         count = locate(stream, left, parts);
         if (count < 0)
             return -1;
         *direct = left;
     }
-    parts[count++] = (struct iovec){stream->in + stream->in_end, SW_IN_SIZE - stream->in_end};
+    parts[count++] =
+        (struct iovec){stream->in.bytes + stream->in.end, stream->in.size - stream->in.end};
     return count;
 }
 
@@ -609,7 +687,7 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
     struct iovec parts[SW_MOST_PARTS + 1];
     uint32_t direct;
 
-    if (stream->pair->is_waiting) {
+    if (stream->is_full) {
         /* Held back: only the end of everything is heard. */
         if (events & (EPOLLERR | EPOLLHUP))
             sw_stream_broken(stream, ECONNRESET);
@@ -624,6 +702,11 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
             continue;
         if (size < 0 && errno == EAGAIN)
             break;
+        if (!size && stream->pair->is_waiting) {
+            /* The peer has sent all that it wanted, and that waits for receives. */
+            stream->has_ended = stream->is_full = 1;
+            break;
+        }
         if (size <= 0) {
             sw_stream_broken(stream, size ? errno : 0);
             return;
@@ -632,9 +715,11 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
         uint32_t placed = taken < direct ? taken : direct;
         if (placed)
             account(stream, placed);
-        stream->in_end += taken - placed;
+        stream->in.end += taken - placed;
+        if (sw_stream_carried(stream, taken))
+            return;
         sw_process(stream);
-        if (!stream->pair || stream->pair->is_waiting)
+        if (!stream->pair || stream->is_full)
             break;
         if (taken < room)
             break; /* there was no more */

@@ -5,6 +5,8 @@
  */
 #include "stream.h"
 
+#include "faults.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,15 +30,27 @@ static void ready(struct sw_watch *watch, uint32_t events)
 
 void sw_stream_rewatch(struct sw_stream *stream)
 {
+    if (stream->is_dead) {
+        sw_rewatch(&stream->watch, 0);
+        return;
+    }
     uint32_t events = stream->is_blocked ? EPOLLOUT : 0;
 
-    /* While a message is held back, its bytes stay with TCP, which holds the peer back. Only a
-     * broken connection is of interest then, once: it cannot be told to wait. */
-    events |= stream->pair->is_waiting ? (uint32_t)EPOLLET : EPOLLIN;
+    /* While there is no room for what waits behind a message without a receive, TCP holds the
+     * peer back. Only a broken connection is of interest then, once: it cannot be told to wait. */
+    events |= stream->is_full ? (uint32_t)EPOLLET : EPOLLIN;
     sw_rewatch(&stream->watch, events);
 }
 
 /* -- the end ------------------------------------------------------------------------------- */
+
+static void discard(struct sw_stream *stream)
+{
+    free(stream->answers);
+    free(stream->kept.bytes);
+    free(stream->in.bytes);
+    free(stream);
+}
 
 static void release(struct sw_stream *stream)
 {
@@ -44,9 +58,7 @@ static void release(struct sw_stream *stream)
     sw_unwatch(&stream->watch);
     close(stream->fd);
     sw_device.counts.sockets--;
-    free(stream->answers);
-    free(stream->in);
-    free(stream);
+    discard(stream);
 }
 
 static void linger_expired(struct sw_timer *timer)
@@ -61,7 +73,7 @@ static void lingering(struct sw_watch *watch, uint32_t events)
 
     (void)events;
     for (int i = 0; i < 16; i++) {
-        ssize_t size = recv(stream->fd, stream->in, SW_IN_SIZE, MSG_DONTWAIT);
+        ssize_t size = recv(stream->fd, stream->in.bytes, stream->in.size, MSG_DONTWAIT);
         if (size > 0)
             continue;
         if (size < 0 && (errno == EAGAIN || errno == EINTR))
@@ -85,11 +97,12 @@ static void see_off(struct sw_stream *stream)
             /* The peer then learns no more than that it ended. */
         }
     }
-    shutdown(stream->fd, SHUT_WR);
+    if (!stream->is_reset)
+        shutdown(stream->fd, SHUT_WR);
     stream->watch.ready = lingering;
     stream->timer.expired = linger_expired;
     sw_rewatch(&stream->watch, EPOLLIN);
-    if (sw_call_later(&stream->timer, LINGER_MILLISECONDS)) {
+    if (sw_call_later(&stream->timer, stream->is_reset ? 0 : LINGER_MILLISECONDS)) {
         /* The engine runs, or there would be no stream. */
     }
 }
@@ -150,6 +163,61 @@ void sw_stream_failed_send(struct sw_stream *stream, struct sw_send *send,
     sw_queue_pair_failed(stream->pair);
 }
 
+/* -- faults -------------------------------------------------------------------------------- */
+
+static void gave_up(struct sw_timer *timer)
+{
+    struct sw_stream *stream = SW_CONTAINER(timer, struct sw_stream, timer);
+
+    sw_stream_broken(stream, ETIMEDOUT);
+}
+
+/* The peer is dead as of now; TCP notices milliseconds later. */
+static int dies(struct sw_stream *stream)
+{
+    struct aiordma_fault fault;
+
+    if (!sw_fault(AIORDMA_FAULT_DEAD_PEER, &fault))
+        return 0;
+    stream->timer.expired = gave_up;
+    if (sw_call_later(&stream->timer, fault.milliseconds))
+        return 0;
+    stream->is_dead = 1;
+    sw_stream_rewatch(stream);
+    return 1;
+}
+
+static void reset(struct sw_stream *stream)
+{
+    struct linger at_once = {.l_onoff = 1, .l_linger = 0};
+
+    /* Closing resets the connection then, and shutdown does not: see_off's waits for the peer. */
+    setsockopt(stream->fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+    stream->is_reset = 1;
+    sw_stream_broken(stream, ECONNRESET);
+}
+
+int sw_stream_carried(struct sw_stream *stream, size_t bytes)
+{
+    stream->carried += bytes;
+    if (!sw_strikes_bytes(stream->carried))
+        return 0;
+    reset(stream);
+    return 1;
+}
+
+int sw_stream_is_struck(struct sw_stream *stream)
+{
+    struct aiordma_fault fault;
+
+    if (stream->is_dead || dies(stream))
+        return 1;
+    if (!sw_fault(AIORDMA_FAULT_DROP_AFTER_REQUESTS, &fault))
+        return 0;
+    reset(stream);
+    return 1;
+}
+
 /* -- the beginning --------------------------------------------------------------------------- */
 
 static struct sw_stream *new_stream(int fd, const struct sw_terms *terms)
@@ -159,20 +227,20 @@ static struct sw_stream *new_stream(int fd, const struct sw_terms *terms)
 
     if (!stream)
         return NULL;
-    stream->in = malloc(SW_IN_SIZE);
+    stream->in.size = SW_IN_SIZE;
+    stream->in.bytes = malloc(SW_IN_SIZE);
     stream->answers = calloc(depth, sizeof(*stream->answers));
-    if (!stream->in || !stream->answers || terms->already_size > SW_IN_SIZE) {
-        free(stream->in);
-        free(stream->answers);
-        free(stream);
+    if (!stream->in.bytes || !stream->answers || terms->already_size > SW_IN_SIZE) {
+        discard(stream);
         return NULL;
     }
+    stream->from = &stream->in;
     stream->fd = fd;
     stream->terms = *terms;
     stream->terms.already = NULL;
     if (terms->already_size)
-        memcpy(stream->in, terms->already, terms->already_size);
-    stream->in_end = (uint32_t)terms->already_size;
+        memcpy(stream->in.bytes, terms->already, terms->already_size);
+    stream->in.end = (uint32_t)terms->already_size;
     stream->must_announce = terms->is_initiator && terms->sends_ready;
     stream->watch.ready = ready;
     for (int queue = 0; queue < SW_QUEUES; queue++)
@@ -194,11 +262,8 @@ int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *t
         error = stream ? sw_watch(&stream->watch, fd, EPOLLIN) : ENOMEM;
     }
     if (error) {
-        if (stream) {
-            free(stream->answers);
-            free(stream->in);
-            free(stream);
-        }
+        if (stream)
+            discard(stream);
         close(fd);
         return error;
     }
@@ -209,14 +274,14 @@ int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *t
     pair->attributes.max_dest_rd_atomic = (uint8_t)terms->inbound_depth;
     sw_queue_pair_ready(pair);
     sw_transmit(stream);
-    if (stream->pair && stream->in_end)
+    if (stream->pair && stream->in.end)
         sw_process(stream);
     return 0;
 }
 
 void sw_stream_transmit(struct sw_queue_pair *pair)
 {
-    if (pair->stream && !pair->stream->is_blocked)
+    if (pair->stream && !pair->stream->is_blocked && !sw_stream_is_struck(pair->stream))
         sw_transmit(pair->stream);
 }
 

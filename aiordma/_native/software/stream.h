@@ -20,6 +20,21 @@ struct sw_answer {
 
 enum { SW_OUT_FRAMES = 16, SW_OUT_PARTS = 96, SW_OUT_BYTES = 262144 };
 
+struct sw_buffer {
+    char *bytes;
+    uint32_t size, start, end; /* what waits is [start, end) */
+};
+
+static inline const char *sw_waiting_bytes(const struct sw_buffer *buffer)
+{
+    return buffer->bytes + buffer->start;
+}
+
+static inline uint32_t sw_waiting_size(const struct sw_buffer *buffer)
+{
+    return buffer->end - buffer->start;
+}
+
 /* A frame that is composed, and not yet wholly TCP's. */
 struct sw_out_frame {
     char header[SW_UNTAGGED_HEADER + SW_ATOMIC_REQUEST_SIZE]; /* and a payload of ours */
@@ -40,6 +55,9 @@ struct sw_stream {
     struct sw_terms terms;
     int fd;
     int has_heard; /* a frame of the peer */
+    uint64_t carried; /* bytes, both ways */
+    int is_dead;   /* a fault's: it neither sends nor hears */
+    int is_reset;  /* another one's: closing it resets the connection */
 
     /* sending */
     struct sw_out_frame out[SW_OUT_FRAMES];
@@ -59,8 +77,11 @@ struct sw_stream {
     uint32_t number;  /* the last one's sink, or number */
 
     /* receiving */
-    char *in;
-    uint32_t in_start, in_end;
+    struct sw_buffer in;    /* as it comes from TCP */
+    struct sw_buffer kept;  /* whole frames, behind a message that waits for its receive */
+    struct sw_buffer *from; /* the one of the two that is being read */
+    int is_full;            /* kept takes no more: TCP holds the peer back */
+    int has_ended;          /* so did the peer, behind what waits */
     uint32_t expected[SW_QUEUES];
     struct sw_frame frame;
     int has_frame;
@@ -77,7 +98,7 @@ struct sw_stream {
     uint32_t terminate_size;
 };
 
-enum { SW_IN_SIZE = SW_MOST_FRAME + 4096 };
+enum { SW_IN_SIZE = SW_MOST_FRAME + 4096, SW_KEPT_SIZE = 4 << 20 };
 
 /* transmit.c: send as much as TCP takes. The pair may have failed afterwards (stream->pair). */
 void sw_transmit(struct sw_stream *stream);
@@ -90,6 +111,10 @@ void sw_process(struct sw_stream *stream);
 
 /* stream.c: wait for what there is to wait for. */
 void sw_stream_rewatch(struct sw_stream *stream);
+/* A fault (faults.h) may break a stream here. Whether it did. */
+int sw_stream_carried(struct sw_stream *stream, size_t bytes);
+/* The same, before a post goes out: DEAD_PEER, or DROP_AFTER_REQUESTS. */
+int sw_stream_is_struck(struct sw_stream *stream);
 /* TCP failed, or ended (error 0): so does the queue pair. */
 void sw_stream_broken(struct sw_stream *stream, int error);
 /* The peer did what it must not: it is told so, and the queue pair fails. */

@@ -498,6 +498,8 @@ static void advance(struct sw_stream *stream, size_t taken)
 
 void sw_transmit(struct sw_stream *stream)
 {
+    if (stream->is_dead)
+        return;
     if (stream->out_count && !is_still_there(stream)) {
         sw_queue_pair_failed(stream->pair);
         return;
@@ -526,6 +528,8 @@ void sw_transmit(struct sw_stream *stream)
             return;
         }
         advance(stream, (size_t)taken);
+        if (sw_stream_carried(stream, (size_t)taken))
+            return;
     }
     sw_stream_rewatch(stream);
 }
