@@ -52,12 +52,6 @@ async def _open_queue_pair() -> None:
     await aiordma.open_queue_pair("rxe0")
 
 
-async def _by_the_environment() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AIORDMA_DEVICE", "rxe0")
-        await aiordma.connect("127.0.0.1", 7471)
-
-
 WAYS = [
     _connect,
     _connect_by_name,
@@ -65,7 +59,6 @@ WAYS = [
     _open_datagram,
     _open_shared_receive,
     _open_queue_pair,
-    _by_the_environment,
 ]
 
 
