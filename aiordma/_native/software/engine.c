@@ -1,0 +1,290 @@
+/*
+ * The engine: one thread that waits for sockets and timers, and serves them with the device's
+ * lock held. It starts with the first watch or timer and lives as long as the process.
+ */
+#include "software.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { BATCH = 64, FIRST_SLOTS = 64 };
+
+/* A slot's number and its generation together are what epoll gives back: an event that was
+ * taken for a watch which is gone meanwhile meets another generation, and nobody. */
+struct slot {
+    struct sw_watch *watch; /* NULL: free */
+    uint32_t generation;
+    uint32_t next_free;
+};
+
+static struct {
+    int runs;
+    int epoll, bell; /* the bell is an eventfd that ends its sleep */
+    pthread_t thread;
+    struct slot *slots; /* slot 0 is the bell's */
+    uint32_t slot_count, first_free;
+    struct sw_timer *timers;  /* the next to expire first */
+    uint64_t sleeps_until;    /* 0: it does not sleep */
+} engine;
+
+static uint64_t now(void)
+{
+    struct timespec time;
+
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+static void ring(void)
+{
+    uint64_t one = 1;
+
+    if (write(engine.bell, &one, sizeof(one)) < 0) {
+        /* Only a full counter fails, and that wakes as well. */
+    }
+}
+
+static void serve(const struct epoll_event *event)
+{
+    uint32_t slot = (uint32_t)event->data.u64;
+    uint32_t generation = (uint32_t)(event->data.u64 >> 32);
+    uint64_t count;
+
+    if (!slot) {
+        if (read(engine.bell, &count, sizeof(count)) < 0) {
+            /* Somebody else's ring has been read already. */
+        }
+        return;
+    }
+    struct sw_watch *watch = engine.slots[slot].watch;
+    if (watch && engine.slots[slot].generation == generation)
+        watch->ready(watch, event->events);
+}
+
+static void expire(void)
+{
+    struct sw_timer *timer;
+
+    /* Those that a timer sets anew wait for the next round, so that sockets get their turn. */
+    uint64_t time = now();
+    while ((timer = engine.timers) && timer->deadline <= time) {
+        engine.timers = timer->next;
+        timer->deadline = 0;
+        timer->next = NULL;
+        timer->expired(timer);
+    }
+}
+
+static int patience(void)
+{
+    if (!engine.timers)
+        return -1;
+    uint64_t time = now();
+    if (engine.timers->deadline <= time)
+        return 0;
+    uint64_t left = (engine.timers->deadline - time + 999999) / 1000000;
+    return left > 60000 ? 60000 : (int)left;
+}
+
+static void *run(void *unused)
+{
+    struct epoll_event events[BATCH];
+
+    (void)unused;
+    sw_lock();
+    for (;;) {
+        int timeout = patience();
+        engine.sleeps_until = engine.timers ? engine.timers->deadline : UINT64_MAX;
+        sw_unlock();
+        int count = epoll_wait(engine.epoll, events, BATCH, timeout);
+        sw_lock();
+        engine.sleeps_until = 0;
+        for (int i = 0; i < count; i++) {
+            serve(&events[i]);
+            if (i + 1 < count) {
+                /* A program that posts has its turn between two sockets. */
+                sw_unlock();
+                sw_lock();
+            }
+        }
+        expire();
+    }
+    return NULL;
+}
+
+static int grow(void)
+{
+    uint32_t count = engine.slot_count ? 2 * engine.slot_count : FIRST_SLOTS;
+    struct slot *slots = realloc(engine.slots, count * sizeof(*slots));
+
+    if (!slots)
+        return ENOMEM;
+    for (uint32_t i = engine.slot_count ? engine.slot_count : 1; i < count; i++) {
+        slots[i].watch = NULL;
+        slots[i].generation = 0;
+        slots[i].next_free = i + 1 < count ? i + 1 : 0;
+    }
+    if (!engine.slot_count)
+        memset(&slots[0], 0, sizeof(slots[0]));
+    engine.first_free = engine.slot_count ? engine.slot_count : 1;
+    engine.slots = slots;
+    engine.slot_count = count;
+    return 0;
+}
+
+static int spawn(void)
+{
+    sigset_t all, before;
+    pthread_attr_t attributes;
+
+    /* A program's signals are for its own threads. */
+    sigfillset(&all);
+    int error = pthread_sigmask(SIG_SETMASK, &all, &before);
+    if (error)
+        return error;
+    error = pthread_attr_init(&attributes);
+    if (!error) {
+        error = pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        if (!error)
+            error = pthread_create(&engine.thread, &attributes, run, NULL);
+        pthread_attr_destroy(&attributes);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
+
+static int start(void)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = 0};
+    int error = 0;
+
+    if (engine.runs)
+        return 0;
+    if (!engine.slot_count && grow())
+        return ENOMEM;
+    engine.epoll = epoll_create1(EPOLL_CLOEXEC);
+    if (engine.epoll < 0)
+        return errno;
+    engine.bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (engine.bell < 0)
+        error = errno;
+    else if (epoll_ctl(engine.epoll, EPOLL_CTL_ADD, engine.bell, &event))
+        error = errno;
+    if (!error)
+        error = spawn();
+    if (error) {
+        if (engine.bell >= 0)
+            close(engine.bell);
+        close(engine.epoll);
+        return error;
+    }
+    engine.runs = 1;
+    return 0;
+}
+
+void sw_engine_forked(void)
+{
+    if (engine.runs) {
+        close(engine.epoll);
+        close(engine.bell);
+    }
+    free(engine.slots);
+    memset(&engine, 0, sizeof(engine));
+}
+
+static struct epoll_event event_of(const struct sw_watch *watch)
+{
+    struct epoll_event event = {.events = watch->events};
+
+    event.data.u64 = (uint64_t)engine.slots[watch->slot].generation << 32 | watch->slot;
+    return event;
+}
+
+int sw_watch(struct sw_watch *watch, int fd, uint32_t events)
+{
+    int error = start();
+
+    if (!error && !engine.first_free)
+        error = grow();
+    if (error)
+        return error;
+    uint32_t slot = engine.first_free;
+    watch->fd = fd;
+    watch->events = events;
+    watch->slot = slot;
+    struct epoll_event event = event_of(watch);
+    if (events && epoll_ctl(engine.epoll, EPOLL_CTL_ADD, fd, &event)) {
+        watch->slot = 0;
+        return errno;
+    }
+    engine.first_free = engine.slots[slot].next_free;
+    engine.slots[slot].watch = watch;
+    return 0;
+}
+
+void sw_rewatch(struct sw_watch *watch, uint32_t events)
+{
+    if (!watch->slot || watch->events == events)
+        return;
+    /* Without events it is taken out: errors and hang-ups would be told for ever else. */
+    int operation = !events ? EPOLL_CTL_DEL : watch->events ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
+    watch->events = events;
+    struct epoll_event event = event_of(watch);
+    if (epoll_ctl(engine.epoll, operation, watch->fd, &event)) {
+        /* Only an ADD can fail, for want of memory: the next rewatch tries again. */
+        watch->events = 0;
+    }
+}
+
+void sw_unwatch(struct sw_watch *watch)
+{
+    uint32_t slot = watch->slot;
+
+    if (!slot)
+        return;
+    if (watch->events)
+        epoll_ctl(engine.epoll, EPOLL_CTL_DEL, watch->fd, NULL);
+    engine.slots[slot].watch = NULL;
+    engine.slots[slot].generation++;
+    engine.slots[slot].next_free = engine.first_free;
+    engine.first_free = slot;
+    watch->slot = 0;
+}
+
+void sw_cancel(struct sw_timer *timer)
+{
+    struct sw_timer **link = &engine.timers;
+
+    if (!timer->deadline)
+        return;
+    while (*link && *link != timer)
+        link = &(*link)->next;
+    if (*link)
+        *link = timer->next;
+    timer->next = NULL;
+    timer->deadline = 0;
+}
+
+int sw_call_later(struct sw_timer *timer, uint32_t milliseconds)
+{
+    struct sw_timer **link = &engine.timers;
+
+    sw_cancel(timer);
+    int error = start();
+    if (error)
+        return error;
+    timer->deadline = now() + (uint64_t)milliseconds * 1000000u;
+    while (*link && (*link)->deadline <= timer->deadline)
+        link = &(*link)->next;
+    timer->next = *link;
+    *link = timer;
+    if (engine.sleeps_until > timer->deadline)
+        ring();
+    return 0;
+}

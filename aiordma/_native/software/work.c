@@ -1,0 +1,387 @@
+/*
+ * Work requests: checked and copied when posted, so that the program may reuse its lists at once;
+ * and the receives that messages arrive in.
+ */
+#include "faults.h"
+#include "software.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* -- posting sends ----------------------------------------------------------------------- */
+
+static int is_datagram_opcode(enum ibv_wr_opcode opcode)
+{
+    return opcode == IBV_WR_SEND || opcode == IBV_WR_SEND_WITH_IMM;
+}
+
+static int is_atomic(enum ibv_wr_opcode opcode)
+{
+    return opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+}
+
+static int is_connected_opcode(enum ibv_wr_opcode opcode)
+{
+    switch (opcode) {
+    case IBV_WR_RDMA_WRITE:
+    case IBV_WR_RDMA_WRITE_WITH_IMM:
+    case IBV_WR_SEND:
+    case IBV_WR_SEND_WITH_IMM:
+    case IBV_WR_SEND_WITH_INV:
+    case IBV_WR_RDMA_READ:
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
+    case IBV_WR_LOCAL_INV:
+    case IBV_WR_BIND_MW:
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+/* Whether what a request says of itself holds together; its memory is looked at in its turn. */
+static int check_send(const struct sw_queue_pair *pair, const struct ibv_send_wr *request,
+                      uint64_t *length)
+{
+    const unsigned int known = IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED |
+                               IBV_SEND_INLINE | IBV_SEND_IP_CSUM;
+    enum ibv_wr_opcode opcode = request->opcode;
+
+    if (request->send_flags & ~known)
+        return EINVAL;
+    if (request->num_sge < 0 || (uint32_t)request->num_sge > pair->capacity.max_send_sge ||
+        (request->num_sge && !request->sg_list))
+        return EINVAL;
+    *length = 0;
+    for (int i = 0; i < request->num_sge; i++)
+        *length += request->sg_list[i].length;
+    if (*length > SW_MOST_MESSAGE)
+        return EINVAL;
+    if (pair->ibv.qp_type == IBV_QPT_UD) {
+        if (!is_datagram_opcode(opcode) || !request->wr.ud.ah ||
+            request->wr.ud.ah->pd != pair->ibv.pd)
+            return EINVAL;
+    } else if (!is_connected_opcode(opcode)) {
+        return EINVAL;
+    }
+    if (request->send_flags & IBV_SEND_INLINE) {
+        if (opcode == IBV_WR_RDMA_READ || is_atomic(opcode) || opcode == IBV_WR_LOCAL_INV ||
+            opcode == IBV_WR_BIND_MW || *length > pair->capacity.max_inline_data)
+            return EINVAL;
+    }
+    if (is_atomic(opcode) && (*length != 8 || request->wr.atomic.remote_addr % 8))
+        return EINVAL;
+    if (opcode == IBV_WR_BIND_MW && (!request->bind_mw.mw ||
+                                     request->bind_mw.mw->type != IBV_MW_TYPE_2 ||
+                                     request->bind_mw.mw->pd != pair->ibv.pd))
+        return EINVAL;
+    return 0;
+}
+
+static struct sw_send *next_slot(struct sw_queue_pair *pair)
+{
+    if (pair->end - pair->oldest >= pair->send_size)
+        return NULL;
+    return &pair->sends[pair->end % pair->send_size];
+}
+
+static void copy_inline(struct sw_send *send, const struct ibv_send_wr *request)
+{
+    char *to = send->inlined;
+
+    for (int i = 0; i < request->num_sge; i++) {
+        memcpy(to, (const void *)(uintptr_t)request->sg_list[i].addr, request->sg_list[i].length);
+        to += request->sg_list[i].length;
+    }
+}
+
+static void copy_send(struct sw_queue_pair *pair, struct sw_send *send,
+                      const struct ibv_send_wr *request, uint32_t length)
+{
+    struct ibv_sge *parts = send->parts;
+    char *inlined = send->inlined;
+
+    memset(send, 0, sizeof(*send));
+    send->parts = parts;
+    send->inlined = inlined;
+    send->wr_id = request->wr_id;
+    send->opcode = request->opcode;
+    send->flags = request->send_flags | (pair->signals_all ? IBV_SEND_SIGNALED : 0);
+    send->length = length;
+    if (send->flags & IBV_SEND_INLINE) {
+        copy_inline(send, request);
+    } else {
+        send->part_count = request->num_sge;
+        memcpy(parts, request->sg_list, (size_t)request->num_sge * sizeof(*parts));
+    }
+    if (send->opcode == IBV_WR_SEND_WITH_INV || send->opcode == IBV_WR_LOCAL_INV)
+        send->invalidated = request->invalidate_rkey;
+    else
+        send->immediate = request->imm_data;
+    if (pair->ibv.qp_type == IBV_QPT_UD) {
+        send->address_handle = request->wr.ud.ah;
+        send->remote_qpn = request->wr.ud.remote_qpn;
+        send->remote_qkey = request->wr.ud.remote_qkey;
+    } else if (is_atomic(send->opcode)) {
+        send->remote_address = request->wr.atomic.remote_addr;
+        send->rkey = request->wr.atomic.rkey;
+        send->compare_add = request->wr.atomic.compare_add;
+        send->swap = request->wr.atomic.swap;
+    } else if (send->opcode == IBV_WR_BIND_MW) {
+        send->window = request->bind_mw.mw;
+        send->window_key = request->bind_mw.rkey;
+        send->bind = request->bind_mw.bind_info;
+    } else {
+        send->remote_address = request->wr.rdma.remote_addr;
+        send->rkey = request->wr.rdma.rkey;
+    }
+}
+
+static int can_send(const struct sw_queue_pair *pair)
+{
+    switch (pair->ibv.state) {
+    case IBV_QPS_RTS:
+    case IBV_QPS_SQD:
+    case IBV_QPS_SQE:
+    case IBV_QPS_ERR:
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+/* What was posted goes out, or is flushed. */
+static void go(struct sw_queue_pair *pair)
+{
+    if (pair->ibv.state == IBV_QPS_ERR)
+        sw_flush_sends(pair);
+    else if (pair->ibv.qp_type == IBV_QPT_UD)
+        sw_datagrams_transmit(pair);
+    else
+        sw_stream_transmit(pair);
+}
+
+static int post_send(struct ibv_qp *queue_pair, struct ibv_send_wr *request,
+                     struct ibv_send_wr **refused)
+{
+    struct sw_queue_pair *pair = (struct sw_queue_pair *)queue_pair;
+    struct aiordma_fault fault;
+    uint64_t length = 0;
+    int error = 0;
+
+    sw_lock();
+    if (!can_send(pair))
+        error = EINVAL;
+    for (; !error && request; request = request->next) {
+        error = check_send(pair, request, &length);
+        if (!error && sw_fault(AIORDMA_FAULT_POST_REFUSED, &fault))
+            error = (int)fault.error;
+        struct sw_send *send = next_slot(pair);
+        if (!error && !send)
+            error = ENOMEM;
+        if (error)
+            break;
+        copy_send(pair, send, request, (uint32_t)length);
+        pair->end++;
+    }
+    if (error)
+        *refused = request;
+    go(pair);
+    sw_unlock();
+    return error;
+}
+
+/* A window of type 1: its new key is known at once, and holds once its turn has come. */
+static int bind_mw(struct ibv_qp *queue_pair, struct ibv_mw *window, struct ibv_mw_bind *bind)
+{
+    struct sw_queue_pair *pair = (struct sw_queue_pair *)queue_pair;
+    int error = 0;
+
+    sw_lock();
+    struct sw_send *send = next_slot(pair);
+    if (pair->ibv.qp_type != IBV_QPT_RC || !can_send(pair) || window->pd != pair->ibv.pd ||
+        bind->send_flags & ~(unsigned int)(IBV_SEND_FENCE | IBV_SEND_SIGNALED))
+        error = EINVAL;
+    else if (!send)
+        error = ENOMEM;
+    if (!error) {
+        struct ibv_send_wr request = {.wr_id = bind->wr_id,
+                                      .opcode = IBV_WR_BIND_MW,
+                                      .send_flags = bind->send_flags};
+        request.bind_mw.mw = window;
+        request.bind_mw.rkey = ibv_inc_rkey(window->rkey);
+        request.bind_mw.bind_info = bind->bind_info;
+        copy_send(pair, send, &request, 0);
+        window->rkey = send->window_key;
+        pair->end++;
+        go(pair);
+    }
+    sw_unlock();
+    return error;
+}
+
+/* -- posting receives -------------------------------------------------------------------- */
+
+static int post_recv(struct ibv_qp *queue_pair, struct ibv_recv_wr *request,
+                     struct ibv_recv_wr **refused)
+{
+    struct sw_queue_pair *pair = (struct sw_queue_pair *)queue_pair;
+    struct aiordma_fault fault;
+    int error = 0;
+
+    sw_lock();
+    if (pair->ibv.state == IBV_QPS_RESET || pair->shared)
+        error = EINVAL;
+    for (; !error && request; request = request->next) {
+        if (sw_fault(AIORDMA_FAULT_POST_REFUSED, &fault))
+            error = (int)fault.error;
+        else
+            error = sw_receives_add(&pair->receives, request);
+        if (error)
+            break;
+    }
+    if (error)
+        *refused = request;
+    if (pair->ibv.state == IBV_QPS_ERR)
+        sw_flush_receives(pair);
+    else if (pair->is_waiting && pair->receives.count && !pair->unready.deadline) {
+        pair->is_waiting = 0;
+        sw_stream_resume(pair);
+    }
+    sw_unlock();
+    return error;
+}
+
+/* -- the receive that a message arrives in ------------------------------------------------- */
+
+static int take_shared(struct sw_queue_pair *pair)
+{
+    struct sw_shared_receive *shared = pair->shared;
+
+    if (!sw_receives_take(&shared->receives, &pair->taken))
+        return 0;
+    if (shared->limit && shared->receives.count < shared->limit) {
+        shared->limit = 0;
+        sw_raise_shared_receive(&shared->ibv, IBV_EVENT_SRQ_LIMIT_REACHED);
+    }
+    return 1;
+}
+
+static void wait_for_receive(struct sw_queue_pair *pair)
+{
+    if (pair->is_waiting)
+        return;
+    pair->is_waiting = 1;
+    if (!pair->shared)
+        return;
+    /* At the end: the longest wait is served first. */
+    struct sw_queue_pair **link = &pair->shared->waiting;
+    while (*link)
+        link = &(*link)->next_waiting;
+    pair->next_waiting = NULL;
+    *link = pair;
+}
+
+/* A fault's moment of unreadiness is over: look again. */
+static void ready_again(struct sw_timer *timer)
+{
+    struct sw_queue_pair *pair = SW_CONTAINER(timer, struct sw_queue_pair, unready);
+
+    pair->is_waiting = 0;
+    sw_stream_resume(pair);
+}
+
+static int is_unready(struct sw_queue_pair *pair)
+{
+    struct aiordma_fault fault;
+
+    if (pair->unready.deadline)
+        return 1;
+    if (!sw_fault(AIORDMA_FAULT_NOT_READY, &fault))
+        return 0;
+    pair->unready.expired = ready_again;
+    return !sw_call_later(&pair->unready, fault.milliseconds);
+}
+
+int sw_take_receive(struct sw_queue_pair *pair, int wait)
+{
+    if (wait && is_unready(pair)) {
+        pair->is_waiting = 1;
+        return 0;
+    }
+    int found = pair->shared ? take_shared(pair)
+                             : sw_receives_take(&pair->receives, &pair->taken);
+
+    if (found)
+        pair->has_taken = 1;
+    else if (wait)
+        wait_for_receive(pair);
+    return found;
+}
+
+enum ibv_wc_status sw_scatter(struct ibv_pd *domain, const struct ibv_sge *parts, int count,
+                              uint32_t offset, const void *bytes, uint32_t size)
+{
+    const char *from = bytes;
+    char *memory;
+
+    for (int i = 0; i < count && size; i++) {
+        if (offset >= parts[i].length) {
+            offset -= parts[i].length;
+            continue;
+        }
+        uint32_t room = parts[i].length - offset;
+        uint32_t here = size < room ? size : room;
+        if (sw_reach_local(domain, &parts[i], IBV_ACCESS_LOCAL_WRITE, &memory))
+            return IBV_WC_LOC_PROT_ERR;
+        memcpy(memory + offset, from, here);
+        from += here;
+        size -= here;
+        offset = 0;
+    }
+    return size ? IBV_WC_LOC_LEN_ERR : IBV_WC_SUCCESS;
+}
+
+enum ibv_wc_status sw_gather(struct ibv_pd *domain, const struct ibv_sge *parts, int count,
+                             uint32_t offset, void *bytes, uint32_t size)
+{
+    char *to = bytes, *memory;
+
+    for (int i = 0; i < count && size; i++) {
+        if (offset >= parts[i].length) {
+            offset -= parts[i].length;
+            continue;
+        }
+        uint32_t room = parts[i].length - offset;
+        uint32_t here = size < room ? size : room;
+        if (sw_reach_local(domain, &parts[i], 0, &memory))
+            return IBV_WC_LOC_PROT_ERR;
+        memcpy(to, memory + offset, here);
+        to += here;
+        size -= here;
+        offset = 0;
+    }
+    return size ? IBV_WC_LOC_LEN_ERR : IBV_WC_SUCCESS;
+}
+
+enum ibv_wc_status sw_fill_receive(struct sw_queue_pair *pair, uint32_t offset,
+                                   const void *bytes, uint32_t size)
+{
+    return sw_scatter(pair->ibv.pd, pair->taken.parts, pair->taken.part_count, offset, bytes,
+                      size);
+}
+
+void sw_finish_receive(struct sw_queue_pair *pair, struct ibv_wc *what, int solicited)
+{
+    what->wr_id = pair->taken.wr_id;
+    what->qp_num = pair->ibv.qp_num;
+    pair->has_taken = 0;
+    sw_complete(pair->ibv.recv_cq, what, solicited);
+}
+
+void sw_fill_work(struct ibv_context_ops *operations)
+{
+    operations->post_send = post_send;
+    operations->post_recv = post_recv;
+    operations->bind_mw = bind_mw;
+}
