@@ -97,7 +97,18 @@ lint: venv
 bench:
 	@echo "make bench does not exist yet: issue 5 brings it" >&2; exit 1
 
-sanitize fuzz:
+# The software device's tests with the extension compiled for gcc's sanitizers: for addresses and
+# undefined behaviour, then for threads. On asyncio only: what the loops differ in is Python.
+# A fault made on purpose has to be found first. ARGS may name tests.
+sanitize: venv
+	@status=0; \
+	for sanitizer in address thread; do \
+		echo "== $$sanitizer"; \
+		.venv/bin/python -m tests.sanitizers $$sanitizer $(ARGS) || status=1; \
+	done; \
+	exit $$status
+
+fuzz:
 	@echo "make $@ does not exist yet: issue 4 brings it" >&2; exit 1
 
 clean:

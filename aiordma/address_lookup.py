@@ -10,9 +10,9 @@ import anyio
 
 from aiordma._native import ffi, lib
 from aiordma.enums import PortSpace, QueuePairType
-from aiordma.errors import AddressError
+from aiordma.errors import AddressError, NoDeviceError
 from aiordma.event_loop import current_event_loop
-from aiordma.provider import Provider, rdma_core
+from aiordma.provider import Provider, rdma_core, software, usual_provider
 from aiordma.socket_address import SocketAddress, pack_address, unpack_address
 from aiordma.threads import start_call
 from aiordma.verbs import Device
@@ -73,6 +73,7 @@ async def resolve(
     no_route: bool = False,
     family: socket.AddressFamily | None = None,
     port_space: PortSpace = PortSpace.TCP,
+    device: str = "auto",
 ) -> list[ResolvedAddress]:
     """Resolve a name and a service as librdmacm does (man rdma_getaddrinfo): one address of the
     host, with what a local address and route service (ibacm) knows about the way, if one runs.
@@ -88,11 +89,13 @@ async def resolve(
         no_route: ask nobody for the route (RAI_NOROUTE).
         family: only addresses of this family: AF_INET or AF_INET6 (RAI_FAMILY).
         port_space: TCP for connections, UDP for datagrams.
+        device: whose connection manager to ask: "auto" is librdmacm where there is a real device,
+            else the built-in software device's; "software" is that one, any other name librdmacm.
 
     Raises:
         AddressError: nothing was found; the message says why.
         ValueError: neither host nor service, a port out of range, or a text with a NUL.
-        NoDeviceError: rdma-core is not installed.
+        NoDeviceError: a real device is named, and rdma-core is not installed.
     """
     if host is None and service is None:
         raise ValueError("neither a host nor a service to resolve")
@@ -100,7 +103,7 @@ async def resolve(
         raise ValueError(f"port {service} is not in 0..65535")
     if port_space not in _SERVICES:
         raise ValueError(f"port_space={port_space!r}: only TCP and UDP have addresses to resolve")
-    provider = rdma_core()
+    provider = usual_provider(device)
     hints = ffi.new("struct rdma_addrinfo *")
     for wanted, flag in (
         (passive, lib.RAI_PASSIVE),
@@ -179,16 +182,18 @@ def _name(pointer: Any) -> str | None:
 
 async def devices() -> list[Device]:
     """Return the devices that the connection manager can use (man rdma_get_devices), to be opened
-    where one is wanted by itself; none is an empty list. Those of `Device.names()` that are not
-    among them speak no transport that it knows.
+    where one is wanted by itself: the real ones, and last the built-in software device. Those of
+    `Device.names()` that are not among them speak no transport that it knows.
 
     librdmacm opens each of them at the first call, and keeps it open.
-
-    Raises:
-        NoDeviceError: rdma-core is not installed.
     """
-    provider = rdma_core()
-    return await _in_background(lambda: _devices(provider))
+    try:
+        providers = [rdma_core(), software()]
+    except NoDeviceError:
+        providers = [software()]
+    return await _in_background(
+        lambda: [device for provider in providers for device in _devices(provider)]
+    )
 
 
 def _devices(provider: Provider) -> list[Device]:

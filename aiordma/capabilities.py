@@ -33,8 +33,10 @@ def require_reads(endpoint: Endpoint, parts: int, what: str = "READ") -> None:
             f"{what} into {parts} parts: {_name(endpoint)} scatters one over at most {most} "
             "(max_sge_rd)"
         )
-    # iWARP devices do not tell what the peer agreed to; they refuse the post.
-    agreed = endpoint.options.initiator_depth if endpoint.hub.is_iwarp else endpoint.max_read_depth
+    # Not every iWARP device tells what the peer agreed to (max_rd_atomic); it refuses the post.
+    agreed = endpoint.max_read_depth
+    if endpoint.hub.is_iwarp and not agreed:
+        agreed = endpoint.options.initiator_depth
     if not agreed:
         raise NotSupportedError(
             f"{what}: the two sides agreed on no outstanding READs (our initiator_depth, the "
@@ -45,7 +47,7 @@ def require_reads(endpoint: Endpoint, parts: int, what: str = "READ") -> None:
 def require_atomics(endpoint: Endpoint) -> None:
     """Do nothing where atomics may be posted. Raises as `require_reads`."""
     endpoint.require_usable()
-    if endpoint.hub.is_iwarp or endpoint.hub.attributes.atomic_cap is AtomicCapability.NONE:
+    if endpoint.hub.attributes.atomic_cap is AtomicCapability.NONE:
         raise NotSupportedError(f"atomics: {_name(endpoint)} has none (atomic_cap)")
     require_reads(endpoint, 1, "atomics")
 
@@ -54,11 +56,13 @@ def require_immediate(endpoint: Endpoint) -> None:
     """Do nothing where SEND and WRITE can carry immediate data.
 
     Raises:
-        NotSupportedError: iWARP has none.
+        NotSupportedError: the device speaks iWARP without RFC 7306, which brought it both atomics
+            and immediate data; devices tell of the former only (atomic_cap).
     """
-    if endpoint.hub.is_iwarp:
+    hub = endpoint.hub
+    if hub.is_iwarp and hub.attributes.atomic_cap is AtomicCapability.NONE:
         raise NotSupportedError(
-            f"immediate data: {_name(endpoint)} is an iWARP device, and iWARP has none"
+            f"immediate data: {_name(endpoint)} is an iWARP device, and has none (RFC 7306)"
         )
 
 

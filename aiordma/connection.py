@@ -142,7 +142,11 @@ class Connection(Operations, ObjectStream[bytes]):
         await self._endpoint.aclose()
 
     def __del__(self) -> None:
-        if getattr(self, "_begun", False) and self._endpoint.state is not ConnectionState.CLOSED:
+        if (
+            getattr(self, "_begun", False)
+            and self._endpoint.state is not ConnectionState.CLOSED
+            and not self._endpoint.is_inherited
+        ):
             try:
                 warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=1, source=self)
             finally:

@@ -19,6 +19,7 @@ from aiordma.endpoint import Endpoint
 from aiordma.errors import ClosedError, DisconnectedError, RdmaConnectionError, VerbsCallError
 from aiordma.hub import DeviceHub
 from aiordma.options import ConnectionKeywords, ConnectionOptions
+from aiordma.process import here, require_same_process
 from aiordma.rdmacm import Event, Identifier
 from aiordma.reactor import Reactor
 from aiordma.shared_source import ListenerReceives
@@ -44,6 +45,7 @@ class ConnectionRequest:
         event: Event,
     ) -> None:
         reactor.retain()  # until it is answered; then whoever has the identifier has it
+        self._process = here.pid
         self._reactor = reactor
         self._options = options
         self._accept_timeout = accept_timeout
@@ -66,6 +68,7 @@ class ConnectionRequest:
             self._gone = event
 
     def _answer(self) -> None:
+        require_same_process(self._process, repr(self))
         if self._answered:
             raise ClosedError("this connection request has been answered")
         self._answered = True
@@ -172,5 +175,5 @@ class ConnectionRequest:
         self._reactor.destroy(self._identifier.close, lambda: self._reactor.release(then))
 
     def __del__(self) -> None:
-        if not getattr(self, "_answered", True):
+        if not getattr(self, "_answered", True) and self._process == here.pid:
             warnings.warn(f"unanswered {self!r}", ResourceWarning, stacklevel=1, source=self)

@@ -10,6 +10,7 @@ import anyio
 
 from aiordma.address_lookup import numeric_address
 from aiordma.connection import Connection
+from aiordma.device_choice import with_device
 from aiordma.endpoint import Endpoint
 from aiordma.enums import CmEventType
 from aiordma.errors import (
@@ -18,7 +19,6 @@ from aiordma.errors import (
     ConnectTimeoutError,
     DeviceRemovedError,
     DisconnectedError,
-    NotSupportedError,
     RdmaConnectionError,
     RejectedError,
     RouteError,
@@ -27,13 +27,14 @@ from aiordma.errors import (
 )
 from aiordma.hub import DeviceHub
 from aiordma.options import ConnectionKeywords, ConnectionOptions
+from aiordma.provider import Provider, wanted_device
 from aiordma.rdmacm import MAX_CONNECT_PRIVATE_DATA, ConnectionParameters, Event, Identifier
 from aiordma.reactor import Reactor, acquire_reactor
 from aiordma.shared_receive import SharedReceiveQueue
 from aiordma.states import ConnectionState, next_state
 from aiordma.threads import outwait, start_call
 
-__all__ = ("choose_device", "connect", "failed_event", "numeric_address", "parameters")
+__all__ = ("connect", "failed_event", "numeric_address", "parameters")
 
 logger = logging.getLogger("aiordma")
 
@@ -69,8 +70,9 @@ async def connect(
         private_data: up to 56 bytes for the peer's program, beside the request.
         source: bind to this (host, port) first; port 0 for any.
         timeout: seconds for all steps together; None for as long as it takes.
-        device: "auto" takes the device that reaches the address; a name insists on one. The
-            environment's AIORDMA_DEVICE is used in place of "auto" where set.
+        device: "auto" takes the real RDMA device that reaches the address, else the built-in
+            "software" one; a name insists on one. The environment's AIORDMA_DEVICE is used in
+            place of "auto" where set.
         reuse_address: with a source port: others that say so too may connect from it as well.
         shared_receive: take receives from there; receive_* options say nothing then.
         options: see ConnectionOptions.
@@ -78,14 +80,13 @@ async def connect(
     Raises:
         AddressError, RouteError, RejectedError, UnreachableError, ConnectTimeoutError: the step
             that failed and why; all are ConnectionError.
-        NoDeviceError: there is no RDMA device here.
+        NoDeviceError: a real device is insisted on, and there is none here.
         ValueError: an argument is out of range.
     """
     chosen = ConnectionOptions(**options)
     parameters(chosen, private_data).check(MAX_CONNECT_PRIVATE_DATA, "a connection request")
-    wanted = choose_device(device)
     seconds = MOST_SECONDS if timeout is None else min(timeout, MOST_SECONDS)
-    attempt = _Attempt(f"{host}:{port}", chosen, private_data, wanted, int(seconds * 1000))
+    attempt = _Attempt(f"{host}:{port}", chosen, private_data, device, int(seconds * 1000))
     attempt.reuse_address = reuse_address
     attempt.shared_receive = shared_receive
     try:
@@ -94,7 +95,10 @@ async def connect(
             if source is not None:
                 bound = (await numeric_address(source[0]), source[1])
                 family = socket.AF_INET6 if ":" in bound[0] else socket.AF_INET
-            return await attempt.run(await numeric_address(host, family), port, bound)
+            target = await numeric_address(host, family)
+            return await with_device(
+                device, attempt.target, lambda provider: attempt.run(provider, target, port, bound)
+            )
     except TimeoutError:
         raise ConnectTimeoutError(
             f"connect to {host}:{port}: {attempt.step} took longer than {timeout:g} s"
@@ -109,13 +113,13 @@ class _Attempt:
         target: str,
         options: ConnectionOptions,
         private_data: bytes,
-        device: str | None,
+        device: str,
         timeout_ms: int,
     ) -> None:
         self.target = target
         self.options = options
         self.private_data = private_data
-        self.device = device
+        self.device = wanted_device(device)
         self.reuse_address = False
         self.step = "looking up the name"
         self.timeout_ms = timeout_ms
@@ -125,8 +129,11 @@ class _Attempt:
         self._changed = anyio.Event()
         self._calling = False
 
-    async def run(self, host: str, port: int, source: tuple[str, int] | None) -> Connection:
-        reactor = await acquire_reactor()
+    async def run(
+        self, provider: Provider, host: str, port: int, source: tuple[str, int] | None
+    ) -> Connection:
+        self._state = _S.RESOLVING_ADDRESS
+        reactor = await acquire_reactor(provider)
         try:
             identifier = Identifier(reactor.channel)
         except BaseException:
@@ -264,19 +271,6 @@ def parameters(options: ConnectionOptions, private_data: bytes) -> ConnectionPar
     )
 
 
-def choose_device(device: str) -> str | None:
-    """Return the name of the device that is insisted on, None for whichever reaches the address.
-
-    Raises:
-        NotSupportedError: the built-in software device is asked for, which is yet to come.
-    """
-    if device == "auto":
-        device = os.environ.get("AIORDMA_DEVICE") or "auto"
-    if device == "software":
-        raise NotSupportedError("the built-in software device does not exist yet")
-    return None if device == "auto" else device
-
-
 def failed_event(what: str, event: Event | None) -> Exception:
     """Turn the CM event that ended an attempt into its error."""
     if event is None:
@@ -285,10 +279,12 @@ def failed_event(what: str, event: Event | None) -> Exception:
     text = os.strerror(-status) if status < 0 else f"status {status}"
     kind = event.type
     if kind is CmEventType.ADDR_ERROR:
-        return AddressError(
+        error = AddressError(
             f"{what}: resolving the address failed: {text}. Either nobody has it, or no RDMA "
             "device reaches it (`rdma link` lists devices and their interfaces)"
         )
+        error.is_unreached = status == -errno.ENODEV
+        return error
     if kind is CmEventType.ROUTE_ERROR:
         return RouteError(f"{what}: resolving the route failed: {text}")
     if kind is CmEventType.REJECTED:

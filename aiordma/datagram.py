@@ -7,17 +7,19 @@ from typing import Any
 
 from anyio.abc import UnreliableObjectReceiveStream
 
+from aiordma.address_lookup import numeric_address
 from aiordma.connection import ConnectionInfo
-from aiordma.connector import choose_device, numeric_address
 from aiordma.datagram_endpoint import DatagramEndpoint
 from aiordma.datagram_message import DatagramMessage
 from aiordma.datagram_peer import MOST_QKEY, UDP_QKEY, DatagramPeer
 from aiordma.datagram_posting import DatagramPosting
+from aiordma.device_choice import with_device
 from aiordma.enums import PortSpace
 from aiordma.errors import AddressError, NotSupportedError
 from aiordma.event_waiter import give_back
 from aiordma.multicast import MulticastGroup, check_group, join_group
 from aiordma.options import ConnectionOptions
+from aiordma.provider import Provider, wanted_device
 from aiordma.rdmacm import (
     MAX_DATAGRAM_ACCEPT_PRIVATE_DATA,
     MAX_DATAGRAM_CONNECT_PRIVATE_DATA,
@@ -54,10 +56,11 @@ async def open_datagram(
     UDP port space) are told the queue pair's number.
 
     Args:
-        host: a local address of an RDMA interface, which decides the device. Not "0.0.0.0": a
-            queue pair belongs to one device.
+        host: a local address, which decides the device. Not "0.0.0.0": a queue pair belongs to one
+            device.
         port: in RDMA's UDP port space; 0 takes a free one (`socket.port`).
-        device: "auto", or the name of the only device that will do.
+        device: "auto" takes the real RDMA device that has the address, else the built-in
+            "software" one; a name insists on one.
         receive_buffers: receives that are posted for you. A datagram that arrives while each of
             them holds one that you have not received is dropped, and nobody is told. 0: you post
             receives yourself with `post_recv`.
@@ -72,9 +75,9 @@ async def open_datagram(
         private_data: up to 136 bytes for those who resolve us (`DatagramPeer.private_data`).
 
     Raises:
-        NotSupportedError: the address is an iWARP device's, and iWARP has no datagrams.
+        NotSupportedError: the device has no datagrams.
         AddressError: the address is that of another device than the one insisted on.
-        NoDeviceError: there is no RDMA device here.
+        NoDeviceError: a real device is insisted on, and there is none here.
         ValueError: an argument is out of range; the message names it.
         VerbsCallError: the address or port cannot be had; the message says why.
     """
@@ -92,14 +95,39 @@ async def open_datagram(
         raise ValueError(f"qkey={qkey:#x} is not in 0..{MOST_QKEY:#x}")
     if not 1 <= most_handles <= 1 << 16:
         raise ValueError(f"most_handles={most_handles} is not in 1..{1 << 16}")
-    wanted = choose_device(device)
+    wanted = wanted_device(device)
     numeric = await numeric_address(host)
     if ipaddress.ip_address(numeric).is_unspecified:
         raise ValueError(
             f"host={host!r}: a datagram socket belongs to one device; give the address of its "
             "interface (`rdma link` lists devices and their interfaces)"
         )
-    reactor = await acquire_reactor()
+
+    async def attempt(provider: Provider) -> Datagram:
+        endpoint = await _bound(
+            provider, numeric, port, wanted, options, private_data, most_handles
+        )
+        try:
+            await endpoint.start(numeric, qkey)
+            return Datagram(endpoint, numeric)
+        except BaseException:
+            await endpoint.aclose()
+            raise
+
+    return await with_device(device, host, attempt)
+
+
+async def _bound(
+    provider: Provider,
+    numeric: str,
+    port: int,
+    wanted: str | None,
+    options: ConnectionOptions,
+    private_data: bytes,
+    most_handles: int,
+) -> DatagramEndpoint:
+    """Return an endpoint without a queue pair, on the device that has the address."""
+    reactor = await acquire_reactor(provider)
     try:
         identifier = Identifier(reactor.channel, PortSpace.UDP)
     except BaseException:
@@ -108,25 +136,23 @@ async def open_datagram(
     try:
         identifier.bind(numeric, port)
         if not identifier.device_key:
-            raise AddressError(f"{numeric} is not the address of an RDMA device")
+            error = AddressError(f"{numeric} is not the address of an RDMA device")
+            error.is_unreached = True
+            raise error
         hub = await reactor.hub(identifier)
         name = hub.context.device_name
         if wanted is not None and name != wanted:
             raise AddressError(f"{numeric} is {name}'s, not {wanted}'s, which was asked for")
-        if hub.is_iwarp:
-            raise NotSupportedError(f"datagrams: {name} is an iWARP device, and iWARP has none")
+        if not hub.attributes.max_ah:
+            # Devices without address handles have no UD queue pairs either: iWARP's.
+            raise NotSupportedError(f"datagrams: {name} has none (max_ah 0)")
     except BaseException:
         await give_back(reactor, identifier)
         raise
     # From here the endpoint owns the identifier, and the use of the reactor.
     endpoint = DatagramEndpoint(reactor, hub, identifier, options, private_data, most_handles)
     reactor.subscribe(identifier, endpoint.handle_event, endpoint)
-    try:
-        await endpoint.start(numeric, qkey)
-        return Datagram(endpoint, numeric)
-    except BaseException:
-        await endpoint.aclose()
-        raise
+    return endpoint
 
 
 class Datagram(DatagramPosting, UnreliableObjectReceiveStream[DatagramMessage]):
@@ -319,7 +345,11 @@ class Datagram(DatagramPosting, UnreliableObjectReceiveStream[DatagramMessage]):
 
     def __del__(self) -> None:
         endpoint = getattr(self, "_endpoint", None)
-        if endpoint is not None and endpoint.state is not ConnectionState.CLOSED:
+        if (
+            endpoint is not None
+            and endpoint.state is not ConnectionState.CLOSED
+            and not endpoint.is_inherited
+        ):
             try:
                 warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=1, source=self)
             finally:

@@ -113,14 +113,16 @@ class DatagramEndpoint(Endpoint):
 
     def require_usable(self) -> None:
         """Do nothing while requests may be posted. Raises as Endpoint's."""
+        self.require_same_process()
         if self.state is ConnectionState.CLOSED:
             raise ClosedError("this datagram socket is closed")
         super().require_usable()
 
     def close(self) -> None:
         """End, and then give back everything, in the background. Idempotent."""
-        for group in list(self.groups.values()):
-            group.leave_later()
+        if not self.is_inherited:
+            for group in list(self.groups.values()):
+                group.leave_later()
         super().close()
 
     def _give_back(self) -> None:
@@ -130,6 +132,8 @@ class DatagramEndpoint(Endpoint):
 
     async def aclose(self) -> None:
         """`close`, and wait for it, whatever cancels the task: it is short."""
+        if self.is_inherited:
+            return
         groups = list(self.groups.values())
         async with AsyncExitStack() as all_of_them:
             all_of_them.push_async_callback(outwait, self.handles.ended)

@@ -70,6 +70,7 @@ class DatagramQueue:
             anyio.BusyResourceError: another task is receiving.
             ClosedError, WorkCompletionError, DeviceRemovedError: as the endpoint ended.
         """
+        self._endpoint.require_same_process()
         if self._busy:
             raise anyio.BusyResourceError("receiving from")
         self._busy = True

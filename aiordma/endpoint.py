@@ -30,7 +30,7 @@ from aiordma.errors import (
 from aiordma.event_loop import Timer, Waiter
 from aiordma.hub import DeviceHub, SharedQueue
 from aiordma.options import ConnectionOptions
-from aiordma.rdmacm import DEVICE_MAXIMUM, Event, Identifier
+from aiordma.rdmacm import Event, Identifier
 from aiordma.reactor import Reactor
 from aiordma.request import WorkRequest
 from aiordma.states import ConnectionState, next_state
@@ -124,13 +124,7 @@ class Endpoint(WorkQueues):
         if shared_receive is not None:
             shared_receive.join(self)
             self.shared_receive, self._entries = shared_receive, self.options.send_depth
-        for name, limit in (
-            ("initiator_depth", self.hub.attributes.max_qp_init_rd_atom),
-            ("responder_resources", self.hub.attributes.max_qp_rd_atom),
-        ):
-            value = getattr(self.options, name)
-            if value != DEVICE_MAXIMUM and value > limit:
-                raise ValueError(f"{name}={value}: {self.hub.context.device_name} has 0..{limit}")
+        self.check_depths()
         self._queue = await self.hub.reserve(self._entries)
         self.hub.on_failure.add(self.fail)
         await self.calls.run(self._create_queue_pair)
@@ -169,7 +163,9 @@ class Endpoint(WorkQueues):
             ClosedError: you closed it.
             DisconnectedError: the peer did.
             WorkCompletionError: an earlier request broke it.
+            ForkError: this is a child of the process that made it.
         """
+        self.require_same_process()
         if self.state is ConnectionState.CLOSED:
             raise ClosedError("this connection is closed")
         if self.cause is not None:
@@ -374,6 +370,9 @@ class Endpoint(WorkQueues):
         if self._closing:
             return
         self._closing = True
+        if self.is_inherited:
+            self._closed.set()  # all of it is the parent's
+            return
         self.state = ConnectionState.CLOSED
         self._end_with(ClosedError("this connection was closed"))
         if self.ended and not self._gave_back:

@@ -29,6 +29,7 @@ __all__ = (
     "DeviceRemovedError",
     "DisconnectedError",
     "FlushedError",
+    "ForkError",
     "LocalAccessError",
     "LocalLengthError",
     "LocalProtectionError",
@@ -96,6 +97,10 @@ class BusyError(RdmaError, anyio.BusyResourceError):
 
 class QueueFullError(RdmaError, anyio.WouldBlock):
     """A post found its work queue full. Nothing was posted: await a request, then post again."""
+
+
+class ForkError(RdmaError):
+    """A forked child used what its parent opened. Nothing was done; open it anew in the child."""
 
 
 class VerbsCallError(RdmaError, OSError):
@@ -280,6 +285,9 @@ class RdmaConnectionError(RdmaError, builtins.ConnectionError):
 
 class AddressError(RdmaConnectionError):
     """No RDMA device reaches the address, or the address does not resolve."""
+
+    is_unreached = False
+    """Whether it is for want of a device that is on the way there."""
 
 
 class RouteError(RdmaConnectionError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from aiordma._native import ffi, lib
 from aiordma.enums import CmEventType
 from aiordma.errors import NoDeviceError, VerbsCallError, check_negative_errno, check_pointer
-from aiordma.provider import Provider, rdma_core
+from aiordma.provider import Provider, usual_provider
 from aiordma.verbs import AddressVector, Resource
 
 __all__ = ("Event", "EventChannel")
@@ -45,14 +45,17 @@ class Event:
 class EventChannel(Resource):
     """Where the events of many identifiers arrive; `fd` becomes readable. Non-blocking.
 
+    Args:
+        device: the name of the device, or "auto": the one that AIORDMA_DEVICE names, else all real
+            ones where this machine has any, else the built-in software device.
+
     Raises:
         NoDeviceError: there is no RDMA stack here; the message says how to get one.
     """
 
-    def __init__(self, provider: Provider | None = None) -> None:
+    def __init__(self, device: str | Provider = "auto") -> None:
         super().__init__()
-        if provider is None:
-            provider = rdma_core()
+        provider = device if isinstance(device, Provider) else usual_provider(device)
         self.provider = provider
         try:
             self.pointer = check_pointer(

@@ -23,12 +23,16 @@ def _memory_limit() -> str:
 def _no_device() -> str:
     return (
         "No RDMA device is usable here. See `rdma link`; soft-RoCE on a plain network interface: "
-        "`modprobe -a rdma_rxe rdma_ucm && rdma link add rxe0 type rxe netdev eth0`"
+        "`modprobe -a rdma_rxe rdma_ucm && rdma link add rxe0 type rxe netdev eth0`; "
+        'device="software" is the built-in device, which needs none of this'
     )
 
 
 def _not_reached() -> str:
-    return "No RDMA device reaches this address: `rdma link` lists devices and their interfaces"
+    return (
+        "No RDMA device reaches this address: `rdma link` lists devices and their interfaces; "
+        'device="software" reaches every address'
+    )
 
 
 def _not_mapped() -> str:
@@ -53,7 +57,8 @@ _HINTS: dict[tuple[str, int], Callable[[], str]] = {
         "Allow this user to open /dev/infiniband/rdma_cm"
     ),
     ("rdma_bind_addr", errno.ENODEV): lambda: (
-        "No RDMA device has this address: `rdma link` lists devices and their interfaces"
+        "No RDMA device has this address: `rdma link` lists devices and their interfaces; "
+        'device="software" has every address of this machine'
     ),
     ("rdma_bind_addr", errno.EADDRNOTAVAIL): lambda: (
         "No interface of this machine has this address; or the port is taken at one of the "

@@ -14,18 +14,20 @@ from aiordma.address_lookup import numeric_address
 from aiordma.connection import Connection, ConnectionInfo
 from aiordma.connection_parameters import MAX_ACCEPT_PRIVATE_DATA, check_private_data
 from aiordma.connection_request import ConnectionRequest
-from aiordma.connector import choose_device
+from aiordma.device_choice import with_device
 from aiordma.enums import CmEventType
-from aiordma.errors import ClosedError, DeviceRemovedError, NoDeviceError, RdmaConnectionError
+from aiordma.errors import ClosedError, DeviceRemovedError, RdmaConnectionError
 from aiordma.event_loop import Waiter
 from aiordma.options import ConnectionKeywords, ConnectionOptions
+from aiordma.process import here, require_same_process
+from aiordma.provider import Provider, wanted_device
 from aiordma.rdmacm import Event, Identifier
 from aiordma.reactor import Reactor, acquire_reactor
 from aiordma.shared_receive import SharedReceiveQueue
 from aiordma.shared_source import ListenerReceives
 from aiordma.socket_address import SocketAddress
 from aiordma.threads import outwait
-from aiordma.verbs import Device
+from aiordma.verbs.device import require_device
 
 __all__ = ("Listener", "listen")
 
@@ -45,14 +47,15 @@ async def listen(
     shared_receive: SharedReceiveQueue | int | None = None,
     **options: Unpack[ConnectionKeywords],
 ) -> "Listener":
-    """Listen for connections, on every RDMA device or on the one that has the address.
+    """Listen for connections, on every real RDMA device or on the one that has the address; on the
+    built-in software device where there is none, or none has it.
 
     Args:
-        host: a local address of an RDMA interface; "0.0.0.0" is all of IPv4's, "::" all of both
-            versions'. A link-local one has its interface behind it: "fe80::1%eth0".
+        host: a local address; "0.0.0.0" is all of IPv4's, "::" all of both versions'. A
+            link-local one has its interface behind it: "fe80::1%eth0".
         port: in RDMA's TCP port space; 0 takes a free one (`listener.port`).
         backlog: connection requests that may wait to be accepted; further ones are rejected.
-        device: "auto", or the name of the only device to accept on.
+        device: "auto", or the name of the only device to accept on, "software" for the built-in.
         accept_timeout: seconds that a peer may take to finish an accepted connection.
         ipv6_only: with "::", leave IPv4's port of that number to others; None: as the system
             has it (sysctl net.ipv6.bindv6only).
@@ -61,7 +64,7 @@ async def listen(
         options: of every accepted connection: see ConnectionOptions.
 
     Raises:
-        NoDeviceError: there is no RDMA device here.
+        NoDeviceError: a real device is insisted on, and there is none of its name here.
         VerbsCallError: the address or port cannot be had; the message says why.
     """
     if backlog < 1:
@@ -70,30 +73,35 @@ async def listen(
     if ipv6_only is not None and ":" not in host:
         raise ValueError(f"ipv6_only={ipv6_only}: {host!r} is no numeric IPv6 address")
     chosen = ConnectionOptions(**options)
-    receives = ListenerReceives(shared_receive, chosen.receive_size)
-    wanted = choose_device(device)
-    if wanted is not None and wanted not in Device.names():
-        raise NoDeviceError(f"there is no RDMA device {wanted!r} here: `rdma link` lists them")
+    ListenerReceives(shared_receive, chosen.receive_size)  # what is wrong with these is said first
+    wanted = wanted_device(device)
+    if wanted is not None:
+        require_device(wanted)
     numeric = await numeric_address(host)
-    reactor = await acquire_reactor()
-    try:
-        identifier = Identifier(reactor.channel)
-    except BaseException:
-        reactor.release()
-        raise
-    listener = Listener(reactor, identifier, chosen, backlog, wanted, accept_timeout, receives)
-    try:
-        if chosen.tos is not None:
-            identifier.set_tos(chosen.tos)
-        if ipv6_only is not None:
-            identifier.set_ipv6_only(ipv6_only)
-        identifier.bind(numeric, port)
-        # The kernel drops what is beyond its backlog without a word: ours rejects before that.
-        identifier.listen(backlog + KERNEL_BACKLOG_RESERVE)
-    except BaseException:
-        await listener.aclose()
-        raise
-    return listener
+
+    async def attempt(provider: Provider) -> Listener:
+        receives = ListenerReceives(shared_receive, chosen.receive_size)
+        reactor = await acquire_reactor(provider)
+        try:
+            identifier = Identifier(reactor.channel)
+        except BaseException:
+            reactor.release()
+            raise
+        listener = Listener(reactor, identifier, chosen, backlog, wanted, accept_timeout, receives)
+        try:
+            if chosen.tos is not None:
+                identifier.set_tos(chosen.tos)
+            if ipv6_only is not None:
+                identifier.set_ipv6_only(ipv6_only)
+            identifier.bind(numeric, port)
+            # The kernel drops what is beyond its backlog without a word: ours rejects before that.
+            identifier.listen(backlog + KERNEL_BACKLOG_RESERVE)
+        except BaseException:
+            await listener.aclose()
+            raise
+        return listener
+
+    return await with_device(device, host, attempt)
 
 
 class Listener(AbstractListener[Connection]):
@@ -109,6 +117,7 @@ class Listener(AbstractListener[Connection]):
         accept_timeout: float,
         receives: ListenerReceives,
     ) -> None:
+        self._process = here.pid
         self.reactor = reactor
         self.options = options
         self.accept_timeout = accept_timeout
@@ -176,7 +185,9 @@ class Listener(AbstractListener[Connection]):
         Raises:
             ClosedError: the listener was closed.
             DeviceRemovedError: its RDMA device was removed.
+            ForkError: this is a child of the process that listens.
         """
+        require_same_process(self._process, repr(self))
         while not self._requests:
             if self._closed:
                 raise ClosedError("this listener is closed")
@@ -248,6 +259,8 @@ class Listener(AbstractListener[Connection]):
 
     async def aclose(self) -> None:
         """Stop listening; reject who waits. Accepted connections live on. Idempotent."""
+        if self._process != here.pid:
+            return  # all of it is the parent's
         if not self._closed:
             self._closed = True
             self.receives.close()
@@ -265,5 +278,5 @@ class Listener(AbstractListener[Connection]):
             self._waiters.popleft().wake()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
+        if not getattr(self, "_closed", True) and self._process == here.pid:
             warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=1, source=self)

@@ -106,6 +106,7 @@ class MessageQueue:
             anyio.BusyResourceError: another task is receiving.
             ClosedError, WorkCompletionError: as the endpoint ended.
         """
+        self._endpoint.require_same_process()
         if self._busy:
             raise anyio.BusyResourceError("receiving from")
         self._busy = True

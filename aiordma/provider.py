@@ -1,31 +1,59 @@
-"""Which table of C calls lies below: today libibverbs and librdmacm, by dlopen."""
+"""Which tables of C calls lie below: libibverbs and librdmacm, by dlopen, and the software device.
 
+Here, and in `device_choice` on top of it, devices are chosen. No line above knows which it got.
+"""
+
+import os
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from aiordma._native import load_rdma_core
+from aiordma._native import load_rdma_core, load_software
 from aiordma.errors import NoDeviceError, NotSupportedError
 
-__all__ = ("Provider", "rdma_core")
+__all__ = (
+    "SOFTWARE",
+    "Provider",
+    "provider_of",
+    "rdma_core",
+    "real_devices_are_here",
+    "software",
+    "usual_provider",
+    "wanted_device",
+)
+
+SOFTWARE = "software"
+"""The built-in device's name."""
+
+_DEVICES = Path("/sys/class/infiniband")
 
 
 class Provider:
     """A table of verbs and rdma_cm calls; each slot is an attribute, named as in provider.h.
 
+    Args:
+        name: what it is.
+        table: the slots.
+        remedy: what helps where one is empty.
+
     Raises:
-        NotSupportedError: (on use of a slot) the installed library lacks the function.
+        NotSupportedError: (on use of a slot) what lies below lacks the function.
     """
 
-    def __init__(self, name: str, table: Any) -> None:
+    def __init__(self, name: str, table: Any, remedy: str = "") -> None:
         self.name = name
         self.table = table
+        self._remedy = remedy
+
+    def __repr__(self) -> str:
+        return f"<Provider {self.name}>"
 
     def __getattr__(self, slot: str) -> Callable[..., Any]:
         pointer: Any = getattr(self.table, slot)
         if not pointer:
             raise NotSupportedError(
-                f"the installed {self.name} has no {slot}: a newer rdma-core is needed"
+                f"{self.name} has no {slot}" + (f": {self._remedy}" if self._remedy else "")
             )
         # Found once, then an ordinary attribute.
         call: Callable[..., Any] = pointer
@@ -41,10 +69,60 @@ def rdma_core() -> Provider:
         NoDeviceError: one of the two is not installed; the message names the packages.
     """
     try:
-        return Provider("rdma-core", load_rdma_core())
+        table = load_rdma_core()
     except OSError as error:
         raise NoDeviceError(
             f"rdma-core's libraries cannot be opened ({error}). Install them: "
             "`apt-get install libibverbs1 librdmacm1 ibverbs-providers` on Debian, "
             "`dnf install libibverbs librdmacm` on Fedora"
         ) from error
+    return Provider("the installed rdma-core", table, "a newer one is needed")
+
+
+@cache
+def software() -> Provider:
+    """Return the built-in software device, which is there on every Linux."""
+    return Provider("the built-in software device", load_software())
+
+
+def provider_of(device: str) -> Provider:
+    """Return what the device of this name belongs to.
+
+    Raises:
+        NoDeviceError: it is not the software device, and rdma-core is not installed.
+    """
+    return software() if device == SOFTWARE else rdma_core()
+
+
+def real_devices_are_here() -> bool:
+    """Whether the kernel has an RDMA device; looks into one directory, and opens nothing else."""
+    try:
+        return any(True for _ in _DEVICES.iterdir())
+    except OSError:
+        return False
+
+
+def wanted_device(device: str = "auto") -> str | None:
+    """Return the name of the device that is insisted on, by the caller or, where that one says
+    "auto", by the environment's AIORDMA_DEVICE; None for whichever reaches the address."""
+    if device == "auto":
+        device = os.environ.get("AIORDMA_DEVICE") or "auto"
+    return None if device == "auto" else device
+
+
+def usual_provider(device: str = "auto") -> Provider:
+    """Return where to look where no address decides: the wanted device's, or rdma-core where it is
+    installed and the kernel has a device, else the software device.
+
+    Raises:
+        NoDeviceError: a real device is wanted by name, and rdma-core is not installed.
+    """
+    wanted = wanted_device(device)
+    if wanted is not None:
+        return provider_of(wanted)
+    if real_devices_are_here():
+        try:
+            return rdma_core()
+        except NoDeviceError:
+            pass
+    return software()

@@ -13,6 +13,7 @@ from aiordma.endpoint import Endpoint
 from aiordma.enums import Access, AtomicCapability, LinkLayer, Mtu, QueuePairState, QueuePairType
 from aiordma.errors import NotSupportedError
 from aiordma.options import ConnectionKeywords, ConnectionOptions
+from aiordma.provider import provider_of
 from aiordma.reactor import acquire_reactor
 from aiordma.shared_receive import SharedReceiveQueue
 from aiordma.states import ConnectionState
@@ -71,7 +72,7 @@ async def open_queue_pair(
     if service is QueuePairType.UD:
         raise ValueError("a UD queue pair is no connection: open_datagram() makes one")
     chosen = ConnectionOptions(**options)
-    reactor = await acquire_reactor()
+    reactor = await acquire_reactor(provider_of(device))
     try:
         hub = await reactor.hub_of(device)
         if hub.is_iwarp:

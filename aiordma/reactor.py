@@ -1,4 +1,5 @@
-"""One per event loop, shared by all its connections: the CM channel, and a hub per device.
+"""One per event loop and provider, shared by all their connections: the CM channel, and a hub per
+device. Where a loop uses the software device beside real ones, it has two.
 
 It exists while somebody uses it: the first connection or listener of a loop opens it, the last one
 closes it, so that nothing outlives what the program itself opened. Whatever has an identifier, or a
@@ -18,13 +19,14 @@ from aiordma._native import ffi
 from aiordma.errors import ClosedError, VerbsCallError
 from aiordma.event_loop import EventLoop, current_event_loop
 from aiordma.hub import DeviceHub
-from aiordma.provider import rdma_core
+from aiordma.process import here, require_same_process
+from aiordma.provider import Provider
 from aiordma.rdmacm import Event, EventChannel, Identifier
 from aiordma.threads import in_thread, start_call
 from aiordma.unmanaged import Unmanaged, opened_device
 from aiordma.verbs import Context
 
-__all__ = ("Reactor", "acquire_reactor", "current_reactor")
+__all__ = ("Reactor", "acquire_reactor", "current_reactors")
 
 logger = logging.getLogger("aiordma")
 
@@ -53,6 +55,7 @@ class Reactor:
         self.loop = loop
         self.channel = channel
         self._on_end = on_end
+        self._process = here.pid
         self.users = 0
         self.ended = False
         self._handlers: dict[int, tuple[EventHandler, Closable | None]] = {}
@@ -174,7 +177,9 @@ class Reactor:
 
         Raises:
             ClosedError: the last one has gone, and everything with it.
+            ForkError: this is a child of the process that opened it.
         """
+        require_same_process(self._process, "this event loop's RDMA channel")
         if self.ended:
             raise ClosedError("this event loop's RDMA channel was closed with its last user")
         self.users += 1
@@ -224,47 +229,52 @@ class Reactor:
                 warnings.warn(text, ResourceWarning, stacklevel=1)
 
 
-# A list of at most one: what a RunVar keeps is kept with its loop for ever, and a reactor holds its
-# loop, so that neither would be collected.
-_current: RunVar[list[Reactor]] = RunVar("aiordma_reactor")
+# By the provider's name. A reactor takes itself out when it ends: what a RunVar keeps is kept with
+# its loop for ever, and a reactor holds its loop, so that neither would be collected.
+_current: RunVar[dict[str, Reactor]] = RunVar("aiordma_reactors")
 _locks: RunVar[anyio.Lock] = RunVar("aiordma_reactor_lock")
 
 
-def current_reactor() -> Reactor | None:
-    """Return the running loop's reactor, if one is open."""
+def current_reactors() -> list[Reactor]:
+    """Return the running loop's reactors that are open: none, one, or one per provider."""
     try:
-        current = _current.get()
+        return list(_current.get().values())
     except LookupError:
-        return None
-    return current[0] if current else None
+        return []
 
 
-async def acquire_reactor() -> Reactor:
-    """Return the running loop's reactor, opened if need be, with one more user.
+def _ours() -> tuple[dict[str, Reactor], anyio.Lock]:
+    """The running loop's, made if need be."""
+    try:
+        return _current.get(), _locks.get()
+    except LookupError:
+        current, lock = dict[str, Reactor](), anyio.Lock()
+        _current.set(current)
+        _locks.set(lock)
+        return current, lock
+
+
+async def acquire_reactor(provider: Provider) -> Reactor:
+    """Return the running loop's reactor of a provider, opened if need be, with one more user.
 
     Raises:
         NoDeviceError: there is no RDMA stack here; the message says how to get one.
+        ForkError: the loop was inherited from the process that this one was forked from.
     """
-    try:
-        lock = _locks.get()
-    except LookupError:
-        lock = anyio.Lock()
-        _locks.set(lock)
+    current, lock = _ours()
     async with lock:
-        reactor = current_reactor()
+        reactor = current.get(provider.name)
         if reactor is None:
             loop = current_event_loop()
             made: list[EventChannel] = []
             try:
-                await in_thread(loop, lambda: made.append(EventChannel(rdma_core())))
+                await in_thread(loop, lambda: made.append(EventChannel(provider)))
             except BaseException:
                 for channel in made:
                     channel.close()
                 raise
-            current: list[Reactor] = []
-            reactor = Reactor(loop, made[0], current.clear)
-            current.append(reactor)
-            _current.set(current)
+            reactor = Reactor(loop, made[0], lambda: current.pop(provider.name, None))
+            current[provider.name] = reactor
             loop.spawn(reactor.guard, "aiordma: guard of the loop's end")
         reactor.retain()
         return reactor

@@ -23,6 +23,7 @@ from aiordma.errors import (
 )
 from aiordma.event_loop import Timer
 from aiordma.hub import DeviceHub, SharedQueue
+from aiordma.process import here, require_same_process
 from aiordma.rdmacm import Event, Identifier
 from aiordma.reactor import Reactor
 from aiordma.request import WorkRequest
@@ -125,6 +126,7 @@ class SharedReceiveLife:
         self.reactor = reactor
         self.hub = hub
         self.loop = hub.loop
+        self._process = here.pid
         self.depth = settings.depth
         """Receives that may be posted."""
         self.max_sge = settings.parts(hub)
@@ -204,6 +206,7 @@ class SharedReceiveLife:
             ClosedError: it is closed.
             DeviceRemovedError, VerbsCallError: what ended it.
         """
+        require_same_process(self._process, repr(self))
         if self.cause is not None:
             raise self.cause.with_traceback(None)
         if not self._made:
@@ -343,6 +346,9 @@ class SharedReceiveLife:
         if self._closing:
             return
         self._closing = True
+        if self._process != here.pid:
+            self._closed.set()  # all of it is the parent's
+            return
         self._end(ClosedError("this shared receive queue was closed"))
         if self._ended and not self._gave_back:
             self._give_back()

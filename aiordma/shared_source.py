@@ -3,10 +3,11 @@
 import anyio
 
 from aiordma.address_lookup import numeric_address
-from aiordma.connector import choose_device
+from aiordma.device_choice import with_device
 from aiordma.endpoint import Endpoint
 from aiordma.errors import AddressError
 from aiordma.hub import DeviceHub
+from aiordma.provider import Provider, wanted_device
 from aiordma.rdmacm import Identifier
 from aiordma.reactor import acquire_reactor
 from aiordma.shared_life import SharedReceiveSettings
@@ -29,26 +30,41 @@ async def open_shared_receive(
     `connect` as `shared_receive=`. Use it as an async context manager, around its connections.
 
     Args:
-        host: a local address of an RDMA interface: connections over that device can use it.
+        host: a local address: connections over the device that has it can use it.
         depth: receives that may be posted; None: as many as `buffers`, or 64.
         max_sge: parts that one receive may have; None: 8, or what the device has.
         buffers: receives that it posts by itself, from a pool, so that each connection's
             `receive()` works; 0: you post them, with `post_srq_recv`.
         buffer_size: bytes of each of these: the longest message that the peers may send.
-        device: "auto", or the name of the device that the address has to be on.
+        device: "auto", or the name of the device that the address has to be on, "software" for
+            the built-in one. With "auto", that has every address that no real one has.
 
     Raises:
         AddressError: the address is on no RDMA device, or on another one.
         NotSupportedError: the device has no shared receive queues.
         ValueError: an argument is out of range; the message names it and the limit.
-        NoDeviceError: there is no RDMA device here.
+        NoDeviceError: a real device is insisted on, and there is none here.
         VerbsCallError: the driver refused.
     """
     wanted_depth = depth if depth is not None else buffers or 64
     settings = SharedReceiveSettings(wanted_depth, max_sge, buffers, buffer_size)
-    wanted = choose_device(device)
+    wanted = wanted_device(device)
     numeric = await numeric_address(host)
-    reactor = await acquire_reactor()
+
+    async def attempt(provider: Provider) -> SharedReceiveQueue:
+        return await _open(provider, host, numeric, wanted, settings)
+
+    return await with_device(device, host, attempt)
+
+
+async def _open(
+    provider: Provider,
+    host: str,
+    numeric: str,
+    wanted: str | None,
+    settings: SharedReceiveSettings,
+) -> SharedReceiveQueue:
+    reactor = await acquire_reactor(provider)
     try:
         identifier = Identifier(reactor.channel)
     except BaseException:

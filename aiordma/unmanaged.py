@@ -13,6 +13,7 @@ from aiordma.verbs import (
     QueuePair,
     RawSharedReceiveQueue,
 )
+from aiordma.verbs.device import no_such_device
 
 __all__ = ("Unmanaged", "opened_device")
 
@@ -65,7 +66,8 @@ def opened_device(provider: Provider, name: str) -> Context:
     connection manager makes can meet (man rdma_get_devices).
 
     Raises:
-        NoDeviceError: librdmacm knows no device of this name; the message names those it knows.
+        NoDeviceError: the connection manager knows no device of this name; the message names
+            those it knows.
     """
     count = ffi.new("int *")
     listed = check_pointer(provider.get_devices(count), "rdma_get_devices")
@@ -78,6 +80,6 @@ def opened_device(provider: Provider, name: str) -> Context:
         if context not in found:
             context.close()
     if not found:
-        names = ", ".join(sorted(context.device_name for context in contexts)) or "none at all"
-        raise NoDeviceError(f"there is no RDMA device {name!r}; there is {names}")
+        names = sorted(context.device_name for context in contexts)
+        raise NoDeviceError(no_such_device(name, names))
     return found[0]

@@ -7,11 +7,13 @@ comes back here through its request.
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from aiordma.connection_parameters import DEVICE_MAXIMUM
 from aiordma.credits import Credits
 from aiordma.enums import SendFlag, WorkCompletionOpcode, WorkRequestOpcode
 from aiordma.errors import FlushedError, PartialPostError, QueueFullError, RdmaError, VerbsCallError
 from aiordma.hub import DeviceHub, SharedQueue
 from aiordma.options import ConnectionOptions
+from aiordma.process import forked, here
 from aiordma.ranges import RemoteMemory
 from aiordma.request import Holdable, WorkRequest
 from aiordma.verbs import (
@@ -73,6 +75,7 @@ class WorkQueues:
     def __init__(self, hub: DeviceHub, options: ConnectionOptions) -> None:
         self.hub = hub
         self.loop = hub.loop
+        self._process = here.pid
         self.options = options
         self.queue_pair: QueuePair | None = None
         self.shared_receive: SharedReceives | None = None
@@ -81,6 +84,34 @@ class WorkQueues:
         self._open: set[WorkRequest] = set()
         self.regions: dict[int, MemoryRegion] = {}
         self.windows: dict[int, Window] = {}
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a forked child of the process that made it: then it is not ours."""
+        return self._process != here.pid
+
+    def require_same_process(self) -> None:
+        """Do nothing unless it is inherited.
+
+        Raises:
+            ForkError: it is.
+        """
+        if self._process != here.pid:
+            raise forked(self._process, repr(self))
+
+    def check_depths(self) -> None:
+        """Do nothing if the device can have as many READs outstanding as the options say.
+
+        Raises:
+            ValueError: it cannot; the message names the option and the limit.
+        """
+        for name, limit in (
+            ("initiator_depth", self.hub.attributes.max_qp_init_rd_atom),
+            ("responder_resources", self.hub.attributes.max_qp_rd_atom),
+        ):
+            value = getattr(self.options, name)
+            if value != DEVICE_MAXIMUM and value > limit:
+                raise ValueError(f"{name}={value}: {self.hub.context.device_name} has 0..{limit}")
 
     def adopt(self, region: MemoryRegion) -> None:
         """Close the region with this endpoint, if it is not closed before."""

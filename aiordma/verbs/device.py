@@ -16,7 +16,7 @@ from aiordma.errors import (
     check_pointer,
     check_positive_errno,
 )
-from aiordma.provider import Provider, rdma_core
+from aiordma.provider import SOFTWARE, Provider, provider_of, rdma_core, software
 from aiordma.verbs.async_event import AsyncEvent, AsyncEvents, take_async_event
 from aiordma.verbs.attributes import (
     DeviceAttributes,
@@ -29,7 +29,7 @@ from aiordma.verbs.attributes import (
 )
 from aiordma.verbs.resource import Resource
 
-__all__ = ("Context", "Device", "ProtectionDomain")
+__all__ = ("Context", "Device", "ProtectionDomain", "no_such_device", "require_device")
 
 
 class Device:
@@ -43,14 +43,13 @@ class Device:
 
     @staticmethod
     def names() -> list[str]:
-        """Return the names of this machine's RDMA devices; none is an empty list.
-
-        Raises:
-            NoDeviceError: rdma-core is not installed.
-        """
-        provider = rdma_core()
-        with _listed(provider) as devices:
-            return [ffi.string(provider.get_device_name(device)).decode() for device in devices]
+        """Return the names of this machine's RDMA devices, none of them where rdma-core is not
+        installed, and behind them that of the built-in software device, which is always there."""
+        try:
+            real = _names(rdma_core())
+        except NoDeviceError:
+            real = []
+        return [*real, *_names(software())]
 
     @property
     def guid(self) -> int:
@@ -59,7 +58,7 @@ class Device:
         Raises:
             NoDeviceError: there is no device of this name; the message names those there are.
         """
-        provider = rdma_core()
+        provider = provider_of(self.name)
         with self._found(provider) as device:
             return guid_of(provider.get_device_guid(device))
 
@@ -70,7 +69,7 @@ class Device:
             NoDeviceError: there is no device of this name; the message names those there are.
             VerbsCallError: it could not be opened.
         """
-        provider = rdma_core()
+        provider = provider_of(self.name)
         with self._found(provider) as device:
             pointer = check_pointer(provider.open_device(device), "ibv_open_device")
             return Context(provider, pointer, owned=True)
@@ -78,14 +77,43 @@ class Device:
     @contextmanager
     def _found(self, provider: Provider) -> Iterator[Any]:
         with _listed(provider) as devices:
-            names = [ffi.string(provider.get_device_name(device)).decode() for device in devices]
+            names = [_name(provider, device) for device in devices]
             if self.name not in names:
-                raise NoDeviceError(
-                    f"there is no RDMA device {self.name!r}; "
-                    + (f"there is {', '.join(names)}" if names else "there is none at all: ")
-                    + ("" if names else "`rdma link add rxe0 type rxe netdev eth0` makes one")
-                )
+                raise NoDeviceError(no_such_device(self.name, names))
             yield devices[names.index(self.name)]
+
+
+def require_device(name: str) -> None:
+    """Do nothing if there is a device of this name.
+
+    Raises:
+        NoDeviceError: there is none; the message names those there are.
+    """
+    provider = provider_of(name)
+    names = _names(provider)
+    if name not in names:
+        raise NoDeviceError(no_such_device(name, names))
+
+
+def no_such_device(name: str, names: list[str]) -> str:
+    """Return what to say of a real device's name, where there are only these."""
+    if names:
+        found = f"there is {', '.join(names)} (`rdma link` lists them)"
+    else:
+        found = (
+            "there is none at all: `modprobe -a rdma_rxe rdma_ucm && rdma link add rxe0 type rxe "
+            "netdev eth0` makes one"
+        )
+    return f'there is no RDMA device {name!r}; {found}. Built in is device="{SOFTWARE}"'
+
+
+def _names(provider: Provider) -> list[str]:
+    with _listed(provider) as devices:
+        return [_name(provider, device) for device in devices]
+
+
+def _name(provider: Provider, device: Any) -> str:
+    return str(ffi.string(provider.get_device_name(device)).decode())
 
 
 @contextmanager
@@ -112,7 +140,7 @@ class Context(Resource):
         self.provider = provider
         self.pointer = pointer
         self._owned = owned
-        self.device_name: str = ffi.string(provider.get_device_name(pointer.device)).decode()
+        self.device_name: str = _name(provider, pointer.device)
         self.transport = Transport(pointer.device.transport_type)
         self.num_comp_vectors: int = pointer.num_comp_vectors
         self._attributes: DeviceAttributes | None = None

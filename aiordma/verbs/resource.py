@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from aiordma.errors import ClosedError
+from aiordma.process import forked, here
 
 __all__ = ("Resource",)
 
@@ -19,6 +20,8 @@ class Resource:
     it calls finalizers.) Children close by `closing_rank`, then newest first. Closing twice is
     allowed and does nothing. A family that is collected unclosed is closed then, with a
     ResourceWarning.
+
+    A forked child has copies, which it cannot use; closing one there leaves its parent's alone.
     """
 
     closing_rank = 0
@@ -31,6 +34,7 @@ class Resource:
         for parent in parents:
             parent.require_open()
         self._closed = False
+        self._process = here.pid
         self._children: dict[int, Resource] = {}
         self._parents = parents
         for parent in parents:
@@ -46,9 +50,12 @@ class Resource:
 
         Raises:
             ClosedError: it is closed.
+            ForkError: this process is a child of the one that opened it.
         """
         if self._closed:
             raise ClosedError(f"this {type(self).__name__} is closed")
+        if self._process != here.pid:
+            raise forked(self._process, f"this {type(self).__name__}")
 
     def find(self, key: int) -> "Resource | None":
         """Return what was made from this, or from that, and has the key; None if it is closed."""
@@ -68,6 +75,8 @@ class Resource:
         if self._closed:
             return
         self._closed = True
+        if self._process != here.pid:
+            return
         children = list(self._children.values())
         # Last in, first out; one that fails does not stop the others.
         with ExitStack() as stack:
@@ -94,7 +103,7 @@ class Resource:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_closed", True):
+        if getattr(self, "_closed", True) or self._process != here.pid:
             return
         try:
             self.close()

@@ -1,6 +1,7 @@
 /*
- * The connection manager's own: what cm.c (channels, identifiers, events), cm_stream.c (TCP and
- * the MPA handshake), cm_datagram.c (the UDP port space) and group.c (multicast) share.
+ * The connection manager's own: what cm.c (identifiers), cm_events.c (channels, events),
+ * cm_addresses.c, cm_stream.c (TCP and the MPA handshake), cm_datagram.c (the UDP port space) and
+ * group.c (multicast) share.
  */
 #ifndef AIORDMA_SOFTWARE_CM_H
 #define AIORDMA_SOFTWARE_CM_H
@@ -39,8 +40,10 @@ enum sw_cm_state {
 
 struct sw_identifier {
     struct rdma_cm_id ibv;
+    struct sw_identifier *next, **link; /* in sw_device.identifiers */
     enum sw_cm_state state;
     uint32_t unacknowledged; /* events that the program has taken and not acknowledged */
+    int has_port;            /* took one for itself: nobody else may, but who shares it */
     int made_queue_pair;     /* by rdma_create_qp: ibv.qp is ours to move and to destroy */
     uint8_t tos, ack_timeout, reuse_address, ipv6_only;
     int has_tos, has_ipv6_only, has_ack_timeout;
@@ -67,6 +70,21 @@ void sw_report_plain(struct sw_identifier *identifier, enum rdma_cm_event_type t
 /* With private data in the place where the port space has it (copied; at most 255 bytes). */
 void sw_set_private_data(struct sw_event *event, const void *data, size_t size);
 
+/* Drop what of its events nobody has taken; requests among them are refused. */
+void sw_drop_events(struct sw_identifier *identifier);
+
+/* Of an address that a program gave: 0 where the family is none of ours. */
+socklen_t sw_address_length(const struct sockaddr *address);
+/* Where its port is, of IPv4 and IPv6 alike. */
+in_port_t *sw_port_of(struct sockaddr *address);
+/* Take an address for an identifier that has none: it is SW_CM_BOUND then. */
+int sw_bind_to(struct sw_identifier *identifier, const struct sockaddr *address);
+/*
+ * Whether others of this process have the identifier's port, by the kernel's rules for RDMA,
+ * which TCP's own are looser than. may_share: with those who share it.
+ */
+int sw_check_port(struct sw_identifier *identifier, int may_share);
+
 /* An identifier for somebody who asks to connect, on the listener's channel. NULL: no memory. */
 struct sw_identifier *sw_new_requesting(struct sw_identifier *listener);
 /* Free one that no program knows. */
@@ -74,7 +92,11 @@ void sw_drop_identifier(struct sw_identifier *identifier);
 /* ibv.verbs and ibv.port_num, from the local address; ENODEV where it is no address of ours. */
 int sw_bind_device(struct sw_identifier *identifier);
 
-/* cm_stream.c: each is the call of rdma_cma.h for RDMA_PS_TCP, with the lock held. */
+/*
+ * cm_stream.c: each is the call of rdma_cma.h for RDMA_PS_TCP, with the lock held. The caller
+ * has checked the identifier's state, and parameters holds what connect or accept was given.
+ * connect finds the state SW_CM_CONNECTING, which is taken back where it fails.
+ */
 int sw_stream_bind(struct sw_identifier *identifier); /* takes the port in ibv.route's source */
 int sw_stream_listen(struct sw_identifier *identifier, int backlog);
 int sw_stream_connect(struct sw_identifier *identifier);
@@ -82,6 +104,8 @@ int sw_stream_accept(struct sw_identifier *identifier);
 int sw_stream_reject(struct sw_identifier *identifier);
 int sw_stream_disconnect(struct sw_identifier *identifier);
 void sw_stream_forget(struct sw_identifier *identifier); /* it is being destroyed */
+void sw_stream_lost_queue_pair(struct sw_identifier *identifier);
+void sw_stream_request_taken(struct sw_identifier *listener); /* by the program */
 
 /* cm_datagram.c: the same for RDMA_PS_UDP, by SIDR_REQ and SIDR_REP. */
 int sw_service_bind(struct sw_identifier *identifier);
@@ -90,6 +114,9 @@ int sw_service_connect(struct sw_identifier *identifier);
 int sw_service_accept(struct sw_identifier *identifier);
 int sw_service_reject(struct sw_identifier *identifier);
 void sw_service_forget(struct sw_identifier *identifier);
+
+void sw_fill_cm_events(struct aiordma_provider *table);
+void sw_fill_cm_addresses(struct aiordma_provider *table);
 
 /* group.c: destroying an identifier leaves its groups. */
 void sw_groups_forget(struct sw_identifier *identifier);

@@ -186,9 +186,11 @@ static struct ibv_qp *create_qp(struct ibv_pd *domain, struct ibv_qp_init_attr *
 
 static void stop_waiting(struct sw_queue_pair *pair)
 {
+    sw_cancel(&pair->unready);
     if (!pair->is_waiting)
         return;
-    struct sw_queue_pair **link = &pair->shared->waiting;
+    struct sw_queue_pair *alone = NULL;
+    struct sw_queue_pair **link = pair->shared ? &pair->shared->waiting : &alone;
     while (*link && *link != pair)
         link = &(*link)->next_waiting;
     if (*link)

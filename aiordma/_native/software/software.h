@@ -43,6 +43,7 @@ struct sw_device {
     struct aiordma_software_counts counts;
     struct sw_context *contexts; /* all that are open */
     struct sw_context *manager;  /* the one that the connection manager opened, once it has */
+    struct sw_identifier *identifiers; /* all there are */
 };
 extern struct sw_device sw_device;
 
@@ -115,6 +116,39 @@ void sw_quiet(int fd);
  * where the program made it non-blocking, EINTR after a signal handler.
  */
 int sw_await_signal(int fd);
+
+/* -- the engine (engine.c) -------------------------------------------------------------------- */
+
+/* A descriptor that the engine's thread waits for. ready runs there, with the lock held. */
+struct sw_watch {
+    void (*ready)(struct sw_watch *watch, uint32_t events); /* EPOLLIN, ... */
+    int fd;
+    uint32_t events;
+    uint32_t slot; /* the engine's; 0: not watched */
+};
+
+/* Start watching; the engine's thread is started by the first. The watch is the caller's memory. */
+int sw_watch(struct sw_watch *watch, int fd, uint32_t events);
+/* Change what is waited for; 0 events: nothing for now. */
+void sw_rewatch(struct sw_watch *watch, uint32_t events);
+/* ready is not called any more; before the descriptor is closed. Nothing if not watched. */
+void sw_unwatch(struct sw_watch *watch);
+
+struct sw_timer {
+    void (*expired)(struct sw_timer *timer); /* on the engine's thread, with the lock held */
+    uint64_t deadline;                       /* 0: not running */
+    struct sw_timer *next;
+};
+
+/* Run once, milliseconds from now: 0 as soon as the engine can. One that runs is set anew. */
+int sw_call_later(struct sw_timer *timer, uint32_t milliseconds);
+void sw_cancel(struct sw_timer *timer); /* nothing if it does not run */
+
+/*
+ * In a fork's child: its thread is the parent's. Close what was watched (the sockets go on in the
+ * parent, and hear nothing of it), forget all watches and timers; begin anew.
+ */
+void sw_engine_forked(void);
 
 /* -- memory (memory.c) ------------------------------------------------------------------- */
 
@@ -280,6 +314,7 @@ struct sw_queue_pair {
     int has_taken;
     struct sw_queue_pair *next_waiting; /* for a receive of the shared queue */
     int is_waiting;
+    struct sw_timer unready; /* a fault's (faults.h): no receive is seen before */
 
     uint32_t async_taken;
     struct sw_stream *stream;         /* RC, once connected (stream.h) */
@@ -367,39 +402,9 @@ int sw_datagrams_open(struct sw_queue_pair *pair);
 void sw_datagrams_close(struct sw_queue_pair *pair);
 /* Send what the send queue has; each ends at once. */
 void sw_datagrams_transmit(struct sw_queue_pair *pair);
-
-/* -- the engine (engine.c) -------------------------------------------------------------------- */
-
-/* A descriptor that the engine's thread waits for. ready runs there, with the lock held. */
-struct sw_watch {
-    void (*ready)(struct sw_watch *watch, uint32_t events); /* EPOLLIN, ... */
-    int fd;
-    uint32_t events;
-    uint32_t slot; /* the engine's; 0: not watched */
-};
-
-/* Start watching; the engine's thread is started by the first. The watch is the caller's memory. */
-int sw_watch(struct sw_watch *watch, int fd, uint32_t events);
-/* Change what is waited for; 0 events: nothing for now. */
-void sw_rewatch(struct sw_watch *watch, uint32_t events);
-/* ready is not called any more; before the descriptor is closed. Nothing if not watched. */
-void sw_unwatch(struct sw_watch *watch);
-
-struct sw_timer {
-    void (*expired)(struct sw_timer *timer); /* on the engine's thread, with the lock held */
-    uint64_t deadline;                       /* 0: not running */
-    struct sw_timer *next;
-};
-
-/* Run once, milliseconds from now: 0 as soon as the engine can. One that runs is set anew. */
-int sw_call_later(struct sw_timer *timer, uint32_t milliseconds);
-void sw_cancel(struct sw_timer *timer); /* nothing if it does not run */
-
-/*
- * In a fork's child: its thread is the parent's. Close what was watched (the sockets go on in the
- * parent, and hear nothing of it), forget all watches and timers; begin anew.
- */
-void sw_engine_forked(void);
+/* It gets a multicast group's datagrams, on the interface of its identifier if it has one. */
+int sw_datagrams_attach(struct sw_queue_pair *pair, const union ibv_gid *group);
+int sw_datagrams_detach(struct sw_queue_pair *pair, const union ibv_gid *group);
 
 /* -- fork (fork.c) -------------------------------------------------------------------------- */
 

@@ -2,6 +2,7 @@
  * Work requests: checked and copied when posted, so that the program may reuse its lists at once;
  * and the receives that messages arrive in.
  */
+#include "faults.h"
 #include "software.h"
 
 #include <errno.h>
@@ -164,7 +165,8 @@ static int post_send(struct ibv_qp *queue_pair, struct ibv_send_wr *request,
                      struct ibv_send_wr **refused)
 {
     struct sw_queue_pair *pair = (struct sw_queue_pair *)queue_pair;
-    uint64_t length;
+    struct aiordma_fault fault;
+    uint64_t length = 0;
     int error = 0;
 
     sw_lock();
@@ -172,6 +174,8 @@ static int post_send(struct ibv_qp *queue_pair, struct ibv_send_wr *request,
         error = EINVAL;
     for (; !error && request; request = request->next) {
         error = check_send(pair, request, &length);
+        if (!error && sw_fault(AIORDMA_FAULT_POST_REFUSED, &fault))
+            error = (int)fault.error;
         struct sw_send *send = next_slot(pair);
         if (!error && !send)
             error = ENOMEM;
@@ -222,13 +226,17 @@ static int post_recv(struct ibv_qp *queue_pair, struct ibv_recv_wr *request,
                      struct ibv_recv_wr **refused)
 {
     struct sw_queue_pair *pair = (struct sw_queue_pair *)queue_pair;
+    struct aiordma_fault fault;
     int error = 0;
 
     sw_lock();
     if (pair->ibv.state == IBV_QPS_RESET || pair->shared)
         error = EINVAL;
     for (; !error && request; request = request->next) {
-        error = sw_receives_add(&pair->receives, request);
+        if (sw_fault(AIORDMA_FAULT_POST_REFUSED, &fault))
+            error = (int)fault.error;
+        else
+            error = sw_receives_add(&pair->receives, request);
         if (error)
             break;
     }
@@ -236,7 +244,7 @@ static int post_recv(struct ibv_qp *queue_pair, struct ibv_recv_wr *request,
         *refused = request;
     if (pair->ibv.state == IBV_QPS_ERR)
         sw_flush_receives(pair);
-    else if (pair->is_waiting && pair->receives.count) {
+    else if (pair->is_waiting && pair->receives.count && !pair->unready.deadline) {
         pair->is_waiting = 0;
         sw_stream_resume(pair);
     }
@@ -274,8 +282,33 @@ static void wait_for_receive(struct sw_queue_pair *pair)
     *link = pair;
 }
 
+/* A fault's moment of unreadiness is over: look again. */
+static void ready_again(struct sw_timer *timer)
+{
+    struct sw_queue_pair *pair = SW_CONTAINER(timer, struct sw_queue_pair, unready);
+
+    pair->is_waiting = 0;
+    sw_stream_resume(pair);
+}
+
+static int is_unready(struct sw_queue_pair *pair)
+{
+    struct aiordma_fault fault;
+
+    if (pair->unready.deadline)
+        return 1;
+    if (!sw_fault(AIORDMA_FAULT_NOT_READY, &fault))
+        return 0;
+    pair->unready.expired = ready_again;
+    return !sw_call_later(&pair->unready, fault.milliseconds);
+}
+
 int sw_take_receive(struct sw_queue_pair *pair, int wait)
 {
+    if (wait && is_unready(pair)) {
+        pair->is_waiting = 1;
+        return 0;
+    }
     int found = pair->shared ? take_shared(pair)
                              : sw_receives_take(&pair->receives, &pair->taken);
 

@@ -1,0 +1,516 @@
+/*
+ * Identifiers of the connection manager: made, given queue pairs and options, destroyed.
+ * Connections themselves are their port space's: cm_stream.c's or cm_datagram.c's, which the
+ * calls here go to once the identifier's state allows them, as the kernel's do.
+ */
+#include "cm.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEFAULT_BACKLOG = 1024, DEFAULT_RETRIES = 7, MOST_TIMEOUT_EXPONENT = 31 };
+
+/* The other rooms' calls, which take the lock themselves. */
+static const struct aiordma_provider *calls;
+
+static int fail(int error)
+{
+    if (!error)
+        return 0;
+    errno = error;
+    return -1;
+}
+
+static int is_stream(const struct sw_identifier *identifier)
+{
+    return identifier->ibv.ps == RDMA_PS_TCP;
+}
+
+/* -- made and destroyed ------------------------------------------------------------------ */
+
+static struct sw_identifier *new_identifier(struct rdma_event_channel *channel, void *context,
+                                            enum rdma_port_space port_space)
+{
+    struct sw_identifier *identifier = calloc(1, sizeof(*identifier));
+
+    if (!identifier)
+        return NULL;
+    identifier->ibv.channel = channel;
+    identifier->ibv.context = context;
+    identifier->ibv.ps = port_space;
+    identifier->ibv.qp_type = port_space == RDMA_PS_UDP ? IBV_QPT_UD : IBV_QPT_RC;
+    identifier->next = sw_device.identifiers;
+    identifier->link = &sw_device.identifiers;
+    if (identifier->next)
+        identifier->next->link = &identifier->next;
+    sw_device.identifiers = identifier;
+    sw_device.counts.identifiers++;
+    if (channel)
+        ((struct sw_event_channel *)channel)->identifiers++;
+    return identifier;
+}
+
+struct sw_identifier *sw_new_requesting(struct sw_identifier *listener)
+{
+    struct sw_identifier *identifier =
+        new_identifier(listener->ibv.channel, listener->ibv.context, listener->ibv.ps);
+
+    if (!identifier)
+        return NULL;
+    identifier->state = SW_CM_REQUESTED;
+    identifier->has_tos = listener->has_tos;
+    identifier->tos = listener->tos;
+    return identifier;
+}
+
+/* No event, timer or queue pair leads to it any more. */
+static void unhook(struct sw_identifier *identifier)
+{
+    sw_cancel(&identifier->timer);
+    if (is_stream(identifier))
+        sw_stream_forget(identifier);
+    else
+        sw_service_forget(identifier);
+    sw_groups_forget(identifier);
+    struct sw_queue_pair *pair = (struct sw_queue_pair *)identifier->ibv.qp;
+    if (pair && pair->identifier == identifier)
+        pair->identifier = NULL;
+    sw_drop_events(identifier);
+}
+
+static void release(struct sw_identifier *identifier)
+{
+    if (identifier->ibv.channel)
+        ((struct sw_event_channel *)identifier->ibv.channel)->identifiers--;
+    *identifier->link = identifier->next;
+    if (identifier->next)
+        identifier->next->link = identifier->link;
+    sw_device.counts.identifiers--;
+    free(identifier);
+}
+
+void sw_drop_identifier(struct sw_identifier *identifier)
+{
+    unhook(identifier);
+    release(identifier);
+}
+
+static int create_id(struct rdma_event_channel *channel, struct rdma_cm_id **id, void *context,
+                     enum rdma_port_space port_space)
+{
+    /* Without a channel rdma_create_id makes an identifier synchronous, which ours never are. */
+    if (!channel || !id || (port_space != RDMA_PS_TCP && port_space != RDMA_PS_UDP))
+        return fail(EINVAL);
+    sw_lock();
+    struct sw_identifier *identifier = new_identifier(channel, context, port_space);
+    sw_unlock();
+    if (!identifier)
+        return fail(ENOMEM);
+    *id = &identifier->ibv;
+    return 0;
+}
+
+static int destroy_id(struct rdma_cm_id *id)
+{
+    struct sw_identifier *identifier = sw_identifier_of(id);
+
+    if (!id)
+        return fail(EINVAL);
+    sw_lock();
+    unhook(identifier);
+    identifier->state = SW_CM_DISCONNECTED;
+    identifier->has_port = 0;
+    while (identifier->unacknowledged)
+        sw_wait();
+    release(identifier);
+    sw_unlock();
+    return 0;
+}
+
+/* -- queue pairs ------------------------------------------------------------------------- */
+
+static void free_queues(struct rdma_cm_id *id)
+{
+    if (id->send_cq)
+        calls->destroy_cq(id->send_cq);
+    if (id->recv_cq)
+        calls->destroy_cq(id->recv_cq);
+    if (id->send_cq_channel)
+        calls->destroy_comp_channel(id->send_cq_channel);
+    if (id->recv_cq_channel)
+        calls->destroy_comp_channel(id->recv_cq_channel);
+    id->send_cq = id->recv_cq = NULL;
+    id->send_cq_channel = id->recv_cq_channel = NULL;
+}
+
+/* Those that the program does not name, as rdma_create_qp does: not armed. */
+static int make_queues(struct rdma_cm_id *id, struct ibv_qp_init_attr *attr)
+{
+    if (!attr->send_cq) {
+        id->send_cq_channel = calls->create_comp_channel(id->verbs);
+        if (id->send_cq_channel)
+            id->send_cq = calls->create_cq(id->verbs, (int)attr->cap.max_send_wr + 1, id,
+                                           id->send_cq_channel, 0);
+        attr->send_cq = id->send_cq;
+    }
+    if (attr->send_cq && !attr->recv_cq) {
+        id->recv_cq_channel = calls->create_comp_channel(id->verbs);
+        if (id->recv_cq_channel)
+            id->recv_cq = calls->create_cq(id->verbs, (int)attr->cap.max_recv_wr + 1, id,
+                                           id->recv_cq_channel, 0);
+        attr->recv_cq = id->recv_cq;
+    }
+    if (attr->send_cq && attr->recv_cq)
+        return 0;
+    int error = errno;
+    free_queues(id);
+    return error;
+}
+
+static void fill_init(struct ibv_qp_attr *attr, int *mask, int is_datagram)
+{
+    attr->qp_state = IBV_QPS_INIT;
+    attr->pkey_index = 0;
+    attr->port_num = 1;
+    *mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
+    if (is_datagram) {
+        attr->qkey = RDMA_UDP_QKEY;
+        *mask |= IBV_QP_QKEY;
+    } else {
+        attr->qp_access_flags =
+            IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+        *mask |= IBV_QP_ACCESS_FLAGS;
+    }
+}
+
+static int move_on(struct ibv_qp *queue_pair)
+{
+    struct ibv_qp_attr attr = {0};
+    int is_datagram = queue_pair->qp_type == IBV_QPT_UD, mask;
+
+    fill_init(&attr, &mask, is_datagram);
+    int error = calls->modify_qp(queue_pair, &attr, mask);
+    if (!is_datagram || error)
+        return error;
+    attr.qp_state = IBV_QPS_RTR;
+    error = calls->modify_qp(queue_pair, &attr, IBV_QP_STATE);
+    if (error)
+        return error;
+    attr.qp_state = IBV_QPS_RTS;
+    return calls->modify_qp(queue_pair, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN);
+}
+
+static int cm_create_qp(struct rdma_cm_id *id, struct ibv_pd *domain,
+                        struct ibv_qp_init_attr *attr)
+{
+    if (!id || !attr || id->qp || !id->verbs || attr->qp_type != id->qp_type)
+        return fail(EINVAL);
+    if (!domain)
+        domain = id->pd;
+    if (!domain || domain->context != id->verbs)
+        return fail(EINVAL);
+    int error = make_queues(id, attr);
+    if (error)
+        return fail(error);
+    struct ibv_qp *queue_pair = calls->create_qp(domain, attr);
+    error = queue_pair ? move_on(queue_pair) : errno;
+    if (error) {
+        if (queue_pair)
+            calls->destroy_qp(queue_pair);
+        free_queues(id);
+        return fail(error);
+    }
+    sw_lock();
+    id->qp = queue_pair;
+    id->pd = domain;
+    sw_identifier_of(id)->made_queue_pair = 1;
+    ((struct sw_queue_pair *)queue_pair)->identifier = sw_identifier_of(id);
+    sw_unlock();
+    return 0;
+}
+
+static void cm_destroy_qp(struct rdma_cm_id *id)
+{
+    if (!id || !id->qp)
+        return;
+    calls->destroy_qp(id->qp); /* which has us forget it: sw_identifier_lost_queue_pair */
+    free_queues(id);
+}
+
+void sw_identifier_lost_queue_pair(struct sw_identifier *identifier)
+{
+    if (is_stream(identifier))
+        sw_stream_lost_queue_pair(identifier);
+    identifier->ibv.qp = NULL;
+    identifier->made_queue_pair = 0;
+}
+
+static int init_qp_attr(struct rdma_cm_id *id, struct ibv_qp_attr *attr, int *mask)
+{
+    if (!id || !attr || !mask || !id->verbs)
+        return fail(EINVAL);
+    int is_datagram = id->qp_type == IBV_QPT_UD;
+    switch (attr->qp_state) {
+    case IBV_QPS_INIT:
+        memset(attr, 0, sizeof(*attr));
+        fill_init(attr, mask, is_datagram);
+        return 0;
+    case IBV_QPS_RTR:
+        memset(attr, 0, sizeof(*attr));
+        attr->qp_state = IBV_QPS_RTR;
+        *mask = IBV_QP_STATE;
+        return 0;
+    case IBV_QPS_RTS:
+        memset(attr, 0, sizeof(*attr));
+        attr->qp_state = IBV_QPS_RTS;
+        *mask = IBV_QP_STATE | (is_datagram ? IBV_QP_SQ_PSN : 0);
+        return 0;
+    default:
+        return fail(EINVAL);
+    }
+}
+
+/* -- connections: checked here, carried out by the port space ------------------------------ */
+
+/* Keep what connect or accept is given; the defaults where that is nothing. */
+static int keep_parameters(struct sw_identifier *identifier,
+                           const struct rdma_conn_param *parameters)
+{
+    static const struct rdma_conn_param defaults = {
+        .responder_resources = RDMA_MAX_RESP_RES,
+        .initiator_depth = RDMA_MAX_INIT_DEPTH,
+        .retry_count = DEFAULT_RETRIES,
+        .rnr_retry_count = DEFAULT_RETRIES,
+    };
+
+    if (!parameters && !identifier->ibv.qp)
+        return EINVAL;
+    if (!parameters)
+        parameters = &defaults;
+    if (is_stream(identifier) &&
+        ((parameters->responder_resources != RDMA_MAX_RESP_RES &&
+          parameters->responder_resources > SW_MOST_DEPTH) ||
+         (parameters->initiator_depth != RDMA_MAX_INIT_DEPTH &&
+          parameters->initiator_depth > SW_MOST_DEPTH)))
+        return EINVAL;
+    identifier->parameters = *parameters;
+    if (!parameters->private_data)
+        identifier->parameters.private_data_len = 0;
+    else
+        memcpy(identifier->private_data, parameters->private_data, parameters->private_data_len);
+    identifier->parameters.private_data = identifier->private_data;
+    return 0;
+}
+
+static int cm_connect(struct rdma_cm_id *id, struct rdma_conn_param *parameters)
+{
+    struct sw_identifier *identifier = sw_identifier_of(id);
+
+    if (!id)
+        return fail(EINVAL);
+    sw_lock();
+    int error = identifier->state == SW_CM_ROUTE_RESOLVED ? 0 : EINVAL;
+    if (!error)
+        error = keep_parameters(identifier, parameters);
+    if (!error) {
+        identifier->state = SW_CM_CONNECTING;
+        error = is_stream(identifier) ? sw_stream_connect(identifier)
+                                      : sw_service_connect(identifier);
+        if (error)
+            identifier->state = SW_CM_ROUTE_RESOLVED;
+    }
+    sw_unlock();
+    return fail(error);
+}
+
+static int cm_listen(struct rdma_cm_id *id, int backlog)
+{
+    struct sw_identifier *identifier = sw_identifier_of(id);
+    struct sockaddr_in any = {.sin_family = AF_INET};
+    int error = 0;
+
+    if (!id)
+        return fail(EINVAL);
+    if (backlog <= 0 || backlog > DEFAULT_BACKLOG)
+        backlog = DEFAULT_BACKLOG;
+    sw_lock();
+    if (identifier->state == SW_CM_IDLE)
+        error = sw_bind_to(identifier, (struct sockaddr *)&any);
+    if (!error && identifier->state != SW_CM_BOUND)
+        error = EINVAL;
+    if (!error)
+        error = sw_check_port(identifier, 0);
+    if (!error)
+        error = is_stream(identifier) ? sw_stream_listen(identifier, backlog)
+                                      : sw_service_listen(identifier, backlog);
+    if (!error)
+        identifier->state = SW_CM_LISTENING;
+    sw_unlock();
+    return fail(error);
+}
+
+static int cm_accept(struct rdma_cm_id *id, struct rdma_conn_param *parameters)
+{
+    struct sw_identifier *identifier = sw_identifier_of(id);
+
+    if (!id)
+        return fail(EINVAL);
+    sw_lock();
+    int error = identifier->state == SW_CM_REQUESTED ? 0 : EINVAL;
+    if (!error)
+        error = keep_parameters(identifier, parameters);
+    if (!error)
+        error = is_stream(identifier) ? sw_stream_accept(identifier)
+                                      : sw_service_accept(identifier);
+    sw_unlock();
+    return fail(error);
+}
+
+static int cm_reject(struct rdma_cm_id *id, const void *private_data, uint8_t length)
+{
+    struct sw_identifier *identifier = sw_identifier_of(id);
+
+    if (!id)
+        return fail(EINVAL);
+    sw_lock();
+    int error = identifier->state == SW_CM_REQUESTED ? 0 : EINVAL;
+    if (!error) {
+        identifier->parameters.private_data_len = private_data ? length : 0;
+        if (private_data)
+            memcpy(identifier->private_data, private_data, length);
+        identifier->parameters.private_data = identifier->private_data;
+        error = is_stream(identifier) ? sw_stream_reject(identifier)
+                                      : sw_service_reject(identifier);
+        identifier->state = SW_CM_DISCONNECTED; /* answered, even if the peer is gone */
+    }
+    sw_unlock();
+    return fail(error);
+}
+
+static int cm_disconnect(struct rdma_cm_id *id)
+{
+    struct sw_identifier *identifier = sw_identifier_of(id);
+
+    if (!id)
+        return fail(EINVAL);
+    sw_lock();
+    int error = is_stream(identifier) ? sw_stream_disconnect(identifier) : EINVAL;
+    sw_unlock();
+    return fail(error);
+}
+
+/* CONNECT_RESPONSE, which rdma_establish answers, is not an event of iWARP. */
+static int establish(struct rdma_cm_id *id)
+{
+    (void)id;
+    return fail(EINVAL);
+}
+
+/* The stream tells by itself that the peer has been heard; so do the kernel's iWARP devices. */
+static int notify(struct rdma_cm_id *id, enum ibv_event_type event)
+{
+    struct sw_identifier *identifier = sw_identifier_of(id);
+    int error = EINVAL;
+
+    (void)event;
+    if (!id)
+        return fail(EINVAL);
+    sw_lock();
+    if (is_stream(identifier) &&
+        (identifier->state == SW_CM_ACCEPTING || identifier->state == SW_CM_CONNECTED))
+        error = 0;
+    sw_unlock();
+    return fail(error);
+}
+
+static int set_local_ece(struct rdma_cm_id *id, struct ibv_ece *ece)
+{
+    (void)ece;
+    return fail(id ? EOPNOTSUPP : EINVAL);
+}
+
+static int reject_ece(struct rdma_cm_id *id, const void *private_data, uint8_t length)
+{
+    (void)private_data;
+    (void)length;
+    return fail(id ? EOPNOTSUPP : EINVAL);
+}
+
+/* -- options ----------------------------------------------------------------------------- */
+
+static int set_identifiers_option(struct sw_identifier *identifier, int name, const void *value,
+                                  size_t length)
+{
+    int number = 0;
+    int is_byte = name == RDMA_OPTION_ID_TOS || name == RDMA_OPTION_ID_ACK_TIMEOUT;
+
+    if (!is_byte && name != RDMA_OPTION_ID_REUSEADDR && name != RDMA_OPTION_ID_AFONLY)
+        return ENOSYS;
+    if (length != (is_byte ? sizeof(uint8_t) : sizeof(int)))
+        return EINVAL;
+    if (is_byte)
+        number = *(const uint8_t *)value;
+    else
+        memcpy(&number, value, sizeof(number));
+    switch (name) {
+    case RDMA_OPTION_ID_TOS:
+        identifier->tos = (uint8_t)number;
+        identifier->has_tos = 1;
+        return 0;
+    case RDMA_OPTION_ID_ACK_TIMEOUT:
+        if (!is_stream(identifier) || number > MOST_TIMEOUT_EXPONENT)
+            return EINVAL;
+        identifier->ack_timeout = (uint8_t)number;
+        identifier->has_ack_timeout = 1;
+        return 0;
+    case RDMA_OPTION_ID_REUSEADDR:
+        if (identifier->state != SW_CM_IDLE &&
+            (!number || identifier->state == SW_CM_LISTENING))
+            return EINVAL;
+        identifier->reuse_address = !!number;
+        return 0;
+    default:
+        /* The kernel takes it of a bound one as well, but a socket does not. */
+        if (identifier->state != SW_CM_IDLE)
+            return EINVAL;
+        identifier->ipv6_only = !!number;
+        identifier->has_ipv6_only = 1;
+        return 0;
+    }
+}
+
+static int set_option(struct rdma_cm_id *id, int level, int name, void *value, size_t length)
+{
+    if (!id || !value)
+        return fail(EINVAL);
+    if (level != RDMA_OPTION_ID)
+        return fail(ENOSYS);
+    sw_lock();
+    int error = set_identifiers_option(sw_identifier_of(id), name, value, length);
+    sw_unlock();
+    return fail(error);
+}
+
+void sw_fill_cm(struct aiordma_provider *table)
+{
+    calls = table;
+    sw_fill_cm_events(table);
+    sw_fill_cm_addresses(table);
+    table->create_id = create_id;
+    table->destroy_id = destroy_id;
+    table->cm_create_qp = cm_create_qp;
+    table->cm_destroy_qp = cm_destroy_qp;
+    table->connect = cm_connect;
+    table->listen = cm_listen;
+    table->accept = cm_accept;
+    table->reject = cm_reject;
+    table->disconnect = cm_disconnect;
+    table->establish = establish;
+    table->notify = notify;
+    table->init_qp_attr = init_qp_attr;
+    table->set_local_ece = set_local_ece;
+    table->get_remote_ece = set_local_ece; /* there is none either way */
+    table->reject_ece = reject_ece;
+    table->set_option = set_option;
+}

@@ -1,0 +1,286 @@
+/*
+ * Addresses of identifiers: bound, checked against those of others, and resolved. The system's
+ * own routes say which address leads where; nobody is asked.
+ */
+#include "cm.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static int fail(int error)
+{
+    if (!error)
+        return 0;
+    errno = error;
+    return -1;
+}
+
+static int is_stream(const struct sw_identifier *identifier)
+{
+    return identifier->ibv.ps == RDMA_PS_TCP;
+}
+
+/* -- compared ---------------------------------------------------------------------------- */
+
+socklen_t sw_address_length(const struct sockaddr *address)
+{
+    if (address && address->sa_family == AF_INET)
+        return sizeof(struct sockaddr_in);
+    if (address && address->sa_family == AF_INET6)
+        return sizeof(struct sockaddr_in6);
+    return 0;
+}
+
+in_port_t *sw_port_of(struct sockaddr *address)
+{
+    if (address->sa_family == AF_INET)
+        return &((struct sockaddr_in *)(void *)address)->sin_port;
+    return &((struct sockaddr_in6 *)(void *)address)->sin6_port;
+}
+
+static int is_wildcard(const struct sockaddr *address)
+{
+    if (address->sa_family == AF_INET)
+        return !((const struct sockaddr_in *)(const void *)address)->sin_addr.s_addr;
+    return IN6_IS_ADDR_UNSPECIFIED(
+        &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr);
+}
+
+/* A link-local address is one only together with its interface. */
+static int lacks_scope(const struct sockaddr *address)
+{
+    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)(const void *)address;
+
+    return address->sa_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr) &&
+           !six->sin6_scope_id;
+}
+
+static int is_same_host(const struct sockaddr *one, const struct sockaddr *other)
+{
+    if (one->sa_family != other->sa_family)
+        return 0;
+    if (one->sa_family == AF_INET)
+        return ((const struct sockaddr_in *)(const void *)one)->sin_addr.s_addr ==
+               ((const struct sockaddr_in *)(const void *)other)->sin_addr.s_addr;
+    const struct sockaddr_in6 *a = (const struct sockaddr_in6 *)(const void *)one;
+    const struct sockaddr_in6 *b = (const struct sockaddr_in6 *)(const void *)other;
+    return IN6_ARE_ADDR_EQUAL(&a->sin6_addr, &b->sin6_addr) &&
+           a->sin6_scope_id == b->sin6_scope_id;
+}
+
+static int is_one_family(const struct sw_identifier *identifier)
+{
+    return identifier->ibv.route.addr.src_addr.sa_family == AF_INET || identifier->ipv6_only;
+}
+
+int sw_check_port(struct sw_identifier *identifier, int may_share)
+{
+    struct sockaddr *address = &identifier->ibv.route.addr.src_addr;
+    in_port_t port = *sw_port_of(address);
+
+    for (struct sw_identifier *each = sw_device.identifiers; each; each = each->next) {
+        struct sockaddr *taken = &each->ibv.route.addr.src_addr;
+        if (each == identifier || !each->has_port || each->ibv.ps != identifier->ibv.ps ||
+            *sw_port_of(taken) != port)
+            continue;
+        if (may_share && identifier->reuse_address && each->reuse_address)
+            continue;
+        if (is_one_family(identifier) && is_one_family(each) &&
+            address->sa_family != taken->sa_family)
+            continue;
+        if (is_wildcard(address) || is_wildcard(taken))
+            return EADDRNOTAVAIL;
+        if (is_same_host(address, taken))
+            return EADDRINUSE;
+    }
+    return 0;
+}
+
+int sw_bind_device(struct sw_identifier *identifier)
+{
+    struct rdma_addr *addresses = &identifier->ibv.route.addr;
+    struct rdma_ib_addr *gids = &addresses->addr.ibaddr;
+
+    if (is_wildcard(&addresses->src_addr))
+        return 0;
+    sw_gid_of(&addresses->src_addr, &gids->sgid);
+    if (sw_gid_index(&gids->sgid) < 0)
+        return ENODEV;
+    if (addresses->dst_addr.sa_family)
+        sw_gid_of(&addresses->dst_addr, &gids->dgid);
+    gids->pkey = htobe16(0xffff);
+    struct sw_context *context = sw_manager_context();
+    if (!context)
+        return ENOMEM;
+    identifier->ibv.verbs = &context->verbs.context;
+    identifier->ibv.port_num = 1;
+    return 0;
+}
+
+/* -- addresses, bound and resolved ------------------------------------------------------- */
+
+/* As the system has it: sysctl net.ipv6.bindv6only. */
+static int is_ipv6_alone_by_default(void)
+{
+    int only = 0, fd = socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    socklen_t size = sizeof(only);
+
+    if (fd < 0)
+        return 0;
+    if (getsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, &size))
+        only = 0;
+    close(fd);
+    return !!only;
+}
+
+int sw_bind_to(struct sw_identifier *identifier, const struct sockaddr *address)
+{
+    struct rdma_addr *addresses = &identifier->ibv.route.addr;
+    int error;
+
+    if (lacks_scope(address))
+        return EINVAL;
+    if (address->sa_family == AF_INET6 && !identifier->has_ipv6_only)
+        identifier->ipv6_only = (uint8_t)is_ipv6_alone_by_default();
+    memset(&addresses->src_storage, 0, sizeof(addresses->src_storage));
+    memcpy(&addresses->src_storage, address, sw_address_length(address));
+    error = sw_bind_device(identifier);
+    if (!error && *sw_port_of(&addresses->src_addr))
+        error = sw_check_port(identifier, 1);
+    if (!error)
+        error = is_stream(identifier) ? sw_stream_bind(identifier) : sw_service_bind(identifier);
+    if (error) {
+        memset(&addresses->src_storage, 0, sizeof(addresses->src_storage));
+        identifier->ibv.verbs = NULL;
+        identifier->ibv.port_num = 0;
+        return error;
+    }
+    identifier->has_port = 1;
+    identifier->state = SW_CM_BOUND;
+    return 0;
+}
+
+static int bind_addr(struct rdma_cm_id *id, struct sockaddr *address)
+{
+    struct sw_identifier *identifier = sw_identifier_of(id);
+
+    if (!id || !sw_address_length(address))
+        return fail(EINVAL);
+    sw_lock();
+    int error = identifier->state == SW_CM_IDLE ? sw_bind_to(identifier, address) : EINVAL;
+    sw_unlock();
+    return fail(error);
+}
+
+/* Which of our addresses leads to another: a connected UDP socket knows, and sends nothing. */
+static int find_source(const struct sockaddr *source, const struct sockaddr *destination,
+                       struct sockaddr_storage *found)
+{
+    struct sockaddr_storage target, origin = {0};
+    socklen_t size = sw_address_length(destination), found_size = sizeof(*found);
+
+    memset(&target, 0, sizeof(target));
+    memcpy(&target, destination, size);
+    if (!*sw_port_of((struct sockaddr *)&target))
+        *sw_port_of((struct sockaddr *)&target) = htons(1); /* port 0 is not connected to */
+    int fd = socket(destination->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, IPPROTO_UDP);
+    if (fd < 0)
+        return errno;
+    int error = 0;
+    if (source && !is_wildcard(source)) {
+        memcpy(&origin, source, size);
+        *sw_port_of((struct sockaddr *)&origin) = 0;
+        if (bind(fd, (struct sockaddr *)&origin, size))
+            error = errno;
+    }
+    if (!error && connect(fd, (struct sockaddr *)&target, size))
+        error = errno;
+    if (!error && getsockname(fd, (struct sockaddr *)found, &found_size))
+        error = errno;
+    close(fd);
+    return error;
+}
+
+static int resolve(struct sw_identifier *identifier, const struct sockaddr *destination)
+{
+    struct rdma_addr *addresses = &identifier->ibv.route.addr;
+    struct sockaddr *source = identifier->state == SW_CM_BOUND ? &addresses->src_addr : NULL;
+    struct sockaddr_storage found = {0};
+
+    int error = find_source(source, destination, &found);
+    if (error)
+        return error;
+    in_port_t port = source ? *sw_port_of(source) : 0;
+    struct sockaddr_storage before = addresses->src_storage;
+    addresses->src_storage = found;
+    *sw_port_of(&addresses->src_addr) = port;
+    memset(&addresses->dst_storage, 0, sizeof(addresses->dst_storage));
+    memcpy(&addresses->dst_storage, destination, sw_address_length(destination));
+    if (is_wildcard(destination)) {
+        /* That is this machine, by whichever of its addresses. */
+        port = *sw_port_of(&addresses->dst_addr);
+        addresses->dst_storage = found;
+        *sw_port_of(&addresses->dst_addr) = port;
+    }
+    error = sw_bind_device(identifier);
+    if (error)
+        addresses->src_storage = before;
+    return error;
+}
+
+static int resolve_addr(struct rdma_cm_id *id, struct sockaddr *source,
+                        struct sockaddr *destination, int timeout_ms)
+{
+    struct sw_identifier *identifier = sw_identifier_of(id);
+    int error = 0;
+
+    (void)timeout_ms; /* nobody is asked: the system's routes know */
+    if (!id || !sw_address_length(destination) || lacks_scope(destination) ||
+        (source && !sw_address_length(source)) ||
+        (source && source->sa_family != destination->sa_family))
+        return fail(EINVAL);
+    sw_lock();
+    if (identifier->state == SW_CM_IDLE) {
+        if (source && (!is_wildcard(source) || *sw_port_of(source)))
+            error = sw_bind_to(identifier, source);
+    } else if (identifier->state != SW_CM_BOUND ||
+               id->route.addr.src_addr.sa_family != destination->sa_family) {
+        error = EINVAL;
+    }
+    if (!error) {
+        int reason = resolve(identifier, destination);
+        if (!reason)
+            identifier->state = SW_CM_ADDRESS_RESOLVED;
+        sw_report_plain(identifier,
+                        reason ? RDMA_CM_EVENT_ADDR_ERROR : RDMA_CM_EVENT_ADDR_RESOLVED, -reason);
+    }
+    sw_unlock();
+    return fail(error);
+}
+
+static int resolve_route(struct rdma_cm_id *id, int timeout_ms)
+{
+    struct sw_identifier *identifier = sw_identifier_of(id);
+    int error = EINVAL;
+
+    (void)timeout_ms;
+    if (!id)
+        return fail(EINVAL);
+    sw_lock();
+    if (identifier->state == SW_CM_ADDRESS_RESOLVED) {
+        identifier->state = SW_CM_ROUTE_RESOLVED;
+        sw_report_plain(identifier, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+        error = 0;
+    }
+    sw_unlock();
+    return fail(error);
+}
+
+void sw_fill_cm_addresses(struct aiordma_provider *table)
+{
+    table->bind_addr = bind_addr;
+    table->resolve_addr = resolve_addr;
+    table->resolve_route = resolve_route;
+}

@@ -1,0 +1,290 @@
+/*
+ * Event channels, and the events of identifiers: made, reported, taken and acknowledged. A
+ * channel's eventfd counts 1 while events wait, so that it is readable just then.
+ */
+#include "cm.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+static struct sw_event_channel *channel_of(struct rdma_event_channel *channel)
+{
+    return (struct sw_event_channel *)channel;
+}
+
+static struct sw_event *event_of(struct rdma_cm_event *event)
+{
+    return (struct sw_event *)event;
+}
+
+static void set_readable(struct sw_event_channel *channel)
+{
+    uint64_t one = 1;
+
+    if (write(channel->ibv.fd, &one, sizeof(one)) < 0) {
+        /* It counts to 2^64 - 2, and is at 0: only a program that closed it makes this fail. */
+    }
+}
+
+static void set_unreadable(struct sw_event_channel *channel)
+{
+    uint64_t count;
+
+    /* It was readable, so that this does not block, whatever the descriptor's mode. */
+    if (read(channel->ibv.fd, &count, sizeof(count)) < 0) {
+        /* As above. */
+    }
+}
+
+static void append(struct sw_event_channel *channel, struct sw_event *event)
+{
+    event->next = NULL;
+    if (channel->last) {
+        channel->last->next = event;
+    } else {
+        channel->first = event;
+        set_readable(channel);
+    }
+    channel->last = event;
+}
+
+static struct sw_event *take_first(struct sw_event_channel *channel)
+{
+    struct sw_event *event = channel->first;
+
+    channel->first = event->next;
+    if (!channel->first) {
+        channel->last = NULL;
+        set_unreadable(channel);
+    }
+    event->next = NULL;
+    return event;
+}
+
+/* Take out the oldest event whose acknowledgement an identifier waits for; NULL: there is none. */
+static struct sw_event *take_one_of(struct sw_event_channel *channel,
+                                    const struct sw_identifier *identifier)
+{
+    struct sw_event *before = NULL, *event = channel->first;
+
+    while (event && event->counted != identifier) {
+        before = event;
+        event = event->next;
+    }
+    if (!event)
+        return NULL;
+    if (!before)
+        return take_first(channel);
+    before->next = event->next;
+    if (channel->last == event)
+        channel->last = before;
+    event->next = NULL;
+    return event;
+}
+
+/* -- made and reported ------------------------------------------------------------------- */
+
+struct sw_event *sw_new_event(struct sw_identifier *identifier, enum rdma_cm_event_type type,
+                              int status)
+{
+    struct sw_event *event = calloc(1, sizeof(*event));
+
+    if (!event)
+        return NULL;
+    event->ibv.id = &identifier->ibv;
+    event->ibv.event = type;
+    event->ibv.status = status;
+    event->counted = identifier;
+    return event;
+}
+
+void sw_report(struct sw_event *event)
+{
+    struct rdma_event_channel *channel = event->counted->ibv.channel;
+
+    if (channel)
+        append(channel_of(channel), event);
+    else
+        free(event); /* its channel was destroyed: nobody can take it */
+}
+
+void sw_report_plain(struct sw_identifier *identifier, enum rdma_cm_event_type type, int status)
+{
+    struct sw_event *event = sw_new_event(identifier, type, status);
+
+    if (event)
+        sw_report(event);
+}
+
+void sw_set_private_data(struct sw_event *event, const void *data, size_t size)
+{
+    if (size > UINT8_MAX)
+        size = UINT8_MAX;
+    if (!size)
+        return;
+    memcpy(event->private_data, data, size);
+    if (event->counted->ibv.ps == RDMA_PS_UDP) {
+        event->ibv.param.ud.private_data = event->private_data;
+        event->ibv.param.ud.private_data_len = (uint8_t)size;
+    } else {
+        event->ibv.param.conn.private_data = event->private_data;
+        event->ibv.param.conn.private_data_len = (uint8_t)size;
+    }
+}
+
+void sw_drop_events(struct sw_identifier *identifier)
+{
+    struct rdma_event_channel *channel = identifier->ibv.channel;
+    struct sw_event *event;
+
+    while (channel && (event = take_one_of(channel_of(channel), identifier))) {
+        if (event->ibv.event == RDMA_CM_EVENT_CONNECT_REQUEST)
+            sw_drop_identifier((struct sw_identifier *)event->ibv.id);
+        free(event);
+    }
+}
+
+/* -- the calls of rdma_cma.h ------------------------------------------------------------- */
+
+static struct rdma_event_channel *create_event_channel(void)
+{
+    struct sw_event_channel *channel = calloc(1, sizeof(*channel));
+
+    if (!channel)
+        return NULL;
+    channel->ibv.fd = eventfd(0, EFD_CLOEXEC);
+    if (channel->ibv.fd < 0) {
+        int error = errno;
+        free(channel);
+        errno = error;
+        return NULL;
+    }
+    sw_lock();
+    sw_device.counts.event_channels++;
+    sw_unlock();
+    return &channel->ibv;
+}
+
+static struct sw_identifier *any_on(const struct rdma_event_channel *channel)
+{
+    struct sw_identifier *each = sw_device.identifiers;
+
+    while (each && each->ibv.channel != channel)
+        each = each->next;
+    return each;
+}
+
+static void destroy_event_channel(struct rdma_event_channel *raw)
+{
+    struct sw_event_channel *channel = channel_of(raw);
+    struct sw_identifier *left;
+
+    if (!raw)
+        return;
+    sw_lock();
+    /* A program that leaves identifiers behind gets no more events, but nothing worse. Each is
+     * looked for anew: with a listener's requests go identifiers that are on the channel, too. */
+    while (channel->identifiers && (left = any_on(raw))) {
+        sw_drop_events(left);
+        left->ibv.channel = NULL;
+        channel->identifiers--;
+    }
+    sw_device.counts.event_channels--;
+    sw_unlock();
+    close(channel->ibv.fd);
+    free(channel);
+}
+
+static int wait_for_one(struct sw_event_channel *channel)
+{
+    struct pollfd waited = {.fd = channel->ibv.fd, .events = POLLIN};
+    int flags = fcntl(waited.fd, F_GETFL);
+
+    if (flags < 0)
+        return errno;
+    if (flags & O_NONBLOCK)
+        return EAGAIN;
+    sw_unlock();
+    int error = poll(&waited, 1, -1) < 0 ? errno : 0;
+    sw_lock();
+    return error;
+}
+
+static int get_cm_event(struct rdma_event_channel *raw, struct rdma_cm_event **out)
+{
+    struct sw_event_channel *channel = channel_of(raw);
+    int error = raw && out ? 0 : EINVAL;
+
+    sw_lock();
+    while (!error && !channel->first)
+        error = wait_for_one(channel);
+    if (!error) {
+        struct sw_event *event = take_first(channel);
+        event->counted->unacknowledged++;
+        if (event->ibv.event == RDMA_CM_EVENT_CONNECT_REQUEST &&
+            event->counted->ibv.ps == RDMA_PS_TCP)
+            sw_stream_request_taken(event->counted);
+        *out = &event->ibv;
+    }
+    sw_unlock();
+    if (error)
+        errno = error;
+    return error ? -1 : 0;
+}
+
+static int ack_cm_event(struct rdma_cm_event *raw)
+{
+    struct sw_event *event = event_of(raw);
+
+    if (!raw) {
+        errno = EINVAL;
+        return -1;
+    }
+    sw_lock();
+    event->counted->unacknowledged--;
+    pthread_cond_broadcast(&sw_device.changed);
+    sw_unlock();
+    free(event);
+    return 0;
+}
+
+static int migrate_id(struct rdma_cm_id *id, struct rdma_event_channel *raw)
+{
+    struct sw_identifier *identifier = sw_identifier_of(id);
+    struct sw_event *event;
+
+    /* Without a channel rdma_migrate_id makes an identifier synchronous, which ours never are. */
+    if (!id || !raw) {
+        errno = EINVAL;
+        return -1;
+    }
+    sw_lock();
+    struct rdma_event_channel *old = id->channel;
+    id->channel = raw;
+    channel_of(raw)->identifiers++;
+    if (old) {
+        channel_of(old)->identifiers--;
+        while (old != raw && (event = take_one_of(channel_of(old), identifier))) {
+            event->ibv.id->channel = raw; /* of a request it is the new identifier's, too */
+            append(channel_of(raw), event);
+        }
+    }
+    while (identifier->unacknowledged)
+        sw_wait();
+    sw_unlock();
+    return 0;
+}
+
+void sw_fill_cm_events(struct aiordma_provider *table)
+{
+    table->create_event_channel = create_event_channel;
+    table->destroy_event_channel = destroy_event_channel;
+    table->get_cm_event = get_cm_event;
+    table->ack_cm_event = ack_cm_event;
+    table->migrate_id = migrate_id;
+}

@@ -1,0 +1,496 @@
+/*
+ * UD queue pairs: RoCE v2's datagrams over UDP. Each queue pair has a socket of its own, whose
+ * port is the low half of its number, and one more for each multicast group that it is attached
+ * to. What cannot be sent, or meets no receive, is dropped without a word, as datagrams may.
+ */
+#include "cm.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#include "udp.h"
+
+enum {
+    BURST = 64, /* datagrams that one socket delivers before another has its turn */
+    TRIES = 4096,
+};
+
+struct sw_address_handle {
+    struct ibv_ah ibv;
+    struct sw_udp_way way;
+};
+
+/* A group that a queue pair is attached to. */
+struct attachment {
+    struct sw_watch watch;
+    struct sw_udp udp;
+    struct sw_datagrams *datagrams;
+    union ibv_gid group;
+    struct attachment *next;
+};
+
+struct sw_datagrams {
+    struct sw_watch watch;
+    struct sw_udp udp;
+    struct sw_queue_pair *pair;
+    struct attachment *attachments;
+};
+
+/* -- address handles ----------------------------------------------------------------- */
+
+static int is_ipv4(const union ibv_gid *gid)
+{
+    return IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)(const void *)gid->raw);
+}
+
+static int is_group(const union ibv_gid *gid)
+{
+    return gid->raw[0] == 0xff || (is_ipv4(gid) && gid->raw[12] >> 4 == 0xe);
+}
+
+/* What a datagram needs to find its way, from the attributes that a program gives. */
+static int find_way(const struct ibv_ah_attr *attr, struct sw_udp_way *way)
+{
+    static const union ibv_gid nowhere;
+    const union ibv_gid *to = &attr->grh.dgid;
+    struct ibv_gid_entry from;
+
+    /* Without a global address there is nothing to go by: Ethernet has no LIDs. */
+    if (attr->port_num != 1 || !attr->is_global || !memcmp(to, &nowhere, sizeof(nowhere)))
+        return EINVAL;
+    if (sw_gid_entry(attr->grh.sgid_index, &from) || is_ipv4(&from.gid) != is_ipv4(to))
+        return EINVAL;
+    memset(way, 0, sizeof(*way));
+    memcpy(&way->path.source, &from.gid, sizeof(from.gid));
+    memcpy(&way->path.destination, to, sizeof(*to));
+    way->path.hop_limit = attr->grh.hop_limit;
+    way->path.traffic_class = attr->grh.traffic_class;
+    way->interface = from.ndev_ifindex;
+    return 0;
+}
+
+static struct ibv_ah *create_ah(struct ibv_pd *domain, struct ibv_ah_attr *attr)
+{
+    struct sw_address_handle *handle = NULL;
+    struct sw_udp_way way;
+
+    sw_lock();
+    int error = domain && attr ? find_way(attr, &way) : EINVAL;
+    if (!error && sw_device.counts.address_handles >= SW_MOST_ADDRESS_HANDLES)
+        error = ENOMEM;
+    if (!error) {
+        handle = calloc(1, sizeof(*handle));
+        error = handle ? 0 : ENOMEM;
+    }
+    if (!error) {
+        handle->ibv.context = domain->context;
+        handle->ibv.pd = domain;
+        handle->way = way;
+        ((struct sw_domain *)domain)->objects++;
+        sw_device.counts.address_handles++;
+    }
+    sw_unlock();
+    if (error)
+        errno = error;
+    return handle ? &handle->ibv : NULL;
+}
+
+static int destroy_ah(struct ibv_ah *handle)
+{
+    if (!handle)
+        return EINVAL;
+    sw_lock();
+    ((struct sw_domain *)handle->pd)->objects--;
+    sw_device.counts.address_handles--;
+    sw_unlock();
+    free(handle);
+    return 0;
+}
+
+static int init_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ibv_wc *wc,
+                           struct ibv_grh *grh, struct ibv_ah_attr *attr)
+{
+    struct sw_roce_path path;
+    union ibv_gid ours;
+    int index = -1;
+
+    int error = !context || !wc || !grh || !attr || port_num != 1 || !(wc->wc_flags & IBV_WC_GRH)
+                    ? EINVAL
+                    : sw_roce_read_grh((const uint8_t *)grh, &path);
+    if (!error) {
+        memcpy(&ours, &path.destination, sizeof(ours));
+        sw_lock();
+        index = sw_gid_index(&ours);
+        sw_unlock();
+        error = index < 0 ? ENODATA : 0;
+    }
+    if (error) {
+        errno = error;
+        return -1;
+    }
+    memset(attr, 0, sizeof(*attr));
+    attr->is_global = 1;
+    attr->port_num = port_num;
+    attr->dlid = wc->slid;
+    attr->sl = wc->sl;
+    attr->src_path_bits = wc->dlid_path_bits;
+    memcpy(&attr->grh.dgid, &path.source, sizeof(path.source));
+    attr->grh.sgid_index = (uint8_t)index;
+    attr->grh.traffic_class = path.traffic_class;
+    attr->grh.hop_limit = 0xff;
+    return 0;
+}
+
+/* -- sending ------------------------------------------------------------------------- */
+
+static enum ibv_wc_status send_one(struct sw_queue_pair *pair, const struct sw_send *send)
+{
+    const struct sw_address_handle *handle = (const void *)send->address_handle;
+    struct sw_udp_way way = handle->way;
+    uint8_t packet[SW_ROCE_MOST];
+    struct sw_roce_datagram datagram = {
+        .destination_qpn = send->remote_qpn & 0xffffff,
+        .source_qpn = pair->ibv.qp_num,
+        .psn = pair->attributes.sq_psn,
+        /* One with its highest bit set stands for the queue pair's own. */
+        .qkey = send->remote_qkey >> 31 ? pair->attributes.qkey : send->remote_qkey,
+        .immediate = send->immediate,
+        .has_immediate = send->opcode == IBV_WR_SEND_WITH_IMM,
+        .solicited = send->flags & IBV_SEND_SOLICITED ? 1 : 0,
+        .size = send->length,
+    };
+    union ibv_gid to;
+
+    if (send->length > SW_DATAGRAM_MTU)
+        return IBV_WC_LOC_LEN_ERR;
+    uint32_t headers = sw_roce_headers(packet, &datagram);
+    if (send->flags & IBV_SEND_INLINE) {
+        memcpy(packet + headers, send->inlined, send->length);
+    } else {
+        enum ibv_wc_status status = sw_gather(pair->ibv.pd, send->parts, send->part_count, 0,
+                                              packet + headers, send->length);
+        if (status != IBV_WC_SUCCESS)
+            return status;
+    }
+    memcpy(&to, &way.path.destination, sizeof(to));
+    way.path.source_port = pair->datagrams->udp.port;
+    way.path.destination_port =
+        is_group(&to) ? SW_GROUP_PORT : (uint16_t)(datagram.destination_qpn & 0xffff);
+    uint32_t size = sw_roce_seal(packet, &datagram, &way.path);
+    pair->attributes.sq_psn = (pair->attributes.sq_psn + 1) & 0xffffff;
+    /* No way, no room, nobody there: it is lost, as any datagram may be. */
+    (void)sw_udp_send(&pair->datagrams->udp, &way, packet, size);
+    return IBV_WC_SUCCESS;
+}
+
+void sw_datagrams_transmit(struct sw_queue_pair *pair)
+{
+    while (pair->ibv.state == IBV_QPS_RTS && pair->next_send != pair->end) {
+        struct sw_send *send = &pair->sends[pair->next_send % pair->send_size];
+        pair->next_send++;
+        enum ibv_wc_status status = send_one(pair, send);
+        sw_end_send(pair, send, status);
+        if (status != IBV_WC_SUCCESS)
+            sw_queue_pair_failed(pair);
+    }
+}
+
+/* -- receiving ----------------------------------------------------------------------- */
+
+static int can_receive(const struct sw_queue_pair *pair)
+{
+    switch (pair->ibv.state) {
+    case IBV_QPS_RTR:
+    case IBV_QPS_RTS:
+    case IBV_QPS_SQD:
+    case IBV_QPS_SQE:
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+/* Whether there is a receive, and the oldest is large enough. One that is not stays for others:
+ * nobody is to end a queue pair with a datagram that is too long. */
+static int has_room(const struct sw_queue_pair *pair, uint32_t size)
+{
+    const struct sw_receives *receives =
+        pair->shared ? &pair->shared->receives : &pair->receives;
+    uint64_t room = 0;
+
+    if (!receives->count)
+        return 0;
+    const struct sw_receive *oldest = &receives->ring[receives->head % receives->size];
+    for (int i = 0; i < oldest->part_count; i++)
+        room += oldest->parts[i].length;
+    return room >= SW_GRH + (uint64_t)size;
+}
+
+static void deliver(struct sw_queue_pair *pair, const struct sw_roce_path *path,
+                    const struct sw_roce_datagram *datagram, size_t size)
+{
+    uint8_t grh[SW_GRH];
+
+    if (!can_receive(pair) || datagram->qkey != pair->attributes.qkey ||
+        !has_room(pair, datagram->size) || !sw_take_receive(pair, 0))
+        return;
+    sw_roce_grh(grh, path, size);
+    struct ibv_wc completion = {
+        .opcode = IBV_WC_RECV,
+        .byte_len = SW_GRH + datagram->size,
+        .src_qp = datagram->source_qpn,
+        .wc_flags = IBV_WC_GRH | (datagram->has_immediate ? IBV_WC_WITH_IMM : 0),
+        .imm_data = datagram->immediate,
+    };
+    completion.status = sw_fill_receive(pair, 0, grh, SW_GRH);
+    if (completion.status == IBV_WC_SUCCESS)
+        completion.status = sw_fill_receive(pair, SW_GRH, datagram->payload, datagram->size);
+    sw_finish_receive(pair, &completion, datagram->solicited);
+    if (completion.status != IBV_WC_SUCCESS)
+        sw_queue_pair_failed(pair);
+}
+
+/* group: NULL where what is for the queue pair alone arrives. */
+static void receive(struct sw_datagrams *datagrams, const struct sw_udp *udp,
+                    const union ibv_gid *group)
+{
+    uint32_t number = group ? SW_QPN_GROUP : datagrams->pair->ibv.qp_num;
+    uint8_t packet[SW_ROCE_MOST];
+    struct sw_roce_datagram datagram;
+    struct sw_udp_way way;
+
+    for (int i = 0; i < BURST; i++) {
+        ssize_t size = sw_udp_receive(udp, packet, sizeof(packet), &way);
+        if (size < 0 && (errno == EAGAIN || errno == EBADF))
+            return;
+        if (size < 0 || (size_t)size > sizeof(packet) ||
+            (group && memcmp(group, &way.path.destination, sizeof(*group))) ||
+            sw_roce_read(packet, (size_t)size, &way.path, &datagram))
+            continue;
+        if (datagram.destination_qpn == number)
+            deliver(datagrams->pair, &way.path, &datagram, (size_t)size);
+    }
+}
+
+static void ready(struct sw_watch *watch, uint32_t events)
+{
+    struct sw_datagrams *datagrams = SW_CONTAINER(watch, struct sw_datagrams, watch);
+
+    (void)events;
+    receive(datagrams, &datagrams->udp, NULL);
+}
+
+static void group_ready(struct sw_watch *watch, uint32_t events)
+{
+    struct attachment *attachment = SW_CONTAINER(watch, struct attachment, watch);
+
+    (void)events;
+    receive(attachment->datagrams, &attachment->udp, &attachment->group);
+}
+
+/* -- sockets ------------------------------------------------------------------------- */
+
+/* The port, and eight bits that nobody can guess; no other queue pair's number. 0: none is free. */
+static uint32_t number_at(uint16_t port)
+{
+    for (int i = 0; i < TRIES; i++) {
+        uint8_t above;
+        sw_random(&above, sizeof(above));
+        uint32_t number = (uint32_t)above << 16 | port;
+        if (number > 1 && number != SW_QPN_GROUP && !sw_find_queue_pair(number))
+            return number;
+    }
+    return 0;
+}
+
+int sw_datagrams_open(struct sw_queue_pair *pair)
+{
+    struct sw_datagrams *datagrams = calloc(1, sizeof(*datagrams));
+
+    if (!datagrams)
+        return ENOMEM;
+    datagrams->pair = pair;
+    int error = sw_udp_open_anywhere(&datagrams->udp);
+    if (error) {
+        free(datagrams);
+        return error;
+    }
+    uint32_t number = number_at(datagrams->udp.port);
+    datagrams->watch.ready = ready;
+    error = number ? sw_watch(&datagrams->watch, datagrams->udp.fd, EPOLLIN) : EAGAIN;
+    if (error) {
+        sw_udp_close(&datagrams->udp);
+        free(datagrams);
+        return error;
+    }
+    pair->ibv.qp_num = number;
+    pair->datagrams = datagrams;
+    return 0;
+}
+
+static void detach(struct attachment **link)
+{
+    struct attachment *attachment = *link;
+
+    *link = attachment->next;
+    sw_unwatch(&attachment->watch);
+    sw_udp_close(&attachment->udp);
+    free(attachment);
+}
+
+void sw_datagrams_close(struct sw_queue_pair *pair)
+{
+    struct sw_datagrams *datagrams = pair->datagrams;
+
+    if (!datagrams)
+        return;
+    pair->datagrams = NULL;
+    while (datagrams->attachments)
+        detach(&datagrams->attachments);
+    sw_unwatch(&datagrams->watch);
+    sw_udp_close(&datagrams->udp);
+    free(datagrams);
+}
+
+/* -- groups -------------------------------------------------------------------------- */
+
+static struct attachment **find_attachment(struct sw_datagrams *datagrams,
+                                           const union ibv_gid *group)
+{
+    struct attachment **link = &datagrams->attachments;
+
+    while (*link && memcmp(&(*link)->group, group, sizeof(*group)))
+        link = &(*link)->next;
+    return link;
+}
+
+/* The interface of the address that the queue pair's identifier is bound to; 0: it has none. */
+static uint32_t interface_of(const struct sw_queue_pair *pair)
+{
+    struct ibv_gid_entry entry;
+    union ibv_gid gid;
+
+    if (!pair->identifier)
+        return 0;
+    sw_gid_of(&pair->identifier->ibv.route.addr.src_addr, &gid);
+    int index = sw_gid_index(&gid);
+    return index >= 0 && !sw_gid_entry(index, &entry) ? entry.ndev_ifindex : 0;
+}
+
+/* On one interface, or on all that have an address of the group's version of IP. */
+static int join(const struct sw_udp *udp, const union ibv_gid *group, uint32_t interface)
+{
+    struct in6_addr address;
+    struct ibv_gid_entry entry;
+    int error = ENODEV;
+
+    memcpy(&address, group, sizeof(address));
+    if (interface)
+        return sw_udp_join(udp, &address, interface);
+    for (int index = 0; index < SW_MOST_GIDS; index++) {
+        if (sw_gid_entry(index, &entry) || is_ipv4(&entry.gid) != is_ipv4(group))
+            continue;
+        int failed = sw_udp_join(udp, &address, entry.ndev_ifindex);
+        if (!failed || failed == EADDRINUSE) /* joined there for another address */
+            error = 0;
+        else if (error)
+            error = failed;
+    }
+    return error;
+}
+
+static int open_group(struct sw_udp *udp, const union ibv_gid *group, uint32_t interface)
+{
+    struct sockaddr_in6 ipv6 = {.sin6_family = AF_INET6, .sin6_port = htons(SW_GROUP_PORT)};
+    struct sockaddr_in ipv4 = {.sin_family = AF_INET, .sin_port = htons(SW_GROUP_PORT)};
+    const struct sockaddr *address =
+        is_ipv4(group) ? (const struct sockaddr *)&ipv4 : (const struct sockaddr *)&ipv6;
+
+    int error = sw_udp_open(udp, address, SW_UDP_SHARED | SW_UDP_IPV6_ONLY);
+    if (error)
+        return error;
+    error = join(udp, group, interface);
+    if (error)
+        sw_udp_close(udp);
+    return error;
+}
+
+static int attach(struct sw_datagrams *datagrams, const union ibv_gid *group)
+{
+    struct attachment *attachment;
+    uint32_t count = 0;
+
+    for (attachment = datagrams->attachments; attachment; attachment = attachment->next)
+        count++;
+    attachment = count < SW_MOST_GROUPS ? calloc(1, sizeof(*attachment)) : NULL;
+    if (!attachment)
+        return ENOMEM;
+    int error = open_group(&attachment->udp, group, interface_of(datagrams->pair));
+    if (!error) {
+        attachment->watch.ready = group_ready;
+        error = sw_watch(&attachment->watch, attachment->udp.fd, EPOLLIN);
+        if (error)
+            sw_udp_close(&attachment->udp);
+    }
+    if (error) {
+        free(attachment);
+        return error;
+    }
+    attachment->datagrams = datagrams;
+    attachment->group = *group;
+    attachment->next = datagrams->attachments;
+    datagrams->attachments = attachment;
+    return 0;
+}
+
+int sw_datagrams_attach(struct sw_queue_pair *pair, const union ibv_gid *group)
+{
+    if (!pair->datagrams || !is_group(group))
+        return EINVAL;
+    return *find_attachment(pair->datagrams, group) ? 0 : attach(pair->datagrams, group);
+}
+
+int sw_datagrams_detach(struct sw_queue_pair *pair, const union ibv_gid *group)
+{
+    if (!pair->datagrams)
+        return EINVAL;
+    struct attachment **link = find_attachment(pair->datagrams, group);
+    if (!*link)
+        return EINVAL;
+    detach(link);
+    return 0;
+}
+
+static int attach_mcast(struct ibv_qp *queue_pair, const union ibv_gid *gid, uint16_t lid)
+{
+    (void)lid; /* InfiniBand's */
+    if (!queue_pair || !gid)
+        return EINVAL;
+    sw_lock();
+    int error = sw_datagrams_attach((struct sw_queue_pair *)queue_pair, gid);
+    sw_unlock();
+    return error;
+}
+
+static int detach_mcast(struct ibv_qp *queue_pair, const union ibv_gid *gid, uint16_t lid)
+{
+    (void)lid;
+    if (!queue_pair || !gid)
+        return EINVAL;
+    sw_lock();
+    int error = sw_datagrams_detach((struct sw_queue_pair *)queue_pair, gid);
+    sw_unlock();
+    return error;
+}
+
+void sw_fill_datagram(struct aiordma_provider *table)
+{
+    table->create_ah = create_ah;
+    table->init_ah_from_wc = init_ah_from_wc;
+    table->destroy_ah = destroy_ah;
+    table->attach_mcast = attach_mcast;
+    table->detach_mcast = detach_mcast;
+}

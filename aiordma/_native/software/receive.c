@@ -1,0 +1,729 @@
+/*
+ * Receiving: bytes become frames, frames are checked, and their payload goes where it belongs: a
+ * posted receive, a region, the parts of a READ. Every number in them is a peer's, and a peer may
+ * be hostile.
+ */
+#include "stream.h"
+
+#include <arpa/inet.h>
+#include <endian.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include "crc32c.h"
+
+/* From here on, payload is read straight into its place instead of by way of the buffer. */
+enum { WORTH_IT = 2048, MOST_READS = 32 };
+
+static const struct sw_reason UNEXPECTED = {SW_LAYER_RDMAP, 2, 6};
+
+static struct sw_reason access_reason(enum sw_refusal refusal)
+{
+    static const uint8_t codes[] = {[SW_NO_KEY] = 0, [SW_BOUNDS] = 1, [SW_ACCESS] = 2,
+                                    [SW_DOMAIN] = 3, [SW_WRAP] = 4};
+
+    return (struct sw_reason){SW_LAYER_RDMAP, 1, codes[refusal]};
+}
+
+/* DDP's codes for the same, of a tagged message. */
+static struct sw_reason tagged_reason(enum sw_refusal refusal)
+{
+    static const uint8_t codes[] = {[SW_NO_KEY] = 0, [SW_BOUNDS] = 1, [SW_DOMAIN] = 2,
+                                    [SW_WRAP] = 3};
+
+    if (refusal == SW_ACCESS)
+        return access_reason(refusal);
+    return (struct sw_reason){SW_LAYER_DDP, 1, codes[refusal]};
+}
+
+static int refuse(struct sw_stream *stream, struct sw_reason reason)
+{
+    sw_stream_refused(stream, reason);
+    return -1;
+}
+
+static int permits(const struct sw_stream *stream, unsigned int access)
+{
+    return (stream->pair->attributes.qp_access_flags & access) == access;
+}
+
+/* -- a frame's beginning: 1 go on, 0 it is held back, -1 it was refused --------------------------- */
+
+static int is_in_sequence(struct sw_stream *stream, const struct sw_frame *frame)
+{
+    return frame->sequence == stream->expected[frame->queue];
+}
+
+static uint32_t room_of(const struct sw_receive *receive)
+{
+    uint64_t room = 0;
+
+    for (int i = 0; i < receive->part_count; i++)
+        room += receive->parts[i].length;
+    return room > UINT32_MAX ? UINT32_MAX : (uint32_t)room;
+}
+
+static int begin_send(struct sw_stream *stream)
+{
+    struct sw_queue_pair *pair = stream->pair;
+    const struct sw_frame *frame = &stream->frame;
+
+    if (!is_in_sequence(stream, frame))
+        return refuse(stream, (struct sw_reason){SW_LAYER_DDP, 2, 3});
+    if (frame->message_offset != (pair->has_taken ? stream->message_size : 0))
+        return refuse(stream, (struct sw_reason){SW_LAYER_DDP, 2, 4});
+    if (!pair->has_taken) {
+        if (!sw_take_receive(pair, 1))
+            return 0;
+        stream->message_size = 0;
+    }
+    if (frame->payload > room_of(&pair->taken) - stream->message_size) {
+        struct ibv_wc completion = {.status = IBV_WC_LOC_LEN_ERR, .opcode = IBV_WC_RECV};
+        sw_finish_receive(pair, &completion, 0);
+        return refuse(stream, (struct sw_reason){SW_LAYER_DDP, 2, 5});
+    }
+    return 1;
+}
+
+static int begin_write(struct sw_stream *stream)
+{
+    const struct sw_frame *frame = &stream->frame;
+    char *memory;
+
+    if (!frame->payload && frame->is_last)
+        return 1; /* reaches nothing: the announcement is one */
+    if (!permits(stream, IBV_ACCESS_REMOTE_WRITE))
+        return refuse(stream, tagged_reason(SW_ACCESS));
+    enum sw_refusal refusal = sw_reach_remote(&stream->pair->ibv, frame->stag, frame->offset,
+                                              frame->payload, IBV_ACCESS_REMOTE_WRITE, &memory);
+    return refusal ? refuse(stream, tagged_reason(refusal)) : 1;
+}
+
+static int begin_read_response(struct sw_stream *stream)
+{
+    const struct sw_frame *frame = &stream->frame;
+    const struct sw_send *send = sw_first_asked(stream);
+
+    if (!send || send->opcode != IBV_WR_RDMA_READ || frame->stag != send->sink)
+        return refuse(stream, tagged_reason(SW_NO_KEY));
+    if (frame->offset != send->progress || frame->payload > send->length - send->progress ||
+        (frame->is_last && frame->payload != send->length - send->progress))
+        return refuse(stream, tagged_reason(SW_BOUNDS));
+    return 1;
+}
+
+static int begin_immediate(struct sw_stream *stream)
+{
+    struct sw_queue_pair *pair = stream->pair;
+    const char *payload = sw_waiting_bytes(stream->from) + stream->frame.header;
+    uint32_t immediate, belongs;
+
+    if (stream->frame.payload != SW_IMMEDIATE_SIZE || pair->has_taken)
+        return refuse(stream, UNEXPECTED);
+    sw_immediate_read(payload, &immediate, &belongs);
+    if (belongs == SW_OF_SEND)
+        return stream->has_immediate ? refuse(stream, UNEXPECTED) : 1;
+    return sw_take_receive(pair, 1);
+}
+
+/* Messages that are one small frame each, with a number of their own. */
+static int begin_whole(struct sw_stream *stream, uint32_t size)
+{
+    const struct sw_frame *frame = &stream->frame;
+
+    if (!is_in_sequence(stream, frame))
+        return refuse(stream, (struct sw_reason){SW_LAYER_DDP, 2, 3});
+    if (frame->message_offset)
+        return refuse(stream, (struct sw_reason){SW_LAYER_DDP, 2, 4});
+    if (!frame->is_last || frame->payload != size)
+        return refuse(stream, (struct sw_reason){SW_LAYER_DDP, 2, 5});
+    return 1;
+}
+
+static int begin_question(struct sw_stream *stream, uint32_t size)
+{
+    int result = begin_whole(stream, size);
+
+    /* No room for it: the peer asks for more at a time than was agreed. */
+    if (result == 1 && stream->answer_count >= stream->terms.inbound_depth)
+        return refuse(stream, (struct sw_reason){SW_LAYER_DDP, 2, 2});
+    return result;
+}
+
+static int begin(struct sw_stream *stream)
+{
+    switch (stream->frame.operation) {
+    case SW_WRITE:
+        return begin_write(stream);
+    case SW_READ_RESPONSE:
+        return begin_read_response(stream);
+    case SW_READ_REQUEST:
+        return begin_question(stream, SW_READ_REQUEST_SIZE);
+    case SW_ATOMIC_REQUEST:
+        return begin_question(stream, SW_ATOMIC_REQUEST_SIZE);
+    case SW_ATOMIC_RESPONSE:
+        return begin_whole(stream, SW_ATOMIC_RESPONSE_SIZE);
+    case SW_IMMEDIATE:
+    case SW_IMMEDIATE_SOLICITED: {
+        int result = begin_whole(stream, SW_IMMEDIATE_SIZE);
+        return result == 1 ? begin_immediate(stream) : result;
+    }
+    case SW_TERMINATE:
+        return stream->frame.payload <= SW_MOST_TERMINATE ? 1 : refuse(stream, UNEXPECTED);
+    default:
+        return begin_send(stream);
+    }
+}
+
+/* -- payload that goes into memory --------------------------------------------------------------- */
+
+static int is_placed(enum sw_operation operation)
+{
+    switch (operation) {
+    case SW_WRITE:
+    case SW_READ_RESPONSE:
+    case SW_SEND:
+    case SW_SEND_INVALIDATE:
+    case SW_SEND_SOLICITED:
+    case SW_SEND_SOLICITED_INVALIDATE:
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+static int locate_parts(struct sw_stream *stream, const struct ibv_sge *parts, int count,
+                        uint32_t offset, uint32_t size, struct iovec *to)
+{
+    char *memory;
+    int found = 0;
+
+    for (int i = 0; i < count && size; i++) {
+        if (offset >= parts[i].length) {
+            offset -= parts[i].length;
+            continue;
+        }
+        uint32_t room = parts[i].length - offset;
+        uint32_t here = size < room ? size : room;
+        if (sw_reach_local(stream->pair->ibv.pd, &parts[i], IBV_ACCESS_LOCAL_WRITE, &memory))
+            return -1;
+        to[found++] = (struct iovec){memory + offset, here};
+        size -= here;
+        offset = 0;
+    }
+    return size ? -1 : found;
+}
+
+/*
+ * Where the rest of the frame's payload goes, at most size bytes: into to, which has room for
+ * SW_MOST_PARTS. Looked up each time, since memory may go between two pieces of a frame.
+ * Returns how many, or -1: it was refused, and the pair has failed.
+ */
+static int locate(struct sw_stream *stream, uint32_t size, struct iovec *to)
+{
+    struct sw_queue_pair *pair = stream->pair;
+    const struct sw_frame *frame = &stream->frame;
+    struct sw_send *send;
+    int found;
+    char *memory;
+
+    switch (frame->operation) {
+    case SW_WRITE: {
+        enum sw_refusal refusal =
+            sw_reach_remote(&pair->ibv, frame->stag, frame->offset + stream->placed, size,
+                            IBV_ACCESS_REMOTE_WRITE, &memory);
+        if (refusal)
+            return refuse(stream, tagged_reason(refusal));
+        to[0] = (struct iovec){memory, size};
+        return 1;
+    }
+    case SW_READ_RESPONSE:
+        send = sw_first_asked(stream);
+        if (!send)
+            return refuse(stream, tagged_reason(SW_NO_KEY));
+        found = locate_parts(stream, send->parts, send->part_count, send->progress, size, to);
+        if (found < 0)
+            sw_stream_failed_send(stream, send, IBV_WC_LOC_PROT_ERR);
+        return found;
+    default:
+        found = locate_parts(stream, pair->taken.parts, pair->taken.part_count,
+                             stream->message_size, size, to);
+        if (found < 0) {
+            struct ibv_wc completion = {.status = IBV_WC_LOC_PROT_ERR, .opcode = IBV_WC_RECV};
+            sw_finish_receive(pair, &completion, 0);
+            return refuse(stream, (struct sw_reason){SW_LAYER_RDMAP, 0, 0});
+        }
+        return found;
+    }
+}
+
+static void account(struct sw_stream *stream, uint32_t size)
+{
+    struct sw_send *send;
+
+    stream->placed += size;
+    switch (stream->frame.operation) {
+    case SW_WRITE:
+        stream->written += size;
+        break;
+    case SW_READ_RESPONSE:
+        send = sw_first_asked(stream);
+        if (send)
+            send->progress += size;
+        break;
+    default:
+        stream->message_size += size;
+    }
+}
+
+/* Copy what is in the buffer. 0, or -1: refused. */
+static int place(struct sw_stream *stream)
+{
+    uint32_t here = sw_waiting_size(stream->from);
+    uint32_t left = stream->frame.payload - stream->placed;
+    struct iovec parts[SW_MOST_PARTS];
+
+    if (here > left)
+        here = left;
+    if (!here)
+        return 0;
+    int count = locate(stream, here, parts);
+    if (count < 0)
+        return -1;
+    for (int i = 0; i < count; i++) {
+        memcpy(parts[i].iov_base, sw_waiting_bytes(stream->from), parts[i].iov_len);
+        stream->from->start += (uint32_t)parts[i].iov_len;
+    }
+    account(stream, here);
+    return 0;
+}
+
+/* -- a frame's end: 0, or -1: the pair has failed -------------------------------------------------- */
+
+static int end_send(struct sw_stream *stream)
+{
+    struct sw_queue_pair *pair = stream->pair;
+    const struct sw_frame *frame = &stream->frame;
+    int solicits = frame->operation == SW_SEND_SOLICITED ||
+                   frame->operation == SW_SEND_SOLICITED_INVALIDATE;
+
+    if (!frame->is_last)
+        return 0;
+    stream->expected[SW_QUEUE_SEND]++;
+    struct ibv_wc completion = {
+        .status = IBV_WC_SUCCESS,
+        .opcode = IBV_WC_RECV,
+        .byte_len = stream->message_size,
+    };
+    if (frame->operation == SW_SEND_INVALIDATE ||
+        frame->operation == SW_SEND_SOLICITED_INVALIDATE) {
+        if (sw_invalidate(&pair->ibv, frame->invalidated, 1)) {
+            completion.status = IBV_WC_LOC_ACCESS_ERR;
+            sw_finish_receive(pair, &completion, 0);
+            return refuse(stream, (struct sw_reason){SW_LAYER_RDMAP, 1, 9});
+        }
+        completion.wc_flags = IBV_WC_WITH_INV;
+        completion.invalidated_rkey = frame->invalidated;
+    } else if (stream->has_immediate) {
+        completion.wc_flags = IBV_WC_WITH_IMM;
+        completion.imm_data = htonl(stream->immediate);
+    }
+    stream->has_immediate = 0;
+    stream->message_size = 0;
+    sw_finish_receive(pair, &completion, solicits);
+    return 0;
+}
+
+static int end_immediate(struct sw_stream *stream, const char *payload)
+{
+    uint32_t belongs;
+
+    stream->expected[SW_QUEUE_SEND]++;
+    sw_immediate_read(payload, &stream->immediate, &belongs);
+    if (belongs == SW_OF_SEND) {
+        stream->has_immediate = 1;
+        return 0;
+    }
+    struct ibv_wc completion = {
+        .status = IBV_WC_SUCCESS,
+        .opcode = IBV_WC_RECV_RDMA_WITH_IMM,
+        .byte_len = stream->written,
+        .wc_flags = IBV_WC_WITH_IMM,
+        .imm_data = htonl(stream->immediate),
+    };
+    sw_finish_receive(stream->pair, &completion,
+                      stream->frame.operation == SW_IMMEDIATE_SOLICITED);
+    return 0;
+}
+
+static int end_read_request(struct sw_stream *stream, const char *payload)
+{
+    struct sw_answer *answer =
+        &stream->answers[(stream->answer_first + stream->answer_count) %
+                         stream->terms.inbound_depth];
+    char *memory;
+
+    stream->expected[SW_QUEUE_REQUEST]++;
+    memset(answer, 0, sizeof(*answer));
+    sw_read_request_read(payload, &answer->read);
+    if (answer->read.size) {
+        enum sw_refusal refusal = SW_ACCESS;
+        if (permits(stream, IBV_ACCESS_REMOTE_READ))
+            refusal = sw_reach_remote(&stream->pair->ibv, answer->read.source,
+                                      answer->read.source_offset, answer->read.size,
+                                      IBV_ACCESS_REMOTE_READ, &memory);
+        if (refusal)
+            return refuse(stream, access_reason(refusal));
+    }
+    stream->answer_count++;
+    return 0;
+}
+
+static int end_atomic_request(struct sw_stream *stream, const char *payload)
+{
+    struct sw_answer *answer =
+        &stream->answers[(stream->answer_first + stream->answer_count) %
+                         stream->terms.inbound_depth];
+    enum sw_refusal refusal = SW_ACCESS;
+    char *memory;
+
+    stream->expected[SW_QUEUE_REQUEST]++;
+    memset(answer, 0, sizeof(*answer));
+    answer->is_atomic = 1;
+    sw_atomic_request_read(payload, &answer->atomic);
+    if (answer->atomic.operation != SW_FETCH_ADD && answer->atomic.operation != SW_COMPARE_SWAP)
+        return refuse(stream, UNEXPECTED);
+    if (permits(stream, IBV_ACCESS_REMOTE_ATOMIC))
+        refusal = sw_reach_remote(&stream->pair->ibv, answer->atomic.stag, answer->atomic.offset,
+                                  8, IBV_ACCESS_REMOTE_ATOMIC, &memory);
+    if (!refusal && (uintptr_t)memory % 8)
+        refusal = SW_BOUNDS;
+    if (refusal)
+        return refuse(stream, access_reason(refusal));
+    stream->answer_count++;
+    return 0;
+}
+
+static int end_atomic_response(struct sw_stream *stream, const char *payload)
+{
+    struct sw_send *send = sw_first_asked(stream);
+    uint32_t number;
+    uint64_t value;
+
+    stream->expected[SW_QUEUE_ATOMIC]++;
+    sw_atomic_response_read(payload, &number, &value);
+    if (!send || send->opcode == IBV_WR_RDMA_READ || number != send->sink)
+        return refuse(stream, UNEXPECTED);
+    enum ibv_wc_status status = sw_scatter(stream->pair->ibv.pd, send->parts, send->part_count, 0,
+                                           &value, sizeof(value));
+    if (status) {
+        sw_stream_failed_send(stream, send, status);
+        return -1;
+    }
+    stream->asked--;
+    sw_end_send(stream->pair, send, IBV_WC_SUCCESS);
+    return 0;
+}
+
+static int end_read_response(struct sw_stream *stream)
+{
+    struct sw_send *send = sw_first_asked(stream);
+
+    if (!stream->frame.is_last || !send)
+        return 0;
+    stream->asked--;
+    sw_end_send(stream->pair, send, IBV_WC_SUCCESS);
+    return 0;
+}
+
+static enum ibv_wc_status status_of(const struct sw_reason *reason)
+{
+    if (reason->layer == SW_LAYER_RDMAP && reason->type == 1)
+        return IBV_WC_REM_ACCESS_ERR;
+    if (reason->layer == SW_LAYER_DDP && reason->type == 1)
+        return IBV_WC_REM_ACCESS_ERR;
+    if (reason->layer == SW_LAYER_DDP && reason->type == 2)
+        return reason->code == 2 ? IBV_WC_RNR_RETRY_EXC_ERR : IBV_WC_REM_INV_REQ_ERR;
+    return IBV_WC_REM_OP_ERR;
+}
+
+/* The peer gives up, and says why. The request that is to blame may have ended long ago: the
+ * oldest that has not is told. */
+static int end_terminate(struct sw_stream *stream, const char *payload)
+{
+    struct sw_queue_pair *pair = stream->pair;
+    struct sw_reason reason;
+
+    if (!sw_terminate_read(payload, stream->frame.payload, &reason) &&
+        pair->oldest != pair->end) {
+        struct sw_send *send = &pair->sends[pair->oldest % pair->send_size];
+        if (send->stage == SW_ASKED || pair->oldest != pair->next_send)
+            sw_end_send(pair, send, status_of(&reason));
+    }
+    sw_queue_pair_failed(pair);
+    return -1;
+}
+
+static int end(struct sw_stream *stream, const char *payload)
+{
+    switch (stream->frame.operation) {
+    case SW_WRITE:
+        stream->is_writing = !stream->frame.is_last;
+        return 0;
+    case SW_READ_RESPONSE:
+        return end_read_response(stream);
+    case SW_READ_REQUEST:
+        return end_read_request(stream, payload);
+    case SW_ATOMIC_REQUEST:
+        return end_atomic_request(stream, payload);
+    case SW_ATOMIC_RESPONSE:
+        return end_atomic_response(stream, payload);
+    case SW_IMMEDIATE:
+    case SW_IMMEDIATE_SOLICITED:
+        return end_immediate(stream, payload);
+    case SW_TERMINATE:
+        return end_terminate(stream, payload);
+    default:
+        return end_send(stream);
+    }
+}
+
+/* -- the buffer ------------------------------------------------------------------------------------ */
+
+static int is_intact(const struct sw_stream *stream)
+{
+    const char *bytes = sw_waiting_bytes(stream->from);
+    uint32_t covered = sw_frame_size(&stream->frame) - 4, crc;
+
+    memcpy(&crc, bytes + covered, sizeof(crc));
+    return le32toh(crc) == sw_crc32c(0, bytes, covered);
+}
+
+/* Read a header and begin with its frame: 1; 0: more bytes are needed, or it is held back; -1. */
+static int next_frame(struct sw_stream *stream)
+{
+    uint32_t here = sw_waiting_size(stream->from);
+    struct sw_reason reason;
+
+    int found = sw_frame_read(sw_waiting_bytes(stream->from), here, &stream->frame, &reason);
+    if (found < 0) {
+        stream->blamed_size = 0;
+        return refuse(stream, reason);
+    }
+    if (!found)
+        return 0;
+    /* A frame whose CRC is to be checked is placed only then: its header may be what is broken. */
+    int whole = stream->terms.crc || !is_placed(stream->frame.operation);
+    if (whole && here < sw_frame_size(&stream->frame))
+        return 0;
+    if (stream->terms.crc && !is_intact(stream)) {
+        stream->blamed_size = 0;
+        return refuse(stream, (struct sw_reason){SW_LAYER_MPA, 0, 2});
+    }
+    stream->blamed_size = here < sizeof(stream->blamed) ? here : sizeof(stream->blamed);
+    memcpy(stream->blamed, sw_waiting_bytes(stream->from), stream->blamed_size);
+    int result = begin(stream);
+    if (result != 1)
+        return result;
+    if (stream->frame.operation == SW_WRITE && !stream->is_writing)
+        stream->written = 0;
+    stream->from->start += stream->frame.header;
+    stream->placed = 0;
+    stream->has_frame = 1;
+    return 1;
+}
+
+/* Go on with the frame: 1 it is done; 0: more bytes are needed; -1. */
+static int go_on(struct sw_stream *stream)
+{
+    struct sw_frame *frame = &stream->frame;
+    const char *payload = sw_waiting_bytes(stream->from);
+    uint32_t trailer = sw_padding(frame->header, frame->payload) + 4;
+
+    if (is_placed(frame->operation)) {
+        if (place(stream))
+            return -1;
+        if (stream->placed < frame->payload)
+            return 0;
+    } else {
+        trailer += frame->payload;
+    }
+    if (sw_waiting_size(stream->from) < trailer)
+        return 0;
+    stream->from->start += trailer;
+    stream->has_frame = 0;
+    if (!stream->has_heard) {
+        stream->has_heard = 1;
+        if (stream->pair->identifier)
+            sw_identifier_heard(stream->pair->identifier);
+    }
+    return end(stream, payload) ? -1 : 1;
+}
+
+static int is_answer(enum sw_operation operation)
+{
+    return operation == SW_READ_RESPONSE || operation == SW_ATOMIC_RESPONSE ||
+           operation == SW_TERMINATE;
+}
+
+/* Keep a whole frame for later. 0: there is no room for it. */
+static int keep(struct sw_stream *stream, uint32_t size)
+{
+    struct sw_buffer *kept = &stream->kept;
+
+    if (kept->end - kept->start + size > SW_KEPT_SIZE)
+        return 0;
+    if (kept->end + size > kept->size) {
+        memmove(kept->bytes, kept->bytes + kept->start, kept->end - kept->start);
+        kept->end -= kept->start;
+        kept->start = 0;
+    }
+    if (kept->end + size > kept->size) {
+        uint32_t more = 2 * (kept->end + size);
+        char *bytes = realloc(kept->bytes, more);
+        if (!bytes)
+            return 0;
+        kept->bytes = bytes;
+        kept->size = more;
+    }
+    memcpy(kept->bytes + kept->end, sw_waiting_bytes(&stream->in), size);
+    kept->end += size;
+    stream->in.start += size;
+    return 1;
+}
+
+/*
+ * While a message waits for its receive, answers to our own questions still arrive behind it: the
+ * receive may well be posted only when one of them is here. They overtake; all else keeps its
+ * order, in memory, as much as there is room for. The rest stays with TCP.
+ */
+static int overtake(struct sw_stream *stream)
+{
+    struct sw_frame frame;
+    struct sw_reason reason;
+    uint32_t here = sw_waiting_size(&stream->in);
+
+    stream->from = &stream->in;
+    int found = sw_frame_read(sw_waiting_bytes(&stream->in), here, &frame, &reason);
+    if (found < 0) {
+        stream->blamed_size = 0;
+        return refuse(stream, reason);
+    }
+    uint32_t size = sw_frame_size(&frame);
+    if (!found || here < size)
+        return 0;
+    if (!is_answer(frame.operation)) {
+        stream->is_full = !keep(stream, size);
+        return !stream->is_full;
+    }
+    int result = next_frame(stream);
+    return result == 1 ? go_on(stream) : result;
+}
+
+/* One step: 1 there may be another; 0: more bytes are needed, or room, or a receive; -1. */
+static int step(struct sw_stream *stream)
+{
+    /* A message that is in the middle of its frame has its receive. */
+    if (stream->pair->is_waiting)
+        return overtake(stream);
+    stream->from = sw_waiting_size(&stream->kept) ? &stream->kept : &stream->in;
+    if (!stream->has_frame) {
+        int result = next_frame(stream);
+        if (result != 1)
+            return result == 0 && stream->pair->is_waiting ? 1 : result;
+    }
+    return go_on(stream);
+}
+
+void sw_process(struct sw_stream *stream)
+{
+    int result;
+
+    stream->is_full = stream->has_ended;
+    do
+        result = step(stream);
+    while (result == 1);
+    if (!stream->pair)
+        return;
+    if (stream->has_ended && !stream->pair->is_waiting) {
+        sw_stream_broken(stream, 0);
+        return;
+    }
+    struct sw_buffer *in = &stream->in;
+    if (in->start) {
+        memmove(in->bytes, in->bytes + in->start, in->end - in->start);
+        in->end -= in->start;
+        in->start = 0;
+    }
+    /* An answer may be due, or a READ may follow one that has its answer. */
+    if (!stream->is_blocked)
+        sw_transmit(stream);
+}
+
+/* Where the next bytes are read to: the frame's place first, if that pays; then the buffer. */
+static int next_parts(struct sw_stream *stream, struct iovec *parts, uint32_t *direct)
+{
+    uint32_t left = stream->frame.payload - stream->placed;
+    int count = 0;
+
+    *direct = 0;
+    if (stream->has_frame && is_placed(stream->frame.operation) && !stream->in.end &&
+        left >= WORTH_IT) {
+        count = locate(stream, left, parts);
+        if (count < 0)
+            return -1;
+        *direct = left;
+    }
+    parts[count++] =
+        (struct iovec){stream->in.bytes + stream->in.end, stream->in.size - stream->in.end};
+    return count;
+}
+
+void sw_receive(struct sw_stream *stream, uint32_t events)
+{
+    struct iovec parts[SW_MOST_PARTS + 1];
+    uint32_t direct;
+
+    if (stream->is_full) {
+        /* Held back: only the end of everything is heard. */
+        if (events & (EPOLLERR | EPOLLHUP))
+            sw_stream_broken(stream, ECONNRESET);
+        return;
+    }
+    for (int i = 0; i < MOST_READS; i++) {
+        int count = next_parts(stream, parts, &direct);
+        if (count < 0)
+            return;
+        ssize_t size = readv(stream->fd, parts, count);
+        if (size < 0 && errno == EINTR)
+            continue;
+        if (size < 0 && errno == EAGAIN)
+            break;
+        if (!size && stream->pair->is_waiting) {
+            /* The peer has sent all that it wanted, and that waits for receives. */
+            stream->has_ended = stream->is_full = 1;
+            break;
+        }
+        if (size <= 0) {
+            sw_stream_broken(stream, size ? errno : 0);
+            return;
+        }
+        uint32_t room = direct + (uint32_t)parts[count - 1].iov_len, taken = (uint32_t)size;
+        uint32_t placed = taken < direct ? taken : direct;
+        if (placed)
+            account(stream, placed);
+        stream->in.end += taken - placed;
+        if (sw_stream_carried(stream, taken))
+            return;
+        sw_process(stream);
+        if (!stream->pair || stream->is_full)
+            break;
+        if (taken < room)
+            break; /* there was no more */
+    }
+    if (stream->pair)
+        sw_stream_rewatch(stream);
+}

@@ -1,0 +1,297 @@
+/*
+ * Streams: how they begin, what they wait for, and how they end. A stream outlives its queue pair
+ * for a while: closing a TCP socket that still has something to be read resets the connection,
+ * and would take from the peer what it has not read yet.
+ */
+#include "stream.h"
+
+#include "faults.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { LINGER_MILLISECONDS = 2000 };
+
+static void ready(struct sw_watch *watch, uint32_t events)
+{
+    struct sw_stream *stream = SW_CONTAINER(watch, struct sw_stream, watch);
+
+    if (events & EPOLLOUT) {
+        stream->is_blocked = 0;
+        sw_transmit(stream);
+    }
+    if (stream->pair && events & (uint32_t)~EPOLLOUT)
+        sw_receive(stream, events);
+}
+
+void sw_stream_rewatch(struct sw_stream *stream)
+{
+    if (stream->is_dead) {
+        sw_rewatch(&stream->watch, 0);
+        return;
+    }
+    uint32_t events = stream->is_blocked ? EPOLLOUT : 0;
+
+    /* While there is no room for what waits behind a message without a receive, TCP holds the
+     * peer back. Only a broken connection is of interest then, once: it cannot be told to wait. */
+    events |= stream->is_full ? (uint32_t)EPOLLET : EPOLLIN;
+    sw_rewatch(&stream->watch, events);
+}
+
+/* -- the end ------------------------------------------------------------------------------- */
+
+static void discard(struct sw_stream *stream)
+{
+    free(stream->answers);
+    free(stream->kept.bytes);
+    free(stream->in.bytes);
+    free(stream);
+}
+
+static void release(struct sw_stream *stream)
+{
+    sw_cancel(&stream->timer);
+    sw_unwatch(&stream->watch);
+    close(stream->fd);
+    sw_device.counts.sockets--;
+    discard(stream);
+}
+
+static void linger_expired(struct sw_timer *timer)
+{
+    release(SW_CONTAINER(timer, struct sw_stream, timer));
+}
+
+/* What still comes is of no use, and is read all the same, until the peer ends its side. */
+static void lingering(struct sw_watch *watch, uint32_t events)
+{
+    struct sw_stream *stream = SW_CONTAINER(watch, struct sw_stream, watch);
+
+    (void)events;
+    for (int i = 0; i < 16; i++) {
+        ssize_t size = recv(stream->fd, stream->in.bytes, stream->in.size, MSG_DONTWAIT);
+        if (size > 0)
+            continue;
+        if (size < 0 && (errno == EAGAIN || errno == EINTR))
+            return;
+        release(stream);
+        return;
+    }
+}
+
+static void see_off(struct sw_stream *stream)
+{
+    char last_word[128];
+
+    stream->pair = NULL;
+    /* In the middle of a frame nothing can be said any more. */
+    const struct sw_out_frame *out = &stream->out[stream->out_first];
+    int is_between = !stream->out_count || out->left == out->size;
+    if (stream->terminate_size && is_between) {
+        uint32_t size = sw_compose_terminate(stream, last_word);
+        if (send(stream->fd, last_word, size, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+            /* The peer then learns no more than that it ended. */
+        }
+    }
+    if (!stream->is_reset)
+        shutdown(stream->fd, SHUT_WR);
+    stream->watch.ready = lingering;
+    stream->timer.expired = linger_expired;
+    sw_rewatch(&stream->watch, EPOLLIN);
+    if (sw_call_later(&stream->timer, stream->is_reset ? 0 : LINGER_MILLISECONDS)) {
+        /* The engine runs, or there would be no stream. */
+    }
+}
+
+void sw_stream_end(struct sw_queue_pair *pair)
+{
+    struct sw_stream *stream = pair->stream;
+
+    if (!stream)
+        return;
+    pair->stream = NULL;
+    see_off(stream);
+    if (pair->identifier)
+        sw_identifier_ended(pair->identifier);
+}
+
+struct sw_send *sw_first_asked(struct sw_stream *stream)
+{
+    struct sw_queue_pair *pair = stream->pair;
+
+    for (uint32_t at = pair->oldest; stream->asked && at != pair->next_send; at++) {
+        struct sw_send *send = &pair->sends[at % pair->send_size];
+        if (send->stage == SW_ASKED)
+            return send;
+    }
+    return NULL;
+}
+
+void sw_stream_broken(struct sw_stream *stream, int error)
+{
+    struct sw_send *asked = sw_first_asked(stream);
+
+    /* TCP gave up on a silent peer: that is what RETRY_EXC says of other transports. */
+    if (asked && (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH))
+        sw_end_send(stream->pair, asked, IBV_WC_RETRY_EXC_ERR);
+    sw_queue_pair_failed(stream->pair);
+}
+
+void sw_stream_refused(struct sw_stream *stream, struct sw_reason reason)
+{
+    int is_access = (reason.layer == SW_LAYER_RDMAP && reason.type == 1) ||
+                    (reason.layer == SW_LAYER_DDP && reason.type == 1);
+
+    stream->terminate_size = sw_terminate_write(stream->terminate, &reason, stream->blamed,
+                                                stream->blamed_size);
+    sw_raise_queue_pair(&stream->pair->ibv,
+                        is_access ? IBV_EVENT_QP_ACCESS_ERR : IBV_EVENT_QP_REQ_ERR);
+    sw_queue_pair_failed(stream->pair);
+}
+
+void sw_stream_failed_send(struct sw_stream *stream, struct sw_send *send,
+                           enum ibv_wc_status status)
+{
+    struct sw_reason reason = {SW_LAYER_RDMAP, 0, 0}; /* a local error */
+
+    stream->terminate_size = sw_terminate_write(stream->terminate, &reason, NULL, 0);
+    sw_end_send(stream->pair, send, status);
+    sw_queue_pair_failed(stream->pair);
+}
+
+/* -- faults -------------------------------------------------------------------------------- */
+
+static void gave_up(struct sw_timer *timer)
+{
+    struct sw_stream *stream = SW_CONTAINER(timer, struct sw_stream, timer);
+
+    sw_stream_broken(stream, ETIMEDOUT);
+}
+
+/* The peer is dead as of now; TCP notices milliseconds later. */
+static int dies(struct sw_stream *stream)
+{
+    struct aiordma_fault fault;
+
+    if (!sw_fault(AIORDMA_FAULT_DEAD_PEER, &fault))
+        return 0;
+    stream->timer.expired = gave_up;
+    if (sw_call_later(&stream->timer, fault.milliseconds))
+        return 0;
+    stream->is_dead = 1;
+    sw_stream_rewatch(stream);
+    return 1;
+}
+
+static void reset(struct sw_stream *stream)
+{
+    struct linger at_once = {.l_onoff = 1, .l_linger = 0};
+
+    /* Closing resets the connection then, and shutdown does not: see_off's waits for the peer. */
+    setsockopt(stream->fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+    stream->is_reset = 1;
+    sw_stream_broken(stream, ECONNRESET);
+}
+
+int sw_stream_carried(struct sw_stream *stream, size_t bytes)
+{
+    stream->carried += bytes;
+    if (!sw_strikes_bytes(stream->carried))
+        return 0;
+    reset(stream);
+    return 1;
+}
+
+int sw_stream_is_struck(struct sw_stream *stream)
+{
+    struct aiordma_fault fault;
+
+    if (stream->is_dead || dies(stream))
+        return 1;
+    if (!sw_fault(AIORDMA_FAULT_DROP_AFTER_REQUESTS, &fault))
+        return 0;
+    reset(stream);
+    return 1;
+}
+
+/* -- the beginning --------------------------------------------------------------------------- */
+
+static struct sw_stream *new_stream(int fd, const struct sw_terms *terms)
+{
+    struct sw_stream *stream = calloc(1, sizeof(*stream));
+    uint32_t depth = terms->inbound_depth ? terms->inbound_depth : 1;
+
+    if (!stream)
+        return NULL;
+    stream->in.size = SW_IN_SIZE;
+    stream->in.bytes = malloc(SW_IN_SIZE);
+    stream->answers = calloc(depth, sizeof(*stream->answers));
+    if (!stream->in.bytes || !stream->answers || terms->already_size > SW_IN_SIZE) {
+        discard(stream);
+        return NULL;
+    }
+    stream->from = &stream->in;
+    stream->fd = fd;
+    stream->terms = *terms;
+    stream->terms.already = NULL;
+    if (terms->already_size)
+        memcpy(stream->in.bytes, terms->already, terms->already_size);
+    stream->in.end = (uint32_t)terms->already_size;
+    stream->must_announce = terms->is_initiator && terms->sends_ready;
+    stream->watch.ready = ready;
+    for (int queue = 0; queue < SW_QUEUES; queue++)
+        stream->sequence[queue] = stream->expected[queue] = 1;
+    /* Sinks are numbers that a peer cannot guess before it is asked to fill one. */
+    sw_random(&stream->number, sizeof(stream->number));
+    return stream;
+}
+
+int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *terms)
+{
+    struct sw_stream *stream = NULL;
+    int error = 0;
+
+    if (pair->stream || pair->ibv.state == IBV_QPS_ERR || pair->ibv.state == IBV_QPS_RESET)
+        error = EINVAL;
+    if (!error) {
+        stream = new_stream(fd, terms);
+        error = stream ? sw_watch(&stream->watch, fd, EPOLLIN) : ENOMEM;
+    }
+    if (error) {
+        if (stream)
+            discard(stream);
+        close(fd);
+        return error;
+    }
+    sw_device.counts.sockets++;
+    stream->pair = pair;
+    pair->stream = stream;
+    pair->attributes.max_rd_atomic = (uint8_t)terms->outbound_depth;
+    pair->attributes.max_dest_rd_atomic = (uint8_t)terms->inbound_depth;
+    sw_queue_pair_ready(pair);
+    sw_transmit(stream);
+    if (stream->pair && stream->in.end)
+        sw_process(stream);
+    return 0;
+}
+
+void sw_stream_transmit(struct sw_queue_pair *pair)
+{
+    if (pair->stream && !pair->stream->is_blocked && !sw_stream_is_struck(pair->stream))
+        sw_transmit(pair->stream);
+}
+
+void sw_stream_resume(struct sw_queue_pair *pair)
+{
+    struct sw_stream *stream = pair->stream;
+
+    if (!stream)
+        return;
+    sw_process(stream);
+    if (stream->pair)
+        sw_stream_rewatch(stream);
+}

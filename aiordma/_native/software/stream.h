@@ -1,0 +1,128 @@
+/*
+ * Streams: what stream.c (begin, end), transmit.c and receive.c share. A stream is one TCP
+ * connection of one queue pair.
+ */
+#ifndef AIORDMA_SOFTWARE_STREAM_H
+#define AIORDMA_SOFTWARE_STREAM_H
+
+#include <sys/uio.h>
+
+#include "frame.h"
+#include "software.h"
+
+/* A READ or an atomic that the peer asked for. Answered in the order of the questions. */
+struct sw_answer {
+    int is_atomic;
+    struct sw_read_request read;
+    struct sw_atomic_request atomic;
+    uint32_t done; /* of a READ: bytes put into frames */
+};
+
+enum { SW_OUT_FRAMES = 16, SW_OUT_PARTS = 96, SW_OUT_BYTES = 262144 };
+
+struct sw_buffer {
+    char *bytes;
+    uint32_t size, start, end; /* what waits is [start, end) */
+};
+
+static inline const char *sw_waiting_bytes(const struct sw_buffer *buffer)
+{
+    return buffer->bytes + buffer->start;
+}
+
+static inline uint32_t sw_waiting_size(const struct sw_buffer *buffer)
+{
+    return buffer->end - buffer->start;
+}
+
+/* A frame that is composed, and not yet wholly TCP's. */
+struct sw_out_frame {
+    char header[SW_UNTAGGED_HEADER + SW_ATOMIC_REQUEST_SIZE]; /* and a payload of ours */
+    char trailer[8];      /* padding and CRC */
+    uint32_t size, left;  /* bytes in all, and those that TCP has not taken */
+    struct sw_send *send; /* whose memory the payload is; NULL: an answer, or only ours */
+    int ends;             /* the send is over with this frame */
+    uint32_t offset, payload;
+    uint32_t stag;        /* of an answer's memory; payload bytes at address */
+    uint64_t address;
+    int is_answer;
+};
+
+struct sw_stream {
+    struct sw_watch watch;
+    struct sw_timer timer;
+    struct sw_queue_pair *pair; /* NULL: over, only TCP has to be seen off */
+    struct sw_terms terms;
+    int fd;
+    int has_heard; /* a frame of the peer */
+    uint64_t carried; /* bytes, both ways */
+    int is_dead;   /* a fault's: it neither sends nor hears */
+    int is_reset;  /* another one's: closing it resets the connection */
+
+    /* sending */
+    struct sw_out_frame out[SW_OUT_FRAMES];
+    uint32_t out_first, out_count; /* of a ring */
+    struct iovec parts[SW_OUT_PARTS];
+    int part_first, part_count;
+    uint32_t out_bytes;
+    int is_blocked; /* TCP takes no more for now */
+    int must_announce; /* the initiator's first frame */
+    uint32_t sequence[SW_QUEUES];
+    uint32_t sending_offset; /* of the send that is under way: bytes put into frames */
+    int sent_immediate;      /* its immediate data have gone before it */
+    struct sw_answer *answers; /* a ring of terms.inbound_depth */
+    uint32_t answer_first, answer_count;
+    int answers_next; /* whose turn it is */
+    uint32_t asked;   /* READs and atomics without their answer */
+    uint32_t number;  /* the last one's sink, or number */
+
+    /* receiving */
+    struct sw_buffer in;    /* as it comes from TCP */
+    struct sw_buffer kept;  /* whole frames, behind a message that waits for its receive */
+    struct sw_buffer *from; /* the one of the two that is being read */
+    int is_full;            /* kept takes no more: TCP holds the peer back */
+    int has_ended;          /* so did the peer, behind what waits */
+    uint32_t expected[SW_QUEUES];
+    struct sw_frame frame;
+    int has_frame;
+    char blamed[SW_UNTAGGED_HEADER + SW_READ_REQUEST_SIZE]; /* the frame's first bytes */
+    uint32_t blamed_size;
+    uint32_t placed;       /* of the frame's payload */
+    uint32_t message_size; /* of the SEND that is arriving */
+    uint32_t written;      /* of the WRITE that is, or the last one */
+    int is_writing;
+    int has_immediate; /* of the SEND that follows */
+    uint32_t immediate;
+    int immediate_solicits;
+    char terminate[SW_MOST_TERMINATE]; /* our last word, if something was wrong */
+    uint32_t terminate_size;
+};
+
+enum { SW_IN_SIZE = SW_MOST_FRAME + 4096, SW_KEPT_SIZE = 4 << 20 };
+
+/* transmit.c: send as much as TCP takes. The pair may have failed afterwards (stream->pair). */
+void sw_transmit(struct sw_stream *stream);
+/* A TERMINATE frame, ready to go. Returns its size; to has room for 128 bytes. */
+uint32_t sw_compose_terminate(struct sw_stream *stream, char *to);
+
+/* receive.c: what has come, and what waits in the buffer. */
+void sw_receive(struct sw_stream *stream, uint32_t events);
+void sw_process(struct sw_stream *stream);
+
+/* stream.c: wait for what there is to wait for. */
+void sw_stream_rewatch(struct sw_stream *stream);
+/* A fault (faults.h) may break a stream here. Whether it did. */
+int sw_stream_carried(struct sw_stream *stream, size_t bytes);
+/* The same, before a post goes out: DEAD_PEER, or DROP_AFTER_REQUESTS. */
+int sw_stream_is_struck(struct sw_stream *stream);
+/* TCP failed, or ended (error 0): so does the queue pair. */
+void sw_stream_broken(struct sw_stream *stream, int error);
+/* The peer did what it must not: it is told so, and the queue pair fails. */
+void sw_stream_refused(struct sw_stream *stream, struct sw_reason reason);
+/* The program's own request cannot be carried out. */
+void sw_stream_failed_send(struct sw_stream *stream, struct sw_send *send,
+                           enum ibv_wc_status status);
+/* The oldest READ or atomic without its answer; NULL. */
+struct sw_send *sw_first_asked(struct sw_stream *stream);
+
+#endif

@@ -1,0 +1,535 @@
+/*
+ * Sending: requests of the send queue and answers to the peer become frames, which point at the
+ * program's memory; TCP takes as many of them as it likes in one call.
+ */
+#include "stream.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "crc32c.h"
+
+/* -- frames ---------------------------------------------------------------------------------- */
+
+/* What is wrong with the memory of a frame; its iovecs are added where nothing is. */
+static int add_parts(struct sw_stream *stream, const struct sw_out_frame *frame)
+{
+    struct sw_queue_pair *pair = stream->pair;
+    const struct sw_send *send = frame->send;
+    uint32_t offset = frame->offset, left = frame->payload;
+    char *memory;
+
+    if (frame->is_answer) {
+        if (sw_reach_remote(&pair->ibv, frame->stag, frame->address, left,
+                            IBV_ACCESS_REMOTE_READ, &memory))
+            return EACCES;
+        stream->parts[stream->part_count++] = (struct iovec){memory, left};
+        return 0;
+    }
+    if (send->flags & IBV_SEND_INLINE) {
+        stream->parts[stream->part_count++] = (struct iovec){send->inlined + offset, left};
+        return 0;
+    }
+    for (int i = 0; i < send->part_count && left; i++) {
+        if (offset >= send->parts[i].length) {
+            offset -= send->parts[i].length;
+            continue;
+        }
+        uint32_t room = send->parts[i].length - offset;
+        uint32_t here = left < room ? left : room;
+        if (sw_reach_local(pair->ibv.pd, &send->parts[i], 0, &memory))
+            return EACCES;
+        stream->parts[stream->part_count++] = (struct iovec){memory + offset, here};
+        left -= here;
+        offset = 0;
+    }
+    return 0;
+}
+
+static struct sw_out_frame *new_frame(struct sw_stream *stream)
+{
+    uint32_t slot = (stream->out_first + stream->out_count) % SW_OUT_FRAMES;
+    struct sw_out_frame *frame = &stream->out[slot];
+
+    frame->send = NULL;
+    frame->ends = frame->is_answer = 0;
+    frame->payload = frame->offset = 0;
+    return frame;
+}
+
+/*
+ * Put a frame into the queue: a header, own bytes behind it (own of them, in frame->header
+ * already), or memory that is described in frame. Fails if that cannot be reached, and nothing is
+ * queued then.
+ */
+static int add_frame(struct sw_stream *stream, struct sw_out_frame *frame, struct sw_frame *what,
+                     uint32_t own)
+{
+    int first = stream->part_count;
+
+    what->payload = own ? own : frame->payload;
+    uint32_t header = sw_frame_write(frame->header, what);
+    stream->parts[stream->part_count++] = (struct iovec){frame->header, header + own};
+    if (frame->payload && add_parts(stream, frame)) {
+        stream->part_count = first;
+        return EACCES;
+    }
+    uint32_t padding = sw_padding(header, what->payload);
+    memset(frame->trailer, 0, sizeof(frame->trailer));
+    if (stream->terms.crc) {
+        uint32_t crc = 0;
+        for (int i = first; i < stream->part_count; i++)
+            crc = sw_crc32c(crc, stream->parts[i].iov_base, stream->parts[i].iov_len);
+        crc = htole32(sw_crc32c(crc, frame->trailer, padding));
+        memcpy(frame->trailer + padding, &crc, sizeof(crc));
+    }
+    stream->parts[stream->part_count++] = (struct iovec){frame->trailer, padding + 4};
+    frame->size = frame->left = sw_frame_size(what);
+    stream->out_bytes += frame->size;
+    stream->out_count++;
+    return 0;
+}
+
+static uint32_t next_sequence(struct sw_stream *stream, int queue)
+{
+    return stream->sequence[queue]++;
+}
+
+uint32_t sw_compose_terminate(struct sw_stream *stream, char *to)
+{
+    struct sw_frame what = {
+        .operation = SW_TERMINATE,
+        .is_last = 1,
+        .queue = SW_QUEUE_TERMINATE,
+        .sequence = next_sequence(stream, SW_QUEUE_TERMINATE),
+        .payload = stream->terminate_size,
+    };
+    uint32_t header = sw_frame_write(to, &what);
+    uint32_t covered = header + what.payload + sw_padding(header, what.payload), crc = 0;
+
+    memcpy(to + header, stream->terminate, what.payload);
+    memset(to + header + what.payload, 0, covered - header - what.payload);
+    if (stream->terms.crc)
+        crc = htole32(sw_crc32c(0, to, covered));
+    memcpy(to + covered, &crc, sizeof(crc));
+    return covered + sizeof(crc);
+}
+
+/* -- requests ---------------------------------------------------------------------------------- */
+
+static int is_reachable(struct sw_queue_pair *pair, const struct sw_send *send, int access)
+{
+    char *memory;
+
+    if (send->flags & IBV_SEND_INLINE)
+        return 1;
+    for (int i = 0; i < send->part_count; i++)
+        if (send->parts[i].length &&
+            sw_reach_local(pair->ibv.pd, &send->parts[i], access, &memory))
+            return 0;
+    return 1;
+}
+
+static int compose_immediate(struct sw_stream *stream, struct sw_send *send, uint32_t belongs,
+                             int ends)
+{
+    struct sw_out_frame *frame = new_frame(stream);
+    int solicits = belongs == SW_OF_WRITE && send->flags & IBV_SEND_SOLICITED;
+    struct sw_frame what = {
+        .operation = solicits ? SW_IMMEDIATE_SOLICITED : SW_IMMEDIATE,
+        .is_last = 1,
+        .queue = SW_QUEUE_SEND,
+        .sequence = next_sequence(stream, SW_QUEUE_SEND),
+    };
+
+    sw_immediate_write(frame->header + SW_UNTAGGED_HEADER, be32toh(send->immediate), belongs);
+    frame->send = send;
+    frame->ends = ends;
+    return add_frame(stream, frame, &what, SW_IMMEDIATE_SIZE);
+}
+
+static enum sw_operation operation_of(const struct sw_send *send)
+{
+    int solicits = !!(send->flags & IBV_SEND_SOLICITED);
+
+    if (send->opcode == IBV_WR_SEND_WITH_INV)
+        return solicits ? SW_SEND_SOLICITED_INVALIDATE : SW_SEND_INVALIDATE;
+    return solicits ? SW_SEND_SOLICITED : SW_SEND;
+}
+
+/*
+ * A request that cannot be carried out waits until those before it have gone, and fails then.
+ * Returns what its composer is to return.
+ */
+static int fail_in_turn(struct sw_stream *stream, struct sw_send *send, enum ibv_wc_status status)
+{
+    if (stream->out_count)
+        return 0;
+    sw_stream_failed_send(stream, send, status);
+    return 1;
+}
+
+/* The next piece of a SEND or a WRITE. Whether something was done, as all composers tell. */
+static int compose_piece(struct sw_stream *stream, struct sw_send *send)
+{
+    struct sw_queue_pair *pair = stream->pair;
+    int is_write =
+        send->opcode == IBV_WR_RDMA_WRITE || send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+    uint32_t offset = stream->sending_offset, left = send->length - offset;
+
+    if (!offset && !stream->sent_immediate && !is_reachable(pair, send, 0))
+        return fail_in_turn(stream, send, IBV_WC_LOC_PROT_ERR);
+    if (send->opcode == IBV_WR_SEND_WITH_IMM && !stream->sent_immediate) {
+        compose_immediate(stream, send, SW_OF_SEND, 0);
+        stream->sent_immediate = 1;
+        return 1;
+    }
+    if (send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM && stream->sent_immediate) {
+        compose_immediate(stream, send, SW_OF_WRITE, 1);
+        stream->sent_immediate = 0;
+        stream->sending_offset = 0;
+        pair->next_send++;
+        return 1;
+    }
+    struct sw_out_frame *frame = new_frame(stream);
+    struct sw_frame what = {.is_tagged = is_write};
+    frame->send = send;
+    frame->offset = offset;
+    frame->payload = left < SW_MOST_PAYLOAD ? left : SW_MOST_PAYLOAD;
+    what.is_last = frame->payload == left;
+    if (is_write) {
+        what.operation = SW_WRITE;
+        what.stag = send->rkey;
+        what.offset = send->remote_address + offset;
+    } else {
+        what.operation = operation_of(send);
+        what.invalidated = send->opcode == IBV_WR_SEND_WITH_INV ? send->invalidated : 0;
+        what.queue = SW_QUEUE_SEND;
+        what.message_offset = offset;
+        /* One number for all pieces of a message. */
+        what.sequence = stream->sequence[SW_QUEUE_SEND];
+    }
+    int more_follows = send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+    frame->ends = what.is_last && !more_follows;
+    if (add_frame(stream, frame, &what, 0))
+        return fail_in_turn(stream, send, IBV_WC_LOC_PROT_ERR);
+    stream->sending_offset += frame->payload;
+    if (!what.is_last)
+        return 1;
+    if (!is_write)
+        stream->sequence[SW_QUEUE_SEND]++;
+    stream->sent_immediate = more_follows;
+    if (more_follows)
+        return 1;
+    stream->sending_offset = 0;
+    pair->next_send++;
+    return 1;
+}
+
+static int compose_question(struct sw_stream *stream, struct sw_send *send)
+{
+    struct sw_queue_pair *pair = stream->pair;
+    struct sw_frame what = {.is_last = 1, .queue = SW_QUEUE_REQUEST};
+
+    if (!stream->terms.outbound_depth)
+        return fail_in_turn(stream, send, IBV_WC_LOC_QP_OP_ERR);
+    if (!is_reachable(pair, send, IBV_ACCESS_LOCAL_WRITE))
+        return fail_in_turn(stream, send, IBV_WC_LOC_PROT_ERR);
+    struct sw_out_frame *frame = new_frame(stream);
+    char *own = frame->header + SW_UNTAGGED_HEADER;
+    what.sequence = next_sequence(stream, SW_QUEUE_REQUEST);
+    send->sink = ++stream->number;
+    send->progress = 0;
+    send->stage = SW_ASKED;
+    uint32_t size = SW_ATOMIC_REQUEST_SIZE;
+    if (send->opcode == IBV_WR_RDMA_READ) {
+        struct sw_read_request request = {
+            .sink = send->sink,
+            .size = send->length,
+            .source = send->rkey,
+            .source_offset = send->remote_address,
+        };
+        what.operation = SW_READ_REQUEST;
+        size = SW_READ_REQUEST_SIZE;
+        sw_read_request_write(own, &request);
+    } else {
+        struct sw_atomic_request request = {
+            .operation = SW_FETCH_ADD,
+            .number = send->sink,
+            .stag = send->rkey,
+            .offset = send->remote_address,
+            .operand = send->compare_add,
+        };
+        if (send->opcode == IBV_WR_ATOMIC_CMP_AND_SWP) {
+            request.operation = SW_COMPARE_SWAP;
+            request.operand = send->swap;
+            request.compare = send->compare_add;
+            request.operand_mask = request.compare_mask = UINT64_MAX;
+        }
+        what.operation = SW_ATOMIC_REQUEST;
+        sw_atomic_request_write(own, &request);
+    }
+    add_frame(stream, frame, &what, size); /* own bytes: nothing to be reached */
+    stream->asked++;
+    pair->next_send++;
+    return 1;
+}
+
+static int carry_out(struct sw_stream *stream, struct sw_send *send)
+{
+    struct sw_queue_pair *pair = stream->pair;
+    int failed;
+
+    if (stream->out_count)
+        return 0; /* those before it, which may need what it takes away, go first */
+    if (send->opcode == IBV_WR_LOCAL_INV)
+        failed = sw_invalidate(&pair->ibv, send->invalidated, 0) != SW_REACHED;
+    else
+        failed = sw_bind(&pair->ibv, send->window, send->window_key, &send->bind);
+    if (failed)
+        return fail_in_turn(stream, send, IBV_WC_MW_BIND_ERR);
+    pair->next_send++;
+    sw_end_send(pair, send, IBV_WC_SUCCESS);
+    return 1;
+}
+
+/* Whether something was done for the next request of the send queue. */
+static int compose_request(struct sw_stream *stream)
+{
+    struct sw_queue_pair *pair = stream->pair;
+
+    if (pair->ibv.state != IBV_QPS_RTS || pair->next_send == pair->end)
+        return 0;
+    struct sw_send *send = &pair->sends[pair->next_send % pair->send_size];
+    if (send->flags & IBV_SEND_FENCE && stream->asked)
+        return 0;
+    switch (send->opcode) {
+    case IBV_WR_RDMA_READ:
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
+        if (stream->terms.outbound_depth && stream->asked >= stream->terms.outbound_depth)
+            return 0;
+        return compose_question(stream, send);
+    case IBV_WR_LOCAL_INV:
+    case IBV_WR_BIND_MW:
+        return carry_out(stream, send);
+    default:
+        return compose_piece(stream, send);
+    }
+}
+
+/* -- answers ----------------------------------------------------------------------------------- */
+
+/* A sum of fields, as RFC 7306 has it: no carry goes beyond a bit that is set in the mask. */
+static uint64_t masked_sum(uint64_t one, uint64_t other, uint64_t mask)
+{
+    uint64_t sum = 0, carry = 0;
+
+    if (!mask)
+        return one + other;
+    for (int bit = 0; bit < 64; bit++) {
+        uint64_t total = (one >> bit & 1) + (other >> bit & 1) + carry;
+        sum |= (total & 1) << bit;
+        carry = mask >> bit & 1 ? 0 : total >> 1;
+    }
+    return sum;
+}
+
+static uint64_t carry_out_atomic(const struct sw_atomic_request *request, char *memory)
+{
+    uint64_t *value = (uint64_t *)(void *)memory;
+    uint64_t before = __atomic_load_n(value, __ATOMIC_SEQ_CST), after;
+
+    /* The program's own threads may change it meanwhile. */
+    do {
+        if (request->operation == SW_FETCH_ADD)
+            after = masked_sum(before, request->operand, request->operand_mask);
+        else if ((before ^ request->compare) & request->compare_mask)
+            return before;
+        else
+            after = (before & ~request->operand_mask) |
+                    (request->operand & request->operand_mask);
+    } while (!__atomic_compare_exchange_n(value, &before, after, 0, __ATOMIC_SEQ_CST,
+                                          __ATOMIC_SEQ_CST));
+    return before;
+}
+
+/* What it asks for has gone meanwhile. What was answered before is sent first. */
+static int refuse_answer(struct sw_stream *stream)
+{
+    if (stream->out_count)
+        return 0;
+    sw_stream_refused(stream, (struct sw_reason){SW_LAYER_RDMAP, 1, 0}); /* invalid STag */
+    return 1;
+}
+
+static int answer_atomic(struct sw_stream *stream, const struct sw_atomic_request *request)
+{
+    struct sw_out_frame *frame = new_frame(stream);
+    struct sw_frame what = {.operation = SW_ATOMIC_RESPONSE, .is_last = 1,
+                            .queue = SW_QUEUE_ATOMIC};
+    char *memory;
+
+    if (sw_reach_remote(&stream->pair->ibv, request->stag, request->offset, 8,
+                        IBV_ACCESS_REMOTE_ATOMIC, &memory) ||
+        (uintptr_t)memory % 8)
+        return refuse_answer(stream);
+    what.sequence = next_sequence(stream, SW_QUEUE_ATOMIC);
+    sw_atomic_response_write(frame->header + SW_UNTAGGED_HEADER, request->number,
+                             carry_out_atomic(request, memory));
+    add_frame(stream, frame, &what, SW_ATOMIC_RESPONSE_SIZE);
+    stream->answer_count--;
+    stream->answer_first = (stream->answer_first + 1) % stream->terms.inbound_depth;
+    return 1;
+}
+
+static int compose_answer(struct sw_stream *stream)
+{
+    if (!stream->answer_count)
+        return 0;
+    struct sw_answer *answer = &stream->answers[stream->answer_first];
+    if (answer->is_atomic)
+        return answer_atomic(stream, &answer->atomic);
+    struct sw_out_frame *frame = new_frame(stream);
+    uint32_t left = answer->read.size - answer->done;
+    frame->is_answer = 1;
+    frame->payload = left < SW_MOST_PAYLOAD ? left : SW_MOST_PAYLOAD;
+    frame->stag = answer->read.source;
+    frame->address = answer->read.source_offset + answer->done;
+    struct sw_frame what = {
+        .operation = SW_READ_RESPONSE,
+        .is_tagged = 1,
+        .is_last = frame->payload == left,
+        .stag = answer->read.sink,
+        .offset = answer->read.sink_offset + answer->done,
+    };
+    if (add_frame(stream, frame, &what, 0))
+        return refuse_answer(stream);
+    answer->done += frame->payload;
+    if (what.is_last) {
+        stream->answer_count--;
+        stream->answer_first = (stream->answer_first + 1) % stream->terms.inbound_depth;
+    }
+    return 1;
+}
+
+/* -- going out --------------------------------------------------------------------------------- */
+
+static void compose_announcement(struct sw_stream *stream)
+{
+    struct sw_frame what = {.operation = SW_WRITE, .is_tagged = 1, .is_last = 1};
+
+    stream->must_announce = 0;
+    add_frame(stream, new_frame(stream), &what, 0);
+}
+
+/* Fill the queue of frames. The pair may fail of it. */
+static void compose(struct sw_stream *stream)
+{
+    if (stream->terms.must_hear_first && !stream->has_heard)
+        return;
+    if (stream->must_announce)
+        compose_announcement(stream);
+    while (stream->pair && stream->out_count < SW_OUT_FRAMES &&
+           stream->part_count + SW_MOST_PARTS + 2 <= SW_OUT_PARTS &&
+           stream->out_bytes < SW_OUT_BYTES) {
+        /* By turns, so that neither side's READs starve the other's messages. */
+        stream->answers_next = !stream->answers_next;
+        if (stream->answers_next ? compose_answer(stream) : compose_request(stream))
+            continue;
+        if (!stream->pair)
+            return;
+        if (stream->answers_next ? compose_request(stream) : compose_answer(stream))
+            continue;
+        break;
+    }
+}
+
+/*
+ * Frames that wait for TCP point at memory that may have been deregistered meanwhile. What is
+ * refused now must not be read any more.
+ */
+static int is_still_there(struct sw_stream *stream)
+{
+    char *memory;
+
+    for (uint32_t i = 0; i < stream->out_count; i++) {
+        const struct sw_out_frame *frame =
+            &stream->out[(stream->out_first + i) % SW_OUT_FRAMES];
+        if (frame->is_answer && sw_reach_remote(&stream->pair->ibv, frame->stag, frame->address,
+                                                frame->payload, IBV_ACCESS_REMOTE_READ, &memory))
+            return 0;
+        if (frame->send && frame->payload && !is_reachable(stream->pair, frame->send, 0))
+            return 0;
+    }
+    return 1;
+}
+
+/* TCP has taken some bytes. */
+static void advance(struct sw_stream *stream, size_t taken)
+{
+    stream->out_bytes -= (uint32_t)taken;
+    for (size_t left = taken; left;) {
+        struct iovec *part = &stream->parts[stream->part_first];
+        if (left < part->iov_len) {
+            part->iov_base = (char *)part->iov_base + left;
+            part->iov_len -= left;
+            break;
+        }
+        left -= part->iov_len;
+        stream->part_first++;
+    }
+    while (stream->out_count) {
+        struct sw_out_frame *frame = &stream->out[stream->out_first];
+        if (taken < frame->left) {
+            frame->left -= (uint32_t)taken;
+            return;
+        }
+        taken -= frame->left;
+        stream->out_first = (stream->out_first + 1) % SW_OUT_FRAMES;
+        stream->out_count--;
+        if (frame->ends)
+            sw_end_send(stream->pair, frame->send, IBV_WC_SUCCESS);
+    }
+    stream->part_first = stream->part_count = 0;
+}
+
+void sw_transmit(struct sw_stream *stream)
+{
+    if (stream->is_dead)
+        return;
+    if (stream->out_count && !is_still_there(stream)) {
+        sw_queue_pair_failed(stream->pair);
+        return;
+    }
+    for (;;) {
+        if (!stream->out_count)
+            compose(stream);
+        if (!stream->pair)
+            return;
+        if (!stream->out_count)
+            break;
+        struct msghdr message = {
+            .msg_iov = stream->parts + stream->part_first,
+            .msg_iovlen = (size_t)(stream->part_count - stream->part_first),
+        };
+        ssize_t taken = sendmsg(stream->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (taken < 0 && errno == EINTR)
+            continue;
+        /* Where the peer has gone, its last word may still wait to be read, before the end. */
+        if (taken < 0 && (errno == EAGAIN || errno == EPIPE || errno == ECONNRESET)) {
+            stream->is_blocked = 1;
+            break;
+        }
+        if (taken < 0) {
+            sw_stream_broken(stream, errno);
+            return;
+        }
+        advance(stream, (size_t)taken);
+        if (sw_stream_carried(stream, (size_t)taken))
+            return;
+    }
+    sw_stream_rewatch(stream);
+}

@@ -1,0 +1,351 @@
+/* UDP sockets for datagrams: see udp.h. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1 /* struct in6_pktinfo */
+#endif
+#include "udp.h"
+
+#include <errno.h>
+#include <linux/errqueue.h>
+#include <netinet/ip.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "software.h"
+
+enum { BUFFER = 1 << 20 };
+
+union any_address {
+    struct sockaddr any;
+    struct sockaddr_in ipv4;
+    struct sockaddr_in6 ipv6;
+};
+
+/* Room for an address, a hop limit and a traffic class; aligned as control messages must be. */
+union control {
+    struct cmsghdr aligned;
+    char bytes[CMSG_SPACE(sizeof(struct in6_pktinfo)) + 4 * CMSG_SPACE(sizeof(int)) +
+               CMSG_SPACE(sizeof(struct in_pktinfo))];
+};
+
+static int is_ipv4(const struct in6_addr *address)
+{
+    return IN6_IS_ADDR_V4MAPPED(address);
+}
+
+static void map_ipv4(struct in6_addr *to, const struct in_addr *address)
+{
+    memset(to, 0, sizeof(*to));
+    memset(to->s6_addr + 10, 0xff, 2);
+    memcpy(to->s6_addr + 12, address, 4);
+}
+
+/* -- opened and closed --------------------------------------------------------------- */
+
+static int set(int fd, int level, int name, int value)
+{
+    return setsockopt(fd, level, name, &value, sizeof(value)) ? errno : 0;
+}
+
+/* What IPv6 sockets have too, for their IPv4 side. */
+static int set_ipv4_options(int fd, int flags)
+{
+    int error = set(fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO); /* see roce.h */
+
+    if (!error)
+        error = set(fd, IPPROTO_IP, IP_RECVTTL, 1);
+    if (!error)
+        error = set(fd, IPPROTO_IP, IP_RECVTOS, 1);
+    if (!error)
+        error = set(fd, IPPROTO_IP, IP_MULTICAST_ALL, 0);
+    if (!error && flags & SW_UDP_ERRORS)
+        error = set(fd, IPPROTO_IP, IP_RECVERR, 1);
+    return error;
+}
+
+static int set_ipv6_options(int fd, int flags)
+{
+    int error = set(fd, IPPROTO_IPV6, IPV6_V6ONLY, flags & SW_UDP_IPV6_ONLY);
+
+    if (!error)
+        error = set(fd, IPPROTO_IPV6, IPV6_RECVPKTINFO, 1);
+    if (!error)
+        error = set(fd, IPPROTO_IPV6, IPV6_RECVHOPLIMIT, 1);
+    if (!error)
+        error = set(fd, IPPROTO_IPV6, IPV6_RECVTCLASS, 1);
+    if (!error)
+        error = set(fd, IPPROTO_IPV6, IPV6_MULTICAST_ALL, 0);
+    if (!error && flags & SW_UDP_ERRORS)
+        error = set(fd, IPPROTO_IPV6, IPV6_RECVERR, 1);
+    return error;
+}
+
+static int set_options(int fd, sa_family_t family, int flags)
+{
+    int error = set_ipv4_options(fd, flags);
+
+    if (!error && family == AF_INET6)
+        error = set_ipv6_options(fd, flags);
+    if (!error && family == AF_INET)
+        error = set(fd, IPPROTO_IP, IP_PKTINFO, 1);
+    if (!error && flags & SW_UDP_SHARED)
+        error = set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+    /* As much as the system allows: a burst may come while the engine is busy elsewhere. */
+    set(fd, SOL_SOCKET, SO_RCVBUF, BUFFER);
+    set(fd, SOL_SOCKET, SO_SNDBUF, BUFFER);
+    return error;
+}
+
+int sw_udp_open(struct sw_udp *udp, const struct sockaddr *address, int flags)
+{
+    union any_address bound;
+    socklen_t size = address->sa_family == AF_INET6 ? sizeof(bound.ipv6) : sizeof(bound.ipv4);
+
+    if (address->sa_family != AF_INET && address->sa_family != AF_INET6)
+        return EAFNOSUPPORT;
+    int fd = socket(address->sa_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return errno;
+    int error = set_options(fd, address->sa_family, flags);
+    if (!error && bind(fd, address, size))
+        error = errno;
+    if (!error && getsockname(fd, &bound.any, &size))
+        error = errno;
+    if (error) {
+        close(fd);
+        return error;
+    }
+    udp->fd = fd;
+    udp->family = address->sa_family;
+    udp->port = ntohs(udp->family == AF_INET6 ? bound.ipv6.sin6_port : bound.ipv4.sin_port);
+    sw_device.counts.sockets++;
+    return 0;
+}
+
+int sw_udp_open_anywhere(struct sw_udp *udp)
+{
+    union any_address address = {.ipv6 = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_ANY_INIT}};
+    int error = sw_udp_open(udp, &address.any, 0);
+
+    if (error != EAFNOSUPPORT && error != EADDRNOTAVAIL)
+        return error;
+    memset(&address, 0, sizeof(address));
+    address.ipv4.sin_family = AF_INET;
+    return sw_udp_open(udp, &address.any, 0);
+}
+
+void sw_udp_close(struct sw_udp *udp)
+{
+    close(udp->fd);
+    udp->fd = -1;
+    sw_device.counts.sockets--;
+}
+
+int sw_udp_join(const struct sw_udp *udp, const struct in6_addr *group, uint32_t interface)
+{
+    if (is_ipv4(group)) {
+        struct ip_mreqn request = {.imr_ifindex = (int)interface};
+        memcpy(&request.imr_multiaddr, group->s6_addr + 12, 4);
+        return setsockopt(udp->fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof(request))
+                   ? errno
+                   : 0;
+    }
+    struct ipv6_mreq request = {.ipv6mr_multiaddr = *group, .ipv6mr_interface = interface};
+    return setsockopt(udp->fd, IPPROTO_IPV6, IPV6_JOIN_GROUP, &request, sizeof(request)) ? errno
+                                                                                          : 0;
+}
+
+/* -- sending ------------------------------------------------------------------------- */
+
+static void add_control(struct msghdr *message, int level, int type, const void *data,
+                        size_t size)
+{
+    char *control = message->msg_control;
+    struct cmsghdr *header = (void *)(control + message->msg_controllen);
+
+    header->cmsg_level = level;
+    header->cmsg_type = type;
+    header->cmsg_len = CMSG_LEN(size);
+    memcpy(CMSG_DATA(header), data, size);
+    message->msg_controllen += CMSG_SPACE(size);
+}
+
+static void add_path(struct msghdr *message, const struct sw_udp_way *way)
+{
+    const struct sw_roce_path *path = &way->path;
+    int hops = path->hop_limit, traffic_class = path->traffic_class;
+
+    if (is_ipv4(&path->destination)) {
+        struct in_pktinfo from = {0};
+        memcpy(&from.ipi_spec_dst, path->source.s6_addr + 12, 4);
+        if (IN_MULTICAST(ntohl(path->destination.s6_addr32[3])))
+            from.ipi_ifindex = (int)way->interface;
+        add_control(message, IPPROTO_IP, IP_PKTINFO, &from, sizeof(from));
+        if (hops)
+            add_control(message, IPPROTO_IP, IP_TTL, &hops, sizeof(hops));
+        if (traffic_class)
+            add_control(message, IPPROTO_IP, IP_TOS, &traffic_class, sizeof(traffic_class));
+        return;
+    }
+    struct in6_pktinfo from = {.ipi6_addr = path->source};
+    if (IN6_IS_ADDR_MULTICAST(&path->destination) || IN6_IS_ADDR_LINKLOCAL(&path->destination))
+        from.ipi6_ifindex = way->interface;
+    add_control(message, IPPROTO_IPV6, IPV6_PKTINFO, &from, sizeof(from));
+    if (hops)
+        add_control(message, IPPROTO_IPV6, IPV6_HOPLIMIT, &hops, sizeof(hops));
+    if (traffic_class)
+        add_control(message, IPPROTO_IPV6, IPV6_TCLASS, &traffic_class, sizeof(traffic_class));
+}
+
+static int set_name(struct msghdr *message, union any_address *name, const struct sw_udp *udp,
+                    const struct sw_udp_way *way)
+{
+    const struct sw_roce_path *path = &way->path;
+
+    memset(name, 0, sizeof(*name));
+    message->msg_name = name;
+    if (udp->family == AF_INET) {
+        if (!is_ipv4(&path->destination))
+            return EAFNOSUPPORT;
+        name->ipv4.sin_family = AF_INET;
+        name->ipv4.sin_port = htons(path->destination_port);
+        memcpy(&name->ipv4.sin_addr, path->destination.s6_addr + 12, 4);
+        message->msg_namelen = sizeof(name->ipv4);
+        return 0;
+    }
+    name->ipv6.sin6_family = AF_INET6;
+    name->ipv6.sin6_port = htons(path->destination_port);
+    name->ipv6.sin6_addr = path->destination;
+    if (IN6_IS_ADDR_MULTICAST(&path->destination) || IN6_IS_ADDR_LINKLOCAL(&path->destination))
+        name->ipv6.sin6_scope_id = way->interface;
+    message->msg_namelen = sizeof(name->ipv6);
+    return 0;
+}
+
+int sw_udp_send(const struct sw_udp *udp, const struct sw_udp_way *way, const void *packet,
+                size_t size)
+{
+    union any_address name;
+    union control control;
+    struct iovec part = {.iov_base = (void *)(uintptr_t)packet, .iov_len = size};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control};
+
+    int error = set_name(&message, &name, udp, way);
+    if (error)
+        return error;
+    memset(&control, 0, sizeof(control));
+    add_path(&message, way);
+    if (sendmsg(udp->fd, &message, MSG_NOSIGNAL) >= 0)
+        return 0;
+    if (errno != EMSGSIZE || !is_ipv4(&way->path.destination))
+        return errno;
+    /* It does not fit into the network's packets: let it be fragmented, this one. */
+    error = set(udp->fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DONT);
+    if (!error && sendmsg(udp->fd, &message, MSG_NOSIGNAL) < 0)
+        error = errno;
+    set(udp->fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO);
+    return error;
+}
+
+/* -- receiving ----------------------------------------------------------------------- */
+
+static uint16_t read_address(const union any_address *from, struct in6_addr *address)
+{
+    if (from->any.sa_family == AF_INET) {
+        map_ipv4(address, &from->ipv4.sin_addr);
+        return ntohs(from->ipv4.sin_port);
+    }
+    *address = from->ipv6.sin6_addr;
+    return ntohs(from->ipv6.sin6_port);
+}
+
+static void read_control(const struct cmsghdr *header, struct sw_udp_way *way)
+{
+    struct sw_roce_path *path = &way->path;
+    int is_ip = header->cmsg_level == IPPROTO_IP, is_ipv6 = header->cmsg_level == IPPROTO_IPV6;
+    int number = 0;
+
+    if (is_ipv6 && header->cmsg_type == IPV6_PKTINFO) {
+        struct in6_pktinfo to;
+        memcpy(&to, CMSG_DATA(header), sizeof(to));
+        path->destination = to.ipi6_addr;
+        way->interface = to.ipi6_ifindex;
+    } else if (is_ip && header->cmsg_type == IP_PKTINFO) {
+        struct in_pktinfo to;
+        memcpy(&to, CMSG_DATA(header), sizeof(to));
+        map_ipv4(&path->destination, &to.ipi_addr);
+        way->interface = (uint32_t)to.ipi_ifindex;
+    } else if (is_ip && header->cmsg_type == IP_TOS) {
+        path->traffic_class = *CMSG_DATA(header); /* the only one that is a single byte */
+    } else if ((is_ip && header->cmsg_type == IP_TTL) ||
+               (is_ipv6 && header->cmsg_type == IPV6_HOPLIMIT)) {
+        memcpy(&number, CMSG_DATA(header), sizeof(number));
+        path->hop_limit = (uint8_t)number;
+    } else if (is_ipv6 && header->cmsg_type == IPV6_TCLASS) {
+        memcpy(&number, CMSG_DATA(header), sizeof(number));
+        path->traffic_class = (uint8_t)number;
+    }
+}
+
+ssize_t sw_udp_receive(const struct sw_udp *udp, void *packet, size_t room,
+                       struct sw_udp_way *way)
+{
+    union any_address from;
+    union control control;
+    struct iovec part = {.iov_base = packet, .iov_len = room};
+    struct msghdr message = {
+        .msg_name = &from,
+        .msg_namelen = sizeof(from),
+        .msg_iov = &part,
+        .msg_iovlen = 1,
+        .msg_control = &control,
+        .msg_controllen = sizeof(control),
+    };
+
+    ssize_t size = recvmsg(udp->fd, &message, MSG_TRUNC);
+    if (size < 0)
+        return -1;
+    memset(way, 0, sizeof(*way));
+    way->path.source_port = read_address(&from, &way->path.source);
+    way->path.destination_port = udp->port;
+    for (struct cmsghdr *header = CMSG_FIRSTHDR(&message); header;
+         header = CMSG_NXTHDR(&message, header))
+        read_control(header, way);
+    return size;
+}
+
+int sw_udp_refusal(const struct sw_udp *udp, struct in6_addr *destination, uint16_t *port)
+{
+    union any_address to;
+    union {
+        struct cmsghdr aligned;
+        char bytes[512];
+    } control;
+    char packet[1];
+
+    for (;;) {
+        struct iovec part = {.iov_base = packet, .iov_len = sizeof(packet)};
+        struct msghdr message = {
+            .msg_name = &to,
+            .msg_namelen = sizeof(to),
+            .msg_iov = &part,
+            .msg_iovlen = 1,
+            .msg_control = &control,
+            .msg_controllen = sizeof(control),
+        };
+        if (recvmsg(udp->fd, &message, MSG_ERRQUEUE) < 0)
+            return 0;
+        if (!message.msg_namelen)
+            continue;
+        *port = read_address(&to, destination);
+        for (struct cmsghdr *header = CMSG_FIRSTHDR(&message); header;
+             header = CMSG_NXTHDR(&message, header)) {
+            struct sock_extended_err error;
+            if (!(header->cmsg_level == IPPROTO_IP && header->cmsg_type == IP_RECVERR) &&
+                !(header->cmsg_level == IPPROTO_IPV6 && header->cmsg_type == IPV6_RECVERR))
+                continue;
+            memcpy(&error, CMSG_DATA(header), sizeof(error));
+            if (error.ee_errno)
+                return (int)error.ee_errno;
+        }
+    }
+}

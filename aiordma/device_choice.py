@@ -1,0 +1,90 @@
+"""Which device an undertaking uses: the one that is insisted on, else the real one that reaches the
+address, else the built-in software device, which is said once in the log."""
+
+import errno
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from aiordma.errors import AddressError, NoDeviceError, VerbsCallError
+from aiordma.provider import (
+    Provider,
+    provider_of,
+    rdma_core,
+    real_devices_are_here,
+    software,
+    wanted_device,
+)
+
+__all__ = ("with_device",)
+
+logger = logging.getLogger("aiordma")
+
+Result = TypeVar("Result")
+
+_FINDING = ("rdma_bind_addr", "rdma_resolve_addr")
+"""The calls that find the device of an address."""
+
+_said: set[str] = set()
+
+
+async def with_device(
+    device: str, address: str, attempt: Callable[[Provider], Awaitable[Result]]
+) -> Result:
+    """Return what the attempt makes of the provider that the device is of.
+
+    With "auto" it is made with the real devices first. Where none of them reaches the address
+    (there is none, the connection manager cannot be had, or it knows no device that is on the way
+    there) it is made once more, with the software device. An attempt that fails leaves nothing.
+
+    Args:
+        device: "auto", or the name of the device that is insisted on.
+        address: what is to be reached, for the log.
+        attempt: raises what tells that an address is not reached as it came: NoDeviceError,
+            VerbsCallError of the call that found no device, or AddressError with `is_unreached`.
+
+    Raises:
+        NoDeviceError: a real device is wanted by name, and there is none.
+        Exception: what the attempt raises.
+    """
+    wanted = wanted_device(device)
+    if wanted is not None:
+        return await attempt(provider_of(wanted))
+    if real_devices_are_here():
+        try:
+            return await attempt(rdma_core())
+        except (NoDeviceError, AddressError, VerbsCallError) as error:
+            if not _is_unreached(error):
+                raise
+            why = str(error)
+        _say(
+            logging.WARNING,
+            "unreached",
+            f"no RDMA device of this machine reaches {address}, so the built-in software device "
+            f"serves it, and whatever else they do not reach ({why})",
+        )
+    else:
+        _say(
+            logging.INFO,
+            "none",
+            "this machine has no RDMA device, so the built-in software device serves every address",
+        )
+    return await attempt(software())
+
+
+def _is_unreached(error: Exception) -> bool:
+    if isinstance(error, NoDeviceError):
+        return True
+    if isinstance(error, AddressError):
+        return error.is_unreached or (
+            isinstance(error.__cause__, VerbsCallError) and _is_unreached(error.__cause__)
+        )
+    return (
+        isinstance(error, VerbsCallError) and error.call in _FINDING and error.errno == errno.ENODEV
+    )
+
+
+def _say(level: int, subject: str, text: str) -> None:
+    if subject not in _said:
+        _said.add(subject)
+        logger.log(level, text)

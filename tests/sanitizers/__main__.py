@@ -1,0 +1,193 @@
+"""Build the extension under a sanitizer, prove that it bites, run the software device's tests.
+
+    python -m tests.sanitizers address|thread [pytest arguments]
+
+Everything is built below build/sanitize; the in-place extension stays as it is. A report of the
+sanitizer fails the run, also one of a process that a test started, and also where the test itself
+did not notice.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+OURS = ("/aiordma/_native/", "/tests/sanitizers/fault.c")
+
+# What is run: asyncio only, since a loop is Python and the C below is the same.
+TESTS = ("tests/unit", "tests/device")
+CHOSEN = ("-k", "not uvloop and not trio", "-p", "no:cacheprovider")
+# Tests of the repository itself, which has no C in it.
+WITHOUT = ("test_house_rules", "test_layers", "test_vm_", "test_public_surface", "test_verbs_page")
+
+
+@dataclass(frozen=True)
+class Sanitizer:
+    name: str
+    flags: tuple[str, ...]
+    runtimes: tuple[str, ...]
+    options: dict[str, str]
+    instrumented: str
+    """A symbol that every instrumented object wants."""
+    faults: dict[str, tuple[int, str]]
+    """By function of fault.c: what it is called with, and how the report calls it."""
+
+
+ADDRESS = Sanitizer(
+    "address",
+    ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    ("libasan.so", "libubsan.so"),
+    {
+        # Leaks are told and then judged here (`leaks`): those of the interpreter, which leaves its
+        # own at exit, are not ours.
+        "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:exitcode=99:strict_string_checks=1"
+        ":detect_stack_use_after_return=1:malloc_context_size=30:fast_unwind_on_malloc=1",
+        "LSAN_OPTIONS": "exitcode=0:report_objects=0:print_suppressions=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+        # A Python object is an allocation of its own, with its own red zones.
+        "PYTHONMALLOC": "malloc",
+    },
+    "__asan_init",
+    {
+        "overrun": (16, "heap-buffer-overflow"),
+        "use_after_free": (16, "heap-use-after-free"),
+        "overflow": (5, "signed integer overflow"),
+        "misaligned": (1, "misaligned address"),
+        "leak": (100, "Direct leak of 100 byte"),
+    },
+)
+THREAD = Sanitizer(
+    "thread",
+    ("-fsanitize=thread",),
+    ("libtsan.so",),
+    {
+        # Not what the interpreter and other libraries do among themselves, which were not compiled
+        # with it; their locks count. A fork's child goes on: tests fork on purpose.
+        "TSAN_OPTIONS": "ignore_noninstrumented_modules=1:exitcode=99:die_after_fork=0"
+        ":second_deadlock_stack=1:history_size=4",
+    },
+    "__tsan_init",
+    {"race": (0, "data race")},
+)
+SANITIZERS = {sanitizer.name: sanitizer for sanitizer in (ADDRESS, THREAD)}
+
+
+def main() -> int:
+    name, *arguments = sys.argv[1:]
+    sanitizer = SANITIZERS[name]
+    folder = ROOT / "build" / "sanitize" / name
+    reports = folder / "reports"
+    reports.mkdir(parents=True, exist_ok=True)
+    binding = build(sanitizer, folder)
+    environment = environment_of(sanitizer, binding, reports)
+    check_that_it_bites(sanitizer, folder, environment)
+    clear(reports)
+    words = [sys.executable, "-m", "pytest", *CHOSEN, *arguments]
+    words += [f"--ignore-glob=*{name}*" for name in WITHOUT]
+    if not any(word.startswith("tests/") for word in arguments):
+        words += TESTS
+    status = subprocess.run(unrandomized(words), cwd=ROOT, env=environment).returncode
+    found = findings(reports)
+    for text in found:
+        print(text)
+    print(f"sanitize {name}: pytest's status {status}, {len(found)} reports")
+    return status or bool(found)
+
+
+def build(sanitizer: Sanitizer, folder: Path) -> Path:
+    """Compile the extension; returns its path."""
+    flags = " ".join((*sanitizer.flags, "-g", "-O1", "-fno-omit-frame-pointer"))
+    options = [f"--build-lib={folder}", f"--build-temp={folder}/temp"]
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext", "--force", *options],
+        cwd=ROOT,
+        env=os.environ | {"CFLAGS": flags, "LDFLAGS": flags},
+        check=True,
+    )
+    (binding,) = (folder / "aiordma" / "_native").glob("_binding*.so")
+    symbols = subprocess.run(["nm", "-D", binding], capture_output=True, text=True, check=True)
+    if sanitizer.instrumented not in symbols.stdout:
+        raise SystemExit(f"{binding} is not instrumented: no {sanitizer.instrumented} in it")
+    return binding
+
+
+def environment_of(sanitizer: Sanitizer, binding: Path, reports: Path) -> dict[str, str]:
+    paths = [
+        subprocess.run(
+            ["gcc", f"-print-file-name={runtime}"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for runtime in sanitizer.runtimes
+    ]
+    options = dict(sanitizer.options)
+    for variable in options:
+        if variable.endswith("SAN_OPTIONS") and not variable.startswith("LSAN"):
+            options[variable] += f":log_path={reports}/{sanitizer.name}"
+    return os.environ | {
+        **options,
+        "LD_PRELOAD": " ".join(paths),
+        "PYTHONPATH": str(HERE / "inject"),
+        "AIORDMA_SANITIZED_BINDING": str(binding),
+        "AIORDMA_SANITIZER_REPORTS": str(reports),
+        "AIORDMA_TEST_DEVICE": "software",
+        # The programs are several times slower than they are.
+        "AIORDMA_PATIENCE": os.environ.get("AIORDMA_PATIENCE", "140"),
+    }
+
+
+def unrandomized(words: list[str]) -> list[str]:
+    """gcc 12's thread sanitizer cannot start where the kernel scatters mappings by over 28 bits."""
+    return ["setarch", "-R", *words]
+
+
+def check_that_it_bites(sanitizer: Sanitizer, folder: Path, environment: dict[str, str]) -> None:
+    """Faults made on purpose are reported, and Python loads the instrumented extension."""
+    reports = folder / "reports"
+    library = folder / "fault.so"
+    flags = [*sanitizer.flags, "-g", "-O0", "-shared", "-fPIC", "-pthread"]
+    subprocess.run(["gcc", *flags, HERE / "fault.c", "-o", library], check=True)
+    for function, (argument, title) in sanitizer.faults.items():
+        clear(reports)
+        code = f"import ctypes; ctypes.CDLL({str(library)!r}).{function}({argument})"
+        python(code, environment)
+        found = findings(reports)
+        if len(found) != 1 or title not in found[0]:
+            raise SystemExit(f"{function} of fault.c: not one report of {title}, but {found}")
+    said = python("import aiordma._native._binding as b; print(b.__file__)", environment)
+    if said.strip() != environment["AIORDMA_SANITIZED_BINDING"]:
+        raise SystemExit(f"Python loads another extension: {said}")
+
+
+def python(code: str, environment: dict[str, str]) -> str:
+    words = unrandomized([sys.executable, "-c", code])
+    ran = subprocess.run(words, env=environment, capture_output=True, text=True, cwd=ROOT)
+    return ran.stdout or ran.stderr
+
+
+def clear(reports: Path) -> None:
+    for path in reports.iterdir():
+        path.unlink()
+
+
+def findings(reports: Path) -> list[str]:
+    """What the sanitizer wrote, without the interpreter's own leaks."""
+    found = []
+    for path in sorted(reports.iterdir()):
+        text = path.read_text(errors="replace")
+        found += leaks(text) if "LeakSanitizer" in text else [text] if text.strip() else []
+    return found
+
+
+def leaks(text: str) -> list[str]:
+    """Those of a leak report whose memory was allocated on behalf of our C."""
+    blocks = re.split(r"\n(?=(?:Direct|Indirect) leak of )", text)
+    found = [block for block in blocks[1:] if any(place in block for place in OURS)]
+    # Anything before the leaks is a report of another kind.
+    return ([blocks[0]] if "AddressSanitizer" in blocks[0].partition("=====")[0] else []) + found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

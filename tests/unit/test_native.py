@@ -1,0 +1,22 @@
+"""The C that has no Python in it, by small C programs in tests/native."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-Iaiordma/_native")
+
+
+@pytest.mark.parametrize(
+    ("program", "sources"),
+    [("crc32c", ("crc32c.c",))],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_program(program: str, sources: tuple[str, ...], tmp_path: Path) -> None:
+    binary = tmp_path / program
+    paths = [f"tests/native/{program}.c", *(f"aiordma/_native/software/{s}" for s in sources)]
+    subprocess.run(["gcc", *FLAGS, *paths, "-o", binary], cwd=ROOT, check=True)
+    ran = subprocess.run([binary], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout) == (0, "")
