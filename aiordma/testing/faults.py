@@ -1,0 +1,228 @@
+"""Faults on demand, on the software device: seeded, and so the same each time.
+
+A fault waits until its kind of thing has happened `after` times, then strikes `times` times (0:
+each time), or by `chance`. Chance is drawn from the seed, in the order of the device's calls.
+"""
+
+import errno
+from types import TracebackType
+from typing import Any
+
+from aiordma._native import ffi, lib
+from aiordma.enums import AsyncEventType
+from aiordma.errors import check_negative_errno, check_positive_errno
+from aiordma.provider import software
+from aiordma.verbs import CompletionQueue, QueuePair, RawSharedReceiveQueue
+
+__all__ = ("Fault", "Faults")
+
+_MINUS_ONE = frozenset(
+    (
+        "accept bind_addr connect create_id disconnect get_cm_event join_multicast_ex "
+        "leave_multicast listen migrate_id reject resolve_addr resolve_route set_option "
+        "cm_create_qp destroy_id"
+    ).split()
+)
+"""Calls that answer -1 with errno; a pointer's answer is NULL, all others' the errno."""
+
+
+class Fault:
+    """A fault that was asked for. `struck` tells how often it has been carried out."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._struck = 0
+
+    @property
+    def struck(self) -> int:
+        """How often it struck so far; after its end, in all."""
+        found = lib.aiordma_software_fault_struck(self._number)
+        if found >= 0:
+            self._struck = found
+        return self._struck
+
+    def end(self) -> None:
+        """Strike no more. What was delayed still comes. Idempotent."""
+        _ = self.struck
+        lib.aiordma_software_remove_fault(self._number)
+
+
+class _RefusedCall(Fault):
+    """Stands in a slot of the provider's table until it has struck often enough."""
+
+    def __init__(self, slot: str, error: int, after: int, times: int) -> None:
+        super().__init__(-1)
+        self._provider = software()
+        self._slot = slot
+        self._call = getattr(self._provider, slot)
+        self._error = error
+        self._after = after
+        self._times = times
+        setattr(self._provider, slot, self)
+
+    @property
+    def struck(self) -> int:
+        return self._struck
+
+    def end(self) -> None:
+        if vars(self._provider).get(self._slot) is self:
+            setattr(self._provider, self._slot, self._call)
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self._after:
+            self._after -= 1
+            return self._call(*arguments)
+        self._struck += 1
+        if self._times and self._struck >= self._times:
+            self.end()
+        ffi.errno = self._error
+        if ffi.typeof(self._call).result.kind == "pointer":
+            return ffi.NULL
+        return -1 if self._slot in _MINUS_ONE else self._error
+
+
+class Faults:
+    """The faults of a `with` block; none is left behind it.
+
+    Args:
+        seed: where chance begins.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+        self._faults: list[Fault] = []
+
+    def __enter__(self) -> "Faults":
+        lib.aiordma_software_seed_faults(self._seed & (1 << 63) - 1)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        while self._faults:
+            self._faults.pop().end()
+
+    def _add(
+        self,
+        kind: int,
+        *,
+        after: int = 0,
+        times: int = 1,
+        seconds: float = 0.0,
+        spread: float = 0.0,
+        chance: float = 1.0,
+        error: int = 0,
+        size: int = 0,
+    ) -> Fault:
+        if not 0 < chance <= 1:
+            raise ValueError(f"chance={chance} is not in (0, 1]")
+        raw = ffi.new("struct aiordma_fault *")
+        raw.kind, raw.after, raw.times, raw.error, raw.bytes = kind, after, times, error, size
+        raw.milliseconds, raw.spread = round(seconds * 1000), round(spread * 1000)
+        raw.chance = 0 if chance == 1 else max(1, int(chance * 65536))
+        number = check_negative_errno(
+            lib.aiordma_software_add_fault(raw), "aiordma_software_add_fault"
+        )
+        fault = Fault(number)
+        self._faults.append(fault)
+        return fault
+
+    def refuse_connection(self, *, after: int = 0, times: int = 1) -> Fault:
+        """A connect is refused, as if nobody listened: RejectedError."""
+        return self._add(lib.AIORDMA_FAULT_CONNECT_REFUSED, after=after, times=times)
+
+    def delay_connection(self, seconds: float, *, after: int = 0, times: int = 1) -> Fault:
+        """A connect takes so much longer."""
+        return self._add(
+            lib.AIORDMA_FAULT_CONNECT_DELAYED, seconds=seconds, after=after, times=times
+        )
+
+    def drop_connection(
+        self, *, after_bytes: int | None = None, after_requests: int | None = None, times: int = 1
+    ) -> Fault:
+        """A connection breaks, as by a reset: once it has carried so many bytes, or at the post
+        that follows so many others on all connections."""
+        if (after_bytes is None) == (after_requests is None):
+            raise ValueError("one of after_bytes and after_requests is needed")
+        if after_bytes is not None:
+            return self._add(lib.AIORDMA_FAULT_DROP_AFTER_BYTES, size=after_bytes, times=times)
+        assert after_requests is not None
+        return self._add(
+            lib.AIORDMA_FAULT_DROP_AFTER_REQUESTS, after=after_requests, times=times
+        )
+
+    def silence_peer(self, seconds: float, *, after: int = 0, times: int = 1) -> Fault:
+        """A peer dies without a word: the connection that posts next carries nothing more, and
+        breaks after so many seconds, when TCP gives up. Its READs end with RetryExceededError."""
+        return self._add(lib.AIORDMA_FAULT_DEAD_PEER, seconds=seconds, after=after, times=times)
+
+    def delay_completions(
+        self,
+        seconds: float,
+        *,
+        spread: float = 0.0,
+        chance: float = 1.0,
+        after: int = 0,
+        times: int = 0,
+    ) -> Fault:
+        """Completions come later, by `seconds` and up to `spread` more. Those of one queue pair
+        keep their order; between queue pairs they are reordered by it."""
+        return self._add(
+            lib.AIORDMA_FAULT_COMPLETION_DELAYED,
+            seconds=seconds,
+            spread=spread,
+            chance=chance,
+            after=after,
+            times=times,
+        )
+
+    def spurious_events(self, *, chance: float = 1.0, times: int = 0) -> Fault:
+        """A completion channel wakes the loop although nothing has completed."""
+        return self._add(lib.AIORDMA_FAULT_SPURIOUS_EVENT, chance=chance, times=times)
+
+    def merge_events(self, seconds: float, *, chance: float = 1.0, times: int = 0) -> Fault:
+        """A completion channel's event comes later, and stands for all that completed till then."""
+        return self._add(
+            lib.AIORDMA_FAULT_EVENT_DELAYED, seconds=seconds, chance=chance, times=times
+        )
+
+    def refuse_post(
+        self, error: int = errno.ENOMEM, *, chance: float = 1.0, after: int = 0, times: int = 1
+    ) -> Fault:
+        """A request is refused by the device when it is posted (sends and receives alike)."""
+        return self._add(
+            lib.AIORDMA_FAULT_POST_REFUSED, error=error, chance=chance, after=after, times=times
+        )
+
+    def refuse_call(
+        self, slot: str, error: int = errno.ENOMEM, *, after: int = 0, times: int = 1
+    ) -> Fault:
+        """A call of the device fails, named as in provider.h: "reg_mr", "create_cq", "connect"...
+
+        Raises:
+            NotSupportedError: there is no such call.
+        """
+        fault = _RefusedCall(slot, error, after, times)
+        self._faults.append(fault)
+        return fault
+
+    def receiver_not_ready(self, seconds: float, *, after: int = 0, times: int = 1) -> Fault:
+        """A message finds no receive for so long, whatever is posted, and is held back."""
+        return self._add(lib.AIORDMA_FAULT_NOT_READY, seconds=seconds, after=after, times=times)
+
+    def raise_event(
+        self,
+        event: AsyncEventType,
+        target: QueuePair | CompletionQueue | RawSharedReceiveQueue | None = None,
+    ) -> None:
+        """The device raises an asynchronous event, now: of the target, or of the device or its
+        port (to every context) where that is None.
+
+        Raises:
+            VerbsCallError: EINVAL: the event is about an object, and there is none.
+        """
+        pointer = ffi.NULL if target is None else ffi.cast("void *", target.pointer)
+        check_positive_errno(lib.aiordma_software_raise(event, pointer), "aiordma_software_raise")

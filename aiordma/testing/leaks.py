@@ -1,0 +1,15 @@
+"""What of the software device exists: a test compares it before and after."""
+
+from aiordma._native import ffi, lib
+
+__all__ = ("software_objects",)
+
+
+def software_objects() -> dict[str, int]:
+    """Return how many of each kind of object this process has on the software device: domains,
+    regions, queue pairs, identifiers, sockets, ... The kinds may grow in number."""
+    counts = ffi.new("struct aiordma_software_counts *")
+    lib.aiordma_software_counts(counts)
+    fields = ffi.typeof("struct aiordma_software_counts").fields
+    assert fields is not None
+    return {name: int(getattr(counts, name)) for name, _ in fields}
