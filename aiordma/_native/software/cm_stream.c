@@ -1,0 +1,557 @@
+/*
+ * The TCP port space, as far as both sides have it in common, and the side that connects.
+ *
+ * A connection of RDMA is a TCP connection whose first word, both ways, is a frame of MPA's. Until
+ * the two have been exchanged the socket is ours; then it is the stream's.
+ *
+ * Nobody is trusted to answer. A peer that connects and says nothing is dropped after a while; one
+ * that takes our request and says nothing is UNREACHABLE; one that accepted, and was accepted, and
+ * is not heard of again is UNREACHABLE too.
+ */
+#include "cm_stream.h"
+
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum {
+    REPLY_MILLISECONDS = 60000, /* for a peer to accept, TCP's connecting included */
+};
+
+/* -- sockets ------------------------------------------------------------------------------- */
+
+struct sw_connection *sw_new_connection(struct sw_identifier *identifier)
+{
+    struct sw_connection *connection = calloc(1, sizeof(*connection));
+
+    if (connection) {
+        connection->identifier = identifier;
+        connection->fd = -1;
+    }
+    return connection;
+}
+
+void sw_close_connection(struct sw_connection *connection)
+{
+    if (connection->fd < 0)
+        return;
+    sw_unwatch(&connection->watch);
+    close(connection->fd);
+    connection->fd = -1;
+    sw_device.counts.sockets--;
+}
+
+void sw_reset_connection(struct sw_connection *connection)
+{
+    struct linger hard = {.l_onoff = 1};
+
+    if (connection->fd >= 0 &&
+        setsockopt(connection->fd, SOL_SOCKET, SO_LINGER, &hard, sizeof(hard))) {
+        /* Then it ends in the usual way. */
+    }
+    sw_close_connection(connection);
+}
+
+/* What can be done without: a socket works as well where the system does not take it. */
+static void try_option(int fd, int level, int name, int value)
+{
+    if (setsockopt(fd, level, name, &value, sizeof(value))) {
+        /* Without it, then. */
+    }
+}
+
+void sw_set_type_of_service(const struct sw_identifier *identifier, int fd)
+{
+    if (!identifier->has_tos)
+        return;
+    if (identifier->ibv.route.addr.src_addr.sa_family == AF_INET6)
+        try_option(fd, IPPROTO_IPV6, IPV6_TCLASS, identifier->tos);
+    try_option(fd, IPPROTO_IP, IP_TOS, identifier->tos);
+}
+
+static int open_socket(struct sw_identifier *identifier, int family)
+{
+    struct sw_connection *connection = identifier->connection;
+    int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP);
+
+    if (fd < 0)
+        return errno;
+    int on = 1, alone = identifier->ipv6_only, error = 0;
+    /* A port is free again at once; who shares one among us is sw_check_port's to say. */
+    if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) ||
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) ||
+        (family == AF_INET6 &&
+         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &alone, sizeof(alone))))
+        error = errno;
+    if (error) {
+        close(fd);
+        return error;
+    }
+    sw_set_type_of_service(identifier, fd);
+    connection->fd = fd;
+    sw_device.counts.sockets++;
+    return 0;
+}
+
+static int make_connection(struct sw_identifier *identifier)
+{
+    if (!identifier->connection)
+        identifier->connection = sw_new_connection(identifier);
+    return identifier->connection ? 0 : ENOMEM;
+}
+
+/* An IPv4 peer of a socket that takes both versions is an IPv4 peer. */
+static void tidy_address(struct sockaddr_storage *address)
+{
+    struct sockaddr_in6 six;
+    struct sockaddr_in four = {.sin_family = AF_INET};
+
+    if (address->ss_family != AF_INET6)
+        return;
+    memcpy(&six, address, sizeof(six));
+    if (!IN6_IS_ADDR_V4MAPPED(&six.sin6_addr))
+        return;
+    four.sin_port = six.sin6_port;
+    memcpy(&four.sin_addr, &six.sin6_addr.s6_addr[12], sizeof(four.sin_addr));
+    memset(address, 0, sizeof(*address));
+    memcpy(address, &four, sizeof(four));
+}
+
+int sw_get_socket_address(int fd, int (*get)(int, struct sockaddr *, socklen_t *),
+                       struct sockaddr_storage *address)
+{
+    socklen_t size = sizeof(*address);
+
+    memset(address, 0, sizeof(*address));
+    if (get(fd, (struct sockaddr *)address, &size))
+        return errno;
+    tidy_address(address);
+    return 0;
+}
+
+int sw_stream_bind(struct sw_identifier *identifier)
+{
+    struct sockaddr *address = &identifier->ibv.route.addr.src_addr;
+    int error = make_connection(identifier);
+
+    if (!error)
+        error = open_socket(identifier, address->sa_family);
+    if (error)
+        return error;
+    int fd = identifier->connection->fd;
+    if (bind(fd, address, sw_address_length(address)))
+        error = errno;
+    if (!error)
+        error = sw_get_socket_address(fd, getsockname, &identifier->ibv.route.addr.src_storage);
+    if (error)
+        sw_close_connection(identifier->connection);
+    return error;
+}
+
+/* -- the frames of the handshake ------------------------------------------------------------- */
+
+int sw_read_handshake(struct sw_connection *connection, int is_reply)
+{
+    for (;;) {
+        size_t wanted = SW_MPA_HEADER;
+        if (connection->arrived) {
+            int size = sw_mpa_size(connection->frame, connection->arrived, is_reply);
+            if (size < 0)
+                return EPROTO;
+            if (size && connection->arrived == (size_t)size)
+                return sw_mpa_read(connection->frame, (size_t)size, is_reply, &connection->peer)
+                           ? EPROTO
+                           : 0;
+            if (size)
+                wanted = (size_t)size;
+        }
+        ssize_t got = recv(connection->fd, connection->frame + connection->arrived,
+                           wanted - connection->arrived, MSG_DONTWAIT);
+        if (!got)
+            return ECONNRESET;
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return errno == EWOULDBLOCK ? EAGAIN : errno;
+        connection->arrived += (size_t)got;
+    }
+}
+
+/* At this time there is room in any socket's buffer: less than all is as bad as nothing. */
+int sw_write_handshake(struct sw_connection *connection, const struct sw_mpa *frame)
+{
+    uint8_t bytes[SW_MPA_MOST];
+    size_t size = sw_mpa_write(bytes, frame);
+
+    if (!size)
+        return EINVAL;
+    ssize_t sent = send(connection->fd, bytes, size, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent < 0)
+        return errno;
+    return (size_t)sent == size ? 0 : EPROTO;
+}
+
+/* TCP's own sum suffices for what never leaves this machine. */
+int sw_wants_crc(const struct sw_identifier *identifier)
+{
+    const struct sockaddr *peer = &identifier->ibv.route.addr.dst_addr;
+    union ibv_gid gid;
+
+    sw_gid_of(peer, &gid);
+    if (sw_gid_index(&gid) >= 0)
+        return 0;
+    if (peer->sa_family == AF_INET) {
+        const struct sockaddr_in *four = (const struct sockaddr_in *)(const void *)peer;
+        return ntohl(four->sin_addr.s_addr) >> 24 != IN_LOOPBACKNET;
+    }
+    return 1;
+}
+
+/* -- the ends of an attempt ------------------------------------------------------------------ */
+
+void sw_detach_pair(struct sw_identifier *identifier)
+{
+    struct sw_connection *connection = identifier->connection;
+
+    if (connection->pair && connection->pair != (struct sw_queue_pair *)identifier->ibv.qp)
+        connection->pair->identifier = NULL; /* the program's own; ours stays with us */
+    connection->pair = NULL;
+}
+
+/* No connection came of it: tell so, once, and flush what is posted. */
+static void give_up(struct sw_identifier *identifier, struct sw_event *event)
+{
+    struct sw_queue_pair *pair = identifier->connection->pair;
+
+    sw_cancel(&identifier->timer);
+    sw_close_connection(identifier->connection);
+    sw_detach_pair(identifier);
+    identifier->state = SW_CM_DISCONNECTED;
+    if (event)
+        sw_report(event);
+    if (pair)
+        sw_queue_pair_failed(pair);
+}
+
+static enum rdma_cm_event_type event_of_error(int error)
+{
+    switch (error) {
+    case ECONNREFUSED:
+    case ECONNRESET:
+        return RDMA_CM_EVENT_REJECTED;
+    case ETIMEDOUT:
+    case EHOSTUNREACH:
+    case ENETUNREACH:
+    case EHOSTDOWN:
+        return RDMA_CM_EVENT_UNREACHABLE;
+    default:
+        return RDMA_CM_EVENT_CONNECT_ERROR;
+    }
+}
+
+static void give_up_for(struct sw_identifier *identifier, int error)
+{
+    if (error == EPIPE)
+        error = ECONNRESET;
+    give_up(identifier, sw_new_event(identifier, event_of_error(error), -error));
+}
+
+void sw_took_too_long(struct sw_timer *timer)
+{
+    struct sw_identifier *identifier = SW_CONTAINER(timer, struct sw_identifier, timer);
+
+    if (identifier->state == SW_CM_CONNECTING) {
+        give_up_for(identifier, ETIMEDOUT);
+    } else if (identifier->state == SW_CM_ACCEPTING) {
+        struct sw_queue_pair *pair = identifier->connection->pair;
+        identifier->state = SW_CM_DISCONNECTED;
+        sw_report_plain(identifier, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT);
+        if (pair)
+            sw_queue_pair_failed(pair);
+    }
+}
+
+/* -- the side that connects -------------------------------------------------------------------- */
+
+int sw_attach_pair(struct sw_identifier *identifier)
+{
+    struct sw_queue_pair *pair = (struct sw_queue_pair *)identifier->ibv.qp;
+
+    if (!pair)
+        pair = sw_find_queue_pair(identifier->parameters.qp_num);
+    if (!pair || pair->ibv.qp_type != IBV_QPT_RC || pair->ibv.state != IBV_QPS_INIT ||
+        pair->ibv.context != identifier->ibv.verbs ||
+        (pair->identifier && pair->identifier != identifier))
+        return EINVAL;
+    identifier->connection->pair = pair;
+    pair->identifier = identifier;
+    return 0;
+}
+
+void sw_report_established(struct sw_identifier *identifier, const struct sw_terms *terms,
+                               int has_data)
+{
+    struct sw_event *event = sw_new_event(identifier, RDMA_CM_EVENT_ESTABLISHED, 0);
+    const struct sw_mpa *peer = &identifier->connection->peer;
+
+    if (!event)
+        return;
+    event->ibv.param.conn.responder_resources = (uint8_t)terms->inbound_depth;
+    event->ibv.param.conn.initiator_depth = (uint8_t)terms->outbound_depth;
+    if (has_data)
+        sw_set_private_data(event, peer->private_data, peer->private_size);
+    sw_report(event);
+}
+
+/* What the accepting side said, and whether that suits us. */
+static int agree(struct sw_identifier *identifier, struct sw_terms *terms)
+{
+    const struct sw_mpa *peer = &identifier->connection->peer;
+    uint16_t inbound = sw_depth_of(identifier->parameters.responder_resources);
+    uint16_t outbound = sw_depth_of(identifier->parameters.initiator_depth);
+
+    /* Nothing of ours puts markers into a stream. Private data are at most what an event has. */
+    if (peer->markers || !peer->enhanced || peer->private_size > UINT8_MAX)
+        return EPROTO;
+    /* It may lower what we asked for, not raise it (RFC 6581, 9.2). */
+    if (peer->outbound_depth > inbound)
+        return EPROTO;
+    if (peer->peer_to_peer && !peer->ready_by_write)
+        return EPROTO;
+    *terms = (struct sw_terms){
+        .crc = peer->crc || sw_wants_crc(identifier),
+        .is_initiator = 1,
+        .sends_ready = peer->peer_to_peer,
+        .inbound_depth = peer->outbound_depth,
+        .outbound_depth = sw_least(outbound, peer->inbound_depth),
+    };
+    return 0;
+}
+
+static void was_rejected(struct sw_identifier *identifier)
+{
+    const struct sw_mpa *peer = &identifier->connection->peer;
+    struct sw_event *event = sw_new_event(identifier, RDMA_CM_EVENT_REJECTED, -ECONNREFUSED);
+
+    if (event)
+        sw_set_private_data(event, peer->private_data, peer->private_size);
+    give_up(identifier, event);
+}
+
+int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *terms)
+{
+    int fd = connection->fd;
+
+    sw_unwatch(&connection->watch);
+    connection->fd = -1;
+    sw_device.counts.sockets--; /* the stream counts its own */
+    return sw_stream_begin(connection->pair, fd, terms);
+}
+
+static void read_reply(struct sw_watch *watch, uint32_t events)
+{
+    struct sw_connection *connection = SW_CONTAINER(watch, struct sw_connection, watch);
+    struct sw_identifier *identifier = connection->identifier;
+    struct sw_terms terms;
+
+    (void)events;
+    int error = sw_read_handshake(connection, 1);
+    if (error == EAGAIN)
+        return;
+    if (!error && connection->peer.rejects) {
+        was_rejected(identifier);
+        return;
+    }
+    if (!error)
+        error = agree(identifier, &terms);
+    if (!error) {
+        sw_cancel(&identifier->timer);
+        error = sw_begin_stream(connection, &terms);
+    }
+    if (error) {
+        give_up_for(identifier, error);
+    } else if (identifier->state == SW_CM_CONNECTING) { /* and not over again by now */
+        identifier->state = SW_CM_CONNECTED;
+        sw_report_established(identifier, &terms, 1);
+    }
+}
+
+static int send_request(struct sw_identifier *identifier)
+{
+    const struct rdma_conn_param *parameters = &identifier->parameters;
+    struct sw_mpa request = {
+        .revision = 2,
+        .crc = sw_wants_crc(identifier),
+        .enhanced = 1,
+        .peer_to_peer = 1,
+        .ready_by_write = 1,
+        .inbound_depth = sw_depth_of(parameters->responder_resources),
+        .outbound_depth = sw_depth_of(parameters->initiator_depth),
+        .private_data = identifier->private_data,
+        .private_size = parameters->private_data_len,
+    };
+
+    return sw_write_handshake(identifier->connection, &request);
+}
+
+/* On one machine a port that nobody listens on may be the one that we connect from. */
+static int is_myself(const struct sockaddr_storage *one, const struct sockaddr_storage *other)
+{
+    return !memcmp(one, other, sizeof(*one));
+}
+
+static void connected(struct sw_watch *watch, uint32_t events)
+{
+    struct sw_connection *connection = SW_CONTAINER(watch, struct sw_connection, watch);
+    struct sw_identifier *identifier = connection->identifier;
+    struct sockaddr_storage peer, *ours = &identifier->ibv.route.addr.src_storage;
+    socklen_t size = sizeof(int);
+    int error = 0;
+
+    if (getsockopt(connection->fd, SOL_SOCKET, SO_ERROR, &error, &size))
+        error = errno;
+    if (!error)
+        error = sw_get_socket_address(connection->fd, getpeername, &peer);
+    if (error == ENOTCONN && !(events & (EPOLLERR | EPOLLHUP)))
+        return; /* woken for nothing */
+    if (!error)
+        error = sw_get_socket_address(connection->fd, getsockname, ours);
+    if (!error && is_myself(&peer, ours))
+        error = ECONNREFUSED;
+    if (!error)
+        error = send_request(identifier);
+    if (error) {
+        give_up_for(identifier, error);
+        return;
+    }
+    connection->arrived = 0;
+    connection->watch.ready = read_reply;
+    sw_rewatch(&connection->watch, EPOLLIN);
+}
+
+static int start_connecting(struct sw_identifier *identifier)
+{
+    struct sw_connection *connection = identifier->connection;
+    const struct sockaddr *peer = &identifier->ibv.route.addr.dst_addr;
+    int error = 0, is_bound = connection->fd >= 0;
+
+    if (!is_bound)
+        error = open_socket(identifier, peer->sa_family);
+    else
+        sw_set_type_of_service(identifier, connection->fd);
+    if (error)
+        return error;
+    if (connect(connection->fd, peer, sw_address_length(peer)) && errno != EINPROGRESS)
+        error = errno;
+    connection->watch.ready = connected;
+    identifier->timer.expired = sw_took_too_long;
+    if (!error)
+        error = sw_watch(&connection->watch, connection->fd, EPOLLOUT);
+    if (!error)
+        error = sw_call_later(&identifier->timer, REPLY_MILLISECONDS);
+    if (!error)
+        return 0;
+    if (event_of_error(error) != RDMA_CM_EVENT_CONNECT_ERROR) {
+        give_up_for(identifier, error); /* the peer's doing, or the network's: an event says so */
+        return 0;
+    }
+    sw_unwatch(&connection->watch);
+    if (!is_bound)
+        sw_close_connection(connection);
+    return error;
+}
+
+int sw_stream_connect(struct sw_identifier *identifier)
+{
+    int error = make_connection(identifier);
+
+    if (!error)
+        error = sw_attach_pair(identifier);
+    if (!error)
+        error = start_connecting(identifier);
+    if (error && identifier->connection)
+        sw_detach_pair(identifier);
+    return error;
+}
+
+/* -- connected, and over ----------------------------------------------------------------------- */
+
+void sw_identifier_heard(struct sw_identifier *identifier)
+{
+    struct sw_terms terms = {0};
+
+    if (identifier->state != SW_CM_ACCEPTING)
+        return;
+    sw_cancel(&identifier->timer);
+    identifier->state = SW_CM_CONNECTED;
+    terms.inbound_depth = identifier->connection->pair->attributes.max_dest_rd_atomic;
+    terms.outbound_depth = identifier->connection->pair->attributes.max_rd_atomic;
+    sw_report_established(identifier, &terms, 0);
+}
+
+void sw_identifier_ended(struct sw_identifier *identifier)
+{
+    enum sw_cm_state before = identifier->state;
+
+    sw_cancel(&identifier->timer);
+    if (before != SW_CM_CONNECTED && before != SW_CM_ACCEPTING && before != SW_CM_CONNECTING)
+        return;
+    sw_detach_pair(identifier);
+    identifier->state = SW_CM_DISCONNECTED;
+    if (before == SW_CM_CONNECTED)
+        sw_report_plain(identifier, RDMA_CM_EVENT_DISCONNECTED, 0);
+    else
+        sw_report_plain(identifier, RDMA_CM_EVENT_CONNECT_ERROR, -ECONNRESET);
+}
+
+int sw_stream_disconnect(struct sw_identifier *identifier)
+{
+    if (identifier->state == SW_CM_DISCONNECTED)
+        return 0; /* the peer was faster, or this is the second time */
+    if (identifier->state != SW_CM_CONNECTED && identifier->state != SW_CM_ACCEPTING)
+        return EINVAL;
+    sw_queue_pair_failed(identifier->connection->pair);
+    return 0;
+}
+
+void sw_stream_lost_queue_pair(struct sw_identifier *identifier)
+{
+    struct sw_connection *connection = identifier->connection;
+
+    if (!connection || !connection->pair)
+        return;
+    connection->pair->identifier = NULL;
+    connection->pair = NULL;
+    if (identifier->state == SW_CM_CONNECTING)
+        give_up_for(identifier, ECONNABORTED);
+    else
+        sw_identifier_ended(identifier);
+}
+
+void sw_stream_forget(struct sw_identifier *identifier)
+{
+    struct sw_connection *connection = identifier->connection;
+    enum sw_cm_state before = identifier->state;
+
+    if (!connection)
+        return;
+    sw_forget_handshakes(connection);
+    if (before == SW_CM_REQUESTED) {
+        identifier->parameters.private_data_len = 0;
+        sw_stream_reject(identifier); /* whoever waits is told no */
+    }
+    sw_close_connection(connection);
+    identifier->state = SW_CM_DISCONNECTED; /* the stream's end is nobody's news any more */
+    struct sw_queue_pair *pair = connection->pair;
+    if (pair) {
+        sw_detach_pair(identifier);
+        if (before == SW_CM_CONNECTED || before == SW_CM_ACCEPTING || before == SW_CM_CONNECTING)
+            sw_queue_pair_failed(pair);
+    }
+    identifier->connection = NULL;
+    free(connection);
+}

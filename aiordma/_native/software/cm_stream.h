@@ -1,0 +1,68 @@
+/*
+ * The TCP port space: what cm_stream.c (the side that connects) and cm_listen.c (the side that
+ * listens, and accepts) share.
+ */
+#ifndef AIORDMA_SOFTWARE_CM_STREAM_H
+#define AIORDMA_SOFTWARE_CM_STREAM_H
+
+#include "cm.h"
+#include "mpa.h"
+
+/* Of an identifier, or, until its request has come, of a peer that a listener hears out. */
+struct sw_connection {
+    struct sw_watch watch;
+    struct sw_timer timer; /* of a peer without an identifier; else that has one */
+    struct sw_identifier *identifier;
+    struct sw_queue_pair *pair; /* while it is to be connected, or is */
+    int fd;                     /* -1: none, or the stream's */
+    uint8_t frame[SW_MPA_MOST];
+    size_t arrived;
+    struct sw_mpa peer; /* what it said, in frame */
+
+    /* a listener's */
+    struct sw_connection *handshakes; /* of peers whose request has not come */
+    uint32_t handshake_count, waiting; /* waiting: requests that the program has not taken */
+    uint32_t backlog;
+
+    struct sw_connection *listener, *next; /* among its handshakes */
+};
+
+struct sw_connection *sw_new_connection(struct sw_identifier *identifier);
+void sw_close_connection(struct sw_connection *connection); /* only its socket, if it has one */
+/* So that the peer is told by a reset, not by an end that it may take for an answer. */
+void sw_reset_connection(struct sw_connection *connection);
+void sw_set_type_of_service(const struct sw_identifier *identifier, int fd);
+/* get is getsockname or getpeername. */
+int sw_get_socket_address(int fd, int (*get)(int, struct sockaddr *, socklen_t *),
+                          struct sockaddr_storage *address);
+
+/*
+ * Read as far as the frame goes, and no further: what is behind it is the stream's. 0: it is
+ * whole, EAGAIN: it is not, else what is wrong.
+ */
+int sw_read_handshake(struct sw_connection *connection, int is_reply);
+int sw_write_handshake(struct sw_connection *connection, const struct sw_mpa *frame);
+int sw_wants_crc(const struct sw_identifier *identifier);
+
+/* The queue pair that is to be connected: ours, or the one of the program's that it names. */
+int sw_attach_pair(struct sw_identifier *identifier);
+void sw_detach_pair(struct sw_identifier *identifier);
+/* Hand the socket over to the stream, in any case. */
+int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *terms);
+void sw_report_established(struct sw_identifier *identifier, const struct sw_terms *terms,
+                           int has_data);
+void sw_took_too_long(struct sw_timer *timer); /* an identifier's */
+/* A listener goes: those that it hears out are reset. */
+void sw_forget_handshakes(struct sw_connection *listener);
+
+static inline uint16_t sw_depth_of(uint8_t asked)
+{
+    return asked == RDMA_MAX_RESP_RES ? SW_MOST_DEPTH : asked;
+}
+
+static inline uint16_t sw_least(uint16_t one, uint16_t other)
+{
+    return one < other ? one : other;
+}
+
+#endif

@@ -1,0 +1,165 @@
+/*
+ * The engine without its thread and without a clock: the fuzzer says when sockets are served and
+ * timers expire, so that an input does the same each time it is run. What the device gets as
+ * random is a series of numbers, for the same reason.
+ */
+#include "world.h"
+
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+enum { MOST_WATCHES = 256, MOST_ROUNDS = 20000 };
+
+static struct sw_watch *watches[MOST_WATCHES]; /* by slot; slot 0 is nobody's */
+static int has_hung_up[MOST_WATCHES];          /* an edge that has been told */
+static struct sw_timer *timers;
+static uint64_t clock_milliseconds = 1;
+static uint64_t drawn;
+
+void fail(const char *reason)
+{
+    fprintf(stderr, "oracle: %s\n", reason);
+    abort();
+}
+
+int sw_watch(struct sw_watch *watch, int fd, uint32_t events)
+{
+    for (uint32_t slot = 1; slot < MOST_WATCHES; slot++)
+        if (!watches[slot]) {
+            watches[slot] = watch;
+            has_hung_up[slot] = 0;
+            watch->fd = fd;
+            watch->events = events;
+            watch->slot = slot;
+            return 0;
+        }
+    return ENOMEM;
+}
+
+void sw_rewatch(struct sw_watch *watch, uint32_t events)
+{
+    if (!watch->slot || watch->events == events)
+        return;
+    watch->events = events;
+    has_hung_up[watch->slot] = 0;
+}
+
+void sw_unwatch(struct sw_watch *watch)
+{
+    watches[watch->slot] = NULL;
+    watch->slot = 0;
+}
+
+void sw_cancel(struct sw_timer *timer)
+{
+    struct sw_timer **link = &timers;
+
+    while (*link && *link != timer)
+        link = &(*link)->next;
+    if (*link)
+        *link = timer->next;
+    timer->next = NULL;
+    timer->deadline = 0;
+}
+
+int sw_call_later(struct sw_timer *timer, uint32_t milliseconds)
+{
+    struct sw_timer **link = &timers;
+
+    sw_cancel(timer);
+    timer->deadline = clock_milliseconds + milliseconds;
+    while (*link && (*link)->deadline <= timer->deadline)
+        link = &(*link)->next;
+    timer->next = *link;
+    *link = timer;
+    return 0;
+}
+
+void sw_engine_forked(void)
+{
+}
+
+/* One socket has something to say, or none: 1 if so. */
+static int serve_once(void)
+{
+    struct pollfd entries[MOST_WATCHES];
+    uint32_t slots[MOST_WATCHES];
+    nfds_t count = 0;
+    int served = 0;
+
+    for (uint32_t slot = 1; slot < MOST_WATCHES; slot++)
+        if (watches[slot] && watches[slot]->events) {
+            uint32_t wanted = watches[slot]->events & (POLLIN | POLLOUT | POLLRDHUP | POLLPRI);
+            entries[count] = (struct pollfd){watches[slot]->fd, (short)wanted, 0};
+            slots[count++] = slot;
+        }
+    if (!count || poll(entries, count, 0) <= 0)
+        return 0;
+    for (nfds_t i = 0; i < count; i++) {
+        struct sw_watch *watch = watches[slots[i]];
+        uint32_t events = (uint32_t)entries[i].revents;
+        if (!watch || watch->fd != entries[i].fd || !events)
+            continue;
+        if (events & POLLNVAL)
+            fail("a closed descriptor is still watched");
+        if (watch->events & (uint32_t)EPOLLET) {
+            if (has_hung_up[slots[i]])
+                continue;
+            has_hung_up[slots[i]] = 1;
+        }
+        watch->ready(watch, events);
+        served = 1;
+    }
+    return served;
+}
+
+void serve(void)
+{
+    sw_lock();
+    for (int round = 0; serve_once(); round++)
+        if (round == MOST_ROUNDS)
+            fail("a socket is ready for ever, and nobody sees to it");
+    sw_unlock();
+}
+
+void pass(uint32_t milliseconds)
+{
+    struct sw_timer *timer;
+
+    sw_lock();
+    clock_milliseconds += milliseconds;
+    for (int round = 0; (timer = timers) && timer->deadline <= clock_milliseconds; round++) {
+        if (round == MOST_ROUNDS)
+            fail("a timer is set anew for ever");
+        timers = timer->next;
+        timer->deadline = 0;
+        timer->next = NULL;
+        timer->expired(timer);
+    }
+    sw_unlock();
+}
+
+void begin_anew(void)
+{
+    drawn = 0;
+}
+
+ssize_t __wrap_getrandom(void *bytes, size_t size, unsigned int flags);
+
+ssize_t __wrap_getrandom(void *bytes, size_t size, unsigned int flags)
+{
+    unsigned char *at = bytes;
+
+    (void)flags;
+    for (size_t i = 0; i < size; i++) {
+        /* splitmix64 */
+        uint64_t mixed = drawn++ * 0x9e3779b97f4a7c15u + 0x1234567;
+        mixed = (mixed ^ mixed >> 30) * 0xbf58476d1ce4e5b9u;
+        mixed = (mixed ^ mixed >> 27) * 0x94d049bb133111ebu;
+        at[i] = (unsigned char)(mixed >> 40);
+    }
+    return (ssize_t)size;
+}

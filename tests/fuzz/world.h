@@ -1,0 +1,44 @@
+/* What the fuzzers share: the device with an engine that they drive, and a reader of inputs. */
+#ifndef AIORDMA_FUZZ_WORLD_H
+#define AIORDMA_FUZZ_WORLD_H
+
+#include "software/software.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* -- engine.c -- */
+
+/* Serve sockets until none has anything to say. */
+void serve(void);
+/* Time goes by: timers expire. */
+void pass(uint32_t milliseconds);
+/* The numbers that the device draws begin from the first again. */
+void begin_anew(void);
+/* Something that must not happen did. */
+void fail(const char *reason) __attribute__((noreturn));
+
+#define PROMISE(truth) ((truth) ? (void)0 : fail(#truth))
+
+/* -- world.c -- */
+
+struct world {
+    const struct aiordma_provider *table;
+    struct ibv_context *context;
+};
+
+/* The device, opened once. */
+struct world *the_world(void);
+
+/* An input, read from its begin; zeros behind its end. */
+struct input {
+    const uint8_t *at;
+    size_t left;
+};
+
+uint32_t take(struct input *input, int bytes); /* 1, 2 or 4 of them */
+/* Up to that many bytes, where they stand; *size says how many. */
+const uint8_t *take_bytes(struct input *input, size_t *size);
+
+#endif
