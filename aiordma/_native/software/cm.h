@@ -10,6 +10,7 @@
 
 struct sw_event_channel {
     struct rdma_event_channel ibv; /* an eventfd, readable while an event waits */
+    uint32_t generation;           /* fork.c's, which sets it */
     struct sw_event *first, *last;
     uint32_t identifiers;
 };
