@@ -29,7 +29,7 @@ from aiordma.verbs.attributes import (
 )
 from aiordma.verbs.resource import Resource
 
-__all__ = ("Context", "Device", "ProtectionDomain")
+__all__ = ("Context", "Device", "ProtectionDomain", "no_such_device", "require_device")
 
 
 class Device:
@@ -97,11 +97,14 @@ def require_device(name: str) -> None:
 
 def no_such_device(name: str, names: list[str]) -> str:
     """Return what to say of a real device's name, where there are only these."""
-    found = f"there is {', '.join(names)}" if names else "there is none at all"
-    return (
-        f"there is no RDMA device {name!r}; {found}, beside the built-in {SOFTWARE!r} one: "
-        "`rdma link` lists them, `rdma link add rxe0 type rxe netdev eth0` makes one"
-    )
+    if names:
+        found = f"there is {', '.join(names)} (`rdma link` lists them)"
+    else:
+        found = (
+            "there is none at all: `modprobe -a rdma_rxe rdma_ucm && rdma link add rxe0 type rxe "
+            "netdev eth0` makes one"
+        )
+    return f'there is no RDMA device {name!r}; {found}. Built in is device="{SOFTWARE}"'
 
 
 def _names(provider: Provider) -> list[str]:

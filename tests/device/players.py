@@ -66,7 +66,7 @@ async def members(
 
 def reactor_in_use() -> bool:
     """Whether anything of this loop still keeps the reactor open."""
-    return reactor.current_reactor() is not None
+    return bool(reactor.current_reactors())
 
 
 async def until(condition: Callable[[], bool]) -> None:

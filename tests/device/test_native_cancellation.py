@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma.reactor import current_reactor
+from aiordma.reactor import current_reactors
 from tests.device.players import connected
 from tests.devices import ADDRESS
 
@@ -135,7 +135,7 @@ def test_the_end_of_asyncio_run_with_a_close_under_way() -> None:
             for task in background:
                 task.cancel()
             await asyncio.wait(background)
-        assert current_reactor() is None
+        assert current_reactors() == []
 
     runner = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     runner.start()
@@ -159,4 +159,4 @@ async def test_a_cancelled_datagram_socket_leaves_nothing(delay: float) -> None:
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()
-    assert current_reactor() is None
+    assert current_reactors() == []

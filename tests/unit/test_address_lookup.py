@@ -106,7 +106,7 @@ class Played:
 def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     library = Played()
     provider = Provider("played", library.table)
-    monkeypatch.setattr(address_lookup, "rdma_core", lambda: provider)
+    monkeypatch.setattr(address_lookup, "usual_provider", lambda _device: provider)
     return library
 
 

@@ -1,4 +1,5 @@
-"""On a machine without an RDMA device every way in says what to do, and leaves nothing behind."""
+"""On a machine without a real RDMA device whoever insists on one is told what to do, and nothing is
+left behind. (Who does not insist gets the software device: tests/device.)"""
 
 import asyncio
 import gc
@@ -28,7 +29,7 @@ COMMAND = "rdma link add rxe0 type rxe netdev eth0"
 
 
 async def _connect() -> None:
-    await aiordma.connect("127.0.0.1", 7471)
+    await aiordma.connect("127.0.0.1", 7471, device="rxe0")
 
 
 async def _connect_by_name() -> None:
@@ -36,23 +37,44 @@ async def _connect_by_name() -> None:
 
 
 async def _listen() -> None:
-    await aiordma.listen("127.0.0.1", 7471)
+    await aiordma.listen("127.0.0.1", 7471, device="rxe0")
 
 
-WAYS = [_connect, _connect_by_name, _listen]
+async def _open_datagram() -> None:
+    await aiordma.open_datagram("127.0.0.1", device="rxe0")
+
+
+async def _open_shared_receive() -> None:
+    await aiordma.open_shared_receive("127.0.0.1", device="rxe0")
+
+
+async def _open_queue_pair() -> None:
+    await aiordma.open_queue_pair("rxe0")
+
+
+WAYS = [
+    _connect,
+    _connect_by_name,
+    _listen,
+    _open_datagram,
+    _open_shared_receive,
+    _open_queue_pair,
+]
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("way", WAYS)
-async def test_connecting_and_listening_name_the_command_that_helps(
+async def test_every_way_in_names_the_command_that_helps(
     way: Callable[[], Awaitable[None]],
 ) -> None:
     with pytest.raises(aiordma.NoDeviceError) as caught:
         await way()
     assert COMMAND in str(caught.value)
     assert "modprobe -a rdma_rxe rdma_ucm" in str(caught.value)
-    assert isinstance(caught.value.__cause__, aiordma.VerbsCallError)
-    assert caught.value.__cause__.call == "rdma_create_event_channel"
+    assert 'device="software"' in str(caught.value)
+    if way is not _listen:  # which looks at the names first
+        assert isinstance(caught.value.__cause__, aiordma.VerbsCallError)
+        assert caught.value.__cause__.call == "rdma_create_event_channel"
 
 
 def _descriptors() -> set[str]:
@@ -80,7 +102,7 @@ async def test_a_failed_attempt_leaves_nothing(way: Callable[[], Awaitable[None]
             group.start_soon(attempt)
     gc.collect()
     assert (_descriptors(), _own_threads()) == before
-    assert reactor.current_reactor() is None
+    assert reactor.current_reactors() == []
 
 
 @pytest.mark.parametrize("use_uvloop", [False, True], ids=["asyncio", "uvloop"])
@@ -104,8 +126,8 @@ def test_opening_a_device_says_that_there_is_none() -> None:
     assert COMMAND in str(caught.value)
 
 
-def test_there_are_no_names() -> None:
-    assert aiordma.Device.names() == []
+def test_the_built_in_device_is_the_only_name() -> None:
+    assert aiordma.Device.names() == ["software"]
 
 
 def test_an_event_channel_is_no_device_and_leaves_none() -> None:

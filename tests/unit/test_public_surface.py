@@ -144,13 +144,12 @@ USE = """
 import anyio, aiordma
 
 async def connect():
-    await aiordma.connect("192.0.2.1", 7471)
+    await aiordma.connect("192.0.2.1", 7471, device="rxe0")
 
 async def listen():
-    await aiordma.listen()
+    await aiordma.listen(device="rxe0")
 
 uses = (
-    aiordma.Device.names,
     aiordma.Device("rxe0").open,
     lambda: anyio.run(connect),
     lambda: anyio.run(listen),
@@ -161,11 +160,26 @@ for use in uses:
         use()
     except aiordma.NoDeviceError as error:
         print(error)
+
+async def echo():
+    async with await aiordma.listen("127.0.0.1") as listener:
+        async with anyio.create_task_group() as group:
+            group.start_soon(serve, listener)
+            async with await aiordma.connect("127.0.0.1", listener.port) as connection:
+                await connection.send(b"hello")
+                print(connection.device_name, (await connection.receive()).data)
+
+async def serve(listener):
+    async with await listener.accept() as connection:
+        await connection.send((await connection.receive()).data)
+
+print(aiordma.Device.names())
+anyio.run(echo)
 """
 
 
 @pytest.mark.parametrize("missing", LIBRARIES)
-def test_without_a_library_only_use_fails_and_names_the_packages(
+def test_without_a_library_a_real_device_is_an_error_that_names_the_packages(
     missing: str, tmp_path: Path
 ) -> None:
     # The loader finds this one first, and it is no library: for the program there is none.
@@ -179,8 +193,8 @@ def test_without_a_library_only_use_fails_and_names_the_packages(
     )
     assert (run.returncode, run.stderr) == (0, "")
     lines = run.stdout.splitlines()
-    assert len(lines) == 5
-    for line in lines:
+    assert lines[4:] == ["['software']", "software b'hello'"]
+    for line in lines[:4]:
         assert missing in line
         assert "apt-get install libibverbs1 librdmacm1 ibverbs-providers" in line
         assert "dnf install libibverbs librdmacm" in line

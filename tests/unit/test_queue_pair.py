@@ -9,6 +9,7 @@ import pytest
 
 from aiordma._native import ffi
 from aiordma.errors import ClosedError, VerbsCallError
+from aiordma.process import here
 from aiordma.verbs import Capacity, QueuePair, queue_pair
 
 
@@ -17,6 +18,7 @@ class Posted(QueuePair):
 
     def __init__(self) -> None:
         self._closed = False
+        self._process = here.pid
         self._parents = ()
         self._children = {}
         self._unmake = lambda _: None

@@ -11,9 +11,11 @@ import anyio
 import pytest
 
 from aiordma import reactor as reactor_module
-from aiordma.errors import ClosedError
+from aiordma.errors import ClosedError, ForkError
 from aiordma.event_loop import EventLoop, current_event_loop
-from aiordma.reactor import Reactor, acquire_reactor, current_reactor
+from aiordma.process import here
+from aiordma.provider import Provider
+from aiordma.reactor import Reactor, acquire_reactor, current_reactors
 from tests.unit.loops import Work, settle, until
 
 
@@ -203,8 +205,10 @@ def opening(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> Work:
         return channel
 
     monkeypatch.setattr(reactor_module, "EventChannel", open_channel)
-    monkeypatch.setattr(reactor_module, "rdma_core", lambda: None)
     return opening
+
+
+PLAYED = Provider("played", None)
 
 
 @pytest.mark.anyio
@@ -212,7 +216,7 @@ async def test_all_users_of_a_loop_share_one_reactor(channel: Channel, opening: 
     reactors: list[Reactor] = []
 
     async def acquire() -> None:
-        reactors.append(await acquire_reactor())
+        reactors.append(await acquire_reactor(PLAYED))
 
     async with anyio.create_task_group() as group:
         for _ in range(3):
@@ -221,13 +225,13 @@ async def test_all_users_of_a_loop_share_one_reactor(channel: Channel, opening: 
         await settle()
         opening.may_end.set()
     (reactor,) = set(reactors)
-    assert current_reactor() is reactor
+    assert current_reactors() == [reactor]
     assert reactor.users == 3
     reactor.release()
     reactor.release()
     assert not reactor.ended
     await close(reactor)
-    assert current_reactor() is None
+    assert current_reactors() == []
 
 
 @pytest.mark.parametrize("use_uvloop", [False, True], ids=["asyncio", "uvloop"])
@@ -235,7 +239,7 @@ def test_an_abandoned_acquisition_leaves_no_reactor(
     channel: Channel, opening: Work, use_uvloop: bool
 ) -> None:
     async def main() -> None:
-        task = asyncio.ensure_future(acquire_reactor())
+        task = asyncio.ensure_future(acquire_reactor(PLAYED))
         await until(opening.started.is_set)
         task.cancel()
         await settle()
@@ -244,6 +248,46 @@ def test_an_abandoned_acquisition_leaves_no_reactor(
         with pytest.raises(asyncio.CancelledError):
             await task
         assert channel.closed
-        assert current_reactor() is None
+        assert current_reactors() == []
 
     anyio.run(main, backend="asyncio", backend_options={"use_uvloop": use_uvloop})
+
+
+@pytest.mark.anyio
+async def test_each_provider_has_a_reactor_of_its_own(
+    channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Channel()
+    channels: dict[str, Any] = {"one": channel, "other": other}
+    monkeypatch.setattr(reactor_module, "EventChannel", lambda provider: channels[provider.name])
+    reactors = [await acquire_reactor(Provider(name, None)) for name in channels]
+    assert [reactor.channel for reactor in reactors] == [channel, other]
+    assert current_reactors() == reactors
+    seen: list[str] = []
+    for name, reactor in zip(channels, reactors, strict=True):
+        reactor.subscribe(identifier(1), lambda _event, name=name: seen.append(name))
+    other.tell(1)
+    await until(lambda: seen == ["other"])
+    await close(reactors[0])
+    assert channel.closed
+    assert current_reactors() == reactors[1:]
+    other.tell(1)
+    await until(lambda: seen == ["other", "other"])
+    await close(reactors[1])
+    assert other.closed
+
+
+@pytest.mark.anyio
+async def test_a_childs_use_of_the_loops_reactor_is_an_error(
+    channel: Channel, opening: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening.may_end.set()
+    reactor = await acquire_reactor(PLAYED)
+    with monkeypatch.context() as patch:
+        patch.setattr(here, "pid", here.pid + 1)
+        with pytest.raises(ForkError, match=r"forked child.*anew"):
+            await acquire_reactor(PLAYED)
+        with pytest.raises(ForkError):
+            reactor.retain()
+    assert reactor.users == 1
+    await close(reactor)

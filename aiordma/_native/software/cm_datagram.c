@@ -1,0 +1,568 @@
+/*
+ * The UDP port space: who wants to send datagrams to a port asks for its queue pair (SIDR_REQ),
+ * and its program tells (SIDR_REP); no connection is made. A port is a UDP socket, whose packets
+ * are RoCE v2's to queue pair 1.
+ *
+ * A question is repeated until it is answered, and the same question is put to the program once.
+ */
+#include "cm.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#include "sidr.h"
+#include "udp.h"
+
+enum {
+    BURST = 64,
+    REMEMBERED = 256, /* of the questions that were answered last */
+    FIRST_PATIENCE = 100, /* milliseconds; doubled each time, up to the most */
+    MOST_PATIENCE = 4096,
+    TRIES = 15,
+    HOP_LIMIT = 64,
+};
+
+struct answer {
+    struct in6_addr peer;
+    uint16_t peer_port;
+    int is_taken, is_answered;
+    struct sw_sidr_reply reply; /* number and transaction are the question's from the start */
+};
+
+struct sw_service {
+    struct sw_identifier *identifier;
+    /* The port, of those that have one. */
+    int is_open;
+    struct sw_udp udp;
+    struct sw_watch watch;
+    int backlog; /* 0: it does not listen */
+    struct answer *answers;
+    uint32_t next_answer;
+    /* The question: asked by us, or put to us, by whom way leads to. */
+    struct sw_udp_way way;
+    uint64_t transaction;
+    uint32_t number, tries;
+    int failure; /* to send it */
+    struct sw_identifier *listener; /* that it was put to; NULL once that is gone */
+};
+
+static int is_same(const struct in6_addr *one, const struct in6_addr *other)
+{
+    return IN6_ARE_ADDR_EQUAL(one, other);
+}
+
+static uint32_t scope_of(const struct sockaddr *address)
+{
+    return address->sa_family == AF_INET6
+               ? ((const struct sockaddr_in6 *)(const void *)address)->sin6_scope_id
+               : 0;
+}
+
+static void read_address(const struct sockaddr *address, struct in6_addr *to)
+{
+    union ibv_gid gid;
+
+    sw_gid_of(address, &gid);
+    memcpy(to, &gid, sizeof(*to));
+}
+
+/* -- packets ----------------------------------------------------------------------------- */
+
+static int send_mad(const struct sw_udp *udp, const struct sw_udp_way *to, const uint8_t *mad)
+{
+    struct sw_udp_way way = *to;
+    uint8_t packet[SW_ROCE_HEADERS + SW_MAD + SW_ROCE_TRAILER];
+    struct sw_roce_datagram datagram = {
+        .destination_qpn = SW_QPN_SERVICES,
+        .source_qpn = SW_QPN_SERVICES,
+        .qkey = SW_QKEY_SERVICES,
+        .size = SW_MAD,
+    };
+
+    way.path.source_port = udp->port;
+    memcpy(packet + sw_roce_headers(packet, &datagram), mad, SW_MAD);
+    uint32_t size = sw_roce_seal(packet, &datagram, &way.path);
+    /* The first error may be an older packet's, that ICMP told of. */
+    return sw_udp_send(udp, &way, packet, size) ? sw_udp_send(udp, &way, packet, size) : 0;
+}
+
+static void send_reply(const struct sw_udp *udp, const struct sw_udp_way *way,
+                       const struct sw_sidr_reply *reply)
+{
+    uint8_t mad[SW_MAD];
+
+    sw_sidr_write_reply(mad, reply);
+    /* If it is lost, the question comes again. */
+    (void)send_mad(udp, way, mad);
+}
+
+static void turn_around(const struct sw_udp_way *from, struct sw_udp_way *to)
+{
+    memset(to, 0, sizeof(*to));
+    to->path.source = from->path.destination;
+    to->path.destination = from->path.source;
+    to->path.destination_port = from->path.source_port;
+    to->path.hop_limit = HOP_LIMIT;
+    to->interface = from->interface;
+}
+
+/* -- questions that are put to us -------------------------------------------------------- */
+
+static struct answer *find_answer(struct sw_service *service, const struct in6_addr *peer,
+                                  uint16_t peer_port, uint64_t transaction, uint32_t number)
+{
+    for (uint32_t i = 0; i < REMEMBERED; i++) {
+        struct answer *answer = &service->answers[i];
+        if (answer->is_taken && answer->reply.number == number &&
+            answer->reply.transaction == transaction && answer->peer_port == peer_port &&
+            is_same(&answer->peer, peer))
+            return answer;
+    }
+    return NULL;
+}
+
+static void remember(struct sw_service *service, const struct sw_sidr_request *request)
+{
+    struct answer *answer = &service->answers[service->next_answer++ % REMEMBERED];
+
+    memset(answer, 0, sizeof(*answer));
+    answer->is_taken = 1;
+    answer->peer = request->source;
+    answer->peer_port = request->source_port;
+    answer->reply.transaction = request->transaction;
+    answer->reply.number = request->number;
+}
+
+/* How many questions wait for the program to take them. */
+static int count_waiting(const struct sw_identifier *listener)
+{
+    const struct sw_event_channel *channel = (const void *)listener->ibv.channel;
+    int count = 0;
+
+    for (const struct sw_event *event = channel ? channel->first : NULL; event;
+         event = event->next)
+        if (event->counted == listener && event->ibv.event == RDMA_CM_EVENT_CONNECT_REQUEST)
+            count++;
+    return count;
+}
+
+static void set_address(struct sockaddr_storage *to, const struct in6_addr *address,
+                        uint16_t port, uint32_t interface)
+{
+    union ibv_gid gid;
+
+    memcpy(&gid, address, sizeof(gid));
+    sw_address_of(&gid, to);
+    *sw_port_of((struct sockaddr *)to) = htons(port);
+    if (IN6_IS_ADDR_LINKLOCAL(address))
+        ((struct sockaddr_in6 *)(void *)to)->sin6_scope_id = interface;
+}
+
+/* An identifier for the question; 0, or why there is none. */
+static int put_to_program(struct sw_service *asked, const struct sw_udp_way *from,
+                          const struct sw_sidr_request *request)
+{
+    struct sw_identifier *identifier = sw_new_requesting(asked->identifier);
+
+    if (!identifier)
+        return ENOMEM;
+    struct rdma_addr *addresses = &identifier->ibv.route.addr;
+    struct sw_service *service = calloc(1, sizeof(*service));
+    struct sw_event *event = sw_new_event(identifier, RDMA_CM_EVENT_CONNECT_REQUEST, 0);
+    int error = service && event ? 0 : ENOMEM;
+    if (!error) {
+        set_address(&addresses->src_storage, &request->destination, asked->udp.port,
+                    from->interface);
+        set_address(&addresses->dst_storage, &request->source, request->source_port,
+                    from->interface);
+        error = sw_bind_device(identifier);
+    }
+    if (error) {
+        free(event);
+        free(service);
+        sw_drop_identifier(identifier);
+        return error;
+    }
+    service->identifier = identifier;
+    service->listener = asked->identifier;
+    service->transaction = request->transaction;
+    service->number = request->number;
+    turn_around(from, &service->way);
+    service->way.path.traffic_class = identifier->has_tos ? identifier->tos : 0;
+    identifier->service = service;
+    event->counted = asked->identifier;
+    event->ibv.listen_id = &asked->identifier->ibv;
+    sw_set_private_data(event, request->private_data, SW_SIDR_REQUEST_DATA);
+    sw_report(event);
+    return 0;
+}
+
+static void asked(struct sw_service *service, const struct sw_udp_way *from,
+                  const struct sw_sidr_request *request)
+{
+    const struct sw_roce_path *path = &from->path;
+    struct sw_sidr_reply nobody = {
+        .transaction = request->transaction,
+        .number = request->number,
+        .status = SW_SIDR_NOBODY,
+        .port = request->port,
+    };
+    struct sw_udp_way back;
+
+    /* What it says of itself must be what the packet says. */
+    if (request->port != service->udp.port || request->source_port != path->source_port ||
+        !is_same(&request->source, &path->source) ||
+        !is_same(&request->destination, &path->destination))
+        return;
+    turn_around(from, &back);
+    if (!service->backlog) {
+        send_reply(&service->udp, &back, &nobody);
+        return;
+    }
+    const struct answer *known = find_answer(service, &request->source, request->source_port,
+                                             request->transaction, request->number);
+    if (known) {
+        if (known->is_answered)
+            send_reply(&service->udp, &back, &known->reply);
+        return;
+    }
+    /* Beyond the backlog it is as if it were lost, and will be repeated. */
+    if (count_waiting(service->identifier) < service->backlog &&
+        !put_to_program(service, from, request))
+        remember(service, request);
+}
+
+static int answer(struct sw_identifier *identifier, enum sw_sidr_status status)
+{
+    struct sw_service *service = identifier->service;
+    struct sw_sidr_reply reply = {.status = (uint8_t)status, .qkey = RDMA_UDP_QKEY};
+    size_t size = identifier->parameters.private_data_len;
+
+    if (!service || size > SW_SIDR_REPLY_DATA)
+        return EINVAL;
+    reply.transaction = service->transaction;
+    reply.number = service->number;
+    reply.port = ntohs(*sw_port_of(&identifier->ibv.route.addr.src_addr));
+    if (status == SW_SIDR_FOUND)
+        reply.qp_num = identifier->ibv.qp ? identifier->ibv.qp->qp_num
+                                          : identifier->parameters.qp_num & 0xffffff;
+    else
+        reply.qkey = 0;
+    memcpy(reply.private_data, identifier->private_data, size);
+    if (service->listener) {
+        struct sw_service *heard = service->listener->service;
+        struct answer *kept =
+            find_answer(heard, &service->way.path.destination,
+                        service->way.path.destination_port, reply.transaction, reply.number);
+        if (kept) {
+            kept->reply = reply;
+            kept->is_answered = 1;
+        }
+        send_reply(&heard->udp, &service->way, &reply);
+        return 0;
+    }
+    /* Who listened is gone, and its port may be somebody else's: another will do. */
+    struct sockaddr_storage source = identifier->ibv.route.addr.src_storage;
+    struct sw_udp udp;
+    *sw_port_of((struct sockaddr *)&source) = 0;
+    int error = sw_udp_open(&udp, (struct sockaddr *)&source, 0);
+    if (error)
+        return error;
+    send_reply(&udp, &service->way, &reply);
+    sw_udp_close(&udp);
+    return 0;
+}
+
+int sw_service_accept(struct sw_identifier *identifier)
+{
+    int error = answer(identifier, SW_SIDR_FOUND);
+
+    if (!error)
+        identifier->state = SW_CM_CONNECTED;
+    return error;
+}
+
+int sw_service_reject(struct sw_identifier *identifier)
+{
+    return answer(identifier, SW_SIDR_REFUSED);
+}
+
+/* -- questions of ours ------------------------------------------------------------------- */
+
+static int ask(struct sw_identifier *identifier)
+{
+    struct sw_service *service = identifier->service;
+    const struct sw_roce_path *path = &service->way.path;
+    struct sw_sidr_request request = {
+        .transaction = service->transaction,
+        .number = service->number,
+        .source = path->source,
+        .destination = path->destination,
+        .source_port = service->udp.port,
+        .port = path->destination_port,
+    };
+    uint8_t mad[SW_MAD];
+
+    memcpy(request.private_data, identifier->private_data,
+           identifier->parameters.private_data_len);
+    sw_sidr_write_request(mad, &request);
+    return send_mad(&service->udp, &service->way, mad);
+}
+
+/* The end without a queue pair: status is an errno, or what the peer answered. */
+static void give_up(struct sw_identifier *identifier, int status, const uint8_t *data)
+{
+    struct sw_event *event = sw_new_event(identifier, RDMA_CM_EVENT_UNREACHABLE, status);
+
+    if (!event) {
+        /* Somebody waits for it: when there is memory again. */
+        identifier->service->failure = status < 0 ? -status : ENOMEM;
+        (void)sw_call_later(&identifier->timer, MOST_PATIENCE);
+        return;
+    }
+    if (data)
+        sw_set_private_data(event, data, SW_SIDR_REPLY_DATA);
+    sw_cancel(&identifier->timer);
+    identifier->state = SW_CM_DISCONNECTED;
+    sw_report(event);
+}
+
+static int is_final(int error)
+{
+    return error == ECONNREFUSED || error == EHOSTUNREACH || error == ENETUNREACH ||
+           error == EADDRNOTAVAIL || error == EINVAL || error == EACCES || error == EPERM;
+}
+
+static void fail(struct sw_identifier *identifier, int error)
+{
+    /* Where no socket is at the port, the kernel of a peer would have said so by a reply. */
+    give_up(identifier, error == ECONNREFUSED ? SW_SIDR_NOBODY : -error, NULL);
+}
+
+/* Its patience is over: ask, or ask again. */
+static void expired(struct sw_timer *timer)
+{
+    struct sw_identifier *identifier = SW_CONTAINER(timer, struct sw_identifier, timer);
+    struct sw_service *service = identifier->service;
+
+    if (identifier->state != SW_CM_CONNECTING)
+        return;
+    if (!service->failure && service->tries >= TRIES)
+        service->failure = ETIMEDOUT;
+    if (!service->failure) {
+        int error = ask(identifier);
+        service->failure = is_final(error) ? error : 0;
+    }
+    if (service->failure) {
+        fail(identifier, service->failure);
+        return;
+    }
+    uint32_t patience = FIRST_PATIENCE;
+    for (uint32_t i = 0; i < service->tries && patience < MOST_PATIENCE; i++)
+        patience *= 2;
+    service->tries++;
+    (void)sw_call_later(timer, patience < MOST_PATIENCE ? patience : MOST_PATIENCE);
+}
+
+int sw_service_connect(struct sw_identifier *identifier)
+{
+    struct rdma_addr *addresses = &identifier->ibv.route.addr;
+
+    if (identifier->parameters.private_data_len > SW_SIDR_REQUEST_DATA)
+        return EINVAL;
+    int error = identifier->service ? 0 : sw_service_bind(identifier);
+    if (error)
+        return error;
+    struct sw_service *service = identifier->service;
+    memset(&service->way, 0, sizeof(service->way));
+    read_address(&addresses->src_addr, &service->way.path.source);
+    read_address(&addresses->dst_addr, &service->way.path.destination);
+    service->way.path.destination_port = ntohs(*sw_port_of(&addresses->dst_addr));
+    service->way.path.hop_limit = HOP_LIMIT;
+    service->way.path.traffic_class = identifier->has_tos ? identifier->tos : 0;
+    service->way.interface = scope_of(&addresses->dst_addr);
+    if (!service->way.interface)
+        service->way.interface = scope_of(&addresses->src_addr);
+    sw_random(&service->transaction, sizeof(service->transaction));
+    sw_random(&service->number, sizeof(service->number));
+    service->tries = 0;
+    service->failure = 0;
+    identifier->timer.expired = expired;
+    return sw_call_later(&identifier->timer, 0);
+}
+
+/* Who asked this; the port may be shared, so that the answer came to somebody else. */
+static struct sw_identifier *find_asking(const struct sw_sidr_reply *reply,
+                                         const struct in6_addr *peer)
+{
+    struct sw_identifier *each;
+
+    for (each = sw_device.identifiers; each; each = each->next) {
+        const struct sw_service *service = each->service;
+        if (service && each->state == SW_CM_CONNECTING && service->number == reply->number &&
+            service->transaction == reply->transaction &&
+            service->way.path.destination_port == reply->port &&
+            is_same(&service->way.path.destination, peer))
+            return each;
+    }
+    return NULL;
+}
+
+static int fill_way(struct sw_identifier *identifier, struct ibv_ah_attr *attr)
+{
+    const struct sw_roce_path *path = &identifier->service->way.path;
+    union ibv_gid ours;
+
+    memcpy(&ours, &path->source, sizeof(ours));
+    int index = sw_gid_index(&ours);
+    if (index < 0)
+        return ENODEV;
+    attr->is_global = 1;
+    attr->port_num = 1;
+    memcpy(&attr->grh.dgid, &path->destination, sizeof(attr->grh.dgid));
+    attr->grh.sgid_index = (uint8_t)index;
+    attr->grh.hop_limit = HOP_LIMIT;
+    attr->grh.traffic_class = path->traffic_class;
+    return 0;
+}
+
+static void answered(struct sw_identifier *identifier, const struct sw_sidr_reply *reply)
+{
+    if (reply->status != SW_SIDR_FOUND) {
+        give_up(identifier, reply->status, reply->private_data);
+        return;
+    }
+    struct sw_event *event = sw_new_event(identifier, RDMA_CM_EVENT_ESTABLISHED, 0);
+    if (!event)
+        return; /* the question is repeated, and so will be the answer */
+    int error = fill_way(identifier, &event->ibv.param.ud.ah_attr);
+    if (error) {
+        free(event);
+        give_up(identifier, -error, NULL);
+        return;
+    }
+    event->ibv.param.ud.qp_num = reply->qp_num;
+    event->ibv.param.ud.qkey = reply->qkey;
+    sw_set_private_data(event, reply->private_data, SW_SIDR_REPLY_DATA);
+    sw_cancel(&identifier->timer);
+    identifier->state = SW_CM_CONNECTED;
+    sw_report(event);
+}
+
+/* -- the port ---------------------------------------------------------------------------- */
+
+static void read_refusals(struct sw_service *service)
+{
+    struct in6_addr peer;
+    uint16_t port;
+    int error;
+
+    for (int i = 0; i < BURST && (error = sw_udp_refusal(&service->udp, &peer, &port)); i++) {
+        struct sw_identifier *identifier = service->identifier;
+        if (identifier->state == SW_CM_CONNECTING && is_final(error) &&
+            port == service->way.path.destination_port &&
+            is_same(&peer, &service->way.path.destination))
+            fail(identifier, error);
+    }
+}
+
+static void read_packet(struct sw_service *service, const struct sw_udp_way *from,
+                        const uint8_t *packet, size_t size)
+{
+    struct sw_roce_datagram datagram;
+    struct sw_sidr_request request;
+    struct sw_sidr_reply reply;
+
+    if (sw_roce_read(packet, size, &from->path, &datagram) ||
+        datagram.destination_qpn != SW_QPN_SERVICES || datagram.qkey != SW_QKEY_SERVICES)
+        return;
+    if (!sw_sidr_read_request(datagram.payload, datagram.size, &request)) {
+        asked(service, from, &request);
+    } else if (!sw_sidr_read_reply(datagram.payload, datagram.size, &reply)) {
+        struct sw_identifier *identifier = find_asking(&reply, &from->path.source);
+        if (identifier)
+            answered(identifier, &reply);
+    }
+}
+
+static void ready(struct sw_watch *watch, uint32_t events)
+{
+    struct sw_service *service = SW_CONTAINER(watch, struct sw_service, watch);
+    uint8_t packet[SW_ROCE_HEADERS + SW_MAD + SW_ROCE_TRAILER];
+    struct sw_udp_way from;
+
+    if (events & EPOLLERR)
+        read_refusals(service);
+    for (int i = 0; i < BURST; i++) {
+        ssize_t size = sw_udp_receive(&service->udp, packet, sizeof(packet), &from);
+        if (size < 0 && (errno == EAGAIN || errno == EBADF))
+            return;
+        if (size >= 0 && (size_t)size <= sizeof(packet))
+            read_packet(service, &from, packet, (size_t)size);
+    }
+}
+
+int sw_service_bind(struct sw_identifier *identifier)
+{
+    struct sockaddr *address = &identifier->ibv.route.addr.src_addr;
+    struct sw_service *service = calloc(1, sizeof(*service));
+
+    if (!service)
+        return ENOMEM;
+    int flags = SW_UDP_ERRORS | (identifier->reuse_address ? SW_UDP_SHARED : 0) |
+                (identifier->ipv6_only ? SW_UDP_IPV6_ONLY : 0);
+    int error = sw_udp_open(&service->udp, address, flags);
+    if (!error) {
+        service->watch.ready = ready;
+        error = sw_watch(&service->watch, service->udp.fd, EPOLLIN);
+        if (error)
+            sw_udp_close(&service->udp);
+    }
+    if (error) {
+        free(service);
+        return error;
+    }
+    service->is_open = 1;
+    service->identifier = identifier;
+    *sw_port_of(address) = htons(service->udp.port);
+    identifier->service = service;
+    return 0;
+}
+
+int sw_service_listen(struct sw_identifier *identifier, int backlog)
+{
+    struct sw_service *service = identifier->service;
+
+    if (!service || !service->is_open || service->backlog)
+        return EINVAL;
+    service->answers = calloc(REMEMBERED, sizeof(*service->answers));
+    if (!service->answers)
+        return ENOMEM;
+    service->backlog = backlog;
+    return 0;
+}
+
+void sw_service_forget(struct sw_identifier *identifier)
+{
+    struct sw_service *service = identifier->service;
+
+    if (!service)
+        return;
+    if (identifier->state == SW_CM_REQUESTED) {
+        identifier->parameters.private_data_len = 0;
+        (void)answer(identifier, SW_SIDR_REFUSED);
+    }
+    identifier->service = NULL;
+    if (service->backlog)
+        for (struct sw_identifier *each = sw_device.identifiers; each; each = each->next)
+            if (each->service && each->service->listener == identifier)
+                each->service->listener = NULL;
+    if (service->is_open) {
+        sw_unwatch(&service->watch);
+        sw_udp_close(&service->udp);
+    }
+    free(service->answers);
+    free(service);
+}

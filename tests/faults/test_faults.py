@@ -1,0 +1,183 @@
+"""What a program is told, and what becomes of everything else, when the device misbehaves."""
+
+import errno
+
+import anyio
+import pytest
+
+import aiordma
+from aiordma.testing import Faults
+from tests.device.players import OWN_RECEIVES, REMOTE, both_ways, connected, until
+from tests.devices import ADDRESS
+
+pytestmark = pytest.mark.anyio
+
+ROUNDS = 50
+
+
+async def echo(one: aiordma.Connection, other: aiordma.Connection, rounds: int = ROUNDS) -> None:
+    for number in range(rounds):
+        await one.send(b"%d" % number)
+        assert await other.receive() == b"%d" % number
+
+
+async def test_a_refused_connect_is_rejected_and_the_next_one_works(faults: Faults) -> None:
+    fault = faults.refuse_connection()
+    with pytest.raises(aiordma.RejectedError):
+        async with connected():
+            pass
+    assert fault.struck == 1
+    async with connected() as (client, server):
+        await both_ways(client, server)
+
+
+async def test_a_connect_that_takes_too_long_times_out(faults: Faults) -> None:
+    faults.delay_connection(5)
+    async with await aiordma.listen(ADDRESS, 0) as listener:
+        with pytest.raises(aiordma.ConnectTimeoutError, match="accept"):
+            await aiordma.connect(ADDRESS, listener.port, timeout=0.2)
+
+
+async def test_a_late_connection_is_a_connection(faults: Faults) -> None:
+    fault = faults.delay_connection(0.2)
+    async with connected() as (client, server):
+        assert fault.struck == 1
+        await both_ways(client, server)
+
+
+@pytest.mark.parametrize("size", [1000, 100_000, 3_000_000])
+async def test_a_connection_that_breaks_ends_everything_on_it(faults: Faults, size: int) -> None:
+    async with connected(client={"receive_buffers": 4}) as (client, server):
+        local = server.register(bytearray(1 << 20), REMOTE)
+        await server.send(local.remote().pack())
+        remote = aiordma.RemoteMemory.unpack(await client.receive())
+        fault = faults.drop_connection(after_bytes=size)
+        buffer = client.register(bytearray(1 << 20))
+        ended = 0
+        with pytest.raises((aiordma.FlushedError, aiordma.DisconnectedError)):
+            for _ in range(1000):
+                await client.write(buffer, remote)
+                ended += 1
+        assert fault.struck == 1
+        assert ended <= size // (1 << 20) + 1
+        await until(lambda: not server.is_connected)
+
+
+async def test_a_connection_that_breaks_at_a_request_ends_those_in_flight(faults: Faults) -> None:
+    async with connected() as (client, _):
+        faults.drop_connection(after_requests=3)
+        requests = [client.post_send(b"%d" % number) for number in range(4)]
+        for request in requests[:3]:
+            await request
+        with pytest.raises(aiordma.FlushedError):
+            await requests[3]
+
+
+async def test_a_dead_peer_ends_a_read_as_exhausted_retries(faults: Faults) -> None:
+    async with connected() as (client, server):
+        local = server.register(bytearray(64), REMOTE)
+        await server.send(local.remote().pack())
+        remote = aiordma.RemoteMemory.unpack(await client.receive())
+        faults.silence_peer(0.1)
+        with pytest.raises(aiordma.RetryExceededError):
+            await client.read(remote, client.register(bytearray(64)))
+
+
+async def test_completions_that_come_late_and_out_of_order_all_come(faults: Faults) -> None:
+    async with connected() as (client, server), connected() as (other_client, other_server):
+        fault = faults.delay_completions(0.001, spread=0.004, chance=0.5)
+        async with anyio.create_task_group() as group:
+            group.start_soon(echo, client, server)
+            group.start_soon(echo, other_client, other_server)
+        assert fault.struck > ROUNDS // 2
+
+
+async def test_completions_of_one_queue_pair_keep_their_order(faults: Faults) -> None:
+    async with connected() as (client, server):
+        faults.delay_completions(0.001, spread=0.004, chance=0.3)
+        ended: list[int] = []
+        async with anyio.create_task_group() as group:
+
+            async def wait(number: int, request: aiordma.WorkRequest) -> None:
+                await request
+                ended.append(number)
+
+            for number in range(32):
+                group.start_soon(wait, number, client.post_send(b"%d" % number))
+            for number in range(32):
+                assert await server.receive() == b"%d" % number
+        assert ended == sorted(ended)
+
+
+async def test_spurious_events_do_no_harm(faults: Faults) -> None:
+    async with connected() as (client, server):
+        fault = faults.spurious_events(chance=0.5)
+        await echo(client, server)
+        assert fault.struck > 0
+
+
+async def test_merged_events_lose_no_completion(faults: Faults) -> None:
+    async with connected() as (client, server):
+        fault = faults.merge_events(0.003)
+        await echo(client, server, 20)
+        assert fault.struck > 0
+
+
+async def test_a_refused_post_names_the_limit_and_loses_nothing(faults: Faults) -> None:
+    async with connected(server=OWN_RECEIVES) as (client, server):
+        receive = server.post_recv(bytearray(16))
+        faults.refuse_post()
+        with pytest.raises(aiordma.VerbsCallError) as refused:
+            client.post_send(b"lost?")
+        assert refused.value.errno == errno.ENOMEM
+        await client.send(b"not lost")
+        assert (await receive).byte_len == len(b"not lost")
+
+
+@pytest.mark.parametrize("slot", ["reg_mr_iova2", "cm_create_qp"])
+async def test_a_refused_call_ends_the_connect_and_leaves_nothing(
+    faults: Faults, slot: str
+) -> None:
+    async with await aiordma.listen(ADDRESS, 0) as listener:
+        fault = faults.refuse_call(slot)
+        with pytest.raises((aiordma.VerbsCallError, aiordma.RdmaConnectionError)):
+            await aiordma.connect(ADDRESS, listener.port)
+        assert fault.struck == 1
+
+
+async def test_a_receiver_that_is_not_ready_holds_the_message_back(faults: Faults) -> None:
+    async with connected() as (client, server):
+        fault = faults.receiver_not_ready(0.1)
+        await client.send(b"patience")
+        assert await server.receive() == b"patience"
+        assert fault.struck == 1
+
+
+async def test_a_fatal_event_of_the_device_ends_its_connections(faults: Faults) -> None:
+    async with connected() as (client, _):
+        faults.raise_event(aiordma.AsyncEventType.DEVICE_FATAL)
+        with pytest.raises(aiordma.DeviceEventError):
+            await client.receive()
+
+
+async def test_the_same_seed_strikes_the_same(faults: Faults) -> None:
+    async def struck(seed: int) -> list[bool]:
+        found = []
+        async with connected(server={"receive_buffers": 64}) as (client, _):
+            with Faults(seed) as seeded:
+                seeded.refuse_post(chance=0.3, times=0)
+                for _ in range(30):
+                    try:
+                        request = client.post_send(b"x")
+                    except aiordma.VerbsCallError:
+                        found.append(True)
+                    else:
+                        found.append(False)
+                        await request
+        return found
+
+    first = await struck(5)
+    assert first == await struck(5)
+    assert True in first
+    assert False in first
+    assert first != await struck(6)

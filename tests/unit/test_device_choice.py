@@ -1,0 +1,215 @@
+"""Which provider an undertaking gets: the named one's, the one that reaches the address, else the
+software device, which is said once."""
+
+import errno
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aiordma import device_choice, provider
+from aiordma._native import ffi
+from aiordma.device_choice import with_device
+from aiordma.errors import (
+    AddressError,
+    NoDeviceError,
+    NotSupportedError,
+    RejectedError,
+    VerbsCallError,
+)
+from aiordma.provider import Provider, real_devices_are_here, usual_provider, wanted_device
+
+pytestmark = pytest.mark.anyio
+
+REAL, BUILT_IN = Provider("real", None), Provider("built in", None)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Machine:
+    """Whether rdma-core is installed, and the kernel has a device."""
+
+    installed = True
+    present = True
+
+    def rdma_core(self) -> Provider:
+        if not self.installed:
+            raise NoDeviceError("not installed")
+        return REAL
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine()
+    monkeypatch.delenv("AIORDMA_DEVICE", raising=False)
+    for module in (provider, device_choice):
+        monkeypatch.setattr(module, "rdma_core", machine.rdma_core)
+        monkeypatch.setattr(module, "software", lambda: BUILT_IN)
+        monkeypatch.setattr(module, "real_devices_are_here", lambda: machine.present)
+    monkeypatch.setattr(device_choice, "_said", set())
+    return machine
+
+
+class Attempt:
+    """Fails with what it is told to, where the provider is the real one."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.tried: list[Provider] = []
+
+    async def __call__(self, provider: Provider) -> str:
+        self.tried.append(provider)
+        if provider is REAL and self.error is not None:
+            raise self.error
+        return provider.name
+
+
+def unreached() -> AddressError:
+    error = AddressError("no device is on the way there")
+    error.is_unreached = True
+    return error
+
+
+def caused() -> AddressError:
+    error = AddressError("refused")
+    error.__cause__ = VerbsCallError(errno.ENODEV, "rdma_resolve_addr")
+    return error
+
+
+UNREACHED = [
+    unreached(),
+    caused(),
+    VerbsCallError(errno.ENODEV, "rdma_bind_addr"),
+    NoDeviceError("/dev/infiniband/rdma_cm cannot be opened"),
+]
+
+OTHERS = [
+    AddressError("the name does not resolve"),
+    VerbsCallError(errno.EADDRINUSE, "rdma_bind_addr"),
+    VerbsCallError(errno.ENODEV, "rdma_create_qp"),
+    RejectedError("nobody listens", reason=8, private_data=b""),
+    TimeoutError(),
+]
+
+
+async def test_a_real_device_that_reaches_the_address_serves_it(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempt = Attempt()
+    with caplog.at_level(logging.DEBUG, "aiordma"):
+        assert await with_device("auto", "192.0.2.1", attempt) == "real"
+    assert (attempt.tried, caplog.records) == ([REAL], [])
+
+
+@pytest.mark.parametrize("error", UNREACHED, ids=lambda error: str(error)[:30])
+async def test_what_no_real_device_reaches_the_software_device_serves(
+    machine: Machine, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempt = Attempt(error)
+    with caplog.at_level(logging.DEBUG, "aiordma"):
+        for _ in range(2):
+            assert await with_device("auto", "192.0.2.1", attempt) == "built in"
+    assert attempt.tried == [REAL, BUILT_IN] * 2
+    (record,) = caplog.records  # once, whatever it serves later
+    assert record.levelno == logging.WARNING
+    for part in ("192.0.2.1", "software device", str(error)):
+        assert part in record.message
+
+
+@pytest.mark.parametrize("error", OTHERS, ids=lambda error: str(error)[:30])
+async def test_any_other_failure_is_the_callers(machine: Machine, error: Exception) -> None:
+    attempt = Attempt(error)
+    with pytest.raises(type(error)) as caught:
+        await with_device("auto", "192.0.2.1", attempt)
+    assert caught.value is error
+    assert attempt.tried == [REAL]
+
+
+async def test_where_there_is_no_real_device_none_is_asked(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.present = False
+    attempt = Attempt()
+    with caplog.at_level(logging.DEBUG, "aiordma"):
+        for _ in range(2):
+            assert await with_device("auto", "192.0.2.1", attempt) == "built in"
+    assert attempt.tried == [BUILT_IN] * 2
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    assert "no RDMA device" in record.message
+
+
+async def test_without_rdma_core_a_real_device_is_none(machine: Machine) -> None:
+    machine.installed = False
+    attempt = Attempt()
+    assert await with_device("auto", "192.0.2.1", attempt) == "built in"
+    assert attempt.tried == [BUILT_IN]
+
+
+@pytest.mark.parametrize("from_environment", [False, True], ids=["argument", "AIORDMA_DEVICE"])
+async def test_a_name_insists(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, from_environment: bool
+) -> None:
+    def device(name: str) -> str:
+        if not from_environment:
+            return name
+        monkeypatch.setenv("AIORDMA_DEVICE", name)
+        return "auto"
+
+    assert await with_device(device("software"), "192.0.2.1", Attempt()) == "built in"
+    assert await with_device(device("rxe0"), "192.0.2.1", Attempt()) == "real"
+    with pytest.raises(AddressError):
+        await with_device(device("rxe0"), "192.0.2.1", Attempt(unreached()))
+    machine.installed = False
+    with pytest.raises(NoDeviceError, match="not installed"):
+        await with_device(device("rxe0"), "192.0.2.1", Attempt())
+    assert await with_device(device("software"), "192.0.2.1", Attempt()) == "built in"
+
+
+def test_an_argument_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIORDMA_DEVICE", "rxe0")
+    assert wanted_device("siw0") == "siw0"
+    assert wanted_device("auto") == "rxe0"
+    monkeypatch.setenv("AIORDMA_DEVICE", "")
+    assert wanted_device("auto") is None
+    monkeypatch.setenv("AIORDMA_DEVICE", "auto")
+    assert wanted_device("auto") is None
+
+
+def test_where_no_address_decides(machine: Machine) -> None:
+    assert usual_provider() is REAL
+    assert usual_provider("software") is BUILT_IN
+    assert usual_provider("rxe0") is REAL
+    machine.present = False
+    assert usual_provider() is BUILT_IN
+    assert usual_provider("rxe0") is REAL
+    machine.present, machine.installed = True, False
+    assert usual_provider() is BUILT_IN
+    with pytest.raises(NoDeviceError):
+        usual_provider("rxe0")
+
+
+@pytest.fixture
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(provider, "_DEVICES", tmp_path / "infiniband")
+    return tmp_path / "infiniband"
+
+
+def test_the_kernel_says_whether_there_is_a_real_device(devices: Path) -> None:
+    assert not real_devices_are_here()
+    devices.mkdir()
+    assert not real_devices_are_here()
+    (devices / "rxe0").mkdir()
+    assert real_devices_are_here()
+
+
+def test_an_empty_slot_says_whose_it_is() -> None:
+    table = ffi.new("struct aiordma_provider *")
+    with pytest.raises(NotSupportedError, match="rdma-core has no establish: a newer"):
+        _ = Provider("the installed rdma-core", table, "a newer one is needed").establish
+    with pytest.raises(NotSupportedError, match=r"software device has no establish$"):
+        _ = Provider("the built-in software device", table).establish
