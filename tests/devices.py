@@ -17,15 +17,24 @@ from dataclasses import dataclass
 
 import pytest
 
-from aiordma.provider import rdma_core
+from aiordma.provider import SOFTWARE, Provider, provider_of, real_devices_are_here
 from aiordma.rdmacm import EventChannel, Identifier
+from aiordma.testing import software_objects
 from aiordma.threads import THREAD_NAME
 from tests.conftest import DEVICE
 
-ADDRESS = "10.1.1.1"
+# The test bed's interface has the former; the software device has every address.
+ADDRESS = "127.0.0.1" if DEVICE == SOFTWARE else "10.1.1.1"
 
 # What a device lacks, by its driver. docs/devices.md is this table in words.
 LACKS: dict[str, dict[str, str]] = {
+    "software": {
+        "queue pairs by hand": "iWARP queue pairs are connected by the connection manager only",
+        "ece": "iWARP's handshake has no enhanced connection establishment",
+        "rdma_establish": "iWARP has no rdma_establish, which a client that makes its own queue "
+        "pair calls",
+        "beside_the_built_in": "it is the built-in one",
+    },
     "rxe": {
         "window_bounds": "rxe 6.1 checks an access through a memory window against the bounds of "
         "the region that it is bound to, not against the window's own",
@@ -85,12 +94,22 @@ def device() -> DeviceUnderTest:
     driver = DEVICE.rstrip("0123456789")
     if driver not in LACKS:
         pytest.fail(
-            f"no RDMA device to test ({DEVICE}): run `make test-rxe` or `make test-siw`", False
+            f"no RDMA device to test ({DEVICE}): run `make test-software`, `make test-rxe` or "
+            "`make test-siw`",
+            False,
         )
-    # librdmacm opens a device at its first use and keeps it: not a leak of the first test's.
-    with EventChannel(rdma_core()) as channel, Identifier(channel) as identifier:
+    if DEVICE == SOFTWARE and real_devices_are_here():
+        os.environ["AIORDMA_DEVICE"] = SOFTWARE  # else a real one would be tested in its place
+    # A device is opened at its first use and kept open: not a leak of the first test's.
+    with EventChannel(DEVICE) as channel, Identifier(channel) as identifier:
         identifier.bind(ADDRESS, 0)
+        identifier.listen(1)
     return DeviceUnderTest(DEVICE, driver, ADDRESS)
+
+
+def provider_under_test() -> Provider:
+    """The table of calls under the device under test, for tests that play with one."""
+    return provider_of(DEVICE)
 
 
 @pytest.fixture(autouse=True)
@@ -103,12 +122,28 @@ def required_capabilities(request: pytest.FixtureRequest, device: DeviceUnderTes
 
 
 def kernel_objects(device: str) -> dict[str, int]:
-    """What the kernel counts on the device: pd, cq, qp, cm_id, mr, srq (rdma resource show)."""
+    """What there is on the device: pd, cq, qp, cm_id, mr, srq. The kernel counts them (rdma
+    resource show), and the software device counts its own, which are more kinds."""
+    if device == SOFTWARE:
+        objects = software_objects()
+        return {_KERNELS_NAMES.get(kind, kind): count for kind, count in objects.items()}
     out = subprocess.run(
         ["rdma", "-j", "resource", "show"], capture_output=True, text=True, check=True
     )
     (entry,) = [entry for entry in json.loads(out.stdout) if entry["ifname"] == device]
     return {name: entry[name] for name in ("pd", "cq", "qp", "cm_id", "mr", "srq")}
+
+
+_KERNELS_NAMES = {
+    "domains": "pd",
+    "queues": "cq",
+    "queue_pairs": "qp",
+    "identifiers": "cm_id",
+    "regions": "mr",
+    "shared_receives": "srq",
+}
+
+_OURS = ("socket:", "anon_inode:") if DEVICE == SOFTWARE else ("infiniband",)
 
 
 def _descriptors() -> set[str]:
@@ -118,7 +153,7 @@ def _descriptors() -> set[str]:
             found.add(f"{fd} -> {os.readlink(f'/proc/self/fd/{fd}')}")
         except FileNotFoundError:
             continue  # the directory's own
-    return {entry for entry in found if "infiniband" in entry}
+    return {entry for entry in found if any(kind in entry for kind in _OURS)}
 
 
 def _threads() -> set[str]:

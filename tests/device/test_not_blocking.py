@@ -9,10 +9,9 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma.provider import rdma_core
 from aiordma.staging import THREAD_LIMIT
 from tests.device.players import connected, until
-from tests.devices import ADDRESS
+from tests.devices import ADDRESS, provider_under_test
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +32,7 @@ SLOW = (
 @contextmanager
 def calls_by_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, set[bool]]]:
     """Record of each slow call in which threads it ran: True is the loop's."""
-    provider, loop = rdma_core(), threading.get_ident()
+    provider, loop = provider_under_test(), threading.get_ident()
     seen: dict[str, set[bool]] = {}
 
     def watch(name: str) -> None:
@@ -70,7 +69,7 @@ async def test_long_plain_buffers_are_registered_and_deregistered_beside_the_loo
         theirs = server.register(bytearray(length), aiordma.Access.REMOTE_WRITE)
         loop = threading.get_ident()
         threads: list[int] = []
-        provider = rdma_core()
+        provider = provider_under_test()
         for name in ("reg_mr", "dereg_mr"):
             call = getattr(provider, name)
 
@@ -127,7 +126,7 @@ async def test_completions_are_delivered_on_the_loops_thread_only() -> None:
 async def test_other_tasks_run_while_a_connection_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A destroy that the kernel holds up holds up nobody else."""
     async with connected() as (one, other), connected() as (client, server):
-        provider = rdma_core()
+        provider = provider_under_test()
         destroy = provider.cm_destroy_qp
         entered, proceed = threading.Event(), threading.Event()
 

@@ -9,7 +9,7 @@ import pytest
 
 import aiordma
 from tests.device.players import OWN_RECEIVES, REMOTE, both_ways, connected, reactor_in_use, until
-from tests.devices import ADDRESS
+from tests.devices import ADDRESS, provider_under_test
 
 pytestmark = pytest.mark.asyncio
 
@@ -171,7 +171,7 @@ async def test_a_close_that_times_out_closes_all_the_same(
 async def test_a_connect_whose_task_is_cancelled_while_a_thread_works_leaves_nothing(
     call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    provider = aiordma.provider.rdma_core()
+    provider = provider_under_test()
     real = getattr(provider, call)
     entered, proceed = threading.Event(), threading.Event()
 
@@ -212,7 +212,7 @@ async def test_an_accept_whose_task_is_cancelled_leaves_nothing(
     async with await aiordma.listen(ADDRESS, 0) as listener:
         connecting = asyncio.create_task(aiordma.connect(ADDRESS, listener.port))
         request = await listener.request()
-        provider = aiordma.provider.rdma_core()
+        provider = provider_under_test()
         real = provider.cm_create_qp
         entered, proceed = threading.Event(), threading.Event()
 

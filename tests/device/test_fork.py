@@ -1,0 +1,172 @@
+"""A forked child: what its parent opened is an error there, and stays whole for the parent; what
+the child opens itself works."""
+
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection as Pipe
+
+import anyio
+import pytest
+
+import aiordma
+from tests.device.players import both_ways, connected, one_loop
+from tests.devices import ADDRESS, DEVICE
+
+SECONDS = 30
+
+
+def in_child(function: Callable[[], object]) -> str:
+    """Run it in a forked child; "" if all went well there, else what went wrong."""
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            signal.alarm(SECONDS)  # it never outlives its test
+            function()
+            status = 0
+        except BaseException:
+            os.write(writing, traceback.format_exc().encode()[-3000:])
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return said or (f"status {status}" if status else "")
+
+
+def refused(call: Callable[[], object]) -> None:
+    with pytest.raises(aiordma.ForkError, match=r"forked child.*open it anew"):
+        call()
+
+
+def step(made: object) -> object:
+    """Run a coroutine as far as it goes without a loop, which is where it raises."""
+    try:
+        return made.send(None)  # type: ignore[attr-defined]
+    finally:
+        made.close()  # type: ignore[attr-defined]
+
+
+def echo_once() -> None:
+    """All that a program does, from nothing."""
+
+    async def main() -> None:
+        async with connected() as (one, other):
+            assert one.device_name == DEVICE
+            await both_ways(one, other)
+
+    anyio.run(main)
+
+
+@pytest.mark.anyio
+@one_loop
+async def test_a_childs_use_of_what_its_parent_opened_is_an_error_and_harms_nobody() -> None:
+    async with await aiordma.listen(ADDRESS) as listener, connected() as (one, other):
+        memory = one.register(bytearray(b"the parent's"), aiordma.Access.REMOTE_READ)
+        receive = other._messages.receive()
+
+        def use() -> None:
+            refused(lambda: one.post_send(b"hello"))
+            refused(lambda: one.post_send(memory))
+            refused(lambda: one.register(bytearray(8)))
+            refused(lambda: step(one.send(b"hello")))
+            refused(lambda: step(one.receive()))
+            refused(lambda: step(listener.accept()))
+            refused(lambda: one.chain())
+            refused(memory.reregister)
+            # Closing, and being collected, is nothing to the parent's.
+            memory.close()
+            step_to_end(one.aclose())
+            step_to_end(listener.aclose())
+            gc.collect()
+
+        assert in_child(use) == ""
+        receive.close()
+        await both_ways(one, other)
+        assert await other.read_bytes(memory.remote()) == b"the parent's"
+        port = listener.port
+        async with anyio.create_task_group() as group:
+            group.start_soon(accept_and_close, listener)
+            async with await aiordma.connect(ADDRESS, port):
+                pass
+
+
+def step_to_end(made: object) -> None:
+    with pytest.raises(StopIteration):
+        step(made)
+
+
+async def accept_and_close(listener: aiordma.Listener) -> None:
+    async with await listener.accept():
+        pass
+
+
+def test_synchronous_objects_are_the_parents_too() -> None:
+    with (
+        aiordma.Device(DEVICE).open() as context,
+        context.alloc_pd() as domain,
+        aiordma.CompletionQueue(context, 16) as queue,
+        aiordma.MemoryRegion(domain, bytearray(8)) as region,
+    ):
+
+        def use() -> None:
+            refused(context.query_port)
+            refused(context.alloc_pd)
+            refused(queue.poll)
+            refused(lambda: aiordma.MemoryRegion(domain, bytearray(8)))
+            region.close()
+            context.close()
+
+        assert in_child(use) == ""
+        assert queue.poll() == []
+        with context.alloc_pd():
+            pass
+
+
+@pytest.mark.capability("anew_in_a_child")
+def test_a_child_opens_anew_what_it_needs() -> None:
+    echo_once()
+    assert in_child(echo_once) == ""
+    echo_once()
+
+
+@pytest.mark.capability("anew_in_a_child")
+@pytest.mark.anyio
+@one_loop
+async def test_a_child_opens_anew_while_its_parent_is_connected() -> None:
+    async with connected() as (one, other):
+        failure = await anyio.to_thread.run_sync(in_child, echo_once)
+        assert failure == ""
+        await both_ways(one, other)
+
+
+def answer(pipe: Pipe) -> None:
+    signal.alarm(SECONDS)
+    echo_once()
+    pipe.send("it works")
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_multiprocessing_starts_children_that_work(method: str) -> None:
+    ours, theirs = multiprocessing.get_context(method).Pipe()
+    child = multiprocessing.get_context(method).Process(target=answer, args=(theirs,))
+    child.start()
+    try:
+        assert ours.poll(SECONDS)
+        assert ours.recv() == "it works"
+        child.join(SECONDS)
+        assert child.exitcode == 0
+    finally:
+        child.kill()
+        child.join()
+        child.close()
+        ours.close()
+        theirs.close()
