@@ -9,9 +9,24 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-DECLARATIONS = ("verbs.h", "rdmacm.h", "provider.h", "data_path.h", "posting.h", "objects.h")
+DECLARATIONS = (
+    "verbs.h",
+    "rdmacm.h",
+    "provider.h",
+    "data_path.h",
+    "posting.h",
+    "objects.h",
+    "software.h",
+    "faults.h",
+)
 HEADERS = ("data_path.h", "posting.h", "objects.h")
-SOURCES = ("rdma_core.c", "data_path.c", "posting.c", "objects.c")
+SOURCES = (
+    "rdma_core.c",
+    "data_path.c",
+    "posting.c",
+    "objects.c",
+    *sorted(f"software/{path.name}" for path in (HERE / "software").glob("*.c")),
+)
 
 PREAMBLE = """
 #pragma GCC diagnostic ignored "-Wcast-function-type"
@@ -19,6 +34,7 @@ PREAMBLE = """
 #include "data_path.h"
 #include "posting.h"
 #include "objects.h"
+#include "software/faults.h"
 """
 
 ffibuilder = FFI()
@@ -31,10 +47,13 @@ ffibuilder.set_source(
     depends=[
         *(f"aiordma/_native/declarations/{name}" for name in DECLARATIONS),
         *(f"aiordma/_native/{name}" for name in ("provider.h", *HEADERS)),
+        *sorted(f"aiordma/_native/software/{path.name}" for path in HERE.glob("software/*.h")),
     ],
     include_dirs=["aiordma/_native"],
     libraries=["dl", "pthread"],
-    extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"],
+    extra_compile_args=[
+        *("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"),
+    ],
 )
 
 if __name__ == "__main__":

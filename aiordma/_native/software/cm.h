@@ -10,6 +10,7 @@
 
 struct sw_event_channel {
     struct rdma_event_channel ibv; /* an eventfd, readable while an event waits */
+    uint32_t generation;           /* fork.c's, which sets it */
     struct sw_event *first, *last;
     uint32_t identifiers;
 };
@@ -71,6 +72,8 @@ void sw_set_private_data(struct sw_event *event, const void *data, size_t size);
 
 /* Drop what of its events nobody has taken; requests among them are refused. */
 void sw_drop_events(struct sw_identifier *identifier);
+/* Drop those that tell of joining a group, which it has left. */
+void sw_drop_group_events(struct sw_identifier *identifier, const union ibv_gid *group);
 
 /* Of an address that a program gave: 0 where the family is none of ours. */
 socklen_t sw_address_length(const struct sockaddr *address);

@@ -149,6 +149,30 @@ void sw_drop_events(struct sw_identifier *identifier)
     }
 }
 
+void sw_drop_group_events(struct sw_identifier *identifier, const union ibv_gid *group)
+{
+    struct sw_event_channel *channel = channel_of(identifier->ibv.channel);
+    struct sw_event *kept = NULL, *event;
+
+    if (!channel || !channel->first)
+        return;
+    for (struct sw_event **link = &channel->first; (event = *link);) {
+        int tells = event->counted == identifier &&
+                    (event->ibv.event == RDMA_CM_EVENT_MULTICAST_JOIN ||
+                     event->ibv.event == RDMA_CM_EVENT_MULTICAST_ERROR);
+        if (tells && !memcmp(&event->ibv.param.ud.ah_attr.grh.dgid, group, sizeof(*group))) {
+            *link = event->next;
+            free(event);
+            continue;
+        }
+        kept = event;
+        link = &event->next;
+    }
+    channel->last = kept;
+    if (!kept)
+        set_unreadable(channel);
+}
+
 /* -- the calls of rdma_cma.h ------------------------------------------------------------- */
 
 static struct rdma_event_channel *create_event_channel(void)

@@ -18,6 +18,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "faults.h"
+
 enum {
     REPLY_MILLISECONDS = 60000, /* for a peer to accept, TCP's connecting included */
 };
@@ -404,6 +406,35 @@ static int is_myself(const struct sockaddr_storage *one, const struct sockaddr_s
     return !memcmp(one, other, sizeof(*one));
 }
 
+/* A test that wants it so has held the peer's answer back. */
+static void delay_is_over(struct sw_timer *timer)
+{
+    struct sw_identifier *identifier = SW_CONTAINER(timer, struct sw_identifier, timer);
+
+    identifier->timer.expired = sw_took_too_long;
+    if (sw_call_later(&identifier->timer, REPLY_MILLISECONDS)) {
+        /* The engine runs: this is its own call. */
+    }
+    sw_rewatch(&identifier->connection->watch, EPOLLIN);
+}
+
+static void await_reply(struct sw_identifier *identifier)
+{
+    struct sw_connection *connection = identifier->connection;
+    struct aiordma_fault fault;
+
+    connection->arrived = 0;
+    connection->watch.ready = read_reply;
+    if (sw_fault(AIORDMA_FAULT_CONNECT_DELAYED, &fault)) {
+        identifier->timer.expired = delay_is_over;
+        if (!sw_call_later(&identifier->timer, fault.milliseconds)) {
+            sw_rewatch(&connection->watch, 0);
+            return;
+        }
+    }
+    sw_rewatch(&connection->watch, EPOLLIN);
+}
+
 static void connected(struct sw_watch *watch, uint32_t events)
 {
     struct sw_connection *connection = SW_CONTAINER(watch, struct sw_connection, watch);
@@ -424,13 +455,10 @@ static void connected(struct sw_watch *watch, uint32_t events)
         error = ECONNREFUSED;
     if (!error)
         error = send_request(identifier);
-    if (error) {
+    if (error)
         give_up_for(identifier, error);
-        return;
-    }
-    connection->arrived = 0;
-    connection->watch.ready = read_reply;
-    sw_rewatch(&connection->watch, EPOLLIN);
+    else
+        await_reply(identifier);
 }
 
 static int start_connecting(struct sw_identifier *identifier)
@@ -467,10 +495,15 @@ static int start_connecting(struct sw_identifier *identifier)
 
 int sw_stream_connect(struct sw_identifier *identifier)
 {
+    struct aiordma_fault fault;
     int error = make_connection(identifier);
 
     if (!error)
         error = sw_attach_pair(identifier);
+    if (!error && sw_fault(AIORDMA_FAULT_CONNECT_REFUSED, &fault)) {
+        give_up_for(identifier, ECONNREFUSED);
+        return 0;
+    }
     if (!error)
         error = start_connecting(identifier);
     if (error && identifier->connection)

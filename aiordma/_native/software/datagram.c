@@ -48,7 +48,7 @@ static int is_ipv4(const union ibv_gid *gid)
 
 static int is_group(const union ibv_gid *gid)
 {
-    return gid->raw[0] == 0xff || (is_ipv4(gid) && gid->raw[12] >> 4 == 0xe);
+    return sw_roce_is_group((const struct in6_addr *)(const void *)gid->raw);
 }
 
 /* What a datagram needs to find its way, from the attributes that a program gives. */
@@ -162,7 +162,6 @@ static enum ibv_wc_status send_one(struct sw_queue_pair *pair, const struct sw_s
         .solicited = send->flags & IBV_SEND_SOLICITED ? 1 : 0,
         .size = send->length,
     };
-    union ibv_gid to;
 
     if (send->length > SW_DATAGRAM_MTU)
         return IBV_WC_LOC_LEN_ERR;
@@ -175,10 +174,10 @@ static enum ibv_wc_status send_one(struct sw_queue_pair *pair, const struct sw_s
         if (status != IBV_WC_SUCCESS)
             return status;
     }
-    memcpy(&to, &way.path.destination, sizeof(to));
     way.path.source_port = pair->datagrams->udp.port;
-    way.path.destination_port =
-        is_group(&to) ? SW_GROUP_PORT : (uint16_t)(datagram.destination_qpn & 0xffff);
+    way.path.destination_port = sw_roce_is_group(&way.path.destination)
+                                    ? SW_GROUP_PORT
+                                    : (uint16_t)(datagram.destination_qpn & 0xffff);
     uint32_t size = sw_roce_seal(packet, &datagram, &way.path);
     pair->attributes.sq_psn = (pair->attributes.sq_psn + 1) & 0xffffff;
     /* No way, no room, nobody there: it is lost, as any datagram may be. */

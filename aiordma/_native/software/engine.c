@@ -190,6 +190,9 @@ static int start(void)
 
 void sw_engine_forked(void)
 {
+    for (uint32_t i = 0; i < engine.slot_count; i++)
+        if (engine.slots[i].watch)
+            close(engine.slots[i].watch->fd);
     if (engine.runs) {
         close(engine.epoll);
         close(engine.bell);

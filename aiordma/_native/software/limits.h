@@ -4,6 +4,11 @@
 
 #define SW_NAME "software"
 
+/* The build gives the package's. */
+#ifndef SW_VERSION
+#define SW_VERSION "1.0"
+#endif
+
 enum {
     SW_MOST_QUEUE_PAIRS = 65536,
     SW_MOST_WORK_REQUESTS = 32768,
@@ -24,5 +29,7 @@ enum {
     SW_COMPLETION_VECTORS = 1,
     SW_DATAGRAM_MTU = 4096,
 };
+
+#define SW_LARGEST_REGION ((uint64_t)1 << 56)
 
 #endif

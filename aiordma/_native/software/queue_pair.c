@@ -521,6 +521,11 @@ void sw_flush_receives(struct sw_queue_pair *pair)
     }
 }
 
+void sw_queue_pairs_forked(void)
+{
+    memset(table, 0, sizeof(table));
+}
+
 void sw_fill_queue_pair(struct aiordma_provider *table)
 {
     table->create_qp = create_qp;

@@ -59,6 +59,12 @@ static int is_ipv4(const struct in6_addr *address)
     return IN6_IS_ADDR_V4MAPPED(address);
 }
 
+int sw_roce_is_group(const struct in6_addr *address)
+{
+    return address->s6_addr[0] == 0xff ||
+           (is_ipv4(address) && address->s6_addr[12] >> 4 == 0xe);
+}
+
 /* -- the CRC of Ethernet, eight bytes at a time -------------------------------------- */
 
 static uint32_t crc_of[8][256]; /* [n][byte]: of a byte with n zero bytes behind it */

@@ -72,4 +72,7 @@ void sw_roce_grh(uint8_t grh[SW_GRH], const struct sw_roce_path *path, size_t si
 /* The other way round: 0, or EINVAL where it is neither. */
 int sw_roce_read_grh(const uint8_t grh[SW_GRH], struct sw_roce_path *path);
 
+/* Whether an address is a multicast group's. */
+int sw_roce_is_group(const struct in6_addr *address);
+
 #endif

@@ -26,6 +26,8 @@
 #include <sys/types.h>
 
 #include "../provider.h"
+
+#include "../declarations/software.h"
 #include "limits.h"
 
 #define SW_CONTAINER(pointer, type, member) \
@@ -33,18 +35,12 @@
 
 /* -- the device (device.c) --------------------------------------------------------------- */
 
-/* How many of each there are; tests compare them before and after. */
-struct sw_counts {
-    uint32_t contexts, domains, regions, windows, channels, queues, queue_pairs, shared_receives;
-    uint32_t address_handles, event_channels, identifiers, sockets;
-};
-
 struct sw_device {
     struct ibv_device ibv;
     pthread_mutex_t lock;
     pthread_cond_t changed; /* broadcast by every acknowledgement: see sw_wait */
-    pid_t process;          /* that uses it; a fork's child begins anew (fork.c) */
-    struct sw_counts counts;
+    uint32_t generation;    /* counts forks: what has an earlier one is the parent's (fork.c) */
+    struct aiordma_software_counts counts;
     struct sw_context *contexts; /* all that are open */
     struct sw_context *manager;  /* the one that the connection manager opened, once it has */
     struct sw_identifier *identifiers; /* all there are */
@@ -68,6 +64,7 @@ struct sw_async_event {
 struct sw_context {
     struct verbs_context verbs; /* ends with the public struct ibv_context */
     struct sw_context *next;
+    uint32_t generation;
     uint32_t objects; /* domains, queues and channels made from it: not closed before them */
     struct sw_async_event *first_event, *last_event; /* verbs.context.async_fd counts them */
 };
@@ -107,6 +104,19 @@ void sw_raise_port(enum ibv_event_type type); /* to every context */
 void sw_forget_events(struct ibv_context *context, void *element, const uint32_t *acknowledged,
                       const uint32_t *taken);
 
+/*
+ * The descriptors that programs wait for: eventfds, readable from sw_signal to sw_quiet. They
+ * are told only of the first event and the last, and never read by anybody else.
+ */
+int sw_new_signal(void); /* -1 and errno */
+void sw_signal(int fd);
+void sw_quiet(int fd);
+/*
+ * Wait, the lock given up, until it is readable; whatever was seen before may have changed. EAGAIN
+ * where the program made it non-blocking, EINTR after a signal handler.
+ */
+int sw_await_signal(int fd);
+
 /* -- the engine (engine.c) -------------------------------------------------------------------- */
 
 /* A descriptor that the engine's thread waits for. ready runs there, with the lock held. */
@@ -134,7 +144,10 @@ struct sw_timer {
 int sw_call_later(struct sw_timer *timer, uint32_t milliseconds);
 void sw_cancel(struct sw_timer *timer); /* nothing if it does not run */
 
-/* In a fork's child: its thread is the parent's. Forget all watches and timers; begin anew. */
+/*
+ * In a fork's child: its thread is the parent's. Close what was watched (the sockets go on in the
+ * parent, and hear nothing of it), forget all watches and timers; begin anew.
+ */
 void sw_engine_forked(void);
 
 /* -- memory (memory.c) ------------------------------------------------------------------- */
@@ -166,9 +179,11 @@ struct sw_window {
     struct ibv_mw ibv;
     struct sw_key key; /* while bound, or allocated (type 1 has one from the start) */
     struct sw_region *region; /* NULL: not bound */
+    char *memory;             /* its first byte */
     uint64_t base, length;    /* as peers reach it */
     int access;
     struct ibv_qp *queue_pair; /* a type 2 window's: only its peer reaches it */
+    struct sw_window *next_bound, *previous_bound; /* the bound windows of type 2 */
 };
 
 /* Why memory cannot be reached. */
@@ -212,7 +227,8 @@ struct sw_queue {
     uint32_t waiting; /* events on its channel that nobody has taken */
     uint32_t taken;   /* of comp_events_completed's kind */
     uint32_t async_taken;
-    struct sw_queue *next; /* on the channel */
+    struct sw_queue *next;  /* on the channel */
+    struct ibv_wc current;  /* that ibv_start_poll or ibv_next_poll has taken */
 };
 
 /*
@@ -390,9 +406,20 @@ void sw_datagrams_transmit(struct sw_queue_pair *pair);
 int sw_datagrams_attach(struct sw_queue_pair *pair, const union ibv_gid *group);
 int sw_datagrams_detach(struct sw_queue_pair *pair, const union ibv_gid *group);
 
-/* -- the table: each room fills in its own functions ------------------------------------------- */
+/* -- fork (fork.c) -------------------------------------------------------------------------- */
 
-void sw_fill_device(struct aiordma_provider *table);
+/* Have every call refuse what a parent made, and register for forks. 0 or an errno. */
+int sw_guard(struct aiordma_provider *table);
+/* In the child, beside sw_engine_forked: forget what is the parent's, telling nobody. */
+void sw_queue_pairs_forked(void);
+void sw_memory_forked(void);
+
+/* -- the table: each room fills in its own functions ----------------------------------------- */
+
+/* What each new context begins with. */
+void sw_give_operations(struct verbs_context *operations);
+
+void sw_fill_device(struct aiordma_provider *table, struct verbs_context *operations);
 void sw_fill_events(struct aiordma_provider *table);
 void sw_fill_memory(struct aiordma_provider *table, struct ibv_context_ops *operations);
 void sw_fill_completion(struct aiordma_provider *table, struct verbs_context *operations);

@@ -154,6 +154,20 @@ int sw_udp_join(const struct sw_udp *udp, const struct in6_addr *group, uint32_t
                                                                                           : 0;
 }
 
+int sw_udp_open_member(struct sw_udp *udp, const struct in6_addr *group, uint32_t interface)
+{
+    udp->family = is_ipv4(group) ? AF_INET : AF_INET6;
+    udp->port = 0;
+    udp->fd = socket(udp->family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (udp->fd < 0)
+        return errno;
+    sw_device.counts.sockets++;
+    int error = sw_udp_join(udp, group, interface);
+    if (error)
+        sw_udp_close(udp);
+    return error;
+}
+
 /* -- sending ------------------------------------------------------------------------- */
 
 static void add_control(struct msghdr *message, int level, int type, const void *data,

@@ -32,6 +32,8 @@ enum {
 int sw_udp_open(struct sw_udp *udp, const struct sockaddr *address, int flags);
 /* At a free port of all addresses, of IPv6 as well if the host has it. */
 int sw_udp_open_anywhere(struct sw_udp *udp);
+/* At no port: it only keeps the host in a group. */
+int sw_udp_open_member(struct sw_udp *udp, const struct in6_addr *group, uint32_t interface);
 void sw_udp_close(struct sw_udp *udp);
 
 /* To path.destination:destination_port from path.source, whatever the socket is bound to. */

@@ -1,0 +1,21 @@
+/*
+ * Read twice: by the C compiler (through software/software.h) and by cffi. Plain declarations
+ * only.
+ */
+
+/* How many of each there are. Sockets are those that the device has open to peers. */
+struct aiordma_software_counts {
+    uint32_t contexts, domains, regions, windows, channels, queues, queue_pairs, shared_receives;
+    uint32_t address_handles, event_channels, identifiers, sockets;
+};
+
+/*
+ * The software device's table (once; nothing happens before). NULL: out of memory.
+ *
+ * In a process that was forked off, every call on what the parent had made fails with EPERM and
+ * does nothing; what the process makes itself works.
+ */
+const struct aiordma_provider *aiordma_software(void);
+
+/* For tests: what is left. */
+void aiordma_software_counts(struct aiordma_software_counts *counts);

@@ -1,0 +1,457 @@
+/*
+ * Completion channels and queues: a ring of completions, an event for the one that was asked for.
+ */
+#include "software.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static struct sw_queue *queue_of(struct ibv_cq *queue)
+{
+    return (struct sw_queue *)queue;
+}
+
+static struct sw_channel *channel_of(const struct sw_queue *queue)
+{
+    return (struct sw_channel *)queue->ibv.channel;
+}
+
+/* -- channels and their events ------------------------------------------------------------- */
+
+static struct ibv_comp_channel *create_comp_channel(struct ibv_context *context)
+{
+    struct sw_channel *channel;
+
+    if (!context) {
+        errno = EINVAL;
+        return NULL;
+    }
+    channel = calloc(1, sizeof(*channel));
+    if (!channel)
+        return NULL;
+    channel->ibv.context = context;
+    channel->ibv.fd = sw_new_signal();
+    if (channel->ibv.fd < 0) {
+        int error = errno;
+        free(channel);
+        errno = error;
+        return NULL;
+    }
+    sw_lock();
+    sw_context_of(context)->objects++;
+    sw_device.counts.channels++;
+    sw_unlock();
+    return &channel->ibv;
+}
+
+static int destroy_comp_channel(struct ibv_comp_channel *channel)
+{
+    if (!channel)
+        return EINVAL;
+    sw_lock();
+    if (channel->refcnt) {
+        sw_unlock();
+        return EBUSY;
+    }
+    sw_context_of(channel->context)->objects--;
+    sw_device.counts.channels--;
+    close(channel->fd);
+    sw_unlock();
+    free(channel);
+    return 0;
+}
+
+/* One more event; a queue that has several waiting stands in the channel's list once. */
+static void add_event(struct sw_queue *queue)
+{
+    struct sw_channel *channel = channel_of(queue);
+
+    if (queue->waiting++)
+        return;
+    queue->next = NULL;
+    if (channel->last)
+        channel->last->next = queue;
+    else
+        channel->first = queue;
+    channel->last = queue;
+    if (channel->first == queue)
+        sw_signal(channel->ibv.fd);
+}
+
+static void unlist(struct sw_channel *channel, struct sw_queue *queue)
+{
+    struct sw_queue **link = &channel->first, *before = NULL;
+
+    while (*link && *link != queue) {
+        before = *link;
+        link = &(*link)->next;
+    }
+    if (!*link)
+        return;
+    *link = queue->next;
+    if (channel->last == queue)
+        channel->last = before;
+    queue->next = NULL;
+    if (!channel->first)
+        sw_quiet(channel->ibv.fd);
+}
+
+static int get_cq_event(struct ibv_comp_channel *public, struct ibv_cq **queue, void **cq_context)
+{
+    struct sw_channel *channel = (struct sw_channel *)public;
+    int error = 0;
+
+    if (!channel || !queue || !cq_context) {
+        errno = EINVAL;
+        return -1;
+    }
+    sw_lock();
+    while (!error && !channel->first)
+        error = sw_await_signal(channel->ibv.fd);
+    if (!error) {
+        struct sw_queue *first = channel->first;
+        first->taken++;
+        if (!--first->waiting)
+            unlist(channel, first);
+        *queue = ibv_cq_ex_to_cq(&first->ibv);
+        *cq_context = first->ibv.cq_context;
+    }
+    sw_unlock();
+    if (error)
+        errno = error;
+    return error ? -1 : 0;
+}
+
+static void ack_cq_events(struct ibv_cq *queue, unsigned int count)
+{
+    if (!queue || !count)
+        return;
+    sw_lock();
+    queue->comp_events_completed += count;
+    pthread_cond_broadcast(&sw_device.changed);
+    sw_unlock();
+}
+
+/* -- completions ---------------------------------------------------------------------------- */
+
+/* The fields of the extended interface read what start_poll or next_poll has taken. */
+static int take_current(struct ibv_cq_ex *public)
+{
+    struct sw_queue *queue = (struct sw_queue *)public;
+    int error = ENOENT;
+
+    sw_lock();
+    if (sw_context_of(public->context)->generation != sw_device.generation) {
+        error = EPERM;
+    } else if (queue->count) {
+        queue->current = queue->ring[queue->head];
+        queue->head = (queue->head + 1) % queue->size;
+        queue->count--;
+        public->status = queue->current.status;
+        public->wr_id = queue->current.wr_id;
+        error = 0;
+    }
+    sw_unlock();
+    return error;
+}
+
+static int start_poll(struct ibv_cq_ex *queue, struct ibv_poll_cq_attr *attr)
+{
+    if (!queue || !attr || attr->comp_mask)
+        return EINVAL;
+    return take_current(queue);
+}
+
+static void end_poll(struct ibv_cq_ex *queue)
+{
+    (void)queue; /* nothing is held between the two */
+}
+
+#define READS(type, name, field)                             \
+    static type read_##name(struct ibv_cq_ex *queue)         \
+    {                                                        \
+        return ((struct sw_queue *)queue)->current.field;    \
+    }
+READS(enum ibv_wc_opcode, opcode, opcode)
+READS(uint32_t, vendor_err, vendor_err)
+READS(uint32_t, byte_len, byte_len)
+READS(__be32, imm_data, imm_data)
+READS(uint32_t, qp_num, qp_num)
+READS(uint32_t, src_qp, src_qp)
+READS(unsigned int, wc_flags, wc_flags)
+READS(uint32_t, slid, slid)
+READS(uint8_t, sl, sl)
+READS(uint8_t, dlid_path_bits, dlid_path_bits)
+#undef READS
+
+static void give_readers(struct ibv_cq_ex *queue)
+{
+    queue->start_poll = start_poll;
+    queue->next_poll = take_current;
+    queue->end_poll = end_poll;
+    queue->read_opcode = read_opcode;
+    queue->read_vendor_err = read_vendor_err;
+    queue->read_byte_len = read_byte_len;
+    queue->read_imm_data = read_imm_data;
+    queue->read_qp_num = read_qp_num;
+    queue->read_src_qp = read_src_qp;
+    queue->read_wc_flags = read_wc_flags;
+    queue->read_slid = read_slid;
+    queue->read_sl = read_sl;
+    queue->read_dlid_path_bits = read_dlid_path_bits;
+}
+
+static int poll_cq(struct ibv_cq *public, int most, struct ibv_wc *completions)
+{
+    struct sw_queue *queue = queue_of(public);
+    uint32_t count, until_end;
+
+    if (!queue || most < 0 || (most && !completions))
+        return -EINVAL;
+    sw_lock();
+    count = queue->count < (uint32_t)most ? queue->count : (uint32_t)most;
+    until_end = queue->size - queue->head;
+    if (!count) {
+        sw_unlock();
+        return 0;
+    }
+    if (count <= until_end) {
+        memcpy(completions, queue->ring + queue->head, count * sizeof(*completions));
+    } else {
+        memcpy(completions, queue->ring + queue->head, until_end * sizeof(*completions));
+        memcpy(completions + until_end, queue->ring, (count - until_end) * sizeof(*completions));
+    }
+    queue->head = (queue->head + count) % queue->size;
+    queue->count -= count;
+    sw_unlock();
+    return (int)count;
+}
+
+static int req_notify_cq(struct ibv_cq *public, int solicited_only)
+{
+    struct sw_queue *queue = queue_of(public);
+
+    if (!queue)
+        return EINVAL;
+    sw_lock();
+    /* The wider of two requests holds. */
+    if (!solicited_only)
+        queue->armed = SW_ARMED;
+    else if (queue->armed == SW_UNARMED)
+        queue->armed = SW_ARMED_SOLICITED;
+    sw_unlock();
+    return 0;
+}
+
+static void wake(struct sw_queue *queue, int matters)
+{
+    if (queue->armed != SW_ARMED && !(queue->armed == SW_ARMED_SOLICITED && matters))
+        return;
+    queue->armed = SW_UNARMED;
+    if (queue->ibv.channel)
+        add_event(queue);
+}
+
+void sw_complete(struct ibv_cq *public, const struct ibv_wc *completion, int solicited)
+{
+    struct sw_queue *queue = queue_of(public);
+
+    if (queue->is_overrun)
+        return;
+    if (queue->count == queue->size) {
+        if (!queue->ignores_overrun) {
+            queue->is_overrun = 1;
+            sw_raise_queue(public, IBV_EVENT_CQ_ERR);
+            wake(queue, 1); /* who waits for a completion finds those before it */
+            return;
+        }
+        /* As man ibv_create_cq_ex has it: always written, and the oldest is lost. */
+        queue->head = (queue->head + 1) % queue->size;
+        queue->count--;
+    }
+    queue->ring[(queue->head + queue->count) % queue->size] = *completion;
+    queue->count++;
+    wake(queue, solicited || completion->status != IBV_WC_SUCCESS);
+}
+
+void sw_forget_completions(struct ibv_cq *public, uint32_t qp_num)
+{
+    struct sw_queue *queue = queue_of(public);
+    uint32_t kept = 0;
+
+    for (uint32_t i = 0; i < queue->count; i++) {
+        struct ibv_wc *from = &queue->ring[(queue->head + i) % queue->size];
+        if (from->qp_num == qp_num)
+            continue;
+        if (kept != i)
+            queue->ring[(queue->head + kept) % queue->size] = *from;
+        kept++;
+    }
+    queue->count = kept;
+}
+
+/* -- queues ---------------------------------------------------------------------------------- */
+
+static struct ibv_cq_ex *new_queue(struct ibv_context *context, uint32_t entries,
+                                   void *cq_context, struct ibv_comp_channel *channel,
+                                   int ignores_overrun)
+{
+    struct sw_queue *queue = calloc(1, sizeof(*queue));
+
+    if (!queue)
+        return NULL;
+    queue->ring = calloc(entries, sizeof(*queue->ring));
+    if (!queue->ring) {
+        free(queue);
+        errno = ENOMEM;
+        return NULL;
+    }
+    queue->size = entries;
+    queue->ignores_overrun = ignores_overrun;
+    queue->ibv.context = context;
+    queue->ibv.channel = channel;
+    queue->ibv.cq_context = cq_context;
+    queue->ibv.cqe = (int)entries;
+    pthread_mutex_init(&queue->ibv.mutex, NULL);
+    pthread_cond_init(&queue->ibv.cond, NULL);
+    give_readers(&queue->ibv);
+    sw_lock();
+    int is_room = sw_device.counts.queues < SW_MOST_QUEUES;
+    if (is_room) {
+        sw_device.counts.queues++;
+        sw_context_of(context)->objects++;
+        if (channel)
+            channel->refcnt++;
+    }
+    sw_unlock();
+    if (!is_room) {
+        free(queue->ring);
+        free(queue);
+        errno = ENOMEM;
+        return NULL;
+    }
+    return &queue->ibv;
+}
+
+static int check_queue(const struct ibv_context *context, int64_t entries,
+                       const struct ibv_comp_channel *channel, int64_t vector)
+{
+    if (!context || entries < 1 || entries > SW_MOST_COMPLETIONS)
+        return EINVAL;
+    if (vector < 0 || vector >= SW_COMPLETION_VECTORS)
+        return EINVAL;
+    return channel && channel->context != context ? EINVAL : 0;
+}
+
+static struct ibv_cq *create_cq(struct ibv_context *context, int entries, void *cq_context,
+                                struct ibv_comp_channel *channel, int vector)
+{
+    int error = check_queue(context, entries, channel, vector);
+
+    if (error) {
+        errno = error;
+        return NULL;
+    }
+    return (struct ibv_cq *)new_queue(context, (uint32_t)entries, cq_context, channel, 0);
+}
+
+static struct ibv_cq_ex *create_cq_ex(struct ibv_context *context,
+                                      struct ibv_cq_init_attr_ex *attr)
+{
+    int error = EINVAL;
+    uint32_t flags = 0;
+
+    if (attr)
+        error = check_queue(context, attr->cqe, attr->channel, attr->comp_vector);
+    if (!error) {
+        if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS)
+            flags = attr->flags;
+        /* Without its lock a queue cannot be: the engine fills it. Only the promise is taken. */
+        if (flags & ~(uint32_t)(IBV_CREATE_CQ_ATTR_SINGLE_THREADED |
+                                IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN) ||
+            attr->comp_mask & ~(uint32_t)IBV_CQ_INIT_ATTR_MASK_FLAGS ||
+            attr->wc_flags & ~(uint64_t)IBV_WC_STANDARD_FLAGS)
+            error = EOPNOTSUPP;
+    }
+    if (error) {
+        errno = error;
+        return NULL;
+    }
+    return new_queue(context, attr->cqe, attr->cq_context, attr->channel,
+                     (flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN) != 0);
+}
+
+static int resize_cq(struct ibv_cq *public, int entries)
+{
+    struct sw_queue *queue = queue_of(public);
+
+    if (!queue || entries < 1 || entries > SW_MOST_COMPLETIONS)
+        return EINVAL;
+    struct ibv_wc *ring = calloc((size_t)entries, sizeof(*ring)), *old = ring;
+    if (!ring)
+        return ENOMEM;
+    int error = 0;
+    sw_lock();
+    if ((uint32_t)entries < queue->count) {
+        error = EINVAL;
+    } else {
+        for (uint32_t i = 0; i < queue->count; i++)
+            ring[i] = queue->ring[(queue->head + i) % queue->size];
+        old = queue->ring;
+        queue->ring = ring;
+        queue->head = 0;
+        queue->size = (uint32_t)entries;
+        queue->ibv.cqe = entries;
+    }
+    sw_unlock();
+    free(old);
+    return error;
+}
+
+static int destroy_cq(struct ibv_cq *public)
+{
+    struct sw_queue *queue = queue_of(public);
+
+    if (!queue)
+        return EINVAL;
+    sw_lock();
+    if (queue->users) {
+        sw_unlock();
+        return EBUSY;
+    }
+    if (queue->waiting)
+        unlist(channel_of(queue), queue);
+    queue->waiting = 0;
+    queue->armed = SW_UNARMED;
+    /* Acknowledging more than was taken is a program's mistake, not one to wait for. */
+    while ((int32_t)(queue->taken - public->comp_events_completed) > 0)
+        sw_wait();
+    sw_forget_events(public->context, public, &public->async_events_completed,
+                     &queue->async_taken);
+    if (public->channel)
+        public->channel->refcnt--;
+    sw_context_of(public->context)->objects--;
+    sw_device.counts.queues--;
+    sw_unlock();
+    pthread_cond_destroy(&public->cond);
+    pthread_mutex_destroy(&public->mutex);
+    free(queue->ring);
+    free(queue);
+    return 0;
+}
+
+void sw_fill_completion(struct aiordma_provider *table, struct verbs_context *operations)
+{
+    table->create_comp_channel = create_comp_channel;
+    table->destroy_comp_channel = destroy_comp_channel;
+    table->create_cq = create_cq;
+    table->resize_cq = resize_cq;
+    table->destroy_cq = destroy_cq;
+    table->get_cq_event = get_cq_event;
+    table->ack_cq_events = ack_cq_events;
+    operations->create_cq_ex = create_cq_ex;
+    operations->context.ops.poll_cq = poll_cq;
+    operations->context.ops.req_notify_cq = req_notify_cq;
+}

@@ -1,0 +1,615 @@
+/*
+ * Memory regions and windows, the keys by which they are reached, and the checks on every reach.
+ */
+#include "software.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
+enum {
+    REMOTE = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
+    WRITING = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
+    KNOWN = IBV_ACCESS_LOCAL_WRITE | REMOTE | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED |
+            IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB,
+    FIRST_BUCKETS = 1024,
+};
+
+/* -- keys --------------------------------------------------------------------------------- */
+
+static struct {
+    struct sw_key **buckets;
+    uint32_t bucket_count, count;
+    struct sw_window *bound; /* windows of type 2 */
+    /*
+     * What was freed, for the next of its kind. It never goes back to malloc: a request that is
+     * still posted may name it, and must be able to see that it is gone.
+     */
+    struct sw_key *free_regions, *free_windows;
+} keys;
+
+/* The number by which a key is found; the last 8 bits are the program's, or random. */
+static uint32_t index_of(uint32_t key)
+{
+    return key >> 8;
+}
+
+static struct sw_key **link_of(uint32_t key)
+{
+    struct sw_key **link = &keys.buckets[index_of(key) & (keys.bucket_count - 1)];
+
+    while (*link && index_of((*link)->key) != index_of(key))
+        link = &(*link)->next;
+    return link;
+}
+
+static struct sw_key *find(uint32_t key)
+{
+    return keys.buckets ? *link_of(key) : NULL;
+}
+
+static struct sw_region *region_of(struct sw_key *key)
+{
+    return SW_CONTAINER(key, struct sw_region, key);
+}
+
+static struct sw_window *window_of(struct sw_key *key)
+{
+    return SW_CONTAINER(key, struct sw_window, key);
+}
+
+/* Twice as many buckets; where there is no memory for them, the old ones go on. */
+static int grow(void)
+{
+    uint32_t count = keys.buckets ? 2 * keys.bucket_count : FIRST_BUCKETS;
+    struct sw_key **buckets = calloc(count, sizeof(*buckets));
+
+    if (!buckets)
+        return keys.buckets ? 0 : ENOMEM;
+    for (uint32_t i = 0; i < keys.bucket_count; i++) {
+        struct sw_key *key = keys.buckets[i], *next;
+        for (; key; key = next) {
+            struct sw_key **to = &buckets[index_of(key->key) & (count - 1)];
+            next = key->next;
+            key->next = *to;
+            *to = key;
+        }
+    }
+    free(keys.buckets);
+    keys.buckets = buckets;
+    keys.bucket_count = count;
+    return 0;
+}
+
+/* A random key, unlike every other in its upper 24 bits; they are never 0. */
+static int add_key(struct sw_key *key)
+{
+    uint32_t number;
+
+    if (keys.count >= keys.bucket_count) {
+        int error = grow();
+        if (error)
+            return error;
+    }
+    do {
+        sw_random(&number, sizeof(number));
+    } while (!index_of(number) || find(number));
+    key->key = number;
+    key->next = NULL;
+    *link_of(number) = key;
+    keys.count++;
+    return 0;
+}
+
+static void remove_key(struct sw_key *key)
+{
+    struct sw_key **link = link_of(key->key);
+
+    *link = key->next;
+    keys.count--;
+}
+
+static struct sw_key *recycle(struct sw_key **free_list)
+{
+    struct sw_key *key = *free_list;
+
+    if (key)
+        *free_list = key->next;
+    return key;
+}
+
+/* Whether what a posted request points to is still there. */
+static int is_alive(struct sw_key *key)
+{
+    return find(key->key) == key;
+}
+
+/* -- checks of a registration ------------------------------------------------------------- */
+
+static int check_access(int access)
+{
+    access &= ~(int)IBV_ACCESS_OPTIONAL_RANGE; /* a device may ignore these, and this one does */
+    if (access & ~KNOWN)
+        return EINVAL;
+    if (access & WRITING && !(access & IBV_ACCESS_LOCAL_WRITE))
+        return EINVAL;
+    if (access & IBV_ACCESS_HUGETLB && !(access & IBV_ACCESS_ON_DEMAND))
+        return EINVAL;
+    return access & IBV_ACCESS_ON_DEMAND ? EOPNOTSUPP : 0;
+}
+
+static int check_range(const void *address, size_t length, uint64_t iova)
+{
+    const uint64_t start = (uintptr_t)address, in_page = (uint64_t)sysconf(_SC_PAGESIZE) - 1;
+
+    if (!length || length > SW_LARGEST_REGION || length - 1 > UINTPTR_MAX - start ||
+        length - 1 > UINT64_MAX - iova)
+        return EINVAL;
+    return (start ^ iova) & in_page ? EINVAL : 0;
+}
+
+/* Whether every page is mapped, where the kernel cannot populate (before Linux 5.14). */
+static int check_mapped(char *start, size_t length, size_t page)
+{
+    unsigned char residence[256];
+    const size_t step = sizeof(residence) * page;
+
+    for (size_t at = 0; at < length; at += step) {
+        size_t size = length - at < step ? length - at : step;
+        if (mincore(start + at, size, residence))
+            return EFAULT;
+    }
+    return 0;
+}
+
+/*
+ * What pinning does on other devices: the pages are there, and permit what the region does. So
+ * memory that is not there is refused here, instead of ending the process in the engine's thread.
+ */
+static int populate(const void *address, size_t length, int access)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const int advice = access & IBV_ACCESS_LOCAL_WRITE ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
+    char *start = (char *)((uintptr_t)address & ~(uintptr_t)(page - 1));
+    int failed;
+
+    length += (size_t)((const char *)address - start);
+    length = (length + page - 1) & ~(page - 1);
+    do {
+        failed = madvise(start, length, advice);
+    } while (failed && (errno == EAGAIN || errno == EINTR));
+    if (!failed)
+        return 0;
+    if (errno != EINVAL)
+        return EFAULT;
+    /* Either it may not be written (or not be read), or the kernel has not heard of the advice. */
+    char *own = (char *)((uintptr_t)&start & ~(uintptr_t)(page - 1));
+    if (!madvise(own, page, advice))
+        return EFAULT;
+    return check_mapped(start, length, page);
+}
+
+static int check_registration(const void *address, size_t length, uint64_t iova, int access)
+{
+    int error = check_access(access);
+
+    if (!error)
+        error = check_range(address, length, iova);
+    return error ? error : populate(address, length, access);
+}
+
+/* -- regions ------------------------------------------------------------------------------ */
+
+static uint64_t base_of(const void *address, int access)
+{
+    return access & IBV_ACCESS_ZERO_BASED ? 0 : (uintptr_t)address;
+}
+
+static struct sw_region *new_region(struct ibv_pd *domain)
+{
+    if (sw_device.counts.regions >= SW_MOST_REGIONS)
+        return NULL;
+    struct sw_key *key = recycle(&keys.free_regions);
+    struct sw_region *region = key ? region_of(key) : malloc(sizeof(*region));
+    if (!region)
+        return NULL;
+    memset(region, 0, sizeof(*region));
+    if (add_key(&region->key)) {
+        region->key.next = keys.free_regions;
+        keys.free_regions = &region->key;
+        return NULL;
+    }
+    region->ibv.context = domain->context;
+    region->ibv.pd = domain;
+    region->ibv.lkey = region->ibv.rkey = region->key.key;
+    region->ibv.handle = index_of(region->key.key);
+    ((struct sw_domain *)domain)->objects++;
+    sw_device.counts.regions++;
+    return region;
+}
+
+static struct ibv_mr *register_region(struct ibv_pd *domain, void *address, size_t length,
+                                      uint64_t base, int access)
+{
+    sw_lock();
+    struct sw_region *region = new_region(domain);
+    if (region) {
+        region->ibv.addr = address;
+        region->ibv.length = length;
+        region->base = base;
+        region->access = access;
+    }
+    sw_unlock();
+    if (!region)
+        errno = ENOMEM;
+    return region ? &region->ibv : NULL;
+}
+
+static struct ibv_mr *reg_mr(struct ibv_pd *domain, void *address, size_t length, int access)
+{
+    int error = domain ? check_registration(address, length, (uintptr_t)address, access) : EINVAL;
+
+    if (error) {
+        errno = error;
+        return NULL;
+    }
+    return register_region(domain, address, length, base_of(address, access), access);
+}
+
+static struct ibv_mr *reg_mr_iova2(struct ibv_pd *domain, void *address, size_t length,
+                                   uint64_t iova, unsigned int access)
+{
+    /* ibv_reg_mr is a macro that calls this with the address itself for an iova. */
+    int zero_based = (access & IBV_ACCESS_ZERO_BASED) != 0;
+    int error = EINVAL;
+
+    if (domain && !(zero_based && iova && iova != (uintptr_t)address)) {
+        uint64_t checked = zero_based ? (uintptr_t)address : iova;
+        error = check_registration(address, length, checked, (int)access);
+    }
+    if (error) {
+        errno = error;
+        return NULL;
+    }
+    return register_region(domain, address, length, zero_based ? 0 : iova, (int)access);
+}
+
+static struct ibv_mr *reg_mr_iova(struct ibv_pd *domain, void *address, size_t length,
+                                  uint64_t iova, int access)
+{
+    return reg_mr_iova2(domain, address, length, iova, (unsigned int)access);
+}
+
+/* What a region will be; refused before anything is changed. */
+static int check_change(const struct sw_region *region, int flags, const struct ibv_pd *domain,
+                        const void *address, size_t length, int access)
+{
+    if (!flags || flags & ~IBV_REREG_MR_FLAGS_SUPPORTED)
+        return EINVAL;
+    if (flags & IBV_REREG_MR_CHANGE_PD && (!domain || domain->context != region->ibv.context))
+        return EINVAL;
+    if (!(flags & IBV_REREG_MR_CHANGE_ACCESS))
+        access = region->access;
+    if (!(flags & IBV_REREG_MR_CHANGE_TRANSLATION)) {
+        address = region->ibv.addr;
+        length = region->ibv.length;
+    }
+    return check_registration(address, length, (uintptr_t)address, access);
+}
+
+static int rereg_mr(struct ibv_mr *public, int flags, struct ibv_pd *domain, void *address,
+                    size_t length, int access)
+{
+    struct sw_region *region = (struct sw_region *)public;
+    int error = region ? check_change(region, flags, domain, address, length, access) : EINVAL;
+
+    if (!error) {
+        sw_lock();
+        /* Windows stand for a part of what it was. */
+        if (region->windows)
+            error = EBUSY;
+        if (!error && flags & IBV_REREG_MR_CHANGE_PD) {
+            ((struct sw_domain *)public->pd)->objects--;
+            ((struct sw_domain *)domain)->objects++;
+            public->pd = domain;
+        }
+        if (!error && flags & IBV_REREG_MR_CHANGE_TRANSLATION) {
+            public->addr = address;
+            public->length = length;
+        }
+        int was_zero_based = region->access & IBV_ACCESS_ZERO_BASED;
+        if (!error && flags & IBV_REREG_MR_CHANGE_ACCESS)
+            region->access = access;
+        /* An iova lasts as long as the memory that it was given for. */
+        if (!error && (flags & IBV_REREG_MR_CHANGE_TRANSLATION ||
+                       was_zero_based != (region->access & IBV_ACCESS_ZERO_BASED)))
+            region->base = base_of(public->addr, region->access);
+        sw_unlock();
+    }
+    if (error)
+        errno = error;
+    return error ? IBV_REREG_MR_ERR_INPUT : 0;
+}
+
+static int dereg_mr(struct ibv_mr *public)
+{
+    struct sw_region *region = (struct sw_region *)public;
+    int error = 0;
+
+    if (!region)
+        return EINVAL;
+    sw_lock();
+    if (region->windows) {
+        error = EBUSY;
+    } else {
+        remove_key(&region->key);
+        ((struct sw_domain *)public->pd)->objects--;
+        sw_device.counts.regions--;
+        region->key.next = keys.free_regions;
+        keys.free_regions = &region->key;
+    }
+    sw_unlock();
+    return error;
+}
+
+/* -- windows ------------------------------------------------------------------------------ */
+
+static struct sw_window *new_window(struct ibv_pd *domain, enum ibv_mw_type type)
+{
+    if (sw_device.counts.windows >= SW_MOST_WINDOWS)
+        return NULL;
+    struct sw_key *key = recycle(&keys.free_windows);
+    struct sw_window *window = key ? window_of(key) : malloc(sizeof(*window));
+    if (!window)
+        return NULL;
+    memset(window, 0, sizeof(*window));
+    window->key.is_window = 1;
+    if (add_key(&window->key)) {
+        window->key.next = keys.free_windows;
+        keys.free_windows = &window->key;
+        return NULL;
+    }
+    window->ibv.context = domain->context;
+    window->ibv.pd = domain;
+    window->ibv.type = type;
+    window->ibv.rkey = window->key.key;
+    window->ibv.handle = index_of(window->key.key);
+    ((struct sw_domain *)domain)->objects++;
+    sw_device.counts.windows++;
+    return window;
+}
+
+static struct ibv_mw *alloc_mw(struct ibv_pd *domain, enum ibv_mw_type type)
+{
+    if (!domain || (type != IBV_MW_TYPE_1 && type != IBV_MW_TYPE_2)) {
+        errno = EINVAL;
+        return NULL;
+    }
+    sw_lock();
+    struct sw_window *window = new_window(domain, type);
+    sw_unlock();
+    if (!window)
+        errno = ENOMEM;
+    return window ? &window->ibv : NULL;
+}
+
+static void unbind(struct sw_window *window)
+{
+    if (!window->region)
+        return;
+    window->region->windows--;
+    window->region = NULL;
+    if (!window->queue_pair)
+        return;
+    window->queue_pair = NULL;
+    if (window->previous_bound)
+        window->previous_bound->next_bound = window->next_bound;
+    else
+        keys.bound = window->next_bound;
+    if (window->next_bound)
+        window->next_bound->previous_bound = window->previous_bound;
+    window->next_bound = window->previous_bound = NULL;
+}
+
+static int dealloc_mw(struct ibv_mw *public)
+{
+    struct sw_window *window = (struct sw_window *)public;
+
+    if (!window)
+        return EINVAL;
+    sw_lock();
+    unbind(window);
+    remove_key(&window->key);
+    ((struct sw_domain *)public->pd)->objects--;
+    sw_device.counts.windows--;
+    window->key.next = keys.free_windows;
+    keys.free_windows = &window->key;
+    sw_unlock();
+    return 0;
+}
+
+static int check_bind(const struct ibv_pd *domain, const struct sw_window *window,
+                      const struct sw_region *region, const struct ibv_mw_bind_info *info)
+{
+    const unsigned int access = info->mw_access_flags;
+
+    if (region->ibv.pd != domain || !(region->access & IBV_ACCESS_MW_BIND))
+        return EINVAL;
+    if (access & ~(unsigned int)(REMOTE | IBV_ACCESS_ZERO_BASED))
+        return EINVAL;
+    if (access & WRITING && !(region->access & IBV_ACCESS_LOCAL_WRITE))
+        return EINVAL;
+    if (window->ibv.type == IBV_MW_TYPE_2 && window->region)
+        return EINVAL; /* it is to be invalidated first */
+    if (info->addr < region->base || info->addr - region->base > region->ibv.length)
+        return EINVAL;
+    return info->length > region->ibv.length - (info->addr - region->base) ? EINVAL : 0;
+}
+
+static void bind_to(struct sw_window *window, struct sw_region *region, struct ibv_qp *queue_pair,
+                    const struct ibv_mw_bind_info *info)
+{
+    window->region = region;
+    region->windows++;
+    window->memory = (char *)region->ibv.addr + (info->addr - region->base);
+    window->base = info->mw_access_flags & IBV_ACCESS_ZERO_BASED ? 0 : info->addr;
+    window->length = info->length;
+    window->access = (int)info->mw_access_flags;
+    if (window->ibv.type != IBV_MW_TYPE_2)
+        return;
+    window->queue_pair = queue_pair;
+    window->previous_bound = NULL;
+    window->next_bound = keys.bound;
+    if (keys.bound)
+        keys.bound->previous_bound = window;
+    keys.bound = window;
+}
+
+int sw_bind(struct ibv_qp *queue_pair, struct ibv_mw *public, uint32_t new_key,
+            const struct ibv_mw_bind_info *info)
+{
+    struct sw_window *window = (struct sw_window *)public;
+    struct sw_region *region = (struct sw_region *)info->mr;
+
+    if (!is_alive(&window->key) || public->pd != queue_pair->pd ||
+        index_of(new_key) != index_of(window->key.key))
+        return EINVAL;
+    int unbinds = public->type == IBV_MW_TYPE_1 && !info->length;
+    if (!unbinds) {
+        if (!region || !info->length || !is_alive(&region->key))
+            return EINVAL;
+        int error = check_bind(queue_pair->pd, window, region, info);
+        if (error)
+            return error;
+    }
+    unbind(window);
+    window->key.key = new_key;
+    public->rkey = new_key;
+    if (!unbinds)
+        bind_to(window, region, queue_pair, info);
+    return 0;
+}
+
+enum sw_refusal sw_invalidate(struct ibv_qp *queue_pair, uint32_t number, int is_remote)
+{
+    struct sw_key *key = find(number);
+
+    (void)is_remote; /* neither side may do more than the other */
+    if (!key || key->key != number)
+        return SW_NO_KEY;
+    if (!key->is_window)
+        return region_of(key)->ibv.pd == queue_pair->pd ? SW_ACCESS : SW_DOMAIN;
+    struct sw_window *window = window_of(key);
+    if (window->ibv.pd != queue_pair->pd)
+        return SW_DOMAIN;
+    if (window->ibv.type != IBV_MW_TYPE_2)
+        return SW_ACCESS;
+    if (!window->region)
+        return SW_NO_KEY;
+    if (window->queue_pair != queue_pair)
+        return SW_DOMAIN;
+    unbind(window);
+    return SW_REACHED;
+}
+
+void sw_unbind_all(struct ibv_qp *queue_pair)
+{
+    struct sw_window *window = keys.bound, *next;
+
+    for (; window; window = next) {
+        next = window->next_bound;
+        if (window->queue_pair == queue_pair)
+            unbind(window);
+    }
+}
+
+/* -- reaching ----------------------------------------------------------------------------- */
+
+/* length is not 0. */
+static enum sw_refusal place(char *start, uint64_t base, uint64_t size, uint64_t address,
+                             uint64_t length, char **memory)
+{
+    if (length - 1 > UINT64_MAX - address)
+        return SW_WRAP;
+    if (address < base || address - base > size || length > size - (address - base))
+        return SW_BOUNDS;
+    *memory = start + (address - base);
+    return SW_REACHED;
+}
+
+/* Where nothing is reached: something to point at, for memcpy wants a pointer even so. */
+static char nothing[1];
+
+enum sw_refusal sw_reach_local(struct ibv_pd *domain, const struct ibv_sge *part, int access,
+                               char **memory)
+{
+    *memory = nothing;
+    if (!part->length)
+        return SW_REACHED;
+    struct sw_key *key = find(part->lkey);
+    if (!key || key->key != part->lkey || key->is_window)
+        return SW_NO_KEY;
+    struct sw_region *region = region_of(key);
+    if (region->ibv.pd != domain)
+        return SW_DOMAIN;
+    if ((region->access & access) != access)
+        return SW_ACCESS;
+    return place(region->ibv.addr, region->base, region->ibv.length, part->addr, part->length,
+                 memory);
+}
+
+static enum sw_refusal reach_window(struct ibv_qp *queue_pair, struct sw_window *window,
+                                    uint64_t address, uint64_t length, int access, char **memory)
+{
+    if (!window->region)
+        return SW_NO_KEY;
+    if (window->ibv.pd != queue_pair->pd ||
+        (window->ibv.type == IBV_MW_TYPE_2 && window->queue_pair != queue_pair))
+        return SW_DOMAIN;
+    if ((window->access & access) != access)
+        return SW_ACCESS;
+    return place(window->memory, window->base, window->length, address, length, memory);
+}
+
+enum sw_refusal sw_reach_remote(struct ibv_qp *queue_pair, uint32_t number, uint64_t address,
+                                uint64_t length, int access, char **memory)
+{
+    *memory = nothing;
+    if (!length)
+        return SW_REACHED;
+    struct sw_key *key = find(number);
+    if (!key || key->key != number)
+        return SW_NO_KEY;
+    if (key->is_window)
+        return reach_window(queue_pair, window_of(key), address, length, access, memory);
+    struct sw_region *region = region_of(key);
+    if (region->ibv.pd != queue_pair->pd)
+        return SW_DOMAIN;
+    if ((region->access & access) != access)
+        return SW_ACCESS;
+    return place(region->ibv.addr, region->base, region->ibv.length, address, length, memory);
+}
+
+void sw_memory_forked(void)
+{
+    /* The parent's objects stay where they are, reached by nobody. */
+    memset(&keys, 0, sizeof(keys));
+}
+
+void sw_fill_memory(struct aiordma_provider *table, struct ibv_context_ops *operations)
+{
+    table->reg_mr = reg_mr;
+    table->reg_mr_iova = reg_mr_iova;
+    table->reg_mr_iova2 = reg_mr_iova2;
+    table->rereg_mr = rereg_mr;
+    table->dereg_mr = dereg_mr;
+    operations->alloc_mw = alloc_mw;
+    operations->dealloc_mw = dealloc_mw;
+}
