@@ -229,6 +229,10 @@ struct sw_queue {
     uint32_t async_taken;
     struct sw_queue *next;  /* on the channel */
     struct ibv_wc current;  /* that ibv_start_poll or ibv_next_poll has taken */
+    /* Faults (completion.c). */
+    struct sw_late *late;
+    struct sw_timer late_event;
+    int was_woken;
 };
 
 /*
