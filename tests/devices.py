@@ -26,6 +26,17 @@ from tests.conftest import DEVICE
 # The test bed's interface has the former; the software device has every address.
 ADDRESS = "127.0.0.1" if DEVICE == SOFTWARE else "10.1.1.1"
 
+NOT_OURS = "10.99.99.99"
+"""An address that nobody here has."""
+
+SILENT = "127.0.0.77" if DEVICE == SOFTWARE else "10.1.1.77"
+"""An address from which no datagram is answered."""
+
+UNREACHABLE = "fe80::1%lo" if DEVICE == SOFTWARE else "192.0.2.1"
+"""An address to which no route leads."""
+
+IPV6 = "::1" if DEVICE == SOFTWARE else "fd00::1"
+
 # What a device lacks, by its driver. docs/devices.md is this table in words.
 LACKS: dict[str, dict[str, str]] = {
     "software": {

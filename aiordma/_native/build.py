@@ -1,14 +1,18 @@
 """Compile the binding in cffi's API mode, so that the C compiler checks every declaration.
 
-What Python sees is in declarations/, a file per C header; the C that we wrote is beside it. The
-result links against neither libibverbs nor librdmacm: rdma_core.c opens them when first used.
+What Python sees is in declarations/, a file per C header; the C that we wrote is beside it, and the
+software device in software/. The result links against neither libibverbs nor librdmacm: rdma_core.c
+opens them when first used.
 """
 
+import tomllib
 from pathlib import Path
 
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+# In the order in which one needs the other.
 DECLARATIONS = (
     "verbs.h",
     "rdmacm.h",
@@ -19,14 +23,21 @@ DECLARATIONS = (
     "software.h",
     "faults.h",
 )
-HEADERS = ("data_path.h", "posting.h", "objects.h")
-SOURCES = (
-    "rdma_core.c",
-    "data_path.c",
-    "posting.c",
-    "objects.c",
-    *sorted(f"software/{path.name}" for path in (HERE / "software").glob("*.c")),
-)
+
+
+def ours(pattern: str) -> list[str]:
+    """Return the files of the binding that match, from the project's folder, always in one order.
+
+    What cffi itself writes begins with an underscore.
+    """
+    found = (path for path in HERE.glob(pattern) if not path.name.startswith("_"))
+    return sorted(path.relative_to(ROOT).as_posix() for path in found)
+
+
+def version() -> str:
+    """Return the package's version: what the software device calls its firmware's."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        return str(tomllib.load(file)["project"]["version"])
 
 PREAMBLE = """
 #pragma GCC diagnostic ignored "-Wcast-function-type"
@@ -34,7 +45,8 @@ PREAMBLE = """
 #include "data_path.h"
 #include "posting.h"
 #include "objects.h"
-#include "software/faults.h"
+#include "declarations/software.h"
+#include "declarations/faults.h"
 """
 
 ffibuilder = FFI()
@@ -43,16 +55,18 @@ for name in DECLARATIONS:
 ffibuilder.set_source(
     "aiordma._native._binding",
     PREAMBLE,
-    sources=[f"aiordma/_native/{source}" for source in SOURCES],
-    depends=[
-        *(f"aiordma/_native/declarations/{name}" for name in DECLARATIONS),
-        *(f"aiordma/_native/{name}" for name in ("provider.h", *HEADERS)),
-        *sorted(f"aiordma/_native/software/{path.name}" for path in HERE.glob("software/*.h")),
-    ],
+    sources=[*ours("*.c"), *ours("software/*.c")],
+    depends=[*ours("*.h"), *ours("declarations/*.h"), *ours("software/*.h")],
+    define_macros=[("SW_VERSION", f'"{version()}"')],
     include_dirs=["aiordma/_native"],
     libraries=["dl", "pthread"],
     extra_compile_args=[
-        *("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"),
+        "-std=gnu11",
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-fvisibility=hidden",
     ],
 )
 

@@ -14,7 +14,7 @@ from aiordma.datagram_peer import UDP_QKEY
 from aiordma.enums import CmEventType
 from aiordma.rdmacm import Event
 from tests.device.players import Outcome, one_loop, reactor_in_use, until
-from tests.devices import ADDRESS
+from tests.devices import ADDRESS, SILENT
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("datagrams")]
 
@@ -135,7 +135,7 @@ async def test_a_full_send_queue_is_an_error_for_post_and_a_wait_for_send() -> N
 async def test_a_refused_send_leaves_the_socket_as_it_was(case: str) -> None:
     async with sockets(one={"send_depth": 1}) as (one, other, peer):
         bad: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
-            "no peer": (TypeError, lambda: one.send(b"", "10.1.1.1")),  # type: ignore[arg-type]
+            "no peer": (TypeError, lambda: one.send(b"", ADDRESS)),  # type: ignore[arg-type]
             "no buffer": (TypeError, lambda: one.send("text", peer)),
             "immediate": (ValueError, lambda: one.send(b"", peer, immediate=1 << 32)),
             "too many parts": (ValueError, lambda: one.sendv([b"part"] * 50, peer)),
@@ -205,7 +205,7 @@ async def test_resolving_says_what_failed() -> None:
         with pytest.raises(aiordma.AddressError, match="does not resolve"):
             await socket.resolve("no.such.host.invalid", 4711)
         with pytest.raises(aiordma.ConnectTimeoutError, match=r"no answer within 0\.2 s"):
-            await socket.resolve("10.1.1.77", 4711, timeout=0.2)
+            await socket.resolve(SILENT, 4711, timeout=0.2)
         with pytest.raises(ValueError, match="private_data of 181 bytes"):
             await socket.resolve(ADDRESS, socket.port, private_data=bytes(181))
         assert (await socket.resolve(ADDRESS, socket.port)).qpn == socket.qpn

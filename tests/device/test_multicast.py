@@ -107,7 +107,7 @@ async def test_a_group_that_was_left_takes_no_datagrams_and_can_be_joined_again(
 @pytest.mark.parametrize(
     ("address", "text"),
     [
-        ("10.1.1.1", "no multicast address"),
+        (ADDRESS, "no multicast address"),
         ("all.the.others", "no numeric address"),
         ("ff02::1", "another version of IP"),
         (GROUP, "joined already"),

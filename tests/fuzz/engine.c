@@ -5,7 +5,6 @@
  */
 #include "world.h"
 
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,33 +81,22 @@ void sw_engine_forked(void)
 {
 }
 
-/* One socket has something to say, or none: 1 if so. */
+/* Each socket once: 1 if one had something to say. */
 static int serve_once(void)
 {
-    struct pollfd entries[MOST_WATCHES];
-    uint32_t slots[MOST_WATCHES];
-    nfds_t count = 0;
     int served = 0;
 
-    for (uint32_t slot = 1; slot < MOST_WATCHES; slot++)
-        if (watches[slot] && watches[slot]->events) {
-            uint32_t wanted = watches[slot]->events & (POLLIN | POLLOUT | POLLRDHUP | POLLPRI);
-            entries[count] = (struct pollfd){watches[slot]->fd, (short)wanted, 0};
-            slots[count++] = slot;
-        }
-    if (!count || poll(entries, count, 0) <= 0)
-        return 0;
-    for (nfds_t i = 0; i < count; i++) {
-        struct sw_watch *watch = watches[slots[i]];
-        uint32_t events = (uint32_t)entries[i].revents;
-        if (!watch || watch->fd != entries[i].fd || !events)
+    for (uint32_t slot = 1; slot < MOST_WATCHES; slot++) {
+        struct sw_watch *watch = watches[slot];
+        if (!watch || !watch->events)
             continue;
-        if (events & POLLNVAL)
-            fail("a closed descriptor is still watched");
+        uint32_t events = socket_events(watch->fd) & (watch->events | EPOLLERR | EPOLLHUP);
+        if (!events)
+            continue;
         if (watch->events & (uint32_t)EPOLLET) {
-            if (has_hung_up[slots[i]])
+            if (has_hung_up[slot])
                 continue;
-            has_hung_up[slots[i]] = 1;
+            has_hung_up[slot] = 1;
         }
         watch->ready(watch, events);
         served = 1;

@@ -1,11 +1,6 @@
 /* The device, opened once, and how an input is read. */
 #include "world.h"
 
-#include <errno.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
-
 const struct aiordma_provider *aiordma_software(void);
 
 struct world *the_world(void)
@@ -48,39 +43,4 @@ const uint8_t *take_bytes(struct input *input, size_t *size)
     input->at += *size;
     input->left -= *size;
     return at;
-}
-
-/*
- * The kernel does not die of an address that is not there, it says EFAULT; and what is there and
- * poisoned it takes. (recv and its like are looked at by the address sanitizer.)
- */
-ssize_t __real_sendmsg(int fd, const struct msghdr *message, int flags);
-ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags);
-ssize_t __real_recvmsg(int fd, struct msghdr *message, int flags);
-ssize_t __wrap_recvmsg(int fd, struct msghdr *message, int flags);
-ssize_t __real_recv(int fd, void *bytes, size_t size, int flags);
-ssize_t __wrap_recv(int fd, void *bytes, size_t size, int flags);
-
-ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags)
-{
-    ssize_t size = __real_sendmsg(fd, message, flags);
-
-    PROMISE(size >= 0 || (errno != EFAULT && errno != EBADF && errno != EINVAL));
-    return size;
-}
-
-ssize_t __wrap_recvmsg(int fd, struct msghdr *message, int flags)
-{
-    ssize_t size = __real_recvmsg(fd, message, flags);
-
-    PROMISE(size >= 0 || (errno != EFAULT && errno != EBADF && errno != EINVAL));
-    return size;
-}
-
-ssize_t __wrap_recv(int fd, void *bytes, size_t size, int flags)
-{
-    ssize_t received = __real_recv(fd, bytes, size, flags);
-
-    PROMISE(received >= 0 || (errno != EFAULT && errno != EBADF));
-    return received;
 }

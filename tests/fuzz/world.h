@@ -21,6 +21,22 @@ void fail(const char *reason) __attribute__((noreturn));
 
 #define PROMISE(truth) ((truth) ? (void)0 : fail(#truth))
 
+/* -- sockets.c: sockets that are only memory, in place of the kernel's -- */
+
+/* What epoll would say of one. */
+uint32_t socket_events(int fd);
+/* How many bytes lie in one at most, before its sender is told to wait. */
+void set_socket_room(size_t room);
+/* Connect to whoever listens on the port: a socket, or -1. */
+int dial(uint16_t port);
+/* The other end of the oldest socket that the device connected; -1: there is none. */
+int answer_call(void);
+/* A packet for the socket that is bound to this port, or to any if 0; as much as a poll shows. */
+int throw_packet(uint16_t port, uint16_t from_port, const void *bytes, size_t size);
+/* The last packet that the device sent: its size, 0 if there is none. */
+size_t catch_packet(void *bytes, size_t room, uint16_t *port, uint16_t *from_port);
+uint32_t open_sockets(void);
+
 /* -- world.c -- */
 
 struct world {

@@ -307,6 +307,7 @@ void sw_report_established(struct sw_identifier *identifier, const struct sw_ter
     if (has_data)
         sw_set_private_data(event, peer->private_data, peer->private_size);
     sw_report(event);
+    sw_look_for_silence(identifier);
 }
 
 /* What the accepting side said, and whether that suits us. */
@@ -587,4 +588,11 @@ void sw_stream_forget(struct sw_identifier *identifier)
     }
     identifier->connection = NULL;
     free(connection);
+}
+
+void sw_stream_forked(struct sw_identifier *identifier)
+{
+    /* Those that are watched are the engine's to close. */
+    if (identifier->connection->fd >= 0 && !identifier->connection->watch.slot)
+        close(identifier->connection->fd);
 }

@@ -372,8 +372,10 @@ static void in_child(void)
         refuse_all(&context->verbs);
     sw_device.generation++;
     sw_device.contexts = sw_device.manager = NULL;
+    sw_device.identifiers = NULL;
     memset(&sw_device.counts, 0, sizeof(sw_device.counts));
     sw_engine_forked();
+    sw_identifiers_forked();
     sw_memory_forked();
     sw_queue_pairs_forked();
 }
