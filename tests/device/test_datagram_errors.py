@@ -46,7 +46,7 @@ async def test_an_address_that_cannot_be_had_is_refused(device: DeviceUnderTest)
     with pytest.raises(aiordma.VerbsCallError, match="rdma_bind_addr"):
         await aiordma.open_datagram(NOT_OURS)
     if device.name == SOFTWARE:
-        with pytest.raises(aiordma.NoDeviceError, match="mlx5_9|rdma_create_event_channel"):
+        with pytest.raises(aiordma.NoDeviceError, match=r"mlx5_9|rdma_create_event_channel"):
             await aiordma.open_datagram(ADDRESS, device="mlx5_9")
     else:
         with pytest.raises(aiordma.AddressError, match="not mlx5_9's, which was asked for"):

@@ -347,8 +347,14 @@ static void was_rejected(struct sw_identifier *identifier)
 
 int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *terms)
 {
+    const struct sw_identifier *identifier = connection->identifier;
+    struct ibv_ah_attr *way = &connection->pair->attributes.ah_attr;
     int fd = connection->fd;
 
+    way->is_global = 1;
+    way->port_num = identifier->ibv.port_num;
+    way->grh.dgid = identifier->ibv.route.addr.addr.ibaddr.dgid;
+    way->grh.traffic_class = identifier->has_tos ? identifier->tos : 0;
     sw_unwatch(&connection->watch);
     connection->fd = -1;
     sw_device.counts.sockets--; /* the stream counts its own */
