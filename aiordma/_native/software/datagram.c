@@ -29,6 +29,7 @@ struct attachment {
     struct sw_udp udp;
     struct sw_datagrams *datagrams;
     union ibv_gid group;
+    int is_programs; /* by ibv_attach_mcast, not by the connection manager */
     struct attachment *next;
 };
 
@@ -463,13 +464,25 @@ int sw_datagrams_detach(struct sw_queue_pair *pair, const union ibv_gid *group)
     return 0;
 }
 
+int sw_datagrams_are_attached(const struct sw_queue_pair *pair)
+{
+    const struct attachment *each = pair->datagrams ? pair->datagrams->attachments : NULL;
+
+    while (each && !each->is_programs)
+        each = each->next;
+    return !!each;
+}
+
 static int attach_mcast(struct ibv_qp *queue_pair, const union ibv_gid *gid, uint16_t lid)
 {
     (void)lid; /* InfiniBand's */
     if (!queue_pair || !gid)
         return EINVAL;
+    struct sw_queue_pair *pair = (struct sw_queue_pair *)queue_pair;
     sw_lock();
-    int error = sw_datagrams_attach((struct sw_queue_pair *)queue_pair, gid);
+    int error = sw_datagrams_attach(pair, gid);
+    if (!error)
+        (*find_attachment(pair->datagrams, gid))->is_programs = 1;
     sw_unlock();
     return error;
 }
