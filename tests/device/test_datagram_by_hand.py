@@ -119,6 +119,7 @@ def test_a_queue_pair_sends_to_itself(device: DeviceUnderTest) -> None:
         assert end.memory[4096 + GRH_BYTES :][:5] == b"hello"
 
 
+@only_software
 def test_another_queue_pairs_key_stands_for_its_own(device: DeviceUnderTest) -> None:
     with open_end(device) as end:
         end.start()
