@@ -77,6 +77,7 @@ class Connection(Operations, ObjectStream[bytes]):
     def begin(self, private_data: bytes) -> None:
         """Take note that it is established; for the connector and the listener."""
         self._endpoint.established()
+        self._local = self._endpoint.identifier.local_address  # TCP may have chosen the port by now
         self._begun = True
         self.private_data = private_data
 

@@ -8,6 +8,7 @@ apply them there; tests import the rest from here.
 """
 
 import gc
+import ipaddress
 import json
 import os
 import subprocess
@@ -25,6 +26,34 @@ from tests.conftest import DEVICE
 
 # The test bed's interface has the former; the software device has every address.
 ADDRESS = "127.0.0.1" if DEVICE == SOFTWARE else "10.1.1.1"
+
+NOT_OURS = "10.99.99.99"
+"""An address that nobody here has."""
+
+SILENT = "127.0.0.77" if DEVICE == SOFTWARE else "10.1.1.77"
+"""An address from which no datagram is answered."""
+
+UNREACHABLE = "fe80::1%lo" if DEVICE == SOFTWARE else "192.0.2.1"
+"""An address to which no route leads."""
+
+IPV6 = "::1" if DEVICE == SOFTWARE else "fd00::1"
+
+
+def ipv6_of_groups() -> str | None:
+    """An IPv6 address of ours on an interface that leads to multicast groups, as the loopback does
+    not. None where there is none."""
+    if DEVICE != SOFTWARE:
+        return IPV6
+    every_group = "ff" + 30 * "0"
+    with open("/proc/net/ipv6_route") as table:
+        words = [line.split() for line in table]
+    interfaces = {line[-1] for line in words if line[:2] == [every_group, "08"]}
+    with open("/proc/net/if_inet6") as table:
+        for address, _, _, scope, _, interface in map(str.split, table):
+            if scope == "00" and interface in interfaces:
+                return str(ipaddress.IPv6Address(bytes.fromhex(address)))
+    return None
+
 
 # What a device lacks, by its driver. docs/devices.md is this table in words.
 LACKS: dict[str, dict[str, str]] = {

@@ -10,11 +10,9 @@ import pytest
 
 import aiordma
 from tests.device.players import both_ways, one_loop
-from tests.devices import ADDRESS
+from tests.devices import ADDRESS, IPV6
 
 pytestmark = pytest.mark.anyio
-
-IPV6 = "fd00::1"
 
 
 def link_local() -> str:

@@ -8,14 +8,14 @@ import pytest
 
 import aiordma
 from aiordma.enums import CmEventType
+from aiordma.provider import SOFTWARE
 from aiordma.rdmacm import Event, Identifier
 from tests.device.players import Outcome, one_loop, until
-from tests.devices import ADDRESS, DeviceUnderTest
+from tests.devices import ADDRESS, DeviceUnderTest, ipv6_of_groups
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("datagrams")]
 
 GROUP = "239.1.2.3"
-IPV6 = "fd00::1"
 IPV6_GROUP = "ff0e::1234"
 OTHER_GROUP = "239.1.2.4"
 
@@ -107,7 +107,7 @@ async def test_a_group_that_was_left_takes_no_datagrams_and_can_be_joined_again(
 @pytest.mark.parametrize(
     ("address", "text"),
     [
-        ("10.1.1.1", "no multicast address"),
+        (ADDRESS, "no multicast address"),
         ("all.the.others", "no numeric address"),
         ("ff02::1", "another version of IP"),
         (GROUP, "joined already"),
@@ -194,9 +194,12 @@ async def test_a_group_that_the_network_takes_away_is_an_error_to_send_to() -> N
 
 @one_loop
 async def test_ipv6_groups_are_joined_or_refused_by_name(device: DeviceUnderTest) -> None:
+    address = ipv6_of_groups()
+    if address is None:
+        pytest.skip("no interface with an IPv6 address leads to groups")
     async with (
-        await aiordma.open_datagram(IPV6) as one,
-        await aiordma.open_datagram(IPV6) as other,
+        await aiordma.open_datagram(address) as one,
+        await aiordma.open_datagram(address) as other,
     ):
         if device.lacks("ipv6_multicast"):
             with pytest.raises(aiordma.NotSupportedError, match=f"group {IPV6_GROUP}: the kernel"):
@@ -207,3 +210,15 @@ async def test_ipv6_groups_are_joined_or_refused_by_name(device: DeviceUnderTest
             message = await other.receive()
             await other.send(b"to one", message.source)
             assert (await one.receive()).data == b"to one"
+
+
+@one_loop
+async def test_an_interface_that_leads_to_no_group_is_a_refused_join(
+    device: DeviceUnderTest,
+) -> None:
+    if device.driver != SOFTWARE:
+        pytest.skip("the loopback interface is the software device's only")
+    async with await aiordma.open_datagram("::1") as socket:
+        for send_only in (False, True):
+            with pytest.raises(aiordma.MulticastError, match="Network is unreachable"):
+                await socket.join(IPV6_GROUP, send_only=send_only)

@@ -11,7 +11,7 @@ FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-Iaiordma/_native"
 
 @pytest.mark.parametrize(
     ("program", "sources"),
-    [("crc32c", ("crc32c.c",))],
+    [("crc32c", ("crc32c.c",)), ("roce", ("roce.c", "sidr.c"))],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_program(program: str, sources: tuple[str, ...], tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
  * Connections themselves are their port space's: cm_stream.c's or cm_datagram.c's, which the
  * calls here go to once the identifier's state allows them, as the kernel's do.
  */
-#include "cm.h"
+#include "cm_stream.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -94,6 +94,15 @@ void sw_drop_identifier(struct sw_identifier *identifier)
 {
     unhook(identifier);
     release(identifier);
+}
+
+void sw_identifiers_forked(void)
+{
+    for (struct sw_identifier *each = sw_device.identifiers; each; each = each->next)
+        if (each->connection)
+            sw_stream_forked(each);
+    sw_device.identifiers = NULL;
+    sw_silence_forked();
 }
 
 static int create_id(struct rdma_event_channel *channel, struct rdma_cm_id **id, void *context,

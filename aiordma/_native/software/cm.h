@@ -108,6 +108,7 @@ int sw_stream_disconnect(struct sw_identifier *identifier);
 void sw_stream_forget(struct sw_identifier *identifier); /* it is being destroyed */
 void sw_stream_lost_queue_pair(struct sw_identifier *identifier);
 void sw_stream_request_taken(struct sw_identifier *listener); /* by the program */
+void sw_stream_forked(struct sw_identifier *identifier); /* a parent's: close its socket */
 
 /* cm_datagram.c: the same for RDMA_PS_UDP, by SIDR_REQ and SIDR_REP. */
 int sw_service_bind(struct sw_identifier *identifier);

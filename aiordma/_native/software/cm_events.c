@@ -1,15 +1,11 @@
 /*
- * Event channels, and the events of identifiers: made, reported, taken and acknowledged. A
- * channel's eventfd counts 1 while events wait, so that it is readable just then.
+ * Event channels, and the events of identifiers: made, reported, taken and acknowledged.
  */
 #include "cm.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 static struct sw_event_channel *channel_of(struct rdma_event_channel *channel)
@@ -22,25 +18,6 @@ static struct sw_event *event_of(struct rdma_cm_event *event)
     return (struct sw_event *)event;
 }
 
-static void set_readable(struct sw_event_channel *channel)
-{
-    uint64_t one = 1;
-
-    if (write(channel->ibv.fd, &one, sizeof(one)) < 0) {
-        /* It counts to 2^64 - 2, and is at 0: only a program that closed it makes this fail. */
-    }
-}
-
-static void set_unreadable(struct sw_event_channel *channel)
-{
-    uint64_t count;
-
-    /* It was readable, so that this does not block, whatever the descriptor's mode. */
-    if (read(channel->ibv.fd, &count, sizeof(count)) < 0) {
-        /* As above. */
-    }
-}
-
 static void append(struct sw_event_channel *channel, struct sw_event *event)
 {
     event->next = NULL;
@@ -48,7 +25,7 @@ static void append(struct sw_event_channel *channel, struct sw_event *event)
         channel->last->next = event;
     } else {
         channel->first = event;
-        set_readable(channel);
+        sw_signal(channel->ibv.fd);
     }
     channel->last = event;
 }
@@ -60,7 +37,7 @@ static struct sw_event *take_first(struct sw_event_channel *channel)
     channel->first = event->next;
     if (!channel->first) {
         channel->last = NULL;
-        set_unreadable(channel);
+        sw_quiet(channel->ibv.fd);
     }
     event->next = NULL;
     return event;
@@ -170,7 +147,7 @@ void sw_drop_group_events(struct sw_identifier *identifier, const union ibv_gid 
     }
     channel->last = kept;
     if (!kept)
-        set_unreadable(channel);
+        sw_quiet(channel->ibv.fd);
 }
 
 /* -- the calls of rdma_cma.h ------------------------------------------------------------- */
@@ -181,7 +158,7 @@ static struct rdma_event_channel *create_event_channel(void)
 
     if (!channel)
         return NULL;
-    channel->ibv.fd = eventfd(0, EFD_CLOEXEC);
+    channel->ibv.fd = sw_new_signal();
     if (channel->ibv.fd < 0) {
         int error = errno;
         free(channel);
@@ -224,21 +201,6 @@ static void destroy_event_channel(struct rdma_event_channel *raw)
     free(channel);
 }
 
-static int wait_for_one(struct sw_event_channel *channel)
-{
-    struct pollfd waited = {.fd = channel->ibv.fd, .events = POLLIN};
-    int flags = fcntl(waited.fd, F_GETFL);
-
-    if (flags < 0)
-        return errno;
-    if (flags & O_NONBLOCK)
-        return EAGAIN;
-    sw_unlock();
-    int error = poll(&waited, 1, -1) < 0 ? errno : 0;
-    sw_lock();
-    return error;
-}
-
 static int get_cm_event(struct rdma_event_channel *raw, struct rdma_cm_event **out)
 {
     struct sw_event_channel *channel = channel_of(raw);
@@ -246,7 +208,7 @@ static int get_cm_event(struct rdma_event_channel *raw, struct rdma_cm_event **o
 
     sw_lock();
     while (!error && !channel->first)
-        error = wait_for_one(channel);
+        error = sw_await_signal(channel->ibv.fd);
     if (!error) {
         struct sw_event *event = take_first(channel);
         event->counted->unacknowledged++;

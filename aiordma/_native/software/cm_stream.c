@@ -307,6 +307,7 @@ void sw_report_established(struct sw_identifier *identifier, const struct sw_ter
     if (has_data)
         sw_set_private_data(event, peer->private_data, peer->private_size);
     sw_report(event);
+    sw_look_for_silence(identifier);
 }
 
 /* What the accepting side said, and whether that suits us. */
@@ -346,8 +347,14 @@ static void was_rejected(struct sw_identifier *identifier)
 
 int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *terms)
 {
+    const struct sw_identifier *identifier = connection->identifier;
+    struct ibv_ah_attr *way = &connection->pair->attributes.ah_attr;
     int fd = connection->fd;
 
+    way->is_global = 1;
+    way->port_num = identifier->ibv.port_num;
+    way->grh.dgid = identifier->ibv.route.addr.addr.ibaddr.dgid;
+    way->grh.traffic_class = identifier->has_tos ? identifier->tos : 0;
     sw_unwatch(&connection->watch);
     connection->fd = -1;
     sw_device.counts.sockets--; /* the stream counts its own */
@@ -587,4 +594,11 @@ void sw_stream_forget(struct sw_identifier *identifier)
     }
     identifier->connection = NULL;
     free(connection);
+}
+
+void sw_stream_forked(struct sw_identifier *identifier)
+{
+    /* Those that are watched are the engine's to close. */
+    if (identifier->connection->fd >= 0 && !identifier->connection->watch.slot)
+        close(identifier->connection->fd);
 }

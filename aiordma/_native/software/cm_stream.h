@@ -1,6 +1,6 @@
 /*
- * The TCP port space: what cm_stream.c (the side that connects) and cm_listen.c (the side that
- * listens, and accepts) share.
+ * The TCP port space: what cm_stream.c (the side that connects), cm_listen.c (the side that
+ * listens, and accepts) and cm_silence.c share.
  */
 #ifndef AIORDMA_SOFTWARE_CM_STREAM_H
 #define AIORDMA_SOFTWARE_CM_STREAM_H
@@ -18,6 +18,7 @@ struct sw_connection {
     uint8_t frame[SW_MPA_MOST];
     size_t arrived;
     struct sw_mpa peer; /* what it said, in frame */
+    uint64_t silent_since; /* cm_silence.c's */
 
     /* a listener's */
     struct sw_connection *handshakes; /* of peers whose request has not come */
@@ -52,6 +53,9 @@ int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *ter
 void sw_report_established(struct sw_identifier *identifier, const struct sw_terms *terms,
                            int has_data);
 void sw_took_too_long(struct sw_timer *timer); /* an identifier's */
+/* cm_silence.c: it is connected. From now on, until it no longer is, a dead peer is noticed. */
+void sw_look_for_silence(struct sw_identifier *identifier);
+void sw_silence_forked(void);
 /* A listener goes: those that it hears out are reset. */
 void sw_forget_handshakes(struct sw_connection *listener);
 

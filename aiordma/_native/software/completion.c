@@ -1,7 +1,7 @@
 /*
  * Completion channels and queues: a ring of completions, an event for the one that was asked for.
  */
-#include "software.h"
+#include "faults.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -232,6 +232,7 @@ static int poll_cq(struct ibv_cq *public, int most, struct ibv_wc *completions)
 static int req_notify_cq(struct ibv_cq *public, int solicited_only)
 {
     struct sw_queue *queue = queue_of(public);
+    struct aiordma_fault fault;
 
     if (!queue)
         return EINVAL;
@@ -241,29 +242,47 @@ static int req_notify_cq(struct ibv_cq *public, int solicited_only)
         queue->armed = SW_ARMED;
     else if (queue->armed == SW_UNARMED)
         queue->armed = SW_ARMED_SOLICITED;
+    /* At most one for each real event: a program that arms again at once would never rest. */
+    if (queue->was_woken && public->channel && sw_fault(AIORDMA_FAULT_SPURIOUS_EVENT, &fault)) {
+        queue->was_woken = 0;
+        queue->armed = SW_UNARMED;
+        add_event(queue);
+    }
     sw_unlock();
     return 0;
 }
 
+static void tell_late(struct sw_timer *timer)
+{
+    add_event(SW_CONTAINER(timer, struct sw_queue, late_event));
+}
+
 static void wake(struct sw_queue *queue, int matters)
 {
+    struct aiordma_fault fault;
+
     if (queue->armed != SW_ARMED && !(queue->armed == SW_ARMED_SOLICITED && matters))
         return;
     queue->armed = SW_UNARMED;
-    if (queue->ibv.channel)
-        add_event(queue);
+    queue->was_woken = 1;
+    if (!queue->ibv.channel)
+        return;
+    if (sw_fault(AIORDMA_FAULT_EVENT_DELAYED, &fault)) {
+        queue->late_event.expired = tell_late;
+        if (queue->late_event.deadline || !sw_call_later(&queue->late_event, fault.milliseconds))
+            return;
+    }
+    add_event(queue);
 }
 
-void sw_complete(struct ibv_cq *public, const struct ibv_wc *completion, int solicited)
+static void deliver(struct sw_queue *queue, const struct ibv_wc *completion, int solicited)
 {
-    struct sw_queue *queue = queue_of(public);
-
     if (queue->is_overrun)
         return;
     if (queue->count == queue->size) {
         if (!queue->ignores_overrun) {
             queue->is_overrun = 1;
-            sw_raise_queue(public, IBV_EVENT_CQ_ERR);
+            sw_raise_queue(ibv_cq_ex_to_cq(&queue->ibv), IBV_EVENT_CQ_ERR);
             wake(queue, 1); /* who waits for a completion finds those before it */
             return;
         }
@@ -276,11 +295,116 @@ void sw_complete(struct ibv_cq *public, const struct ibv_wc *completion, int sol
     wake(queue, solicited || completion->status != IBV_WC_SUCCESS);
 }
 
+/* -- a fault: completions that come late, each queue pair's in their order ----------------------- */
+
+struct late_completion {
+    struct late_completion *next;
+    struct ibv_wc completion;
+    int solicited;
+};
+
+/* Those of one queue pair. */
+struct sw_late {
+    struct sw_late *next;
+    struct sw_queue *queue;
+    struct sw_timer timer;
+    struct late_completion *first, **end;
+};
+
+static void unlink_late(struct sw_late *late)
+{
+    struct sw_late **link = &late->queue->late;
+
+    while (*link != late)
+        link = &(*link)->next;
+    *link = late->next;
+}
+
+/* Deliver them or, if nobody is left to whom, drop them. */
+static void end_late(struct sw_late *late, int delivers)
+{
+    unlink_late(late);
+    sw_cancel(&late->timer);
+    for (struct late_completion *one = late->first, *next; one; one = next) {
+        next = one->next;
+        if (delivers)
+            deliver(late->queue, &one->completion, one->solicited);
+        free(one);
+    }
+    free(late);
+}
+
+static void late_is_due(struct sw_timer *timer)
+{
+    end_late(SW_CONTAINER(timer, struct sw_late, timer), 1);
+}
+
+static struct sw_late *find_late(const struct sw_queue *queue, uint32_t qp_num)
+{
+    struct sw_late *late = queue->late;
+
+    while (late && late->first->completion.qp_num != qp_num)
+        late = late->next;
+    return late;
+}
+
+/* Whether it is kept for later. Without memory or a timer it comes now, after those before it. */
+static int keep(struct sw_queue *queue, const struct ibv_wc *completion, int solicited)
+{
+    struct sw_late *late = find_late(queue, completion->qp_num);
+    struct aiordma_fault fault;
+
+    if (!late && !sw_fault(AIORDMA_FAULT_COMPLETION_DELAYED, &fault))
+        return 0;
+    struct late_completion *one = malloc(sizeof(*one));
+    if (!one) {
+        if (late)
+            end_late(late, 1);
+        return 0;
+    }
+    *one = (struct late_completion){.completion = *completion, .solicited = solicited};
+    if (late) {
+        *late->end = one;
+        late->end = &one->next;
+        return 1;
+    }
+    late = calloc(1, sizeof(*late));
+    if (late) {
+        late->timer.expired = late_is_due;
+        if (sw_call_later(&late->timer, fault.milliseconds)) {
+            free(late);
+            late = NULL;
+        }
+    }
+    if (!late) {
+        free(one);
+        return 0;
+    }
+    late->queue = queue;
+    late->first = one;
+    late->end = &one->next;
+    late->next = queue->late;
+    queue->late = late;
+    return 1;
+}
+
+void sw_complete(struct ibv_cq *public, const struct ibv_wc *completion, int solicited)
+{
+    struct sw_queue *queue = queue_of(public);
+
+    if ((queue->late || sw_has_faults) && keep(queue, completion, solicited))
+        return;
+    deliver(queue, completion, solicited);
+}
+
 void sw_forget_completions(struct ibv_cq *public, uint32_t qp_num)
 {
     struct sw_queue *queue = queue_of(public);
+    struct sw_late *late = find_late(queue, qp_num);
     uint32_t kept = 0;
 
+    if (late)
+        end_late(late, 0);
     for (uint32_t i = 0; i < queue->count; i++) {
         struct ibv_wc *from = &queue->ring[(queue->head + i) % queue->size];
         if (from->qp_num == qp_num)
@@ -425,6 +549,9 @@ static int destroy_cq(struct ibv_cq *public)
         unlist(channel_of(queue), queue);
     queue->waiting = 0;
     queue->armed = SW_UNARMED;
+    sw_cancel(&queue->late_event);
+    while (queue->late)
+        end_late(queue->late, 0);
     /* Acknowledging more than was taken is a program's mistake, not one to wait for. */
     while ((int32_t)(queue->taken - public->comp_events_completed) > 0)
         sw_wait();

@@ -16,7 +16,7 @@ enum { HOP_LIMIT = 64 };
 struct sw_membership {
     struct sw_membership *next;
     union ibv_gid group;
-    int is_member;   /* the host is, by udp; not if it is joined only to send */
+    int is_open;     /* udp, by which the host is a member, unless it is only to send */
     int is_attached; /* the identifier's queue pair is */
     struct sw_udp udp;
 };
@@ -46,7 +46,7 @@ static void leave(struct sw_identifier *identifier, struct sw_membership **link)
     /* The queue pair may have been destroyed meanwhile, and detached by that. */
     if (membership->is_attached && identifier->ibv.qp)
         (void)sw_datagrams_detach((struct sw_queue_pair *)identifier->ibv.qp, &membership->group);
-    if (membership->is_member)
+    if (membership->is_open)
         sw_udp_close(&membership->udp);
     free(membership);
 }
@@ -73,16 +73,16 @@ static int prepare(struct sw_identifier *identifier, const union ibv_gid *group,
 }
 
 static int enter(struct sw_identifier *identifier, struct sw_membership *membership,
-                 uint32_t interface)
+                 uint32_t interface, int send_only)
 {
     struct in6_addr address;
 
     memcpy(&address, &membership->group, sizeof(address));
-    int error = sw_udp_open_member(&membership->udp, &address, interface);
+    int error = sw_udp_open_member(&membership->udp, &address, interface, send_only);
     if (error)
         return error;
-    membership->is_member = 1;
-    if (!identifier->ibv.qp)
+    membership->is_open = 1;
+    if (send_only || !identifier->ibv.qp)
         return 0;
     error = sw_datagrams_attach((struct sw_queue_pair *)identifier->ibv.qp, &membership->group);
     membership->is_attached = !error;
@@ -110,7 +110,7 @@ static int join(struct sw_identifier *identifier, const union ibv_gid *group, in
     event->ibv.param.ud.private_data = context;
     event->ibv.param.ud.qp_num = SW_QPN_GROUP;
     event->ibv.param.ud.qkey = RDMA_UDP_QKEY;
-    error = send_only ? 0 : enter(identifier, membership, interface);
+    error = enter(identifier, membership, interface, send_only);
     if (error) {
         /* It stays to be left, as one that the network refused does. */
         event->ibv.event = RDMA_CM_EVENT_MULTICAST_ERROR;

@@ -479,6 +479,19 @@ void sw_end_send(struct sw_queue_pair *pair, struct sw_send *send, enum ibv_wc_s
     tell_if_drained(pair);
 }
 
+void sw_end_sent(struct sw_queue_pair *pair, uint32_t before)
+{
+    for (uint32_t at = pair->oldest; at != before; at++) {
+        struct sw_send *send = &pair->sends[at % pair->send_size];
+        if (send->stage == SW_SENT) {
+            send->stage = SW_DONE;
+            send->status = IBV_WC_SUCCESS;
+        }
+    }
+    retire(pair);
+    tell_if_drained(pair);
+}
+
 static void flush_receive(struct sw_queue_pair *pair)
 {
     struct ibv_wc completion = {.status = IBV_WC_WR_FLUSH_ERR, .opcode = IBV_WC_RECV};

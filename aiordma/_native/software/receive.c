@@ -105,8 +105,16 @@ static int begin_write(struct sw_stream *stream)
 static int begin_read_response(struct sw_stream *stream)
 {
     const struct sw_frame *frame = &stream->frame;
-    const struct sw_send *send = sw_first_asked(stream);
+    uint32_t counter;
+    const struct sw_send *send = sw_first_asked(stream, &counter);
 
+    if (!send && stream->has_word_due) {
+        if (frame->stag != stream->word_sink)
+            return refuse(stream, tagged_reason(SW_NO_KEY));
+        if (frame->offset || frame->payload || !frame->is_last)
+            return refuse(stream, tagged_reason(SW_BOUNDS));
+        return 1;
+    }
     if (!send || send->opcode != IBV_WR_RDMA_READ || frame->stag != send->sink)
         return refuse(stream, tagged_reason(SW_NO_KEY));
     if (frame->offset != send->progress || frame->payload > send->length - send->progress ||
@@ -227,6 +235,7 @@ static int locate(struct sw_stream *stream, uint32_t size, struct iovec *to)
     struct sw_queue_pair *pair = stream->pair;
     const struct sw_frame *frame = &stream->frame;
     struct sw_send *send;
+    uint32_t counter;
     int found;
     char *memory;
 
@@ -241,7 +250,7 @@ static int locate(struct sw_stream *stream, uint32_t size, struct iovec *to)
         return 1;
     }
     case SW_READ_RESPONSE:
-        send = sw_first_asked(stream);
+        send = sw_first_asked(stream, &counter);
         if (!send)
             return refuse(stream, tagged_reason(SW_NO_KEY));
         found = locate_parts(stream, send->parts, send->part_count, send->progress, size, to);
@@ -263,6 +272,7 @@ static int locate(struct sw_stream *stream, uint32_t size, struct iovec *to)
 static void account(struct sw_stream *stream, uint32_t size)
 {
     struct sw_send *send;
+    uint32_t counter;
 
     stream->placed += size;
     switch (stream->frame.operation) {
@@ -270,7 +280,7 @@ static void account(struct sw_stream *stream, uint32_t size)
         stream->written += size;
         break;
     case SW_READ_RESPONSE:
-        send = sw_first_asked(stream);
+        send = sw_first_asked(stream, &counter);
         if (send)
             send->progress += size;
         break;
@@ -407,10 +417,18 @@ static int end_atomic_request(struct sw_stream *stream, const char *payload)
     return 0;
 }
 
+/* An answer says of all that was sent before its question that it has arrived. */
+static void answered(struct sw_stream *stream, struct sw_send *send, uint32_t counter)
+{
+    stream->asked--;
+    sw_end_sent(stream->pair, counter);
+    sw_end_send(stream->pair, send, IBV_WC_SUCCESS);
+}
+
 static int end_atomic_response(struct sw_stream *stream, const char *payload)
 {
-    struct sw_send *send = sw_first_asked(stream);
-    uint32_t number;
+    uint32_t counter, number;
+    struct sw_send *send = sw_first_asked(stream, &counter);
     uint64_t value;
 
     stream->expected[SW_QUEUE_ATOMIC]++;
@@ -423,19 +441,23 @@ static int end_atomic_response(struct sw_stream *stream, const char *payload)
         sw_stream_failed_send(stream, send, status);
         return -1;
     }
-    stream->asked--;
-    sw_end_send(stream->pair, send, IBV_WC_SUCCESS);
+    answered(stream, send, counter);
     return 0;
 }
 
 static int end_read_response(struct sw_stream *stream)
 {
-    struct sw_send *send = sw_first_asked(stream);
+    uint32_t counter;
+    struct sw_send *send = sw_first_asked(stream, &counter);
 
-    if (!stream->frame.is_last || !send)
+    if (!stream->frame.is_last)
         return 0;
-    stream->asked--;
-    sw_end_send(stream->pair, send, IBV_WC_SUCCESS);
+    if (send) {
+        answered(stream, send, counter);
+    } else {
+        stream->has_word_due = 0;
+        sw_end_sent(stream->pair, stream->word_covers);
+    }
     return 0;
 }
 
@@ -450,20 +472,62 @@ static enum ibv_wc_status status_of(const struct sw_reason *reason)
     return IBV_WC_REM_OP_ERR;
 }
 
-/* The peer gives up, and says why. The request that is to blame may have ended long ago: the
- * oldest that has not is told. */
-static int end_terminate(struct sw_stream *stream, const char *payload)
+/* Whether the header that a TERMINATE shows was that of a frame of this request. */
+static int is_of(const struct sw_send *send, const struct sw_frame *header)
+{
+    int is_write =
+        send->opcode == IBV_WR_RDMA_WRITE || send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+    int is_question = send->opcode == IBV_WR_RDMA_READ ||
+                      send->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
+                      send->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+
+    if (send->stage == SW_DONE)
+        return 0;
+    if (header->is_tagged)
+        return is_write && header->stag == send->rkey &&
+               header->offset - send->remote_address < send->length;
+    if (header->queue == SW_QUEUE_REQUEST)
+        return is_question && header->sequence == send->sequence;
+    return !is_question && (!is_write || send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM) &&
+           header->queue == SW_QUEUE_SEND && header->sequence == send->sequence;
+}
+
+/* The request that a TERMINATE blames; without a word about that, the oldest. NULL: none. */
+static struct sw_send *find_blamed(struct sw_stream *stream, const char *header, uint32_t size)
 {
     struct sw_queue_pair *pair = stream->pair;
+    struct sw_frame frame;
     struct sw_reason reason;
 
-    if (!sw_terminate_read(payload, stream->frame.payload, &reason) &&
-        pair->oldest != pair->end) {
-        struct sw_send *send = &pair->sends[pair->oldest % pair->send_size];
-        if (send->stage == SW_ASKED || pair->oldest != pair->next_send)
-            sw_end_send(pair, send, status_of(&reason));
+    if (sw_frame_read(header, size, &frame, &reason) != 1)
+        return sw_first_unended(stream);
+    /* One that is half sent counts as well. */
+    for (uint32_t at = pair->oldest; at != pair->end; at++) {
+        struct sw_send *send = &pair->sends[at % pair->send_size];
+        if (at == pair->next_send && !stream->sending_offset && !stream->sent_immediate)
+            break;
+        if (is_of(send, &frame)) {
+            sw_end_sent(pair, at); /* those before it were carried out */
+            return send;
+        }
+        if (at == pair->next_send)
+            break;
     }
-    sw_queue_pair_failed(pair);
+    return sw_first_unended(stream);
+}
+
+/* The peer gives up, and says why. */
+static int end_terminate(struct sw_stream *stream, const char *payload)
+{
+    uint32_t size = stream->frame.payload, header = 4;
+    struct sw_reason reason;
+
+    if (!sw_terminate_read(payload, size, &reason)) {
+        struct sw_send *send = find_blamed(stream, payload + header, size - header);
+        if (send)
+            sw_end_send(stream->pair, send, status_of(&reason));
+    }
+    sw_queue_pair_failed(stream->pair);
     return -1;
 }
 

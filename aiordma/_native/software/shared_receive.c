@@ -1,7 +1,7 @@
 /*
  * Receives: the ring that a queue pair has of its own, and the shared receive queues.
  */
-#include "software.h"
+#include "faults.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -220,12 +220,16 @@ static int post_srq_recv(struct ibv_srq *queue, struct ibv_recv_wr *request,
                          struct ibv_recv_wr **refused)
 {
     struct sw_shared_receive *shared = shared_of(queue);
+    struct aiordma_fault fault;
     int error = queue ? 0 : EINVAL;
 
     if (!error) {
         sw_lock();
         for (; request; request = request->next) {
-            error = sw_receives_add(&shared->receives, request);
+            if (sw_fault(AIORDMA_FAULT_POST_REFUSED, &fault))
+                error = (int)fault.error;
+            else
+                error = sw_receives_add(&shared->receives, request);
             if (error)
                 break;
         }

@@ -229,6 +229,10 @@ struct sw_queue {
     uint32_t async_taken;
     struct sw_queue *next;  /* on the channel */
     struct ibv_wc current;  /* that ibv_start_poll or ibv_next_poll has taken */
+    /* Faults (completion.c). */
+    struct sw_late *late;
+    struct sw_timer late_event;
+    int was_woken;
 };
 
 /*
@@ -290,7 +294,9 @@ struct sw_send {
     struct ibv_mw *window;
     uint32_t window_key;
     struct ibv_mw_bind_info bind;
-    enum { SW_POSTED, SW_ASKED, SW_DONE } stage; /* ASKED: a READ or atomic awaits its answer */
+    /* SENT: TCP has all of it, and the peer has not said so. ASKED: a READ or an atomic. */
+    enum { SW_POSTED, SW_SENT, SW_ASKED, SW_DONE } stage;
+    uint32_t sequence; /* its message's number on its queue of DDP's */
     enum ibv_wc_status status;
     uint32_t progress; /* of a READ: bytes arrived; the stream's own otherwise */
     uint32_t sink;     /* of a READ: the STag that its answer comes to; of an atomic: its number */
@@ -356,6 +362,8 @@ enum ibv_wc_status sw_gather(struct ibv_pd *domain, const struct ibv_sge *parts,
 
 /* A send's end: its completion is told when all before it have ended. */
 void sw_end_send(struct sw_queue_pair *pair, struct sw_send *send, enum ibv_wc_status status);
+/* All that are SENT, and were posted before this one of the ring's counters, have arrived. */
+void sw_end_sent(struct sw_queue_pair *pair, uint32_t before);
 
 /* -- streams: iWARP over TCP (stream.h) ---------------------------------------------------- */
 
@@ -412,6 +420,7 @@ int sw_datagrams_detach(struct sw_queue_pair *pair, const union ibv_gid *group);
 int sw_guard(struct aiordma_provider *table);
 /* In the child, beside sw_engine_forked: forget what is the parent's, telling nobody. */
 void sw_queue_pairs_forked(void);
+void sw_identifiers_forked(void); /* closes those that the engine did not watch */
 void sw_memory_forked(void);
 
 /* -- the table: each room fills in its own functions ----------------------------------------- */

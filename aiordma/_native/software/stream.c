@@ -119,13 +119,29 @@ void sw_stream_end(struct sw_queue_pair *pair)
         sw_identifier_ended(pair->identifier);
 }
 
-struct sw_send *sw_first_asked(struct sw_stream *stream)
+struct sw_send *sw_first_asked(struct sw_stream *stream, uint32_t *counter)
 {
     struct sw_queue_pair *pair = stream->pair;
 
     for (uint32_t at = pair->oldest; stream->asked && at != pair->next_send; at++) {
         struct sw_send *send = &pair->sends[at % pair->send_size];
-        if (send->stage == SW_ASKED)
+        if (stream->has_word_due && at == stream->word_covers)
+            return NULL;
+        if (send->stage == SW_ASKED) {
+            *counter = at;
+            return send;
+        }
+    }
+    return NULL;
+}
+
+struct sw_send *sw_first_unended(struct sw_stream *stream)
+{
+    struct sw_queue_pair *pair = stream->pair;
+
+    for (uint32_t at = pair->oldest; at != pair->next_send; at++) {
+        struct sw_send *send = &pair->sends[at % pair->send_size];
+        if (send->stage != SW_DONE)
             return send;
     }
     return NULL;
@@ -133,11 +149,11 @@ struct sw_send *sw_first_asked(struct sw_stream *stream)
 
 void sw_stream_broken(struct sw_stream *stream, int error)
 {
-    struct sw_send *asked = sw_first_asked(stream);
+    struct sw_send *first = sw_first_unended(stream);
 
     /* TCP gave up on a silent peer: that is what RETRY_EXC says of other transports. */
-    if (asked && (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH))
-        sw_end_send(stream->pair, asked, IBV_WC_RETRY_EXC_ERR);
+    if (first && (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH))
+        sw_end_send(stream->pair, first, IBV_WC_RETRY_EXC_ERR);
     sw_queue_pair_failed(stream->pair);
 }
 

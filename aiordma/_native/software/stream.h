@@ -74,6 +74,11 @@ struct sw_stream {
     uint32_t answer_first, answer_count;
     int answers_next; /* whose turn it is */
     uint32_t asked;   /* READs and atomics without their answer */
+    int needs_word;   /* something was sent that no question follows yet */
+    int has_word_due; /* a question of ours is under way: a READ of no bytes, whose answer says
+                         that all before it has arrived */
+    uint32_t word_covers; /* ... which is what was posted before this counter */
+    uint32_t word_sink;
     uint32_t number;  /* the last one's sink, or number */
 
     /* receiving */
@@ -122,7 +127,12 @@ void sw_stream_refused(struct sw_stream *stream, struct sw_reason reason);
 /* The program's own request cannot be carried out. */
 void sw_stream_failed_send(struct sw_stream *stream, struct sw_send *send,
                            enum ibv_wc_status status);
-/* The oldest READ or atomic without its answer; NULL. */
-struct sw_send *sw_first_asked(struct sw_stream *stream);
+/*
+ * The oldest READ or atomic without its answer, and its counter in the ring; NULL: there is none,
+ * or a word is due first.
+ */
+struct sw_send *sw_first_asked(struct sw_stream *stream, uint32_t *counter);
+/* The oldest request that has gone out and has not ended; NULL. */
+struct sw_send *sw_first_unended(struct sw_stream *stream);
 
 #endif

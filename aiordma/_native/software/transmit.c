@@ -144,6 +144,7 @@ static int compose_immediate(struct sw_stream *stream, struct sw_send *send, uin
         .sequence = next_sequence(stream, SW_QUEUE_SEND),
     };
 
+    send->sequence = what.sequence;
     sw_immediate_write(frame->header + SW_UNTAGGED_HEADER, be32toh(send->immediate), belongs);
     frame->send = send;
     frame->ends = ends;
@@ -188,6 +189,7 @@ static int compose_piece(struct sw_stream *stream, struct sw_send *send)
     }
     if (send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM && stream->sent_immediate) {
         compose_immediate(stream, send, SW_OF_WRITE, 1);
+        stream->needs_word = 1;
         stream->sent_immediate = 0;
         stream->sending_offset = 0;
         pair->next_send++;
@@ -209,7 +211,7 @@ static int compose_piece(struct sw_stream *stream, struct sw_send *send)
         what.queue = SW_QUEUE_SEND;
         what.message_offset = offset;
         /* One number for all pieces of a message. */
-        what.sequence = stream->sequence[SW_QUEUE_SEND];
+        what.sequence = send->sequence = stream->sequence[SW_QUEUE_SEND];
     }
     int more_follows = send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
     frame->ends = what.is_last && !more_follows;
@@ -224,7 +226,37 @@ static int compose_piece(struct sw_stream *stream, struct sw_send *send)
     if (more_follows)
         return 1;
     stream->sending_offset = 0;
+    stream->needs_word = 1;
     pair->next_send++;
+    return 1;
+}
+
+/*
+ * RDMAP has no acknowledgements: its sender knows what TCP has taken, and nothing else. A READ of
+ * no bytes is answered when all that was sent before it has been carried out, so that a request
+ * ends as it does elsewhere: its data are there, or it is told why not, and a message that waits
+ * for its receive holds its sender back. One such question is under way at a time, behind as much
+ * as there is, and a program's own READ serves as well. A peer that answers none gets none.
+ */
+static int compose_word(struct sw_stream *stream)
+{
+    if (!stream->needs_word || stream->has_word_due ||
+        stream->asked >= stream->terms.outbound_depth)
+        return 0;
+    struct sw_out_frame *frame = new_frame(stream);
+    struct sw_frame what = {
+        .operation = SW_READ_REQUEST,
+        .is_last = 1,
+        .queue = SW_QUEUE_REQUEST,
+        .sequence = next_sequence(stream, SW_QUEUE_REQUEST),
+    };
+    struct sw_read_request request = {.sink = ++stream->number};
+    sw_read_request_write(frame->header + SW_UNTAGGED_HEADER, &request);
+    add_frame(stream, frame, &what, SW_READ_REQUEST_SIZE); /* own bytes: nothing to be reached */
+    stream->needs_word = 0;
+    stream->has_word_due = 1;
+    stream->word_covers = stream->pair->next_send;
+    stream->word_sink = request.sink;
     return 1;
 }
 
@@ -239,7 +271,8 @@ static int compose_question(struct sw_stream *stream, struct sw_send *send)
         return fail_in_turn(stream, send, IBV_WC_LOC_PROT_ERR);
     struct sw_out_frame *frame = new_frame(stream);
     char *own = frame->header + SW_UNTAGGED_HEADER;
-    what.sequence = next_sequence(stream, SW_QUEUE_REQUEST);
+    what.sequence = send->sequence = next_sequence(stream, SW_QUEUE_REQUEST);
+    stream->needs_word = 0;
     send->sink = ++stream->number;
     send->progress = 0;
     send->stage = SW_ASKED;
@@ -301,16 +334,17 @@ static int compose_request(struct sw_stream *stream)
     struct sw_queue_pair *pair = stream->pair;
 
     if (pair->ibv.state != IBV_QPS_RTS || pair->next_send == pair->end)
-        return 0;
+        return compose_word(stream);
     struct sw_send *send = &pair->sends[pair->next_send % pair->send_size];
     if (send->flags & IBV_SEND_FENCE && stream->asked)
-        return 0;
+        return compose_word(stream);
     switch (send->opcode) {
     case IBV_WR_RDMA_READ:
     case IBV_WR_ATOMIC_CMP_AND_SWP:
     case IBV_WR_ATOMIC_FETCH_AND_ADD:
-        if (stream->terms.outbound_depth && stream->asked >= stream->terms.outbound_depth)
-            return 0;
+        if (stream->terms.outbound_depth &&
+            stream->asked + (uint32_t)stream->has_word_due >= stream->terms.outbound_depth)
+            return compose_word(stream);
         return compose_question(stream, send);
     case IBV_WR_LOCAL_INV:
     case IBV_WR_BIND_MW:
@@ -490,7 +524,9 @@ static void advance(struct sw_stream *stream, size_t taken)
         taken -= frame->left;
         stream->out_first = (stream->out_first + 1) % SW_OUT_FRAMES;
         stream->out_count--;
-        if (frame->ends)
+        if (frame->ends && stream->terms.outbound_depth)
+            frame->send->stage = SW_SENT;
+        else if (frame->ends)
             sw_end_send(stream->pair, frame->send, IBV_WC_SUCCESS);
     }
     stream->part_first = stream->part_count = 0;

@@ -154,7 +154,35 @@ int sw_udp_join(const struct sw_udp *udp, const struct in6_addr *group, uint32_t
                                                                                           : 0;
 }
 
-int sw_udp_open_member(struct sw_udp *udp, const struct in6_addr *group, uint32_t interface)
+/* Whether the system has a way to the group by that interface: connecting asks, and sends
+ * nothing. */
+static int find_way(const struct sw_udp *udp, const struct in6_addr *group, uint32_t interface)
+{
+    union any_address to;
+    socklen_t size = udp->family == AF_INET ? sizeof(to.ipv4) : sizeof(to.ipv6);
+    int error;
+
+    memset(&to, 0, sizeof(to));
+    if (udp->family == AF_INET) {
+        struct ip_mreqn by = {.imr_ifindex = (int)interface};
+        to.ipv4.sin_family = AF_INET;
+        to.ipv4.sin_port = htons(SW_GROUP_PORT);
+        memcpy(&to.ipv4.sin_addr, group->s6_addr + 12, 4);
+        error = setsockopt(udp->fd, IPPROTO_IP, IP_MULTICAST_IF, &by, sizeof(by)) ? errno : 0;
+    } else {
+        to.ipv6.sin6_family = AF_INET6;
+        to.ipv6.sin6_port = htons(SW_GROUP_PORT);
+        to.ipv6.sin6_addr = *group;
+        to.ipv6.sin6_scope_id = interface;
+        error = set(udp->fd, IPPROTO_IPV6, IPV6_MULTICAST_IF, (int)interface);
+    }
+    if (!error && connect(udp->fd, &to.any, size))
+        error = errno;
+    return error;
+}
+
+int sw_udp_open_member(struct sw_udp *udp, const struct in6_addr *group, uint32_t interface,
+                       int send_only)
 {
     udp->family = is_ipv4(group) ? AF_INET : AF_INET6;
     udp->port = 0;
@@ -162,7 +190,9 @@ int sw_udp_open_member(struct sw_udp *udp, const struct in6_addr *group, uint32_
     if (udp->fd < 0)
         return errno;
     sw_device.counts.sockets++;
-    int error = sw_udp_join(udp, group, interface);
+    int error = find_way(udp, group, interface);
+    if (!error && !send_only)
+        error = sw_udp_join(udp, group, interface);
     if (error)
         sw_udp_close(udp);
     return error;

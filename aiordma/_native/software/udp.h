@@ -32,8 +32,12 @@ enum {
 int sw_udp_open(struct sw_udp *udp, const struct sockaddr *address, int flags);
 /* At a free port of all addresses, of IPv6 as well if the host has it. */
 int sw_udp_open_anywhere(struct sw_udp *udp);
-/* At no port: it only keeps the host in a group. */
-int sw_udp_open_member(struct sw_udp *udp, const struct in6_addr *group, uint32_t interface);
+/*
+ * It only keeps the host in a group, unless send_only. ENETUNREACH where the interface leads to
+ * no groups, as the loopback's does not for IPv6.
+ */
+int sw_udp_open_member(struct sw_udp *udp, const struct in6_addr *group, uint32_t interface,
+                       int send_only);
 void sw_udp_close(struct sw_udp *udp);
 
 /* To path.destination:destination_port from path.source, whatever the socket is bound to. */
