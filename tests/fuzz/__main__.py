@@ -32,7 +32,7 @@ SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 REPLACED = (
     *("getrandom", "socket", "socketpair", "bind", "listen", "accept4", "connect", "close"),
     *("getsockname", "getpeername", "getsockopt", "setsockopt", "shutdown"),
-    *("readv", "recv", "recvmsg", "send", "sendmsg"),
+    *("getifaddrs", "freeifaddrs", "if_nametoindex", "readv", "recv", "recvmsg", "send", "sendmsg"),
 )
 OPTIONS = {
     # A stream's buffers are large: without a limit what was freed fills the memory.
