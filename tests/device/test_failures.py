@@ -26,6 +26,7 @@ ECHO_SERVER = Path(__file__).resolve().parents[2] / "examples" / "echo_server.py
 TOO_LONG: dict[str, tuple[type[Exception] | None, type[Exception]]] = {
     "rxe": (aiordma.RemoteOperationError, aiordma.LocalQueuePairError),
     "siw": (None, aiordma.LocalLengthError),
+    "software": (None, aiordma.LocalLengthError),
 }
 
 
