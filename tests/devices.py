@@ -69,6 +69,7 @@ LACKS: dict[str, dict[str, str]] = {
         "the region that it is bound to, not against the window's own",
         "invalidation_told": "rxe 6.1 does not tell a program which rkey a message invalidated",
         "ipv6_multicast": "Linux's connection manager joins no IPv6 group on RoCE v2 (ENOTSUPP)",
+        "iwarp": "RoCE is not iWARP, which the built-in software device speaks",
     },
     "siw": {
         "datagrams": "iWARP has no datagrams",
