@@ -75,6 +75,7 @@ LACKS: dict[str, dict[str, str]] = {
         "ipv6_multicast": "Linux's connection manager joins no IPv6 group on RoCE v2 (ENOTSUPP)",
         "reregistration": "rxe 6.1 cannot change a region (ibv_rereg_mr)",
         "ignored_overruns": "rxe's completion queues cannot ignore an overrun",
+        "iwarp": "RoCE is not iWARP, which the built-in software device speaks",
     },
     "siw": {
         "datagrams": "iWARP has no datagrams",
