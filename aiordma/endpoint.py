@@ -84,7 +84,7 @@ class Endpoint(WorkQueues):
         self.on_close: Callable[[], None] = lambda: None
         self.ended = False
         self._state_waiters: list[Waiter] = []
-        self._ending = False
+        self._ending = self._is_news = False
         self._linger_timer: Timer | None = None
         self._flush_timer: Timer | None = None
         self.calls = Calls(self.loop)
@@ -188,6 +188,8 @@ class Endpoint(WorkQueues):
         status, vendor_err = raw[1], raw[3]
         error = completion_error(status, str(request), vendor_err=vendor_err, qp_num=self.qpn)
         if status != _FLUSH:
+            if self._is_news:
+                self.cause, self.state = error, ConnectionState.BROKEN
             self.fail(error)
             return error
         if self.cause is None:
@@ -234,16 +236,23 @@ class Endpoint(WorkQueues):
             )
         else:
             cause = DisconnectedError("the peer disconnected")
-        if self.cause is None:
+        self._is_news = self.cause is None
+        if self._is_news:
             self.cause = cause  # also of the flushes that are found next
-        # What arrived before the disconnect is in the completion queue: deliver it first.
+        # What arrived before the disconnect is in the completion queue: deliver it first. A request
+        # that failed is the reason for the disconnect, and the better cause; where a drain is under
+        # way, which has found flushes, it comes with that one.
         self.hub.drain()
+        self.loop.call_later(0, self._news_are_over)
         if self._sends_open:
             # The acknowledgement of a send can still be on its way, behind the CM's message: moving
             # the queue pair to its error state now would flush what the peer has received.
             self._linger_timer = self.loop.call_later(LINGER_SECONDS, self._end)
         else:
-            self._end_with(cause)
+            self._end()
+
+    def _news_are_over(self) -> None:
+        self._is_news = False
 
     async def connected(self) -> bool:
         """Wait until the handshake has ended, and return whether it succeeded. The connection can
@@ -264,17 +273,7 @@ class Endpoint(WorkQueues):
             return  # established and disconnected in one go: there may be messages to receive
         attributes = QueuePairAttribute.MAX_QP_RD_ATOMIC | QueuePairAttribute.STATE
         self.max_read_depth = self.queue_pair.query(attributes).max_rd_atomic
-        self._set_rnr_timer()
-
-    def _set_rnr_timer(self) -> None:
-        """Shorten the pause of a peer that finds no receive posted; not a thing on iWARP."""
-        if self.hub.is_iwarp or self.queue_pair is None:
-            return
-        try:
-            self.queue_pair.modify(min_rnr_timer=self.options.min_rnr_timer)
-        except (VerbsCallError, ValueError) as error:
-            # The peer may have disconnected already, and the queue pair with it.
-            logger.debug("min_rnr_timer was not set: %s", error)
+        self.set_rnr_timer()
 
     # -- the end ------------------------------------------------------------------------------
 

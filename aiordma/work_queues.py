@@ -4,6 +4,7 @@ Every post takes a slot, enters the in-flight table, and then tells the device; 
 comes back here through its request.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -26,6 +27,8 @@ from aiordma.verbs import (
 )
 
 __all__ = ("SharedReceives", "Window", "WorkQueues")
+
+logger = logging.getLogger("aiordma")
 
 _SIGNALED = int(SendFlag.SIGNALED)
 
@@ -112,6 +115,16 @@ class WorkQueues:
             value = getattr(self.options, name)
             if value != DEVICE_MAXIMUM and value > limit:
                 raise ValueError(f"{name}={value}: {self.hub.context.device_name} has 0..{limit}")
+
+    def set_rnr_timer(self) -> None:
+        """Shorten the pause of a peer that finds no receive posted; not a thing on iWARP."""
+        if self.hub.is_iwarp or self.queue_pair is None:
+            return
+        try:
+            self.queue_pair.modify(min_rnr_timer=self.options.min_rnr_timer)
+        except (VerbsCallError, ValueError) as error:
+            # The peer may have disconnected already, and the queue pair with it.
+            logger.debug("min_rnr_timer was not set: %s", error)
 
     def adopt(self, region: MemoryRegion) -> None:
         """Close the region with this endpoint, if it is not closed before."""
