@@ -150,9 +150,7 @@ class Faults:
         if after_bytes is not None:
             return self._add(lib.AIORDMA_FAULT_DROP_AFTER_BYTES, size=after_bytes, times=times)
         assert after_requests is not None
-        return self._add(
-            lib.AIORDMA_FAULT_DROP_AFTER_REQUESTS, after=after_requests, times=times
-        )
+        return self._add(lib.AIORDMA_FAULT_DROP_AFTER_REQUESTS, after=after_requests, times=times)
 
     def silence_peer(self, seconds: float, *, after: int = 0, times: int = 1) -> Fault:
         """A peer dies without a word: the connection that posts next carries nothing more, and
