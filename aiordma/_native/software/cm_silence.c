@@ -15,7 +15,7 @@
 #include "stream.h"
 
 enum {
-    LOOK_MILLISECONDS = 250,
+    LOOK_MILLISECONDS = 500,
     LEAST_MILLISECONDS = 1000, /* of silence: TCP's own clock is coarse */
     MOST_MILLISECONDS = 900000, /* as TCP has it: then it gives up by itself */
 };
@@ -48,7 +48,8 @@ static int is_looked_at(const struct sw_identifier *identifier)
            identifier->connection->pair && identifier->connection->pair->stream;
 }
 
-static int is_silent(const struct sw_queue_pair *pair)
+/* Whether TCP repeats data, or asks about a shut window, unanswered; since: when it last heard. */
+static int is_silent(const struct sw_queue_pair *pair, uint64_t time, uint64_t *since)
 {
     struct tcp_info info;
     socklen_t size = sizeof(info);
@@ -57,13 +58,13 @@ static int is_silent(const struct sw_queue_pair *pair)
         return 0;
     if (getsockopt(pair->stream->fd, IPPROTO_TCP, TCP_INFO, &info, &size))
         return 0;
-    /* Data repeated, or a shut window asked about, and nothing heard since. */
+    *since = time - info.tcpi_last_ack_recv;
     return info.tcpi_retransmits || info.tcpi_probes;
 }
 
 static void look(struct sw_timer *timer)
 {
-    uint64_t time = now();
+    uint64_t time = now(), since;
     int goes_on = 0;
 
     for (struct sw_identifier *each = sw_device.identifiers; each; each = each->next) {
@@ -71,11 +72,16 @@ static void look(struct sw_timer *timer)
             continue;
         struct sw_connection *connection = each->connection;
         goes_on = 1;
-        if (!is_silent(connection->pair))
+        if (!is_silent(connection->pair, time, &since)) {
             connection->silent_since = 0;
-        else if (!connection->silent_since)
+            continue;
+        }
+        /* Before there was something to answer it may well have said nothing for hours. */
+        if (!connection->silent_since)
             connection->silent_since = time;
-        else if (time - connection->silent_since >= patience_of(each))
+        else if (connection->silent_since < since)
+            connection->silent_since = since;
+        if (time - connection->silent_since >= patience_of(each))
             sw_stream_broken(connection->pair->stream, ETIMEDOUT);
     }
     if (goes_on && sw_call_later(timer, LOOK_MILLISECONDS)) {
