@@ -419,6 +419,7 @@ int sw_datagrams_detach(struct sw_queue_pair *pair, const union ibv_gid *group);
 /* Have every call refuse what a parent made, and register for forks. 0 or an errno. */
 int sw_guard(struct aiordma_provider *table);
 /* In the child, beside sw_engine_forked: forget what is the parent's, telling nobody. */
+void sw_device_forked(void);
 void sw_queue_pairs_forked(void);
 void sw_identifiers_forked(void); /* closes those that the engine did not watch */
 void sw_memory_forked(void);
