@@ -207,7 +207,7 @@ class _Attempt:
 
     async def _connect(self, endpoint: Endpoint, identifier: Identifier) -> None:
         request = parameters(self.options, self.private_data)
-        if not endpoint.hub.is_iwarp:
+        if not endpoint.hub.is_iwarp or identifier.provider.connects_at_once:
             identifier.connect(request)
             return
         # A driver may connect its TCP stream within the call (siw does), which takes as long as TCP

@@ -78,6 +78,7 @@ class Endpoint(WorkQueues):
         self.identifier = identifier
         self.state = state
         self.cause: Exception | None = None
+        self._guesses = self._asks = False
         self.last_event: Event | None = None
         self.was_established = False
         self.on_end: Callable[[], None] = lambda: None
@@ -188,11 +189,15 @@ class Endpoint(WorkQueues):
         status, vendor_err = raw[1], raw[3]
         error = completion_error(status, str(request), vendor_err=vendor_err, qp_num=self.qpn)
         if status != _FLUSH:
+            if self._guesses:
+                self.cause, self.state, self._guesses = error, ConnectionState.BROKEN, False
             self.fail(error)
             return error
         if self.cause is None:
             # An iWARP device flushes by itself when the peer closes: the news may be waiting.
+            self._asks = True
             self.reactor.poll_events()
+            self._asks = False
         if self.cause is None and self.state is ConnectionState.ESTABLISHED:
             self.loop.call_later(NEWS_SECONDS, lambda: self.fail(error))
         error.__cause__ = self.cause
@@ -212,6 +217,10 @@ class Endpoint(WorkQueues):
 
     def handle_event(self, event: Event) -> None:
         """Take a CM event of our identifier."""
+        if self.hub.draining and self.state is ConnectionState.ESTABLISHED and not self._asks:
+            # Another one asked for news. What is being delivered may say more, and comes first.
+            self.loop.call_later(0, lambda: self.handle_event(event))
+            return
         before, self.state = self.state, next_state(self.state, event.type)
         if self.state is before:
             return
@@ -223,24 +232,23 @@ class Endpoint(WorkQueues):
         if self.state is ConnectionState.ESTABLISHED:
             self.was_established = True
         if before is ConnectionState.ACCEPTING and self.state is ConnectionState.DISCONNECTED:
-            # The peer was connected, or it could not have disconnected: its last word of the
-            # handshake was lost, but not what it sent us meanwhile.
+            # It was connected, or it could not have disconnected: its last word of the handshake
+            # was lost, but not what it sent us meanwhile.
             self.was_established = True
         elif before is not ConnectionState.ESTABLISHED:
             return  # whoever is connecting or accepting looks at the state
         if event.type is CmEventType.DEVICE_REMOVAL:
-            cause: DisconnectedError = DeviceRemovedError(
-                f"{self.hub.context.device_name} was removed"
-            )
+            cause: Exception = DeviceRemovedError(f"{self.hub.context.device_name} was removed")
         else:
             cause = DisconnectedError("the peer disconnected")
         if self.cause is None:
-            self.cause = cause  # also of the flushes that are found next
+            # Also of the flushes that are found next, unless a failure before them says more.
+            self.cause, self._guesses = cause, True
         # What arrived before the disconnect is in the completion queue: deliver it first.
         self.hub.drain()
+        self._guesses = False
         if self._sends_open:
-            # The acknowledgement of a send can still be on its way, behind the CM's message: moving
-            # the queue pair to its error state now would flush what the peer has received.
+            # A send's acknowledgement can come behind the CM's message: do not flush it now.
             self._linger_timer = self.loop.call_later(LINGER_SECONDS, self._end)
         else:
             self._end_with(cause)
@@ -262,19 +270,9 @@ class Endpoint(WorkQueues):
         """Finish what can only be set once the queue pair works."""
         if self._ending or self.queue_pair is None or self.service is not QueuePairType.RC:
             return  # established and disconnected in one go: there may be messages to receive
-        attributes = QueuePairAttribute.MAX_QP_RD_ATOMIC | QueuePairAttribute.STATE
-        self.max_read_depth = self.queue_pair.query(attributes).max_rd_atomic
-        self._set_rnr_timer()
-
-    def _set_rnr_timer(self) -> None:
-        """Shorten the pause of a peer that finds no receive posted; not a thing on iWARP."""
-        if self.hub.is_iwarp or self.queue_pair is None:
-            return
-        try:
-            self.queue_pair.modify(min_rnr_timer=self.options.min_rnr_timer)
-        except (VerbsCallError, ValueError) as error:
-            # The peer may have disconnected already, and the queue pair with it.
-            logger.debug("min_rnr_timer was not set: %s", error)
+        wanted = QueuePairAttribute.MAX_QP_RD_ATOMIC | QueuePairAttribute.STATE
+        self.max_read_depth = self.queue_pair.query(wanted).max_rd_atomic
+        self.shorten_rnr_timer()
 
     # -- the end ------------------------------------------------------------------------------
 

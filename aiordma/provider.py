@@ -36,14 +36,18 @@ class Provider:
         name: what it is.
         table: the slots.
         remedy: what helps where one is empty.
+        connects_at_once: no device's connect waits for the network within the call.
 
     Raises:
         NotSupportedError: (on use of a slot) what lies below lacks the function.
     """
 
-    def __init__(self, name: str, table: Any, remedy: str = "") -> None:
+    def __init__(
+        self, name: str, table: Any, remedy: str = "", *, connects_at_once: bool = False
+    ) -> None:
         self.name = name
         self.table = table
+        self.connects_at_once = connects_at_once
         self._remedy = remedy
 
     def __repr__(self) -> str:
@@ -82,7 +86,7 @@ def rdma_core() -> Provider:
 @cache
 def software() -> Provider:
     """Return the built-in software device, which is there on every Linux."""
-    return Provider("the built-in software device", load_software())
+    return Provider("the built-in software device", load_software(), connects_at_once=True)
 
 
 def provider_of(device: str) -> Provider:

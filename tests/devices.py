@@ -58,6 +58,12 @@ def ipv6_of_groups() -> str | None:
 # What a device lacks, by its driver. docs/devices.md is this table in words.
 LACKS: dict[str, dict[str, str]] = {
     "software": {
+        "counted_rnr": "iWARP has no receiver-not-ready, and so no retries to be counted: a message "
+        "is held back until there is a receive, whatever rnr_retry_count says",
+        "torn_message": "the device looks at all parts of a message before it sends any, so that "
+        "none is cut off in its middle",
+        "port_events": "its port is all network interfaces of this machine, and always up",
+        "gid_events": "its GID table follows the interfaces' addresses, without an event",
         "queue pairs by hand": "iWARP queue pairs are connected by the connection manager only",
         "ece": "iWARP's handshake has no enhanced connection establishment",
         "rdma_establish": "iWARP has no rdma_establish, which a client that makes its own queue "
@@ -69,6 +75,9 @@ LACKS: dict[str, dict[str, str]] = {
         "the region that it is bound to, not against the window's own",
         "invalidation_told": "rxe 6.1 does not tell a program which rkey a message invalidated",
         "ipv6_multicast": "Linux's connection manager joins no IPv6 group on RoCE v2 (ENOTSUPP)",
+        "reregistration": "rxe 6.1 cannot change a region (ibv_rereg_mr)",
+        "ignored_overruns": "rxe's completion queues cannot ignore an overrun",
+        "iwarp": "RoCE is not iWARP, which the built-in software device speaks",
     },
     "siw": {
         "datagrams": "iWARP has no datagrams",
@@ -94,6 +103,8 @@ LACKS: dict[str, dict[str, str]] = {
         "cut off in its middle",
         "queue pairs by hand": "iWARP queue pairs are connected by the connection manager only",
         "resized_queues": "siw cannot resize a completion queue",
+        "reregistration": "siw cannot change a region (ibv_rereg_mr)",
+        "ignored_overruns": "siw's completion queues cannot ignore an overrun",
         "extended_queues": "siw's library makes no extended completion queues, and so none with "
         "flags",
         "iova": "siw registers memory with an iova, and then ignores it",

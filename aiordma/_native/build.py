@@ -39,6 +39,7 @@ def version() -> str:
     with (ROOT / "pyproject.toml").open("rb") as file:
         return str(tomllib.load(file)["project"]["version"])
 
+
 PREAMBLE = """
 #pragma GCC diagnostic ignored "-Wcast-function-type"
 #include "provider.h"

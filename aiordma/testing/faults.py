@@ -17,11 +17,11 @@ from aiordma.verbs import CompletionQueue, QueuePair, RawSharedReceiveQueue
 __all__ = ("Fault", "Faults")
 
 _MINUS_ONE = frozenset(
-    (
-        "accept bind_addr connect create_id disconnect get_cm_event join_multicast_ex "
-        "leave_multicast listen migrate_id reject resolve_addr resolve_route set_option "
-        "cm_create_qp destroy_id"
-    ).split()
+    {
+        *("accept", "bind_addr", "cm_create_qp", "connect", "create_id", "destroy_id"),
+        *("disconnect", "get_cm_event", "join_multicast_ex", "leave_multicast", "listen"),
+        *("migrate_id", "reject", "resolve_addr", "resolve_route", "set_option"),
+    }
 )
 """Calls that answer -1 with errno; a pointer's answer is NULL, all others' the errno."""
 
@@ -150,9 +150,7 @@ class Faults:
         if after_bytes is not None:
             return self._add(lib.AIORDMA_FAULT_DROP_AFTER_BYTES, size=after_bytes, times=times)
         assert after_requests is not None
-        return self._add(
-            lib.AIORDMA_FAULT_DROP_AFTER_REQUESTS, after=after_requests, times=times
-        )
+        return self._add(lib.AIORDMA_FAULT_DROP_AFTER_REQUESTS, after=after_requests, times=times)
 
     def silence_peer(self, seconds: float, *, after: int = 0, times: int = 1) -> Fault:
         """A peer dies without a word: the connection that posts next carries nothing more, and

@@ -47,6 +47,7 @@ def second_device(device: DeviceUnderTest) -> Iterator[str]:
 
 
 @pytest.mark.anyio
+@pytest.mark.capability("port_events")
 async def test_a_port_that_goes_down_and_up_is_reported_until_the_context_is_closed(
     device: DeviceUnderTest,
 ) -> None:

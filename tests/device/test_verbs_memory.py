@@ -51,6 +51,7 @@ def test_where_iovas_are_ignored_they_are_refused(device: DeviceUnderTest) -> No
 
 
 REFUSED: dict[str, dict[Access, type[Exception]]] = {
+    "software": {Access.ON_DEMAND: aiordma.NotSupportedError, Access.HUGETLB: ValueError},
     "rxe": {Access.ON_DEMAND: aiordma.NotSupportedError, Access.HUGETLB: ValueError},
     "siw": {
         Access.ON_DEMAND: aiordma.NotSupportedError,
@@ -83,6 +84,12 @@ def test_memory_is_registered_again_or_the_device_is_named(device: DeviceUnderTe
         MemoryRegion(domain, bytearray(8)) as region,
     ):
         before = (region.lkey, region.access)
+        if not device.lacks("reregistration"):
+            longer = bytearray(64)
+            region.reregister(REMOTE, buffer=longer, domain=other)
+            assert (len(region.view), region.domain) == (64, other)
+            assert region.access & REMOTE == REMOTE
+            return
         for change in ({"access": REMOTE}, {"buffer": bytearray(64)}, {"domain": other}):
             with pytest.raises(aiordma.NotSupportedError, match=device.name):
                 region.reregister(**change)

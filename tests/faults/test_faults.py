@@ -134,7 +134,7 @@ async def test_a_refused_post_names_the_limit_and_loses_nothing(faults: Faults) 
         assert (await receive).byte_len == len(b"not lost")
 
 
-@pytest.mark.parametrize("slot", ["reg_mr_iova2", "cm_create_qp"])
+@pytest.mark.parametrize("slot", ["cm_create_qp", "resolve_route"])
 async def test_a_refused_call_ends_the_connect_and_leaves_nothing(
     faults: Faults, slot: str
 ) -> None:

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 
-enum { MOST_WATCHES = 256, MOST_ROUNDS = 20000 };
+enum { MOST_WATCHES = 64, MOST_ROUNDS = 20000 };
 
 static struct sw_watch *watches[MOST_WATCHES]; /* by slot; slot 0 is nobody's */
 static int has_hung_up[MOST_WATCHES];          /* an edge that has been told */

@@ -133,12 +133,23 @@ size_t peer_composes(struct peer *peer, const struct saying *saying, uint8_t *fr
     uint32_t size = header + payload;
     while (size % 4)
         frame[size++] = 0;
-    uint32_t sum = peer->crc ? sw_crc32c_portable(0, frame, size) : 0;
+    uint32_t sum = peer->crc ? sw_crc32c(0, frame, size) : 0;
     if (wrongs & WRONG_SUM)
         sum ^= 1 + saying->wrong;
     for (int i = 0; i < 4; i++)
         frame[size++] = (uint8_t)(sum >> 8 * i);
     return size;
+}
+
+void peer_says(struct peer *peer, const uint8_t *bytes, size_t size)
+{
+    int seven = 0;
+
+    if (!peer->is_garbled)
+        return;
+    for (size_t i = 0; i < size; i++)
+        seven |= (bytes[i] & 0xcf) == 0x47;
+    peer->has_said_seven |= seven;
 }
 
 static void hear_frame(struct peer *peer, const uint8_t *frame, size_t size)
@@ -148,7 +159,7 @@ static void hear_frame(struct peer *peer, const uint8_t *frame, size_t size)
     uint32_t sum = (uint32_t)frame[size - 4] | (uint32_t)frame[size - 3] << 8 |
                    (uint32_t)frame[size - 2] << 16 | (uint32_t)frame[size - 1] << 24;
 
-    PROMISE(sum == (peer->crc ? sw_crc32c_portable(0, frame, size - 4) : 0));
+    PROMISE(sum == (peer->crc ? sw_crc32c(0, frame, size - 4) : 0));
     PROMISE((frame[2] & 3) == 1 && frame[3] >> 6 == 1);
     PROMISE(operation <= ATOMIC_RESPONSE);
     PROMISE(is_tagged == (operation == WRITE || operation == READ_RESPONSE));

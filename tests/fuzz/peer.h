@@ -22,8 +22,8 @@ struct peer {
     int has_said_seven; /* a byte that might be the head of a TERMINATE */
     int has_heard_terminate, has_heard_end;
     int is_within_frame; /* the device has begun one and not ended it */
-    uint8_t heard[PEER_MOST_FRAME];
     size_t heard_size;
+    uint8_t heard[PEER_MOST_FRAME];
 };
 
 /* What a peer says. */
@@ -50,6 +50,8 @@ enum {
 void peer_begins(struct peer *peer, int crc);
 /* Returns the frame's size. */
 size_t peer_composes(struct peer *peer, const struct saying *saying, uint8_t *frame);
+/* It is sent. */
+void peer_says(struct peer *peer, const uint8_t *bytes, size_t size);
 /* Bytes of the device: fails where they are not what a device may say. */
 void peer_hears(struct peer *peer, const uint8_t *bytes, size_t size);
 

@@ -5,8 +5,8 @@
  */
 #include "world.h"
 
+#include <ifaddrs.h>
 #include <limits.h>
-
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,10 +40,16 @@ struct fake {
 
 static struct fake fakes[SOCKETS];
 static size_t most = ROOM;
-static uint16_t next_port = 40000;
+static uint16_t last_port;
 static int calls[CALLS]; /* of the device, not answered */
 static uint32_t call_count;
 static struct packet thrown; /* by the device; the last one */
+
+static uint16_t new_port(void)
+{
+    last_port = last_port >= 40000 && last_port < 65000 ? (uint16_t)(last_port + 1) : 40000;
+    return last_port;
+}
 
 static struct fake *fake_of(int fd)
 {
@@ -149,7 +155,7 @@ int dial(uint16_t port)
         struct fake *caller = open_fake(AF_INET, SOCK_STREAM);
         struct fake *called = open_fake(AF_INET, SOCK_STREAM);
         join(caller, called);
-        caller->port = called->peer_port = next_port++;
+        caller->port = called->peer_port = new_port();
         caller->peer_port = called->port = port;
         listener->calls[listener->call_count++] = fd_of(called);
         return fd_of(caller);
@@ -265,7 +271,7 @@ int __wrap_bind(int fd, const struct sockaddr *address, socklen_t size)
     struct fake *fake = must_be_fake(fd);
     fake->port = port_of(address);
     if (!fake->port)
-        fake->port = next_port++;
+        fake->port = new_port();
     return 0;
 }
 
@@ -299,7 +305,7 @@ int __wrap_connect(int fd, const struct sockaddr *address, socklen_t size)
 
     (void)size;
     if (!fake->port)
-        fake->port = next_port++;
+        fake->port = new_port();
     fake->peer_port = port_of(address);
     if (fake->type == SOCK_DGRAM)
         return 0;
@@ -506,4 +512,30 @@ ssize_t __wrap_send(int fd, const void *bytes, size_t size, int flags)
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
 
     return __wrap_sendmsg(fd, &message, flags);
+}
+
+/* Asking the kernel each time is most of what a run would take. */
+int __real_getifaddrs(struct ifaddrs **list);
+int __wrap_getifaddrs(struct ifaddrs **list);
+void __wrap_freeifaddrs(struct ifaddrs *list);
+unsigned int __wrap_if_nametoindex(const char *name);
+
+int __wrap_getifaddrs(struct ifaddrs **list)
+{
+    static struct ifaddrs *answer;
+
+    if (!answer && __real_getifaddrs(&answer))
+        return -1;
+    *list = answer;
+    return 0;
+}
+
+void __wrap_freeifaddrs(struct ifaddrs *list)
+{
+    (void)list;
+}
+
+unsigned int __wrap_if_nametoindex(const char *name)
+{
+    return strcmp(name, "lo") ? 2 : 1;
 }

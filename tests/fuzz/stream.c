@@ -14,10 +14,10 @@
 #include "peer.h"
 
 enum {
-    MOST_ACTS = 200,
+    MOST_ACTS = 64,
     MOST_RAW = 4096,
     DEPTH = 16,         /* of the queues, posted at a time */
-    RECEIVE_SIZE = 256, /* bytes of a receive */
+    RECEIVE_SIZE = 256, /* bytes of a receive; as many again lie behind all of them */
     PARTS = 3,
     MOST_POSTS = 1000,  /* wr_id's of a run; send and receive */
     QUEUE = 4 * DEPTH,
@@ -75,26 +75,27 @@ static struct ibv_mr *region(int kind)
     return setting.regions[kind];
 }
 
-static void fill_with_secrets(char *at, size_t size)
-{
-    for (size_t i = 0; i < size; i++)
-        at[i] = secret[i % sizeof(secret)];
-}
+static char secrets[2 * DEPTH * RECEIVE_SIZE];
 
-static char *pages(size_t size, int protection)
+/* Between two pages that nobody may touch; its end is the end of its own pages. */
+static char *pages(size_t size)
 {
     size_t page = 4096, room = (size + page - 1) / page * page;
     char *all = mmap(NULL, room + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
     PROMISE(all != MAP_FAILED);
-    if (protection) {
-        PROMISE(!mprotect(all + page, room, PROT_READ | PROT_WRITE));
-        for (size_t i = 0; i < room; i++)
-            all[page + i] = (char)(i * 7);
-        PROMISE(!mprotect(all + page, room, protection));
-    }
-    /* Its end is the end of what can be touched. */
+    PROMISE(!mprotect(all + page, room, PROT_READ | PROT_WRITE));
+    for (size_t i = 0; i < room; i++)
+        all[page + i] = (char)(i * 7);
     return all + page + room - size;
+}
+
+static void protect(int kind, int protection)
+{
+    uintptr_t begin = (uintptr_t)setting.memory[kind] & ~(uintptr_t)4095;
+
+    PROMISE(!mprotect((void *)begin, (uintptr_t)setting.memory[kind] + kinds[kind].size - begin,
+                      protection));
 }
 
 static void set_up(void)
@@ -114,11 +115,16 @@ static void set_up(void)
         if (kind == ALL || kind == LOCAL) /* with the sanitizer's red zones */
             setting.memory[kind] = malloc(kinds[kind].size);
         else
-            setting.memory[kind] =
-                pages(kinds[kind].size, kind == FOREIGN ? PROT_NONE : PROT_READ);
+            setting.memory[kind] = pages(kinds[kind].size);
         region(kind);
     }
-    fill_with_secrets(setting.memory[LOCAL], kinds[LOCAL].size);
+    /* What the device must not write, or not touch, is such that it cannot. */
+    protect(READABLE, PROT_READ);
+    protect(LONG, PROT_READ);
+    protect(FOREIGN, PROT_NONE);
+    for (size_t i = 0; i < sizeof(secrets); i++)
+        secrets[i] = secret[i % sizeof(secret)];
+    memcpy(setting.memory[LOCAL], secrets, sizeof(secrets));
 }
 
 /* -- the program's side --------------------------------------------------------------------- */
@@ -187,7 +193,7 @@ static void post_send(struct input *input)
     enum ibv_wr_opcode opcode = opcodes[(what & 15) % (sizeof(opcodes) / sizeof(*opcodes))];
     int is_atomic = opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
     int fills = is_atomic || opcode == IBV_WR_RDMA_READ;
-    int kind = fills ? ALL : what & 16 ? LONG : READABLE;
+    int kind = fills ? ALL : what & 16 && !(size & 15) ? LONG : READABLE;
     struct ibv_sge parts[2] = {{(uintptr_t)setting.memory[kind], size, region(kind)->lkey}};
     struct ibv_send_wr request = {.wr_id = run.sends, .sg_list = parts, .num_sge = 1,
                                   .opcode = opcode}, *bad;
@@ -295,8 +301,7 @@ static void listen_to_device(void)
 
 static void say(const uint8_t *bytes, size_t size)
 {
-    for (size_t i = 0; i < size; i++)
-        run.peer.has_said_seven |= (bytes[i] & 0xcf) == 0x47;
+    peer_says(&run.peer, bytes, size);
     if (run.raw_size + size > sizeof(run.raw))
         return;
     memcpy(run.raw + run.raw_size, bytes, size);
@@ -364,6 +369,14 @@ static void choose_target(struct input *input, struct saying *saying)
     }
 }
 
+/* Most are small: what is large takes its time. */
+static uint32_t choose_size(struct input *input, uint32_t head)
+{
+    uint32_t size = take(input, head & 64 ? 2 : 1);
+
+    return size & 15 ? size & 0x3ff : size;
+}
+
 static void say_frame(struct input *input)
 {
     uint8_t frame[PEER_MOST_FRAME];
@@ -377,7 +390,7 @@ static void say_frame(struct input *input)
     switch (saying.operation) {
     case 0: case 2: /* WRITE, READ response */
         choose_target(input, &saying);
-        saying.size = take(input, head & 64 ? 2 : 1);
+        saying.size = choose_size(input, head);
         saying.fill = (uint8_t)head;
         /* The genuine answer is as long as was asked for. */
         if (saying.operation == 2 && head & 128)
@@ -400,7 +413,7 @@ static void say_frame(struct input *input)
         saying.sink = run.peer.number + (head & 64 ? take(input, 1) : 0);
         break;
     default:
-        saying.size = take(input, head & 64 ? 2 : 1);
+        saying.size = choose_size(input, head);
         saying.fill = (uint8_t)saying.size;
     }
     say(frame, peer_composes(&run.peer, &saying, frame));
@@ -477,7 +490,7 @@ static void begin(struct input *input)
     };
     int ends[2];
 
-    memset(&run.peer, 0, sizeof(run.peer));
+    memset(&run.peer, 0, offsetof(struct peer, heard));
     run.is_deaf = run.has_ended = 0;
     run.sends = run.receives = run.sends_done = run.receives_done = 0;
     run.raw_size = 0;
@@ -493,8 +506,7 @@ static void begin(struct input *input)
     terms.already = take_bytes(input, &size);
     terms.already_size = size & 64 ? size & 63 : 0;
     run.peer.is_garbled = terms.already_size > 0;
-    for (size_t i = 0; i < terms.already_size; i++)
-        run.peer.has_said_seven |= (((const uint8_t *)terms.already)[i] & 0xcf) == 0x47;
+    peer_says(&run.peer, terms.already, terms.already_size);
     sw_lock();
     PROMISE(!sw_stream_begin((struct sw_queue_pair *)run.queue_pair, ends[1], &terms));
     sw_unlock();
@@ -543,10 +555,9 @@ static void end(void)
            !table->get_async_event(setting.world->context, &event))
         table->ack_async_event(&event);
     /* Behind the receives nobody was allowed to write. */
-    char *rest = setting.memory[LOCAL] + DEPTH * RECEIVE_SIZE;
-    for (size_t i = 0; i < DEPTH * RECEIVE_SIZE; i += sizeof(secret))
-        PROMISE(!memcmp(rest + i, secret, sizeof(secret)));
-    fill_with_secrets(setting.memory[LOCAL], DEPTH * RECEIVE_SIZE);
+    PROMISE(!memcmp(setting.memory[LOCAL] + DEPTH * RECEIVE_SIZE, secrets, DEPTH * RECEIVE_SIZE));
+    if (run.receives)
+        memcpy(setting.memory[LOCAL], secrets, sizeof(secrets));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);

@@ -29,6 +29,7 @@ struct attachment {
     struct sw_udp udp;
     struct sw_datagrams *datagrams;
     union ibv_gid group;
+    int is_programs; /* by ibv_attach_mcast, not by the connection manager */
     struct attachment *next;
 };
 
@@ -379,28 +380,7 @@ static uint32_t interface_of(const struct sw_queue_pair *pair)
     return index >= 0 && !sw_gid_entry(index, &entry) ? entry.ndev_ifindex : 0;
 }
 
-/* On one interface, or on all that have an address of the group's version of IP. */
-static int join(const struct sw_udp *udp, const union ibv_gid *group, uint32_t interface)
-{
-    struct in6_addr address;
-    struct ibv_gid_entry entry;
-    int error = ENODEV;
-
-    memcpy(&address, group, sizeof(address));
-    if (interface)
-        return sw_udp_join(udp, &address, interface);
-    for (int index = 0; index < SW_MOST_GIDS; index++) {
-        if (sw_gid_entry(index, &entry) || is_ipv4(&entry.gid) != is_ipv4(group))
-            continue;
-        int failed = sw_udp_join(udp, &address, entry.ndev_ifindex);
-        if (!failed || failed == EADDRINUSE) /* joined there for another address */
-            error = 0;
-        else if (error)
-            error = failed;
-    }
-    return error;
-}
-
+/* interface: 0 is all, for want of one that is meant. */
 static int open_group(struct sw_udp *udp, const union ibv_gid *group, uint32_t interface)
 {
     struct sockaddr_in6 ipv6 = {.sin6_family = AF_INET6, .sin6_port = htons(SW_GROUP_PORT)};
@@ -411,7 +391,9 @@ static int open_group(struct sw_udp *udp, const union ibv_gid *group, uint32_t i
     int error = sw_udp_open(udp, address, SW_UDP_SHARED | SW_UDP_IPV6_ONLY);
     if (error)
         return error;
-    error = join(udp, group, interface);
+    struct in6_addr joined;
+    memcpy(&joined, group, sizeof(joined));
+    error = sw_udp_join(udp, &joined, interface);
     if (error)
         sw_udp_close(udp);
     return error;
@@ -463,13 +445,25 @@ int sw_datagrams_detach(struct sw_queue_pair *pair, const union ibv_gid *group)
     return 0;
 }
 
+int sw_datagrams_are_attached(const struct sw_queue_pair *pair)
+{
+    const struct attachment *each = pair->datagrams ? pair->datagrams->attachments : NULL;
+
+    while (each && !each->is_programs)
+        each = each->next;
+    return !!each;
+}
+
 static int attach_mcast(struct ibv_qp *queue_pair, const union ibv_gid *gid, uint16_t lid)
 {
     (void)lid; /* InfiniBand's */
     if (!queue_pair || !gid)
         return EINVAL;
+    struct sw_queue_pair *pair = (struct sw_queue_pair *)queue_pair;
     sw_lock();
-    int error = sw_datagrams_attach((struct sw_queue_pair *)queue_pair, gid);
+    int error = sw_datagrams_attach(pair, gid);
+    if (!error)
+        (*find_attachment(pair->datagrams, gid))->is_programs = 1;
     sw_unlock();
     return error;
 }

@@ -19,6 +19,7 @@ struct sw_membership {
     int is_open;     /* udp, by which the host is a member, unless it is only to send */
     int is_attached; /* the identifier's queue pair is */
     struct sw_udp udp;
+    struct sw_watch watch; /* nothing comes: but what is watched is closed in a fork's child */
 };
 
 static int fail(int error)
@@ -46,8 +47,10 @@ static void leave(struct sw_identifier *identifier, struct sw_membership **link)
     /* The queue pair may have been destroyed meanwhile, and detached by that. */
     if (membership->is_attached && identifier->ibv.qp)
         (void)sw_datagrams_detach((struct sw_queue_pair *)identifier->ibv.qp, &membership->group);
-    if (membership->is_open)
+    if (membership->is_open) {
+        sw_unwatch(&membership->watch);
         sw_udp_close(&membership->udp);
+    }
     free(membership);
 }
 
@@ -81,6 +84,11 @@ static int enter(struct sw_identifier *identifier, struct sw_membership *members
     int error = sw_udp_open_member(&membership->udp, &address, interface, send_only);
     if (error)
         return error;
+    error = sw_watch(&membership->watch, membership->udp.fd, 0);
+    if (error) {
+        sw_udp_close(&membership->udp);
+        return error;
+    }
     membership->is_open = 1;
     if (send_only || !identifier->ibv.qp)
         return 0;

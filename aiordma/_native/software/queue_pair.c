@@ -206,6 +206,10 @@ static int destroy_qp(struct ibv_qp *queue_pair)
     if (!queue_pair)
         return EINVAL;
     sw_lock();
+    if (sw_datagrams_are_attached(pair)) {
+        sw_unlock();
+        return EBUSY;
+    }
     if (pair->identifier)
         sw_identifier_lost_queue_pair(pair->identifier);
     pair->ibv.state = IBV_QPS_RESET;

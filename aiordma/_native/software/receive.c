@@ -640,7 +640,7 @@ static int keep(struct sw_stream *stream, uint32_t size)
 
     if (kept->end - kept->start + size > SW_KEPT_SIZE)
         return 0;
-    if (kept->end + size > kept->size) {
+    if (kept->start && kept->end + size > kept->size) {
         memmove(kept->bytes, kept->bytes + kept->start, kept->end - kept->start);
         kept->end -= kept->start;
         kept->start = 0;

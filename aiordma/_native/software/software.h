@@ -413,6 +413,8 @@ void sw_datagrams_transmit(struct sw_queue_pair *pair);
 /* It gets a multicast group's datagrams, on the interface of its identifier if it has one. */
 int sw_datagrams_attach(struct sw_queue_pair *pair, const union ibv_gid *group);
 int sw_datagrams_detach(struct sw_queue_pair *pair, const union ibv_gid *group);
+/* By the program itself, with ibv_attach_mcast: it is not destroyed before it is detached. */
+int sw_datagrams_are_attached(const struct sw_queue_pair *pair);
 
 /* -- fork (fork.c) -------------------------------------------------------------------------- */
 

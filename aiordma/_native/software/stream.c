@@ -149,8 +149,11 @@ struct sw_send *sw_first_unended(struct sw_stream *stream)
 
 void sw_stream_broken(struct sw_stream *stream, int error)
 {
+    struct sw_queue_pair *pair = stream->pair;
     struct sw_send *first = sw_first_unended(stream);
 
+    if (!first && pair->oldest != pair->end)
+        first = &pair->sends[pair->oldest % pair->send_size];
     /* TCP gave up on a silent peer: that is what RETRY_EXC says of other transports. */
     if (first && (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH))
         sw_end_send(stream->pair, first, IBV_WC_RETRY_EXC_ERR);

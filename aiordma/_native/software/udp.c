@@ -5,7 +5,9 @@
 #include "udp.h"
 
 #include <errno.h>
+#include <ifaddrs.h>
 #include <linux/errqueue.h>
+#include <net/if.h>
 #include <netinet/ip.h>
 #include <string.h>
 #include <unistd.h>
@@ -140,7 +142,7 @@ void sw_udp_close(struct sw_udp *udp)
     sw_device.counts.sockets--;
 }
 
-int sw_udp_join(const struct sw_udp *udp, const struct in6_addr *group, uint32_t interface)
+static int join_on(const struct sw_udp *udp, const struct in6_addr *group, uint32_t interface)
 {
     if (is_ipv4(group)) {
         struct ip_mreqn request = {.imr_ifindex = (int)interface};
@@ -152,6 +154,32 @@ int sw_udp_join(const struct sw_udp *udp, const struct in6_addr *group, uint32_t
     struct ipv6_mreq request = {.ipv6mr_multiaddr = *group, .ipv6mr_interface = interface};
     return setsockopt(udp->fd, IPPROTO_IPV6, IPV6_JOIN_GROUP, &request, sizeof(request)) ? errno
                                                                                           : 0;
+}
+
+static int join_everywhere(const struct sw_udp *udp, const struct in6_addr *group)
+{
+    sa_family_t family = is_ipv4(group) ? AF_INET : AF_INET6;
+    struct ifaddrs *addresses, *at;
+    int error = ENODEV;
+
+    if (getifaddrs(&addresses))
+        return errno;
+    for (at = addresses; at; at = at->ifa_next) {
+        if (!at->ifa_addr || at->ifa_addr->sa_family != family || !(at->ifa_flags & IFF_UP))
+            continue;
+        int failed = join_on(udp, group, if_nametoindex(at->ifa_name));
+        if (!failed || failed == EADDRINUSE) /* joined there for another address */
+            error = 0;
+        else if (error)
+            error = failed;
+    }
+    freeifaddrs(addresses);
+    return error;
+}
+
+int sw_udp_join(const struct sw_udp *udp, const struct in6_addr *group, uint32_t interface)
+{
+    return interface ? join_on(udp, group, interface) : join_everywhere(udp, group);
 }
 
 /* Whether the system has a way to the group by that interface: connecting asks, and sends

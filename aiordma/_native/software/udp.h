@@ -55,7 +55,10 @@ ssize_t sw_udp_receive(const struct sw_udp *udp, void *packet, size_t room,
  */
 int sw_udp_refusal(const struct sw_udp *udp, struct in6_addr *destination, uint16_t *port);
 
-/* Join a group on an interface; the socket gets the groups that it has joined, and no others. */
+/*
+ * Join a group on an interface; 0: on all that have an address of the group's version of IP. The
+ * socket gets the groups that it has joined, and no others.
+ */
 int sw_udp_join(const struct sw_udp *udp, const struct in6_addr *group, uint32_t interface);
 
 #endif

@@ -1,0 +1,257 @@
+"""UD queue pairs without sockets' help: what a send or a receive ends with, and what is refused."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+import aiordma
+from aiordma import (
+    Access,
+    AddressVector,
+    CompletionChannel,
+    CompletionQueue,
+    Device,
+    MemoryRegion,
+    QueuePair,
+    QueuePairState,
+    QueuePairType,
+    RawSharedReceiveQueue,
+    SendFlag,
+    WorkCompletionStatus,
+    WorkRequestOpcode,
+)
+from aiordma.local_gid import find_gid
+from aiordma.provider import SOFTWARE
+from aiordma.verbs import GRH_BYTES, AddressHandle, SendWork
+from aiordma.verbs.memory import gather
+from tests.conftest import DEVICE
+from tests.devices import ADDRESS, DeviceUnderTest
+
+pytestmark = [pytest.mark.capability("datagrams")]
+only_software = pytest.mark.skipif(DEVICE != SOFTWARE, reason="devices differ here")
+
+QKEY = 0x00112233
+GROUP = bytes(10) + b"\xff\xff\xef\x01\x02\x05"  # 239.1.2.5
+
+
+class End:
+    """A UD queue pair that can send to itself, with memory of two pages."""
+
+    def __init__(self, device: DeviceUnderTest, stack: ExitStack, shared: bool = False) -> None:
+        self.context = stack.enter_context(Device(device.name).open())
+        self.domain = stack.enter_context(self.context.alloc_pd())
+        self.channel = stack.enter_context(CompletionChannel(self.context))
+        self.queue = stack.enter_context(CompletionQueue(self.context, 64, self.channel))
+        self.shared = stack.enter_context(RawSharedReceiveQueue(self.domain, 8)) if shared else None
+        self.memory = bytearray(8192)
+        self.region = stack.enter_context(
+            MemoryRegion(self.domain, self.memory, Access.LOCAL_WRITE)
+        )
+        self.pair = stack.enter_context(
+            QueuePair.create(
+                self.domain,
+                self.queue,
+                self.queue,
+                service=QueuePairType.UD,
+                shared_receive=self.shared,
+            )
+        )
+        self.index, self.gid = find_gid(self.context, 1, ADDRESS)
+        self.handle = stack.enter_context(self.handle_to(self.gid))
+
+    def handle_to(self, gid: bytes | None, **changes: int) -> AddressHandle:
+        way = AddressVector(**{"gid": gid, "gid_index": self.index, **changes})  # type: ignore[arg-type]
+        return AddressHandle(self.domain, way)
+
+    def start(self, last: QueuePairState = QueuePairState.RTS) -> None:
+        self.pair.modify(QueuePairState.INIT, pkey_index=0, port=1, qkey=QKEY)
+        if last >= QueuePairState.RTR:
+            self.pair.modify(QueuePairState.RTR)
+        if last >= QueuePairState.RTS:
+            self.pair.modify(QueuePairState.RTS, sq_psn=0)
+
+    def send(self, part: aiordma.MemorySlice, *, to: "End | None" = None, qkey: int = QKEY) -> None:
+        work = SendWork(
+            "SEND",
+            WorkRequestOpcode.SEND,
+            gather([part]),
+            1,
+            part.length,
+            address=self.handle,
+            remote_qpn=(to or self).pair.qpn,
+            remote_qkey=qkey,
+        )
+        error, _ = self.pair.post_send_chain([work], [7], [SendFlag.SIGNALED])
+        assert not error
+
+    def completions(self, count: int) -> list[aiordma.WorkCompletion]:
+        found: list[aiordma.WorkCompletion] = []
+        end = time.monotonic() + 10
+        while len(found) < count:
+            assert time.monotonic() < end, found
+            found += self.queue.poll()
+        assert len(found) == count
+        return found
+
+    def nothing_completes(self) -> bool:
+        time.sleep(0.05)
+        return not list(self.queue.poll())
+
+
+@contextmanager
+def open_end(device: DeviceUnderTest, **options: bool) -> Iterator[End]:
+    with ExitStack() as stack:
+        yield End(device, stack, **options)
+
+
+def test_a_queue_pair_sends_to_itself(device: DeviceUnderTest) -> None:
+    with open_end(device) as end:
+        end.start()
+        end.memory[:5] = b"hello"
+        end.pair.post_recv(1, [end.region[4096:4200]])
+        end.send(end.region[:5])
+        sent, received = sorted(end.completions(2), key=lambda completion: -completion.wr_id)
+        assert (sent.status, received.status) == (WorkCompletionStatus.SUCCESS,) * 2
+        assert received.byte_len == GRH_BYTES + 5
+        assert received.src_qp == end.pair.qpn
+        assert end.memory[4096 + GRH_BYTES :][:5] == b"hello"
+
+
+@only_software
+def test_another_queue_pairs_key_stands_for_its_own(device: DeviceUnderTest) -> None:
+    with open_end(device) as end:
+        end.start()
+        end.pair.post_recv(1, [end.region[4096:4200]])
+        end.send(end.region[:5], qkey=QKEY + 1)  # dropped
+        end.send(end.region[:6], qkey=0x80000000)  # the queue pair's own, man ibv_post_send
+        received = [each for each in end.completions(3) if each.wr_id == 1]
+        assert [each.byte_len for each in received] == [GRH_BYTES + 6]
+
+
+@pytest.mark.parametrize("state", [QueuePairState.INIT, QueuePairState.RTR])
+def test_one_that_is_not_ready_drops_what_comes(
+    device: DeviceUnderTest, state: QueuePairState
+) -> None:
+    with open_end(device) as one, open_end(device) as other:
+        one.start()
+        other.start(state)
+        other.pair.post_recv(1, [other.region[:100]])
+        one.send(one.region[:5], to=other)
+        one.completions(1)
+        if state is QueuePairState.INIT:
+            assert other.nothing_completes()
+        else:
+            assert [each.wr_id for each in other.completions(1)] == [1]
+
+
+def test_an_error_flushes_its_receives(device: DeviceUnderTest) -> None:
+    with open_end(device) as end:
+        end.start()
+        end.pair.post_recv(1, [end.region[:100]])
+        end.pair.modify(QueuePairState.ERR)
+        assert [each.status for each in end.completions(1)] == [WorkCompletionStatus.WR_FLUSH_ERR]
+
+
+@only_software
+def test_one_longer_than_the_mtu_is_an_error(device: DeviceUnderTest) -> None:
+    with open_end(device) as end:
+        end.start()
+        end.pair.post_recv(1, [end.region[:]])
+        end.send(end.region[:4097])
+        failed, flushed = end.completions(2)
+        assert (failed.wr_id, failed.status) == (7, WorkCompletionStatus.LOC_LEN_ERR)
+        assert (flushed.wr_id, flushed.status) == (1, WorkCompletionStatus.WR_FLUSH_ERR)
+        assert end.pair.state is QueuePairState.ERR
+
+
+@only_software
+def test_memory_that_is_not_registered_is_an_error(device: DeviceUnderTest) -> None:
+    with open_end(device) as end, open_end(device) as other:
+        end.start()
+        other.start()
+        end.send(other.region[:5])  # another domain's
+        assert [each.status for each in end.completions(1)] == [WorkCompletionStatus.LOC_PROT_ERR]
+        assert end.pair.state is QueuePairState.ERR
+        other.pair.post_recv(1, [end.region[:100]])
+        other.send(other.region[:5])
+        statuses = {each.wr_id: each.status for each in other.completions(2)}
+        assert statuses == {1: WorkCompletionStatus.LOC_PROT_ERR, 7: WorkCompletionStatus.SUCCESS}
+        assert other.pair.state is QueuePairState.ERR
+
+
+@only_software
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_receive_that_is_too_small_stays_for_another(
+    device: DeviceUnderTest, shared: bool
+) -> None:
+    with open_end(device, shared=shared) as end:
+        end.start()
+        part = [end.region[4096 : 4096 + GRH_BYTES + 5]]
+        if end.shared is None:
+            end.pair.post_recv(1, part)
+        else:
+            end.shared.post_srq_recv([(1, part)])
+        for length in (6, 4096, 5):
+            end.send(end.region[:length])
+        received = [each for each in end.completions(4) if each.wr_id == 1]
+        assert [each.byte_len for each in received] == [GRH_BYTES + 5]
+
+
+@pytest.mark.parametrize("case", ["nowhere", "port", "gid index", "version"])
+@only_software
+def test_a_way_that_is_none_is_refused(device: DeviceUnderTest, case: str) -> None:
+    with open_end(device) as end:
+        bad = {
+            "nowhere": lambda: end.handle_to(bytes(16)),
+            "port": lambda: end.handle_to(end.gid, port=2),
+            "gid index": lambda: end.handle_to(end.gid, gid_index=255),
+            "version": lambda: end.handle_to(bytes(15) + b"\1"),
+        }
+        with pytest.raises(aiordma.VerbsCallError, match="ibv_create_ah: Invalid argument"):
+            bad[case]()
+        with pytest.raises(aiordma.VerbsCallError, match="ibv_create_ah: Invalid argument"):
+            end.handle_to(None)
+
+
+def test_groups_are_attached_and_detached(device: DeviceUnderTest) -> None:
+    with open_end(device) as end:
+        end.start()
+        with pytest.raises(aiordma.VerbsCallError, match="ibv_attach_mcast: Invalid argument"):
+            end.pair.attach_multicast(end.gid)
+        with pytest.raises(aiordma.VerbsCallError, match="ibv_detach_mcast: Invalid argument"):
+            end.pair.detach_multicast(GROUP)
+        end.pair.attach_multicast(GROUP)
+        end.pair.attach_multicast(GROUP)  # it is a member already
+        end.pair.detach_multicast(GROUP)
+        with pytest.raises(aiordma.VerbsCallError, match="ibv_detach_mcast: Invalid argument"):
+            end.pair.detach_multicast(GROUP)
+        end.pair.attach_multicast(GROUP)
+        # One that is in a group is not destroyed; `close` takes it out first.
+        assert end.pair.provider.destroy_qp(end.pair.pointer)
+
+
+@only_software
+def test_a_group_reaches_queue_pairs_of_all_interfaces(device: DeviceUnderTest) -> None:
+    """By hand, there is no address that says which interface is meant."""
+    with ExitStack() as stack:
+        ends = [End(device, stack) for _ in range(3)]
+        for end in ends:
+            end.start()
+            end.pair.post_recv(1, [end.region[4096:4200]])
+        for end in ends[1:]:
+            end.pair.attach_multicast(GROUP)
+        sender = ends[0]
+        handle = stack.enter_context(sender.handle_to(GROUP))
+        work = SendWork(
+            "SEND", 2, gather([sender.region[:5]]), 1, 5, (), address=handle,
+            remote_qpn=0xFFFFFF, remote_qkey=QKEY,
+        )  # fmt: skip
+        assert sender.pair.post_send_chain([work], [7], [SendFlag.SIGNALED]) == (0, 1)
+        for end in ends[1:]:
+            (received,) = end.completions(1)
+            assert received.byte_len == GRH_BYTES + 5
+            assert end.memory[4096:][36:40] == GROUP[12:]
+        assert [each.wr_id for each in sender.completions(1)] == [7]
+        assert sender.nothing_completes()

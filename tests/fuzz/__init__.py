@@ -1,0 +1,1 @@
+"""Fuzzers of everything in the software device that reads a peer's bytes; `make fuzz` runs them."""

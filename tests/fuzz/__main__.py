@@ -1,0 +1,154 @@
+"""Build the fuzzers with clang's libFuzzer, address and undefined-behaviour sanitizers; run them.
+
+    python -m tests.fuzz [RUNS]
+
+RUNS inputs in all, shared out among the targets as SHARES says. What was learned is kept below
+build/fuzz and used by the next run. An input that fails is kept there too, and named.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.fuzz import seeds
+from tests.vm import packages
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+SOFTWARE = ROOT / "aiordma" / "_native" / "software"
+BUILD = ROOT / "build" / "fuzz"
+
+SHARES = {"stream": 4, "handshake": 2, "codecs": 2}
+LONGEST = {"stream": 600, "handshake": 600, "datagrams": 1200, "codecs": 4200}
+SECONDS_OF_ONE_INPUT = 10  # milliseconds are usual
+COMMON = ("world.c", "engine.c", "sockets.c", "peer.c")
+FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-D_GNU_SOURCE", "-fno-omit-frame-pointer")
+SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+# The system's, in whose place the fuzzers have their own: engine.c, sockets.c.
+REPLACED = (
+    *("getrandom", "socket", "socketpair", "bind", "listen", "accept4", "connect", "close"),
+    *("getsockname", "getpeername", "getsockopt", "setsockopt", "shutdown"),
+    *("getifaddrs", "freeifaddrs", "if_nametoindex", "readv", "recv", "recvmsg", "send", "sendmsg"),
+)
+OPTIONS = {
+    # A stream's buffers are large: without a limit what was freed fills the memory.
+    "ASAN_OPTIONS": "quarantine_size_mb=16:detect_leaks=1:detect_stack_use_after_return=0"
+    ":malloc_context_size=20:handle_abort=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+}
+
+
+@dataclass
+class Running:
+    name: str
+    runs: int
+    process: subprocess.Popen[bytes]
+    log: Path
+    started: float
+
+
+def main() -> int:
+    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
+    chosen = sys.argv[2:] or list(SHARES)
+    packages.ensure(packages.FUZZ)
+    BUILD.mkdir(parents=True, exist_ok=True)
+    build(chosen)
+    whole = sum(SHARES[name] for name in chosen)
+    waiting = [(name, -(-runs * SHARES[name] // whole)) for name in chosen]
+    running: list[Running] = []
+    failed = 0
+    done = 0
+    while waiting or running:
+        while waiting and len(running) < (os.cpu_count() or 1):
+            running.append(start(*waiting.pop(0)))
+        time.sleep(0.2)
+        for one in [one for one in running if one.process.poll() is not None]:
+            running.remove(one)
+            count = report(one)
+            done += count
+            failed += count < one.runs
+    print(f"fuzz: {done} inputs, {failed} targets failed")
+    return bool(failed)
+
+
+def build(chosen: list[str]) -> None:
+    """Compile what changed, and link every target."""
+    objects = BUILD / "objects"
+    objects.mkdir(exist_ok=True)
+    headers = [*SOFTWARE.glob("*.h"), *HERE.glob("*.h"), *SOFTWARE.parent.rglob("*.h")]
+    newest = max(path.stat().st_mtime for path in headers)
+    sources = [path for path in SOFTWARE.glob("*.c") if path.name != "engine.c"]
+    # fuzz- keeps our engine.c and stream.c apart from the device's.
+    compiled = {source: objects / f"{source.stem}.o" for source in sorted(sources)}
+    for name in (*COMMON, *(f"{name}.c" for name in chosen)):
+        compiled[HERE / name] = objects / f"fuzz-{Path(name).stem}.o"
+    includes = [f"-I{SOFTWARE.parent}", f"-I{HERE}"]
+    for source, to in compiled.items():
+        if not to.exists() or to.stat().st_mtime < max(newest, source.stat().st_mtime):
+            command = ["clang", *FLAGS, *how_to_watch(source), *includes, "-c", source, "-o", to]
+            subprocess.run(command, check=True)
+    shared = [to for source, to in compiled.items() if source.parent == SOFTWARE]
+    shared += [compiled[HERE / name] for name in COMMON]
+    wraps = [f"-Wl,--wrap={name}" for name in REPLACED]
+    for name in chosen:
+        parts = [*shared, compiled[HERE / f"{name}.c"]]
+        command = ["clang", "-fsanitize=fuzzer,address,undefined", *wraps, *parts]
+        subprocess.run([*command, "-lpthread", "-o", BUILD / name], check=True)
+
+
+def how_to_watch(source: Path) -> tuple[str, ...]:
+    """What the fuzzer is to explore is the device and the targets; sums are tested elsewhere, and
+    would be half of the time."""
+    if source.name == "crc32c.c":
+        return ("-O2",)
+    if source.name in COMMON and source.parent == HERE:
+        return ("-O2", *SANITIZED)
+    return (*SANITIZED, "-fsanitize=fuzzer-no-link")
+
+
+def start(name: str, runs: int) -> Running:
+    corpus, made = BUILD / "corpus" / name, BUILD / "seeds" / name
+    for folder in (corpus, made, BUILD / "found"):
+        folder.mkdir(parents=True, exist_ok=True)
+    for title, data in seeds.of(name).items():
+        (made / title).write_bytes(data)
+    log = BUILD / f"{name}.log"
+    command = [
+        str(BUILD / name),
+        f"-runs={runs}",
+        f"-max_len={LONGEST[name]}",
+        f"-timeout={SECONDS_OF_ONE_INPUT}",
+        f"-artifact_prefix={BUILD}/found/{name}-",
+        *("-print_final_stats=1", "-rss_limit_mb=2048", "-entropic=0", "-use_value_profile=0"),
+        *(str(corpus), str(made)),
+    ]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | OPTIONS, cwd=ROOT
+        )
+    return Running(name, runs, process, log, time.monotonic())
+
+
+def report(one: Running) -> int:
+    """Say how it ended; returns how many inputs were run, 0 if one of them failed."""
+    text = one.log.read_text(errors="replace")
+    seconds = time.monotonic() - one.started
+    match = re.search(r"stat::number_of_executed_units: *(\d+)", text)
+    count = int(match[1]) if match else 0
+    covered = re.findall(r"cov: (\d+) ft: (\d+)", text)
+    cover = f"{covered[-1][0]} edges" if covered else "nothing covered"
+    rate = count / seconds if seconds else 0
+    print(f"{one.name:10} {count:9} inputs {seconds:6.0f} s {rate:8.0f}/s  {cover}")
+    if one.process.returncode == 0 and count >= one.runs:
+        return count
+    print(f"{one.name} failed with status {one.process.returncode}; the end of {one.log}:")
+    print("\n".join(line for line in text.splitlines() if not line.startswith("#"))[-6000:])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
