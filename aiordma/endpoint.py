@@ -78,7 +78,7 @@ class Endpoint(WorkQueues):
         self.identifier = identifier
         self.state = state
         self.cause: Exception | None = None
-        self._guesses = False
+        self._guesses = self._asks = False
         self.last_event: Event | None = None
         self.was_established = False
         self.on_end: Callable[[], None] = lambda: None
@@ -190,12 +190,14 @@ class Endpoint(WorkQueues):
         error = completion_error(status, str(request), vendor_err=vendor_err, qp_num=self.qpn)
         if status != _FLUSH:
             if self._guesses:
-                self.cause, self._guesses = error, False
+                self.cause, self.state, self._guesses = error, ConnectionState.BROKEN, False
             self.fail(error)
             return error
         if self.cause is None:
             # An iWARP device flushes by itself when the peer closes: the news may be waiting.
+            self._asks = True
             self.reactor.poll_events()
+            self._asks = False
         if self.cause is None and self.state is ConnectionState.ESTABLISHED:
             self.loop.call_later(NEWS_SECONDS, lambda: self.fail(error))
         error.__cause__ = self.cause
@@ -215,6 +217,10 @@ class Endpoint(WorkQueues):
 
     def handle_event(self, event: Event) -> None:
         """Take a CM event of our identifier."""
+        if self.hub.draining and self.state is ConnectionState.ESTABLISHED and not self._asks:
+            # Another one asked for news. What is being delivered may say more, and comes first.
+            self.loop.call_later(0, lambda: self.handle_event(event))
+            return
         before, self.state = self.state, next_state(self.state, event.type)
         if self.state is before:
             return
@@ -266,17 +272,7 @@ class Endpoint(WorkQueues):
             return  # established and disconnected in one go: there may be messages to receive
         wanted = QueuePairAttribute.MAX_QP_RD_ATOMIC | QueuePairAttribute.STATE
         self.max_read_depth = self.queue_pair.query(wanted).max_rd_atomic
-        self._set_rnr_timer()
-
-    def _set_rnr_timer(self) -> None:
-        """Shorten the pause of a peer that finds no receive posted; not a thing on iWARP."""
-        if self.hub.is_iwarp or self.queue_pair is None:
-            return
-        try:
-            self.queue_pair.modify(min_rnr_timer=self.options.min_rnr_timer)
-        except (VerbsCallError, ValueError) as error:
-            # The peer may have disconnected already, and the queue pair with it.
-            logger.debug("min_rnr_timer was not set: %s", error)
+        self.shorten_rnr_timer()
 
     # -- the end ------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ Every post takes a slot, enters the in-flight table, and then tells the device; 
 comes back here through its request.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -38,6 +39,9 @@ _COMPLETES_AS: dict[int, WorkCompletionOpcode] = {
     WorkRequestOpcode.LOCAL_INV: WorkCompletionOpcode.LOCAL_INV,
     WorkRequestOpcode.BIND_MW: WorkCompletionOpcode.BIND_MW,
 }
+
+
+logger = logging.getLogger("aiordma")
 
 
 class Window(Protocol):
@@ -361,3 +365,13 @@ class WorkQueues:
             qpn = 0 if self.queue_pair is None else self.queue_pair.qpn
             opcode = int(earlier.completes_as)
             earlier.complete((earlier.wr_id, 0, opcode, 0, 0, 0, qpn, 0, 0, 0, 0, 0, 0, 0))
+
+    def shorten_rnr_timer(self) -> None:
+        """Shorten the pause of a peer that finds no receive posted; not a thing on iWARP."""
+        if self.hub.is_iwarp or self.queue_pair is None:
+            return
+        try:
+            self.queue_pair.modify(min_rnr_timer=self.options.min_rnr_timer)
+        except (VerbsCallError, ValueError) as error:
+            # The peer may have disconnected already, and the queue pair with it.
+            logger.debug("min_rnr_timer was not set: %s", error)

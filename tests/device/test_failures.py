@@ -26,7 +26,7 @@ ECHO_SERVER = Path(__file__).resolve().parents[2] / "examples" / "echo_server.py
 TOO_LONG: dict[str, tuple[type[Exception] | None, type[Exception]]] = {
     "rxe": (aiordma.RemoteOperationError, aiordma.LocalQueuePairError),
     "siw": (None, aiordma.LocalLengthError),
-    "software": (None, aiordma.LocalLengthError),
+    "software": (aiordma.RemoteInvalidRequestError, aiordma.LocalLengthError),
 }
 
 
@@ -68,6 +68,7 @@ async def test_a_message_longer_than_the_pooled_receives_is_told_to_who_receives
 
 
 @pytest.mark.capability("rnr")
+@pytest.mark.capability("counted_rnr")
 async def test_without_rnr_retries_a_missing_receive_is_an_error() -> None:
     # Each end tells the other how often to try again (man rdma_connect).
     async with connected(server={"rnr_retry_count": 0, **OWN_RECEIVES}) as (client, server):
