@@ -86,6 +86,7 @@ class Endpoint(WorkQueues):
         self._state_waiters: list[Waiter] = []
         self._ending = self._is_news = False
         self._linger_timer: Timer | None = None
+        self._news_timer: Timer | None = None
         self._flush_timer: Timer | None = None
         self.calls = Calls(self.loop)
         """With the queue pair or the identifier, neither of which is destroyed meanwhile."""
@@ -195,8 +196,9 @@ class Endpoint(WorkQueues):
         if self.cause is None:
             # An iWARP device flushes by itself when the peer closes: the news may be waiting.
             self.reactor.poll_events()
-        if self.cause is None and self.state is ConnectionState.ESTABLISHED:
-            self.loop.call_later(NEWS_SECONDS, lambda: self.fail(error))
+        established = self.state is ConnectionState.ESTABLISHED
+        if self.cause is None and established and self._news_timer is None:
+            self._news_timer = self.loop.call_later(NEWS_SECONDS, lambda: self.fail(error))
         error.__cause__ = self.cause
         return error
 
@@ -243,16 +245,13 @@ class Endpoint(WorkQueues):
         # that failed is the reason for the disconnect, and the better cause; where a drain is under
         # way, which has found flushes, it comes with that one.
         self.hub.drain()
-        self.loop.call_later(0, self._news_are_over)
+        self.loop.call_later(0, lambda: setattr(self, "_is_news", False))
         if self._sends_open:
             # The acknowledgement of a send can still be on its way, behind the CM's message: moving
             # the queue pair to its error state now would flush what the peer has received.
             self._linger_timer = self.loop.call_later(LINGER_SECONDS, self._end)
         else:
             self._end()
-
-    def _news_are_over(self) -> None:
-        self._is_news = False
 
     async def connected(self) -> bool:
         """Wait until the handshake has ended, and return whether it succeeded. The connection can
@@ -300,6 +299,8 @@ class Endpoint(WorkQueues):
             return
         self._ending = True
         assert self.cause is not None
+        if self._news_timer is not None:
+            self._news_timer.cancel()  # or a loop that ends would wait for it
         try:
             self.identifier.disconnect()
         except VerbsCallError as error:
