@@ -375,6 +375,7 @@ static void in_child(void)
     sw_device.identifiers = NULL;
     memset(&sw_device.counts, 0, sizeof(sw_device.counts));
     sw_engine_forked();
+    sw_device_forked();
     sw_identifiers_forked();
     sw_memory_forked();
     sw_queue_pairs_forked();
