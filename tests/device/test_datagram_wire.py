@@ -252,12 +252,19 @@ asyncio.run(main())
 
 def test_what_is_longer_than_the_networks_packets_arrives() -> None:
     """In a network namespace, whose loopback interface has the packets of an Ethernet."""
+    # gcc's sanitizer for threads does not survive the start of a shell.
+    plainly = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("LD_PRELOAD", "PYTHONPATH")
+    }
     alone = ("unshare", "--map-root-user", "--net")
-    if shutil.which("unshare") is None or subprocess.run([*alone, "true"]).returncode:
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], env=plainly).returncode:
         pytest.skip("no network namespaces here")
     shell = 'ip link set lo mtu 1500 up && exec "$0" -c "$1"'
     ran = subprocess.run(
         [*alone, "sh", "-c", shell, sys.executable, FRAGMENTED],
+        env=plainly,
         capture_output=True,
         text=True,
         timeout=60,
