@@ -17,11 +17,11 @@ from aiordma.verbs import CompletionQueue, QueuePair, RawSharedReceiveQueue
 __all__ = ("Fault", "Faults")
 
 _MINUS_ONE = frozenset(
-    (
-        "accept bind_addr connect create_id disconnect get_cm_event join_multicast_ex "
-        "leave_multicast listen migrate_id reject resolve_addr resolve_route set_option "
-        "cm_create_qp destroy_id"
-    ).split()
+    {
+        *("accept", "bind_addr", "cm_create_qp", "connect", "create_id", "destroy_id"),
+        *("disconnect", "get_cm_event", "join_multicast_ex", "leave_multicast", "listen"),
+        *("migrate_id", "reject", "resolve_addr", "resolve_route", "set_option"),
+    }
 )
 """Calls that answer -1 with errno; a pointer's answer is NULL, all others' the errno."""
 

@@ -3,17 +3,31 @@
 import errno
 import os
 import select
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
 import aiordma
-from aiordma import CmEvent, CmEventType, EventChannel, Identifier
+from aiordma import (
+    Capacity,
+    CmEvent,
+    CmEventType,
+    CompletionQueue,
+    EventChannel,
+    Identifier,
+    MemoryRegion,
+    QueuePairType,
+    SendFlag,
+    WorkRequestOpcode,
+)
 from aiordma.datagram_peer import UDP_QKEY
 from aiordma.enums import PortSpace
 from aiordma.provider import SOFTWARE
 from aiordma.rdmacm import ConnectionParameters
+from aiordma.verbs import AddressHandle, SendWork
+from aiordma.verbs.memory import gather
 from tests.conftest import DEVICE
 from tests.device.identifiers import expect, next_event, no_event
 from tests.devices import ADDRESS
@@ -293,3 +307,53 @@ def test_what_cannot_be_joined_is_refused(stack: ExitStack) -> None:
     stream.bind(ADDRESS, 0)
     with refused(errno.EINVAL):
         stream.join_multicast(GROUP)
+
+
+def test_an_identifiers_own_queue_pair_is_in_its_groups(stack: ExitStack) -> None:
+    """As mckey of rdma-core has it: nothing is attached by the program."""
+    bed = Bed(stack)
+    ends = []
+    for _ in range(2):
+        member = bed.bound()
+        context = stack.enter_context(member.context())
+        domain = stack.enter_context(context.alloc_pd())
+        queue = stack.enter_context(CompletionQueue(domain.context, 16))
+        pair = member.create_queue_pair(domain, queue, queue, Capacity(), QueuePairType.UD)
+        stack.enter_context(pair)
+        region = MemoryRegion(domain, bytearray(1000), aiordma.Access.LOCAL_WRITE)
+        stack.enter_context(region)
+        ends.append((member, domain, queue, pair, region))
+    way = None
+    for number, (member, _, _, pair, region) in enumerate(ends):
+        member.join_multicast(GROUP, send_only=number == 0)
+        event = expect(bed.channel, CmEventType.MULTICAST_JOIN)
+        way = event.address
+        pair.post_recv(number, [region[500:600]])
+    assert way is not None
+    _, domain, queue, pair, region = ends[0]
+    handle = stack.enter_context(AddressHandle(domain, way))
+
+    def send(length: int) -> None:
+        work = SendWork("SEND", WorkRequestOpcode.SEND, gather([region[:length]]), 1, length)
+        work.address, work.remote_qpn, work.remote_qkey = handle, 0xFFFFFF, UDP_QKEY
+        assert pair.post_send_chain([work], [7], [SendFlag.SIGNALED]) == (0, 1)
+        assert [each.wr_id for each in polled(queue)] == [7]  # and not what it sent
+
+    send(5)
+    member, _, theirs, other, region_of_other = ends[1]
+    (received,) = polled(theirs)
+    assert (received.wr_id, received.byte_len) == (1, 45)
+    assert received.src_qp == pair.qpn
+    other.post_recv(2, [region_of_other[500:600]])
+    member.leave_multicast(GROUP)
+    send(6)
+    time.sleep(0.1)
+    assert list(theirs.poll()) == []
+
+
+def polled(queue: CompletionQueue) -> list[aiordma.WorkCompletion]:
+    """What completes first, and with it."""
+    end = time.monotonic() + 10
+    while not (found := list(queue.poll())):
+        assert time.monotonic() < end
+    return found

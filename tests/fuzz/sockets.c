@@ -47,7 +47,7 @@ static struct packet thrown; /* by the device; the last one */
 
 static uint16_t new_port(void)
 {
-    last_port = last_port < 40000 ? 40000 : (uint16_t)(last_port + 1);
+    last_port = last_port >= 40000 && last_port < 65000 ? (uint16_t)(last_port + 1) : 40000;
     return last_port;
 }
 

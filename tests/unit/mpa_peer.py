@@ -103,8 +103,12 @@ class Device:
         queue = self.stack.enter_context(CompletionQueue(context, 8))
         identifier.create_queue_pair(domain, queue, queue, Capacity(4, 4))
 
-    def connecting(self, port: int, parameters: ConnectionParameters) -> Identifier:
+    def connecting(
+        self, port: int, parameters: ConnectionParameters, tos: int | None = None
+    ) -> Identifier:
         identifier = self.identifier()
+        if tos is not None:
+            identifier.set_tos(tos)
         identifier.resolve_address(HOST, port, None, 1000)
         expect(self.channel, CmEventType.ADDR_RESOLVED)
         identifier.resolve_route(1000)

@@ -32,6 +32,7 @@ from tests.unit.mpa_peer import (
 )
 
 MOST_DEPTH = 128
+IP_PKTOPTIONS = 9
 
 
 @pytest.fixture(autouse=True)
@@ -263,6 +264,17 @@ def test_a_request_asks_to_speak_first_by_a_write_of_nothing(device: Device) -> 
     identifier.disconnect()
     expect(device.channel, CmEventType.DISCONNECTED)
     assert has_ended(peer)
+
+
+def test_the_type_of_service_is_on_the_packets(device: Device) -> None:
+    with closing(socket.create_server((HOST, 0))) as server:
+        server.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTOS, 1)
+        device.connecting(server.getsockname()[1], ConnectionParameters(), tos=0xB8)
+        peer, _ = server.accept()
+        with closing(peer):
+            # A control message of the packet that connected: its header, and the byte.
+            told = peer.getsockopt(socket.IPPROTO_IP, IP_PKTOPTIONS, 64)
+            assert told[struct.calcsize("@NIi")] == 0xB8
 
 
 def test_a_peer_that_needs_no_first_word_gets_none(device: Device) -> None:
