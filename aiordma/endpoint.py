@@ -78,13 +78,14 @@ class Endpoint(WorkQueues):
         self.identifier = identifier
         self.state = state
         self.cause: Exception | None = None
+        self._guesses = self._asks = False
         self.last_event: Event | None = None
         self.was_established = False
         self.on_end: Callable[[], None] = lambda: None
         self.on_close: Callable[[], None] = lambda: None
         self.ended = False
         self._state_waiters: list[Waiter] = []
-        self._ending = self._is_news = False
+        self._ending = False
         self._linger_timer: Timer | None = None
         self._news_timer: Timer | None = None
         self._flush_timer: Timer | None = None
@@ -189,16 +190,18 @@ class Endpoint(WorkQueues):
         status, vendor_err = raw[1], raw[3]
         error = completion_error(status, str(request), vendor_err=vendor_err, qp_num=self.qpn)
         if status != _FLUSH:
-            if self._is_news:
-                self.cause, self.state = error, ConnectionState.BROKEN
+            if self._guesses:
+                self.cause, self.state, self._guesses = error, ConnectionState.BROKEN, False
             self.fail(error)
             return error
         if self.cause is None:
             # An iWARP device flushes by itself when the peer closes: the news may be waiting.
+            self._asks = True
             self.reactor.poll_events()
-        established = self.state is ConnectionState.ESTABLISHED
-        if self.cause is None and established and self._news_timer is None:
-            self._news_timer = self.loop.call_later(NEWS_SECONDS, lambda: self.fail(error))
+            self._asks = False
+        if self.cause is None and self.state is ConnectionState.ESTABLISHED:
+            later = self._news_timer or self.loop.call_later(NEWS_SECONDS, lambda: self.fail(error))
+            self._news_timer = later
         error.__cause__ = self.cause
         return error
 
@@ -216,39 +219,38 @@ class Endpoint(WorkQueues):
 
     def handle_event(self, event: Event) -> None:
         """Take a CM event of our identifier."""
+        if self.hub.draining and self.state is ConnectionState.ESTABLISHED and not self._asks:
+            # Another one asked for news. What is being delivered may say more, and comes first.
+            self.loop.call_later(0, lambda: self.handle_event(event))
+            return
         before, self.state = self.state, next_state(self.state, event.type)
         if self.state is before:
             return
         if not self.was_established:
             self.last_event = event  # the one that ended the handshake
-        waiters, self._state_waiters = self._state_waiters, []
-        for waiter in waiters:
-            waiter.wake()
+        while self._state_waiters:
+            self._state_waiters.pop().wake()
         if self.state is ConnectionState.ESTABLISHED:
             self.was_established = True
         if before is ConnectionState.ACCEPTING and self.state is ConnectionState.DISCONNECTED:
-            # The peer was connected, or it could not have disconnected: its last word of the
-            # handshake was lost, but not what it sent us meanwhile.
+            # It was connected, or it could not have disconnected: its last word of the handshake
+            # was lost, but not what it sent us meanwhile.
             self.was_established = True
         elif before is not ConnectionState.ESTABLISHED:
             return  # whoever is connecting or accepting looks at the state
         if event.type is CmEventType.DEVICE_REMOVAL:
-            cause: DisconnectedError = DeviceRemovedError(
-                f"{self.hub.context.device_name} was removed"
-            )
+            cause: Exception = DeviceRemovedError(f"{self.hub.context.device_name} was removed")
         else:
             cause = DisconnectedError("the peer disconnected")
-        self._is_news = self.cause is None
-        if self._is_news:
-            self.cause = cause  # also of the flushes that are found next
-        # What arrived before the disconnect is in the completion queue: deliver it first. A request
-        # that failed is the reason for the disconnect, and the better cause; where a drain is under
-        # way, which has found flushes, it comes with that one.
+        if self.cause is None:
+            # Also of the flushes that are found next, unless a failure before them says more.
+            self.cause, self._guesses = cause, True
+        # What arrived before the disconnect is in the completion queue: deliver it first. (Where a
+        # drain is under way, whose flushes made us ask, a failure can still be behind those.)
         self.hub.drain()
-        self.loop.call_later(0, lambda: setattr(self, "_is_news", False))
+        self.loop.call_later(0, lambda: setattr(self, "_guesses", False))
         if self._sends_open:
-            # The acknowledgement of a send can still be on its way, behind the CM's message: moving
-            # the queue pair to its error state now would flush what the peer has received.
+            # A send's acknowledgement can come behind the CM's message: do not flush it now.
             self._linger_timer = self.loop.call_later(LINGER_SECONDS, self._end)
         else:
             self._end()
@@ -270,9 +272,9 @@ class Endpoint(WorkQueues):
         """Finish what can only be set once the queue pair works."""
         if self._ending or self.queue_pair is None or self.service is not QueuePairType.RC:
             return  # established and disconnected in one go: there may be messages to receive
-        attributes = QueuePairAttribute.MAX_QP_RD_ATOMIC | QueuePairAttribute.STATE
-        self.max_read_depth = self.queue_pair.query(attributes).max_rd_atomic
-        self.set_rnr_timer()
+        wanted = QueuePairAttribute.MAX_QP_RD_ATOMIC | QueuePairAttribute.STATE
+        self.max_read_depth = self.queue_pair.query(wanted).max_rd_atomic
+        self.shorten_rnr_timer()
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -280,9 +282,8 @@ class Endpoint(WorkQueues):
         """End as broken, with this error as the cause unless there is one already."""
         if self.cause is None and self.state not in _ENDED:
             self.state = ConnectionState.BROKEN
-            for waiter in self._state_waiters:
-                waiter.wake()
-            self._state_waiters.clear()
+            while self._state_waiters:
+                self._state_waiters.pop().wake()
         self._end_with(error)
 
     @property

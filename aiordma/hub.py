@@ -102,7 +102,7 @@ class DeviceHub:
         self._drain.batch = self._batch
         self._drain.capacity = BATCH
         self._drained: Any = None
-        self._draining = False
+        self.draining = False
         self._watchdog: Timer | None = None
         self._watchdog_delay = WATCHDOG_SECONDS
         self._completed_since_watch = False
@@ -202,9 +202,9 @@ class DeviceHub:
     def drain(self) -> int:
         """Deliver every completion that is there, and return how many. Not re-entrant: called
         from a completion's own callback it does nothing, since a drain is under way."""
-        if self._draining or self.failure is not None:
+        if self.draining or self.failure is not None:
             return 0
-        self._draining = True
+        self.draining = True
         total = 0
         try:
             for _ in range(ROUNDS):
@@ -220,7 +220,7 @@ class DeviceHub:
         except VerbsCallError as error:
             self._fail(error)
         finally:
-            self._draining = False
+            self.draining = False
         if total:
             self._completed_since_watch = True
         return total

@@ -28,8 +28,6 @@ from aiordma.verbs import (
 
 __all__ = ("SharedReceives", "Window", "WorkQueues")
 
-logger = logging.getLogger("aiordma")
-
 _SIGNALED = int(SendFlag.SIGNALED)
 
 _COMPLETES_AS: dict[int, WorkCompletionOpcode] = {
@@ -41,6 +39,9 @@ _COMPLETES_AS: dict[int, WorkCompletionOpcode] = {
     WorkRequestOpcode.LOCAL_INV: WorkCompletionOpcode.LOCAL_INV,
     WorkRequestOpcode.BIND_MW: WorkCompletionOpcode.BIND_MW,
 }
+
+
+logger = logging.getLogger("aiordma")
 
 
 class Window(Protocol):
@@ -115,16 +116,6 @@ class WorkQueues:
             value = getattr(self.options, name)
             if value != DEVICE_MAXIMUM and value > limit:
                 raise ValueError(f"{name}={value}: {self.hub.context.device_name} has 0..{limit}")
-
-    def set_rnr_timer(self) -> None:
-        """Shorten the pause of a peer that finds no receive posted; not a thing on iWARP."""
-        if self.hub.is_iwarp or self.queue_pair is None:
-            return
-        try:
-            self.queue_pair.modify(min_rnr_timer=self.options.min_rnr_timer)
-        except (VerbsCallError, ValueError) as error:
-            # The peer may have disconnected already, and the queue pair with it.
-            logger.debug("min_rnr_timer was not set: %s", error)
 
     def adopt(self, region: MemoryRegion) -> None:
         """Close the region with this endpoint, if it is not closed before."""
@@ -374,3 +365,13 @@ class WorkQueues:
             qpn = 0 if self.queue_pair is None else self.queue_pair.qpn
             opcode = int(earlier.completes_as)
             earlier.complete((earlier.wr_id, 0, opcode, 0, 0, 0, qpn, 0, 0, 0, 0, 0, 0, 0))
+
+    def shorten_rnr_timer(self) -> None:
+        """Shorten the pause of a peer that finds no receive posted; not a thing on iWARP."""
+        if self.hub.is_iwarp or self.queue_pair is None:
+            return
+        try:
+            self.queue_pair.modify(min_rnr_timer=self.options.min_rnr_timer)
+        except (VerbsCallError, ValueError) as error:
+            # The peer may have disconnected already, and the queue pair with it.
+            logger.debug("min_rnr_timer was not set: %s", error)

@@ -58,8 +58,8 @@ def ipv6_of_groups() -> str | None:
 # What a device lacks, by its driver. docs/devices.md is this table in words.
 LACKS: dict[str, dict[str, str]] = {
     "software": {
-        "counted_rnr": "iWARP has no receiver-not-ready, and so no retries to be counted: a message "
-        "is held back until there is a receive, whatever rnr_retry_count says",
+        "counted_rnr": "iWARP has no receiver-not-ready, and so no retries to be counted: a "
+        "message is held back until there is a receive, whatever rnr_retry_count says",
         "torn_message": "the device looks at all parts of a message before it sends any, so that "
         "none is cut off in its middle",
         "port_events": "its port is all network interfaces of this machine, and always up",
