@@ -87,6 +87,7 @@ class Endpoint(WorkQueues):
         self._state_waiters: list[Waiter] = []
         self._ending = False
         self._linger_timer: Timer | None = None
+        self._news_timer: Timer | None = None
         self._flush_timer: Timer | None = None
         self.calls = Calls(self.loop)
         """With the queue pair or the identifier, neither of which is destroyed meanwhile."""
@@ -199,7 +200,8 @@ class Endpoint(WorkQueues):
             self.reactor.poll_events()
             self._asks = False
         if self.cause is None and self.state is ConnectionState.ESTABLISHED:
-            self.loop.call_later(NEWS_SECONDS, lambda: self.fail(error))
+            later = self._news_timer or self.loop.call_later(NEWS_SECONDS, lambda: self.fail(error))
+            self._news_timer = later
         error.__cause__ = self.cause
         return error
 
@@ -226,9 +228,8 @@ class Endpoint(WorkQueues):
             return
         if not self.was_established:
             self.last_event = event  # the one that ended the handshake
-        waiters, self._state_waiters = self._state_waiters, []
-        for waiter in waiters:
-            waiter.wake()
+        while self._state_waiters:
+            self._state_waiters.pop().wake()
         if self.state is ConnectionState.ESTABLISHED:
             self.was_established = True
         if before is ConnectionState.ACCEPTING and self.state is ConnectionState.DISCONNECTED:
@@ -244,14 +245,15 @@ class Endpoint(WorkQueues):
         if self.cause is None:
             # Also of the flushes that are found next, unless a failure before them says more.
             self.cause, self._guesses = cause, True
-        # What arrived before the disconnect is in the completion queue: deliver it first.
+        # What arrived before the disconnect is in the completion queue: deliver it first. (Where a
+        # drain is under way, whose flushes made us ask, a failure can still be behind those.)
         self.hub.drain()
-        self._guesses = False
+        self.loop.call_later(0, lambda: setattr(self, "_guesses", False))
         if self._sends_open:
             # A send's acknowledgement can come behind the CM's message: do not flush it now.
             self._linger_timer = self.loop.call_later(LINGER_SECONDS, self._end)
         else:
-            self._end_with(cause)
+            self._end()
 
     async def connected(self) -> bool:
         """Wait until the handshake has ended, and return whether it succeeded. The connection can
@@ -280,9 +282,8 @@ class Endpoint(WorkQueues):
         """End as broken, with this error as the cause unless there is one already."""
         if self.cause is None and self.state not in _ENDED:
             self.state = ConnectionState.BROKEN
-            for waiter in self._state_waiters:
-                waiter.wake()
-            self._state_waiters.clear()
+            while self._state_waiters:
+                self._state_waiters.pop().wake()
         self._end_with(error)
 
     @property
@@ -299,6 +300,8 @@ class Endpoint(WorkQueues):
             return
         self._ending = True
         assert self.cause is not None
+        if self._news_timer is not None:
+            self._news_timer.cancel()  # or a loop that ends would wait for it
         try:
             self.identifier.disconnect()
         except VerbsCallError as error:

@@ -58,14 +58,16 @@ def ipv6_of_groups() -> str | None:
 # What a device lacks, by its driver. docs/devices.md is this table in words.
 LACKS: dict[str, dict[str, str]] = {
     "software": {
-        "counted_rnr": "iWARP has no receiver-not-ready, and so no retries to be counted: a message "
-        "is held back until there is a receive, whatever rnr_retry_count says",
+        "counted_rnr": "iWARP has no receiver-not-ready, and so no retries to be counted: a "
+        "message is held back until there is a receive, whatever rnr_retry_count says",
         "torn_message": "the device looks at all parts of a message before it sends any, so that "
         "none is cut off in its middle",
         "port_events": "its port is all network interfaces of this machine, and always up",
         "gid_events": "its GID table follows the interfaces' addresses, without an event",
         "queue pairs by hand": "iWARP queue pairs are connected by the connection manager only",
         "ece": "iWARP's handshake has no enhanced connection establishment",
+        "type_of_service": "iWARP's handshake does not carry it: each side marks what it sends as "
+        "its own tos= says",
         "rdma_establish": "iWARP has no rdma_establish, which a client that makes its own queue "
         "pair calls",
         "beside_the_built_in": "it is the built-in one",
@@ -219,6 +221,9 @@ _baseline: list[tuple[dict[str, int], set[str], set[str]]] = []
 def nothing_is_left(device: DeviceUnderTest) -> Iterator[None]:
     """Kernel objects, descriptors and threads are the same after each test as before."""
     if not _baseline:
+        # What is imported by now stays: no need to look through it after each test again.
+        gc.collect()
+        gc.freeze()
         _baseline.append((kernel_objects(device.name), _descriptors(), _threads()))
     before = _baseline[0]
     yield

@@ -82,6 +82,9 @@ ORDER = (
     "datagram_posting",
     "datagram",
     "queue_pairs",
+    "testing.leaks",
+    "testing.faults",
+    "testing",
 )
 LAYERS = [f"{PACKAGE}.{name}" for name in ORDER] + [PACKAGE]
 

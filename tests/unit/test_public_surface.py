@@ -167,11 +167,11 @@ async def echo():
             group.start_soon(serve, listener)
             async with await aiordma.connect("127.0.0.1", listener.port) as connection:
                 await connection.send(b"hello")
-                print(connection.device_name, (await connection.receive()).data)
+                print(connection.device_name, await connection.receive())
 
 async def serve(listener):
     async with await listener.accept() as connection:
-        await connection.send((await connection.receive()).data)
+        await connection.send(await connection.receive())
 
 print(aiordma.Device.names())
 anyio.run(echo)
