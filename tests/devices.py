@@ -130,7 +130,7 @@ class DeviceUnderTest:
 
 
 @pytest.fixture(scope="session")
-def device() -> DeviceUnderTest:
+def device() -> Iterator[DeviceUnderTest]:
     driver = DEVICE.rstrip("0123456789")
     if driver not in LACKS:
         pytest.fail(
@@ -144,7 +144,11 @@ def device() -> DeviceUnderTest:
     with EventChannel(DEVICE) as channel, Identifier(channel) as identifier:
         identifier.bind(ADDRESS, 0)
         identifier.listen(1)
-    return DeviceUnderTest(DEVICE, driver, ADDRESS)
+    # What is imported by now stays: no need to look through it after each test again.
+    gc.collect()
+    gc.freeze()
+    yield DeviceUnderTest(DEVICE, driver, ADDRESS)
+    gc.unfreeze()
 
 
 def provider_under_test() -> Provider:
@@ -219,9 +223,6 @@ _baseline: list[tuple[dict[str, int], set[str], set[str]]] = []
 def nothing_is_left(device: DeviceUnderTest) -> Iterator[None]:
     """Kernel objects, descriptors and threads are the same after each test as before."""
     if not _baseline:
-        # What is imported by now stays: no need to look through it after each test again.
-        gc.collect()
-        gc.freeze()
         _baseline.append((kernel_objects(device.name), _descriptors(), _threads()))
     before = _baseline[0]
     yield
