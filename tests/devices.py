@@ -66,6 +66,8 @@ LACKS: dict[str, dict[str, str]] = {
         "gid_events": "its GID table follows the interfaces' addresses, without an event",
         "queue pairs by hand": "iWARP queue pairs are connected by the connection manager only",
         "ece": "iWARP's handshake has no enhanced connection establishment",
+        "type_of_service": "iWARP's handshake does not carry it: each side marks what it sends as "
+        "its own tos= says",
         "rdma_establish": "iWARP has no rdma_establish, which a client that makes its own queue "
         "pair calls",
         "beside_the_built_in": "it is the built-in one",

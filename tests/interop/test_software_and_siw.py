@@ -157,9 +157,7 @@ def measuring(program: str, port: int, size: int, rounds: int) -> tuple[str | in
 
 @pytest.mark.parametrize("size", [2, MOST])
 async def test_ib_read_lat_on_siw_reads_from_our_server(size: int) -> None:
-    async with await aiordma.listen(
-        ADDRESS, 0, device=SOFTWARE, **perftest.CONTROL
-    ) as listener:
+    async with await aiordma.listen(ADDRESS, 0, device=SOFTWARE, **perftest.CONTROL) as listener:
         command = measuring("ib_read_lat", listener.port, size, 50)
         async with (
             running(*command, ADDRESS) as client,
@@ -181,9 +179,7 @@ async def test_our_client_reads_from_ib_read_lat_on_siw(size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, MOST])
 async def test_ib_write_lat_on_siw_and_our_server_write_in_turn(size: int) -> None:
-    async with await aiordma.listen(
-        ADDRESS, 0, device=SOFTWARE, **perftest.CONTROL
-    ) as listener:
+    async with await aiordma.listen(ADDRESS, 0, device=SOFTWARE, **perftest.CONTROL) as listener:
         command = measuring("ib_write_lat", listener.port, size, 50)
         async with (
             running(*command, ADDRESS) as client,

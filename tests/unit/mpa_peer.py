@@ -104,12 +104,17 @@ class Device:
         identifier.create_queue_pair(domain, queue, queue, Capacity(4, 4))
 
     def connecting(
-        self, port: int, parameters: ConnectionParameters, tos: int | None = None
+        self,
+        port: int,
+        parameters: ConnectionParameters,
+        *,
+        host: str = HOST,
+        tos: int | None = None,
     ) -> Identifier:
         identifier = self.identifier()
         if tos is not None:
             identifier.set_tos(tos)
-        identifier.resolve_address(HOST, port, None, 1000)
+        identifier.resolve_address(host, port, None, 1000)
         expect(self.channel, CmEventType.ADDR_RESOLVED)
         identifier.resolve_route(1000)
         expect(self.channel, CmEventType.ROUTE_RESOLVED)

@@ -335,3 +335,44 @@ def test_a_domain_is_of_its_context() -> None:
         init.qp_type = lib.IBV_QPT_RC
         assert failed(software().create_qp(domain, init)) == errno.EINVAL
         assert software().destroy_cq(queue) == 0
+
+
+# In a namespace of its own, whose one interface is its to take up and down.
+NEWS = """
+import fcntl, os, select, socket, struct
+from aiordma import AsyncEvent, AsyncEventType, Device
+
+def set_flags(flags):
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH14x", b"lo", flags))  # SIOCSIFFLAGS
+
+def changes(context):
+    assert select.select([context.async_fd], [], [], 10)[0]
+    seen = list(iter(context.take_async_event, None))
+    assert set(seen) == {AsyncEvent(AsyncEventType.GID_CHANGE, port=1)}, seen
+
+with Device("software").open() as context, Device("software").open() as other:
+    assert context.gid_table() == []
+    assert context.take_async_event() is None
+    set_flags(1)
+    changes(context)
+    changes(other)
+    assert "127.0.0.1" in [entry.address for entry in context.gid_table()]
+    set_flags(0)
+    changes(context)
+    changes(other)
+    assert context.gid_table() == []
+print("as it should be")
+"""
+
+
+def test_an_address_that_comes_or_goes_is_told_to_every_context() -> None:
+    alone = ["unshare", "--map-root-user", "--net"]
+    try:
+        subprocess.run([*alone, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no network namespace to be had here")
+    out = subprocess.run(
+        [*alone, sys.executable, "-c", NEWS], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (out.stdout, out.returncode) == ("as it should be\n", 0), out.stderr

@@ -123,6 +123,32 @@ def test_options_that_come_too_late_are_refused(players: Players) -> None:
     refused(errno.EINVAL, lambda: identifier.set_reuse_address(True))
 
 
+@pytest.mark.parametrize(
+    ("listens_on", "connects_to", "is_"),
+    [
+        ("0.0.0.0", "0.0.0.0", HOST),
+        ("0.0.0.0", "127.0.0.2", "127.0.0.2"),
+        ("127.0.0.2", "127.0.0.2", "127.0.0.2"),
+        ("::", "::1", "::1"),
+        ("::", HOST, HOST),
+        ("::1", "::", "::1"),
+    ],
+)
+def test_this_machine_is_reached_by_all_of_its_addresses(
+    players: Players, listens_on: str, connects_to: str, is_: str
+) -> None:
+    listener = players.identifier()
+    listener.set_ipv6_only(False)
+    listener.bind(listens_on, 0)
+    listener.listen(1)
+    assert listener.local_address is not None
+    client = players.connecting(listener.local_address[1], ConnectionParameters(), host=connects_to)
+    event = expect(players.channel, CmEventType.CONNECT_REQUEST)
+    server = players.identifier(event.new_key)
+    assert server.local_address == client.peer_address == (is_, listener.local_address[1])
+    assert server.peer_address == client.local_address
+
+
 @pytest.mark.parametrize("host", ["10.99.99.99", "2001:db8::77"])
 def test_an_address_that_is_not_ours_cannot_be_bound(players: Players, host: str) -> None:
     refused(errno.ENODEV, lambda: players.identifier().bind(host, 0))

@@ -98,6 +98,15 @@ int sw_check_port(struct sw_identifier *identifier, int may_share)
     return 0;
 }
 
+/* Every address of 127/8 is this machine's, though its interfaces have but one. TCP takes them. */
+static int is_loopback(const struct sw_identifier *identifier)
+{
+    const struct sockaddr_in *four = &identifier->ibv.route.addr.src_sin;
+
+    return is_stream(identifier) && four->sin_family == AF_INET &&
+           ntohl(four->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
 int sw_bind_device(struct sw_identifier *identifier)
 {
     struct rdma_addr *addresses = &identifier->ibv.route.addr;
@@ -106,7 +115,7 @@ int sw_bind_device(struct sw_identifier *identifier)
     if (is_wildcard(&addresses->src_addr))
         return 0;
     sw_gid_of(&addresses->src_addr, &gids->sgid);
-    if (sw_gid_index(&gids->sgid) < 0)
+    if (sw_gid_index(&gids->sgid) < 0 && !is_loopback(identifier))
         return ENODEV;
     if (addresses->dst_addr.sa_family)
         sw_gid_of(&addresses->dst_addr, &gids->dgid);

@@ -4,7 +4,10 @@
  *
  * TCP_USER_TIMEOUT is not it: that also breaks a connection whose peer is alive and only has no
  * receive posted, for which RDMA waits for ever. So we look now and then whether TCP repeats what
- * it sent, and gets no answer. Only connections with requests that have not ended are looked at.
+ * it sent, and gets no answer. Where everything is acknowledged, and an answer of the peer's is
+ * due, TCP has nothing to repeat: then it is to ask (keep-alive).
+ *
+ * All of this is for connections with requests that have not ended. Nothing is due on others.
  */
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -15,7 +18,8 @@
 #include "stream.h"
 
 enum {
-    LOOK_MILLISECONDS = 250,
+    MOST_QUESTIONS = 127, /* TCP's own limit */
+    LOOK_MILLISECONDS = 500,
     LEAST_MILLISECONDS = 1000, /* of silence: TCP's own clock is coarse */
     MOST_MILLISECONDS = 900000, /* as TCP has it: then it gives up by itself */
 };
@@ -48,22 +52,45 @@ static int is_looked_at(const struct sw_identifier *identifier)
            identifier->connection->pair && identifier->connection->pair->stream;
 }
 
-static int is_silent(const struct sw_queue_pair *pair)
+static void try_option(int fd, int level, int name, int value)
+{
+    if (setsockopt(fd, level, name, &value, sizeof(value))) {
+        /* Without it, then: what is repeated is noticed all the same. */
+    }
+}
+
+/* TCP asks about each second, and it is for us to give up. */
+static void set_asking(struct sw_connection *connection, int asks)
+{
+    int fd = connection->pair->stream->fd;
+
+    if (connection->asks == asks)
+        return;
+    connection->asks = asks;
+    if (asks) {
+        int seconds = (int)(patience_of(connection->identifier) / 1000);
+        try_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1);
+        try_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1 + seconds / MOST_QUESTIONS);
+        try_option(fd, IPPROTO_TCP, TCP_KEEPCNT, MOST_QUESTIONS);
+    }
+    try_option(fd, SOL_SOCKET, SO_KEEPALIVE, asks);
+}
+
+/* Whether TCP repeats data, or asks, and nobody answers; since: when it last heard of the peer. */
+static int is_silent(const struct sw_queue_pair *pair, uint64_t time, uint64_t *since)
 {
     struct tcp_info info;
     socklen_t size = sizeof(info);
 
-    if (pair->oldest == pair->end)
-        return 0;
     if (getsockopt(pair->stream->fd, IPPROTO_TCP, TCP_INFO, &info, &size))
         return 0;
-    /* Data repeated, or a shut window asked about, and nothing heard since. */
+    *since = time - info.tcpi_last_ack_recv;
     return info.tcpi_retransmits || info.tcpi_probes;
 }
 
 static void look(struct sw_timer *timer)
 {
-    uint64_t time = now();
+    uint64_t time = now(), since;
     int goes_on = 0;
 
     for (struct sw_identifier *each = sw_device.identifiers; each; each = each->next) {
@@ -71,11 +98,18 @@ static void look(struct sw_timer *timer)
             continue;
         struct sw_connection *connection = each->connection;
         goes_on = 1;
-        if (!is_silent(connection->pair))
+        int is_due = connection->pair->oldest != connection->pair->end;
+        set_asking(connection, is_due);
+        if (!is_due || !is_silent(connection->pair, time, &since)) {
             connection->silent_since = 0;
-        else if (!connection->silent_since)
+            continue;
+        }
+        /* Before there was something to answer it may well have said nothing for hours. */
+        if (!connection->silent_since)
             connection->silent_since = time;
-        else if (time - connection->silent_since >= patience_of(each))
+        else if (connection->silent_since < since)
+            connection->silent_since = since;
+        if (time - connection->silent_since >= patience_of(each))
             sw_stream_broken(connection->pair->stream, ETIMEDOUT);
     }
     if (goes_on && sw_call_later(timer, LOOK_MILLISECONDS)) {

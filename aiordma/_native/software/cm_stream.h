@@ -18,7 +18,8 @@ struct sw_connection {
     uint8_t frame[SW_MPA_MOST];
     size_t arrived;
     struct sw_mpa peer; /* what it said, in frame */
-    uint64_t silent_since; /* cm_silence.c's */
+    uint64_t silent_since; /* cm_silence.c's, */
+    int asks;              /* and this */
 
     /* a listener's */
     struct sw_connection *handshakes; /* of peers whose request has not come */

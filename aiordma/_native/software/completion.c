@@ -295,7 +295,7 @@ static void deliver(struct sw_queue *queue, const struct ibv_wc *completion, int
     wake(queue, solicited || completion->status != IBV_WC_SUCCESS);
 }
 
-/* -- a fault: completions that come late, each queue pair's in their order ----------------------- */
+/* -- a fault: completions that come late, each queue pair's in their order ----------------- */
 
 struct late_completion {
     struct late_completion *next;

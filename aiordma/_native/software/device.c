@@ -5,11 +5,15 @@
 
 #include <errno.h>
 #include <ifaddrs.h>
+#include <linux/netlink.h>
+#include <linux/rtnetlink.h>
 #include <net/if.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 enum { PORT = 1, PKEY = 0xffff };
@@ -61,6 +65,8 @@ static struct {
         unsigned int interface;
         int is_used, is_seen;
     } entries[SW_MOST_GIDS];
+    int has_changed;       /* since it was told */
+    struct sw_watch watch; /* of the kernel's news, while a context is open */
 } gids;
 
 static void map_ipv4(const void *address, union ibv_gid *gid)
@@ -118,14 +124,68 @@ static void refresh_gids(void)
                 (at->ifa_addr->sa_family != AF_INET && at->ifa_addr->sa_family != AF_INET6))
                 continue;
             sw_gid_of(at->ifa_addr, &gid);
-            if (pass || find_gid(&gid) >= 0)
+            int is_known = find_gid(&gid) >= 0;
+            if (pass || is_known)
                 see_gid(&gid, if_nametoindex(at->ifa_name));
+            gids.has_changed |= pass && !is_known && find_gid(&gid) >= 0;
         }
-        for (int i = 0; i < SW_MOST_GIDS; i++)
-            if (!gids.entries[i].is_seen)
-                gids.entries[i].is_used = 0;
+        for (int i = 0; i < SW_MOST_GIDS; i++) {
+            gids.has_changed |= gids.entries[i].is_used && !gids.entries[i].is_seen;
+            gids.entries[i].is_used = gids.entries[i].is_seen;
+        }
     }
     freeifaddrs(addresses);
+}
+
+static void news(struct sw_watch *watch, uint32_t events)
+{
+    char message[4096];
+
+    /* What it says does not matter, nor what of it was lost: the table is compared. */
+    (void)events;
+    while (recv(watch->fd, message, sizeof(message), 0) >= 0 || errno == ENOBUFS)
+        continue;
+    refresh_gids();
+    if (gids.has_changed)
+        sw_raise_port(IBV_EVENT_GID_CHANGE);
+    gids.has_changed = 0;
+}
+
+/* Where the kernel's news cannot be had, there are no events of it. */
+static void watch_addresses(void)
+{
+    struct sockaddr_nl groups = {
+        .nl_family = AF_NETLINK,
+        .nl_groups = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR,
+    };
+
+    if (gids.watch.slot)
+        return;
+    int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, NETLINK_ROUTE);
+    if (fd < 0)
+        return;
+    gids.watch.ready = news;
+    if (bind(fd, (struct sockaddr *)&groups, sizeof(groups)) ||
+        sw_watch(&gids.watch, fd, EPOLLIN)) {
+        close(fd);
+        return;
+    }
+    refresh_gids();
+    gids.has_changed = 0;
+}
+
+static void unwatch_addresses(void)
+{
+    if (!gids.watch.slot)
+        return;
+    int fd = gids.watch.fd;
+    sw_unwatch(&gids.watch);
+    close(fd);
+}
+
+void sw_device_forked(void)
+{
+    memset(&gids.watch, 0, sizeof(gids.watch));
 }
 
 int sw_gid_index(const union ibv_gid *gid)
@@ -411,6 +471,7 @@ static struct sw_context *new_context(void)
     context->next = sw_device.contexts;
     sw_device.contexts = context;
     sw_device.counts.contexts++;
+    watch_addresses();
     return context;
 }
 
@@ -441,6 +502,8 @@ static int close_device(struct ibv_context *public)
         link = &(*link)->next;
     *link = context->next;
     sw_device.counts.contexts--;
+    if (!sw_device.contexts)
+        unwatch_addresses();
     for (struct sw_async_event *event = context->first_event, *next; event; event = next) {
         next = event->next;
         free(event);

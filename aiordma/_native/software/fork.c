@@ -33,9 +33,10 @@ static int is_foreign_channel(const struct rdma_event_channel *channel)
 /* Every public structure of verbs.h has its context. NULL is the rooms' to refuse. */
 #define FOREIGN(object) ((object) && is_foreign_context((object)->context))
 
+/* An identifier may outlive its channel, and knows its context once it has an address. */
 static int is_foreign_id(const struct rdma_cm_id *id)
 {
-    return id && is_foreign_channel(id->channel);
+    return id && (is_foreign_channel(id->channel) || is_foreign_context(id->verbs));
 }
 
 /* A request's own identifier may be gone before its acknowledgement, the listener may not. */
@@ -375,6 +376,7 @@ static void in_child(void)
     sw_device.identifiers = NULL;
     memset(&sw_device.counts, 0, sizeof(sw_device.counts));
     sw_engine_forked();
+    sw_device_forked();
     sw_identifiers_forked();
     sw_memory_forked();
     sw_queue_pairs_forked();

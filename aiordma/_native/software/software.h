@@ -421,6 +421,7 @@ int sw_datagrams_are_attached(const struct sw_queue_pair *pair);
 /* Have every call refuse what a parent made, and register for forks. 0 or an errno. */
 int sw_guard(struct aiordma_provider *table);
 /* In the child, beside sw_engine_forked: forget what is the parent's, telling nobody. */
+void sw_device_forked(void);
 void sw_queue_pairs_forked(void);
 void sw_identifiers_forked(void); /* closes those that the engine did not watch */
 void sw_memory_forked(void);

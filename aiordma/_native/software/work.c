@@ -112,7 +112,8 @@ static void copy_send(struct sw_queue_pair *pair, struct sw_send *send,
         copy_inline(send, request);
     } else {
         send->part_count = request->num_sge;
-        memcpy(parts, request->sg_list, (size_t)request->num_sge * sizeof(*parts));
+        for (int i = 0; i < request->num_sge; i++)
+            parts[i] = request->sg_list[i];
     }
     if (send->opcode == IBV_WR_SEND_WITH_INV || send->opcode == IBV_WR_LOCAL_INV)
         send->invalidated = request->invalidate_rkey;
