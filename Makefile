@@ -62,7 +62,7 @@ DEVICE ?= software
 ifeq ($(DEVICE),software)
 demo:
 	@mkdir -p build
-	@flock build/venv.lock $(MAKE) --no-print-directory .venv/.native
+	@flock build/venv.lock $(MAKE) -s .venv/.native
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" PYTHONPATH="$(CURDIR)" AIORDMA_DEVICE=software \
 		tests/vm/guest/demo.sh 127.0.0.1
 else
