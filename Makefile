@@ -16,9 +16,9 @@ report_to = --junitxml=$(RESULTS)/junit-$(1).xml $(ARGS)
 .PHONY: help venv venv-built demo test test-software test-rxe test-siw vm lint docs bench sanitize fuzz clean
 
 help:
-	@echo "make demo            an echo server and client over RDMA, in a VM"
+	@echo "make demo            an echo server and client over RDMA; DEVICE=rxe|siw: in a VM"
 	@echo "make test            every test on every device; its parts are"
-	@echo "     test-software   ... natively, without RDMA in the kernel"
+	@echo "     test-software   ... natively, on the software device, without RDMA in the kernel"
 	@echo "     test-rxe        ... in a VM, over RoCE (soft-RoCE)"
 	@echo "     test-siw        ... in a VM, over iWARP (soft-iWARP)"
 	@echo "make vm CMD='...'    a command in the VM; PROVIDER=rxe|siw|none VM_TIMEOUT=seconds VM_VETH=1"
@@ -32,29 +32,43 @@ venv:
 	@flock build/venv.lock $(MAKE) --no-print-directory venv-built
 
 # Bytecode is made here: the VM compiles 13 times slower and forgets it.
-venv-built: .venv/.native
+venv-built: .venv/.native .venv/.installed
 	@.venv/bin/python -m compileall -q aiordma tests examples
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-# editable_mode=compat: a plain path instead of an import hook, which costs each Python in the VM
-# a third of a second.
-.venv/.installed: pyproject.toml setup.py
+# What compiles and runs it; the tests need more.
+.venv/.base: pyproject.toml setup.py
 	@$(TEST_BED) build-packages
 	$(PYTHON) -m venv .venv
-	.venv/bin/pip install -qq --upgrade 'setuptools>=77' 'cffi>=1.16'
-	.venv/bin/pip install -qq --no-build-isolation -C editable_mode=compat -e '.[test,lint]'
+	.venv/bin/pip install -qq --upgrade 'setuptools>=77' 'cffi>=1.16' 'anyio>=4.10'
 	@touch $@
 
-.venv/.native: .venv/.installed $(NATIVE)
+.venv/.native: .venv/.base $(NATIVE)
 	.venv/bin/python setup.py -q build_ext --inplace --force
+	@touch $@
+
+# editable_mode=compat: a plain path instead of an import hook, which costs each Python in the VM
+# a third of a second.
+.venv/.installed: .venv/.base | .venv/.native
+	.venv/bin/pip install -qq --no-build-isolation -C editable_mode=compat -e '.[test,lint]'
 	@touch $@
 
 vm: venv
 	@$(TEST_BED) run "$$CMD"
 
+# On this machine, by the software device; with DEVICE=rxe or DEVICE=siw in a VM, by the kernel's.
+DEVICE ?= software
+ifeq ($(DEVICE),software)
+demo:
+	@mkdir -p build
+	@flock build/venv.lock $(MAKE) -s .venv/.native
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" PYTHONPATH="$(CURDIR)" AIORDMA_DEVICE=software \
+		tests/vm/guest/demo.sh 127.0.0.1
+else
 demo: venv
-	@PROVIDER=rxe $(TEST_BED) run 'tests/vm/guest/demo.sh'
+	@PROVIDER=$(DEVICE) $(TEST_BED) run 'tests/vm/guest/demo.sh'
+endif
 
 # Every part runs, whatever became of the one before. The summary's last line is for machines.
 test: venv
@@ -70,7 +84,8 @@ test: venv
 test-software: venv
 	@mkdir -p $(RESULTS)
 	@AIORDMA_RESULTS=$(RESULTS) AIORDMA_TEST_DEVICE=software \
-		.venv/bin/python -m pytest tests/unit $(call report_to,software)
+		.venv/bin/python -m pytest tests/unit tests/device tests/faults tests/docs \
+		$(call report_to,software)
 
 # The VM's tests may take longer than a command that somebody waits for.
 test-rxe test-siw docs: export VM_TIMEOUT ?= 1800

@@ -180,6 +180,10 @@ async def test_names_are_resolved_as_librdmacm_does() -> None:
     assert theirs.service is aiordma.QueuePairType.RC
     assert theirs.port_space is aiordma.PortSpace.TCP
     for family, address in (("AF_INET", "127.0.0.1"), ("AF_INET6", "::1")):
+        try:
+            socket.getaddrinfo("localhost", 1, socket.AddressFamily[family])
+        except socket.gaierror:
+            continue  # nor does this machine's resolver know it
         (local,) = await aiordma.resolve(
             "localhost", 1, family=socket.AddressFamily[family], port_space=aiordma.PortSpace.UDP
         )

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.devices import ADDRESS
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 ROLES = ("server", "client", "alone")
@@ -39,7 +41,9 @@ def blocks(page: Path) -> list[Block]:
         if language == "python":
             line = text.count("\n", 0, match.start()) + 2
             server = next((b for b in reversed(found) if b.role == "server"), None)
-            found.append(Block(str(page.relative_to(ROOT)), line, role, body, server=server))
+            # The pages' address is one that everybody has, the device's under test its own.
+            source = body.replace("127.0.0.1", ADDRESS)
+            found.append(Block(str(page.relative_to(ROOT)), line, role, source, server=server))
         elif language == "text" and found:
             found[-1].output = body.splitlines()
     return found
