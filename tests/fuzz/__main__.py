@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 SOFTWARE = ROOT / "aiordma" / "_native" / "software"
 BUILD = ROOT / "build" / "fuzz"
 
-SHARES = {"stream": 4, "handshake": 2, "codecs": 2}
+SHARES = {"stream": 4, "handshake": 2, "datagrams": 2, "codecs": 2}
 LONGEST = {"stream": 600, "handshake": 600, "datagrams": 1200, "codecs": 4200}
 SECONDS_OF_ONE_INPUT = 10  # milliseconds are usual
 COMMON = ("world.c", "engine.c", "sockets.c", "peer.c")

@@ -62,9 +62,9 @@ class Exchange:
         await self.swap(CACHE_LINE)
         await self.swap(MTU)
 
-    async def describe(self, memory: RemoteMemory | None = None, qpn: int = 0) -> RemoteMemory:
+    async def describe(self, memory: RemoteMemory | None = None) -> RemoteMemory:
         """Say where our memory is, and be told where theirs is; also used to keep in step."""
-        ours = (0, 1, qpn, 0, memory.rkey if memory else 0, memory.address if memory else 0)
+        ours = (0, 1, 0, 0, memory.rkey if memory else 0, memory.address if memory else 0)
         theirs = DESTINATION.unpack(await self.swap(DESTINATION.pack(*ours, bytes(16), 0, 0)))
         return RemoteMemory(theirs[5], memory.length if memory else 0, theirs[4])
 
@@ -108,11 +108,10 @@ async def _ready(exchange: Exchange, connection: Connection, size: int) -> Sessi
     """The steps between the second connection and the measuring."""
     ours = bytearray(size)
     memory = connection.register(ours, PEER).remote()
-    qpn = connection.qp.qp_num
-    await exchange.describe(memory, qpn)  # connected
-    theirs = await exchange.describe(memory, qpn)
+    await exchange.describe(memory)  # connected
+    theirs = await exchange.describe(memory)
     for _ in range(3):  # the same for each queue pair, to print it, and when all are ready
-        theirs = await exchange.describe(memory, qpn)
+        theirs = await exchange.describe(memory)
     return Session(exchange, connection, ours, theirs)
 
 

@@ -214,17 +214,24 @@ async def connected(
     direction: tuple[str, str], private_data: bytes = b"", **options: int
 ) -> AsyncIterator[tuple[aiordma.Connection, aiordma.Connection]]:
     """A connection between the two devices: the connecting side, the accepting side."""
-    async with await aiordma.listen(ADDRESS, 0, device=direction[1], **options) as listener:
+    found: list[aiordma.Connection] = []
+
+    async def speak_first() -> None:
+        # siw's accepting side is there only when it has heard something.
         client = await aiordma.connect(
             ADDRESS, listener.port, device=direction[0], private_data=private_data, **options
         )
-        async with client:
-            # siw's accepting side is there only when it has heard something.
-            await client.send(b"first")
-            async with await listener.accept() as server:
-                assert (client.device_name, server.device_name) == direction
-                assert await server.receive() == b"first"
-                yield client, server
+        found.append(client)
+        await client.send(b"first")
+
+    async with await aiordma.listen(ADDRESS, 0, device=direction[1], **options) as listener:
+        async with anyio.create_task_group() as group:
+            group.start_soon(speak_first)
+            server = await listener.accept()
+        async with found[0] as client, server:
+            assert (client.device_name, server.device_name) == direction
+            assert await server.receive() == b"first"
+            yield client, server
 
 
 @every_loop

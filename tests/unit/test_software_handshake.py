@@ -87,7 +87,7 @@ def test_a_request_is_heard_however_it_is_cut(device: Device, pieces: int) -> No
     ("asked", "answered"),
     [
         ((UPPER, UPPER), (UPPER, UPPER)),  # a WRITE is fine
-        ((UPPER, UPPER | LOWER), (UPPER, UPPER)),
+        ((UPPER, UPPER | LOWER), (UPPER, UPPER | LOWER)),  # one of our own kind
         ((UPPER, LOWER), (UPPER, LOWER)),  # only a READ, then
         ((UPPER, 0), (UPPER, UPPER)),  # leaves it to us
         ((0, 0), (0, 0)),  # a client that will speak first by itself
@@ -251,7 +251,7 @@ def test_a_request_asks_to_speak_first_by_a_write_of_nothing(device: Device) -> 
     reply = Frame(True, inbound=UPPER | 7, outbound=UPPER | 2, private_data=b"welcome")
     identifier, peer, request = answer(device, reply, parameters)
     assert request == Frame(
-        False, ENHANCED, 2, UPPER | 3, UPPER | MOST_DEPTH, b"who I am"
+        False, ENHANCED, 2, UPPER | 3, UPPER | LOWER | MOST_DEPTH, b"who I am"
     )  # no CRC: the bytes stay in this machine's memory
     event = expect(device.channel, CmEventType.ESTABLISHED)
     assert event.private_data == b"welcome"

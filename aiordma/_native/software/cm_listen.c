@@ -71,10 +71,11 @@ static struct sw_mpa reply_to(const struct sw_mpa *request)
         .peer_to_peer = request->peer_to_peer,
     };
 
-    /* A WRITE of no bytes, if the peer can, or leaves it to us; else a READ of none. */
+    /* A WRITE of no bytes, if the peer can, or leaves it to us; a READ of none. One of our own
+     * kind offers both, and is answered with both. */
     if (request->peer_to_peer) {
-        reply.ready_by_read = request->ready_by_read && !request->ready_by_write;
-        reply.ready_by_write = !reply.ready_by_read;
+        reply.ready_by_read = request->ready_by_read;
+        reply.ready_by_write = request->ready_by_write || !request->ready_by_read;
     }
     return reply;
 }
@@ -271,6 +272,8 @@ static int answer_yes(struct sw_identifier *identifier, struct sw_terms *terms)
     *terms = (struct sw_terms){
         .crc = peer->crc || sw_wants_crc(identifier),
         .must_hear_first = 1,
+        .must_hear_soon = !peer->peer_to_peer,
+        .gives_word = peer->peer_to_peer && peer->ready_by_write && peer->ready_by_read,
         .inbound_depth = sw_depth_of(parameters->responder_resources),
         .outbound_depth = sw_depth_of(parameters->initiator_depth),
     };

@@ -329,6 +329,7 @@ static int agree(struct sw_identifier *identifier, struct sw_terms *terms)
         .crc = peer->crc || sw_wants_crc(identifier),
         .is_initiator = 1,
         .sends_ready = peer->peer_to_peer,
+        .gives_word = peer->ready_by_write && peer->ready_by_read,
         .inbound_depth = peer->outbound_depth,
         .outbound_depth = sw_least(outbound, peer->inbound_depth),
     };
@@ -398,6 +399,7 @@ static int send_request(struct sw_identifier *identifier)
         .enhanced = 1,
         .peer_to_peer = 1,
         .ready_by_write = 1,
+        .ready_by_read = 1, /* only so that our own kind is known by it */
         .inbound_depth = sw_depth_of(parameters->responder_resources),
         .outbound_depth = sw_depth_of(parameters->initiator_depth),
         .private_data = identifier->private_data,

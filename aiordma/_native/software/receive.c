@@ -50,7 +50,7 @@ static int permits(const struct sw_stream *stream, unsigned int access)
     return (stream->pair->attributes.qp_access_flags & access) == access;
 }
 
-/* -- a frame's beginning: 1 go on, 0 it is held back, -1 it was refused --------------------------- */
+/* -- a frame's beginning: 1 go on, 0 it is held back, -1 it was refused ------------------------ */
 
 static int is_in_sequence(struct sw_stream *stream, const struct sw_frame *frame)
 {
@@ -186,7 +186,7 @@ static int begin(struct sw_stream *stream)
     }
 }
 
-/* -- payload that goes into memory --------------------------------------------------------------- */
+/* -- payload that goes into memory ------------------------------------------------------------- */
 
 static int is_placed(enum sw_operation operation)
 {
@@ -311,7 +311,7 @@ static int place(struct sw_stream *stream)
     return 0;
 }
 
-/* -- a frame's end: 0, or -1: the pair has failed -------------------------------------------------- */
+/* -- a frame's end: 0, or -1: the pair has failed ---------------------------------------------- */
 
 static int end_send(struct sw_stream *stream)
 {
@@ -467,6 +467,9 @@ static enum ibv_wc_status status_of(const struct sw_reason *reason)
         return IBV_WC_REM_ACCESS_ERR;
     if (reason->layer == SW_LAYER_DDP && reason->type == 1)
         return IBV_WC_REM_ACCESS_ERR;
+    /* siw (of Linux 6.1) writes layer and type the wrong way round; DDP's type 0 has code 0. */
+    if (reason->layer == SW_LAYER_DDP && reason->type == 0 && reason->code)
+        return IBV_WC_REM_ACCESS_ERR;
     if (reason->layer == SW_LAYER_DDP && reason->type == 2)
         return reason->code == 2 ? IBV_WC_RNR_RETRY_EXC_ERR : IBV_WC_REM_INV_REQ_ERR;
     return IBV_WC_REM_OP_ERR;
@@ -555,7 +558,7 @@ static int end(struct sw_stream *stream, const char *payload)
     }
 }
 
-/* -- the buffer ------------------------------------------------------------------------------------ */
+/* -- the buffer -------------------------------------------------------------------------------- */
 
 static int is_intact(const struct sw_stream *stream)
 {

@@ -372,7 +372,9 @@ struct sw_terms {
     int crc;               /* CRC32C on every frame, both ways */
     int is_initiator;
     int must_hear_first;   /* the accepting side sends nothing before a frame has come */
+    int must_hear_soon;    /* ... or some time has passed: the peer announces nothing */
     int sends_ready;       /* the initiator sends a WRITE of no bytes first (RFC 6581 RTR) */
+    int gives_word;        /* the peer answers READs of no bytes: it is one of our own kind */
     uint16_t inbound_depth, outbound_depth; /* READs and atomics outstanding: IRD, ORD */
     const void *already;   /* bytes behind the handshake that have been read */
     size_t already_size;

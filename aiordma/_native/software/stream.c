@@ -14,7 +14,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { LINGER_MILLISECONDS = 2000 };
+enum { LINGER_MILLISECONDS = 2000, HEARING_MILLISECONDS = 150 };
 
 static void ready(struct sw_watch *watch, uint32_t events)
 {
@@ -269,6 +269,18 @@ static struct sw_stream *new_stream(int fd, const struct sw_terms *terms)
     return stream;
 }
 
+/*
+ * The accepting side waits for the peer's first frame since the peer may still be reading its
+ * answer to the handshake (RFC 5044, 7.1.2). One that announces nothing may be waiting for us.
+ */
+static void heard_nothing(struct sw_timer *timer)
+{
+    struct sw_stream *stream = SW_CONTAINER(timer, struct sw_stream, timer);
+
+    stream->terms.must_hear_first = 0;
+    sw_transmit(stream);
+}
+
 int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *terms)
 {
     struct sw_stream *stream = NULL;
@@ -292,6 +304,12 @@ int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *t
     pair->attributes.max_rd_atomic = (uint8_t)terms->outbound_depth;
     pair->attributes.max_dest_rd_atomic = (uint8_t)terms->inbound_depth;
     sw_queue_pair_ready(pair);
+    if (terms->must_hear_first && terms->must_hear_soon) {
+        stream->timer.expired = heard_nothing;
+        if (sw_call_later(&stream->timer, HEARING_MILLISECONDS)) {
+            /* The engine runs: it watches the socket. */
+        }
+    }
     sw_transmit(stream);
     if (stream->pair && stream->in.end)
         sw_process(stream);

@@ -103,6 +103,12 @@ struct sw_stream {
     uint32_t terminate_size;
 };
 
+/* Whether a request ends when the peer says so, rather than when TCP has it. */
+static inline int sw_awaits_word(const struct sw_stream *stream)
+{
+    return stream->terms.gives_word && stream->terms.outbound_depth;
+}
+
 enum { SW_IN_SIZE = SW_MOST_FRAME + 4096, SW_KEPT_SIZE = 4 << 20 };
 
 /* transmit.c: send as much as TCP takes. The pair may have failed afterwards (stream->pair). */

@@ -236,11 +236,14 @@ static int compose_piece(struct sw_stream *stream, struct sw_send *send)
  * no bytes is answered when all that was sent before it has been carried out, so that a request
  * ends as it does elsewhere: its data are there, or it is told why not, and a message that waits
  * for its receive holds its sender back. One such question is under way at a time, behind as much
- * as there is, and a program's own READ serves as well. A peer that answers none gets none.
+ * as there is, and a program's own READ serves as well.
+ *
+ * Only a peer of our own kind is asked, which the handshake tells: siw (of Linux 6.1) answers a
+ * READ of no bytes with some bytes if it is busy. With others a request ends when TCP has it.
  */
 static int compose_word(struct sw_stream *stream)
 {
-    if (!stream->needs_word || stream->has_word_due ||
+    if (!stream->needs_word || !sw_awaits_word(stream) || stream->has_word_due ||
         stream->asked >= stream->terms.outbound_depth)
         return 0;
     struct sw_out_frame *frame = new_frame(stream);
@@ -524,7 +527,7 @@ static void advance(struct sw_stream *stream, size_t taken)
         taken -= frame->left;
         stream->out_first = (stream->out_first + 1) % SW_OUT_FRAMES;
         stream->out_count--;
-        if (frame->ends && stream->terms.outbound_depth)
+        if (frame->ends && sw_awaits_word(stream))
             frame->send->stage = SW_SENT;
         else if (frame->ends)
             sw_end_send(stream->pair, frame->send, IBV_WC_SUCCESS);
