@@ -29,8 +29,8 @@ logger = logging.getLogger("aiordma")
 Result = TypeVar("Result")
 
 _FINDING = ("rdma_bind_addr", "rdma_resolve_addr", "rdma_resolve_route")
-"""The calls that find the device of an address. (Of a loopback address Linux knows a device at first,
-and then no route to it.)"""
+"""The calls that find the device of an address. (Of a loopback address Linux knows a device at
+first, and then no route to it.)"""
 
 _said: set[str] = set()
 
