@@ -6,7 +6,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from aiordma.errors import AddressError, NoDeviceError, VerbsCallError
+from aiordma.errors import (
+    AddressError,
+    NoDeviceError,
+    RdmaConnectionError,
+    RouteError,
+    VerbsCallError,
+)
 from aiordma.provider import (
     Provider,
     provider_of,
@@ -22,8 +28,9 @@ logger = logging.getLogger("aiordma")
 
 Result = TypeVar("Result")
 
-_FINDING = ("rdma_bind_addr", "rdma_resolve_addr")
-"""The calls that find the device of an address."""
+_FINDING = ("rdma_bind_addr", "rdma_resolve_addr", "rdma_resolve_route")
+"""The calls that find the device of an address. (Of a loopback address Linux knows a device at first,
+and then no route to it.)"""
 
 _said: set[str] = set()
 
@@ -41,7 +48,8 @@ async def with_device(
         device: "auto", or the name of the device that is insisted on.
         address: what is to be reached, for the log.
         attempt: raises what tells that an address is not reached as it came: NoDeviceError,
-            VerbsCallError of the call that found no device, or AddressError with `is_unreached`.
+            VerbsCallError of the call that found no device (also as a cause), or AddressError with
+            `is_unreached`.
 
     Raises:
         NoDeviceError: a real device is wanted by name, and there is none.
@@ -53,7 +61,7 @@ async def with_device(
     if real_devices_are_here():
         try:
             return await attempt(rdma_core())
-        except (NoDeviceError, AddressError, VerbsCallError) as error:
+        except (NoDeviceError, RdmaConnectionError, VerbsCallError) as error:
             if not _is_unreached(error):
                 raise
             why = str(error)
@@ -72,13 +80,11 @@ async def with_device(
     return await attempt(software())
 
 
-def _is_unreached(error: Exception) -> bool:
-    if isinstance(error, NoDeviceError):
+def _is_unreached(error: BaseException | None) -> bool:
+    if isinstance(error, NoDeviceError) or (isinstance(error, AddressError) and error.is_unreached):
         return True
-    if isinstance(error, AddressError):
-        return error.is_unreached or (
-            isinstance(error.__cause__, VerbsCallError) and _is_unreached(error.__cause__)
-        )
+    if isinstance(error, AddressError | RouteError):
+        error = error.__cause__
     return (
         isinstance(error, VerbsCallError) and error.call in _FINDING and error.errno == errno.ENODEV
     )

@@ -81,6 +81,7 @@ LACKS: dict[str, dict[str, str]] = {
         "reregistration": "rxe 6.1 cannot change a region (ibv_rereg_mr)",
         "ignored_overruns": "rxe's completion queues cannot ignore an overrun",
         "iwarp": "RoCE is not iWARP, which the built-in software device speaks",
+        "anew_in_a_child": "librdmacm keeps its devices open, and a forked child may not use them",
     },
     "siw": {
         "datagrams": "iWARP has no datagrams",
@@ -106,6 +107,7 @@ LACKS: dict[str, dict[str, str]] = {
         "cut off in its middle",
         "queue pairs by hand": "iWARP queue pairs are connected by the connection manager only",
         "resized_queues": "siw cannot resize a completion queue",
+        "anew_in_a_child": "librdmacm keeps its devices open, and a forked child may not use them",
         "reregistration": "siw cannot change a region (ibv_rereg_mr)",
         "ignored_overruns": "siw's completion queues cannot ignore an overrun",
         "extended_queues": "siw's library makes no extended completion queues, and so none with "

@@ -15,7 +15,9 @@ from aiordma.errors import (
     AddressError,
     NoDeviceError,
     NotSupportedError,
+    RdmaConnectionError,
     RejectedError,
+    RouteError,
     VerbsCallError,
 )
 from aiordma.provider import Provider, real_devices_are_here, usual_provider, wanted_device
@@ -74,15 +76,15 @@ def unreached() -> AddressError:
     return error
 
 
-def caused() -> AddressError:
-    error = AddressError("refused")
-    error.__cause__ = VerbsCallError(errno.ENODEV, "rdma_resolve_addr")
+def caused(error: RdmaConnectionError, call: str) -> RdmaConnectionError:
+    error.__cause__ = VerbsCallError(errno.ENODEV, call)
     return error
 
 
 UNREACHED = [
     unreached(),
-    caused(),
+    caused(AddressError("no such device"), "rdma_resolve_addr"),
+    caused(RouteError("no way"), "rdma_resolve_route"),
     VerbsCallError(errno.ENODEV, "rdma_bind_addr"),
     NoDeviceError("/dev/infiniband/rdma_cm cannot be opened"),
 ]
@@ -91,6 +93,8 @@ OTHERS = [
     AddressError("the name does not resolve"),
     VerbsCallError(errno.EADDRINUSE, "rdma_bind_addr"),
     VerbsCallError(errno.ENODEV, "rdma_create_qp"),
+    RouteError("no way"),
+    caused(RdmaConnectionError("no queue pair"), "rdma_create_qp"),
     RejectedError("nobody listens", reason=8, private_data=b""),
     TimeoutError(),
 ]
