@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 
 #include "crc32c.h"
+#include "faults.h"
 
 /* -- frames ---------------------------------------------------------------------------------- */
 
@@ -68,6 +69,7 @@ static int add_frame(struct sw_stream *stream, struct sw_out_frame *frame, struc
                      uint32_t own)
 {
     int first = stream->part_count;
+    struct aiordma_fault fault;
 
     what->payload = own ? own : frame->payload;
     uint32_t header = sw_frame_write(frame->header, what);
@@ -84,6 +86,8 @@ static int add_frame(struct sw_stream *stream, struct sw_out_frame *frame, struc
             crc = sw_crc32c(crc, stream->parts[i].iov_base, stream->parts[i].iov_len);
         crc = htole32(sw_crc32c(crc, frame->trailer, padding));
         memcpy(frame->trailer + padding, &crc, sizeof(crc));
+        if (sw_fault(AIORDMA_FAULT_CORRUPTED, &fault))
+            frame->trailer[padding] ^= 1;
     }
     stream->parts[stream->part_count++] = (struct iovec){frame->trailer, padding + 4};
     frame->size = frame->left = sw_frame_size(what);
