@@ -755,9 +755,12 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
     uint32_t direct;
 
     if (stream->is_full) {
-        /* Held back: only the end of everything is heard. */
+        /* Held back: only the peer's end is heard. */
+        stream->has_left |= !!(events & EPOLLRDHUP);
         if (events & (EPOLLERR | EPOLLHUP))
             sw_stream_broken(stream, ECONNRESET);
+        else
+            sw_stream_is_hopeless(stream);
         return;
     }
     for (int i = 0; i < MOST_READS; i++) {
@@ -771,7 +774,8 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
             break;
         if (!size && stream->pair->is_waiting) {
             /* The peer has sent all that it wanted, and that waits for receives. */
-            stream->has_ended = stream->is_full = 1;
+            stream->has_ended = stream->has_left = stream->is_full = 1;
+            sw_stream_is_hopeless(stream);
             break;
         }
         if (size <= 0) {
