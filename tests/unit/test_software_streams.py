@@ -223,8 +223,9 @@ def test_a_region_that_is_now_other_memory_shows_nothing_of_the_first(stack: Exi
     ask = struct.pack(">IQIIQ", 9, 0, len(first), region.rkey, 0)
     wire.peer.sendall(untagged(READ_REQUEST, 1, 1, ask))
     time.sleep(0.2)
-    memory, change = ffi.from_buffer(second), lib.IBV_REREG_MR_CHANGE_TRANSLATION
-    assert not software().rereg_mr(region.pointer, change, ffi.NULL, memory, len(second), 0)
+    change = lib.IBV_REREG_MR_CHANGE_TRANSLATION | lib.IBV_REREG_MR_CHANGE_ACCESS
+    arguments = (ffi.NULL, ffi.from_buffer(second), len(second), int(region.access))
+    assert not software().rereg_mr(region.pointer, change, *arguments)
     first[:] = b"S" * len(first)  # the program's again
     assert b"S" * 100 not in rest_of(wire.peer)
 

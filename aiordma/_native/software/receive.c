@@ -254,8 +254,10 @@ static int locate(struct sw_stream *stream, uint32_t size, struct iovec *to)
         if (!send)
             return refuse(stream, tagged_reason(SW_NO_KEY));
         found = locate_parts(stream, send->parts, send->part_count, send->progress, size, to);
-        if (found < 0)
+        if (found < 0) {
+            sw_end_sent(pair, counter); /* those before it were carried out */
             sw_stream_failed_send(stream, send, IBV_WC_LOC_PROT_ERR);
+        }
         return found;
     default:
         found = locate_parts(stream, pair->taken.parts, pair->taken.part_count,
@@ -438,6 +440,7 @@ static int end_atomic_response(struct sw_stream *stream, const char *payload)
     enum ibv_wc_status status = sw_scatter(stream->pair->ibv.pd, send->parts, send->part_count, 0,
                                            &value, sizeof(value));
     if (status) {
+        sw_end_sent(stream->pair, counter); /* those before it were carried out */
         sw_stream_failed_send(stream, send, status);
         return -1;
     }
