@@ -123,6 +123,8 @@ uint32_t sw_compose_terminate(struct sw_stream *stream, char *to)
 
 /* -- requests ---------------------------------------------------------------------------------- */
 
+static int compose_word(struct sw_stream *stream);
+
 static int is_reachable(struct sw_queue_pair *pair, const struct sw_send *send, int access)
 {
     char *memory;
@@ -165,13 +167,15 @@ static enum sw_operation operation_of(const struct sw_send *send)
 }
 
 /*
- * A request that cannot be carried out waits until those before it have gone, and fails then.
- * Returns what its composer is to return.
+ * A request that cannot be carried out waits until those before it have ended, and fails then:
+ * the connection ends with it, and they would be flushed. Returns what its composer is to return.
  */
 static int fail_in_turn(struct sw_stream *stream, struct sw_send *send, enum ibv_wc_status status)
 {
     if (stream->out_count)
         return 0;
+    if (stream->pair->oldest != stream->pair->next_send)
+        return compose_word(stream);
     sw_stream_failed_send(stream, send, status);
     return 1;
 }
