@@ -131,6 +131,7 @@ def _text(text: str | None) -> Any:
 def _resolve(
     provider: Provider, node: Any, port: Any, hints: Any, what: str
 ) -> list[ResolvedAddress]:
+    provider.use_manager()
     out = ffi.new("struct rdma_addrinfo **")
     code = provider.cm_getaddrinfo(node, port, hints, out)
     if code:
@@ -197,6 +198,7 @@ async def devices() -> list[Device]:
 
 
 def _devices(provider: Provider) -> list[Device]:
+    provider.use_manager()
     count = ffi.new("int *")
     listed = provider.get_devices(count)
     if listed == ffi.NULL:

@@ -58,6 +58,7 @@ class EventChannel(Resource):
         provider = device if isinstance(device, Provider) else usual_provider(device)
         self.provider = provider
         try:
+            provider.use_manager()
             self.pointer = check_pointer(
                 provider.create_event_channel(), "rdma_create_event_channel"
             )

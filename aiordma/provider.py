@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from aiordma._native import load_rdma_core, load_software
-from aiordma.errors import NoDeviceError, NotSupportedError
+from aiordma.errors import ForkError, NoDeviceError, NotSupportedError
+from aiordma.process import here
 
 __all__ = (
     "SOFTWARE",
@@ -37,21 +38,47 @@ class Provider:
         table: the slots.
         remedy: what helps where one is empty.
         connects_at_once: no device's connect waits for the network within the call.
+        outlives_forks: a child can use its connection manager although its parent did.
 
     Raises:
         NotSupportedError: (on use of a slot) what lies below lacks the function.
     """
 
     def __init__(
-        self, name: str, table: Any, remedy: str = "", *, connects_at_once: bool = False
+        self,
+        name: str,
+        table: Any,
+        remedy: str = "",
+        *,
+        connects_at_once: bool = False,
+        outlives_forks: bool = False,
     ) -> None:
         self.name = name
         self.table = table
         self.connects_at_once = connects_at_once
         self._remedy = remedy
+        self._outlives_forks = outlives_forks
+        self._user: int | None = None
 
     def __repr__(self) -> str:
         return f"<Provider {self.name}>"
+
+    def use_manager(self) -> None:
+        """Note that this process uses the connection manager, before its first call into it.
+
+        Raises:
+            ForkError: the process that this one was forked from did. librdmacm keeps the devices
+                open that it has used, and the kernel refuses a child that uses them.
+        """
+        if self._user is None:
+            self._user = here.pid
+        if self._user != here.pid and not self._outlives_forks:
+            raise ForkError(
+                f"process {self._user}, of which this one, {here.pid}, is a forked child, has used "
+                "real RDMA devices, and librdmacm keeps them open: a child cannot have its own. "
+                'Start children by "spawn" or "forkserver", or before the first use, or use '
+                f'device="{SOFTWARE}"'
+            )
 
     def __getattr__(self, slot: str) -> Callable[..., Any]:
         pointer: Any = getattr(self.table, slot)
@@ -86,7 +113,9 @@ def rdma_core() -> Provider:
 @cache
 def software() -> Provider:
     """Return the built-in software device, which is there on every Linux."""
-    return Provider("the built-in software device", load_software(), connects_at_once=True)
+    return Provider(
+        "the built-in software device", load_software(), connects_at_once=True, outlives_forks=True
+    )
 
 
 def provider_of(device: str) -> Provider:

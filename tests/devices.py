@@ -63,6 +63,8 @@ LACKS: dict[str, dict[str, str]] = {
         "message is held back until there is a receive, whatever rnr_retry_count says",
         "torn_message": "the device looks at all parts of a message before it sends any, so that "
         "none is cut off in its middle",
+        "explained_flush": "its end flushes before the connection manager tells why (no event is "
+        "taken while anything is destroyed), so that what was flushed may end without a cause",
         "port_events": "its port is all network interfaces of this machine, and always up",
         "gid_events": "its GID table follows the interfaces' addresses, without an event",
         "queue pairs by hand": "iWARP queue pairs are connected by the connection manager only",
@@ -81,6 +83,7 @@ LACKS: dict[str, dict[str, str]] = {
         "reregistration": "rxe 6.1 cannot change a region (ibv_rereg_mr)",
         "ignored_overruns": "rxe's completion queues cannot ignore an overrun",
         "iwarp": "RoCE is not iWARP, which the built-in software device speaks",
+        "anew_in_a_child": "librdmacm keeps its devices open, and a forked child may not use them",
     },
     "siw": {
         "datagrams": "iWARP has no datagrams",
@@ -106,6 +109,7 @@ LACKS: dict[str, dict[str, str]] = {
         "cut off in its middle",
         "queue pairs by hand": "iWARP queue pairs are connected by the connection manager only",
         "resized_queues": "siw cannot resize a completion queue",
+        "anew_in_a_child": "librdmacm keeps its devices open, and a forked child may not use them",
         "reregistration": "siw cannot change a region (ibv_rereg_mr)",
         "ignored_overruns": "siw's completion queues cannot ignore an overrun",
         "extended_queues": "siw's library makes no extended completion queues, and so none with "

@@ -211,6 +211,15 @@ class Faults:
         """A message finds no receive for so long, whatever is posted, and is held back."""
         return self._add(lib.AIORDMA_FAULT_NOT_READY, seconds=seconds, after=after, times=times)
 
+    def want_crc(self) -> Fault:
+        """No fault: connections made from now on have a CRC on every frame, which is asked for of
+        peers on other machines only."""
+        return self._add(lib.AIORDMA_FAULT_CRC_WANTED, times=0)
+
+    def corrupt_frame(self, *, after: int = 0, times: int = 1) -> Fault:
+        """A frame with a CRC is broken on its way. Its receiver ends the connection."""
+        return self._add(lib.AIORDMA_FAULT_CORRUPTED, after=after, times=times)
+
     def raise_event(
         self,
         event: AsyncEventType,

@@ -95,7 +95,7 @@ async def test_both_devices_serve_one_loop_at_the_same_time(device: DeviceUnderT
                 group.start_soon(both_ways, *ends)
         # Memory of the one is not the other's.
         region = real[0].register(bytearray(8))
-        with pytest.raises(ValueError, match="protection domain"):
+        with pytest.raises(ValueError, match="another device"):
             built_in[0].post_send(region)
         await real[0].aclose()
         await both_ways(*built_in)
@@ -107,7 +107,5 @@ async def test_both_devices_serve_one_loop_at_the_same_time(device: DeviceUnderT
 async def test_a_real_device_that_is_insisted_on_must_reach_the_address(
     device: DeviceUnderTest,
 ) -> None:
-    with pytest.raises(aiordma.AddressError, match=r'(?s)RDMA device.*device="software"'):
+    with pytest.raises(aiordma.RdmaConnectionError, match=r'(?s)RDMA device.*device="software"'):
         await aiordma.connect(LOOPBACK, 7471, device=device.name)
-    with pytest.raises(aiordma.VerbsCallError, match=r'(?s)RDMA device.*device="software"'):
-        await aiordma.listen(LOOPBACK, device=device.name)

@@ -15,7 +15,7 @@ import pytest
 
 import aiordma
 from tests.device.players import both_ways, connected, one_loop
-from tests.devices import ADDRESS, DEVICE
+from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
 
 SECONDS = 30
 
@@ -148,13 +148,47 @@ async def test_a_child_opens_anew_while_its_parent_is_connected() -> None:
         await both_ways(one, other)
 
 
+def test_a_child_of_one_that_used_a_device_of_librdmacms_is_told_what_to_do(
+    device: DeviceUnderTest,
+) -> None:
+    if not device.lacks("anew_in_a_child"):
+        pytest.skip("a child opens it anew: see above")
+
+    def use() -> None:
+        for call in (
+            lambda: anyio.run(aiordma.listen, ADDRESS),
+            lambda: anyio.run(lambda: aiordma.connect(ADDRESS, 1, device=device.name)),
+            lambda: aiordma.EventChannel(device.name),
+            lambda: anyio.run(aiordma.devices),
+        ):
+            with pytest.raises(aiordma.ForkError, match=r'spawn.*device="software"'):
+                call()
+        # Which works, and so does what does without librdmacm.
+        with aiordma.Device(device.name).open() as context, context.alloc_pd():
+            pass
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AIORDMA_DEVICE", "software")
+            anyio.run(meet_on_software)
+
+    assert in_child(use) == ""
+
+
+async def meet_on_software() -> None:
+    async with connected() as (one, other):
+        assert one.device_name == other.device_name == "software"
+        await both_ways(one, other)
+
+
 def answer(pipe: Pipe) -> None:
     signal.alarm(SECONDS)
     echo_once()
     pipe.send("it works")
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+@pytest.mark.parametrize(
+    "method",
+    ["spawn", "forkserver", pytest.param("fork", marks=pytest.mark.capability("anew_in_a_child"))],
+)
 def test_multiprocessing_starts_children_that_work(method: str) -> None:
     ours, theirs = multiprocessing.get_context(method).Pipe()
     child = multiprocessing.get_context(method).Process(target=answer, args=(theirs,))

@@ -45,7 +45,7 @@ def blocks(page: Path) -> list[Block]:
             source = body.replace("127.0.0.1", ADDRESS)
             found.append(Block(str(page.relative_to(ROOT)), line, role, source, server=server))
         elif language == "text" and found:
-            found[-1].output = body.splitlines()
+            found[-1].output = body.replace("127.0.0.1", ADDRESS).splitlines()
     return found
 
 

@@ -146,6 +146,32 @@ async def test_a_receiver_that_is_not_ready_holds_the_message_back(faults: Fault
         assert fault.struck == 1
 
 
+@pytest.mark.parametrize("size", [0, 1, 3, 64, 5000, 70_000, 1_000_000])
+async def test_with_a_crc_everything_arrives_whole(faults: Faults, size: int) -> None:
+    faults.want_crc()
+    data = bytes(range(256)) * (size // 256 + 1)
+    async with connected(server={"receive_size": max(size, 64)}) as (client, server):
+        await client.send(data[:size])
+        assert await server.receive() == data[:size]
+        theirs = server.register(bytearray(max(size, 1)), REMOTE)
+        await client.write(data[:size], theirs.remote()[:size])
+        assert bytes(theirs.view[:size]) == data[:size]
+        assert await client.read_bytes(theirs.remote()[:size]) == data[:size]
+
+
+async def test_a_broken_frame_ends_the_connection_and_reaches_no_memory(faults: Faults) -> None:
+    faults.want_crc()
+    async with connected() as (client, server):
+        theirs = server.register(bytearray(64), REMOTE)
+        await both_ways(client, server)
+        fault = faults.corrupt_frame()
+        with pytest.raises(aiordma.WorkCompletionError):
+            await client.write(b"x" * 64, theirs.remote())
+        assert fault.struck == 1
+        assert bytes(theirs.view) == bytes(64)
+        await until(lambda: not server.is_connected)
+
+
 async def test_a_fatal_event_of_the_device_ends_its_connections(faults: Faults) -> None:
     async with connected() as (client, _):
         faults.raise_event(aiordma.AsyncEventType.DEVICE_FATAL)

@@ -15,7 +15,9 @@ from aiordma.errors import (
     AddressError,
     NoDeviceError,
     NotSupportedError,
+    RdmaConnectionError,
     RejectedError,
+    RouteError,
     VerbsCallError,
 )
 from aiordma.provider import Provider, real_devices_are_here, usual_provider, wanted_device
@@ -74,15 +76,15 @@ def unreached() -> AddressError:
     return error
 
 
-def caused() -> AddressError:
-    error = AddressError("refused")
-    error.__cause__ = VerbsCallError(errno.ENODEV, "rdma_resolve_addr")
+def caused(error: RdmaConnectionError, call: str) -> RdmaConnectionError:
+    error.__cause__ = VerbsCallError(errno.ENODEV, call)
     return error
 
 
 UNREACHED = [
     unreached(),
-    caused(),
+    caused(AddressError("no such device"), "rdma_resolve_addr"),
+    caused(RouteError("no way"), "rdma_resolve_route"),
     VerbsCallError(errno.ENODEV, "rdma_bind_addr"),
     NoDeviceError("/dev/infiniband/rdma_cm cannot be opened"),
 ]
@@ -91,6 +93,8 @@ OTHERS = [
     AddressError("the name does not resolve"),
     VerbsCallError(errno.EADDRINUSE, "rdma_bind_addr"),
     VerbsCallError(errno.ENODEV, "rdma_create_qp"),
+    RouteError("no way"),
+    caused(RdmaConnectionError("no queue pair"), "rdma_create_qp"),
     RejectedError("nobody listens", reason=8, private_data=b""),
     TimeoutError(),
 ]
@@ -127,6 +131,21 @@ async def test_any_other_failure_is_the_callers(machine: Machine, error: Excepti
         await with_device("auto", "192.0.2.1", attempt)
     assert caught.value is error
     assert attempt.tried == [REAL]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.77", "::1"])
+async def test_a_loopback_address_is_the_software_devices(
+    machine: Machine, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Linux binds such a one to a real device, and then leads nobody there.
+    attempt = Attempt()
+    with caplog.at_level(logging.DEBUG, "aiordma"):
+        for _ in range(2):
+            assert await with_device("auto", address, attempt) == "built in"
+    assert attempt.tried == [BUILT_IN] * 2
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
+    assert await with_device("rxe0", address, attempt) == "real"
+    assert await with_device("auto", "fe80::1%2", attempt) == "real"
 
 
 async def test_where_there_is_no_real_device_none_is_asked(

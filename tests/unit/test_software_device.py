@@ -342,9 +342,18 @@ NEWS = """
 import fcntl, os, select, socket, struct
 from aiordma import AsyncEvent, AsyncEventType, Device
 
-def set_flags(flags):
+def set_flags(flags, name=b"lo"):
     with socket.socket() as any_socket:
-        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH14x", b"lo", flags))  # SIOCSIFFLAGS
+        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH14x", name, flags))  # SIOCSIFFLAGS
+
+def set_address(name, address):
+    request = struct.pack("16sHxx4s8x", name, socket.AF_INET, socket.inet_aton(address))
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, 0x8916, request)  # SIOCSIFADDR
+
+def index(context, address):
+    found = [entry.index for entry in context.gid_table() if entry.address == address]
+    return found[0] if found else None
 
 def changes(context):
     assert select.select([context.async_fd], [], [], 10)[0]
@@ -357,7 +366,16 @@ with Device("software").open() as context, Device("software").open() as other:
     set_flags(1)
     changes(context)
     changes(other)
-    assert "127.0.0.1" in [entry.address for entry in context.gid_table()]
+    assert index(context, "127.0.0.1") == 0
+    # An address that goes leaves a hole, which the next one fills.
+    set_address(b"lo:1", "10.9.9.1")
+    hole = index(context, "10.9.9.1")
+    set_address(b"lo:2", "172.16.9.2")
+    second = index(context, "172.16.9.2")
+    set_flags(0, b"lo:1")
+    assert (index(context, "10.9.9.1"), index(context, "172.16.9.2")) == (None, second)
+    set_address(b"lo:3", "192.168.9.3")
+    assert (index(context, "192.168.9.3"), index(context, "172.16.9.2")) == (hole, second)
     set_flags(0)
     changes(context)
     changes(other)

@@ -18,6 +18,8 @@ enum aiordma_fault_kind {
                                      of what completes meanwhile, as one */
     AIORDMA_FAULT_POST_REFUSED,   /* post_send, post_recv, post_srq_recv: error (ENOMEM) */
     AIORDMA_FAULT_NOT_READY,      /* a message finds no receive for milliseconds */
+    AIORDMA_FAULT_CRC_WANTED,     /* no fault: a handshake asks for a CRC whoever the peer is */
+    AIORDMA_FAULT_CORRUPTED,      /* a frame with a CRC is broken on its way */
     AIORDMA_FAULT_KINDS,
 };
 

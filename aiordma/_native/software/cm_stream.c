@@ -201,8 +201,11 @@ int sw_write_handshake(struct sw_connection *connection, const struct sw_mpa *fr
 int sw_wants_crc(const struct sw_identifier *identifier)
 {
     const struct sockaddr *peer = &identifier->ibv.route.addr.dst_addr;
+    struct aiordma_fault fault;
     union ibv_gid gid;
 
+    if (sw_fault(AIORDMA_FAULT_CRC_WANTED, &fault))
+        return 1;
     sw_gid_of(peer, &gid);
     if (sw_gid_index(&gid) >= 0)
         return 0;

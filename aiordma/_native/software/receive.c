@@ -254,8 +254,10 @@ static int locate(struct sw_stream *stream, uint32_t size, struct iovec *to)
         if (!send)
             return refuse(stream, tagged_reason(SW_NO_KEY));
         found = locate_parts(stream, send->parts, send->part_count, send->progress, size, to);
-        if (found < 0)
+        if (found < 0) {
+            sw_end_sent(pair, counter); /* those before it were carried out */
             sw_stream_failed_send(stream, send, IBV_WC_LOC_PROT_ERR);
+        }
         return found;
     default:
         found = locate_parts(stream, pair->taken.parts, pair->taken.part_count,
@@ -438,6 +440,7 @@ static int end_atomic_response(struct sw_stream *stream, const char *payload)
     enum ibv_wc_status status = sw_scatter(stream->pair->ibv.pd, send->parts, send->part_count, 0,
                                            &value, sizeof(value));
     if (status) {
+        sw_end_sent(stream->pair, counter); /* those before it were carried out */
         sw_stream_failed_send(stream, send, status);
         return -1;
     }
@@ -755,9 +758,12 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
     uint32_t direct;
 
     if (stream->is_full) {
-        /* Held back: only the end of everything is heard. */
+        /* Held back: only the peer's end is heard. */
+        stream->has_left |= !!(events & EPOLLRDHUP);
         if (events & (EPOLLERR | EPOLLHUP))
             sw_stream_broken(stream, ECONNRESET);
+        else
+            sw_stream_is_hopeless(stream);
         return;
     }
     for (int i = 0; i < MOST_READS; i++) {
@@ -771,7 +777,8 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
             break;
         if (!size && stream->pair->is_waiting) {
             /* The peer has sent all that it wanted, and that waits for receives. */
-            stream->has_ended = stream->is_full = 1;
+            stream->has_ended = stream->has_left = stream->is_full = 1;
+            sw_stream_is_hopeless(stream);
             break;
         }
         if (size <= 0) {

@@ -37,8 +37,8 @@ void sw_stream_rewatch(struct sw_stream *stream)
     uint32_t events = stream->is_blocked ? EPOLLOUT : 0;
 
     /* While there is no room for what waits behind a message without a receive, TCP holds the
-     * peer back. Only a broken connection is of interest then, once: it cannot be told to wait. */
-    events |= stream->is_full ? (uint32_t)EPOLLET : EPOLLIN;
+     * peer back. Only its end is of interest then, once: it cannot be told to wait. */
+    events |= stream->is_full ? (uint32_t)EPOLLET | EPOLLRDHUP : EPOLLIN;
     sw_rewatch(&stream->watch, events);
 }
 
@@ -158,6 +158,16 @@ void sw_stream_broken(struct sw_stream *stream, int error)
     if (first && (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH))
         sw_end_send(stream->pair, first, IBV_WC_RETRY_EXC_ERR);
     sw_queue_pair_failed(stream->pair);
+}
+
+int sw_stream_is_hopeless(struct sw_stream *stream)
+{
+    const struct sw_queue_pair *pair = stream->pair;
+
+    if (!stream->has_left || pair->oldest == pair->end)
+        return 0;
+    sw_stream_broken(stream, 0);
+    return 1;
 }
 
 void sw_stream_refused(struct sw_stream *stream, struct sw_reason reason)
@@ -318,8 +328,11 @@ int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *t
 
 void sw_stream_transmit(struct sw_queue_pair *pair)
 {
-    if (pair->stream && !pair->stream->is_blocked && !sw_stream_is_struck(pair->stream))
-        sw_transmit(pair->stream);
+    struct sw_stream *stream = pair->stream;
+
+    if (stream && !sw_stream_is_hopeless(stream) && !stream->is_blocked &&
+        !sw_stream_is_struck(stream))
+        sw_transmit(stream);
 }
 
 void sw_stream_resume(struct sw_queue_pair *pair)

@@ -87,6 +87,7 @@ struct sw_stream {
     struct sw_buffer *from; /* the one of the two that is being read */
     int is_full;            /* kept takes no more: TCP holds the peer back */
     int has_ended;          /* so did the peer, behind what waits */
+    int has_left;           /* the same, or TCP says so; no request is answered any more */
     uint32_t expected[SW_QUEUES];
     struct sw_frame frame;
     int has_frame;
@@ -128,6 +129,8 @@ int sw_stream_carried(struct sw_stream *stream, size_t bytes);
 int sw_stream_is_struck(struct sw_stream *stream);
 /* TCP failed, or ended (error 0): so does the queue pair. */
 void sw_stream_broken(struct sw_stream *stream, int error);
+/* Once the peer has left, requests that wait for it fail. Whether there were any. */
+int sw_stream_is_hopeless(struct sw_stream *stream);
 /* The peer did what it must not: it is told so, and the queue pair fails. */
 void sw_stream_refused(struct sw_stream *stream, struct sw_reason reason);
 /* The program's own request cannot be carried out. */

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 
 #include "crc32c.h"
+#include "faults.h"
 
 /* -- frames ---------------------------------------------------------------------------------- */
 
@@ -68,6 +69,7 @@ static int add_frame(struct sw_stream *stream, struct sw_out_frame *frame, struc
                      uint32_t own)
 {
     int first = stream->part_count;
+    struct aiordma_fault fault;
 
     what->payload = own ? own : frame->payload;
     uint32_t header = sw_frame_write(frame->header, what);
@@ -84,6 +86,8 @@ static int add_frame(struct sw_stream *stream, struct sw_out_frame *frame, struc
             crc = sw_crc32c(crc, stream->parts[i].iov_base, stream->parts[i].iov_len);
         crc = htole32(sw_crc32c(crc, frame->trailer, padding));
         memcpy(frame->trailer + padding, &crc, sizeof(crc));
+        if (sw_fault(AIORDMA_FAULT_CORRUPTED, &fault))
+            frame->trailer[padding] ^= 1;
     }
     stream->parts[stream->part_count++] = (struct iovec){frame->trailer, padding + 4};
     frame->size = frame->left = sw_frame_size(what);
@@ -118,6 +122,8 @@ uint32_t sw_compose_terminate(struct sw_stream *stream, char *to)
 }
 
 /* -- requests ---------------------------------------------------------------------------------- */
+
+static int compose_word(struct sw_stream *stream);
 
 static int is_reachable(struct sw_queue_pair *pair, const struct sw_send *send, int access)
 {
@@ -161,13 +167,15 @@ static enum sw_operation operation_of(const struct sw_send *send)
 }
 
 /*
- * A request that cannot be carried out waits until those before it have gone, and fails then.
- * Returns what its composer is to return.
+ * A request that cannot be carried out waits until those before it have ended, and fails then:
+ * the connection ends with it, and they would be flushed. Returns what its composer is to return.
  */
 static int fail_in_turn(struct sw_stream *stream, struct sw_send *send, enum ibv_wc_status status)
 {
     if (stream->out_count)
         return 0;
+    if (stream->pair->oldest != stream->pair->next_send)
+        return compose_word(stream);
     sw_stream_failed_send(stream, send, status);
     return 1;
 }

@@ -1,0 +1,239 @@
+"""The software device's streams (RFC 5040, 5041, 5044), against a peer made of a plain socket: one
+that stops reading, ends in the middle, or blames whom it likes."""
+
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from mmap import mmap
+from typing import Any
+
+import pytest
+
+from aiordma import (
+    Access,
+    Capacity,
+    CmEventType,
+    CompletionQueue,
+    ConnectionParameters,
+    MemoryRegion,
+    QueuePair,
+    SendFlag,
+    WorkCompletionStatus,
+    WorkRequestOpcode,
+)
+from aiordma._native import ffi, lib
+from aiordma.provider import software
+from aiordma.ranges import RemoteMemory
+from tests.unit.mpa_peer import CRC, ENHANCED, HOST, LOWER, UPPER, Device, Frame, exactly, expect
+from tests.unit.software_device import nothing_left
+
+SEND, READ_REQUEST, READ_RESPONSE, WRITE, TERMINATE = 3, 1, 2, 0, 7
+SUCCESS, FLUSHED = WorkCompletionStatus.SUCCESS, WorkCompletionStatus.WR_FLUSH_ERR
+BAD = WorkCompletionStatus.LOC_PROT_ERR
+SIZE = 1 << 20
+
+
+def table() -> list[int]:
+    made = []
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        made.append(value)
+    return made
+
+
+TABLE = table()
+
+
+def crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ TABLE[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
+
+
+def frame(header: bytes, payload: bytes = b"") -> bytes:
+    """An FPDU of a DDP and RDMAP header and a payload."""
+    whole = struct.pack(">H", len(header) + len(payload)) + header + payload
+    whole += bytes(-len(whole) % 4)
+    return whole + struct.pack("<I", crc32c(whole))
+
+
+def untagged(operation: int, queue: int, number: int, payload: bytes = b"") -> bytes:
+    return frame(struct.pack(">BBIIII", 0x41, 0x40 | operation, 0, queue, number, 0), payload)
+
+
+def tagged(operation: int, key: int, offset: int, payload: bytes = b"") -> bytes:
+    return frame(struct.pack(">BBIQ", 0xC1, 0x40 | operation, key, offset), payload)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A frame of the device's: its RDMAP operation, the header behind that, and the payload."""
+
+    operation: int
+    header: bytes
+    payload: bytes
+    is_intact: bool
+
+    @property
+    def sequence(self) -> int:
+        return int.from_bytes(self.header[8:12], "big")
+
+    @property
+    def sink(self) -> int:
+        """That of a READ's request."""
+        return int.from_bytes(self.payload[:4], "big")
+
+
+class Wire:
+    """A connection of the device with a peer that the test plays."""
+
+    def __init__(self, stack: ExitStack, *, crc: bool = False, depth: int = 4, backlog: int = 0):
+        device = Device(stack)
+        server = stack.enter_context(closing(socket.socket()))
+        if backlog:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, backlog)
+        server.bind((HOST, 0))
+        server.listen(1)
+        self.identifier = identifier = device.identifier()
+        identifier.resolve_address(HOST, server.getsockname()[1], None, 1000)
+        expect(device.channel, CmEventType.ADDR_RESOLVED)
+        identifier.resolve_route(1000)
+        expect(device.channel, CmEventType.ROUTE_RESOLVED)
+        context = stack.enter_context(identifier.context())
+        self.domain = stack.enter_context(context.alloc_pd())
+        self.queue = stack.enter_context(CompletionQueue(context, 64))
+        self.pair: QueuePair = identifier.create_queue_pair(
+            self.domain, self.queue, self.queue, Capacity(16, 16)
+        )
+        identifier.connect(ConnectionParameters(responder_resources=16, initiator_depth=16))
+        accepted, _ = server.accept()
+        self.peer = stack.enter_context(closing(accepted))
+        self.peer.settimeout(10)
+        Frame.receive(self.peer)
+        flags = ENHANCED | (CRC if crc else 0)
+        # Both bits: that is how the device knows its own kind, which answers READs of no bytes.
+        reply = Frame(True, flags, inbound=depth, outbound=UPPER | LOWER | 16)
+        self.peer.sendall(reply.pack())
+        expect(device.channel, CmEventType.ESTABLISHED)
+        self.channel = device.channel
+        self.stack = stack
+
+    def region(self, buffer: Any, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
+        return self.stack.enter_context(MemoryRegion(self.domain, buffer, access))
+
+    def send(self, wr_id: int, region: MemoryRegion, **how: Any) -> None:
+        self.pair.post_send(wr_id, [region[:]], **how)
+
+    def hear(self) -> Heard:
+        head = exactly(self.peer, 2)
+        size = int.from_bytes(head, "big")
+        rest = exactly(self.peer, size + (-(size + 2) % 4) + 4)
+        length = 16 if rest[0] & 0x80 else 20
+        is_intact = struct.unpack("<I", rest[-4:])[0] == crc32c(head + rest[:-4])
+        return Heard(rest[1] & 15, rest[2 : length - 2], rest[length - 2 : size], is_intact)
+
+    def completions(self, count: int, seconds: float = 5) -> list[tuple[int, int]]:
+        """The wr_ids and statuses of so many completions."""
+        limit, got = time.monotonic() + seconds, []
+        while len(got) < count and time.monotonic() < limit:
+            got += [(each.wr_id, each.status) for each in self.queue.poll()]
+            time.sleep(0.002)
+        assert len(got) == count, f"{got} after {seconds} s"
+        return got
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
+# -- the ends of requests -------------------------------------------------------------------------
+
+
+def test_a_request_that_a_peer_cannot_answer_any_more_ends(stack: ExitStack) -> None:
+    wire = Wire(stack)
+    wire.send(1, wire.region(bytearray(64)))
+    assert wire.hear().operation == SEND
+    assert wire.hear().operation == READ_REQUEST
+    # A message that we have no receive for is held back, and the peer is gone.
+    wire.peer.sendall(untagged(SEND, 0, 1, b"nobody waits for this"))
+    wire.peer.shutdown(socket.SHUT_WR)
+    assert wire.completions(1) == [(1, FLUSHED)]
+    expect(wire.channel, CmEventType.DISCONNECTED)
+
+
+def test_a_request_that_is_posted_when_the_peer_has_ended_ends(stack: ExitStack) -> None:
+    wire = Wire(stack)
+    region = wire.region(bytearray(64))
+    wire.peer.sendall(untagged(SEND, 0, 1, b"one") + untagged(SEND, 0, 2, b"two"))
+    wire.peer.shutdown(socket.SHUT_WR)
+    time.sleep(0.1)
+    wire.pair.post_recv(7, [region[:]])  # what was sent before the end is still received
+    assert wire.completions(1) == [(7, SUCCESS)]
+    wire.send(1, region)
+    assert wire.completions(1) == [(1, FLUSHED)]
+
+
+def test_requests_before_one_that_fails_here_have_their_own_end(stack: ExitStack) -> None:
+    wire = Wire(stack)
+    good, bad = wire.region(bytearray(64)), wire.region(bytearray(64))
+    wire.peer.setblocking(True)
+    wire.send(1, good)
+    assert wire.hear().operation == SEND
+    bad.close()
+    with_bad = struct.pack("=QII", good.address, 64, 0)
+    wire.pair.post_send_raw(2, WorkRequestOpcode.SEND, SendFlag.SIGNALED, with_bad, 1, 0, 0, 0)
+    wire.send(3, good)
+    word = wire.hear()
+    assert (word.operation, word.payload[12:16]) == (READ_REQUEST, bytes(4))
+    assert wire.queue.poll() == []
+    wire.peer.sendall(tagged(READ_RESPONSE, word.sink, 0))
+    assert wire.completions(3) == [(1, SUCCESS), (2, BAD), (3, FLUSHED)]
+    assert wire.hear().operation == TERMINATE
+
+
+def test_a_peers_read_of_memory_that_changes_has_a_sum_that_is_right(stack: ExitStack) -> None:
+    wire = Wire(stack, crc=True, backlog=4096)
+    memory = bytearray(8 << 20)
+    region = wire.region(memory, Access.REMOTE_READ | Access.REMOTE_WRITE | Access.LOCAL_WRITE)
+    ask = struct.pack(">IQIIQ", 9, 0, len(memory), region.rkey, region.address)
+    wire.peer.sendall(untagged(READ_REQUEST, 1, 1, ask))
+    time.sleep(0.2)  # TCP has taken what it takes, and more is composed already
+    for at in range(0, len(memory), 64):
+        memory[at] = 1
+    left = len(memory)
+    while left:
+        heard = wire.hear()
+        assert heard.operation == READ_RESPONSE
+        assert heard.is_intact
+        left -= len(heard.payload)
+
+
+def test_a_region_that_is_now_other_memory_shows_nothing_of_the_first(stack: ExitStack) -> None:
+    wire = Wire(stack, backlog=4096)
+    first, second = mmap(-1, 8 << 20), mmap(-1, 8 << 20)
+    region = wire.region(first, Access.REMOTE_READ | Access.ZERO_BASED)
+    ask = struct.pack(">IQIIQ", 9, 0, len(first), region.rkey, 0)
+    wire.peer.sendall(untagged(READ_REQUEST, 1, 1, ask))
+    time.sleep(0.2)
+    change = lib.IBV_REREG_MR_CHANGE_TRANSLATION | lib.IBV_REREG_MR_CHANGE_ACCESS
+    arguments = (ffi.NULL, ffi.from_buffer(second), len(second), int(region.access))
+    assert not software().rereg_mr(region.pointer, change, *arguments)
+    first[:] = b"S" * len(first)  # the program's again
+    assert b"S" * 100 not in rest_of(wire.peer)
+
+
+def rest_of(peer: socket.socket) -> bytes:
+    got = bytearray()
+    peer.settimeout(1)
+    with suppress(TimeoutError, ConnectionResetError):
+        while more := peer.recv(1 << 20):
+            got += more
+    return bytes(got)
