@@ -109,7 +109,9 @@ def framed(message: bytes, number: int, spoilt: int = 0) -> bytes:
 @pytest.mark.parametrize("spoilt", [0, 1], ids=["right", "wrong"])
 async def test_sums_are_right_where_the_peer_asks_for_them(spoilt: int) -> None:
     """The peer is a plain socket, since the software device leaves sums out on its own machine."""
-    reply_with_sums = b"MPA ID Rep Frame" + bytes([0x50, 2, 0, 4]) + struct.pack(">HH", 0x8004, 0x8004)
+    reply_with_sums = (
+        b"MPA ID Rep Frame" + bytes([0x50, 2, 0, 4]) + struct.pack(">HH", 0x8004, 0x8004)
+    )
     posted, gone = anyio.Event(), anyio.Event()
 
     async def be_the_peer(stream: SocketStream) -> None:

@@ -77,7 +77,17 @@ async def captured(
     with tempfile.TemporaryDirectory(prefix="aiordma-capture-") as folder:
         capture = Capture(Path(folder, "packets.pcapng"))
         # A large buffer: what the kernel drops looks like a fault of ours.
-        command = ["dumpcap", "-i", "lo", "-f", f"tcp port {port}", "-B", "64", "-w", str(capture.path)]
+        command = [
+            "dumpcap",
+            "-i",
+            "lo",
+            "-f",
+            f"tcp port {port}",
+            "-B",
+            "64",
+            "-w",
+            str(capture.path),
+        ]
         async with await anyio.open_process(command, stdin=subprocess.DEVNULL) as process:
             assert process.stderr is not None
             written = ""
