@@ -51,7 +51,7 @@ static uint32_t queue_of(uint32_t operation)
 }
 
 /* What goes behind the headers; returns its size. */
-static uint32_t payload_of(const struct saying *saying, uint8_t *to)
+static uint32_t payload_of(const struct peer *peer, const struct saying *saying, uint8_t *to)
 {
     memset(to, 0, 64);
     switch (saying->operation) {
@@ -82,8 +82,10 @@ static uint32_t payload_of(const struct saying *saying, uint8_t *to)
         put(to + 4, saying->size & 3, 4);
         return 8;
     case TERMINATE:
-        put(to, 0x10000000u | saying->size << 16, 4);
-        return 4 + (saying->size & 31);
+        /* Layer, type and code; then the header that is to blame, if one is. */
+        put(to, 0x10000000u | saying->size << 16 | (saying->size & 4 ? 0xc000 : 0), 4);
+        memcpy(to + 4, peer->said[saying->size & 3], 48);
+        return saying->size & 4 ? 4 + 48 : 4 + (saying->size & 31);
     default: {
         uint32_t size = saying->size < 65000 ? saying->size : 65000;
         memset(to, saying->fill, size);
@@ -100,7 +102,7 @@ size_t peer_composes(struct peer *peer, const struct saying *saying, uint8_t *fr
     if (wrongs & WRONG_TAGGED)
         is_tagged = !is_tagged;
     uint32_t header = is_tagged ? TAGGED_HEADER : UNTAGGED_HEADER;
-    uint32_t payload = payload_of(saying, frame + header), length = header - 2 + payload;
+    uint32_t payload = payload_of(peer, saying, frame + header), length = header - 2 + payload;
     if (wrongs & WRONG_LENGTH) {
         length = (length + saying->wrong) & 0xffff;
         peer->is_garbled = 1;
@@ -164,6 +166,7 @@ static void hear_frame(struct peer *peer, const uint8_t *frame, size_t size)
     PROMISE(operation <= ATOMIC_RESPONSE);
     PROMISE(is_tagged == (operation == WRITE || operation == READ_RESPONSE));
     PROMISE(!peer->has_heard_terminate);
+    memcpy(peer->said[peer->said_count++ % 4], frame, size < 48 ? size : 48);
     if (is_tagged)
         return;
     PROMISE(get(frame + 8, 4) == queue_of(operation));

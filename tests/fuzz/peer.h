@@ -22,6 +22,8 @@ struct peer {
     int has_said_seven; /* a byte that might be the head of a TERMINATE */
     int has_heard_terminate, has_heard_end;
     int is_within_frame; /* the device has begun one and not ended it */
+    uint8_t said[4][48]; /* how the device's last frames begin, for a TERMINATE to quote */
+    uint32_t said_count;
     size_t heard_size;
     uint8_t heard[PEER_MOST_FRAME];
 };

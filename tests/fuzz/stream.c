@@ -30,7 +30,7 @@ static const struct kind {
     size_t size;
     int access;
 } kinds[REGIONS] = {
-    [ALL] = {1000, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+    [ALL] = {20000, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
                        IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND},
     [READABLE] = {4096, IBV_ACCESS_REMOTE_READ},
     [LONG] = {200 * 1024, IBV_ACCESS_REMOTE_READ},
@@ -453,7 +453,7 @@ static void act(struct input *input)
         poll_queues();
         break;
     case 10:
-        send_some(what >> 4);
+        send_some(9 * (what >> 4));
         break;
     case 11:
         deregister(what >> 4);
@@ -479,12 +479,14 @@ static void act(struct input *input)
 
 static void begin(struct input *input)
 {
-    uint32_t mode = take(input, 1);
+    uint32_t mode = take(input, 1), more = take(input, 1);
     struct sw_terms terms = {
         .crc = mode & 1,
         .is_initiator = mode >> 1 & 1,
         .must_hear_first = (mode & 6) == 4,
+        .must_hear_soon = (mode & 6) == 4 && more & 1,
         .sends_ready = (mode & 6) == 6,
+        .gives_word = more >> 1 & 1,
         .inbound_depth = mode & 8 ? 0 : 4,
         .outbound_depth = mode & 16 ? 0 : 4,
     };
