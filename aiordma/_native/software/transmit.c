@@ -15,7 +15,7 @@
 /* -- frames ---------------------------------------------------------------------------------- */
 
 /* What is wrong with the memory of a frame; its iovecs are added where nothing is. */
-static int add_parts(struct sw_stream *stream, const struct sw_out_frame *frame)
+static int add_parts(struct sw_stream *stream, struct sw_out_frame *frame)
 {
     struct sw_queue_pair *pair = stream->pair;
     const struct sw_send *send = frame->send;
@@ -26,6 +26,11 @@ static int add_parts(struct sw_stream *stream, const struct sw_out_frame *frame)
         if (sw_reach_remote(&pair->ibv, frame->stag, frame->address, left,
                             IBV_ACCESS_REMOTE_READ, &memory))
             return EACCES;
+        frame->memory = memory;
+        if (stream->copies) {
+            memory = memcpy(stream->copies + stream->copied, memory, left);
+            stream->copied += left;
+        }
         stream->parts[stream->part_count++] = (struct iovec){memory, left};
         return 0;
     }
@@ -503,8 +508,11 @@ static int is_still_there(struct sw_stream *stream)
     for (uint32_t i = 0; i < stream->out_count; i++) {
         const struct sw_out_frame *frame =
             &stream->out[(stream->out_first + i) % SW_OUT_FRAMES];
-        if (frame->is_answer && sw_reach_remote(&stream->pair->ibv, frame->stag, frame->address,
-                                                frame->payload, IBV_ACCESS_REMOTE_READ, &memory))
+        /* A key may stand for other memory by now (ibv_rereg_mr). */
+        if (frame->is_answer && frame->payload &&
+            (sw_reach_remote(&stream->pair->ibv, frame->stag, frame->address, frame->payload,
+                             IBV_ACCESS_REMOTE_READ, &memory) ||
+             memory != frame->memory))
             return 0;
         if (frame->send && frame->payload && !is_reachable(stream->pair, frame->send, 0))
             return 0;
@@ -541,6 +549,7 @@ static void advance(struct sw_stream *stream, size_t taken)
             sw_end_send(stream->pair, frame->send, IBV_WC_SUCCESS);
     }
     stream->part_first = stream->part_count = 0;
+    stream->copied = 0;
 }
 
 void sw_transmit(struct sw_stream *stream)
