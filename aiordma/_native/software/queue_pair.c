@@ -82,7 +82,8 @@ static int make_rings(struct sw_queue_pair *pair)
     const struct ibv_qp_cap *cap = &pair->capacity;
     uint32_t parts = cap->max_send_sge ? cap->max_send_sge : 1;
 
-    pair->send_size = cap->max_send_wr;
+    for (pair->send_size = 1; pair->send_size < cap->max_send_wr;)
+        pair->send_size *= 2;
     pair->sends = calloc(pair->send_size + 1, sizeof(*pair->sends));
     pair->send_parts = calloc((size_t)(pair->send_size + 1) * parts, sizeof(struct ibv_sge));
     pair->inlined = malloc((size_t)pair->send_size * cap->max_inline_data + 1);

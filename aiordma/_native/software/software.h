@@ -312,7 +312,8 @@ struct sw_queue_pair {
     struct sw_send *sends; /* a ring: done .. [oldest, next) sent, [next, end) waiting */
     struct ibv_sge *send_parts;
     char *inlined;
-    uint32_t send_size, oldest, next_send, end; /* free-running counters; slot = counter % size */
+    uint32_t send_size, oldest, next_send, end; /* free-running counters; slot = counter % size,
+        and size a power of two, so that it stays so where they wrap */
 
     struct sw_receives receives;
     struct sw_shared_receive *shared;
