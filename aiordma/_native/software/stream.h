@@ -16,6 +16,7 @@ struct sw_answer {
     struct sw_read_request read;
     struct sw_atomic_request atomic;
     uint32_t done; /* of a READ: bytes put into frames */
+    uint32_t sequence; /* the question's */
 };
 
 enum { SW_OUT_FRAMES = 16, SW_OUT_PARTS = 96, SW_OUT_BYTES = 262144 };

@@ -409,8 +409,23 @@ static uint64_t carry_out_atomic(const struct sw_atomic_request *request, char *
 /* What it asks for has gone meanwhile. What was answered before is sent first. */
 static int refuse_answer(struct sw_stream *stream)
 {
+    const struct sw_answer *answer = &stream->answers[stream->answer_first];
+    struct sw_frame what = {
+        .operation = answer->is_atomic ? SW_ATOMIC_REQUEST : SW_READ_REQUEST,
+        .is_last = 1,
+        .queue = SW_QUEUE_REQUEST,
+        .sequence = answer->sequence,
+        .payload = answer->is_atomic ? SW_ATOMIC_REQUEST_SIZE : SW_READ_REQUEST_SIZE,
+    };
+
     if (stream->out_count)
         return 0;
+    /* Its question is to blame, not what came last. */
+    stream->blamed_size = sw_frame_write(stream->blamed, &what);
+    if (!answer->is_atomic) {
+        sw_read_request_write(stream->blamed + stream->blamed_size, &answer->read);
+        stream->blamed_size += SW_READ_REQUEST_SIZE;
+    }
     sw_stream_refused(stream, (struct sw_reason){SW_LAYER_RDMAP, 1, 0}); /* invalid STag */
     return 1;
 }
