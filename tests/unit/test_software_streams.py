@@ -21,6 +21,7 @@ from aiordma import (
     ConnectionParameters,
     MemoryRegion,
     QueuePair,
+    QueuePairState,
     SendFlag,
     WorkCompletionStatus,
     WorkRequestOpcode,
@@ -225,6 +226,27 @@ def test_a_region_that_is_now_other_memory_shows_nothing_of_the_first(stack: Exi
     assert not software().rereg_mr(region.pointer, change, *arguments)
     first[:] = b"S" * len(first)  # the program's again
     assert b"S" * 100 not in rest_of(wire.peer)
+
+
+def test_a_message_that_has_begun_is_sent_to_its_end_before_a_send_queue_is_drained(
+    stack: ExitStack,
+) -> None:
+    wire = Wire(stack, backlog=4096)
+    region = wire.region(mmap(-1, 16 << 20))
+    wire.send(1, region)
+    wire.send(2, region)
+    wire.pair.modify(QueuePairState.SQD)
+    left = len(region)
+    while left:
+        heard = wire.hear()
+        assert heard.operation == SEND
+        left -= len(heard.payload)
+    word = wire.hear()
+    assert word.operation == READ_REQUEST
+    wire.peer.sendall(tagged(READ_RESPONSE, word.sink, 0))
+    assert wire.completions(1) == [(1, SUCCESS)]
+    wire.pair.modify(QueuePairState.RTS)
+    assert wire.hear().operation == SEND
 
 
 def test_a_read_that_is_refused_late_is_the_one_that_is_blamed(stack: ExitStack) -> None:

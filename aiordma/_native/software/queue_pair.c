@@ -333,6 +333,9 @@ static void to_reset(struct sw_queue_pair *pair)
 
 static int is_drained(const struct sw_queue_pair *pair)
 {
+    if (pair->next_send != pair->end &&
+        pair->sends[pair->next_send % pair->send_size].stage == SW_BEGUN)
+        return 0;
     for (uint32_t at = pair->oldest; at != pair->next_send; at++)
         if (pair->sends[at % pair->send_size].stage != SW_DONE)
             return 0;

@@ -198,6 +198,7 @@ static int compose_piece(struct sw_stream *stream, struct sw_send *send)
     if (send->opcode == IBV_WR_SEND_WITH_IMM && !stream->sent_immediate) {
         compose_immediate(stream, send, SW_OF_SEND, 0);
         stream->sent_immediate = 1;
+        send->stage = SW_BEGUN;
         return 1;
     }
     if (send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM && stream->sent_immediate) {
@@ -231,6 +232,7 @@ static int compose_piece(struct sw_stream *stream, struct sw_send *send)
     if (add_frame(stream, frame, &what, 0))
         return fail_in_turn(stream, send, IBV_WC_LOC_PROT_ERR);
     stream->sending_offset += frame->payload;
+    send->stage = SW_BEGUN;
     if (!what.is_last)
         return 1;
     if (!is_write)
@@ -349,9 +351,12 @@ static int compose_request(struct sw_stream *stream)
 {
     struct sw_queue_pair *pair = stream->pair;
 
-    if (pair->ibv.state != IBV_QPS_RTS || pair->next_send == pair->end)
+    if (pair->next_send == pair->end)
         return compose_word(stream);
     struct sw_send *send = &pair->sends[pair->next_send % pair->send_size];
+    /* In SQD nothing is begun, and what has been goes on. */
+    if (pair->ibv.state != IBV_QPS_RTS && send->stage != SW_BEGUN)
+        return compose_word(stream);
     if (send->flags & IBV_SEND_FENCE && stream->asked)
         return compose_word(stream);
     switch (send->opcode) {
