@@ -12,6 +12,9 @@
 #include "crc32c.h"
 #include "faults.h"
 
+/* What is sent at a time before others have their turn. */
+enum { TURN_BYTES = 4 << 20 };
+
 /* -- frames ---------------------------------------------------------------------------------- */
 
 /* What is wrong with the memory of a frame; its iovecs are added where nothing is. */
@@ -580,6 +583,7 @@ void sw_transmit(struct sw_stream *stream)
         sw_queue_pair_failed(stream->pair);
         return;
     }
+    size_t sent = 0;
     for (;;) {
         if (!stream->out_count)
             compose(stream);
@@ -606,6 +610,13 @@ void sw_transmit(struct sw_stream *stream)
         advance(stream, (size_t)taken);
         if (sw_stream_carried(stream, (size_t)taken))
             return;
+        sent += (size_t)taken;
+        /* A peer that reads as fast as we write must not keep the lock, or the program that
+         * posted: the engine goes on. While is_full it is told of new room only, not of this. */
+        if (sent >= TURN_BYTES && !stream->is_full) {
+            stream->is_blocked = 1;
+            break;
+        }
     }
     sw_stream_rewatch(stream);
 }
