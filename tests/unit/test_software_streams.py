@@ -1,7 +1,6 @@
 """The software device's streams (RFC 5040, 5041, 5044), against a peer made of a plain socket: one
 that stops reading, ends in the middle, or blames whom it likes."""
 
-import select
 import socket
 import struct
 import time
@@ -28,9 +27,7 @@ from aiordma import (
 )
 from aiordma._native import ffi, lib
 from aiordma.provider import software
-from aiordma.ranges import RemoteMemory
 from tests.unit.mpa_peer import CRC, ENHANCED, HOST, LOWER, UPPER, Device, Frame, exactly, expect
-from tests.unit.software_device import nothing_left
 
 SEND, READ_REQUEST, READ_RESPONSE, TERMINATE = 3, 1, 2, 7
 SUCCESS, FLUSHED = WorkCompletionStatus.SUCCESS, WorkCompletionStatus.WR_FLUSH_ERR
@@ -139,7 +136,8 @@ class Wire:
 
     def completions(self, count: int, seconds: float = 5) -> list[tuple[int, int]]:
         """The wr_ids and statuses of so many completions."""
-        limit, got = time.monotonic() + seconds, []
+        limit = time.monotonic() + seconds
+        got: list[tuple[int, int]] = []
         while len(got) < count and time.monotonic() < limit:
             got += [(each.wr_id, each.status) for each in self.queue.poll()]
             time.sleep(0.002)
