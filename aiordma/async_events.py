@@ -10,6 +10,7 @@ from threading import Lock
 
 from aiordma._native import ffi
 from aiordma.event_loop import EventLoop
+from aiordma.process import here
 from aiordma.verbs import AsyncEvent, Context
 from aiordma.verbs.async_event import take_async_event
 
@@ -82,12 +83,13 @@ class AsyncEventRouter:
 
 
 _lock = Lock()
-_routers: dict[int, AsyncEventRouter] = {}
+_routers: dict[tuple[int, int], AsyncEventRouter] = {}
+"""By process, since a child inherits its parent's, and the context's address."""
 
 
 def join_router(context: Context, loop: EventLoop, handler: Handler) -> Subscription:
     """Have every event of the context handled on the loop from now on, whoever reads it."""
-    key = int(ffi.cast("uintptr_t", context.pointer))
+    key = here.pid, int(ffi.cast("uintptr_t", context.pointer))
     with _lock:
         router = _routers.get(key)
         if router is None:

@@ -97,7 +97,7 @@ async def connect(
                 family = socket.AF_INET6 if ":" in bound[0] else socket.AF_INET
             target = await numeric_address(host, family)
             return await with_device(
-                device, attempt.target, lambda provider: attempt.run(provider, target, port, bound)
+                device, target, lambda provider: attempt.run(provider, target, port, bound)
             )
     except TimeoutError:
         raise ConnectTimeoutError(

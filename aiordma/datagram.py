@@ -114,7 +114,7 @@ async def open_datagram(
             await endpoint.aclose()
             raise
 
-    return await with_device(device, host, attempt)
+    return await with_device(device, numeric, attempt)
 
 
 async def _bound(

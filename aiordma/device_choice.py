@@ -4,6 +4,7 @@ address, else the built-in software device, which is said once in the log."""
 import errno
 import logging
 from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
 from typing import TypeVar
 
 from aiordma.errors import (
@@ -29,8 +30,8 @@ logger = logging.getLogger("aiordma")
 Result = TypeVar("Result")
 
 _FINDING = ("rdma_bind_addr", "rdma_resolve_addr", "rdma_resolve_route")
-"""The calls that find the device of an address. (Of a loopback address Linux knows a device at first,
-and then no route to it.)"""
+"""The calls that find the device of an address. (Of a loopback address Linux knows a device at
+first, and then no route to it.)"""
 
 _said: set[str] = set()
 
@@ -40,13 +41,14 @@ async def with_device(
 ) -> Result:
     """Return what the attempt makes of the provider that the device is of.
 
-    With "auto" it is made with the real devices first. Where none of them reaches the address
+    With "auto" it is made with the real devices first, unless it is about a loopback address, which
+    Linux lets listen on any of them, and leads nobody to. Where none of them reaches the address
     (there is none, the connection manager cannot be had, or it knows no device that is on the way
     there) it is made once more, with the software device. An attempt that fails leaves nothing.
 
     Args:
         device: "auto", or the name of the device that is insisted on.
-        address: what is to be reached, for the log.
+        address: what is to be reached or had, numeric.
         attempt: raises what tells that an address is not reached as it came: NoDeviceError,
             VerbsCallError of the call that found no device (also as a cause), or AddressError with
             `is_unreached`.
@@ -58,7 +60,8 @@ async def with_device(
     wanted = wanted_device(device)
     if wanted is not None:
         return await attempt(provider_of(wanted))
-    if real_devices_are_here():
+    loopback = ip_address(address.partition("%")[0]).is_loopback
+    if real_devices_are_here() and not loopback:
         try:
             return await attempt(rdma_core())
         except (NoDeviceError, RdmaConnectionError, VerbsCallError) as error:
@@ -70,6 +73,12 @@ async def with_device(
             "unreached",
             f"no RDMA device of this machine reaches {address}, so the built-in software device "
             f"serves it, and whatever else they do not reach ({why})",
+        )
+    elif loopback and real_devices_are_here():
+        _say(
+            logging.INFO,
+            "loopback",
+            f"{address} is a loopback address, which the built-in software device serves",
         )
     else:
         _say(

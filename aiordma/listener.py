@@ -101,7 +101,7 @@ async def listen(
             raise
         return listener
 
-    return await with_device(device, host, attempt)
+    return await with_device(device, numeric, attempt)
 
 
 class Listener(AbstractListener[Connection]):

@@ -54,7 +54,7 @@ async def open_shared_receive(
     async def attempt(provider: Provider) -> SharedReceiveQueue:
         return await _open(provider, host, numeric, wanted, settings)
 
-    return await with_device(device, host, attempt)
+    return await with_device(device, numeric, attempt)
 
 
 async def _open(

@@ -1,6 +1,6 @@
 """Count and lock in a peer's memory, without its program.
 
-    python examples/atomics.py 10.1.1.1
+    python examples/atomics.py 127.0.0.1
 
 Four clients draw tickets from one counter with fetch-and-add, and take turns at a lock with
 compare-and-swap, which the server's device carries out. All are one program here, to be short.

@@ -1,7 +1,7 @@
 """Ask a service by datagram: one question, one answer, no connection.
 
-    python examples/datagram.py --serve --bind 10.1.1.1                 # one terminal
-    python examples/datagram.py 10.1.1.1 --bind 10.1.1.1                # another
+    python examples/datagram.py --serve --bind 127.0.0.1                 # one terminal
+    python examples/datagram.py 127.0.0.1 --bind 127.0.0.1                # another
 
 Datagrams can be lost, and nobody is told: whoever asks waits for so long, and asks again. The
 number beside each datagram (its immediate data) tells which answer belongs to which question.

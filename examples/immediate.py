@@ -1,6 +1,6 @@
 """Write into a peer's memory, and tell it with the same request: 32 bits of immediate data.
 
-    python examples/immediate.py 10.1.1.1
+    python examples/immediate.py 127.0.0.1
 
 The server lends a ring of slots. The client WRITEs into a slot, and the number of the slot comes
 as the immediate data of the WRITE: the server is told when, and where, without a message of its

@@ -1,6 +1,6 @@
 """Lend memory for one operation, and take it back: memory windows.
 
-    python examples/memory_window.py 10.1.1.1
+    python examples/memory_window.py 127.0.0.1
 
 A registered region lends itself to every peer that learns its rkey, for as long as it is
 registered. A window lends a part of it to one connection, is bound and revoked by posting, and

@@ -1,7 +1,7 @@
 """Send to everyone at once: members of a multicast group hear what one sender says.
 
-    python examples/multicast.py --listen --bind 10.1.1.1               # as many as you like
-    python examples/multicast.py "hello, all" --bind 10.1.1.1
+    python examples/multicast.py --listen --bind 127.0.0.1               # as many as you like
+    python examples/multicast.py "hello, all" --bind 127.0.0.1
 
 The sender joins only to send, so that its own words do not come back to it; a member that has heard
 them replies to the sender alone. All are datagrams: who is not there in time misses them.

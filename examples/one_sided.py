@@ -1,7 +1,7 @@
 """READ and WRITE a peer's memory while its program does nothing.
 
-    python examples/one_sided.py --serve 10.1.1.1      # one terminal
-    python examples/one_sided.py 10.1.1.1              # another
+    python examples/one_sided.py --serve 127.0.0.1      # one terminal
+    python examples/one_sided.py 127.0.0.1              # another
 
 The server lends its memory: it sends a descriptor (address, length, rkey) and waits. The client
 reads and writes it directly; the server's CPU has no part in that.

@@ -1,6 +1,6 @@
 """Many connections on one queue of receives, topped up when the device says that it runs low.
 
-    python examples/shared_receive.py 10.1.1.1
+    python examples/shared_receive.py 127.0.0.1
 
 Memory for receiving is sized by what arrives altogether, not by the number of peers. Server and
 clients are one program here, to be short.

@@ -1,7 +1,7 @@
 """What every test run shares: the event loops to cross with, and the count of what ran where.
 
-AIORDMA_TEST_DEVICE names the RDMA device under test (rxe0, siw0; "software" where there is none
-yet). AIORDMA_RESULTS names the folder for summary-<device>.json, which tests/vm/summary.py reads.
+AIORDMA_TEST_DEVICE names the RDMA device under test (rxe0, siw0; else "software", the built-in
+one). AIORDMA_RESULTS names the folder for summary-<device>.json, which tests/vm/summary.py reads.
 """
 
 import functools

@@ -63,6 +63,8 @@ LACKS: dict[str, dict[str, str]] = {
         "message is held back until there is a receive, whatever rnr_retry_count says",
         "torn_message": "the device looks at all parts of a message before it sends any, so that "
         "none is cut off in its middle",
+        "explained_flush": "its end flushes before the connection manager tells why (no event is "
+        "taken while anything is destroyed), so that what was flushed may end without a cause",
         "port_events": "its port is all network interfaces of this machine, and always up",
         "gid_events": "its GID table follows the interfaces' addresses, without an event",
         "queue pairs by hand": "iWARP queue pairs are connected by the connection manager only",

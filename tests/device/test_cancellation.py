@@ -229,7 +229,8 @@ async def test_a_connect_cancelled_at_any_step_leaves_nothing(
     async with await aiordma.listen(ADDRESS, 0) as listener:
         async with anyio.create_task_group() as group:
             group.start_soon(aiordma.connect, ADDRESS, listener.port)
-            while not (attempts and attempts[-1].step == step):
+            # A device may be past it before we look.
+            while not attempts or attempts[-1].step in STEPS[: STEPS.index(step)]:
                 await anyio.lowlevel.checkpoint()
             group.cancel_scope.cancel()
         assert listener.reactor.users == 1 + len(listener._requests)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 import weakref
 from typing import Any
 
@@ -9,6 +10,7 @@ import anyio
 import pytest
 
 import aiordma
+from aiordma.threads import THREAD_NAME
 from tests.device.players import OWN_RECEIVES, REMOTE, Outcome, both_ways, connected, reactor_in_use
 from tests.devices import ADDRESS, kernel_objects
 
@@ -279,5 +281,8 @@ def test_a_loop_is_not_kept_alive_by_what_it_once_opened() -> None:
             pass
 
     asyncio.run(open_and_close())
+    for thread in threading.enumerate():
+        if thread.name == THREAD_NAME:
+            thread.join()  # it has told the loop, and is on its way out
     gc.collect()
     assert loops[0]() is None

@@ -133,6 +133,21 @@ async def test_any_other_failure_is_the_callers(machine: Machine, error: Excepti
     assert attempt.tried == [REAL]
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.77", "::1"])
+async def test_a_loopback_address_is_the_software_devices(
+    machine: Machine, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Linux binds such a one to a real device, and then leads nobody there.
+    attempt = Attempt()
+    with caplog.at_level(logging.DEBUG, "aiordma"):
+        for _ in range(2):
+            assert await with_device("auto", address, attempt) == "built in"
+    assert attempt.tried == [BUILT_IN] * 2
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
+    assert await with_device("rxe0", address, attempt) == "real"
+    assert await with_device("auto", "fe80::1%2", attempt) == "real"
+
+
 async def test_where_there_is_no_real_device_none_is_asked(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
