@@ -39,7 +39,7 @@ class Decoded:
 
     packets: list[dict[str, list[str]]] = field(default_factory=list)
     sums: list[str] = field(default_factory=list)
-    """What it says of each CRC, where they were agreed on."""
+    """What it says of each CRC, where they were agreed on and it was asked."""
 
     def opcodes(self) -> list[int]:
         """Those of RDMAP, of every frame, in the order of the capture."""
@@ -70,13 +70,24 @@ class Capture:
 
 
 @asynccontextmanager
-async def captured(*ports: int, seconds: float = 60) -> AsyncIterator[Capture]:
-    """Capture the block's TCP packets of these ports, and decode them."""
-    wanted = " or ".join(f"tcp port {port}" for port in ports)
+async def captured(
+    port: int, *, with_sums: bool = False, seconds: float = 60
+) -> AsyncIterator[Capture]:
+    """Capture the block's TCP packets of that port, and decode them."""
     with tempfile.TemporaryDirectory(prefix="aiordma-capture-") as folder:
         capture = Capture(Path(folder, "packets.pcapng"))
         # A large buffer: what the kernel drops looks like a fault of ours.
-        command = ["dumpcap", "-i", "lo", "-f", wanted, "-B", "64", "-w", str(capture.path)]
+        command = [
+            "dumpcap",
+            "-i",
+            "lo",
+            "-f",
+            f"tcp port {port}",
+            "-B",
+            "64",
+            "-w",
+            str(capture.path),
+        ]
         async with await anyio.open_process(command, stdin=subprocess.DEVNULL) as process:
             assert process.stderr is not None
             written = ""
@@ -94,13 +105,15 @@ async def captured(*ports: int, seconds: float = 60) -> AsyncIterator[Capture]:
                 process.terminate()
                 with anyio.CancelScope(shield=True):
                     await process.wait()
-        capture.decoded = await decode(capture.path)
+        capture.decoded = await decode(capture.path, with_sums)
 
 
-async def decode(path: Path) -> Decoded:
+async def decode(path: Path, with_sums: bool) -> Decoded:
     fields = [word for name in FIELDS for word in ("-e", name)]
     ran = await anyio.run_process(["tshark", "-r", str(path), *OPTIONS, "-T", "json", *fields])
     found: list[dict[str, Any]] = json.loads(ran.stdout or b"[]")
-    words = await anyio.run_process(["tshark", "-r", str(path), *OPTIONS, "-V"])
-    sums = re.findall(r"CRC check: (.*)", words.stdout.decode(errors="replace"))
-    return Decoded([packet["_source"]["layers"] for packet in found], sums)
+    decoded = Decoded([packet["_source"]["layers"] for packet in found])
+    if with_sums:  # only in words does it say which of them fit
+        words = await anyio.run_process(["tshark", "-r", str(path), *OPTIONS, "-V"])
+        decoded.sums = re.findall(r"CRC check: (.*)", words.stdout.decode(errors="replace"))
+    return decoded

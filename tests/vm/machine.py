@@ -51,7 +51,7 @@ def run(request: Request) -> int:
     """
     if request.provider not in PROVIDERS:
         raise TestBedError(f"PROVIDER={request.provider}: it is one of {', '.join(PROVIDERS)}")
-    packages.ensure(packages.VM)
+    packages.ensure(packages.VM + (packages.WIRE if request.provider == "siw" else ()))
     chosen = kernel.prepare(os.environ.get("VM_KERNEL", ""))
     module = siw.prepare(chosen) if request.provider == "siw" else None
     first = initramfs.prepare(chosen)

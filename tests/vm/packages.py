@@ -31,6 +31,8 @@ VM = (
     "rdmacm-utils",
     "perftest",
 )
+# What captures and decodes the software device's exchanges with siw.
+WIRE = ("tshark",)
 # What fuzzes the software device: libFuzzer and its sanitizers.
 FUZZ = ("clang", "libclang-rt-dev", "libc6-dev", "libibverbs-dev", "librdmacm-dev")
 # What builds a kernel module from unpacked headers, whose tools are linked against two libraries.
