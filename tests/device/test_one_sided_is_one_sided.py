@@ -20,7 +20,7 @@ from tests.devices import ADDRESS, DEVICE
 
 pytestmark = pytest.mark.anyio
 
-SECONDS = 4
+SECONDS = 4 if DEVICE == "software" else 10  # an emulated machine takes its time
 ROUNDS = 100
 
 TARGET = """
@@ -44,9 +44,8 @@ async def main():
             assert await connection.receive() == b"where?"
             await connection.send(region.remote().pack())
             print("blocking", flush=True)
-            began = time.monotonic()
             block()
-            print(time.monotonic() - began, hashlib.sha256(region.view).hexdigest(), flush=True)
+            print(time.monotonic(), hashlib.sha256(region.view).hexdigest(), flush=True)
             assert await connection.receive() == b"that is all"
 
 asyncio.run(main())
@@ -80,18 +79,16 @@ async def test_memory_is_read_and_written_while_its_process_is_blocked(way: str)
             await connection.send(b"where?")
             remote = aiordma.RemoteMemory.unpack(await connection.receive())
             assert process.stdout.readline() == "blocking\n"
-            began = time.monotonic()
             assert await connection.read_bytes(remote[:12]) == b"beforebefore"
             for number in range(ROUNDS):
                 written = b"round %05d" % number
                 place = remote[number * 11 : number * 11 + 11]
                 await connection.write(written, place)
                 assert await connection.read_bytes(place) == written
-            took = time.monotonic() - began
-            # All of that while the target stood still, and not as it woke.
-            assert took < SECONDS / 2, f"{took:.1f} s: the target's process had to wake for it"
+            done = time.monotonic()  # one clock for all processes of a machine
             expected = await connection.read_bytes(remote)
-            blocked, digest = process.stdout.readline().split()
-            assert float(blocked) >= SECONDS
+            woke, digest = process.stdout.readline().split()
+            # All of that while the target stood still, and not as it woke.
+            assert done < float(woke)
             assert digest == hashlib.sha256(expected).hexdigest()
             await connection.send(b"that is all")

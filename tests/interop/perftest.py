@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
+import anyio.lowlevel
 
 import aiordma
 from aiordma import Access, Connection, ConnectionKeywords, RemoteMemory
@@ -101,7 +102,7 @@ class Session:
 
     async def _until_last_byte_is(self, number: int) -> None:
         while self.ours[-1] != number & 0xFF:
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
 
 
 async def _ready(exchange: Exchange, connection: Connection, size: int) -> Session:

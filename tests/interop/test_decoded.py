@@ -160,21 +160,23 @@ def direction(request: pytest.FixtureRequest, device: DeviceUnderTest) -> tuple[
 async def test_what_siw_and_the_software_device_say_to_each_other(
     direction: tuple[str, str],
 ) -> None:
-    async with await aiordma.listen(ADDRESS, 0, device=direction[1]) as listener:
-        async with captured(listener.port) as capture:
-            clients: list[aiordma.Connection] = []
+    async with (
+        await aiordma.listen(ADDRESS, 0, device=direction[1]) as listener,
+        captured(listener.port) as capture,
+    ):
+        clients: list[aiordma.Connection] = []
 
-            async def connect() -> None:
-                client = await aiordma.connect(ADDRESS, listener.port, device=direction[0])
-                clients.append(client)
-                await client.send(b"first")
+        async def connect() -> None:
+            client = await aiordma.connect(ADDRESS, listener.port, device=direction[0])
+            clients.append(client)
+            await client.send(b"first")
 
-            async with anyio.create_task_group() as group:
-                group.start_soon(connect)
-                server = await listener.accept()
-            async with clients[0] as client, server:
-                await what_siw_can(client, server)
-                await what_siw_can(server, client)
+        async with anyio.create_task_group() as group:
+            group.start_soon(connect)
+            server = await listener.accept()
+        async with clients[0] as client, server:
+            await what_siw_can(client, server)
+            await what_siw_can(server, client)
     decoded = capture.decoded
     assert decoded.faults() == []
     assert {WRITE, READ_REQUEST, READ_RESPONSE, SEND} <= set(decoded.opcodes())

@@ -253,13 +253,15 @@ async def test_many_messages_at_once(direction: tuple[str, str]) -> None:
             await connection.send(message)
 
     # siw ends a connection whose message finds no receive.
-    async with connected(direction, receive_buffers=400) as (client, server):
-        async with anyio.create_task_group() as group:
-            group.start_soon(send_all, client)
-            group.start_soon(send_all, server)
-            for connection in (client, server):
-                for message in messages:
-                    assert await connection.receive() == message
+    async with (
+        connected(direction, receive_buffers=400) as (client, server),
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(send_all, client)
+        group.start_soon(send_all, server)
+        for connection in (client, server):
+            for message in messages:
+                assert await connection.receive() == message
 
 
 @pytest.mark.parametrize("size", [1, 4095, 65537, MEBIBYTE])
@@ -277,33 +279,37 @@ async def test_memory_is_read_and_written(direction: tuple[str, str], size: int)
 
 
 async def test_private_data_goes_along(direction: tuple[str, str]) -> None:
-    async with await aiordma.listen(ADDRESS, 0, device=direction[1]) as listener:
-        async with anyio.create_task_group() as group:
+    async with (
+        await aiordma.listen(ADDRESS, 0, device=direction[1]) as listener,
+        anyio.create_task_group() as group,
+    ):
 
-            async def serve() -> None:
-                request = await listener.request()
-                assert bytes(request.private_data)[:7] == b"ticket!"
-                async with await request.accept(private_data=b"welcome") as server:
-                    assert await server.receive() == b"x"
+        async def serve() -> None:
+            request = await listener.request()
+            assert bytes(request.private_data)[:7] == b"ticket!"
+            async with await request.accept(private_data=b"welcome") as server:
+                assert await server.receive() == b"x"
 
-            group.start_soon(serve)
-            async with await aiordma.connect(
-                ADDRESS, listener.port, device=direction[0], private_data=b"ticket!"
-            ) as client:
-                assert client.private_data[:7] == b"welcome"
-                await client.send(b"x")
+        group.start_soon(serve)
+        async with await aiordma.connect(
+            ADDRESS, listener.port, device=direction[0], private_data=b"ticket!"
+        ) as client:
+            assert client.private_data[:7] == b"welcome"
+            await client.send(b"x")
 
 
 async def test_a_request_is_rejected(direction: tuple[str, str]) -> None:
-    async with await aiordma.listen(ADDRESS, 0, device=direction[1]) as listener:
-        async with anyio.create_task_group() as group:
+    async with (
+        await aiordma.listen(ADDRESS, 0, device=direction[1]) as listener,
+        anyio.create_task_group() as group,
+    ):
 
-            async def refuse() -> None:
-                await (await listener.request()).reject(b"go away")
+        async def refuse() -> None:
+            await (await listener.request()).reject(b"go away")
 
-            group.start_soon(refuse)
-            with pytest.raises(aiordma.RejectedError) as caught:
-                await aiordma.connect(ADDRESS, listener.port, device=direction[0])
+        group.start_soon(refuse)
+        with pytest.raises(aiordma.RejectedError) as caught:
+            await aiordma.connect(ADDRESS, listener.port, device=direction[0])
     assert caught.value.private_data[:7] == b"go away"
 
 

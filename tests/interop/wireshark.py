@@ -57,7 +57,7 @@ class Decoded:
                 found.append(f"packet {number} is malformed")
             if any(severity >= ERROR for severity in severities):
                 found.append(f"packet {number}: {packet.get('_ws.expert.message')}")
-        found += [sum for sum in self.sums if not sum.endswith("(Good CRC32)")]
+        found += [each for each in self.sums if not each.endswith("(Good CRC32)")]
         return found
 
 

@@ -1,7 +1,6 @@
 """The software device's streams (RFC 5040, 5041, 5044), against a peer made of a plain socket: one
 that stops reading, ends in the middle, or blames whom it likes."""
 
-import select
 import socket
 import struct
 import time
@@ -21,20 +20,18 @@ from aiordma import (
     ConnectionParameters,
     MemoryRegion,
     QueuePair,
+    QueuePairState,
     SendFlag,
     WorkCompletionStatus,
     WorkRequestOpcode,
 )
 from aiordma._native import ffi, lib
 from aiordma.provider import software
-from aiordma.ranges import RemoteMemory
 from tests.unit.mpa_peer import CRC, ENHANCED, HOST, LOWER, UPPER, Device, Frame, exactly, expect
-from tests.unit.software_device import nothing_left
 
-SEND, READ_REQUEST, READ_RESPONSE, WRITE, TERMINATE = 3, 1, 2, 0, 7
+SEND, READ_REQUEST, READ_RESPONSE, TERMINATE = 3, 1, 2, 7
 SUCCESS, FLUSHED = WorkCompletionStatus.SUCCESS, WorkCompletionStatus.WR_FLUSH_ERR
 BAD = WorkCompletionStatus.LOC_PROT_ERR
-SIZE = 1 << 20
 
 
 def table() -> list[int]:
@@ -121,8 +118,7 @@ class Wire:
         reply = Frame(True, flags, inbound=depth, outbound=UPPER | LOWER | 16)
         self.peer.sendall(reply.pack())
         expect(device.channel, CmEventType.ESTABLISHED)
-        self.channel = device.channel
-        self.stack = stack
+        self.channel, self.crc, self.stack = device.channel, crc, stack
 
     def region(self, buffer: Any, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
         return self.stack.enter_context(MemoryRegion(self.domain, buffer, access))
@@ -135,12 +131,13 @@ class Wire:
         size = int.from_bytes(head, "big")
         rest = exactly(self.peer, size + (-(size + 2) % 4) + 4)
         length = 16 if rest[0] & 0x80 else 20
-        is_intact = struct.unpack("<I", rest[-4:])[0] == crc32c(head + rest[:-4])
+        is_intact = not self.crc or rest[-4:] == struct.pack("<I", crc32c(head + rest[:-4]))
         return Heard(rest[1] & 15, rest[2 : length - 2], rest[length - 2 : size], is_intact)
 
     def completions(self, count: int, seconds: float = 5) -> list[tuple[int, int]]:
         """The wr_ids and statuses of so many completions."""
-        limit, got = time.monotonic() + seconds, []
+        limit = time.monotonic() + seconds
+        got: list[tuple[int, int]] = []
         while len(got) < count and time.monotonic() < limit:
             got += [(each.wr_id, each.status) for each in self.queue.poll()]
             time.sleep(0.002)
@@ -184,7 +181,6 @@ def test_a_request_that_is_posted_when_the_peer_has_ended_ends(stack: ExitStack)
 def test_requests_before_one_that_fails_here_have_their_own_end(stack: ExitStack) -> None:
     wire = Wire(stack)
     good, bad = wire.region(bytearray(64)), wire.region(bytearray(64))
-    wire.peer.setblocking(True)
     wire.send(1, good)
     assert wire.hear().operation == SEND
     bad.close()
@@ -228,6 +224,44 @@ def test_a_region_that_is_now_other_memory_shows_nothing_of_the_first(stack: Exi
     assert not software().rereg_mr(region.pointer, change, *arguments)
     first[:] = b"S" * len(first)  # the program's again
     assert b"S" * 100 not in rest_of(wire.peer)
+
+
+def test_a_message_that_has_begun_is_sent_to_its_end_before_a_send_queue_is_drained(
+    stack: ExitStack,
+) -> None:
+    wire = Wire(stack, backlog=4096)
+    region = wire.region(mmap(-1, 16 << 20))
+    wire.send(1, region)
+    wire.send(2, region)
+    wire.pair.modify(QueuePairState.SQD)
+    left = len(region)
+    while left:
+        heard = wire.hear()
+        assert heard.operation == SEND
+        left -= len(heard.payload)
+    word = wire.hear()
+    assert word.operation == READ_REQUEST
+    wire.peer.sendall(tagged(READ_RESPONSE, word.sink, 0))
+    assert wire.completions(1) == [(1, SUCCESS)]
+    wire.pair.modify(QueuePairState.RTS)
+    assert wire.hear().operation == SEND
+
+
+def test_a_read_that_is_refused_late_is_the_one_that_is_blamed(stack: ExitStack) -> None:
+    wire = Wire(stack, backlog=4096)
+    long, short = mmap(-1, 16 << 20), mmap(-1, 16 << 20)
+    first, second = (wire.region(each, Access.REMOTE_READ) for each in (long, short))
+    for number, region in enumerate((first, second), 1):
+        ask = struct.pack(">IQIIQ", number, 0, len(long), region.rkey, region.address)
+        wire.peer.sendall(untagged(READ_REQUEST, 1, number, ask))
+    wire.peer.sendall(untagged(READ_REQUEST, 1, 3, struct.pack(">IQIIQ", 3, 0, 0, 0, 0)))
+    time.sleep(0.2)
+    second.close()
+    while (heard := wire.hear()).operation == READ_RESPONSE:
+        assert heard.header[:4] == bytes((0, 0, 0, 1))
+    assert heard.operation == TERMINATE
+    queue, number, _ = struct.unpack(">III", heard.payload[12:24])
+    assert (queue, number) == (1, 2)
 
 
 def rest_of(peer: socket.socket) -> bytes:

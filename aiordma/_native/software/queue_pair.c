@@ -82,7 +82,8 @@ static int make_rings(struct sw_queue_pair *pair)
     const struct ibv_qp_cap *cap = &pair->capacity;
     uint32_t parts = cap->max_send_sge ? cap->max_send_sge : 1;
 
-    pair->send_size = cap->max_send_wr;
+    for (pair->send_size = 1; pair->send_size < cap->max_send_wr;)
+        pair->send_size *= 2;
     pair->sends = calloc(pair->send_size + 1, sizeof(*pair->sends));
     pair->send_parts = calloc((size_t)(pair->send_size + 1) * parts, sizeof(struct ibv_sge));
     pair->inlined = malloc((size_t)pair->send_size * cap->max_inline_data + 1);
@@ -332,6 +333,9 @@ static void to_reset(struct sw_queue_pair *pair)
 
 static int is_drained(const struct sw_queue_pair *pair)
 {
+    if (pair->next_send != pair->end &&
+        pair->sends[pair->next_send % pair->send_size].stage == SW_BEGUN)
+        return 0;
     for (uint32_t at = pair->oldest; at != pair->next_send; at++)
         if (pair->sends[at % pair->send_size].stage != SW_DONE)
             return 0;

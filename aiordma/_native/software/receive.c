@@ -380,6 +380,7 @@ static int end_read_request(struct sw_stream *stream, const char *payload)
 
     stream->expected[SW_QUEUE_REQUEST]++;
     memset(answer, 0, sizeof(*answer));
+    answer->sequence = stream->frame.sequence;
     sw_read_request_read(payload, &answer->read);
     if (answer->read.size) {
         enum sw_refusal refusal = SW_ACCESS;
@@ -404,6 +405,7 @@ static int end_atomic_request(struct sw_stream *stream, const char *payload)
 
     stream->expected[SW_QUEUE_REQUEST]++;
     memset(answer, 0, sizeof(*answer));
+    answer->sequence = stream->frame.sequence;
     answer->is_atomic = 1;
     sw_atomic_request_read(payload, &answer->atomic);
     if (answer->atomic.operation != SW_FETCH_ADD && answer->atomic.operation != SW_COMPARE_SWAP)

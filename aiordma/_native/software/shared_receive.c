@@ -201,14 +201,14 @@ static int destroy_srq(struct ibv_srq *queue)
 }
 
 /*
- * Messages were held back for want of a receive. One that takes its turn may come back to the
- * end of the list: no more turns than there are receives.
+ * Messages were held back for want of a receive. Who takes its turn takes a receive, or does not
+ * come back to the list, or comes back since there is none left: so this ends.
  */
 static void resume(struct sw_shared_receive *shared)
 {
     struct sw_queue_pair *pair;
 
-    for (uint32_t turns = shared->receives.count; turns && (pair = shared->waiting); turns--) {
+    while (shared->receives.count && (pair = shared->waiting)) {
         shared->waiting = pair->next_waiting;
         pair->next_waiting = NULL;
         pair->is_waiting = 0;

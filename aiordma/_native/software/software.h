@@ -294,8 +294,9 @@ struct sw_send {
     struct ibv_mw *window;
     uint32_t window_key;
     struct ibv_mw_bind_info bind;
-    /* SENT: TCP has all of it, and the peer has not said so. ASKED: a READ or an atomic. */
-    enum { SW_POSTED, SW_SENT, SW_ASKED, SW_DONE } stage;
+    /* BEGUN: a part of it has gone. SENT: TCP has all of it, and the peer has not said so. ASKED:
+     * a READ or an atomic. */
+    enum { SW_POSTED, SW_BEGUN, SW_SENT, SW_ASKED, SW_DONE } stage;
     uint32_t sequence; /* its message's number on its queue of DDP's */
     enum ibv_wc_status status;
     uint32_t progress; /* of a READ: bytes arrived; the stream's own otherwise */
@@ -312,7 +313,8 @@ struct sw_queue_pair {
     struct sw_send *sends; /* a ring: done .. [oldest, next) sent, [next, end) waiting */
     struct ibv_sge *send_parts;
     char *inlined;
-    uint32_t send_size, oldest, next_send, end; /* free-running counters; slot = counter % size */
+    uint32_t send_size, oldest, next_send, end; /* free-running counters; slot = counter % size,
+        and size a power of two, so that it stays so where they wrap */
 
     struct sw_receives receives;
     struct sw_shared_receive *shared;

@@ -47,6 +47,7 @@ void sw_stream_rewatch(struct sw_stream *stream)
 static void discard(struct sw_stream *stream)
 {
     free(stream->answers);
+    free(stream->copies);
     free(stream->kept.bytes);
     free(stream->in.bytes);
     free(stream);
@@ -259,7 +260,10 @@ static struct sw_stream *new_stream(int fd, const struct sw_terms *terms)
     stream->in.size = SW_IN_SIZE;
     stream->in.bytes = malloc(SW_IN_SIZE);
     stream->answers = calloc(depth, sizeof(*stream->answers));
-    if (!stream->in.bytes || !stream->answers || terms->already_size > SW_IN_SIZE) {
+    if (terms->crc)
+        stream->copies = malloc(SW_OUT_BYTES + SW_MOST_PAYLOAD);
+    if (!stream->in.bytes || !stream->answers || (terms->crc && !stream->copies) ||
+        terms->already_size > SW_IN_SIZE) {
         discard(stream);
         return NULL;
     }

@@ -16,6 +16,7 @@ struct sw_answer {
     struct sw_read_request read;
     struct sw_atomic_request atomic;
     uint32_t done; /* of a READ: bytes put into frames */
+    uint32_t sequence; /* the question's */
 };
 
 enum { SW_OUT_FRAMES = 16, SW_OUT_PARTS = 96, SW_OUT_BYTES = 262144 };
@@ -45,6 +46,7 @@ struct sw_out_frame {
     uint32_t offset, payload;
     uint32_t stag;        /* of an answer's memory; payload bytes at address */
     uint64_t address;
+    const char *memory;   /* where that was when the frame was composed */
     int is_answer;
 };
 
@@ -65,6 +67,9 @@ struct sw_stream {
     struct iovec parts[SW_OUT_PARTS];
     int part_first, part_count;
     uint32_t out_bytes;
+    char *copies; /* with a CRC, of the memory that is answered with: it may change before TCP has
+                     it, and the CRC would not be its own. Room for a whole queue of frames */
+    uint32_t copied;
     int is_blocked; /* TCP takes no more for now */
     int must_announce; /* the initiator's first frame */
     uint32_t sequence[SW_QUEUES];

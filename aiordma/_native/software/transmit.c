@@ -12,10 +12,13 @@
 #include "crc32c.h"
 #include "faults.h"
 
+/* What is sent at a time before others have their turn. */
+enum { TURN_BYTES = 4 << 20 };
+
 /* -- frames ---------------------------------------------------------------------------------- */
 
 /* What is wrong with the memory of a frame; its iovecs are added where nothing is. */
-static int add_parts(struct sw_stream *stream, const struct sw_out_frame *frame)
+static int add_parts(struct sw_stream *stream, struct sw_out_frame *frame)
 {
     struct sw_queue_pair *pair = stream->pair;
     const struct sw_send *send = frame->send;
@@ -26,6 +29,11 @@ static int add_parts(struct sw_stream *stream, const struct sw_out_frame *frame)
         if (sw_reach_remote(&pair->ibv, frame->stag, frame->address, left,
                             IBV_ACCESS_REMOTE_READ, &memory))
             return EACCES;
+        frame->memory = memory;
+        if (stream->copies) {
+            memory = memcpy(stream->copies + stream->copied, memory, left);
+            stream->copied += left;
+        }
         stream->parts[stream->part_count++] = (struct iovec){memory, left};
         return 0;
     }
@@ -193,6 +201,7 @@ static int compose_piece(struct sw_stream *stream, struct sw_send *send)
     if (send->opcode == IBV_WR_SEND_WITH_IMM && !stream->sent_immediate) {
         compose_immediate(stream, send, SW_OF_SEND, 0);
         stream->sent_immediate = 1;
+        send->stage = SW_BEGUN;
         return 1;
     }
     if (send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM && stream->sent_immediate) {
@@ -226,6 +235,7 @@ static int compose_piece(struct sw_stream *stream, struct sw_send *send)
     if (add_frame(stream, frame, &what, 0))
         return fail_in_turn(stream, send, IBV_WC_LOC_PROT_ERR);
     stream->sending_offset += frame->payload;
+    send->stage = SW_BEGUN;
     if (!what.is_last)
         return 1;
     if (!is_write)
@@ -344,9 +354,12 @@ static int compose_request(struct sw_stream *stream)
 {
     struct sw_queue_pair *pair = stream->pair;
 
-    if (pair->ibv.state != IBV_QPS_RTS || pair->next_send == pair->end)
+    if (pair->next_send == pair->end)
         return compose_word(stream);
     struct sw_send *send = &pair->sends[pair->next_send % pair->send_size];
+    /* In SQD nothing is begun, and what has been goes on. */
+    if (pair->ibv.state != IBV_QPS_RTS && send->stage != SW_BEGUN)
+        return compose_word(stream);
     if (send->flags & IBV_SEND_FENCE && stream->asked)
         return compose_word(stream);
     switch (send->opcode) {
@@ -404,8 +417,23 @@ static uint64_t carry_out_atomic(const struct sw_atomic_request *request, char *
 /* What it asks for has gone meanwhile. What was answered before is sent first. */
 static int refuse_answer(struct sw_stream *stream)
 {
+    const struct sw_answer *answer = &stream->answers[stream->answer_first];
+    struct sw_frame what = {
+        .operation = answer->is_atomic ? SW_ATOMIC_REQUEST : SW_READ_REQUEST,
+        .is_last = 1,
+        .queue = SW_QUEUE_REQUEST,
+        .sequence = answer->sequence,
+        .payload = answer->is_atomic ? SW_ATOMIC_REQUEST_SIZE : SW_READ_REQUEST_SIZE,
+    };
+
     if (stream->out_count)
         return 0;
+    /* Its question is to blame, not what came last. */
+    stream->blamed_size = sw_frame_write(stream->blamed, &what);
+    if (!answer->is_atomic) {
+        sw_read_request_write(stream->blamed + stream->blamed_size, &answer->read);
+        stream->blamed_size += SW_READ_REQUEST_SIZE;
+    }
     sw_stream_refused(stream, (struct sw_reason){SW_LAYER_RDMAP, 1, 0}); /* invalid STag */
     return 1;
 }
@@ -503,8 +531,11 @@ static int is_still_there(struct sw_stream *stream)
     for (uint32_t i = 0; i < stream->out_count; i++) {
         const struct sw_out_frame *frame =
             &stream->out[(stream->out_first + i) % SW_OUT_FRAMES];
-        if (frame->is_answer && sw_reach_remote(&stream->pair->ibv, frame->stag, frame->address,
-                                                frame->payload, IBV_ACCESS_REMOTE_READ, &memory))
+        /* A key may stand for other memory by now (ibv_rereg_mr). */
+        if (frame->is_answer && frame->payload &&
+            (sw_reach_remote(&stream->pair->ibv, frame->stag, frame->address, frame->payload,
+                             IBV_ACCESS_REMOTE_READ, &memory) ||
+             memory != frame->memory))
             return 0;
         if (frame->send && frame->payload && !is_reachable(stream->pair, frame->send, 0))
             return 0;
@@ -541,6 +572,7 @@ static void advance(struct sw_stream *stream, size_t taken)
             sw_end_send(stream->pair, frame->send, IBV_WC_SUCCESS);
     }
     stream->part_first = stream->part_count = 0;
+    stream->copied = 0;
 }
 
 void sw_transmit(struct sw_stream *stream)
@@ -551,6 +583,7 @@ void sw_transmit(struct sw_stream *stream)
         sw_queue_pair_failed(stream->pair);
         return;
     }
+    size_t sent = 0;
     for (;;) {
         if (!stream->out_count)
             compose(stream);
@@ -577,6 +610,13 @@ void sw_transmit(struct sw_stream *stream)
         advance(stream, (size_t)taken);
         if (sw_stream_carried(stream, (size_t)taken))
             return;
+        sent += (size_t)taken;
+        /* A peer that reads as fast as we write must not keep the lock, or the program that
+         * posted: the engine goes on. While is_full it is told of new room only, not of this. */
+        if (sent >= TURN_BYTES && !stream->is_full) {
+            stream->is_blocked = 1;
+            break;
+        }
     }
     sw_stream_rewatch(stream);
 }

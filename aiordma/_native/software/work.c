@@ -80,7 +80,7 @@ static int check_send(const struct sw_queue_pair *pair, const struct ibv_send_wr
 
 static struct sw_send *next_slot(struct sw_queue_pair *pair)
 {
-    if (pair->end - pair->oldest >= pair->send_size)
+    if (pair->end - pair->oldest >= pair->capacity.max_send_wr)
         return NULL;
     return &pair->sends[pair->end % pair->send_size];
 }
