@@ -22,6 +22,7 @@ help:
 	@echo "     test-rxe        ... in a VM, over RoCE (soft-RoCE)"
 	@echo "     test-siw        ... in a VM, over iWARP (soft-iWARP)"
 	@echo "make vm CMD='...'    a command in the VM; PROVIDER=rxe|siw|none VM_TIMEOUT=seconds VM_VETH=1"
+	@echo "make sanitize fuzz   the software device under sanitizers; its parsers under a fuzzer, RUNS=n"
 	@echo "make lint docs       style and types; the documentation's examples"
 	@echo "make venv clean      the virtual environment; remove everything built"
 	@echo "ARGS='-k name' goes to pytest. python3 -m tests.vm run --help lists the VM's settings."
@@ -125,7 +126,7 @@ sanitize: venv
 
 # Whatever reads a peer's bytes, under libFuzzer with the address and undefined-behaviour
 # sanitizers: so many inputs in all. What fails is kept in build/fuzz/found.
-RUNS ?= 10000000
+RUNS ?= $(or $(FUZZ_RUNS),10000000)
 fuzz: venv
 	@.venv/bin/python -m tests.fuzz $(RUNS)
 
