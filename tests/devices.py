@@ -66,7 +66,8 @@ LACKS: dict[str, dict[str, str]] = {
         "explained_flush": "its end flushes before the connection manager tells why (no event is "
         "taken while anything is destroyed), so that what was flushed may end without a cause",
         "port_events": "its port is all network interfaces of this machine, and always up",
-        "gid_events": "its GID table follows the interfaces' addresses, without an event",
+        "second_device": "there is one, which serves all addresses; its GID_CHANGE is tested by "
+        "tests/unit/test_software_device.py",
         "queue pairs by hand": "iWARP queue pairs are connected by the connection manager only",
         "ece": "iWARP's handshake has no enhanced connection establishment",
         "type_of_service": "iWARP's handshake does not carry it: each side marks what it sends as "

@@ -81,6 +81,7 @@ async def test_a_port_that_goes_down_and_up_is_reported_until_the_context_is_clo
 @pytest.mark.anyio
 @one_loop
 @pytest.mark.capability("gid_events")
+@pytest.mark.capability("second_device")
 async def test_an_address_that_comes_changes_the_gid_table(device: DeviceUnderTest) -> None:
     with second_device(device) as name, Device(name).open() as context:
         while context.take_async_event() is not None:
