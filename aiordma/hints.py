@@ -73,7 +73,7 @@ _HINTS: dict[tuple[str, int], Callable[[], str]] = {
     ("rdma_resolve_route", errno.ENODEV): _not_reached,
     ("rdma_resolve_addr", errno.EINVAL): lambda: (
         "The address does not suit the RDMA device that has it, or the source address: a loopback "
-        "address is one that most devices cannot use"
+        'address is one that most RDMA devices cannot use. device="software" can'
     ),
 }
 
