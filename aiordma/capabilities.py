@@ -35,8 +35,9 @@ def require_reads(endpoint: Endpoint, parts: int, what: str = "READ") -> None:
         )
     # Not every iWARP device tells what the peer agreed to (max_rd_atomic); it refuses the post.
     agreed = endpoint.max_read_depth
-    if endpoint.hub.is_iwarp and not agreed:
-        agreed = endpoint.options.initiator_depth
+    if endpoint.hub.is_iwarp:
+        asked = endpoint.options.initiator_depth
+        agreed = min(asked, agreed or asked)
     if not agreed:
         raise NotSupportedError(
             f"{what}: the two sides agreed on no outstanding READs (our initiator_depth, the "
