@@ -1,6 +1,7 @@
 """The software device's streams (RFC 5040, 5041, 5044), against a peer made of a plain socket: one
 that stops reading, ends in the middle, or blames whom it likes."""
 
+import select
 import socket
 import struct
 import time
@@ -90,7 +91,15 @@ class Heard:
 class Wire:
     """A connection of the device with a peer that the test plays."""
 
-    def __init__(self, stack: ExitStack, *, crc: bool = False, depth: int = 4, backlog: int = 0):
+    def __init__(
+        self,
+        stack: ExitStack,
+        *,
+        crc: bool = False,
+        depth: int = 4,
+        backlog: int = 0,
+        is_our_kind: bool = True,
+    ):
         device = Device(stack)
         server = stack.enter_context(closing(socket.socket()))
         if backlog:
@@ -115,7 +124,8 @@ class Wire:
         Frame.receive(self.peer)
         flags = ENHANCED | (CRC if crc else 0)
         # Both bits: that is how the device knows its own kind, which answers READs of no bytes.
-        reply = Frame(True, flags, inbound=depth, outbound=UPPER | LOWER | 16)
+        announced = UPPER | LOWER if is_our_kind else UPPER
+        reply = Frame(True, flags, inbound=depth, outbound=announced | 16)
         self.peer.sendall(reply.pack())
         expect(device.channel, CmEventType.ESTABLISHED)
         self.channel, self.crc, self.stack = device.channel, crc, stack
@@ -166,8 +176,57 @@ def test_a_request_that_a_peer_cannot_answer_any_more_ends(stack: ExitStack) -> 
     expect(wire.channel, CmEventType.DISCONNECTED)
 
 
-def test_a_request_that_is_posted_when_the_peer_has_ended_ends(stack: ExitStack) -> None:
+def test_a_peer_that_ends_gives_up_the_messages_that_are_held_back(stack: ExitStack) -> None:
     wire = Wire(stack)
+    wire.peer.sendall(untagged(SEND, 0, 1, b"nobody waits for this"))
+    wire.peer.shutdown(socket.SHUT_WR)
+    expect(wire.channel, CmEventType.DISCONNECTED)
+    wire.pair.post_recv(7, [wire.region(bytearray(64))[:]])
+    assert wire.completions(1) == [(7, FLUSHED)]
+
+
+def test_a_peer_that_breaks_off_gives_up_more_than_there_is_room_for(stack: ExitStack) -> None:
+    wire = Wire(stack)
+    wire.peer.setblocking(False)
+    with suppress(BlockingIOError):
+        for number in range(1, 1000):
+            # While it is read, a part of it would mean that there is no room either.
+            whole = memoryview(untagged(SEND, 0, number, bytes(60000)))
+            while whole:
+                whole = whole[wire.peer.send(whole) :]
+                time.sleep(0.001)
+    assert number * 60000 > 4 << 20
+    wire.peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wire.peer.close()
+    expect(wire.channel, CmEventType.DISCONNECTED)
+
+
+def test_a_peer_that_has_no_room_for_the_end_is_told_by_a_reset(stack: ExitStack) -> None:
+    wire = Wire(stack, backlog=4096)
+    wire.send(1, wire.region(mmap(-1, 16 << 20)))
+    wire.identifier.disconnect()
+    assert wire.completions(1) == [(1, FLUSHED)]
+    told = select.poll()
+    told.register(wire.peer, 0)
+    assert told.poll(5000) == [(wire.peer.fileno(), select.POLLERR | select.POLLHUP)]
+
+
+def test_what_another_kind_of_peer_sent_before_its_end_is_received(stack: ExitStack) -> None:
+    # Its requests have succeeded: siw's end when TCP has them.
+    wire = Wire(stack, is_our_kind=False)
+    region = wire.region(bytearray(64))
+    wire.peer.sendall(untagged(SEND, 0, 1, b"one") + untagged(SEND, 0, 2, b"two"))
+    wire.peer.shutdown(socket.SHUT_WR)
+    time.sleep(0.1)
+    assert list(wire.channel.events()) == []
+    for wr_id in (7, 8):
+        wire.pair.post_recv(wr_id, [region[:]])
+    assert wire.completions(2) == [(7, SUCCESS), (8, SUCCESS)]
+    expect(wire.channel, CmEventType.DISCONNECTED)
+
+
+def test_a_request_that_is_posted_when_the_peer_has_ended_ends(stack: ExitStack) -> None:
+    wire = Wire(stack, is_our_kind=False)
     region = wire.region(bytearray(64))
     wire.peer.sendall(untagged(SEND, 0, 1, b"one") + untagged(SEND, 0, 2, b"two"))
     wire.peer.shutdown(socket.SHUT_WR)

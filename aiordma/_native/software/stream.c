@@ -62,9 +62,25 @@ static void release(struct sw_stream *stream)
     discard(stream);
 }
 
+/* Closing the socket resets the connection then; shutdown does not, and see_off's waits. */
+static void have_it_reset(const struct sw_stream *stream)
+{
+    struct linger at_once = {.l_onoff = 1, .l_linger = 0};
+
+    if (setsockopt(stream->fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once))) {
+        /* Then it ends in the usual way. */
+    }
+}
+
 static void linger_expired(struct sw_timer *timer)
 {
-    release(SW_CONTAINER(timer, struct sw_stream, timer));
+    struct sw_stream *stream = SW_CONTAINER(timer, struct sw_stream, timer);
+
+    /* A peer that holds our messages back may hold back TCP too, and with it the end: nothing
+     * that it has not read by now is more than what was flushed here. */
+    if (sw_awaits_word(stream))
+        have_it_reset(stream);
+    release(stream);
 }
 
 /* What still comes is of no use, and is read all the same, until the peer ends its side. */
@@ -165,7 +181,9 @@ int sw_stream_is_hopeless(struct sw_stream *stream)
 {
     const struct sw_queue_pair *pair = stream->pair;
 
-    if (!stream->has_left || pair->oldest == pair->end)
+    /* What it sent and we held back is received even then, unless it waited for our word: it has
+     * had none, so its requests were flushed when it left. */
+    if (!stream->has_left || (pair->oldest == pair->end && !sw_gives_word(stream)))
         return 0;
     sw_stream_broken(stream, 0);
     return 1;
@@ -219,10 +237,7 @@ static int dies(struct sw_stream *stream)
 
 static void reset(struct sw_stream *stream)
 {
-    struct linger at_once = {.l_onoff = 1, .l_linger = 0};
-
-    /* Closing resets the connection then, and shutdown does not: see_off's waits for the peer. */
-    setsockopt(stream->fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+    have_it_reset(stream);
     stream->is_reset = 1;
     sw_stream_broken(stream, ECONNRESET);
 }

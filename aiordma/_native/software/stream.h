@@ -115,6 +115,12 @@ static inline int sw_awaits_word(const struct sw_stream *stream)
     return stream->terms.gives_word && stream->terms.outbound_depth;
 }
 
+/* The same of the peer's requests: they end when we say so. */
+static inline int sw_gives_word(const struct sw_stream *stream)
+{
+    return stream->terms.gives_word && stream->terms.inbound_depth;
+}
+
 enum { SW_IN_SIZE = SW_MOST_FRAME + 4096, SW_KEPT_SIZE = 4 << 20 };
 
 /* transmit.c: send as much as TCP takes. The pair may have failed afterwards (stream->pair). */
@@ -134,7 +140,10 @@ int sw_stream_carried(struct sw_stream *stream, size_t bytes);
 int sw_stream_is_struck(struct sw_stream *stream);
 /* TCP failed, or ended (error 0): so does the queue pair. */
 void sw_stream_broken(struct sw_stream *stream, int error);
-/* Once the peer has left, requests that wait for it fail. Whether there were any. */
+/*
+ * Once the peer has left, requests that wait for it fail, and so does the queue pair, also where
+ * the peer has given up its messages that are held back. Whether that was so.
+ */
 int sw_stream_is_hopeless(struct sw_stream *stream);
 /* The peer did what it must not: it is told so, and the queue pair fails. */
 void sw_stream_refused(struct sw_stream *stream, struct sw_reason reason);
