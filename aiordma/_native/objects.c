@@ -7,38 +7,22 @@
 #include <errno.h>
 #include <string.h>
 
-static int is_of_queue_pair(enum ibv_event_type event)
-{
-    switch (event) {
-    case IBV_EVENT_QP_FATAL:
-    case IBV_EVENT_QP_REQ_ERR:
-    case IBV_EVENT_QP_ACCESS_ERR:
-    case IBV_EVENT_COMM_EST:
-    case IBV_EVENT_SQ_DRAINED:
-    case IBV_EVENT_PATH_MIG:
-    case IBV_EVENT_PATH_MIG_ERR:
-    case IBV_EVENT_QP_LAST_WQE_REACHED:
-        return 1;
-    default:
-        return 0;
-    }
-}
+#include "event_subjects.h"
 
 static uint64_t element_of(const struct ibv_async_event *event)
 {
-    if (is_of_queue_pair(event->event_type))
+    switch (aiordma_subject_of(event->event_type)) {
+    case AIORDMA_OF_QUEUE_PAIR:
         return (uintptr_t)event->element.qp;
-    switch (event->event_type) {
-    case IBV_EVENT_CQ_ERR:
+    case AIORDMA_OF_COMPLETION_QUEUE:
         return (uintptr_t)event->element.cq;
-    case IBV_EVENT_SRQ_ERR:
-    case IBV_EVENT_SRQ_LIMIT_REACHED:
+    case AIORDMA_OF_SHARED_RECEIVE:
         return (uintptr_t)event->element.srq;
-    case IBV_EVENT_WQ_FATAL:
+    case AIORDMA_OF_WORK_QUEUE:
         return (uintptr_t)event->element.wq;
-    case IBV_EVENT_DEVICE_FATAL:
+    case AIORDMA_OF_DEVICE:
         return 0;
-    default:
+    default: /* and those that are newer than we are: they may well be */
         return (uint64_t)event->element.port_num;
     }
 }

@@ -152,6 +152,43 @@ def test_an_event_that_nobody_took_goes_with_its_queue(device: tuple[Any, Any]) 
     assert not is_readable(context.async_fd)
 
 
+def test_events_that_nobody_has_taken_are_all_told(device: tuple[Any, Any]) -> None:
+    context, domain = device
+    os.set_blocking(context.async_fd, False)
+    queue = make_queue(context)
+    pair = make_pair(domain, queue, queue)
+    kinds = (lib.IBV_EVENT_COMM_EST, lib.IBV_EVENT_QP_FATAL, lib.IBV_EVENT_COMM_EST)
+    for kind in kinds:
+        assert lib.aiordma_software_raise(kind, pair) == 0
+    assert lib.aiordma_software_raise(lib.IBV_EVENT_CQ_ERR, queue) == 0
+    assert lib.aiordma_software_raise(lib.IBV_EVENT_PORT_ERR, ffi.NULL) == 0
+    # Those of one kind and object come together.
+    for kind in sorted(kinds, key=kinds.index):
+        assert take_async_event(context) == (kind, address_of(pair))
+    assert take_async_event(context) == (lib.IBV_EVENT_CQ_ERR, address_of(queue))
+    assert take_async_event(context) == (lib.IBV_EVENT_PORT_ERR, 1)
+    assert take_async_event(context) == (0, errno.EAGAIN)
+    assert not is_readable(context.async_fd)
+    assert software().destroy_qp(pair) == 0
+    assert software().destroy_cq(queue) == 0
+
+
+def test_an_event_of_no_object_or_no_known_kind_is_not_raised() -> None:
+    for kind in (lib.IBV_EVENT_QP_FATAL, lib.IBV_EVENT_CQ_ERR, lib.IBV_EVENT_SRQ_ERR):
+        assert lib.aiordma_software_raise(kind, ffi.NULL) == errno.EINVAL
+    for kind in (lib.IBV_EVENT_WQ_FATAL, 77):
+        assert lib.aiordma_software_raise(kind, ffi.new("int *")) == errno.EINVAL
+
+
+def test_a_descriptor_that_a_program_reads_itself_holds_nobody_up(device: tuple[Any, Any]) -> None:
+    context, _ = device
+    assert lib.aiordma_software_raise(lib.IBV_EVENT_PORT_ERR, ffi.NULL) == 0
+    assert os.get_blocking(context.async_fd)
+    os.read(context.async_fd, 8)
+    taking = Aside(lambda: take_async_event(context))
+    assert taking.end() == (lib.IBV_EVENT_PORT_ERR, 1)
+
+
 def test_destroying_a_queue_waits_for_its_taken_async_event(device: tuple[Any, Any]) -> None:
     context, domain = device
     queue = make_queue(context, 4)

@@ -275,6 +275,13 @@ static void wake(struct sw_queue *queue, int matters)
     add_event(queue);
 }
 
+void sw_raise_queue(struct ibv_cq *public, enum ibv_event_type type)
+{
+    struct ibv_async_event event = {.element.cq = public, .event_type = type};
+
+    sw_raise(public->context, &queue_of(public)->subject, &event);
+}
+
 static void deliver(struct sw_queue *queue, const struct ibv_wc *completion, int solicited)
 {
     if (queue->is_overrun)
@@ -555,8 +562,7 @@ static int destroy_cq(struct ibv_cq *public)
     /* Acknowledging more than was taken is a program's mistake, not one to wait for. */
     while ((int32_t)(queue->taken - public->comp_events_completed) > 0)
         sw_wait();
-    sw_forget_events(public->context, public, &public->async_events_completed,
-                     &queue->async_taken);
+    sw_forget_events(public->context, &queue->subject, &public->async_events_completed);
     if (public->channel)
         public->channel->refcnt--;
     sw_context_of(public->context)->objects--;

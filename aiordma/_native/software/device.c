@@ -504,10 +504,6 @@ static int close_device(struct ibv_context *public)
     sw_device.counts.contexts--;
     if (!sw_device.contexts)
         unwatch_addresses();
-    for (struct sw_async_event *event = context->first_event, *next; event; event = next) {
-        next = event->next;
-        free(event);
-    }
     close(public->async_fd);
     sw_unlock();
     pthread_mutex_destroy(&public->mutex);

@@ -1,14 +1,19 @@
 /*
  * Asynchronous events, a list for each context; and the descriptors that programs wait for.
  */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* preadv2 */
+#endif
 #include "software.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <stdlib.h>
 #include <sys/eventfd.h>
+#include <sys/uio.h>
 #include <unistd.h>
+
+#include "../event_subjects.h"
 
 /* -- descriptors ------------------------------------------------------------------------------ */
 
@@ -30,10 +35,14 @@ void sw_signal(int fd)
 void sw_quiet(int fd)
 {
     uint64_t count;
+    struct iovec to = {&count, sizeof(count)};
 
-    /* It is readable: who calls has signalled it and holds the lock. */
-    if (read(fd, &count, sizeof(count)) < 0) {
-        /* A program that read it itself, which leaves it as it should be. */
+    /* It is readable, unless the program has read it itself: nobody waits for that here. */
+    if (preadv2(fd, &to, 1, -1, RWF_NOWAIT) < 0 && errno != EAGAIN) {
+        struct pollfd wanted = {.fd = fd, .events = POLLIN}; /* a kernel before 5.8 */
+        if (poll(&wanted, 1, 0) == 1 && read(fd, &count, sizeof(count)) < 0) {
+            /* Which leaves it as it should be. */
+        }
     }
 }
 
@@ -54,14 +63,25 @@ int sw_await_signal(int fd)
 
 /* -- events ------------------------------------------------------------------------------------ */
 
-static void raise_event(struct ibv_context *public, const struct ibv_async_event *what)
+/*
+ * The subject has room for each kind of event, so that none is lost for want of memory; the same
+ * kind again, before it was taken, counts.
+ */
+void sw_raise(struct ibv_context *public, struct sw_subject *subject,
+              const struct ibv_async_event *what)
 {
     struct sw_context *context = sw_context_of(public);
-    struct sw_async_event *event = calloc(1, sizeof(*event));
+    struct sw_async_event *event = subject->room, *end = event + SW_EVENT_KINDS;
 
-    if (!event)
-        return; /* there is nobody to tell, and nothing to tell it with */
+    while (event < end && event->times && event->event.event_type != what->event_type)
+        event++;
+    if (event == end)
+        return; /* of more kinds than there are */
+    if (event->times++)
+        return;
     event->event = *what;
+    event->subject = subject;
+    event->next = NULL;
     if (context->last_event)
         context->last_event->next = event;
     else
@@ -71,63 +91,12 @@ static void raise_event(struct ibv_context *public, const struct ibv_async_event
         sw_signal(public->async_fd);
 }
 
-void sw_raise_queue_pair(struct ibv_qp *queue_pair, enum ibv_event_type type)
-{
-    struct ibv_async_event event = {.element.qp = queue_pair, .event_type = type};
-
-    raise_event(queue_pair->context, &event);
-}
-
-void sw_raise_queue(struct ibv_cq *queue, enum ibv_event_type type)
-{
-    struct ibv_async_event event = {.element.cq = queue, .event_type = type};
-
-    raise_event(queue->context, &event);
-}
-
-void sw_raise_shared_receive(struct ibv_srq *queue, enum ibv_event_type type)
-{
-    struct ibv_async_event event = {.element.srq = queue, .event_type = type};
-
-    raise_event(queue->context, &event);
-}
-
 void sw_raise_port(enum ibv_event_type type)
 {
     struct ibv_async_event event = {.element.port_num = 1, .event_type = type};
 
     for (struct sw_context *context = sw_device.contexts; context; context = context->next)
-        raise_event(&context->verbs.context, &event);
-}
-
-/* What an event is about: the counters of taken and of acknowledged events. 0: of no object. */
-static int counters_of(const struct ibv_async_event *event, uint32_t **taken,
-                       uint32_t **acknowledged)
-{
-    switch (event->event_type) {
-    case IBV_EVENT_CQ_ERR:
-        *taken = &((struct sw_queue *)event->element.cq)->async_taken;
-        *acknowledged = &event->element.cq->async_events_completed;
-        return 1;
-    case IBV_EVENT_SRQ_ERR:
-    case IBV_EVENT_SRQ_LIMIT_REACHED:
-        *taken = &((struct sw_shared_receive *)event->element.srq)->async_taken;
-        *acknowledged = &event->element.srq->events_completed;
-        return 1;
-    case IBV_EVENT_QP_FATAL:
-    case IBV_EVENT_QP_REQ_ERR:
-    case IBV_EVENT_QP_ACCESS_ERR:
-    case IBV_EVENT_COMM_EST:
-    case IBV_EVENT_SQ_DRAINED:
-    case IBV_EVENT_PATH_MIG:
-    case IBV_EVENT_PATH_MIG_ERR:
-    case IBV_EVENT_QP_LAST_WQE_REACHED:
-        *taken = &((struct sw_queue_pair *)event->element.qp)->async_taken;
-        *acknowledged = &event->element.qp->events_completed;
-        return 1;
-    default:
-        return 0;
-    }
+        sw_raise(&context->verbs.context, &context->port, &event);
 }
 
 static void unlink_event(struct sw_context *context, struct sw_async_event **link,
@@ -140,12 +109,11 @@ static void unlink_event(struct sw_context *context, struct sw_async_event **lin
         context->last_event = before;
     if (!context->first_event)
         sw_quiet(context->verbs.context.async_fd);
-    free(event);
+    event->times = 0;
 }
 
 static int get_async_event(struct ibv_context *public, struct ibv_async_event *event)
 {
-    uint32_t *taken, *acknowledged;
     int error = 0;
 
     if (!public || !event) {
@@ -157,10 +125,11 @@ static int get_async_event(struct ibv_context *public, struct ibv_async_event *e
     while (!error && !context->first_event)
         error = sw_await_signal(public->async_fd);
     if (!error) {
-        *event = context->first_event->event;
-        if (counters_of(event, &taken, &acknowledged))
-            ++*taken;
-        unlink_event(context, &context->first_event, NULL);
+        struct sw_async_event *first = context->first_event;
+        *event = first->event;
+        first->subject->taken++;
+        if (!--first->times)
+            unlink_event(context, &context->first_event, NULL);
     }
     sw_unlock();
     if (error)
@@ -170,33 +139,44 @@ static int get_async_event(struct ibv_context *public, struct ibv_async_event *e
 
 static void ack_async_event(struct ibv_async_event *event)
 {
-    uint32_t *taken, *acknowledged;
+    uint32_t *acknowledged = NULL;
 
-    if (!event || !counters_of(event, &taken, &acknowledged))
+    if (!event)
         return;
+    switch (aiordma_subject_of(event->event_type)) {
+    case AIORDMA_OF_QUEUE_PAIR:
+        acknowledged = &event->element.qp->events_completed;
+        break;
+    case AIORDMA_OF_COMPLETION_QUEUE:
+        acknowledged = &event->element.cq->async_events_completed;
+        break;
+    case AIORDMA_OF_SHARED_RECEIVE:
+        acknowledged = &event->element.srq->events_completed;
+        break;
+    default:
+        return;
+    }
     sw_lock();
     ++*acknowledged;
     pthread_cond_broadcast(&sw_device.changed);
     sw_unlock();
 }
 
-void sw_forget_events(struct ibv_context *public, void *element, const uint32_t *acknowledged,
-                      const uint32_t *taken)
+void sw_forget_events(struct ibv_context *public, const struct sw_subject *subject,
+                      const uint32_t *acknowledged)
 {
     struct sw_context *context = sw_context_of(public);
     struct sw_async_event **link = &context->first_event, *before = NULL;
-    uint32_t *theirs, *unused;
 
     while (*link) {
-        struct sw_async_event *event = *link;
-        if (counters_of(&event->event, &theirs, &unused) && event->event.element.qp == element) {
+        if ((*link)->subject == subject) {
             unlink_event(context, link, before);
         } else {
-            before = event;
-            link = &event->next;
+            before = *link;
+            link = &before->next;
         }
     }
-    while ((int32_t)(*taken - *acknowledged) > 0)
+    while ((int32_t)(subject->taken - *acknowledged) > 0)
         sw_wait();
 }
 

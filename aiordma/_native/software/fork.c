@@ -12,6 +12,8 @@
  */
 #include "cm.h"
 
+#include "../event_subjects.h"
+
 #include <errno.h>
 #include <string.h>
 
@@ -48,24 +50,19 @@ static int is_foreign_cm_event(const struct rdma_cm_event *event)
     return whole->counted && is_foreign_id(&whole->counted->ibv);
 }
 
-/* What an asynchronous event is about has a context; a port, which needs no acknowledgement,
- * has none. The first field of each is the context. */
+/* What an asynchronous event is about has a context, which is the first field of each; a port,
+ * which needs no acknowledgement, has none. */
 static int is_foreign_async_event(const struct ibv_async_event *event)
 {
     if (!event)
         return 0;
-    switch (event->event_type) {
-    case IBV_EVENT_DEVICE_FATAL:
-    case IBV_EVENT_PORT_ACTIVE:
-    case IBV_EVENT_PORT_ERR:
-    case IBV_EVENT_LID_CHANGE:
-    case IBV_EVENT_PKEY_CHANGE:
-    case IBV_EVENT_SM_CHANGE:
-    case IBV_EVENT_CLIENT_REREGISTER:
-    case IBV_EVENT_GID_CHANGE:
-        return 0;
-    default:
+    switch (aiordma_subject_of(event->event_type)) {
+    case AIORDMA_OF_QUEUE_PAIR:
+    case AIORDMA_OF_COMPLETION_QUEUE:
+    case AIORDMA_OF_SHARED_RECEIVE:
         return FOREIGN(event->element.qp);
+    default:
+        return 0;
     }
 }
 

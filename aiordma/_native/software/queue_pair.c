@@ -43,6 +43,13 @@ static struct sw_queue_pair *pair_of(struct ibv_qp *queue_pair)
     return (struct sw_queue_pair *)queue_pair;
 }
 
+void sw_raise_queue_pair(struct ibv_qp *queue_pair, enum ibv_event_type type)
+{
+    struct ibv_async_event event = {.element.qp = queue_pair, .event_type = type};
+
+    sw_raise(queue_pair->context, &pair_of(queue_pair)->subject, &event);
+}
+
 /* -- made and destroyed ------------------------------------------------------------------ */
 
 static int check_request(struct ibv_pd *domain, const struct ibv_qp_init_attr *attr)
@@ -221,7 +228,7 @@ static int destroy_qp(struct ibv_qp *queue_pair)
     sw_forget_completions(pair->ibv.send_cq, pair->ibv.qp_num);
     sw_forget_completions(pair->ibv.recv_cq, pair->ibv.qp_num);
     unhook(pair);
-    sw_forget_events(pair->ibv.context, pair, &pair->ibv.events_completed, &pair->async_taken);
+    sw_forget_events(pair->ibv.context, &pair->subject, &pair->ibv.events_completed);
     sw_unlock();
     free_pair(pair);
     return 0;

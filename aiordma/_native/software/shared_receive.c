@@ -96,6 +96,13 @@ static struct sw_shared_receive *shared_of(struct ibv_srq *queue)
     return (struct sw_shared_receive *)queue;
 }
 
+void sw_raise_shared_receive(struct ibv_srq *queue, enum ibv_event_type type)
+{
+    struct ibv_async_event event = {.element.srq = queue, .event_type = type};
+
+    sw_raise(queue->context, &shared_of(queue)->subject, &event);
+}
+
 static int check_attributes(const struct ibv_srq_attr *attr)
 {
     return attr->max_wr < 1 || attr->max_wr > SW_MOST_WORK_REQUESTS ||
@@ -189,7 +196,7 @@ static int destroy_srq(struct ibv_srq *queue)
         return EBUSY;
     }
     shared->limit = 0;
-    sw_forget_events(queue->context, queue, &queue->events_completed, &shared->async_taken);
+    sw_forget_events(queue->context, &shared->subject, &queue->events_completed);
     ((struct sw_domain *)queue->pd)->objects--;
     sw_device.counts.shared_receives--;
     sw_unlock();

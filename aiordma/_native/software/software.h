@@ -56,9 +56,19 @@ void sw_wait(void);
 /* Random bytes from the system: keys, and numbers that nobody is to guess. */
 void sw_random(void *bytes, size_t size);
 
+enum { SW_EVENT_KINDS = 9 }; /* those of a port, and DEVICE_FATAL; others have fewer */
+
 struct sw_async_event {
     struct sw_async_event *next;
+    struct sw_subject *subject;
     struct ibv_async_event event;
+    uint32_t times; /* raised and not taken; 0: it is in no list */
+};
+
+/* What asynchronous events are about: part of each object that has some. */
+struct sw_subject {
+    uint32_t taken; /* events */
+    struct sw_async_event room[SW_EVENT_KINDS];
 };
 
 struct sw_context {
@@ -66,7 +76,8 @@ struct sw_context {
     struct sw_context *next;
     uint32_t generation;
     uint32_t objects; /* domains, queues and channels made from it: not closed before them */
-    struct sw_async_event *first_event, *last_event; /* verbs.context.async_fd counts them */
+    struct sw_async_event *first_event, *last_event; /* verbs.context.async_fd tells of them */
+    struct sw_subject port;
 };
 
 static inline struct sw_context *sw_context_of(struct ibv_context *context)
@@ -92,17 +103,16 @@ void sw_gid_of(const struct sockaddr *address, union ibv_gid *gid);
 /* The other way round; the port is 0. */
 void sw_address_of(const union ibv_gid *gid, struct sockaddr_storage *address);
 
-/* Asynchronous events, each delivered to the object's own context (events.c). */
-void sw_raise_queue_pair(struct ibv_qp *queue_pair, enum ibv_event_type type);
-void sw_raise_queue(struct ibv_cq *queue, enum ibv_event_type type);
-void sw_raise_shared_receive(struct ibv_srq *queue, enum ibv_event_type type);
+/* Asynchronous events (events.c). */
+void sw_raise(struct ibv_context *context, struct sw_subject *subject,
+              const struct ibv_async_event *event);
 void sw_raise_port(enum ibv_event_type type); /* to every context */
 /*
  * Before an object is freed: drop what of its events nobody has taken, and wait until all that
  * were taken are acknowledged. The lock is given up meanwhile: unhook the object first.
  */
-void sw_forget_events(struct ibv_context *context, void *element, const uint32_t *acknowledged,
-                      const uint32_t *taken);
+void sw_forget_events(struct ibv_context *context, const struct sw_subject *subject,
+                      const uint32_t *acknowledged);
 
 /*
  * The descriptors that programs wait for: eventfds, readable from sw_signal to sw_quiet. They
@@ -226,7 +236,7 @@ struct sw_queue {
     uint32_t users;   /* queue pairs */
     uint32_t waiting; /* events on its channel that nobody has taken */
     uint32_t taken;   /* of comp_events_completed's kind */
-    uint32_t async_taken;
+    struct sw_subject subject;
     struct sw_queue *next;  /* on the channel */
     struct ibv_wc current;  /* that ibv_start_poll or ibv_next_poll has taken */
     /* Faults (completion.c). */
@@ -240,6 +250,7 @@ struct sw_queue {
  * loses it, and dies with IBV_EVENT_CQ_ERR.
  */
 void sw_complete(struct ibv_cq *queue, const struct ibv_wc *completion, int solicited);
+void sw_raise_queue(struct ibv_cq *queue, enum ibv_event_type type);
 /* What a destroyed queue pair left in it is taken out, as man ibv_destroy_qp allows. */
 void sw_forget_completions(struct ibv_cq *queue, uint32_t qp_num);
 
@@ -270,9 +281,11 @@ struct sw_shared_receive {
     struct sw_receives receives;
     uint32_t limit; /* raises SRQ_LIMIT_REACHED once when fewer are left; 0: none set */
     uint32_t users;
-    uint32_t async_taken;
+    struct sw_subject subject;
     struct sw_queue_pair *waiting; /* those whose peers' messages are held back (next_waiting) */
 };
+
+void sw_raise_shared_receive(struct ibv_srq *queue, enum ibv_event_type type);
 
 /* -- queue pairs (queue_pair.c, work.c) ---------------------------------------------------- */
 
@@ -324,12 +337,13 @@ struct sw_queue_pair {
     int is_waiting;
     struct sw_timer unready; /* a fault's (faults.h): no receive is seen before */
 
-    uint32_t async_taken;
+    struct sw_subject subject;
     struct sw_stream *stream;         /* RC, once connected (stream.h) */
     struct sw_datagrams *datagrams;   /* UD (datagram.c) */
     struct sw_identifier *identifier; /* the connection's, if the connection manager has one */
 };
 
+void sw_raise_queue_pair(struct ibv_qp *queue_pair, enum ibv_event_type type);
 struct sw_queue_pair *sw_find_queue_pair(uint32_t qp_num);
 /* A free number of 24 bits. */
 uint32_t sw_new_queue_pair_number(void);

@@ -1,7 +1,13 @@
 /*
- * The table of the software device: made once, at the first use.
+ * The table of the software device: made once, at the first use. And what tests ask of the whole
+ * device.
  */
 #include "software.h"
+
+#include <errno.h>
+
+#include "../declarations/faults.h"
+#include "../event_subjects.h"
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct aiordma_provider table;
@@ -41,4 +47,26 @@ void aiordma_software_counts(struct aiordma_software_counts *counts)
     sw_lock();
     *counts = sw_device.counts;
     sw_unlock();
+}
+
+int aiordma_software_raise(uint32_t event, void *pointer)
+{
+    enum aiordma_subject subject = aiordma_subject_of(event);
+    int is_port = subject == AIORDMA_OF_PORT || subject == AIORDMA_OF_DEVICE, error = 0;
+
+    if (!pointer && !is_port)
+        return EINVAL;
+    sw_lock();
+    if (is_port)
+        sw_raise_port(event);
+    else if (subject == AIORDMA_OF_QUEUE_PAIR)
+        sw_raise_queue_pair(pointer, event);
+    else if (subject == AIORDMA_OF_COMPLETION_QUEUE)
+        sw_raise_queue(pointer, event);
+    else if (subject == AIORDMA_OF_SHARED_RECEIVE)
+        sw_raise_shared_receive(pointer, event);
+    else
+        error = EINVAL;
+    sw_unlock();
+    return error;
 }
