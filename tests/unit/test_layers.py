@@ -86,7 +86,27 @@ ORDER = (
     "testing.faults",
     "testing",
 )
-LAYERS = [f"{PACKAGE}.{name}" for name in ORDER] + [PACKAGE]
+# On top of the package, by its public interface.
+TOP = (
+    "bench.statistics",
+    "bench.workload",
+    "bench.meter",
+    "bench.timing",
+    "bench.loops",
+    "bench.tcp",
+    "bench.server",
+    "bench.client",
+    "bench",
+    "bench.processes",
+    "bench.table",
+    "bench.commands",
+    "command",
+)
+LAYERS = [
+    *(f"{PACKAGE}.{name}" for name in ORDER),
+    PACKAGE,
+    *(f"{PACKAGE}.{name}" for name in TOP),
+]
 
 BINDING = f"{PACKAGE}._native._binding"
 EVENT_LOOPS = {"asyncio", "trio", "uvloop", "sniffio"}
@@ -113,12 +133,13 @@ def test_only_the_native_package_imports_the_binding() -> None:
 
 
 def test_only_the_event_loop_module_imports_an_event_loop() -> None:
+    # The benchmark compares with asyncio's own TCP.
     users = [
         name
         for name, tree in modules().items()
         if EVENT_LOOPS & {other.split(".")[0] for other in imported(tree)}
     ]
-    assert users == [f"{PACKAGE}.event_loop"]
+    assert users == [f"{PACKAGE}.bench.tcp", f"{PACKAGE}.event_loop"]
 
 
 def test_trio_is_imported_for_its_types_only() -> None:
@@ -127,6 +148,17 @@ def test_trio_is_imported_for_its_types_only() -> None:
     outside = ast.Module([node for node in tree.body if not _is_type_checking(node)], [])
     assert "trio" in imported(tree)
     assert "trio" not in imported(outside)
+
+
+def test_the_benchmark_uses_the_public_interface_only() -> None:
+    deeper = {
+        other
+        for name, tree in modules().items()
+        if name.startswith(f"{PACKAGE}.bench")
+        for other in imported(tree)
+        if other.split(".")[0] == PACKAGE and not other.startswith(f"{PACKAGE}.bench")
+    }
+    assert deeper == {PACKAGE}
 
 
 def test_nothing_imports_the_build_script() -> None:

@@ -1,0 +1,12 @@
+"""The benchmark that `aiordma bench` runs: two processes, over the public interface only.
+
+docs/performance.md says what is measured and how to read it.
+"""
+
+from aiordma.bench.client import measure
+from aiordma.bench.loops import LOOPS, run
+from aiordma.bench.meter import Measurement
+from aiordma.bench.server import serve
+from aiordma.bench.workload import OPERATIONS, Workload
+
+__all__ = ("LOOPS", "OPERATIONS", "Measurement", "Workload", "measure", "run", "serve")

@@ -1,0 +1,190 @@
+"""`aiordma bench`: a server, a client, or both here."""
+
+import json
+from collections.abc import Callable, Coroutine
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from aiordma import RdmaError
+from aiordma.bench.client import measure
+from aiordma.bench.loops import LOOPS, run
+from aiordma.bench.meter import Measurement
+from aiordma.bench.processes import serving
+from aiordma.bench.server import serve
+from aiordma.bench.table import Failure, table_of
+from aiordma.bench.tcp import measure_protocol, measure_streams
+from aiordma.bench.workload import OPERATIONS, Workload
+
+__all__ = ("main",)
+
+PORT = 7474
+USUAL = tuple(name for name in OPERATIONS if name != "chain")
+LARGEST_DATAGRAM = 1024
+"""What fits any path."""
+
+bench = typer.Typer(no_args_is_help=True, help="Measure latency and throughput.")
+
+Operations = Annotated[
+    list[str] | None,
+    typer.Option("--operation", "-o", help=f"Of {', '.join(OPERATIONS)}; can be repeated."),
+]
+Sizes = Annotated[list[int] | None, typer.Option("--size", "-s", help="Bytes; can be repeated.")]
+Depths = Annotated[
+    list[int] | None, typer.Option("--depth", "-d", help="In flight at a time; can be repeated.")
+]
+Seconds = Annotated[float, typer.Option(help="For each row.")]
+Device = Annotated[str, typer.Option(help="The RDMA device; auto: whichever has the address.")]
+Loop = Annotated[str, typer.Option(help=f"The event loop: {', '.join(LOOPS)}.")]
+Polling = Annotated[
+    bool, typer.Option(help="With --loop auto: look for completions before sleeping.")
+]
+Tcp = Annotated[bool, typer.Option(help="Compare with asyncio over TCP.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the rows to this file, too.")]
+
+
+def main() -> None:
+    """Run the command `aiordma`."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        help="RDMA for asyncio and trio.",
+    )
+    app.add_typer(bench, name="bench")
+    app(prog_name="aiordma")
+
+
+@bench.command()
+def local(
+    operation: Operations = None,
+    size: Sizes = None,
+    depth: Depths = None,
+    seconds: Seconds = 1.0,
+    host: Annotated[str, typer.Option(help="An address of this machine.")] = "127.0.0.1",
+    device: Device = "auto",
+    loop: Loop = "auto",
+    polling: Polling = True,
+    tcp: Tcp = True,
+    file: Json = None,
+) -> None:
+    """Server and client on this machine, in two processes."""
+    works = _works(operation, size, depth)
+    with serving(host, loop=loop, polling=polling, device=device) as ports:
+        tasks = _over_rdma(works, host, ports.rdma, seconds, device)
+        if tcp and loop != "trio":
+            tasks += _over_tcp(works, host, ports.streams, ports.protocol, seconds)
+        _report(f"on {host}, loop {loop}", tasks, loop, polling, file)
+
+
+@bench.command()
+def server(
+    bind: Annotated[str, typer.Option(help="A local address; datagrams need one.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="RDMA's; TCP takes the two above it.")] = PORT,
+    device: Device = "auto",
+    loop: Loop = "auto",
+    polling: Polling = True,
+) -> None:
+    """Serve clients until interrupted."""
+
+    def announce(*ports: int) -> None:
+        print(f"listening on {bind}:{ports[0]}, for TCP on {ports[1]} and {ports[2]}", flush=True)
+
+    try:
+        run(partial(serve, bind, port, announce, device=device), loop=loop, polling=polling)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+@bench.command()
+def client(
+    host: Annotated[str, typer.Argument(help="The server's address.")],
+    operation: Operations = None,
+    size: Sizes = None,
+    depth: Depths = None,
+    seconds: Seconds = 1.0,
+    port: Annotated[int, typer.Option(help="The server's.")] = PORT,
+    device: Device = "auto",
+    loop: Loop = "auto",
+    polling: Polling = True,
+    tcp: Tcp = True,
+    file: Json = None,
+) -> None:
+    """Measure with a server elsewhere."""
+    works = _works(operation, size, depth)
+    tasks = _over_rdma(works, host, port, seconds, device)
+    if tcp and loop != "trio":
+        tasks += _over_tcp(works, host, port + 1, port + 2, seconds)
+    _report(f"with {host}, loop {loop}", tasks, loop, polling, file)
+
+
+Task = tuple[str, Callable[[], Coroutine[Any, Any, Measurement]]]
+
+
+def _works(
+    operations: list[str] | None, sizes: list[int] | None, depths: list[int] | None
+) -> list[Workload]:
+    try:
+        works = [
+            Workload(*each)
+            for each in product(operations or USUAL, sizes or (64, 65536), depths or (1, 16))
+        ]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return [
+        work
+        for work in works
+        if work.operation != "datagrams" or sizes or work.size <= LARGEST_DATAGRAM
+    ]
+
+
+def _over_rdma(
+    works: list[Workload], host: str, port: int, seconds: float, device: str
+) -> list[Task]:
+    return [
+        (work.name, partial(measure, host, port, work, seconds, device=device)) for work in works
+    ]
+
+
+def _over_tcp(
+    works: list[Workload], host: str, streams: int, protocol: int, seconds: float
+) -> list[Task]:
+    tasks: list[Task] = []
+    for size in sorted({work.size for work in works}):
+        tasks.append(
+            (f"tcp streams/{size}", partial(measure_streams, host, streams, size, seconds))
+        )
+        tasks.append(
+            (f"tcp protocol/{size}", partial(measure_protocol, host, protocol, size, seconds))
+        )
+    return tasks
+
+
+def _report(title: str, tasks: list[Task], loop: str, polling: bool, file: Path | None) -> None:
+    found: list[Measurement | Failure] = []
+    console = Console()
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        shown = progress.add_task("", total=len(tasks))
+        for name, task in tasks:
+            progress.update(shown, description=name)
+            try:
+                found.append(run(task, loop=loop, polling=polling))
+            except (RdmaError, OSError, ValueError) as error:
+                found.append((name, str(error)))
+            progress.advance(shown)
+    if not console.is_terminal:
+        console.width = max(console.width, 120)
+    console.print(table_of(title, found))
+    if file is not None:
+        rows = [
+            {"name": row[0], "error": row[1]} if isinstance(row, tuple) else row.as_dict()
+            for row in found
+        ]
+        file.write_text(json.dumps(rows, indent=1) + "\n")
+    if not any(isinstance(row, Measurement) for row in found):
+        raise typer.Exit(1)

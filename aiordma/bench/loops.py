@@ -1,0 +1,51 @@
+"""The one place where the benchmark makes its event loop."""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import anyio
+
+import aiordma
+
+__all__ = ("LOOPS", "run")
+
+LOOPS = ("auto", "asyncio", "uvloop", "trio")
+"""auto: the one that aiordma is fastest on."""
+
+Result = TypeVar("Result")
+
+
+def run(
+    main: Callable[..., Awaitable[Result]],
+    *arguments: Any,
+    loop: str = "auto",
+    polling: bool = True,
+) -> Result:
+    """Run an async function on an event loop of its own.
+
+    Args:
+        main: the function.
+        arguments: its arguments.
+        loop: one of LOOPS.
+        polling: with "auto": let the loop look for completions for a while before it sleeps.
+
+    Raises:
+        ValueError: there is no such loop.
+        ImportError: it is not installed.
+    """
+    if loop not in LOOPS:
+        raise ValueError(f"loop={loop!r} is none of {', '.join(LOOPS)}")
+    if loop == "trio":
+        return anyio.run(main, backend="trio")
+    options: dict[str, Any] = {"use_uvloop": loop == "uvloop"}
+    if loop == "auto" and (factory := _own_loop(polling)) is not None:
+        options["loop_factory"] = factory
+    return anyio.run(main, backend_options=options)
+
+
+def _own_loop(polling: bool) -> Callable[[], Any] | None:
+    factory = getattr(aiordma, "new_event_loop", None)
+    if factory is None or polling:
+        return factory
+    return partial(factory, spin=0.0)

@@ -1,0 +1,159 @@
+"""The server: what each workload needs of the other side, and TCP echoes to compare with."""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+import anyio
+
+from aiordma import (
+    Access,
+    Connection,
+    ConnectionKeywords,
+    ConnectionRequest,
+    Datagram,
+    DisconnectedError,
+    MemorySlice,
+    NotSupportedError,
+    RdmaError,
+    WorkRequest,
+    listen,
+    open_datagram,
+)
+from aiordma.bench.tcp import serve_protocol, serve_streams
+from aiordma.bench.workload import Workload
+
+__all__ = ("RECEIVES", "serve")
+
+logger = logging.getLogger("aiordma")
+
+RECEIVES = 512
+"""Posted for messages that come one way: as many as perftest posts."""
+
+MOST_PREPARED_BYTES = 1 << 26
+
+
+async def serve(
+    host: str, port: int, announce: Callable[[int, int, int], None], *, device: str = "auto"
+) -> None:
+    """Serve benchmark clients until cancelled.
+
+    Args:
+        host: a local address.
+        port: for RDMA, connections and datagrams; 0 takes a free one.
+        announce: told of the RDMA port, the one of TCP streams and the one of a TCP protocol,
+            once all of them listen.
+        device: "auto", or the name of the RDMA device.
+    """
+    async with (
+        anyio.create_task_group() as group,
+        await listen(host, port, device=device) as listener,
+    ):
+        streams = await serve_streams(host, port + 1 if port else 0)
+        protocol = await serve_protocol(host, port + 2 if port else 0)
+        await group.start(_answer_datagrams, host, listener.port, device)
+        announce(listener.port, streams, protocol)
+        while True:
+            group.start_soon(_serve_one, await listener.request())
+
+
+async def _serve_one(request: ConnectionRequest) -> None:
+    try:
+        work = Workload.unpack(request.private_data)
+    except ValueError as error:
+        await request.reject(str(error).encode())
+        return
+    try:
+        async with await request.accept(**_options(work)) as connection:
+            if work.is_one_sided:
+                await _be_read_and_written(connection, work)
+            elif work.operation == "echo":
+                await _echo(connection, work)
+            elif work.operation == "messages":
+                await _echo_messages(connection)
+            else:
+                await _take(connection, work)
+    except DisconnectedError:
+        pass  # which is how a client ends
+    except RdmaError as error:
+        logger.info("%s of %s ended: %s", work.name, request.peer_address, error)
+
+
+def _options(work: Workload) -> ConnectionKeywords:
+    depth = work.depth
+    if work.is_one_sided:
+        return ConnectionKeywords(receive_buffers=2, receive_size=64, send_depth=2)
+    if work.operation == "echo":
+        return ConnectionKeywords(
+            receive_buffers=0, receive_depth=_echo_receives(depth), send_depth=depth + 1, max_sge=1
+        )
+    if work.operation == "messages":
+        return ConnectionKeywords(
+            receive_buffers=2 * depth + 2, receive_size=work.size, send_depth=depth + 1
+        )
+    return ConnectionKeywords(
+        receive_buffers=0, receive_depth=max(RECEIVES, 2 * depth), send_depth=2, max_sge=1
+    )
+
+
+def _echo_receives(depth: int) -> int:
+    # The client has `depth` messages on their way to us; as many answers may wait for its receipt.
+    return 2 * depth + 1
+
+
+async def _be_read_and_written(connection: Connection, work: Workload) -> None:
+    memory = connection.register(
+        bytearray(work.size), Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE
+    )
+    # The client asks first: iWARP does not let the side that accepts begin.
+    async for _ in connection:
+        await connection.send(memory.remote().pack())
+
+
+async def _echo(connection: Connection, work: Workload) -> None:
+    size, depth = work.size, work.depth
+    count = _echo_receives(depth)
+    memory = connection.register(bytearray(size * count))
+    places = [memory[i * size : (i + 1) * size] for i in range(count)]
+    post_recv, post_send = connection.post_recv, connection.post_send
+    receives = deque((place, post_recv(place)) for place in places)
+    sends: deque[tuple[MemorySlice, WorkRequest]] = deque()
+    while True:
+        place, arrival = receives.popleft()
+        await arrival
+        sends.append((place, post_send(place)))
+        if len(sends) > depth:
+            place, answer = sends.popleft()
+            await answer
+            receives.append((place, post_recv(place)))
+
+
+async def _echo_messages(connection: Connection) -> None:
+    async for message in connection:
+        await connection.send(message)
+
+
+async def _take(connection: Connection, work: Workload) -> None:
+    # All into one place: nobody looks at it.
+    place = connection.register(bytearray(work.size))[:]
+    post_recv = connection.post_recv
+    receives = deque(post_recv(place) for _ in range(connection.options.receive_depth))
+    while True:
+        await receives.popleft()
+        receives.append(post_recv(place))
+
+
+async def _answer_datagrams(
+    host: str, port: int, device: str, *, task_status: anyio.abc.TaskStatus[None]
+) -> None:
+    try:
+        socket: Datagram = await open_datagram(host, port, device=device, receive_buffers=256)
+    except (NotSupportedError, ValueError) as error:
+        logger.info("no datagrams: %s", error)
+        task_status.started()
+        return
+    async with socket:
+        task_status.started()
+        while True:
+            message = await socket.receive()
+            await socket.send(message.data, message.source)

@@ -1,0 +1,153 @@
+"""The same round trip over TCP: asyncio's streams and its protocols, to compare with."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import cast
+
+from aiordma.bench.meter import Measurement, Meter
+from aiordma.bench.timing import deadline, perf_counter_ns
+
+__all__ = ("measure_protocol", "measure_streams", "serve_protocol", "serve_streams")
+
+LENGTH = 4
+"""A connection begins with the size of its messages."""
+
+
+async def serve_streams(host: str, port: int) -> int:
+    """Echo in the background, by asyncio's streams; return the port. Nothing, and 0, where the
+    loop is trio's."""
+    return await _serve(lambda: asyncio.start_server(_echo, host, port))
+
+
+async def serve_protocol(host: str, port: int) -> int:
+    """The same by a protocol."""
+    return await _serve(lambda: asyncio.get_running_loop().create_server(_Echo, host, port))
+
+
+async def _serve(start: Callable[[], Awaitable[asyncio.Server]]) -> int:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return 0
+    server = await start()
+    found: int = server.sockets[0].getsockname()[1]
+    return found
+
+
+async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with suppress(asyncio.IncompleteReadError, ConnectionError):
+        size = int.from_bytes(await reader.readexactly(LENGTH), "big")
+        while True:
+            writer.write(await reader.readexactly(size))
+    writer.close()
+
+
+class _Echo(asyncio.Protocol):
+    """Answers whatever arrives with the same bytes, as they come."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._head = LENGTH
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+
+    def data_received(self, data: bytes) -> None:
+        assert self._transport is not None
+        if self._head:
+            data, self._head = data[self._head :], self._head - min(self._head, len(data))
+        if data:
+            self._transport.write(data)
+
+
+async def measure_streams(host: str, port: int, size: int, seconds: float) -> Measurement:
+    """Measure the round trip of `size` bytes, one at a time, by streams."""
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    writer.write(size.to_bytes(LENGTH, "big"))
+    payload = bytes(size)
+
+    async def exchange(meter: Meter, until: int) -> None:
+        samples = meter.samples
+        before = perf_counter_ns()
+        while before < until:
+            writer.write(payload)
+            await reader.readexactly(size)
+            now = perf_counter_ns()
+            samples.append(now - before)
+            before = now
+
+    meter = Meter(f"tcp streams/{size}", size)
+    await exchange(Meter("", size), deadline(seconds / 10))
+    until = deadline(seconds)
+    with meter:
+        await exchange(meter, until)
+    writer.close()
+    await writer.wait_closed()
+    return meter.result()
+
+
+class _Exchange(asyncio.Protocol):
+    """Sends the next as soon as the last is back."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.meter = Meter("", size)
+        self.until = 0
+        self._payload = bytes(size)
+        self._missing = 0
+        self._before = 0
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        self._transport.write(self.size.to_bytes(LENGTH, "big"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(error or ConnectionResetError("the server went away"))
+
+    def begin(self, meter: Meter, until: int) -> None:
+        self.meter, self.until = meter, until
+        self.done = asyncio.get_running_loop().create_future()
+        self._before = perf_counter_ns()
+        self._send()
+
+    def _send(self) -> None:
+        assert self._transport is not None
+        self._missing = self.size
+        self._transport.write(self._payload)
+
+    def data_received(self, data: bytes) -> None:
+        self._missing -= len(data)
+        if self._missing:
+            return
+        now = perf_counter_ns()
+        self.meter.samples.append(now - self._before)
+        self._before = now
+        if now < self.until:
+            self._send()
+        else:
+            self.done.set_result(None)
+
+    def close(self) -> None:
+        assert self._transport is not None
+        self._transport.close()
+
+
+async def measure_protocol(host: str, port: int, size: int, seconds: float) -> Measurement:
+    """Measure the same by a protocol, which awaits nothing: callbacks only."""
+    loop = asyncio.get_running_loop()
+    _, exchange = await loop.create_connection(lambda: _Exchange(size), host, port)
+    exchange.begin(Meter("", size), deadline(seconds / 10))
+    await exchange.done
+    meter = Meter(f"tcp protocol/{size}", size)
+    with meter:
+        exchange.begin(meter, deadline(seconds))
+        await exchange.done
+    exchange.close()
+    return meter.result()
