@@ -23,6 +23,7 @@ help:
 	@echo "     test-siw        ... in a VM, over iWARP (soft-iWARP)"
 	@echo "make vm CMD='...'    a command in the VM; PROVIDER=rxe|siw|none VM_TIMEOUT=seconds VM_VETH=1"
 	@echo "make sanitize fuzz   the software device under sanitizers; its parsers under a fuzzer, RUNS=n"
+	@echo "make bench           latency and throughput beside C's; BENCH=row BENCH_ROUNDS=n"
 	@echo "make lint docs       style and types; the documentation's examples"
 	@echo "make venv clean      the virtual environment; remove everything built"
 	@echo "ARGS='-k name' goes to pytest. python3 -m tests.vm run --help lists the VM's settings."
@@ -110,8 +111,18 @@ lint: venv
 	done; \
 	exit $$status
 
-bench:
-	@echo "make bench does not exist yet: issue 5 brings it" >&2; exit 1
+# Each row of docs/performance.md beside its reference; BENCH='name' takes some rows only.
+BENCH ?=
+BENCH_ROUNDS ?= 5
+BENCH_SECONDS ?= 1
+bench: venv
+	@flock build/venv.lock $(MAKE) -s .venv/.bench
+	@.venv/bin/python -m tests.bench --rows '$(BENCH)' --rounds $(BENCH_ROUNDS) \
+		--seconds $(BENCH_SECONDS)
+
+.venv/.bench: .venv/.installed
+	.venv/bin/pip install -qq --no-build-isolation -C editable_mode=compat -e '.[test,lint,bench]'
+	@touch $@
 
 # The software device's tests with the extension compiled for gcc's sanitizers: for addresses and
 # undefined behaviour, then for threads. On asyncio only: what the loops differ in is Python.

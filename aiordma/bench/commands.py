@@ -180,6 +180,9 @@ def _report(title: str, tasks: list[Task], loop: str, polling: bool, file: Path 
     if not console.is_terminal:
         console.width = max(console.width, 120)
     console.print(table_of(title, found))
+    for row in found:
+        if isinstance(row, tuple):
+            console.print(f"{row[0]}: {row[1]}", markup=False, highlight=False, soft_wrap=True)
     if file is not None:
         rows = [
             {"name": row[0], "error": row[1]} if isinstance(row, tuple) else row.as_dict()

@@ -13,7 +13,7 @@ Failure = tuple[str, str]
 
 
 def table_of(title: str, found: Sequence[Measurement | Failure]) -> Table:
-    """Return them as rows; what could not be measured says why."""
+    """Return them as rows, without times where nothing could be measured."""
     table = Table(title=title, title_justify="left")
     table.add_column("", no_wrap=True)
     for heading in (*(f"p{percent:g} us" for percent in PERCENTILES), "per second", "MB/s"):
@@ -22,7 +22,7 @@ def table_of(title: str, found: Sequence[Measurement | Failure]) -> Table:
     table.add_column("wake-ups", justify="right", no_wrap=True)
     for row in found:
         if isinstance(row, tuple):
-            table.add_row(*row)
+            table.add_row(row[0])
             continue
         times = [
             f"{row.percentile_us(percent):.1f}" if row.samples else "" for percent in PERCENTILES

@@ -1,0 +1,15 @@
+"""`make bench`: the goals of docs/performance.md, each measured beside its reference.
+
+rows.py         what a row is, and what becomes of it
+rounds.py       reference, candidate, reference, candidate, ...
+candidates.py   aiordma, by the runner that `aiordma bench` is
+perftest.py     references in C: rdma-core's perftest, and a program of our own (one_write.c)
+instant.py      a device that takes no time (instant.c), for what Python costs
+native.py       rows of this machine: the software device
+rxe.py          rows of the virtual machine: latency, throughput
+connections.py  rows of the virtual machine: a thousand connections
+peers.py        rows of the virtual machine: other Python libraries
+report.py       the table, the progress bar, build/bench.json
+picture.py      build/bench.svg
+__main__.py     which part runs where: python3 -m tests.bench --help
+"""

@@ -1,0 +1,67 @@
+"""aiordma as the candidate: servers that stay for all rounds, and one measurement at a time."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+from aiordma.bench.client import measure
+from aiordma.bench.loops import run
+from aiordma.bench.meter import Measurement
+from aiordma.bench.processes import Ports, serving
+from aiordma.bench.tcp import measure_protocol, measure_streams
+from aiordma.bench.workload import Workload
+
+
+@dataclass
+class Candidates:
+    """Measures on one device; a context manager, since servers are started as they are needed.
+
+    Attributes:
+        host: the address of the device.
+        device: its name.
+        seconds: of one measurement.
+        rounds: how often each will be made.
+    """
+
+    host: str
+    device: str
+    seconds: float
+    rounds: int
+    _servers: dict[tuple[str, bool], Ports] = field(default_factory=dict)
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    def __enter__(self) -> "Candidates":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self._servers.clear()
+
+    def ports(self, loop: str, polling: bool) -> Ports:
+        """Return the server on such a loop, started if there is none yet."""
+        known = self._servers.get((loop, polling))
+        if known is None:
+            server = serving(self.host, loop=loop, polling=polling, device=self.device)
+            known = self._servers[loop, polling] = self._stack.enter_context(server)
+        return known
+
+    def rdma(
+        self, work: Workload, *, polling: bool = True, timed: bool = True, loop: str = "auto"
+    ) -> Measurement:
+        """Measure a workload, both sides on such a loop."""
+        port = self.ports(loop, polling).rdma
+        return run(
+            partial(measure, self.host, port, work, self.seconds, device=self.device, timed=timed),
+            loop=loop,
+            polling=polling,
+        )
+
+    def streams(self, size: int, loop: str = "asyncio") -> Measurement:
+        """Measure asyncio's TCP streams."""
+        port = self.ports(loop, False).streams
+        return run(partial(measure_streams, self.host, port, size, self.seconds), loop=loop)
+
+    def protocol(self, size: int, loop: str = "asyncio") -> Measurement:
+        """Measure an asyncio TCP protocol."""
+        port = self.ports(loop, False).protocol
+        return run(partial(measure_protocol, self.host, port, size, self.seconds), loop=loop)

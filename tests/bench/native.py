@@ -1,0 +1,232 @@
+"""Rows of this machine: the software device beside TCP, and what Python costs by itself."""
+
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio
+
+from aiordma import Connection, MemorySlice, RemoteMemory, connect
+from aiordma.bench.loops import run
+from aiordma.bench.workload import Workload
+
+from .candidates import Candidates
+from .instant import instant, prepare
+from .rows import Reading, Row, constant, latency
+
+WINDOW = 32
+CONNECTIONS = 100
+SETTLE_SECONDS = 16.0
+"""The watchdog looks after 1, 3, 7, 15, 31 s, ... of idleness, and then once a minute."""
+IDLE_SECONDS = 2.0
+
+
+def rows(here: Candidates) -> list[Row]:
+    """Return them all."""
+    echo = partial(_echo, here)
+    work = Workload("echo", 64)
+    return [
+        Row(
+            "software/echo/64",
+            "us",
+            echo,
+            "asyncio TCP streams, round trip",
+            lambda: latency(here.streams(work.size)),
+            limit=1.0,
+        ),
+        Row(
+            "software/echo/64/beside_protocol",
+            "us",
+            echo,
+            "asyncio TCP protocol, round trip",
+            lambda: latency(here.protocol(work.size)),
+        ),
+        Row(
+            "software/echo/64/beside_uvloop_streams",
+            "us",
+            echo,
+            "uvloop TCP streams, round trip",
+            lambda: latency(here.streams(work.size, "uvloop")),
+        ),
+        Row(
+            "software/messages/64",
+            "us",
+            lambda: latency(here.rdma(Workload("messages", 64))),
+            "asyncio TCP streams, round trip",
+            lambda: latency(here.streams(work.size)),
+        ),
+        Row(
+            "native/completed_await",
+            "us CPU",
+            lambda: _on_instant(here, partial(_completed_awaits, seconds=here.seconds)),
+            "1 us",
+            constant(1.0),
+            limit=1.0,
+            note="post and await, on a device that takes no time",
+        ),
+        Row(
+            "native/post_beside_busy_thread",
+            "us",
+            lambda: _on_instant(here, partial(_beside_busy_thread, seconds=here.seconds)),
+            "10 us",
+            constant(10.0),
+            limit=1.0,
+            note="post and completion, one at a time, on a device that takes no time",
+        ),
+        Row(
+            "native/idle_wakeups",
+            "per second",
+            _Idle(here).next,
+            "0",
+            constant(0.0),
+            limit=0.0,
+            note=f"of all threads; {CONNECTIONS} connections, idle for {SETTLE_SECONDS:g} s",
+        ),
+    ]
+
+
+def _echo(here: Candidates) -> Reading:
+    return latency(here.rdma(Workload("echo", 64)))
+
+
+# -- what Python costs ----------------------------------------------------------------------------
+
+
+Job = Callable[[Connection, MemorySlice, RemoteMemory], Awaitable[Reading]]
+
+
+def _on_instant(here: Candidates, job: Job) -> Reading:
+    prepare()
+    work = Workload("write", 64, WINDOW)
+    port = here.ports("auto", True).rdma
+
+    async def main() -> Reading:
+        async with await connect(
+            here.host,
+            port,
+            device=here.device,
+            private_data=work.pack(),
+            send_depth=WINDOW,
+            receive_buffers=2,
+            receive_size=64,
+        ) as connection:
+            await connection.send(b"where?")
+            remote = RemoteMemory.unpack(await connection.receive())
+            local = connection.register(bytearray(work.size))[:]
+            return await job(connection, local, remote)
+
+    return run(main)
+
+
+async def _completed_awaits(
+    connection: Connection, local: MemorySlice, remote: RemoteMemory, seconds: float
+) -> Reading:
+    post = connection.post_write
+
+    async def windows(until: float) -> int:
+        count = 0
+        while time.perf_counter() < until:
+            for request in [post(local, remote) for _ in range(WINDOW)]:
+                await request
+            count += WINDOW
+        return count
+
+    with instant(connection):
+        await windows(time.perf_counter() + seconds / 10)
+        cpu = time.process_time()
+        count = await windows(time.perf_counter() + seconds)
+        cpu = time.process_time() - cpu
+    return Reading(cpu / count * 1e6, extra={"count": count})
+
+
+@contextmanager
+def _busy_thread() -> Iterator[None]:
+    """Another thread that computes in Python."""
+    stop = False
+
+    def compute() -> None:
+        number = 0
+        while not stop:
+            number = (number * 31 + 7) % 1_000_003
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop = True
+        thread.join()
+
+
+async def _beside_busy_thread(
+    connection: Connection, local: MemorySlice, remote: RemoteMemory, seconds: float
+) -> Reading:
+    post = connection.post_write
+    samples = []
+    with instant(connection), _busy_thread():
+        end = time.perf_counter() + seconds
+        now = time.perf_counter()
+        while now < end:
+            # Begin each with the lock just given back: between two of them the other thread runs.
+            before = time.perf_counter()
+            await post(local, remote)
+            now = time.perf_counter()
+            samples.append(now - before)
+    mean = sum(samples) / len(samples) * 1e6
+    extra = {"count": len(samples), "switch_interval_us": sys.getswitchinterval() * 1e6}
+    return Reading(mean, extra=extra)
+
+
+# -- idleness -------------------------------------------------------------------------------------
+
+
+class _Idle:
+    """Measured once for all rounds, as it takes its time: each round is a piece of it."""
+
+    def __init__(self, here: Candidates) -> None:
+        self._here = here
+        self._rounds = here.rounds
+        self._found: list[Reading] = []
+
+    def next(self) -> Reading:
+        if not self._found:
+            self._found = run(self._measure)
+        return self._found.pop()
+
+    async def _measure(self) -> list[Reading]:
+        here = self._here
+        ports = here.ports("auto", True)
+        work = Workload("echo", 64)
+        async with AsyncExitStack() as stack:
+            for _ in range(CONNECTIONS):
+                connection = await connect(
+                    here.host, ports.rdma, device=here.device, private_data=work.pack()
+                )
+                await stack.enter_async_context(connection)
+            await anyio.sleep(SETTLE_SECONDS)
+            found = []
+            for _ in range(self._rounds):
+                before = wake_ups(ports.pid)
+                await anyio.sleep(IDLE_SECONDS)
+                now = wake_ups(ports.pid)
+                each = {
+                    thread: (count - before.get(thread, 0)) / IDLE_SECONDS
+                    for thread, count in now.items()
+                }
+                extra = {"loop_thread": each[str(ports.pid)]}
+                found.append(Reading(sum(each.values()), extra=extra))
+            return found
+
+
+def wake_ups(pid: int) -> dict[str, int]:
+    """Return how often each thread of a process has slept and was woken."""
+    found = {}
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        for line in status.read_text().splitlines():
+            if line.startswith("voluntary_ctxt_switches:"):
+                found[status.parent.name] = int(line.split()[1])
+    return found

@@ -1,0 +1,105 @@
+"""What is shown and kept: a progress bar meanwhile, then a table, and build/bench.json."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from .rounds import Step
+
+MARK = "::bench:: "
+"""Begins a line by which a part in the virtual machine tells how far it is."""
+
+BESIDE = ("distribution",)
+"""What is for the picture, and kept in a file of its own."""
+
+
+@contextmanager
+def bar(total: int) -> Iterator[Step]:
+    """Show how far the measurements are; yields what to call before each."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=total)
+        begun = 0
+
+        def step(what: str) -> None:
+            nonlocal begun
+            progress.update(task, description=what, completed=begun)
+            begun += 1
+            if not console.is_terminal:
+                print(f"{begun}/{total} {what}", file=sys.stderr, flush=True)
+
+        yield step
+
+
+def tell(what: str) -> None:
+    """Tell whoever runs the virtual machine."""
+    print(f"{MARK}{what}", flush=True)
+
+
+def number(value: float | None) -> str:
+    """Return a number as a table has it."""
+    if value is None:
+        return "-"
+    if value and abs(value) < 10:
+        return f"{value:.3g}"
+    return f"{value:,.1f}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def goal(row: dict[str, Any]) -> str:
+    """Return what the ratio has to be."""
+    if row["limit"] is None:
+        return ""
+    return f"{'<=' if row['better'] == 'less' else '>='} {row['limit']:g}"
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return the rows as a table."""
+    shown = Table(title="aiordma beside its references, medians", title_justify="left")
+    shown.add_column("row", no_wrap=True)
+    for heading in ("value", "unit", "reference", "", "ratio", "goal", "met"):
+        right = heading in ("value", "", "ratio")
+        shown.add_column(heading, justify="right" if right else "left")
+    words = {True: "[green]yes[/]", False: "[red]no[/]", None: ""}
+    for row in rows:
+        shown.add_row(
+            row["name"],
+            number(row["value"]),
+            row["unit"],
+            row["reference"],
+            number(row["reference_value"]),
+            "-" if row["ratio"] is None else f"{row['ratio']:.2f}",
+            goal(row),
+            words[row["met"]],
+        )
+    return shown
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """Print the table, and below it what is to be known of some rows."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = 150
+    console.print(table(rows))
+    for row in rows:
+        if row["note"]:
+            console.print(f"{row['name']}: {row['note']}", highlight=False, markup=False)
+
+
+def keep(rows: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Write bench.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = [{key: row[key] for key in row if key not in BESIDE} for row in rows]
+    (folder / "bench.json").write_text(json.dumps(kept, indent=1) + "\n")

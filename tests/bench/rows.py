@@ -1,0 +1,125 @@
+"""What a row is: a candidate, its reference, and what their ratio has to be (pure)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from aiordma.bench.meter import Measurement
+from aiordma.bench.statistics import median, percentile, ratio
+
+LESS = "less"
+MORE = "more"
+
+QUANTILES = (*range(1, 100), 99.5, 99.9)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One measured value, and what else is known of it. None: it could not be had; `why` tells."""
+
+    value: float | None
+    why: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+    distribution: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        name: as docs/performance.md has it.
+        unit: of the values.
+        candidate: measures aiordma once.
+        reference: what it is compared with, in words.
+        refer: measures that once.
+        limit: what the ratio (candidate / reference) may be at most, or, where more is better, at
+            least; None: nothing is asked.
+        better: LESS or MORE.
+        note: what a reader has to know.
+    """
+
+    name: str
+    unit: str
+    candidate: Callable[[], Reading]
+    reference: str
+    refer: Callable[[], Reading]
+    limit: float | None = None
+    better: str = LESS
+    note: str = ""
+
+
+def constant(value: float) -> Callable[[], Reading]:
+    """Return a reference that is a number."""
+    return lambda: Reading(value)
+
+
+def latency(found: Measurement) -> Reading:
+    """Return the median of one measurement, in microseconds, with the rest beside it."""
+    extra = found.as_dict()
+    return Reading(
+        found.percentile_us(50),
+        extra=extra,
+        distribution=tuple(percentile(found.samples, each) / 1000 for each in QUANTILES),
+    )
+
+
+def rate(found: Measurement) -> Reading:
+    """Return the operations per second."""
+    return Reading(found.rate, extra=found.as_dict())
+
+
+def bandwidth(found: Measurement) -> Reading:
+    """Return megabytes (10**6) per second."""
+    return Reading(found.megabytes_per_second, extra=found.as_dict())
+
+
+def chosen(rows: Sequence[Row], pattern: str) -> list[Row]:
+    """Return the rows whose names have the pattern: a part of the name, or with * and ? all."""
+    if not any(letter in pattern for letter in "*?["):
+        pattern = f"*{pattern}*"
+    return [row for row in rows if fnmatchcase(row.name, pattern)]
+
+
+def summary(row: Row, pairs: Sequence[tuple[Reading, Reading]]) -> dict[str, Any]:
+    """Return a row of build/bench.json, of its rounds' (reference, candidate)."""
+    values = [candidate.value for _, candidate in pairs if candidate.value is not None]
+    references = [reference.value for reference, _ in pairs if reference.value is not None]
+    ratios = [ratio(candidate.value, reference.value) for reference, candidate in pairs]
+    known = [each for each in ratios if each is not None]
+    middle = median(known) if known else None
+    whys = dict.fromkeys([row.note] + [reading.why for pair in pairs for reading in pair], None)
+    return {
+        "name": row.name,
+        "value": median(values) if values else None,
+        "unit": row.unit,
+        "reference": row.reference,
+        "reference_value": median(references) if references else None,
+        "ratio": middle,
+        "rounds": len(pairs),
+        "better": row.better,
+        "limit": row.limit,
+        "met": met(row, middle, values),
+        "note": "; ".join(why for why in whys if why),
+        "samples": [
+            {
+                "value": candidate.value,
+                "reference_value": reference.value,
+                "ratio": each,
+                "details": candidate.extra,
+                "reference_details": reference.extra,
+            }
+            for (reference, candidate), each in zip(pairs, ratios, strict=True)
+        ],
+    }
+
+
+def met(row: Row, middle: float | None, values: Sequence[float]) -> bool | None:
+    """Whether the row's goal is reached; None where it has none, or nothing was measured."""
+    if row.limit is None:
+        return None
+    if middle is None:
+        # Nothing to divide by: the goal is nothing.
+        return median(values) <= row.limit if values and row.limit == 0 else None
+    return middle <= row.limit if row.better == LESS else middle >= row.limit

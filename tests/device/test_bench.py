@@ -1,0 +1,74 @@
+"""`aiordma bench` on the device: every operation it has, server and client in two processes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiordma import command
+from aiordma.bench.workload import OPERATIONS
+from tests.devices import ADDRESS, DeviceUnderTest
+from tests.docs.programs import ROOT, serving
+
+COMMAND = ("-c", "from aiordma.command import main; main()", "bench")
+QUICK = ("--seconds", "0.05", "--size", "64")
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *COMMAND, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_every_operation_is_measured(device: DeviceUnderTest, tmp_path: Path) -> None:
+    here = [name for name in OPERATIONS if name != "datagrams" or not device.lacks("datagrams")]
+    chosen = [word for name in here for word in ("-o", name)]
+    file = tmp_path / "bench.json"
+    done = bench("local", "--host", ADDRESS, *QUICK, "-d", "1", "-d", "4", *chosen, "--json", file)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(file.read_text())
+    names = [f"{name}/64{window}" for name in here for window in ("", "/window4")]
+    assert [row["name"] for row in rows] == [*names, "tcp streams/64", "tcp protocol/64"]
+    assert [row for row in rows if "error" in row] == []
+    for row in rows:
+        assert row["count"] > 0
+        assert row["operations_per_second"] > 0
+        assert row["cpu_us_per_operation"] > 0
+        if not row["name"].startswith("chain"):
+            assert 0 < row["p50_us"] <= row["p90_us"] <= row["p99_us"] <= row["p99.9_us"]
+        assert row["name"] in done.stdout
+
+
+def test_a_client_measures_with_a_server_of_its_own_loop() -> None:
+    port = "7470"
+    server = (*COMMAND, "server", "--bind", ADDRESS, "--port", port, "--loop", "trio")
+    with serving(*server):
+        done = bench("client", ADDRESS, "--port", port, *QUICK, "-o", "echo", "--no-tcp")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "echo/64" in done.stdout
+
+
+def test_without_a_server_the_row_says_so() -> None:
+    done = bench("client", ADDRESS, "--port", "7469", *QUICK, "-o", "echo", "-d", "1", "--no-tcp")
+    assert done.returncode == 1
+    assert f"echo/64: connect to {ADDRESS}:7469" in done.stdout
+
+
+def test_an_unknown_operation_is_named() -> None:
+    done = bench("local", "-o", "dance")
+    assert done.returncode == 2
+    assert "'dance' is none of echo" in done.stderr
+
+
+def test_without_typer_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "NEEDS", ("typer_that_is_not_there", "rich"))
+    with pytest.raises(SystemExit, match=r"pip install 'aiordma\[cli\]'") as ended:
+        command.main()
+    assert "typer_that_is_not_there" in str(ended.value.code)
+    assert " rich" not in str(ended.value.code).splitlines()[0]

@@ -1,0 +1,129 @@
+"""`make bench`: what a row tells, whatever became of its rounds, and what its goal means."""
+
+import json
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from tests.bench.report import BESIDE, keep
+from tests.bench.rounds import measure_all
+from tests.bench.rows import LESS, MORE, Reading, Row, chosen, constant
+
+ASKED = {"name", "value", "unit", "reference", "reference_value", "ratio", "rounds"}
+
+
+def row(
+    candidate: Callable[[], Reading],
+    refer: Callable[[], Reading],
+    limit: float | None = None,
+    better: str = LESS,
+) -> Row:
+    return Row("rxe/write/64", "us", candidate, "C", refer, limit, better)
+
+
+def series(*values: float) -> Callable[[], Reading]:
+    left = iter(values)
+    return lambda: Reading(next(left))
+
+
+def measured(one: Row, rounds: int = 1) -> dict[str, object]:
+    (found,) = measure_all([one], rounds, lambda _: None)
+    return found
+
+
+def test_reference_and_candidate_take_turns() -> None:
+    order: list[str] = []
+
+    def noting(name: str) -> Callable[[], Reading]:
+        def measure() -> Reading:
+            order.append(name)
+            return Reading(1.0)
+
+        return measure
+
+    told: list[str] = []
+    measure_all([row(noting("candidate"), noting("reference"))], 3, told.append)
+    assert order == ["reference", "candidate"] * 3
+    assert len(told) == 6
+
+
+def test_the_ratio_is_the_median_of_the_rounds_ratios() -> None:
+    # Not the ratio of the medians, which would be 2 here: each round has its own weather.
+    found = measured(row(series(2, 8, 30), series(1, 8, 10)), 3)
+    assert (found["value"], found["reference_value"], found["ratio"]) == (8, 8, 2)
+    assert found["rounds"] == 3
+    found = measured(row(series(4, 5, 6), series(4, 1, 3)), 3)
+    assert (found["value"], found["reference_value"], found["ratio"]) == (5, 3, 2)
+
+
+def test_the_file_is_a_list_of_rows(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    rows = measure_all([row(series(1, 2), series(1, 2))], 2, lambda _: None)
+    keep(rows, tmp_path)
+    (kept,) = json.loads((tmp_path / "bench.json").read_text())
+    assert set(kept) >= ASKED
+    assert kept["rounds"] == len(kept["samples"]) == 2
+    assert not set(kept) & set(BESIDE)
+
+
+def test_what_could_not_be_measured_stands_there_with_its_reason() -> None:
+    def broken() -> Reading:
+        raise OSError("no such program")
+
+    found = measured(row(broken, series(1.0, 1.0)), 2)
+    assert (found["value"], found["ratio"], found["rounds"]) == (None, None, 2)
+    assert found["note"] == "OSError: no such program"
+    assert found["met"] is None
+    found = measured(row(series(1.0), lambda: Reading(None, "it does not build")))
+    assert (found["value"], found["ratio"]) == (1.0, None)
+    assert found["note"] == "it does not build"
+
+
+def test_one_round_that_failed_does_not_spoil_the_others() -> None:
+    numbers = count()
+
+    def flaky() -> Reading:
+        if next(numbers) == 1:
+            raise OSError("once")
+        return Reading(3.0)
+
+    found = measured(row(flaky, constant(2.0)), 3)
+    assert (found["ratio"], found["note"]) == (1.5, "OSError: once")
+
+
+@pytest.mark.parametrize(
+    ("better", "limit", "value", "met"),
+    [
+        (LESS, 1.25, 1.25, True),
+        (LESS, 1.25, 1.26, False),
+        (MORE, 0.85, 0.85, True),
+        (MORE, 0.85, 0.84, False),
+        (MORE, None, 0.1, None),
+    ],
+)
+def test_a_goal_is_a_ratio(better: str, limit: float | None, value: float, met: bool) -> None:
+    assert measured(row(constant(value), constant(1.0), limit, better))["met"] is met
+
+
+@pytest.mark.parametrize(("value", "met"), [(0.0, True), (0.5, False)])
+def test_a_goal_of_nothing_is_met_by_nothing(value: float, met: bool) -> None:
+    found = measured(row(constant(value), constant(0.0), 0.0))
+    assert (found["ratio"], found["met"]) == (None, met)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("", ["rxe/read/64", "rxe/write/64", "native/x"]),
+        ("rxe", ["rxe/read/64", "rxe/write/64"]),
+        ("rxe/*/64", ["rxe/read/64", "rxe/write/64"]),
+        ("write", ["rxe/write/64"]),
+        ("nothing", []),
+    ],
+)
+def test_rows_are_chosen_by_name(pattern: str, names: list[str]) -> None:
+    rows = [
+        Row(name, "", constant(1), "", constant(1))
+        for name in ("rxe/read/64", "rxe/write/64", "native/x")
+    ]
+    assert [each.name for each in chosen(rows, pattern)] == names

@@ -1,0 +1,174 @@
+"""The benchmark's numbers: percentiles, medians, what a measurement tells."""
+
+import json
+import time
+from array import array
+from statistics import median as known_median
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiordma.bench.meter import Measurement, Meter
+from aiordma.bench.statistics import median, percentile, ratio
+from aiordma.bench.timing import deadline, one_by_one, pipelined, timed_pipeline
+from aiordma.bench.workload import OPERATIONS, Workload
+
+numbers = st.lists(st.floats(0, 1e9), min_size=1, max_size=300)
+
+
+@given(numbers, st.floats(0.01, 100))
+def test_a_percentile_is_the_smallest_sample_that_so_many_do_not_exceed(
+    samples: list[float], percent: float
+) -> None:
+    ordered = sorted(samples)
+    found = percentile(ordered, percent)
+    # Counted, where percentile() computes a rank; the last digit of a float decides nothing.
+    enough = percent * len(ordered) / 100 - 1e-6
+    assert sum(each <= found for each in ordered) >= enough
+    assert sum(each < found for each in ordered) < enough + 2e-6 or found == ordered[0]
+
+
+@pytest.mark.parametrize(
+    ("percent", "value"), [(50, 500), (90, 900), (99, 990), (99.9, 999), (100, 1000), (0.05, 1)]
+)
+def test_the_percentiles_of_a_thousand(percent: float, value: int) -> None:
+    assert percentile(range(1, 1001), percent) == value
+
+
+@pytest.mark.parametrize("percent", [0, -1, 100.1])
+def test_no_such_percentage(percent: float) -> None:
+    with pytest.raises(ValueError, match="percent="):
+        percentile([1.0], percent)
+
+
+def test_nothing_measured_is_an_error() -> None:
+    with pytest.raises(ValueError, match="nothing was measured"):
+        percentile([], 50)
+    with pytest.raises(ValueError, match="nothing was measured"):
+        median([])
+    meter = Meter("nothing", 1)
+    with meter:
+        pass
+    with pytest.raises(ValueError, match="not one operation"):
+        meter.result()
+
+
+@given(numbers)
+def test_the_median_is_pythons(values: list[float]) -> None:
+    assert median(values) == pytest.approx(known_median(values))
+
+
+def test_a_ratio_needs_both() -> None:
+    assert ratio(3.0, 2.0) == 1.5
+    assert [ratio(None, 1.0), ratio(1.0, None), ratio(1.0, 0.0)] == [None, None, None]
+
+
+def test_a_measurement_tells_what_json_can_hold() -> None:
+    samples = array("Q", range(1000, 1001000, 1000))
+    found = Measurement("echo/64", 64, 1000, 0.5, 0.25, 500, samples, lost=3)
+    assert json.loads(json.dumps(found.as_dict())) == {
+        "name": "echo/64",
+        "size": 64,
+        "count": 1000,
+        "seconds": 0.5,
+        "operations_per_second": 2000.0,
+        "megabytes_per_second": 0.128,
+        "cpu_us_per_operation": 250.0,
+        "wake_ups_per_operation": 0.5,
+        "mean_us": 500.5,
+        "p50_us": 500.0,
+        "p90_us": 900.0,
+        "p99_us": 990.0,
+        "p99.9_us": 999.0,
+        "lost": 3,
+    }
+
+
+def test_a_rate_alone_has_no_percentiles() -> None:
+    found = Measurement("write/64", 64, 10, 1.0, 0.0, 0, array("Q"))
+    assert not [key for key in found.as_dict() if key.endswith("_us")]
+    with pytest.raises(ValueError, match="only the rate"):
+        _ = found.mean_us
+
+
+def test_the_meter_counts_time_processor_and_sleeps() -> None:
+    meter = Meter("sleeping", 1)
+    with meter:
+        for _ in range(5):
+            time.sleep(0.01)
+            meter.count += 1
+        busy = time.process_time() + 0.02
+        while time.process_time() < busy:
+            pass
+    found = meter.result()
+    assert found.count == 5
+    assert found.seconds >= 0.07
+    assert 0.02 <= found.cpu_seconds < found.seconds
+    assert found.wake_ups >= 5
+
+
+class Operations:
+    """Awaitables that know how many of them are under way."""
+
+    def __init__(self) -> None:
+        self.started = self.ended = self.most = 0
+
+    def start(self) -> "Operations":
+        self.started += 1
+        self.most = max(self.most, self.started - self.ended)
+        return self
+
+    def __await__(self):  # type: ignore[no-untyped-def]
+        yield from anyio.lowlevel.checkpoint().__await__()
+        self.ended += 1
+
+
+@pytest.mark.anyio
+async def test_one_by_one_each_is_awaited_before_the_next() -> None:
+    operations, meter = Operations(), Meter("", 1)
+    await one_by_one(operations.start, deadline(0.02), meter)
+    assert operations.most == 1
+    assert operations.started == operations.ended == len(meter.samples) > 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("drive", [pipelined, timed_pipeline])
+async def test_a_window_is_full_and_every_operation_awaited(drive: object) -> None:
+    operations, meter = Operations(), Meter("", 1)
+    await drive(operations.start, 8, deadline(0.02), meter)  # type: ignore[operator]
+    assert operations.most == 8
+    assert operations.started == operations.ended
+    assert operations.ended == (meter.count or len(meter.samples)) > 8
+
+
+@given(
+    st.sampled_from(OPERATIONS),
+    st.integers(1, 1 << 30),
+    st.integers(1, 4096),
+    st.binary(max_size=9),
+)
+def test_the_server_is_told_the_workload(
+    operation: str, size: int, depth: int, padding: bytes
+) -> None:
+    work = Workload(operation, size, depth)
+    assert len(work.pack()) <= 56  # what a connection request has room for
+    assert Workload.unpack(work.pack() + padding) == work
+
+
+@given(st.binary(max_size=60))
+def test_another_client_is_told_from_ours(data: bytes) -> None:
+    try:
+        Workload.unpack(data)
+    except ValueError:
+        return
+    assert data.startswith(Workload.MAGIC)
+
+
+@pytest.mark.parametrize(
+    ("operation", "size", "depth"), [("dance", 1, 1), ("echo", 0, 1), ("echo", 1, 0)]
+)
+def test_no_such_workload(operation: str, size: int, depth: int) -> None:
+    with pytest.raises(ValueError, match=r"none of|is not in"):
+        Workload(operation, size, depth)
