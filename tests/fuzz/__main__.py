@@ -25,7 +25,7 @@ BUILD = ROOT / "build" / "fuzz"
 SHARES = {"stream": 4, "handshake": 2, "datagrams": 2, "codecs": 2}
 LONGEST = {"stream": 600, "handshake": 600, "datagrams": 1200, "codecs": 4200}
 SECONDS_OF_ONE_INPUT = 10  # milliseconds are usual
-COMMON = ("world.c", "engine.c", "sockets.c", "peer.c")
+COMMON = ("world.c", "manager.c", "engine.c", "sockets.c", "peer.c")
 FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-D_GNU_SOURCE", "-fno-omit-frame-pointer")
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 # The system's, in whose place the fuzzers have their own: engine.c, sockets.c.

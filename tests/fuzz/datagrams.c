@@ -2,17 +2,15 @@
  * UDP: a queue pair that gets packets from anybody, a port at which questions come in, and one who
  * asks and gets answers that fit, or do not.
  */
-#include "software/cm.h"
+#include "manager.h"
 #include "software/roce.h"
 #include "software/sidr.h"
-#include "world.h"
 
 #include <arpa/inet.h>
 #include <string.h>
 #include <unistd.h>
 
 enum {
-    MOST_ACTS = 60,
     RECEIVES = 8,
     SIZE = 40 + 512, /* of a receive */
     ASKED = 4,
@@ -46,8 +44,6 @@ static const struct aiordma_provider *table(void)
 
 static void set_up(void)
 {
-    if (setting.world)
-        return;
     setting.world = the_world();
     setting.channel = table()->create_event_channel();
     setting.domain = table()->alloc_pd(setting.world->context);
@@ -56,14 +52,6 @@ static void set_up(void)
     setting.region = table()->reg_mr(setting.domain, setting.memory, sizeof(setting.memory),
                                      IBV_ACCESS_LOCAL_WRITE);
     PROMISE(setting.region);
-}
-
-static struct sockaddr_in address_of(uint16_t port)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
-
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    return address;
 }
 
 /* -- the program -------------------------------------------------------------------------------- */
@@ -158,24 +146,17 @@ static void note_event(struct rdma_cm_event *event)
     }
 }
 
+static int is_kept(const struct rdma_cm_id *id)
+{
+    for (int i = 0; i < ASKED; i++)
+        if (run.asked[i] == id)
+            return 1;
+    return 0;
+}
+
 static void take_events(void)
 {
-    struct rdma_cm_event *event;
-
-    while (((struct sw_event_channel *)(void *)setting.channel)->first) {
-        struct rdma_cm_id *surplus = NULL;
-        PROMISE(!table()->get_cm_event(setting.channel, &event));
-        note_event(event);
-        if (event->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
-            surplus = event->id;
-            for (int i = 0; i < ASKED; i++)
-                if (run.asked[i] == event->id)
-                    surplus = NULL;
-        }
-        PROMISE(!table()->ack_cm_event(event));
-        if (surplus)
-            PROMISE(!table()->destroy_id(surplus));
-    }
+    take_all_events(setting.channel, note_event, is_kept);
 }
 
 static void settle(void)
@@ -210,7 +191,7 @@ static void hear_question(void)
 
 static void call(uint32_t how)
 {
-    struct sockaddr_in to = address_of(OUR_PORT);
+    struct sockaddr_in to = loopback(OUR_PORT);
     struct rdma_conn_param parameters = {.private_data = "anybody", .private_data_len = how & 7};
 
     if (run.caller)
@@ -369,18 +350,13 @@ static void act(struct input *input)
     }
 }
 
-static void begin(void)
+static void begin(struct input *input)
 {
-    struct sockaddr_in address = address_of(0);
-
+    (void)input;
     memset(&run, 0, sizeof(run));
     begin_anew();
     make_queue_pair();
-    PROMISE(!table()->create_id(setting.channel, &run.listener, NULL, RDMA_PS_UDP));
-    PROMISE(!table()->bind_addr(run.listener, (struct sockaddr *)&address));
-    PROMISE(!table()->listen(run.listener, 3));
-    run.port = ntohs(((struct sockaddr_in *)&run.listener->route.addr.src_addr)->sin_port);
-    PROMISE(run.port);
+    run.port = start_listening(setting.channel, RDMA_PS_UDP, &run.listener);
 }
 
 static void end(struct input *input)
@@ -407,22 +383,14 @@ static void end(struct input *input)
     destroy(&run.listener);
     settle();
     pass(1000000);
-    PROMISE(open_sockets() == 0);
-    PROMISE(sw_device.counts.sockets == 0);
-    PROMISE(sw_device.counts.identifiers == 0);
-    PROMISE(sw_device.counts.queue_pairs == 0);
+    promise_nothing_is_left();
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 {
-    struct input input = {bytes, size};
+    static const struct target target = {set_up, begin, act, end};
 
-    set_up();
-    begin();
-    for (int i = 0; i < MOST_ACTS && input.left; i++)
-        act(&input);
-    end(&input);
-    return 0;
+    return run_target(&target, bytes, size);
 }

@@ -3,15 +3,14 @@
  * to, and what they say before there is a stream, and just behind it. The program accepts, rejects
  * and destroys meanwhile.
  */
-#include "software/cm.h"
-#include "world.h"
+#include "manager.h"
 
 #include <arpa/inet.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { PEERS = 4, MOST_ACTS = 60, MOST_FRAME = 20 + 600, CALLERS = 2, ASKED = 6 };
+enum { PEERS = 4, MOST_FRAME = 20 + 600, CALLERS = 2, ASKED = 6 };
 
 static struct {
     struct world *world;
@@ -40,18 +39,8 @@ static const struct aiordma_provider *table(void)
     return setting.world->table;
 }
 
-static struct sockaddr_in address_of(uint16_t port)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
-
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    return address;
-}
-
 static void set_up(void)
 {
-    if (setting.world)
-        return;
     setting.world = the_world();
     setting.channel = table()->create_event_channel();
     PROMISE(setting.channel);
@@ -118,21 +107,14 @@ static void note_event(struct rdma_cm_event *event)
     }
 }
 
+static int is_kept(const struct rdma_cm_id *id)
+{
+    return !!party_of(id);
+}
+
 static void take_events(void)
 {
-    struct rdma_cm_event *event;
-    struct rdma_cm_id *surplus = NULL;
-
-    while (((struct sw_event_channel *)(void *)setting.channel)->first) {
-        PROMISE(!table()->get_cm_event(setting.channel, &event));
-        note_event(event);
-        if (event->event == RDMA_CM_EVENT_CONNECT_REQUEST && !party_of(event->id))
-            surplus = event->id;
-        PROMISE(!table()->ack_cm_event(event));
-        if (surplus)
-            PROMISE(!table()->destroy_id(surplus));
-        surplus = NULL;
-    }
+    take_all_events(setting.channel, note_event, is_kept);
 }
 
 static void settle(void)
@@ -156,7 +138,7 @@ static void destroy(struct party *party)
 
 static void call(struct party *party, uint32_t how)
 {
-    struct sockaddr_in to = address_of(7);
+    struct sockaddr_in to = loopback(7);
     struct rdma_conn_param parameters = {.private_data = "who goes there",
                                          .private_data_len = how & 15,
                                          .responder_resources = how & 16 ? 0 : 4,
@@ -309,19 +291,14 @@ static void act(struct input *input)
     }
 }
 
-static void begin(void)
+static void begin(struct input *input)
 {
-    struct sockaddr_in address = address_of(0);
-
+    (void)input;
     memset(&run, 0, sizeof(run));
     for (int i = 0; i < PEERS; i++)
         run.peers[i] = -1;
     begin_anew();
-    PROMISE(!table()->create_id(setting.channel, &run.listener, NULL, RDMA_PS_TCP));
-    PROMISE(!table()->bind_addr(run.listener, (struct sockaddr *)&address));
-    PROMISE(!table()->listen(run.listener, 3));
-    run.port = ntohs(((struct sockaddr_in *)&run.listener->route.addr.src_addr)->sin_port);
-    PROMISE(run.port);
+    run.port = start_listening(setting.channel, RDMA_PS_TCP, &run.listener);
 }
 
 static void end(struct input *input)
@@ -353,10 +330,7 @@ static void end(struct input *input)
     settle();
     pass(1000000);
     settle();
-    PROMISE(open_sockets() == 0);
-    PROMISE(sw_device.counts.sockets == 0);
-    PROMISE(sw_device.counts.identifiers == 0);
-    PROMISE(sw_device.counts.queue_pairs == 0);
+    promise_nothing_is_left();
     if (setting.queue)
         PROMISE(ibv_poll_cq(setting.queue, 64, completion) == 0);
 }
@@ -365,12 +339,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 {
-    struct input input = {bytes, size};
+    static const struct target target = {set_up, begin, act, end};
 
-    set_up();
-    begin();
-    for (int i = 0; i < MOST_ACTS && input.left; i++)
-        act(&input);
-    end(&input);
-    return 0;
+    return run_target(&target, bytes, size);
 }

@@ -12,9 +12,9 @@
 #include <unistd.h>
 
 #include "peer.h"
+#include "software/connected.h"
 
 enum {
-    MOST_ACTS = 64,
     MOST_RAW = 4096,
     DEPTH = 16,         /* of the queues, posted at a time */
     RECEIVE_SIZE = 256, /* bytes of a receive; as many again lie behind all of them */
@@ -102,8 +102,6 @@ static void set_up(void)
 {
     const struct aiordma_provider *table;
 
-    if (setting.world)
-        return;
     setting.world = the_world();
     table = setting.world->table;
     setting.domain = table->alloc_pd(setting.world->context);
@@ -530,11 +528,13 @@ static void check_last_word(void)
     PROMISE(run.peer.has_heard_terminate || run.peer.is_within_frame);
 }
 
-static void end(void)
+static void end(struct input *input)
 {
     const struct aiordma_provider *table = setting.world->table;
     struct ibv_wc completion;
 
+    (void)input;
+    send_some(run.raw_size);
     check_last_word();
     change_state(2);
     poll_queues();
@@ -566,13 +566,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 {
-    struct input input = {bytes, size};
+    static const struct target target = {set_up, begin, act, end};
 
-    set_up();
-    begin(&input);
-    for (int i = 0; i < MOST_ACTS && input.left; i++)
-        act(&input);
-    send_some(run.raw_size);
-    end();
-    return 0;
+    return run_target(&target, bytes, size);
 }

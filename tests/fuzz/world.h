@@ -2,9 +2,11 @@
 #ifndef AIORDMA_FUZZ_WORLD_H
 #define AIORDMA_FUZZ_WORLD_H
 
-#include "software/software.h"
+#include "software/context.h"
+#include "software/engine.h"
 
 #include <errno.h>
+#include <netinet/in.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -47,6 +49,10 @@ struct world {
 /* The device, opened once. */
 struct world *the_world(void);
 
+struct sockaddr_in loopback(uint16_t port);
+/* No socket, identifier or queue pair of the device's. */
+void promise_nothing_is_left(void);
+
 /* An input, read from its begin; zeros behind its end. */
 struct input {
     const uint8_t *at;
@@ -56,5 +62,14 @@ struct input {
 uint32_t take(struct input *input, int bytes); /* 1, 2 or 4 of them */
 /* Up to that many bytes, where they stand; *size says how many. */
 const uint8_t *take_bytes(struct input *input, size_t *size);
+
+/* What a fuzzer is made of: an input is a list of acts, between a beginning and an end. */
+struct target {
+    void (*set_up)(void); /* once */
+    void (*begin)(struct input *input);
+    void (*act)(struct input *input);
+    void (*end)(struct input *input);
+};
+int run_target(const struct target *target, const uint8_t *bytes, size_t size);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * Read twice: by the C compiler (through software/software.h) and by cffi. Plain declarations
+ * Read twice: by the C compiler (through software/device.h) and by cffi. Plain declarations
  * only.
  */
 

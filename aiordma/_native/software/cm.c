@@ -1,139 +1,37 @@
 /*
- * Identifiers of the connection manager: made, given queue pairs and options, destroyed.
- * Connections themselves are their port space's: cm_stream.c's or cm_datagram.c's, which the
- * calls here go to once the identifier's state allows them, as the kernel's do.
+ * The connection manager's calls: identifiers made, given queue pairs and options, connected.
+ * Connections themselves are their port space's, which the calls here go to once the identifier's
+ * state allows them, as the kernel's do.
  */
-#include "cm_stream.h"
+#include "cm.h"
 
-#include <errno.h>
-#include <stdlib.h>
 #include <string.h>
+
+#include "cm_addresses.h"
+#include "cm_datagram.h"
+#include "cm_listen.h"
 
 enum { DEFAULT_BACKLOG = 1024, DEFAULT_RETRIES = 7, MOST_TIMEOUT_EXPONENT = 31 };
 
 /* The other rooms' calls, which take the lock themselves. */
 static const struct aiordma_provider *calls;
 
-static int fail(int error)
-{
-    if (!error)
-        return 0;
-    errno = error;
-    return -1;
-}
-
-static int is_stream(const struct sw_identifier *identifier)
-{
-    return identifier->ibv.ps == RDMA_PS_TCP;
-}
-
-/* -- made and destroyed ------------------------------------------------------------------ */
-
-static struct sw_identifier *new_identifier(struct rdma_event_channel *channel, void *context,
-                                            enum rdma_port_space port_space)
-{
-    struct sw_identifier *identifier = calloc(1, sizeof(*identifier));
-
-    if (!identifier)
-        return NULL;
-    identifier->ibv.channel = channel;
-    identifier->ibv.context = context;
-    identifier->ibv.ps = port_space;
-    identifier->ibv.qp_type = port_space == RDMA_PS_UDP ? IBV_QPT_UD : IBV_QPT_RC;
-    identifier->next = sw_device.identifiers;
-    identifier->link = &sw_device.identifiers;
-    if (identifier->next)
-        identifier->next->link = &identifier->next;
-    sw_device.identifiers = identifier;
-    sw_device.counts.identifiers++;
-    if (channel)
-        ((struct sw_event_channel *)channel)->identifiers++;
-    return identifier;
-}
-
-struct sw_identifier *sw_new_requesting(struct sw_identifier *listener)
-{
-    struct sw_identifier *identifier =
-        new_identifier(listener->ibv.channel, listener->ibv.context, listener->ibv.ps);
-
-    if (!identifier)
-        return NULL;
-    identifier->state = SW_CM_REQUESTED;
-    identifier->has_tos = listener->has_tos;
-    identifier->tos = listener->tos;
-    return identifier;
-}
-
-/* No event, timer or queue pair leads to it any more. */
-static void unhook(struct sw_identifier *identifier)
-{
-    sw_cancel(&identifier->timer);
-    if (is_stream(identifier))
-        sw_stream_forget(identifier);
-    else
-        sw_service_forget(identifier);
-    sw_groups_forget(identifier);
-    struct sw_queue_pair *pair = (struct sw_queue_pair *)identifier->ibv.qp;
-    if (pair && pair->identifier == identifier)
-        pair->identifier = NULL;
-    sw_drop_events(identifier);
-}
-
-static void release(struct sw_identifier *identifier)
-{
-    if (identifier->ibv.channel)
-        ((struct sw_event_channel *)identifier->ibv.channel)->identifiers--;
-    *identifier->link = identifier->next;
-    if (identifier->next)
-        identifier->next->link = identifier->link;
-    sw_device.counts.identifiers--;
-    free(identifier);
-}
-
-void sw_drop_identifier(struct sw_identifier *identifier)
-{
-    unhook(identifier);
-    release(identifier);
-}
-
-void sw_identifiers_forked(void)
-{
-    for (struct sw_identifier *each = sw_device.identifiers; each; each = each->next)
-        if (each->connection)
-            sw_stream_forked(each);
-    sw_device.identifiers = NULL;
-    sw_silence_forked();
-}
+/* -- made --------------------------------------------------------------------------------- */
 
 static int create_id(struct rdma_event_channel *channel, struct rdma_cm_id **id, void *context,
                      enum rdma_port_space port_space)
 {
     /* Without a channel rdma_create_id makes an identifier synchronous, which ours never are. */
     if (!channel || !id || (port_space != RDMA_PS_TCP && port_space != RDMA_PS_UDP))
-        return fail(EINVAL);
+        return sw_result(EINVAL);
     sw_lock();
-    struct sw_identifier *identifier = new_identifier(channel, context, port_space);
+    struct sw_identifier *identifier = sw_new_identifier(
+        channel, context, port_space,
+        port_space == RDMA_PS_TCP ? &sw_stream_space : &sw_datagram_space);
     sw_unlock();
     if (!identifier)
-        return fail(ENOMEM);
+        return sw_result(ENOMEM);
     *id = &identifier->ibv;
-    return 0;
-}
-
-static int destroy_id(struct rdma_cm_id *id)
-{
-    struct sw_identifier *identifier = sw_identifier_of(id);
-
-    if (!id)
-        return fail(EINVAL);
-    sw_lock();
-    unhook(identifier);
-    identifier->state = SW_CM_DISCONNECTED;
-    identifier->has_port = 0;
-    while (identifier->unacknowledged)
-        sw_wait();
-    release(identifier);
-    sw_unlock();
     return 0;
 }
 
@@ -214,27 +112,26 @@ static int cm_create_qp(struct rdma_cm_id *id, struct ibv_pd *domain,
                         struct ibv_qp_init_attr *attr)
 {
     if (!id || !attr || id->qp || !id->verbs || attr->qp_type != id->qp_type)
-        return fail(EINVAL);
+        return sw_result(EINVAL);
     if (!domain)
         domain = id->pd;
     if (!domain || domain->context != id->verbs)
-        return fail(EINVAL);
+        return sw_result(EINVAL);
     int error = make_queues(id, attr);
     if (error)
-        return fail(error);
+        return sw_result(error);
     struct ibv_qp *queue_pair = calls->create_qp(domain, attr);
     error = queue_pair ? move_on(queue_pair) : errno;
     if (error) {
         if (queue_pair)
             calls->destroy_qp(queue_pair);
         free_queues(id);
-        return fail(error);
+        return sw_result(error);
     }
     sw_lock();
     id->qp = queue_pair;
     id->pd = domain;
-    sw_identifier_of(id)->made_queue_pair = 1;
-    ((struct sw_queue_pair *)queue_pair)->identifier = sw_identifier_of(id);
+    sw_give_queue_pair(sw_identifier_of(id), (struct sw_queue_pair *)queue_pair);
     sw_unlock();
     return 0;
 }
@@ -243,22 +140,14 @@ static void cm_destroy_qp(struct rdma_cm_id *id)
 {
     if (!id || !id->qp)
         return;
-    calls->destroy_qp(id->qp); /* which has us forget it: sw_identifier_lost_queue_pair */
+    calls->destroy_qp(id->qp); /* which has us forget it: sw_lose_queue_pair */
     free_queues(id);
-}
-
-void sw_identifier_lost_queue_pair(struct sw_identifier *identifier)
-{
-    if (is_stream(identifier))
-        sw_stream_lost_queue_pair(identifier);
-    identifier->ibv.qp = NULL;
-    identifier->made_queue_pair = 0;
 }
 
 static int init_qp_attr(struct rdma_cm_id *id, struct ibv_qp_attr *attr, int *mask)
 {
     if (!id || !attr || !mask || !id->verbs)
-        return fail(EINVAL);
+        return sw_result(EINVAL);
     int is_datagram = id->qp_type == IBV_QPT_UD;
     switch (attr->qp_state) {
     case IBV_QPS_INIT:
@@ -276,7 +165,7 @@ static int init_qp_attr(struct rdma_cm_id *id, struct ibv_qp_attr *attr, int *ma
         *mask = IBV_QP_STATE | (is_datagram ? IBV_QP_SQ_PSN : 0);
         return 0;
     default:
-        return fail(EINVAL);
+        return sw_result(EINVAL);
     }
 }
 
@@ -297,7 +186,7 @@ static int keep_parameters(struct sw_identifier *identifier,
         return EINVAL;
     if (!parameters)
         parameters = &defaults;
-    if (is_stream(identifier) &&
+    if (sw_is_stream(identifier) &&
         ((parameters->responder_resources != RDMA_MAX_RESP_RES &&
           parameters->responder_resources > SW_MOST_DEPTH) ||
          (parameters->initiator_depth != RDMA_MAX_INIT_DEPTH &&
@@ -317,20 +206,19 @@ static int cm_connect(struct rdma_cm_id *id, struct rdma_conn_param *parameters)
     struct sw_identifier *identifier = sw_identifier_of(id);
 
     if (!id)
-        return fail(EINVAL);
+        return sw_result(EINVAL);
     sw_lock();
     int error = identifier->state == SW_CM_ROUTE_RESOLVED ? 0 : EINVAL;
     if (!error)
         error = keep_parameters(identifier, parameters);
     if (!error) {
         identifier->state = SW_CM_CONNECTING;
-        error = is_stream(identifier) ? sw_stream_connect(identifier)
-                                      : sw_service_connect(identifier);
+        error = identifier->space->connect(identifier);
         if (error)
             identifier->state = SW_CM_ROUTE_RESOLVED;
     }
     sw_unlock();
-    return fail(error);
+    return sw_result(error);
 }
 
 static int cm_listen(struct rdma_cm_id *id, int backlog)
@@ -340,7 +228,7 @@ static int cm_listen(struct rdma_cm_id *id, int backlog)
     int error = 0;
 
     if (!id)
-        return fail(EINVAL);
+        return sw_result(EINVAL);
     if (backlog <= 0 || backlog > DEFAULT_BACKLOG)
         backlog = DEFAULT_BACKLOG;
     sw_lock();
@@ -351,12 +239,11 @@ static int cm_listen(struct rdma_cm_id *id, int backlog)
     if (!error)
         error = sw_check_port(identifier, 0);
     if (!error)
-        error = is_stream(identifier) ? sw_stream_listen(identifier, backlog)
-                                      : sw_service_listen(identifier, backlog);
+        error = identifier->space->listen(identifier, backlog);
     if (!error)
         identifier->state = SW_CM_LISTENING;
     sw_unlock();
-    return fail(error);
+    return sw_result(error);
 }
 
 static int cm_accept(struct rdma_cm_id *id, struct rdma_conn_param *parameters)
@@ -364,16 +251,15 @@ static int cm_accept(struct rdma_cm_id *id, struct rdma_conn_param *parameters)
     struct sw_identifier *identifier = sw_identifier_of(id);
 
     if (!id)
-        return fail(EINVAL);
+        return sw_result(EINVAL);
     sw_lock();
     int error = identifier->state == SW_CM_REQUESTED ? 0 : EINVAL;
     if (!error)
         error = keep_parameters(identifier, parameters);
     if (!error)
-        error = is_stream(identifier) ? sw_stream_accept(identifier)
-                                      : sw_service_accept(identifier);
+        error = identifier->space->accept(identifier);
     sw_unlock();
-    return fail(error);
+    return sw_result(error);
 }
 
 static int cm_reject(struct rdma_cm_id *id, const void *private_data, uint8_t length)
@@ -381,7 +267,7 @@ static int cm_reject(struct rdma_cm_id *id, const void *private_data, uint8_t le
     struct sw_identifier *identifier = sw_identifier_of(id);
 
     if (!id)
-        return fail(EINVAL);
+        return sw_result(EINVAL);
     sw_lock();
     int error = identifier->state == SW_CM_REQUESTED ? 0 : EINVAL;
     if (!error) {
@@ -389,12 +275,11 @@ static int cm_reject(struct rdma_cm_id *id, const void *private_data, uint8_t le
         if (private_data)
             memcpy(identifier->private_data, private_data, length);
         identifier->parameters.private_data = identifier->private_data;
-        error = is_stream(identifier) ? sw_stream_reject(identifier)
-                                      : sw_service_reject(identifier);
+        error = identifier->space->reject(identifier);
         identifier->state = SW_CM_DISCONNECTED; /* answered, even if the peer is gone */
     }
     sw_unlock();
-    return fail(error);
+    return sw_result(error);
 }
 
 static int cm_disconnect(struct rdma_cm_id *id)
@@ -402,18 +287,18 @@ static int cm_disconnect(struct rdma_cm_id *id)
     struct sw_identifier *identifier = sw_identifier_of(id);
 
     if (!id)
-        return fail(EINVAL);
+        return sw_result(EINVAL);
     sw_lock();
-    int error = is_stream(identifier) ? sw_stream_disconnect(identifier) : EINVAL;
+    int error = identifier->space->disconnect(identifier);
     sw_unlock();
-    return fail(error);
+    return sw_result(error);
 }
 
 /* CONNECT_RESPONSE, which rdma_establish answers, is not an event of iWARP. */
 static int establish(struct rdma_cm_id *id)
 {
     (void)id;
-    return fail(EINVAL);
+    return sw_result(EINVAL);
 }
 
 /* The stream tells by itself that the peer has been heard; so do the kernel's iWARP devices. */
@@ -424,26 +309,26 @@ static int notify(struct rdma_cm_id *id, enum ibv_event_type event)
 
     (void)event;
     if (!id)
-        return fail(EINVAL);
+        return sw_result(EINVAL);
     sw_lock();
-    if (is_stream(identifier) &&
+    if (sw_is_stream(identifier) &&
         (identifier->state == SW_CM_ACCEPTING || identifier->state == SW_CM_CONNECTED))
         error = 0;
     sw_unlock();
-    return fail(error);
+    return sw_result(error);
 }
 
 static int set_local_ece(struct rdma_cm_id *id, struct ibv_ece *ece)
 {
     (void)ece;
-    return fail(id ? EOPNOTSUPP : EINVAL);
+    return sw_result(id ? EOPNOTSUPP : EINVAL);
 }
 
 static int reject_ece(struct rdma_cm_id *id, const void *private_data, uint8_t length)
 {
     (void)private_data;
     (void)length;
-    return fail(id ? EOPNOTSUPP : EINVAL);
+    return sw_result(id ? EOPNOTSUPP : EINVAL);
 }
 
 /* -- options ----------------------------------------------------------------------------- */
@@ -468,7 +353,7 @@ static int set_identifiers_option(struct sw_identifier *identifier, int name, co
         identifier->has_tos = 1;
         return 0;
     case RDMA_OPTION_ID_ACK_TIMEOUT:
-        if (!is_stream(identifier) || number > MOST_TIMEOUT_EXPONENT)
+        if (!sw_is_stream(identifier) || number > MOST_TIMEOUT_EXPONENT)
             return EINVAL;
         identifier->ack_timeout = (uint8_t)number;
         identifier->has_ack_timeout = 1;
@@ -492,22 +377,19 @@ static int set_identifiers_option(struct sw_identifier *identifier, int name, co
 static int set_option(struct rdma_cm_id *id, int level, int name, void *value, size_t length)
 {
     if (!id || !value)
-        return fail(EINVAL);
+        return sw_result(EINVAL);
     if (level != RDMA_OPTION_ID)
-        return fail(ENOSYS);
+        return sw_result(ENOSYS);
     sw_lock();
     int error = set_identifiers_option(sw_identifier_of(id), name, value, length);
     sw_unlock();
-    return fail(error);
+    return sw_result(error);
 }
 
 void sw_fill_cm(struct aiordma_provider *table)
 {
     calls = table;
-    sw_fill_cm_events(table);
-    sw_fill_cm_addresses(table);
     table->create_id = create_id;
-    table->destroy_id = destroy_id;
     table->cm_create_qp = cm_create_qp;
     table->cm_destroy_qp = cm_destroy_qp;
     table->connect = cm_connect;

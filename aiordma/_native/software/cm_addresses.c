@@ -2,25 +2,13 @@
  * Addresses of identifiers: bound, checked against those of others, and resolved. The system's
  * own routes say which address leads where; nobody is asked.
  */
-#include "cm.h"
+#include "cm_addresses.h"
 
-#include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-static int fail(int error)
-{
-    if (!error)
-        return 0;
-    errno = error;
-    return -1;
-}
-
-static int is_stream(const struct sw_identifier *identifier)
-{
-    return identifier->ibv.ps == RDMA_PS_TCP;
-}
+#include "gids.h"
 
 /* -- compared ---------------------------------------------------------------------------- */
 
@@ -80,7 +68,7 @@ int sw_check_port(struct sw_identifier *identifier, int may_share)
     struct sockaddr *address = &identifier->ibv.route.addr.src_addr;
     in_port_t port = *sw_port_of(address);
 
-    for (struct sw_identifier *each = sw_device.identifiers; each; each = each->next) {
+    for (struct sw_identifier *each = sw_identifiers; each; each = each->next) {
         struct sockaddr *taken = &each->ibv.route.addr.src_addr;
         if (each == identifier || !each->has_port || each->ibv.ps != identifier->ibv.ps ||
             *sw_port_of(taken) != port)
@@ -103,7 +91,7 @@ static int is_loopback(const struct sw_identifier *identifier)
 {
     const struct sockaddr_in *four = &identifier->ibv.route.addr.src_sin;
 
-    return is_stream(identifier) && four->sin_family == AF_INET &&
+    return sw_is_stream(identifier) && four->sin_family == AF_INET &&
            ntohl(four->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
 }
 
@@ -159,7 +147,7 @@ int sw_bind_to(struct sw_identifier *identifier, const struct sockaddr *address)
     if (!error && *sw_port_of(&addresses->src_addr))
         error = sw_check_port(identifier, 1);
     if (!error)
-        error = is_stream(identifier) ? sw_stream_bind(identifier) : sw_service_bind(identifier);
+        error = identifier->space->bind(identifier);
     if (error) {
         memset(&addresses->src_storage, 0, sizeof(addresses->src_storage));
         identifier->ibv.verbs = NULL;
@@ -176,11 +164,11 @@ static int bind_addr(struct rdma_cm_id *id, struct sockaddr *address)
     struct sw_identifier *identifier = sw_identifier_of(id);
 
     if (!id || !sw_address_length(address))
-        return fail(EINVAL);
+        return sw_result(EINVAL);
     sw_lock();
     int error = identifier->state == SW_CM_IDLE ? sw_bind_to(identifier, address) : EINVAL;
     sw_unlock();
-    return fail(error);
+    return sw_result(error);
 }
 
 /* Which of our addresses leads to another: a connected UDP socket knows, and sends nothing. */
@@ -249,7 +237,7 @@ static int resolve_addr(struct rdma_cm_id *id, struct sockaddr *source,
     if (!id || !sw_address_length(destination) || lacks_scope(destination) ||
         (source && !sw_address_length(source)) ||
         (source && source->sa_family != destination->sa_family))
-        return fail(EINVAL);
+        return sw_result(EINVAL);
     sw_lock();
     if (identifier->state == SW_CM_IDLE) {
         if (source && (!is_wildcard(source) || *sw_port_of(source)))
@@ -258,33 +246,45 @@ static int resolve_addr(struct rdma_cm_id *id, struct sockaddr *source,
                id->route.addr.src_addr.sa_family != destination->sa_family) {
         error = EINVAL;
     }
+    struct sw_event *event = NULL;
+    if (!error) {
+        event = sw_new_event(identifier, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+        error = event ? 0 : ENOMEM;
+    }
     if (!error) {
         int reason = resolve(identifier, destination);
-        if (!reason)
+        if (reason) {
+            event->ibv.event = RDMA_CM_EVENT_ADDR_ERROR;
+            event->ibv.status = -reason;
+        } else {
             identifier->state = SW_CM_ADDRESS_RESOLVED;
-        sw_report_plain(identifier,
-                        reason ? RDMA_CM_EVENT_ADDR_ERROR : RDMA_CM_EVENT_ADDR_RESOLVED, -reason);
+        }
+        sw_report(event);
     }
     sw_unlock();
-    return fail(error);
+    return sw_result(error);
 }
 
 static int resolve_route(struct rdma_cm_id *id, int timeout_ms)
 {
     struct sw_identifier *identifier = sw_identifier_of(id);
-    int error = EINVAL;
+    struct sw_event *event = NULL;
 
     (void)timeout_ms;
     if (!id)
-        return fail(EINVAL);
+        return sw_result(EINVAL);
     sw_lock();
-    if (identifier->state == SW_CM_ADDRESS_RESOLVED) {
+    int error = identifier->state == SW_CM_ADDRESS_RESOLVED ? 0 : EINVAL;
+    if (!error) {
+        event = sw_new_event(identifier, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+        error = event ? 0 : ENOMEM;
+    }
+    if (!error) {
         identifier->state = SW_CM_ROUTE_RESOLVED;
-        sw_report_plain(identifier, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
-        error = 0;
+        sw_report(event);
     }
     sw_unlock();
-    return fail(error);
+    return sw_result(error);
 }
 
 void sw_fill_cm_addresses(struct aiordma_provider *table)

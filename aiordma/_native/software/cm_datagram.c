@@ -5,13 +5,15 @@
  *
  * A question is repeated until it is answered, and the same question is put to the program once.
  */
-#include "cm.h"
+#include "cm_datagram.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 
+#include "cm_addresses.h"
+#include "gids.h"
+#include "group.h"
 #include "sidr.h"
 #include "udp.h"
 
@@ -275,7 +277,7 @@ static int answer(struct sw_identifier *identifier, enum sw_sidr_status status)
     return 0;
 }
 
-int sw_service_accept(struct sw_identifier *identifier)
+static int accept_question(struct sw_identifier *identifier)
 {
     int error = answer(identifier, SW_SIDR_FOUND);
 
@@ -284,7 +286,7 @@ int sw_service_accept(struct sw_identifier *identifier)
     return error;
 }
 
-int sw_service_reject(struct sw_identifier *identifier)
+static int reject_question(struct sw_identifier *identifier)
 {
     return answer(identifier, SW_SIDR_REFUSED);
 }
@@ -314,14 +316,8 @@ static int ask(struct sw_identifier *identifier)
 /* The end without a queue pair: status is an errno, or what the peer answered. */
 static void give_up(struct sw_identifier *identifier, int status, const uint8_t *data)
 {
-    struct sw_event *event = sw_new_event(identifier, RDMA_CM_EVENT_UNREACHABLE, status);
+    struct sw_event *event = sw_last_event(identifier, RDMA_CM_EVENT_UNREACHABLE, status);
 
-    if (!event) {
-        /* Somebody waits for it: when there is memory again. */
-        identifier->service->failure = status < 0 ? -status : ENOMEM;
-        (void)sw_call_later(&identifier->timer, MOST_PATIENCE);
-        return;
-    }
     if (data)
         sw_set_private_data(event, data, SW_SIDR_REPLY_DATA);
     sw_cancel(&identifier->timer);
@@ -366,40 +362,13 @@ static void expired(struct sw_timer *timer)
     (void)sw_call_later(timer, patience < MOST_PATIENCE ? patience : MOST_PATIENCE);
 }
 
-int sw_service_connect(struct sw_identifier *identifier)
-{
-    struct rdma_addr *addresses = &identifier->ibv.route.addr;
-
-    if (identifier->parameters.private_data_len > SW_SIDR_REQUEST_DATA)
-        return EINVAL;
-    int error = identifier->service ? 0 : sw_service_bind(identifier);
-    if (error)
-        return error;
-    struct sw_service *service = identifier->service;
-    memset(&service->way, 0, sizeof(service->way));
-    read_address(&addresses->src_addr, &service->way.path.source);
-    read_address(&addresses->dst_addr, &service->way.path.destination);
-    service->way.path.destination_port = ntohs(*sw_port_of(&addresses->dst_addr));
-    service->way.path.hop_limit = HOP_LIMIT;
-    service->way.path.traffic_class = identifier->has_tos ? identifier->tos : 0;
-    service->way.interface = scope_of(&addresses->dst_addr);
-    if (!service->way.interface)
-        service->way.interface = scope_of(&addresses->src_addr);
-    sw_random(&service->transaction, sizeof(service->transaction));
-    sw_random(&service->number, sizeof(service->number));
-    service->tries = 0;
-    service->failure = 0;
-    identifier->timer.expired = expired;
-    return sw_call_later(&identifier->timer, 0);
-}
-
 /* Who asked this; the port may be shared, so that the answer came to somebody else. */
 static struct sw_identifier *find_asking(const struct sw_sidr_reply *reply,
                                          const struct in6_addr *peer)
 {
     struct sw_identifier *each;
 
-    for (each = sw_device.identifiers; each; each = each->next) {
+    for (each = sw_identifiers; each; each = each->next) {
         const struct sw_service *service = each->service;
         if (service && each->state == SW_CM_CONNECTING && service->number == reply->number &&
             service->transaction == reply->transaction &&
@@ -504,7 +473,7 @@ static void ready(struct sw_watch *watch, uint32_t events)
     }
 }
 
-int sw_service_bind(struct sw_identifier *identifier)
+static int take_port(struct sw_identifier *identifier)
 {
     struct sockaddr *address = &identifier->ibv.route.addr.src_addr;
     struct sw_service *service = calloc(1, sizeof(*service));
@@ -531,7 +500,34 @@ int sw_service_bind(struct sw_identifier *identifier)
     return 0;
 }
 
-int sw_service_listen(struct sw_identifier *identifier, int backlog)
+static int begin_asking(struct sw_identifier *identifier)
+{
+    struct rdma_addr *addresses = &identifier->ibv.route.addr;
+
+    if (identifier->parameters.private_data_len > SW_SIDR_REQUEST_DATA)
+        return EINVAL;
+    int error = identifier->service ? 0 : take_port(identifier);
+    if (error)
+        return error;
+    struct sw_service *service = identifier->service;
+    memset(&service->way, 0, sizeof(service->way));
+    read_address(&addresses->src_addr, &service->way.path.source);
+    read_address(&addresses->dst_addr, &service->way.path.destination);
+    service->way.path.destination_port = ntohs(*sw_port_of(&addresses->dst_addr));
+    service->way.path.hop_limit = HOP_LIMIT;
+    service->way.path.traffic_class = identifier->has_tos ? identifier->tos : 0;
+    service->way.interface = scope_of(&addresses->dst_addr);
+    if (!service->way.interface)
+        service->way.interface = scope_of(&addresses->src_addr);
+    sw_random(&service->transaction, sizeof(service->transaction));
+    sw_random(&service->number, sizeof(service->number));
+    service->tries = 0;
+    service->failure = 0;
+    identifier->timer.expired = expired;
+    return sw_call_later(&identifier->timer, 0);
+}
+
+static int hear_questions(struct sw_identifier *identifier, int backlog)
 {
     struct sw_service *service = identifier->service;
 
@@ -544,10 +540,11 @@ int sw_service_listen(struct sw_identifier *identifier, int backlog)
     return 0;
 }
 
-void sw_service_forget(struct sw_identifier *identifier)
+static void forget(struct sw_identifier *identifier)
 {
     struct sw_service *service = identifier->service;
 
+    sw_groups_forget(identifier);
     if (!service)
         return;
     if (identifier->state == SW_CM_REQUESTED) {
@@ -556,7 +553,7 @@ void sw_service_forget(struct sw_identifier *identifier)
     }
     identifier->service = NULL;
     if (service->backlog)
-        for (struct sw_identifier *each = sw_device.identifiers; each; each = each->next)
+        for (struct sw_identifier *each = sw_identifiers; each; each = each->next)
             if (each->service && each->service->listener == identifier)
                 each->service->listener = NULL;
     if (service->is_open) {
@@ -566,3 +563,28 @@ void sw_service_forget(struct sw_identifier *identifier)
     free(service->answers);
     free(service);
 }
+
+/* There is no connection to end, and the backlog counts what is in the channel. */
+static int disconnect(struct sw_identifier *identifier)
+{
+    (void)identifier;
+    return EINVAL;
+}
+
+static void do_nothing(struct sw_identifier *identifier)
+{
+    (void)identifier;
+}
+
+const struct sw_port_space sw_datagram_space = {
+    .bind = take_port,
+    .listen = hear_questions,
+    .connect = begin_asking,
+    .accept = accept_question,
+    .reject = reject_question,
+    .disconnect = disconnect,
+    .request_taken = do_nothing,
+    .forget = forget,
+    .forked = do_nothing, /* its socket is watched, and closed for that */
+    .told = {.heard = do_nothing, .ended = do_nothing, .lost = sw_lose_queue_pair},
+};

@@ -1,19 +1,21 @@
 /*
- * The TCP port space's passive side. A listener hears out whoever connects: when the request has
+ * The TCP port space: its passive side, and the whole of it. A listener hears out whoever connects: when the request has
  * come it becomes an identifier, which the program accepts or rejects. Who says nothing is
  * dropped after a while, and the program never learns of it.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* accept4 */
 #endif
-#include "cm_stream.h"
+#include "cm_listen.h"
 
-#include <errno.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "cm_addresses.h"
+#include "cm_stream.h"
 
 enum {
     REQUEST_MILLISECONDS = 10000, /* for a peer's request to come, once TCP connected */
@@ -231,7 +233,7 @@ static void accept_some(struct sw_watch *watch, uint32_t events)
     }
 }
 
-int sw_stream_listen(struct sw_identifier *identifier, int backlog)
+static int start_listening(struct sw_identifier *identifier, int backlog)
 {
     struct sw_connection *connection = identifier->connection;
 
@@ -243,7 +245,7 @@ int sw_stream_listen(struct sw_identifier *identifier, int backlog)
     return sw_watch(&connection->watch, connection->fd, EPOLLIN);
 }
 
-void sw_stream_request_taken(struct sw_identifier *listener)
+static void request_taken(struct sw_identifier *listener)
 {
     if (listener->connection && listener->connection->waiting) {
         listener->connection->waiting--;
@@ -289,7 +291,7 @@ static int answer_yes(struct sw_identifier *identifier, struct sw_terms *terms)
     return sw_write_handshake(connection, &reply);
 }
 
-int sw_stream_accept(struct sw_identifier *identifier)
+static int accept_request(struct sw_identifier *identifier)
 {
     struct sw_connection *connection = identifier->connection;
     struct sw_terms terms;
@@ -328,7 +330,7 @@ int sw_stream_accept(struct sw_identifier *identifier)
     return 0;
 }
 
-int sw_stream_reject(struct sw_identifier *identifier)
+static int reject_request(struct sw_identifier *identifier)
 {
     struct sw_connection *connection = identifier->connection;
     struct sw_mpa reply = reply_to(&connection->peer);
@@ -345,7 +347,10 @@ int sw_stream_reject(struct sw_identifier *identifier)
     return error == EPIPE ? ECONNRESET : error;
 }
 
-void sw_forget_handshakes(struct sw_connection *connection)
+/* -- the end of an identifier ------------------------------------------------------------------- */
+
+/* A listener goes: those that it hears out are reset. */
+static void forget_handshakes(struct sw_connection *connection)
 {
     while (connection->handshakes) {
         struct sw_connection *handshake = connection->handshakes;
@@ -354,3 +359,49 @@ void sw_forget_handshakes(struct sw_connection *connection)
         free(handshake);
     }
 }
+
+static void forget(struct sw_identifier *identifier)
+{
+    struct sw_connection *connection = identifier->connection;
+    enum sw_cm_state before = identifier->state;
+
+    if (!connection)
+        return;
+    forget_handshakes(connection);
+    if (before == SW_CM_REQUESTED) {
+        identifier->parameters.private_data_len = 0;
+        reject_request(identifier); /* whoever waits is told no */
+    }
+    sw_close_connection(connection);
+    identifier->state = SW_CM_DISCONNECTED; /* the stream's end is nobody's news any more */
+    struct sw_queue_pair *pair = connection->pair;
+    if (pair) {
+        sw_detach_pair(identifier);
+        if (before == SW_CM_CONNECTED || before == SW_CM_ACCEPTING || before == SW_CM_CONNECTING)
+            sw_queue_pair_failed(pair);
+    }
+    identifier->connection = NULL;
+    free(connection);
+}
+
+static void forked(struct sw_identifier *identifier)
+{
+    const struct sw_connection *connection = identifier->connection;
+
+    /* Those that are watched are the engine's to close. */
+    if (connection && connection->fd >= 0 && !connection->watch.slot)
+        close(connection->fd);
+}
+
+const struct sw_port_space sw_stream_space = {
+    .bind = sw_stream_bind,
+    .listen = start_listening,
+    .connect = sw_stream_connect,
+    .accept = accept_request,
+    .reject = reject_request,
+    .disconnect = sw_stream_disconnect,
+    .request_taken = request_taken,
+    .forget = forget,
+    .forked = forked,
+    .told = {sw_stream_heard, sw_stream_ended, sw_stream_lost_queue_pair},
+};

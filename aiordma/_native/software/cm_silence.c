@@ -14,7 +14,7 @@
 #include <sys/socket.h>
 #include <time.h>
 
-#include "cm_stream.h"
+#include "cm_silence.h"
 #include "stream.h"
 
 enum {
@@ -25,6 +25,7 @@ enum {
 };
 
 static struct sw_timer next_look;
+static struct sw_silence *silences;
 
 static uint64_t now(void)
 {
@@ -35,21 +36,14 @@ static uint64_t now(void)
 }
 
 /* 4.096 us x 2^n, and as often again as it may be retried. */
-static uint64_t patience_of(const struct sw_identifier *identifier)
+static uint64_t patience_of(uint8_t ack_timeout, uint8_t retry_count)
 {
-    uint64_t once = ((uint64_t)4096 << identifier->ack_timeout) / 1000000;
-    uint64_t all = once * (identifier->parameters.retry_count + 1u);
+    uint64_t once = ((uint64_t)4096 << ack_timeout) / 1000000;
+    uint64_t all = once * (retry_count + 1u);
 
     if (all < LEAST_MILLISECONDS)
         return LEAST_MILLISECONDS;
     return all < MOST_MILLISECONDS ? all : MOST_MILLISECONDS;
-}
-
-static int is_looked_at(const struct sw_identifier *identifier)
-{
-    return identifier->has_ack_timeout && identifier->ack_timeout &&
-           identifier->ibv.ps == RDMA_PS_TCP && identifier->state == SW_CM_CONNECTED &&
-           identifier->connection->pair && identifier->connection->pair->stream;
 }
 
 static void try_option(int fd, int level, int name, int value)
@@ -60,15 +54,15 @@ static void try_option(int fd, int level, int name, int value)
 }
 
 /* TCP asks about each second, and it is for us to give up. */
-static void set_asking(struct sw_connection *connection, int asks)
+static void set_asking(struct sw_silence *silence, int asks)
 {
-    int fd = connection->pair->stream->fd;
+    int fd = silence->pair->stream->fd;
 
-    if (connection->asks == asks)
+    if (silence->asks == asks)
         return;
-    connection->asks = asks;
+    silence->asks = asks;
     if (asks) {
-        int seconds = (int)(patience_of(connection->identifier) / 1000);
+        int seconds = (int)(silence->patience / 1000);
         try_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1);
         try_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1 + seconds / MOST_QUESTIONS);
         try_option(fd, IPPROTO_TCP, TCP_KEEPCNT, MOST_QUESTIONS);
@@ -88,46 +82,67 @@ static int is_silent(const struct sw_queue_pair *pair, uint64_t time, uint64_t *
     return info.tcpi_retransmits || info.tcpi_probes;
 }
 
+static void look_at(struct sw_silence *silence, uint64_t time)
+{
+    int is_due = silence->pair->oldest != silence->pair->end;
+    uint64_t since;
+
+    set_asking(silence, is_due);
+    if (!is_due || !is_silent(silence->pair, time, &since)) {
+        silence->since = 0;
+        return;
+    }
+    /* Before there was something to answer it may well have said nothing for hours. */
+    if (!silence->since)
+        silence->since = time;
+    else if (silence->since < since)
+        silence->since = since;
+    if (time - silence->since >= silence->patience)
+        sw_stream_broken(silence->pair->stream, ETIMEDOUT);
+}
+
 static void look(struct sw_timer *timer)
 {
-    uint64_t time = now(), since;
-    int goes_on = 0;
+    uint64_t time = now();
 
-    for (struct sw_identifier *each = sw_device.identifiers; each; each = each->next) {
-        if (!is_looked_at(each))
-            continue;
-        struct sw_connection *connection = each->connection;
-        goes_on = 1;
-        int is_due = connection->pair->oldest != connection->pair->end;
-        set_asking(connection, is_due);
-        if (!is_due || !is_silent(connection->pair, time, &since)) {
-            connection->silent_since = 0;
-            continue;
-        }
-        /* Before there was something to answer it may well have said nothing for hours. */
-        if (!connection->silent_since)
-            connection->silent_since = time;
-        else if (connection->silent_since < since)
-            connection->silent_since = since;
-        if (time - connection->silent_since >= patience_of(each))
-            sw_stream_broken(connection->pair->stream, ETIMEDOUT);
+    /* One that is broken leaves the list. */
+    for (struct sw_silence *each = silences, *next; each; each = next) {
+        next = each->next;
+        if (each->pair->stream)
+            look_at(each, time);
     }
-    if (goes_on && sw_call_later(timer, LOOK_MILLISECONDS)) {
+    if (silences && sw_call_later(timer, LOOK_MILLISECONDS)) {
         /* The engine runs: this is its own call. */
     }
 }
 
-void sw_look_for_silence(struct sw_identifier *identifier)
+void sw_look_for_silence(struct sw_silence *silence, struct sw_queue_pair *pair,
+                         uint8_t ack_timeout, uint8_t retry_count)
 {
-    if (next_look.deadline || !is_looked_at(identifier))
-        return;
+    *silence = (struct sw_silence){
+        .next = silences,
+        .pair = pair,
+        .patience = patience_of(ack_timeout, retry_count),
+    };
+    silences = silence;
     next_look.expired = look;
-    if (sw_call_later(&next_look, LOOK_MILLISECONDS)) {
+    if (!next_look.deadline && sw_call_later(&next_look, LOOK_MILLISECONDS)) {
         /* The engine runs, or there would be no connection. */
     }
+}
+
+void sw_stop_looking(struct sw_silence *silence)
+{
+    struct sw_silence **link = &silences;
+
+    while (*link && *link != silence)
+        link = &(*link)->next;
+    if (*link)
+        *link = silence->next;
 }
 
 void sw_silence_forked(void)
 {
     next_look.deadline = 0;
+    silences = NULL;
 }

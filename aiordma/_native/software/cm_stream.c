@@ -10,7 +10,6 @@
  */
 #include "cm_stream.h"
 
-#include <errno.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +17,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "cm_addresses.h"
 #include "faults.h"
+#include "gids.h"
 
 enum {
     REPLY_MILLISECONDS = 60000, /* for a peer to accept, TCP's connecting included */
@@ -224,6 +225,7 @@ void sw_detach_pair(struct sw_identifier *identifier)
 
     if (connection->pair && connection->pair != (struct sw_queue_pair *)identifier->ibv.qp)
         connection->pair->identifier = NULL; /* the program's own; ours stays with us */
+    sw_stop_looking(&connection->silence);
     connection->pair = NULL;
 }
 
@@ -236,8 +238,7 @@ static void give_up(struct sw_identifier *identifier, struct sw_event *event)
     sw_close_connection(identifier->connection);
     sw_detach_pair(identifier);
     identifier->state = SW_CM_DISCONNECTED;
-    if (event)
-        sw_report(event);
+    sw_report(event);
     if (pair)
         sw_queue_pair_failed(pair);
 }
@@ -262,7 +263,7 @@ static void give_up_for(struct sw_identifier *identifier, int error)
 {
     if (error == EPIPE)
         error = ECONNRESET;
-    give_up(identifier, sw_new_event(identifier, event_of_error(error), -error));
+    give_up(identifier, sw_last_event(identifier, event_of_error(error), -error));
 }
 
 void sw_took_too_long(struct sw_timer *timer)
@@ -274,7 +275,7 @@ void sw_took_too_long(struct sw_timer *timer)
     } else if (identifier->state == SW_CM_ACCEPTING) {
         struct sw_queue_pair *pair = identifier->connection->pair;
         identifier->state = SW_CM_DISCONNECTED;
-        sw_report_plain(identifier, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT);
+        sw_report_last(identifier, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT);
         if (pair)
             sw_queue_pair_failed(pair);
     }
@@ -293,7 +294,7 @@ int sw_attach_pair(struct sw_identifier *identifier)
         (pair->identifier && pair->identifier != identifier))
         return EINVAL;
     identifier->connection->pair = pair;
-    pair->identifier = identifier;
+    sw_give_queue_pair(identifier, pair);
     return 0;
 }
 
@@ -301,16 +302,22 @@ void sw_report_established(struct sw_identifier *identifier, const struct sw_ter
                                int has_data)
 {
     struct sw_event *event = sw_new_event(identifier, RDMA_CM_EVENT_ESTABLISHED, 0);
-    const struct sw_mpa *peer = &identifier->connection->peer;
+    struct sw_connection *connection = identifier->connection;
+    const struct sw_mpa *peer = &connection->peer;
 
-    if (!event)
+    if (!event) {
+        /* A program that cannot be told that it is connected is not. */
+        give_up(identifier, sw_last_event(identifier, RDMA_CM_EVENT_CONNECT_ERROR, -ENOMEM));
         return;
+    }
     event->ibv.param.conn.responder_resources = (uint8_t)terms->inbound_depth;
     event->ibv.param.conn.initiator_depth = (uint8_t)terms->outbound_depth;
     if (has_data)
         sw_set_private_data(event, peer->private_data, peer->private_size);
     sw_report(event);
-    sw_look_for_silence(identifier);
+    if (identifier->has_ack_timeout && identifier->ack_timeout)
+        sw_look_for_silence(&connection->silence, connection->pair, identifier->ack_timeout,
+                            identifier->parameters.retry_count);
 }
 
 /* What the accepting side said, and whether that suits us. */
@@ -342,10 +349,9 @@ static int agree(struct sw_identifier *identifier, struct sw_terms *terms)
 static void was_rejected(struct sw_identifier *identifier)
 {
     const struct sw_mpa *peer = &identifier->connection->peer;
-    struct sw_event *event = sw_new_event(identifier, RDMA_CM_EVENT_REJECTED, -ECONNREFUSED);
+    struct sw_event *event = sw_last_event(identifier, RDMA_CM_EVENT_REJECTED, -ECONNREFUSED);
 
-    if (event)
-        sw_set_private_data(event, peer->private_data, peer->private_size);
+    sw_set_private_data(event, peer->private_data, peer->private_size);
     give_up(identifier, event);
 }
 
@@ -525,7 +531,7 @@ int sw_stream_connect(struct sw_identifier *identifier)
 
 /* -- connected, and over ----------------------------------------------------------------------- */
 
-void sw_identifier_heard(struct sw_identifier *identifier)
+void sw_stream_heard(struct sw_identifier *identifier)
 {
     struct sw_terms terms = {0};
 
@@ -538,7 +544,7 @@ void sw_identifier_heard(struct sw_identifier *identifier)
     sw_report_established(identifier, &terms, 0);
 }
 
-void sw_identifier_ended(struct sw_identifier *identifier)
+void sw_stream_ended(struct sw_identifier *identifier)
 {
     enum sw_cm_state before = identifier->state;
 
@@ -548,9 +554,9 @@ void sw_identifier_ended(struct sw_identifier *identifier)
     sw_detach_pair(identifier);
     identifier->state = SW_CM_DISCONNECTED;
     if (before == SW_CM_CONNECTED)
-        sw_report_plain(identifier, RDMA_CM_EVENT_DISCONNECTED, 0);
+        sw_report_last(identifier, RDMA_CM_EVENT_DISCONNECTED, 0);
     else
-        sw_report_plain(identifier, RDMA_CM_EVENT_CONNECT_ERROR, -ECONNRESET);
+        sw_report_last(identifier, RDMA_CM_EVENT_CONNECT_ERROR, -ECONNRESET);
 }
 
 int sw_stream_disconnect(struct sw_identifier *identifier)
@@ -567,43 +573,14 @@ void sw_stream_lost_queue_pair(struct sw_identifier *identifier)
 {
     struct sw_connection *connection = identifier->connection;
 
+    sw_lose_queue_pair(identifier);
     if (!connection || !connection->pair)
         return;
     connection->pair->identifier = NULL;
+    sw_stop_looking(&connection->silence);
     connection->pair = NULL;
     if (identifier->state == SW_CM_CONNECTING)
         give_up_for(identifier, ECONNABORTED);
     else
-        sw_identifier_ended(identifier);
-}
-
-void sw_stream_forget(struct sw_identifier *identifier)
-{
-    struct sw_connection *connection = identifier->connection;
-    enum sw_cm_state before = identifier->state;
-
-    if (!connection)
-        return;
-    sw_forget_handshakes(connection);
-    if (before == SW_CM_REQUESTED) {
-        identifier->parameters.private_data_len = 0;
-        sw_stream_reject(identifier); /* whoever waits is told no */
-    }
-    sw_close_connection(connection);
-    identifier->state = SW_CM_DISCONNECTED; /* the stream's end is nobody's news any more */
-    struct sw_queue_pair *pair = connection->pair;
-    if (pair) {
-        sw_detach_pair(identifier);
-        if (before == SW_CM_CONNECTED || before == SW_CM_ACCEPTING || before == SW_CM_CONNECTING)
-            sw_queue_pair_failed(pair);
-    }
-    identifier->connection = NULL;
-    free(connection);
-}
-
-void sw_stream_forked(struct sw_identifier *identifier)
-{
-    /* Those that are watched are the engine's to close. */
-    if (identifier->connection->fd >= 0 && !identifier->connection->watch.slot)
-        close(identifier->connection->fd);
+        sw_stream_ended(identifier);
 }

@@ -1,11 +1,13 @@
 /*
- * The TCP port space: what cm_stream.c (the side that connects), cm_listen.c (the side that
- * listens, and accepts) and cm_silence.c share.
+ * The TCP port space: what both sides have in common, and the side that connects; for cm_listen.c,
+ * the side that listens and accepts.
  */
 #ifndef AIORDMA_SOFTWARE_CM_STREAM_H
 #define AIORDMA_SOFTWARE_CM_STREAM_H
 
-#include "cm.h"
+#include "cm_silence.h"
+#include "connected.h"
+#include "identifier.h"
 #include "mpa.h"
 
 /* Of an identifier, or, until its request has come, of a peer that a listener hears out. */
@@ -18,8 +20,7 @@ struct sw_connection {
     uint8_t frame[SW_MPA_MOST];
     size_t arrived;
     struct sw_mpa peer; /* what it said, in frame */
-    uint64_t silent_since; /* cm_silence.c's, */
-    int asks;              /* and this */
+    struct sw_silence silence; /* while it is connected */
 
     /* a listener's */
     struct sw_connection *handshakes; /* of peers whose request has not come */
@@ -54,11 +55,13 @@ int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *ter
 void sw_report_established(struct sw_identifier *identifier, const struct sw_terms *terms,
                            int has_data);
 void sw_took_too_long(struct sw_timer *timer); /* an identifier's */
-/* cm_silence.c: it is connected. From now on, until it no longer is, a dead peer is noticed. */
-void sw_look_for_silence(struct sw_identifier *identifier);
-void sw_silence_forked(void);
-/* A listener goes: those that it hears out are reset. */
-void sw_forget_handshakes(struct sw_connection *listener);
+/* Its part of the port space; cm_listen.c has the rest. */
+int sw_stream_bind(struct sw_identifier *identifier);
+int sw_stream_connect(struct sw_identifier *identifier);
+int sw_stream_disconnect(struct sw_identifier *identifier);
+void sw_stream_heard(struct sw_identifier *identifier);
+void sw_stream_ended(struct sw_identifier *identifier);
+void sw_stream_lost_queue_pair(struct sw_identifier *identifier);
 
 static inline uint16_t sw_depth_of(uint8_t asked)
 {

@@ -1,12 +1,14 @@
 /*
  * Completion channels and queues: a ring of completions, an event for the one that was asked for.
  */
-#include "faults.h"
+#include "completion.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "faults.h"
 
 static struct sw_queue *queue_of(struct ibv_cq *queue)
 {

@@ -3,7 +3,7 @@
  * port is the low half of its number, and one more for each multicast group that it is attached
  * to. What cannot be sent, or meets no receive, is dropped without a word, as datagrams may.
  */
-#include "cm.h"
+#include "datagram.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -11,6 +11,8 @@
 #include <string.h>
 #include <sys/epoll.h>
 
+#include "engine.h"
+#include "gids.h"
 #include "udp.h"
 
 enum {
@@ -186,7 +188,7 @@ static enum ibv_wc_status send_one(struct sw_queue_pair *pair, const struct sw_s
     return IBV_WC_SUCCESS;
 }
 
-void sw_datagrams_transmit(struct sw_queue_pair *pair)
+static void transmit(struct sw_queue_pair *pair)
 {
     while (pair->ibv.state == IBV_QPS_RTS && pair->next_send != pair->end) {
         struct sw_send *send = &pair->sends[pair->next_send % pair->send_size];
@@ -306,7 +308,7 @@ static uint32_t number_at(uint16_t port)
     return 0;
 }
 
-int sw_datagrams_open(struct sw_queue_pair *pair)
+static int open_pair(struct sw_queue_pair *pair)
 {
     struct sw_datagrams *datagrams = calloc(1, sizeof(*datagrams));
 
@@ -341,7 +343,7 @@ static void detach(struct attachment **link)
     free(attachment);
 }
 
-void sw_datagrams_close(struct sw_queue_pair *pair)
+static void close_pair(struct sw_queue_pair *pair)
 {
     struct sw_datagrams *datagrams = pair->datagrams;
 
@@ -367,16 +369,15 @@ static struct attachment **find_attachment(struct sw_datagrams *datagrams,
     return link;
 }
 
-/* The interface of the address that the queue pair's identifier is bound to; 0: it has none. */
+/* The interface of the queue pair's address; 0: it has none. */
 static uint32_t interface_of(const struct sw_queue_pair *pair)
 {
+    static const union ibv_gid none;
     struct ibv_gid_entry entry;
-    union ibv_gid gid;
 
-    if (!pair->identifier)
+    if (!memcmp(&pair->source, &none, sizeof(none)))
         return 0;
-    sw_gid_of(&pair->identifier->ibv.route.addr.src_addr, &gid);
-    int index = sw_gid_index(&gid);
+    int index = sw_gid_index(&pair->source);
     return index >= 0 && !sw_gid_entry(index, &entry) ? entry.ndev_ifindex : 0;
 }
 
@@ -478,6 +479,20 @@ static int detach_mcast(struct ibv_qp *queue_pair, const union ibv_gid *gid, uin
     sw_unlock();
     return error;
 }
+
+/* A datagram that meets no receive is dropped, and nothing ends with the queue pair's state. */
+static void do_nothing(struct sw_queue_pair *pair)
+{
+    (void)pair;
+}
+
+const struct sw_transport sw_datagram_transport = {
+    .open = open_pair,
+    .close = close_pair,
+    .transmit = transmit,
+    .resume = do_nothing,
+    .end = do_nothing,
+};
 
 void sw_fill_datagram(struct aiordma_provider *table)
 {

@@ -2,7 +2,7 @@
  * The engine: one thread that waits for sockets and timers, and serves them with the device's
  * lock held. It starts with the first watch or timer and lives as long as the process.
  */
-#include "software.h"
+#include "engine.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -4,7 +4,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* preadv2 */
 #endif
-#include "software.h"
+#include "events.h"
 
 #include <errno.h>
 #include <fcntl.h>

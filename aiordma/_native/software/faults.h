@@ -2,7 +2,7 @@
 #ifndef AIORDMA_SOFTWARE_FAULTS_H
 #define AIORDMA_SOFTWARE_FAULTS_H
 
-#include "software.h"
+#include "device.h"
 
 #include "../declarations/faults.h"
 

@@ -10,12 +10,15 @@
  * everything else belongs to one of those. The table's functions are entered through the guards
  * below, the inline functions of verbs.h through operations that the child replaces.
  */
-#include "cm.h"
-
-#include "../event_subjects.h"
+#include "fork.h"
 
 #include <errno.h>
 #include <string.h>
+
+#include "../event_subjects.h"
+#include "cm_silence.h"
+#include "gids.h"
+#include "identifier.h"
 
 static struct aiordma_provider inner; /* what the rooms filled in */
 
@@ -370,11 +373,11 @@ static void in_child(void)
         refuse_all(&context->verbs);
     sw_device.generation++;
     sw_device.contexts = sw_device.manager = NULL;
-    sw_device.identifiers = NULL;
     memset(&sw_device.counts, 0, sizeof(sw_device.counts));
     sw_engine_forked();
-    sw_device_forked();
+    sw_gids_forked();
     sw_identifiers_forked();
+    sw_silence_forked();
     sw_memory_forked();
     sw_queue_pairs_forked();
 }

@@ -3,12 +3,13 @@
  * the host's own affair (IGMP, MLD), and the way to a group is the group's address itself, IPv4's
  * as ::ffff:a.b.c.d.
  */
-#include "cm.h"
+#include "group.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "datagram.h"
+#include "gids.h"
 #include "udp.h"
 
 enum { HOP_LIMIT = 64 };
@@ -21,14 +22,6 @@ struct sw_membership {
     struct sw_udp udp;
     struct sw_watch watch; /* nothing comes: but what is watched is closed in a fork's child */
 };
-
-static int fail(int error)
-{
-    if (!error)
-        return 0;
-    errno = error;
-    return -1;
-}
 
 static struct sw_membership **find(struct sw_identifier *identifier, const union ibv_gid *group)
 {
@@ -145,7 +138,7 @@ static int join_group(struct rdma_cm_id *id, const struct sockaddr *address, int
     union ibv_gid group;
 
     if (!id)
-        return fail(EINVAL);
+        return sw_result(EINVAL);
     sw_lock();
     int error = id->ps == RDMA_PS_UDP && id->verbs && (identifier->state == SW_CM_BOUND ||
                                                        identifier->state == SW_CM_ADDRESS_RESOLVED)
@@ -156,7 +149,7 @@ static int join_group(struct rdma_cm_id *id, const struct sockaddr *address, int
     if (!error)
         error = join(identifier, &group, send_only, context);
     sw_unlock();
-    return fail(error);
+    return sw_result(error);
 }
 
 static int join_multicast(struct rdma_cm_id *id, struct sockaddr *group, void *context)
@@ -170,10 +163,10 @@ static int join_multicast_ex(struct rdma_cm_id *id, struct rdma_cm_join_mc_attr_
     const uint32_t needed = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
 
     if (!attr || attr->comp_mask != needed)
-        return fail(attr && attr->comp_mask & ~needed ? EOPNOTSUPP : EINVAL);
+        return sw_result(attr && attr->comp_mask & ~needed ? EOPNOTSUPP : EINVAL);
     if (attr->join_flags != RDMA_MC_JOIN_FLAG_FULLMEMBER &&
         attr->join_flags != RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER)
-        return fail(EINVAL);
+        return sw_result(EINVAL);
     return join_group(id, attr->addr, attr->join_flags == RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER,
                       context);
 }
@@ -184,7 +177,7 @@ static int leave_multicast(struct rdma_cm_id *id, struct sockaddr *address)
     union ibv_gid group;
 
     if (!id)
-        return fail(EINVAL);
+        return sw_result(EINVAL);
     sw_lock();
     int error = group_of(identifier, address, &group);
     if (!error && !*find(identifier, &group))
@@ -194,7 +187,7 @@ static int leave_multicast(struct rdma_cm_id *id, struct sockaddr *address)
         sw_drop_group_events(identifier, &group);
     }
     sw_unlock();
-    return fail(error);
+    return sw_result(error);
 }
 
 void sw_groups_forget(struct sw_identifier *identifier)

@@ -1,7 +1,7 @@
 /*
  * Memory regions and windows, the keys by which they are reached, and the checks on every reach.
  */
-#include "software.h"
+#include "memory.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
  * posted receive, a region, the parts of a READ. Every number in them is a peer's, and a peer may
  * be hostile.
  */
-#include "stream.h"
+#include "receive.h"
 
 #include <arpa/inet.h>
 #include <endian.h>
@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 
 #include "crc32c.h"
+#include "transmit.h"
 
 /* From here on, payload is read straight into its place instead of by way of the buffer. */
 enum { WORTH_IT = 2048, MOST_READS = 32 };
@@ -630,7 +631,9 @@ static int go_on(struct sw_stream *stream)
     if (!stream->has_heard) {
         stream->has_heard = 1;
         if (stream->pair->identifier)
-            sw_identifier_heard(stream->pair->identifier);
+            stream->pair->told->heard(stream->pair->identifier);
+        if (!stream->pair)
+            return -1;
     }
     return end(stream, payload) ? -1 : 1;
 }

@@ -1,11 +1,13 @@
 /*
  * Receives: the ring that a queue pair has of its own, and the shared receive queues.
  */
-#include "faults.h"
+#include "shared_receive.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "faults.h"
 
 /* -- rings of receives ----------------------------------------------------------------------- */
 
@@ -207,19 +209,48 @@ static int destroy_srq(struct ibv_srq *queue)
     return 0;
 }
 
+int sw_shared_take(struct sw_shared_receive *shared, struct sw_receive *to)
+{
+    if (!sw_receives_take(&shared->receives, to))
+        return 0;
+    if (shared->limit && shared->receives.count < shared->limit) {
+        shared->limit = 0;
+        sw_raise_shared_receive(&shared->ibv, IBV_EVENT_SRQ_LIMIT_REACHED);
+    }
+    return 1;
+}
+
+void sw_shared_await(struct sw_shared_receive *shared, struct sw_waiter *waiter)
+{
+    struct sw_waiter **link = &shared->waiting;
+
+    while (*link)
+        link = &(*link)->next;
+    waiter->next = NULL;
+    *link = waiter;
+}
+
+void sw_shared_leave(struct sw_shared_receive *shared, struct sw_waiter *waiter)
+{
+    struct sw_waiter **link = &shared->waiting;
+
+    while (*link && *link != waiter)
+        link = &(*link)->next;
+    if (*link)
+        *link = waiter->next;
+}
+
 /*
  * Messages were held back for want of a receive. Who takes its turn takes a receive, or does not
  * come back to the list, or comes back since there is none left: so this ends.
  */
 static void resume(struct sw_shared_receive *shared)
 {
-    struct sw_queue_pair *pair;
+    struct sw_waiter *waiter;
 
-    while (shared->receives.count && (pair = shared->waiting)) {
-        shared->waiting = pair->next_waiting;
-        pair->next_waiting = NULL;
-        pair->is_waiting = 0;
-        sw_stream_resume(pair);
+    while (shared->receives.count && (waiter = shared->waiting)) {
+        shared->waiting = waiter->next;
+        waiter->resume(waiter);
     }
 }
 

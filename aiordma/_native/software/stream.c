@@ -1,12 +1,11 @@
 /*
- * Streams: how they begin, what they wait for, and how they end. A stream outlives its queue pair
- * for a while: closing a TCP socket that still has something to be read resets the connection,
- * and would take from the peer what it has not read yet.
+ * Streams: what they wait for, and how they end. A stream outlives its queue pair for a while:
+ * closing a TCP socket that still has something to be read resets the connection, and would take
+ * from the peer what it has not read yet.
  */
 #include "stream.h"
 
-#include "faults.h"
-
+#include <endian.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,19 +13,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { LINGER_MILLISECONDS = 2000, HEARING_MILLISECONDS = 150 };
+#include "crc32c.h"
+#include "faults.h"
 
-static void ready(struct sw_watch *watch, uint32_t events)
-{
-    struct sw_stream *stream = SW_CONTAINER(watch, struct sw_stream, watch);
-
-    if (events & EPOLLOUT) {
-        stream->is_blocked = 0;
-        sw_transmit(stream);
-    }
-    if (stream->pair && events & (uint32_t)~EPOLLOUT)
-        sw_receive(stream, events);
-}
+enum { LINGER_MILLISECONDS = 2000 };
 
 void sw_stream_rewatch(struct sw_stream *stream)
 {
@@ -44,7 +34,7 @@ void sw_stream_rewatch(struct sw_stream *stream)
 
 /* -- the end ------------------------------------------------------------------------------- */
 
-static void discard(struct sw_stream *stream)
+void sw_stream_discard(struct sw_stream *stream)
 {
     free(stream->answers);
     free(stream->copies);
@@ -59,7 +49,7 @@ static void release(struct sw_stream *stream)
     sw_unwatch(&stream->watch);
     close(stream->fd);
     sw_device.counts.sockets--;
-    discard(stream);
+    sw_stream_discard(stream);
 }
 
 /* Closing the socket resets the connection then; shutdown does not, and see_off's waits. */
@@ -100,6 +90,27 @@ static void lingering(struct sw_watch *watch, uint32_t events)
     }
 }
 
+/* A TERMINATE frame, ready to go. Returns its size; to has room for 128 bytes. */
+static uint32_t compose_terminate(struct sw_stream *stream, char *to)
+{
+    struct sw_frame what = {
+        .operation = SW_TERMINATE,
+        .is_last = 1,
+        .queue = SW_QUEUE_TERMINATE,
+        .sequence = stream->sequence[SW_QUEUE_TERMINATE]++,
+        .payload = stream->terminate_size,
+    };
+    uint32_t header = sw_frame_write(to, &what);
+    uint32_t covered = header + what.payload + sw_padding(header, what.payload), crc = 0;
+
+    memcpy(to + header, stream->terminate, what.payload);
+    memset(to + header + what.payload, 0, covered - header - what.payload);
+    if (stream->terms.crc)
+        crc = htole32(sw_crc32c(0, to, covered));
+    memcpy(to + covered, &crc, sizeof(crc));
+    return covered + sizeof(crc);
+}
+
 static void see_off(struct sw_stream *stream)
 {
     char last_word[128];
@@ -109,7 +120,7 @@ static void see_off(struct sw_stream *stream)
     const struct sw_out_frame *out = &stream->out[stream->out_first];
     int is_between = !stream->out_count || out->left == out->size;
     if (stream->terminate_size && is_between) {
-        uint32_t size = sw_compose_terminate(stream, last_word);
+        uint32_t size = compose_terminate(stream, last_word);
         if (send(stream->fd, last_word, size, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
             /* The peer then learns no more than that it ended. */
         }
@@ -133,7 +144,7 @@ void sw_stream_end(struct sw_queue_pair *pair)
     pair->stream = NULL;
     see_off(stream);
     if (pair->identifier)
-        sw_identifier_ended(pair->identifier);
+        pair->told->ended(pair->identifier);
 }
 
 struct sw_send *sw_first_asked(struct sw_stream *stream, uint32_t *counter)
@@ -261,106 +272,4 @@ int sw_stream_is_struck(struct sw_stream *stream)
         return 0;
     reset(stream);
     return 1;
-}
-
-/* -- the beginning --------------------------------------------------------------------------- */
-
-static struct sw_stream *new_stream(int fd, const struct sw_terms *terms)
-{
-    struct sw_stream *stream = calloc(1, sizeof(*stream));
-    uint32_t depth = terms->inbound_depth ? terms->inbound_depth : 1;
-
-    if (!stream)
-        return NULL;
-    stream->in.size = SW_IN_SIZE;
-    stream->in.bytes = malloc(SW_IN_SIZE);
-    stream->answers = calloc(depth, sizeof(*stream->answers));
-    if (terms->crc)
-        stream->copies = malloc(SW_OUT_BYTES + SW_MOST_PAYLOAD);
-    if (!stream->in.bytes || !stream->answers || (terms->crc && !stream->copies) ||
-        terms->already_size > SW_IN_SIZE) {
-        discard(stream);
-        return NULL;
-    }
-    stream->from = &stream->in;
-    stream->fd = fd;
-    stream->terms = *terms;
-    stream->terms.already = NULL;
-    if (terms->already_size)
-        memcpy(stream->in.bytes, terms->already, terms->already_size);
-    stream->in.end = (uint32_t)terms->already_size;
-    stream->must_announce = terms->is_initiator && terms->sends_ready;
-    stream->watch.ready = ready;
-    for (int queue = 0; queue < SW_QUEUES; queue++)
-        stream->sequence[queue] = stream->expected[queue] = 1;
-    /* Sinks are numbers that a peer cannot guess before it is asked to fill one. */
-    sw_random(&stream->number, sizeof(stream->number));
-    return stream;
-}
-
-/*
- * The accepting side waits for the peer's first frame since the peer may still be reading its
- * answer to the handshake (RFC 5044, 7.1.2). One that announces nothing may be waiting for us.
- */
-static void heard_nothing(struct sw_timer *timer)
-{
-    struct sw_stream *stream = SW_CONTAINER(timer, struct sw_stream, timer);
-
-    stream->terms.must_hear_first = 0;
-    sw_transmit(stream);
-}
-
-int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *terms)
-{
-    struct sw_stream *stream = NULL;
-    int error = 0;
-
-    if (pair->stream || pair->ibv.state == IBV_QPS_ERR || pair->ibv.state == IBV_QPS_RESET)
-        error = EINVAL;
-    if (!error) {
-        stream = new_stream(fd, terms);
-        error = stream ? sw_watch(&stream->watch, fd, EPOLLIN) : ENOMEM;
-    }
-    if (error) {
-        if (stream)
-            discard(stream);
-        close(fd);
-        return error;
-    }
-    sw_device.counts.sockets++;
-    stream->pair = pair;
-    pair->stream = stream;
-    pair->attributes.max_rd_atomic = (uint8_t)terms->outbound_depth;
-    pair->attributes.max_dest_rd_atomic = (uint8_t)terms->inbound_depth;
-    sw_queue_pair_ready(pair);
-    if (terms->must_hear_first && terms->must_hear_soon) {
-        stream->timer.expired = heard_nothing;
-        if (sw_call_later(&stream->timer, HEARING_MILLISECONDS)) {
-            /* The engine runs: it watches the socket. */
-        }
-    }
-    sw_transmit(stream);
-    if (stream->pair && stream->in.end)
-        sw_process(stream);
-    return 0;
-}
-
-void sw_stream_transmit(struct sw_queue_pair *pair)
-{
-    struct sw_stream *stream = pair->stream;
-
-    if (stream && !sw_stream_is_hopeless(stream) && !stream->is_blocked &&
-        !sw_stream_is_struck(stream))
-        sw_transmit(stream);
-}
-
-void sw_stream_resume(struct sw_queue_pair *pair)
-{
-    struct sw_stream *stream = pair->stream;
-
-    if (!stream)
-        return;
-    sw_process(stream);
-    if (stream->pair)
-        sw_stream_rewatch(stream);
 }

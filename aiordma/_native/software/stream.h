@@ -1,6 +1,6 @@
 /*
- * Streams: what stream.c (begin, end), transmit.c and receive.c share. A stream is one TCP
- * connection of one queue pair.
+ * Streams: what transmit.c, receive.c and connected.c share. A stream is one TCP connection of
+ * one queue pair.
  */
 #ifndef AIORDMA_SOFTWARE_STREAM_H
 #define AIORDMA_SOFTWARE_STREAM_H
@@ -8,7 +8,20 @@
 #include <sys/uio.h>
 
 #include "frame.h"
-#include "software.h"
+#include "queue_pair.h"
+
+/* What the two sides agreed on in the MPA handshake. */
+struct sw_terms {
+    int crc;               /* CRC32C on every frame, both ways */
+    int is_initiator;
+    int must_hear_first;   /* the accepting side sends nothing before a frame has come */
+    int must_hear_soon;    /* ... or some time has passed: the peer announces nothing */
+    int sends_ready;       /* the initiator sends a WRITE of no bytes first (RFC 6581 RTR) */
+    int gives_word;        /* the peer answers READs of no bytes: it is one of our own kind */
+    uint16_t inbound_depth, outbound_depth; /* READs and atomics outstanding: IRD, ORD */
+    const void *already;   /* bytes behind the handshake that have been read */
+    size_t already_size;
+};
 
 /* A READ or an atomic that the peer asked for. Answered in the order of the questions. */
 struct sw_answer {
@@ -123,21 +136,16 @@ static inline int sw_gives_word(const struct sw_stream *stream)
 
 enum { SW_IN_SIZE = SW_MOST_FRAME + 4096, SW_KEPT_SIZE = 4 << 20 };
 
-/* transmit.c: send as much as TCP takes. The pair may have failed afterwards (stream->pair). */
-void sw_transmit(struct sw_stream *stream);
-/* A TERMINATE frame, ready to go. Returns its size; to has room for 128 bytes. */
-uint32_t sw_compose_terminate(struct sw_stream *stream, char *to);
-
-/* receive.c: what has come, and what waits in the buffer. */
-void sw_receive(struct sw_stream *stream, uint32_t events);
-void sw_process(struct sw_stream *stream);
-
-/* stream.c: wait for what there is to wait for. */
+/* Wait for what there is to wait for. */
 void sw_stream_rewatch(struct sw_stream *stream);
 /* A fault (faults.h) may break a stream here. Whether it did. */
 int sw_stream_carried(struct sw_stream *stream, size_t bytes);
 /* The same, before a post goes out: DEAD_PEER, or DROP_AFTER_REQUESTS. */
 int sw_stream_is_struck(struct sw_stream *stream);
+/* The end: what TCP has taken is still delivered. The queue pair is in ERR, or goes away. */
+void sw_stream_end(struct sw_queue_pair *pair);
+/* All of it, TCP's connection too: of one that has not begun, or has been seen off. */
+void sw_stream_discard(struct sw_stream *stream);
 /* TCP failed, or ended (error 0): so does the queue pair. */
 void sw_stream_broken(struct sw_stream *stream, int error);
 /*

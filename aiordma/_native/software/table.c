@@ -2,36 +2,47 @@
  * The table of the software device: made once, at the first use. And what tests ask of the whole
  * device.
  */
-#include "software.h"
-
 #include <errno.h>
 
-#include "../declarations/faults.h"
 #include "../event_subjects.h"
+#include "address.h"
+#include "cm.h"
+#include "cm_addresses.h"
+#include "completion.h"
+#include "context.h"
+#include "datagram.h"
+#include "faults.h"
+#include "fork.h"
+#include "gids.h"
+#include "group.h"
+#include "identifier.h"
+#include "memory.h"
+#include "shared_receive.h"
+#include "states.h"
+#include "work.h"
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct aiordma_provider table;
-static struct verbs_context operations;
 static int failure;
-
-void sw_give_operations(struct verbs_context *to)
-{
-    *to = operations;
-}
 
 static void fill(void)
 {
-    sw_fill_device(&table, &operations);
+    struct verbs_context *operations = &sw_device.operations;
+
     sw_fill_events(&table);
-    sw_fill_memory(&table, &operations.context.ops);
-    sw_fill_completion(&table, &operations);
-    sw_fill_shared_receive(&table, &operations.context.ops);
-    sw_fill_queue_pair(&table);
-    sw_fill_work(&operations.context.ops);
+    sw_fill_gids(&table);
+    sw_fill_context(&table, operations);
+    sw_fill_memory(&table, &operations->context.ops);
+    sw_fill_completion(&table, operations);
+    sw_fill_shared_receive(&table, &operations->context.ops);
+    sw_fill_work(&operations->context.ops);
     sw_fill_datagram(&table);
+    sw_fill_states(&table);
+    sw_fill_identifier(&table);
+    sw_fill_cm_addresses(&table);
+    sw_fill_group(&table);
     sw_fill_cm(&table);
     sw_fill_address(&table);
-    sw_fill_group(&table);
     failure = sw_guard(&table);
 }
 

@@ -2,7 +2,7 @@
  * Sending: requests of the send queue and answers to the peer become frames, which point at the
  * program's memory; TCP takes as many of them as it likes in one call.
  */
-#include "stream.h"
+#include "transmit.h"
 
 #include <endian.h>
 #include <errno.h>
@@ -107,26 +107,6 @@ static int add_frame(struct sw_stream *stream, struct sw_out_frame *frame, struc
 static uint32_t next_sequence(struct sw_stream *stream, int queue)
 {
     return stream->sequence[queue]++;
-}
-
-uint32_t sw_compose_terminate(struct sw_stream *stream, char *to)
-{
-    struct sw_frame what = {
-        .operation = SW_TERMINATE,
-        .is_last = 1,
-        .queue = SW_QUEUE_TERMINATE,
-        .sequence = next_sequence(stream, SW_QUEUE_TERMINATE),
-        .payload = stream->terminate_size,
-    };
-    uint32_t header = sw_frame_write(to, &what);
-    uint32_t covered = header + what.payload + sw_padding(header, what.payload), crc = 0;
-
-    memcpy(to + header, stream->terminate, what.payload);
-    memset(to + header + what.payload, 0, covered - header - what.payload);
-    if (stream->terms.crc)
-        crc = htole32(sw_crc32c(0, to, covered));
-    memcpy(to + covered, &crc, sizeof(crc));
-    return covered + sizeof(crc);
 }
 
 /* -- requests ---------------------------------------------------------------------------------- */

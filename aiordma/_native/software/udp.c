@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "software.h"
+#include "device.h"
 
 enum { BUFFER = 1 << 20 };
 

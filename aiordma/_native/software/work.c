@@ -1,12 +1,12 @@
 /*
- * Work requests: checked and copied when posted, so that the program may reuse its lists at once;
- * and the receives that messages arrive in.
+ * Work requests: checked and copied when posted, so that the program may reuse its lists at once.
  */
-#include "faults.h"
-#include "software.h"
+#include "work.h"
 
 #include <errno.h>
 #include <string.h>
+
+#include "faults.h"
 
 /* -- posting sends ----------------------------------------------------------------------- */
 
@@ -156,10 +156,8 @@ static void go(struct sw_queue_pair *pair)
 {
     if (pair->ibv.state == IBV_QPS_ERR)
         sw_flush_sends(pair);
-    else if (pair->ibv.qp_type == IBV_QPT_UD)
-        sw_datagrams_transmit(pair);
     else
-        sw_stream_transmit(pair);
+        pair->transport->transmit(pair);
 }
 
 static int post_send(struct ibv_qp *queue_pair, struct ibv_send_wr *request,
@@ -247,137 +245,10 @@ static int post_recv(struct ibv_qp *queue_pair, struct ibv_recv_wr *request,
         sw_flush_receives(pair);
     else if (pair->is_waiting && pair->receives.count && !pair->unready.deadline) {
         pair->is_waiting = 0;
-        sw_stream_resume(pair);
+        pair->transport->resume(pair);
     }
     sw_unlock();
     return error;
-}
-
-/* -- the receive that a message arrives in ------------------------------------------------- */
-
-static int take_shared(struct sw_queue_pair *pair)
-{
-    struct sw_shared_receive *shared = pair->shared;
-
-    if (!sw_receives_take(&shared->receives, &pair->taken))
-        return 0;
-    if (shared->limit && shared->receives.count < shared->limit) {
-        shared->limit = 0;
-        sw_raise_shared_receive(&shared->ibv, IBV_EVENT_SRQ_LIMIT_REACHED);
-    }
-    return 1;
-}
-
-static void wait_for_receive(struct sw_queue_pair *pair)
-{
-    if (pair->is_waiting)
-        return;
-    pair->is_waiting = 1;
-    if (!pair->shared)
-        return;
-    /* At the end: the longest wait is served first. */
-    struct sw_queue_pair **link = &pair->shared->waiting;
-    while (*link)
-        link = &(*link)->next_waiting;
-    pair->next_waiting = NULL;
-    *link = pair;
-}
-
-/* A fault's moment of unreadiness is over: look again. */
-static void ready_again(struct sw_timer *timer)
-{
-    struct sw_queue_pair *pair = SW_CONTAINER(timer, struct sw_queue_pair, unready);
-
-    pair->is_waiting = 0;
-    sw_stream_resume(pair);
-}
-
-static int is_unready(struct sw_queue_pair *pair)
-{
-    struct aiordma_fault fault;
-
-    if (pair->unready.deadline)
-        return 1;
-    if (!sw_fault(AIORDMA_FAULT_NOT_READY, &fault))
-        return 0;
-    pair->unready.expired = ready_again;
-    return !sw_call_later(&pair->unready, fault.milliseconds);
-}
-
-int sw_take_receive(struct sw_queue_pair *pair, int wait)
-{
-    if (wait && is_unready(pair)) {
-        pair->is_waiting = 1;
-        return 0;
-    }
-    int found = pair->shared ? take_shared(pair)
-                             : sw_receives_take(&pair->receives, &pair->taken);
-
-    if (found)
-        pair->has_taken = 1;
-    else if (wait)
-        wait_for_receive(pair);
-    return found;
-}
-
-enum ibv_wc_status sw_scatter(struct ibv_pd *domain, const struct ibv_sge *parts, int count,
-                              uint32_t offset, const void *bytes, uint32_t size)
-{
-    const char *from = bytes;
-    char *memory;
-
-    for (int i = 0; i < count && size; i++) {
-        if (offset >= parts[i].length) {
-            offset -= parts[i].length;
-            continue;
-        }
-        uint32_t room = parts[i].length - offset;
-        uint32_t here = size < room ? size : room;
-        if (sw_reach_local(domain, &parts[i], IBV_ACCESS_LOCAL_WRITE, &memory))
-            return IBV_WC_LOC_PROT_ERR;
-        memcpy(memory + offset, from, here);
-        from += here;
-        size -= here;
-        offset = 0;
-    }
-    return size ? IBV_WC_LOC_LEN_ERR : IBV_WC_SUCCESS;
-}
-
-enum ibv_wc_status sw_gather(struct ibv_pd *domain, const struct ibv_sge *parts, int count,
-                             uint32_t offset, void *bytes, uint32_t size)
-{
-    char *to = bytes, *memory;
-
-    for (int i = 0; i < count && size; i++) {
-        if (offset >= parts[i].length) {
-            offset -= parts[i].length;
-            continue;
-        }
-        uint32_t room = parts[i].length - offset;
-        uint32_t here = size < room ? size : room;
-        if (sw_reach_local(domain, &parts[i], 0, &memory))
-            return IBV_WC_LOC_PROT_ERR;
-        memcpy(to, memory + offset, here);
-        to += here;
-        size -= here;
-        offset = 0;
-    }
-    return size ? IBV_WC_LOC_LEN_ERR : IBV_WC_SUCCESS;
-}
-
-enum ibv_wc_status sw_fill_receive(struct sw_queue_pair *pair, uint32_t offset,
-                                   const void *bytes, uint32_t size)
-{
-    return sw_scatter(pair->ibv.pd, pair->taken.parts, pair->taken.part_count, offset, bytes,
-                      size);
-}
-
-void sw_finish_receive(struct sw_queue_pair *pair, struct ibv_wc *what, int solicited)
-{
-    what->wr_id = pair->taken.wr_id;
-    what->qp_num = pair->ibv.qp_num;
-    pair->has_taken = 0;
-    sw_complete(pair->ibv.recv_cq, what, solicited);
 }
 
 void sw_fill_work(struct ibv_context_ops *operations)

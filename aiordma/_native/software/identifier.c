@@ -1,12 +1,15 @@
 /*
- * Event channels, and the events of identifiers: made, reported, taken and acknowledged.
+ * Identifiers and their events: made, reported, taken and acknowledged, dropped and destroyed.
  */
-#include "cm.h"
+#include "identifier.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "gids.h"
+
+struct sw_identifier *sw_identifiers;
 
 static struct sw_event_channel *channel_of(struct rdma_event_channel *channel)
 {
@@ -64,20 +67,33 @@ static struct sw_event *take_one_of(struct sw_event_channel *channel,
     return event;
 }
 
-/* -- made and reported ------------------------------------------------------------------- */
+/* -- events, made and reported ------------------------------------------------------------------- */
+
+static struct sw_event *fill_event(struct sw_event *event, struct sw_identifier *identifier,
+                                   enum rdma_cm_event_type type, int status)
+{
+    event->ibv.id = &identifier->ibv;
+    event->ibv.event = type;
+    event->ibv.status = status;
+    event->counted = identifier;
+    return event;
+}
 
 struct sw_event *sw_new_event(struct sw_identifier *identifier, enum rdma_cm_event_type type,
                               int status)
 {
     struct sw_event *event = calloc(1, sizeof(*event));
 
-    if (!event)
-        return NULL;
-    event->ibv.id = &identifier->ibv;
-    event->ibv.event = type;
-    event->ibv.status = status;
-    event->counted = identifier;
-    return event;
+    return event ? fill_event(event, identifier, type, status) : NULL;
+}
+
+struct sw_event *sw_last_event(struct sw_identifier *identifier, enum rdma_cm_event_type type,
+                               int status)
+{
+    struct sw_event *event = identifier->last_event;
+
+    identifier->last_event = NULL;
+    return fill_event(event, identifier, type, status);
 }
 
 void sw_report(struct sw_event *event)
@@ -90,12 +106,9 @@ void sw_report(struct sw_event *event)
         free(event); /* its channel was destroyed: nobody can take it */
 }
 
-void sw_report_plain(struct sw_identifier *identifier, enum rdma_cm_event_type type, int status)
+void sw_report_last(struct sw_identifier *identifier, enum rdma_cm_event_type type, int status)
 {
-    struct sw_event *event = sw_new_event(identifier, type, status);
-
-    if (event)
-        sw_report(event);
+    sw_report(sw_last_event(identifier, type, status));
 }
 
 void sw_set_private_data(struct sw_event *event, const void *data, size_t size)
@@ -105,7 +118,7 @@ void sw_set_private_data(struct sw_event *event, const void *data, size_t size)
     if (!size)
         return;
     memcpy(event->private_data, data, size);
-    if (event->counted->ibv.ps == RDMA_PS_UDP) {
+    if (!sw_is_stream(event->counted)) {
         event->ibv.param.ud.private_data = event->private_data;
         event->ibv.param.ud.private_data_len = (uint8_t)size;
     } else {
@@ -150,6 +163,99 @@ void sw_drop_group_events(struct sw_identifier *identifier, const union ibv_gid 
         sw_quiet(channel->ibv.fd);
 }
 
+/* -- identifiers, made and destroyed --------------------------------------------------------- */
+
+struct sw_identifier *sw_new_identifier(struct rdma_event_channel *channel, void *context,
+                                        enum rdma_port_space port_space,
+                                        const struct sw_port_space *space)
+{
+    struct sw_identifier *identifier = calloc(1, sizeof(*identifier));
+    struct sw_event *last_event = calloc(1, sizeof(*last_event));
+
+    if (!identifier || !last_event) {
+        free(identifier);
+        free(last_event);
+        return NULL;
+    }
+    identifier->last_event = last_event;
+    identifier->space = space;
+    identifier->ibv.channel = channel;
+    identifier->ibv.context = context;
+    identifier->ibv.ps = port_space;
+    identifier->ibv.qp_type = port_space == RDMA_PS_UDP ? IBV_QPT_UD : IBV_QPT_RC;
+    identifier->next = sw_identifiers;
+    identifier->link = &sw_identifiers;
+    if (identifier->next)
+        identifier->next->link = &identifier->next;
+    sw_identifiers = identifier;
+    sw_device.counts.identifiers++;
+    if (channel)
+        ((struct sw_event_channel *)channel)->identifiers++;
+    return identifier;
+}
+
+struct sw_identifier *sw_new_requesting(struct sw_identifier *listener)
+{
+    struct sw_identifier *identifier =
+        sw_new_identifier(listener->ibv.channel, listener->ibv.context, listener->ibv.ps,
+                          listener->space);
+
+    if (!identifier)
+        return NULL;
+    identifier->state = SW_CM_REQUESTED;
+    identifier->has_tos = listener->has_tos;
+    identifier->tos = listener->tos;
+    return identifier;
+}
+
+/* No event, timer or queue pair leads to it any more. */
+static void unhook(struct sw_identifier *identifier)
+{
+    sw_cancel(&identifier->timer);
+    identifier->space->forget(identifier);
+    struct sw_queue_pair *pair = (struct sw_queue_pair *)identifier->ibv.qp;
+    if (pair && pair->identifier == identifier)
+        pair->identifier = NULL;
+    sw_drop_events(identifier);
+}
+
+static void release(struct sw_identifier *identifier)
+{
+    if (identifier->ibv.channel)
+        ((struct sw_event_channel *)identifier->ibv.channel)->identifiers--;
+    *identifier->link = identifier->next;
+    if (identifier->next)
+        identifier->next->link = identifier->link;
+    sw_device.counts.identifiers--;
+    free(identifier->last_event);
+    free(identifier);
+}
+
+void sw_drop_identifier(struct sw_identifier *identifier)
+{
+    unhook(identifier);
+    release(identifier);
+}
+
+void sw_identifiers_forked(void)
+{
+    for (struct sw_identifier *each = sw_identifiers; each; each = each->next)
+        each->space->forked(each);
+    sw_identifiers = NULL;
+}
+
+void sw_give_queue_pair(struct sw_identifier *identifier, struct sw_queue_pair *pair)
+{
+    pair->identifier = identifier;
+    pair->told = &identifier->space->told;
+    sw_gid_of(&identifier->ibv.route.addr.src_addr, &pair->source);
+}
+
+void sw_lose_queue_pair(struct sw_identifier *identifier)
+{
+    identifier->ibv.qp = NULL;
+}
+
 /* -- the calls of rdma_cma.h ------------------------------------------------------------- */
 
 static struct rdma_event_channel *create_event_channel(void)
@@ -173,7 +279,7 @@ static struct rdma_event_channel *create_event_channel(void)
 
 static struct sw_identifier *any_on(const struct rdma_event_channel *channel)
 {
-    struct sw_identifier *each = sw_device.identifiers;
+    struct sw_identifier *each = sw_identifiers;
 
     while (each && each->ibv.channel != channel)
         each = each->next;
@@ -212,9 +318,8 @@ static int get_cm_event(struct rdma_event_channel *raw, struct rdma_cm_event **o
     if (!error) {
         struct sw_event *event = take_first(channel);
         event->counted->unacknowledged++;
-        if (event->ibv.event == RDMA_CM_EVENT_CONNECT_REQUEST &&
-            event->counted->ibv.ps == RDMA_PS_TCP)
-            sw_stream_request_taken(event->counted);
+        if (event->ibv.event == RDMA_CM_EVENT_CONNECT_REQUEST)
+            event->counted->space->request_taken(event->counted);
         *out = &event->ibv;
     }
     sw_unlock();
@@ -266,11 +371,29 @@ static int migrate_id(struct rdma_cm_id *id, struct rdma_event_channel *raw)
     return 0;
 }
 
-void sw_fill_cm_events(struct aiordma_provider *table)
+static int destroy_id(struct rdma_cm_id *id)
+{
+    struct sw_identifier *identifier = sw_identifier_of(id);
+
+    if (!id)
+        return sw_result(EINVAL);
+    sw_lock();
+    unhook(identifier);
+    identifier->state = SW_CM_DISCONNECTED;
+    identifier->has_port = 0;
+    while (identifier->unacknowledged)
+        sw_wait();
+    release(identifier);
+    sw_unlock();
+    return 0;
+}
+
+void sw_fill_identifier(struct aiordma_provider *table)
 {
     table->create_event_channel = create_event_channel;
     table->destroy_event_channel = destroy_event_channel;
     table->get_cm_event = get_cm_event;
     table->ack_cm_event = ack_cm_event;
     table->migrate_id = migrate_id;
+    table->destroy_id = destroy_id;
 }

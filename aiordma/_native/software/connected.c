@@ -1,0 +1,143 @@
+/*
+ * RC queue pairs: how their streams begin, and what moves them: the socket, a post, a receive.
+ */
+#include "connected.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "receive.h"
+#include "transmit.h"
+
+enum { HEARING_MILLISECONDS = 150 };
+
+static void ready(struct sw_watch *watch, uint32_t events)
+{
+    struct sw_stream *stream = SW_CONTAINER(watch, struct sw_stream, watch);
+
+    if (events & EPOLLOUT) {
+        stream->is_blocked = 0;
+        sw_transmit(stream);
+    }
+    if (stream->pair && events & (uint32_t)~EPOLLOUT)
+        sw_receive(stream, events);
+}
+
+static struct sw_stream *new_stream(int fd, const struct sw_terms *terms)
+{
+    struct sw_stream *stream = calloc(1, sizeof(*stream));
+    uint32_t depth = terms->inbound_depth ? terms->inbound_depth : 1;
+
+    if (!stream)
+        return NULL;
+    stream->in.size = SW_IN_SIZE;
+    stream->in.bytes = malloc(SW_IN_SIZE);
+    stream->answers = calloc(depth, sizeof(*stream->answers));
+    if (terms->crc)
+        stream->copies = malloc(SW_OUT_BYTES + SW_MOST_PAYLOAD);
+    if (!stream->in.bytes || !stream->answers || (terms->crc && !stream->copies) ||
+        terms->already_size > SW_IN_SIZE) {
+        sw_stream_discard(stream);
+        return NULL;
+    }
+    stream->from = &stream->in;
+    stream->fd = fd;
+    stream->terms = *terms;
+    stream->terms.already = NULL;
+    if (terms->already_size)
+        memcpy(stream->in.bytes, terms->already, terms->already_size);
+    stream->in.end = (uint32_t)terms->already_size;
+    stream->must_announce = terms->is_initiator && terms->sends_ready;
+    stream->watch.ready = ready;
+    for (int queue = 0; queue < SW_QUEUES; queue++)
+        stream->sequence[queue] = stream->expected[queue] = 1;
+    /* Sinks are numbers that a peer cannot guess before it is asked to fill one. */
+    sw_random(&stream->number, sizeof(stream->number));
+    return stream;
+}
+
+/*
+ * The accepting side waits for the peer's first frame since the peer may still be reading its
+ * answer to the handshake (RFC 5044, 7.1.2). One that announces nothing may be waiting for us.
+ */
+static void heard_nothing(struct sw_timer *timer)
+{
+    struct sw_stream *stream = SW_CONTAINER(timer, struct sw_stream, timer);
+
+    stream->terms.must_hear_first = 0;
+    sw_transmit(stream);
+}
+
+int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *terms)
+{
+    struct sw_stream *stream = NULL;
+    int error = 0;
+
+    if (pair->stream || pair->ibv.state == IBV_QPS_ERR || pair->ibv.state == IBV_QPS_RESET)
+        error = EINVAL;
+    if (!error) {
+        stream = new_stream(fd, terms);
+        error = stream ? sw_watch(&stream->watch, fd, EPOLLIN) : ENOMEM;
+    }
+    if (error) {
+        if (stream)
+            sw_stream_discard(stream);
+        close(fd);
+        return error;
+    }
+    sw_device.counts.sockets++;
+    stream->pair = pair;
+    pair->stream = stream;
+    pair->attributes.max_rd_atomic = (uint8_t)terms->outbound_depth;
+    pair->attributes.max_dest_rd_atomic = (uint8_t)terms->inbound_depth;
+    sw_queue_pair_ready(pair);
+    if (terms->must_hear_first && terms->must_hear_soon) {
+        stream->timer.expired = heard_nothing;
+        if (sw_call_later(&stream->timer, HEARING_MILLISECONDS)) {
+            /* The engine runs: it watches the socket. */
+        }
+    }
+    sw_transmit(stream);
+    if (stream->pair && stream->in.end)
+        sw_process(stream);
+    return 0;
+}
+
+/* -- the transport ----------------------------------------------------------------------------- */
+
+static int open_pair(struct sw_queue_pair *pair)
+{
+    pair->ibv.qp_num = sw_new_queue_pair_number();
+    return 0;
+}
+
+static void transmit(struct sw_queue_pair *pair)
+{
+    struct sw_stream *stream = pair->stream;
+
+    if (stream && !sw_stream_is_hopeless(stream) && !stream->is_blocked &&
+        !sw_stream_is_struck(stream))
+        sw_transmit(stream);
+}
+
+static void resume(struct sw_queue_pair *pair)
+{
+    struct sw_stream *stream = pair->stream;
+
+    if (!stream)
+        return;
+    sw_process(stream);
+    if (stream->pair)
+        sw_stream_rewatch(stream);
+}
+
+const struct sw_transport sw_stream_transport = {
+    .open = open_pair,
+    .close = sw_stream_end,
+    .transmit = transmit,
+    .resume = resume,
+    .end = sw_stream_end,
+};

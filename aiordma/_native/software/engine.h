@@ -1,0 +1,38 @@
+/* The engine: one thread that waits for sockets and timers. */
+#ifndef AIORDMA_SOFTWARE_ENGINE_H
+#define AIORDMA_SOFTWARE_ENGINE_H
+
+#include "device.h"
+
+/* A descriptor that the engine's thread waits for. ready runs there, with the lock held. */
+struct sw_watch {
+    void (*ready)(struct sw_watch *watch, uint32_t events); /* EPOLLIN, ... */
+    int fd;
+    uint32_t events;
+    uint32_t slot; /* the engine's; 0: not watched */
+};
+
+/* Start watching; the engine's thread is started by the first. The watch is the caller's memory. */
+int sw_watch(struct sw_watch *watch, int fd, uint32_t events);
+/* Change what is waited for; 0 events: nothing for now. */
+void sw_rewatch(struct sw_watch *watch, uint32_t events);
+/* ready is not called any more; before the descriptor is closed. Nothing if not watched. */
+void sw_unwatch(struct sw_watch *watch);
+
+struct sw_timer {
+    void (*expired)(struct sw_timer *timer); /* on the engine's thread, with the lock held */
+    uint64_t deadline;                       /* 0: not running */
+    struct sw_timer *next;
+};
+
+/* Run once, milliseconds from now: 0 as soon as the engine can. One that runs is set anew. */
+int sw_call_later(struct sw_timer *timer, uint32_t milliseconds);
+void sw_cancel(struct sw_timer *timer); /* nothing if it does not run */
+
+/*
+ * In a fork's child: its thread is the parent's. Close what was watched (the sockets go on in the
+ * parent, and hear nothing of it), forget all watches and timers; begin anew.
+ */
+void sw_engine_forked(void);
+
+#endif

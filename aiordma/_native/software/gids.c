@@ -1,0 +1,257 @@
+/*
+ * The device's addresses: the table of GIDs, and the kernel's news of it.
+ */
+#include "gids.h"
+
+#include <errno.h>
+#include <ifaddrs.h>
+#include <linux/netlink.h>
+#include <linux/rtnetlink.h>
+#include <net/if.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "engine.h"
+#include "events.h"
+
+enum { PORT = 1 };
+
+static struct {
+    struct {
+        union ibv_gid gid;
+        unsigned int interface;
+        int is_used, is_seen;
+    } entries[SW_MOST_GIDS];
+    int has_changed;       /* since it was told */
+    struct sw_watch watch; /* of the kernel's news, while a context is open */
+} gids;
+
+static void map_ipv4(const void *address, union ibv_gid *gid)
+{
+    memset(gid, 0, sizeof(*gid));
+    gid->raw[10] = gid->raw[11] = 0xff;
+    memcpy(gid->raw + 12, address, 4);
+}
+
+void sw_gid_of(const struct sockaddr *address, union ibv_gid *gid)
+{
+    if (address->sa_family == AF_INET)
+        map_ipv4(&((const struct sockaddr_in *)(const void *)address)->sin_addr, gid);
+    else if (address->sa_family == AF_INET6)
+        memcpy(gid->raw, &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr, 16);
+    else
+        memset(gid, 0, sizeof(*gid));
+}
+
+static int find_gid(const union ibv_gid *gid)
+{
+    for (int i = 0; i < SW_MOST_GIDS; i++)
+        if (gids.entries[i].is_used && !memcmp(&gids.entries[i].gid, gid, sizeof(*gid)))
+            return i;
+    return -1;
+}
+
+static void see_gid(const union ibv_gid *gid, unsigned int interface)
+{
+    int index = find_gid(gid);
+
+    for (int i = 0; index < 0 && i < SW_MOST_GIDS; i++)
+        if (!gids.entries[i].is_used)
+            index = i;
+    if (index < 0)
+        return; /* the table is full: the address is not one of ours */
+    gids.entries[index].gid = *gid;
+    gids.entries[index].interface = interface;
+    gids.entries[index].is_used = gids.entries[index].is_seen = 1;
+}
+
+static void refresh_gids(void)
+{
+    struct ifaddrs *addresses, *at;
+    union ibv_gid gid;
+
+    if (getifaddrs(&addresses))
+        return; /* the table stays as it was */
+    for (int i = 0; i < SW_MOST_GIDS; i++)
+        gids.entries[i].is_seen = 0;
+    /* First what is there already, so that a new address does not take its place. */
+    for (int pass = 0; pass < 2; pass++) {
+        for (at = addresses; at; at = at->ifa_next) {
+            if (!at->ifa_addr || !(at->ifa_flags & IFF_UP) ||
+                (at->ifa_addr->sa_family != AF_INET && at->ifa_addr->sa_family != AF_INET6))
+                continue;
+            sw_gid_of(at->ifa_addr, &gid);
+            int is_known = find_gid(&gid) >= 0;
+            if (pass || is_known)
+                see_gid(&gid, if_nametoindex(at->ifa_name));
+            gids.has_changed |= pass && !is_known && find_gid(&gid) >= 0;
+        }
+        for (int i = 0; i < SW_MOST_GIDS; i++) {
+            gids.has_changed |= gids.entries[i].is_used && !gids.entries[i].is_seen;
+            gids.entries[i].is_used = gids.entries[i].is_seen;
+        }
+    }
+    freeifaddrs(addresses);
+}
+
+static void news(struct sw_watch *watch, uint32_t events)
+{
+    char message[4096];
+
+    /* What it says does not matter, nor what of it was lost: the table is compared. */
+    (void)events;
+    while (recv(watch->fd, message, sizeof(message), 0) >= 0 || errno == ENOBUFS)
+        continue;
+    refresh_gids();
+    if (gids.has_changed)
+        sw_raise_port(IBV_EVENT_GID_CHANGE);
+    gids.has_changed = 0;
+}
+
+/* Where the kernel's news cannot be had, there are no events of it. */
+void sw_watch_gids(void)
+{
+    struct sockaddr_nl groups = {
+        .nl_family = AF_NETLINK,
+        .nl_groups = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR,
+    };
+
+    if (gids.watch.slot)
+        return;
+    int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, NETLINK_ROUTE);
+    if (fd < 0)
+        return;
+    gids.watch.ready = news;
+    if (bind(fd, (struct sockaddr *)&groups, sizeof(groups)) ||
+        sw_watch(&gids.watch, fd, EPOLLIN)) {
+        close(fd);
+        return;
+    }
+    refresh_gids();
+    gids.has_changed = 0;
+}
+
+void sw_unwatch_gids(void)
+{
+    if (!gids.watch.slot)
+        return;
+    int fd = gids.watch.fd;
+    sw_unwatch(&gids.watch);
+    close(fd);
+}
+
+void sw_gids_forked(void)
+{
+    memset(&gids.watch, 0, sizeof(gids.watch));
+}
+
+int sw_gid_index(const union ibv_gid *gid)
+{
+    refresh_gids();
+    return find_gid(gid);
+}
+
+static int read_gid(int index, struct ibv_gid_entry *entry)
+{
+    if (index < 0 || index >= SW_MOST_GIDS)
+        return EINVAL;
+    if (!gids.entries[index].is_used)
+        return ENODATA;
+    entry->gid = gids.entries[index].gid;
+    entry->gid_index = (uint32_t)index;
+    entry->port_num = PORT;
+    entry->gid_type = IBV_GID_TYPE_ROCE_V2;
+    entry->ndev_ifindex = gids.entries[index].interface;
+    return 0;
+}
+
+int sw_gid_entry(int index, struct ibv_gid_entry *entry)
+{
+    refresh_gids();
+    return read_gid(index, entry);
+}
+
+void sw_address_of(const union ibv_gid *gid, struct sockaddr_storage *address)
+{
+    memset(address, 0, sizeof(*address));
+    if (IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)(const void *)gid->raw)) {
+        struct sockaddr_in *in = (struct sockaddr_in *)address;
+        in->sin_family = AF_INET;
+        memcpy(&in->sin_addr, gid->raw + 12, 4);
+        return;
+    }
+    struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)address;
+    in6->sin6_family = AF_INET6;
+    memcpy(&in6->sin6_addr, gid->raw, 16);
+    /* Without its interface a link-local address of ours could not be bound to. */
+    int index = IN6_IS_ADDR_LINKLOCAL(&in6->sin6_addr) ? find_gid(gid) : -1;
+    if (index >= 0)
+        in6->sin6_scope_id = gids.entries[index].interface;
+}
+
+/* As much of an entry as the program's structure has room for, the rest of that 0. */
+static void give_entry(void *to, const struct ibv_gid_entry *entry, size_t entry_size)
+{
+    memset(to, 0, entry_size);
+    memcpy(to, entry, entry_size < sizeof(*entry) ? entry_size : sizeof(*entry));
+}
+
+static int query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index,
+                        struct ibv_gid_entry *entry, uint32_t flags, size_t entry_size)
+{
+    struct ibv_gid_entry found = {0};
+
+    if (!context || !entry || !entry_size || flags || port != PORT || index >= SW_MOST_GIDS)
+        return EINVAL;
+    sw_lock();
+    int error = sw_gid_entry((int)index, &found);
+    sw_unlock();
+    if (!error)
+        give_entry(entry, &found, entry_size);
+    return error;
+}
+
+static int query_gid(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid)
+{
+    struct ibv_gid_entry entry = {0};
+    int error = EINVAL;
+
+    if (context && gid && index >= 0)
+        error = query_gid_ex(context, port, (uint32_t)index, &entry, 0, sizeof(entry));
+    /* An empty entry is a GID of zeros here, as it always was. */
+    if (error && error != ENODATA) {
+        errno = error;
+        return -1;
+    }
+    *gid = entry.gid;
+    return 0;
+}
+
+static ssize_t query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries,
+                               size_t most, uint32_t flags, size_t entry_size)
+{
+    struct ibv_gid_entry found = {0};
+    size_t count = 0;
+
+    if (!context || !entries || !most || flags || !entry_size)
+        return -EINVAL;
+    sw_lock();
+    refresh_gids();
+    for (int i = 0; i < SW_MOST_GIDS; i++) {
+        if (read_gid(i, &found))
+            continue;
+        if (count < most)
+            give_entry((char *)entries + count * entry_size, &found, entry_size);
+        count++;
+    }
+    sw_unlock();
+    return count > most ? -EINVAL : (ssize_t)count;
+}
+
+void sw_fill_gids(struct aiordma_provider *table)
+{
+    table->query_gid = query_gid;
+    table->query_gid_ex = query_gid_ex;
+    table->query_gid_table = query_gid_table;
+}

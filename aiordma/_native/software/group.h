@@ -1,0 +1,12 @@
+/* Multicast groups of the connection manager's identifiers. */
+#ifndef AIORDMA_SOFTWARE_GROUP_H
+#define AIORDMA_SOFTWARE_GROUP_H
+
+#include "identifier.h"
+
+/* Destroying an identifier leaves its groups. */
+void sw_groups_forget(struct sw_identifier *identifier);
+
+void sw_fill_group(struct aiordma_provider *table);
+
+#endif

@@ -1,0 +1,9 @@
+/* Work requests: what programs post. */
+#ifndef AIORDMA_SOFTWARE_WORK_H
+#define AIORDMA_SOFTWARE_WORK_H
+
+#include "queue_pair.h"
+
+void sw_fill_work(struct ibv_context_ops *operations);
+
+#endif
