@@ -315,7 +315,7 @@ class Endpoint(WorkQueues):
             except (VerbsCallError, ValueError) as error:
                 logger.debug("moving to ERR: %s", error)
         self.send_credits.fail(self.cause)
-        if self._open:
+        if self._open and self.was_established:  # else there are receives only, which none flushes
             self._flush_timer = self.loop.call_later(FLUSH_SECONDS, self._destroy)
         else:
             self._destroy()

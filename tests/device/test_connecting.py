@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 import aiordma
+from aiordma import endpoint
 from aiordma.provider import SOFTWARE
 from tests.device.players import connected, reactor_in_use
 from tests.devices import (
@@ -23,6 +24,9 @@ from tests.devices import (
 )
 
 pytestmark = pytest.mark.anyio
+
+A_WHILE = 0.1 if DEVICE == SOFTWARE else 0.5
+"""For all steps but the one that never ends."""
 
 
 async def test_private_data_goes_both_ways() -> None:
@@ -77,12 +81,30 @@ async def test_a_name_that_does_not_resolve_is_an_address_error() -> None:
 async def test_a_peer_that_never_answers_is_a_timeout_that_names_the_step() -> None:
     async with await aiordma.listen(ADDRESS, 0) as listener:
         with pytest.raises(aiordma.ConnectTimeoutError, match="waiting for the peer to accept"):
-            await aiordma.connect(ADDRESS, listener.port, timeout=0.5)
+            await aiordma.connect(ADDRESS, listener.port, timeout=A_WHILE)
         # The peer finds out when it tries to answer.
         request = await listener.request()
         with pytest.raises(aiordma.RdmaError):
             async with await request.accept() as connection:
                 await connection.receive()
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_connect_that_fails_waits_for_no_flush(
+    answered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing moves a queue pair that never was connected, and so nothing flushes its receives."""
+    monkeypatch.setattr(endpoint, "FLUSH_SECONDS", 1000.0)
+    error = aiordma.RejectedError if answered else aiordma.ConnectTimeoutError
+    async with await aiordma.listen(ADDRESS, 0) as listener, anyio.create_task_group() as group:
+
+        async def reject() -> None:
+            await (await listener.request()).reject()
+
+        if answered:
+            group.start_soon(reject)
+        with pytest.raises(error):
+            await aiordma.connect(ADDRESS, listener.port, timeout=30 if answered else A_WHILE)
 
 
 @contextmanager
@@ -108,7 +130,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 async def test_an_address_without_an_answer_is_a_timeout_that_names_the_step() -> None:
     with silent_peer() as (address, port):
         with pytest.raises(aiordma.ConnectTimeoutError, match="waiting for the peer to accept"):
-            await aiordma.connect(address, port, timeout=1)
+            await aiordma.connect(address, port, timeout=2 * A_WHILE)
         await _until(lambda: not reactor_in_use())
 
 
@@ -148,7 +170,7 @@ async def test_bad_arguments_are_refused_before_anything_is_opened(
     arguments: dict[str, object], problem: str
 ) -> None:
     with pytest.raises(ValueError, match=problem):
-        await aiordma.connect(ADDRESS, 1, **arguments)  # type: ignore[arg-type]
+        await aiordma.connect(ADDRESS, 1, **arguments)
 
 
 async def test_wrong_lengths_of_private_data_are_refused_with_nothing_lost() -> None:
@@ -183,7 +205,7 @@ async def test_requests_beyond_the_backlog_are_refused() -> None:
             nonlocal refused
             try:
                 async with await aiordma.connect(ADDRESS, listener.port) as connection:
-                    assert await connection.receive() == b"the one in the queue"
+                    await connection.send(b"the one in the queue")
             except aiordma.RejectedError:
                 refused += 1
                 if refused == 2:
@@ -194,7 +216,7 @@ async def test_requests_beyond_the_backlog_are_refused() -> None:
                 group.start_soon(try_to_connect)
             await two_refused.wait()
             async with await listener.accept() as connection:
-                await connection.send(b"the one in the queue")
+                assert await connection.receive() == b"the one in the queue"
 
 
 async def test_closing_a_listener_refuses_who_waits() -> None:
