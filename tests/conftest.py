@@ -5,6 +5,7 @@ one). AIORDMA_RESULTS names the folder for summary-<device>.json, which tests/vm
 """
 
 import functools
+import gc
 import inspect
 import json
 import os
@@ -34,7 +35,6 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
 
 _counts: Counter[tuple[str, str, str]] = Counter()
 _skips: Counter[str] = Counter()
-_loops: dict[str, str] = {}
 
 
 def _kind(nodeid: str) -> str:
@@ -67,9 +67,16 @@ def _bounded(test: Any) -> Any:
 @pytest.hookimpl
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        _loops[item.nodeid] = _loop(item)
+        item.user_properties.append(("loop", _loop(item)))  # which goes with its reports
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             item.obj = _bounded(item.obj)
+
+
+@pytest.hookimpl
+def pytest_collection_finish() -> None:
+    # What is imported by now stays: the tests that collect garbage need not look through it.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl
@@ -77,7 +84,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     outcome = report.outcome
     if report.when != "call" and outcome == "passed":
         return  # set-up and tear-down count only where they fail or skip
-    key = (_loops.get(report.nodeid, "-"), _kind(report.nodeid), outcome)
+    key = (dict(report.user_properties).get("loop", "-"), _kind(report.nodeid), outcome)
     _counts[key] += 1
     if outcome == "skipped" and isinstance(report.longrepr, tuple):
         _skips[report.longrepr[2].removeprefix("Skipped: ")] += 1
@@ -107,7 +114,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if RESULTS and not session.config.option.collectonly:
+    is_worker = hasattr(session.config, "workerinput")  # pytest-xdist's, which reports to another
+    if RESULTS and not session.config.option.collectonly and not is_worker:
         summary = {"device": DEVICE, "rows": _rows(), "skips": dict(_skips)}
         path = Path(RESULTS) / f"summary-{DEVICE}.json"
         path.parent.mkdir(parents=True, exist_ok=True)

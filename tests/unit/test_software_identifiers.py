@@ -283,7 +283,7 @@ async def test_a_listener_comes_back_to_its_port_at_once() -> None:
                     await server.send(b"the side that ends it keeps the port, as TCP sees it")
 
 
-@pytest.mark.anyio
+@pytest.mark.asyncio
 async def test_a_peer_that_takes_its_time_is_not_taken_for_dead() -> None:
     dead_after = 2 * 4.096e-6 * 2**17  # of its silence: more than the least, which is a second
     async with (
