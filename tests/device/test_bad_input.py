@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
+import numpy
 import pytest
 
 import aiordma
 from aiordma import Access, Connection, RemoteMemory
 from tests.device.players import OWN_RECEIVES, REMOTE, connected, one_loop
 
-numpy = pytest.importorskip("numpy")
 pytestmark = pytest.mark.anyio
 
 MAP_NORESERVE = 0x4000  # man mmap; Python's module has it from 3.13 on
@@ -105,7 +105,7 @@ BAD: dict[str, tuple[Post, type[Exception], str]] = {
         "65 local bytes",
     ),
     "read of something else": (
-        lambda c: c.post_read(b"remote", bytearray(6)),  # type: ignore[arg-type]
+        lambda c: c.post_read(b"remote", bytearray(6)),
         TypeError,
         "bytes is no RemoteMemory",
     ),
@@ -115,7 +115,7 @@ BAD: dict[str, tuple[Post, type[Exception], str]] = {
         "1000 local bytes and 64 remote ones",
     ),
     "write to our own region": (
-        lambda c: c.post_write(bytes(64), c.register(bytearray(64), REMOTE)),  # type: ignore[arg-type]
+        lambda c: c.post_write(bytes(64), c.register(bytearray(64), REMOTE)),
         TypeError,
         "MemoryRegion is no RemoteMemory",
     ),

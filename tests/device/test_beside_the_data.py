@@ -73,7 +73,7 @@ async def test_immediate_data_has_32_bits(value: int) -> None:
         with pytest.raises(ValueError, match="32 bits"):
             client.post_write(b"x", remote, immediate=value)
         with pytest.raises(TypeError, match="no whole number"):
-            client.post_send(b"x", immediate="7")  # type: ignore[arg-type]
+            client.post_send(b"x", immediate="7")
         with pytest.raises(ValueError, match="not both"):
             client.post_send(b"x", immediate=1, invalidate=1)
         await client.send(b"still there")
@@ -201,9 +201,9 @@ async def test_wrong_atomics_are_refused_with_nothing_lost() -> None:
         with pytest.raises(ValueError, match="64 bits"):
             await client.compare_swap(remote, 1, 2**64)
         with pytest.raises(TypeError, match="whole number"):
-            await client.fetch_add(remote, 1.0)  # type: ignore[arg-type]
+            await client.fetch_add(remote, 1.0)
         with pytest.raises(TypeError, match="RemoteMemory"):
-            client.post_fetch_add(bytearray(8), b"12345678", 1)  # type: ignore[arg-type]
+            client.post_fetch_add(bytearray(8), b"12345678", 1)
         with pytest.raises(ValueError, match="4 local bytes and 8 remote"):
             client.post_fetch_add(bytearray(4), remote, 1)
         with pytest.raises(TypeError, match="read-only"):

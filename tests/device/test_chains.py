@@ -28,7 +28,7 @@ async def test_a_chain_is_posted_with_one_call_and_each_request_ends(last_tells:
             calls += 1
             return post(*arguments)
 
-        pair.post_send_chain = counted  # type: ignore[method-assign]
+        pair.post_send_chain = counted
         with client.chain(last_tells=last_tells) as chain:
             writes = [chain.post_write(ours[i : i + 4], theirs[i : i + 4]) for i in range(0, 16, 4)]
             message = chain.post_send(b"written")
@@ -124,7 +124,7 @@ async def test_a_refused_request_is_named_and_those_before_it_are_posted(
             return enomem, 2
 
         enomem = 12
-        pair.post_send_chain = stops_at_the_third  # type: ignore[method-assign]
+        pair.post_send_chain = stops_at_the_third
         chain = client.chain(last_tells=last_tells)
         for i in range(4):
             chain.post_send(b"%d" % i * 100)
@@ -146,7 +146,7 @@ async def test_a_refused_request_is_named_and_those_before_it_are_posted(
             for request in chain.requests[:2]:
                 await request
             assert client._endpoint.send_credits.free == client.options.send_depth
-            pair.post_send_chain = post  # type: ignore[method-assign]
+            pair.post_send_chain = post
             await client.send(b"still there")
             assert await server.receive() == b"still there"
             assert hub.pool.leased == leased
@@ -184,10 +184,10 @@ async def test_what_the_device_was_not_told_of_holds_its_memory_to_the_end(way: 
                 error.was_taken = True
                 raise error
 
-            pair.post_send_raw = untold  # type: ignore[method-assign]
+            pair.post_send_raw = untold
             request = client.post_send(b"x" * 1000)
         else:
-            pair.post_send_chain = lambda *_: (-5, 1)  # type: ignore[method-assign]
+            pair.post_send_chain = lambda *_: (-5, 1)
             with client.chain() as chain:
                 request = chain.post_send(b"x" * 1000)
         assert not request.done()

@@ -12,7 +12,7 @@ import pytest
 import aiordma
 from aiordma.threads import THREAD_NAME
 from tests.device.players import OWN_RECEIVES, REMOTE, Outcome, both_ways, connected, reactor_in_use
-from tests.devices import ADDRESS, kernel_objects
+from tests.devices import ADDRESS, kernel_objects, own_group
 
 pytestmark = pytest.mark.anyio
 
@@ -264,7 +264,7 @@ def test_a_datagram_socket_left_open_at_the_end_of_a_loop_is_closed_with_a_warni
 
     async def leave_open() -> None:
         socket = await aiordma.open_datagram(ADDRESS)
-        await socket.send(b"unread", await socket.join("239.1.2.3"))
+        await socket.send(b"unread", await socket.join(own_group(3)))
         kept.append(socket)
 
     with pytest.warns(ResourceWarning, match="left open at the end of the event loop: <"):

@@ -206,4 +206,4 @@ async def test_what_does_not_resolve_says_why(
     host: str, service: int | str, hints: dict[str, object], reason: str
 ) -> None:
     with pytest.raises(aiordma.AddressError, match=reason):
-        await aiordma.resolve(host, service, **hints)  # type: ignore[arg-type]
+        await aiordma.resolve(host, service, **hints)

@@ -137,7 +137,7 @@ async def test_a_full_send_queue_is_an_error_for_post_and_a_wait_for_send() -> N
 async def test_a_refused_send_leaves_the_socket_as_it_was(case: str) -> None:
     async with sockets(one={"send_depth": 1}) as (one, other, peer):
         bad: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
-            "no peer": (TypeError, lambda: one.send(b"", ADDRESS)),  # type: ignore[arg-type]
+            "no peer": (TypeError, lambda: one.send(b"", ADDRESS)),
             "no buffer": (TypeError, lambda: one.send("text", peer)),
             "immediate": (ValueError, lambda: one.send(b"", peer, immediate=1 << 32)),
             "too many parts": (ValueError, lambda: one.sendv([b"part"] * 50, peer)),

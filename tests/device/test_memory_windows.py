@@ -128,7 +128,7 @@ async def test_what_a_window_cannot_be_bound_to_is_refused() -> None:
         with pytest.raises(ValueError, match="REMOTE_READ"):
             server.post_bind_window(window, region[:], Access.LOCAL_WRITE)
         with pytest.raises(TypeError, match="slice"):
-            server.post_bind_window(window, bytearray(8), BOTH)  # type: ignore[arg-type]
+            server.post_bind_window(window, bytearray(8), BOTH)
         plain = server.register(bytearray(64))
         with pytest.raises(ValueError, match="MW_BIND"):
             server.post_bind_window(window, plain[:], BOTH)

@@ -5,6 +5,7 @@ import mmap
 from typing import Any
 
 import anyio
+import numpy
 import pytest
 
 import aiordma
@@ -12,7 +13,6 @@ from aiordma import WorkCompletionOpcode as Opcode
 from aiordma.staging import COPY_LIMIT, THREAD_LIMIT
 from tests.device.players import OWN_RECEIVES, both_ways, connected
 
-numpy = pytest.importorskip("numpy")
 pytestmark = pytest.mark.anyio
 
 

@@ -97,7 +97,7 @@ async def test_completions_are_delivered_on_the_loops_thread_only() -> None:
                 strangers.append(count)
             deliver(count)
 
-        hub._deliver = watched  # type: ignore[method-assign]
+        hub._deliver = watched
         connections: list[aiordma.Connection] = []
         done = False
 

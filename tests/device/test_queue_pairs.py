@@ -112,13 +112,13 @@ async def test_wrong_addresses_and_arguments_are_refused(device: DeviceUnderTest
         ({"lid": 2**16}, "16 bits"),
     ):
         with pytest.raises(ValueError, match=match):
-            QueuePairAddress(**{"qpn": 1, "psn": 1, "gid": bytes(16), **bad})  # type: ignore[arg-type]
+            QueuePairAddress(**{"qpn": 1, "psn": 1, "gid": bytes(16), **bad})
     async with await aiordma.open_queue_pair(name, gid_index=GID_INDEX) as one:
         with pytest.raises(ValueError, match="not connected yet"):
             one.post_send(b"x" * 1000)  # its ring would keep it, and send it later
         for option in ({"hop_limit": 300}, {"service_level": -1}, {"traffic_class": 256}):
             with pytest.raises(ValueError, match="is not in"):
-                await one.connect_to(one.address, **option)  # type: ignore[arg-type]
+                await one.connect_to(one.address, **option)
         await one.connect_to(one.address)  # a queue pair can be its own peer
         await one.send(b"to myself")
         assert await one.receive() == b"to myself"

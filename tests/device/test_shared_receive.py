@@ -278,7 +278,7 @@ async def test_arguments_are_refused_before_anything_is_made() -> None:
     with pytest.raises(ValueError, match="shared_receive=0"):
         await aiordma.listen(ADDRESS, 0, shared_receive=0)
     with pytest.raises(TypeError, match="a SharedReceiveQueue, or a number"):
-        await aiordma.listen(ADDRESS, 0, shared_receive="4")  # type: ignore[arg-type]
+        await aiordma.listen(ADDRESS, 0, shared_receive="4")
 
 
 @one_loop

@@ -23,7 +23,7 @@ def limits_of(shared: aiordma.SharedReceiveQueue) -> list[int]:
         if limit is not None:
             limits.append(limit)
 
-    shared.raw.modify = modify_too  # type: ignore[method-assign]
+    shared.raw.modify = modify_too
     return limits
 
 

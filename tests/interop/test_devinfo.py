@@ -48,7 +48,7 @@ def guid(number: int) -> str:
 
 def flags(value: object) -> tuple[str, ...]:
     """The names in the order of their bits."""
-    return tuple(member.name for member in type(value) if member in value)  # type: ignore[attr-defined, operator]
+    return tuple(member.name for member in type(value) if member in value)
 
 
 def of_device(context: Context) -> Fields:

@@ -91,7 +91,7 @@ class Played:
     def _get(self, node: Any, service: Any, hints: Any, out: Any) -> int:
         texts = [ffi.string(text).decode() if text else None for text in (node, service)]
         numbers = hints.ai_flags, hints.ai_family, hints.ai_port_space, hints.ai_qp_type
-        self.asked.append((*texts, *numbers))  # type: ignore[arg-type]
+        self.asked.append((*texts, *numbers))
         self.may_answer.wait()
         out[0] = self.answer
         ffi.errno = self.error

@@ -38,10 +38,10 @@ def test_the_maxima_are_those_of_the_messages() -> None:
 )
 def test_a_field_takes_its_range_and_nothing_beyond(name: str, most: int) -> None:
     for value in (0, most):
-        ConnectionParameters(**{name: value}).check(56, "a connect")  # type: ignore[arg-type]
+        ConnectionParameters(**{name: value}).check(56, "a connect")
     for value in (-1, most + 1):
         with pytest.raises(ValueError, match=rf"^{name}={value} is not in 0\.\.{most}$"):
-            ConnectionParameters(**{name: value}).check(56, "a connect")  # type: ignore[arg-type]
+            ConnectionParameters(**{name: value}).check(56, "a connect")
 
 
 def test_private_data_that_does_not_fit_is_refused_with_the_limit() -> None:

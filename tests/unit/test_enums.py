@@ -35,7 +35,7 @@ FIXED = {
 
 @pytest.mark.parametrize("member", FIXED, ids=str)
 def test_a_value_is_the_wires(member: int) -> None:
-    assert member == FIXED[member]  # type: ignore[index]
+    assert member == FIXED[member]
 
 
 @pytest.mark.parametrize(

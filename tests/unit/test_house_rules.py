@@ -30,7 +30,7 @@ REGISTRIES = tuple(
 @cache
 def tracked() -> tuple[Path, ...]:
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
-        pytest.skip("not a git checkout: there is no list of tracked files")
+        pytest.skip("this is no git checkout, which lists the tracked files: git clone the project")
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -57,10 +57,10 @@ def test_any_contiguous_buffer_is_registered_as_its_bytes(
         assert domain.registered == {region.lkey: (region.address, length, WRITE)}
         ctypes.memset(region.address, 0xAB, length)  # as a device would, behind Python's back
         assert bytes(region.view) == b"\xab" * length
-        assert memoryview(buffer).tobytes("A") == b"\xab" * length  # type: ignore[arg-type]
+        assert memoryview(buffer).tobytes("A") == b"\xab" * length
 
 
-@pytest.mark.parametrize("buffer", [5, "text", None, [1, 2], object()], ids=repr)
+@pytest.mark.parametrize("buffer", [5, "text", None, [1, 2], object()])
 def test_what_has_no_buffer_is_refused(domain: PlainDomain, buffer: object) -> None:
     with pytest.raises(TypeError, match=f"{type(buffer).__name__} has no buffer: give"):
         register(domain, buffer)
@@ -199,7 +199,7 @@ def test_a_slice_of_a_region_is_checked_too(domain: PlainDomain) -> None:
         with pytest.raises(IndexError, match=r"\[0:9\] lies outside a memory region of 8 bytes"):
             region[0:9]
         with pytest.raises(TypeError, match="taken by slice"):
-            region[3]  # type: ignore[index]
+            region[3]
 
 
 def test_only_memory_registered_for_it_is_described_to_a_peer(domain: PlainDomain) -> None:

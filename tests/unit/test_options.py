@@ -46,7 +46,7 @@ def test_an_option_is_explained(name: str) -> None:
 
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(TypeError, match="recieve_size"):
-        ConnectionOptions(recieve_size=1)  # type: ignore[call-arg]
+        ConnectionOptions(recieve_size=1)
 
 
 @pytest.mark.parametrize(("buffers", "depth"), [(16, 16), (1, 1), (0, 64)])
@@ -57,4 +57,4 @@ def test_the_receive_queue_is_as_deep_as_whoever_posts_needs(buffers: int, depth
 def test_options_are_a_value() -> None:
     assert ConnectionOptions(send_depth=3) == ConnectionOptions(send_depth=3)
     with pytest.raises(AttributeError):
-        ConnectionOptions().send_depth = 3  # type: ignore[misc]
+        ConnectionOptions().send_depth = 3

@@ -65,7 +65,7 @@ def test_an_index_error_names_the_slice_and_the_length(key: slice, text: str) ->
 @pytest.mark.parametrize("key", [3, "a", None, (0, 1), b"x"])
 def test_only_a_slice_is_taken(key: object) -> None:
     with pytest.raises(TypeError, match=rf"taken by slice, .* not by {type(key).__name__}"):
-        resolve_slice(key, 8, "a test")  # type: ignore[arg-type]
+        resolve_slice(key, 8, "a test")
 
 
 @pytest.mark.parametrize("key", [slice("a", None), slice(None, 1.5), slice(0.0, 4)])
@@ -195,4 +195,4 @@ def test_remote_memory_is_a_value() -> None:
     assert hash(memory) == hash(RemoteMemory(1000, 128, 7))
     assert str(memory) == "128 bytes at 0x3e8, rkey 0x7"
     with pytest.raises(AttributeError):
-        memory.length = 4096  # type: ignore[misc]
+        memory.length = 4096

@@ -17,6 +17,7 @@ from aiordma import Device
 from aiordma._native import ffi, lib
 from aiordma.enums import AtomicCapability, GidType, LinkLayer, Mtu, PortState
 from aiordma.provider import software
+from tests.network import run_alone
 from tests.unit.software_device import (
     failed,
     make_queue,
@@ -337,19 +338,11 @@ def test_a_domain_is_of_its_context() -> None:
         assert software().destroy_cq(queue) == 0
 
 
-# In a namespace of its own, whose one interface is its to take up and down.
+# In a network of its own, whose one interface is its to take up and down.
 NEWS = """
-import fcntl, os, select, socket, struct
+import select
 from aiordma import AsyncEvent, AsyncEventType, Device
-
-def set_flags(flags, name=b"lo"):
-    with socket.socket() as any_socket:
-        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH14x", name, flags))  # SIOCSIFFLAGS
-
-def set_address(name, address):
-    request = struct.pack("16sHxx4s8x", name, socket.AF_INET, socket.inet_aton(address))
-    with socket.socket() as any_socket:
-        fcntl.ioctl(any_socket, 0x8916, request)  # SIOCSIFADDR
+from tests.network import ip
 
 def index(context, address):
     found = [entry.index for entry in context.gid_table() if entry.address == address]
@@ -363,20 +356,20 @@ def changes(context):
 with Device("software").open() as context, Device("software").open() as other:
     assert context.gid_table() == []
     assert context.take_async_event() is None
-    set_flags(1)
+    ip("link set lo up")
     changes(context)
     changes(other)
     assert index(context, "127.0.0.1") == 0
     # An address that goes leaves a hole, which the next one fills.
-    set_address(b"lo:1", "10.9.9.1")
+    ip("address add 10.9.9.1/32 dev lo")
     hole = index(context, "10.9.9.1")
-    set_address(b"lo:2", "172.16.9.2")
+    ip("address add 172.16.9.2/32 dev lo")
     second = index(context, "172.16.9.2")
-    set_flags(0, b"lo:1")
+    ip("address delete 10.9.9.1/32 dev lo")
     assert (index(context, "10.9.9.1"), index(context, "172.16.9.2")) == (None, second)
-    set_address(b"lo:3", "192.168.9.3")
+    ip("address add 192.168.9.3/32 dev lo")
     assert (index(context, "192.168.9.3"), index(context, "172.16.9.2")) == (hole, second)
-    set_flags(0)
+    ip("link set lo down", "address flush dev lo")
     changes(context)
     changes(other)
     assert context.gid_table() == []
@@ -385,12 +378,4 @@ print("as it should be")
 
 
 def test_an_address_that_comes_or_goes_is_told_to_every_context() -> None:
-    alone = ["unshare", "--map-root-user", "--net"]
-    try:
-        subprocess.run([*alone, "true"], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("no network namespace to be had here")
-    out = subprocess.run(
-        [*alone, sys.executable, "-c", NEWS], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert (out.stdout, out.returncode) == ("as it should be\n", 0), out.stderr
+    assert run_alone(NEWS) == "as it should be\n"
