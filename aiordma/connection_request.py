@@ -153,11 +153,11 @@ class ConnectionRequest:
         if not self._answered:
             await self.reject()
 
-    def reject_later(self) -> None:
-        """`reject` in the background."""
+    def reject_later(self, then: Callable[[], None]) -> None:
+        """`reject` in the background, and then `then`, on the loop's thread."""
         self._answer()
         self._refuse(b"")
-        self._give_back_later(lambda: None)
+        self._give_back_later(then)
 
     def _refuse(self, private_data: bytes) -> None:
         try:

@@ -129,6 +129,7 @@ class Listener(AbstractListener[Connection]):
         self._waiters: deque[Waiter] = deque()
         self._closed = False
         self._failure: DeviceRemovedError | None = None
+        self._leaving = 0
         self._gave_back = anyio.Event()
         reactor.subscribe(identifier, self._handle, self)
 
@@ -163,7 +164,7 @@ class Listener(AbstractListener[Connection]):
         )
         self.reactor.subscribe(identifier, request.handle_event, request)
         if self._closed or len(self._requests) >= self._backlog or not self._is_ours(identifier):
-            request.reject_later()
+            self._turn_away(request)
             return
         self._requests.append(request)
         if self._waiters:
@@ -177,6 +178,15 @@ class Listener(AbstractListener[Connection]):
             return context.device_name == self._device
         finally:
             context.close()
+
+    def _turn_away(self, request: ConnectionRequest) -> None:
+        self._leaving += 1
+        request.reject_later(self._has_left)
+
+    def _has_left(self) -> None:
+        self._leaving -= 1
+        if not self._leaving and self._closed:
+            self._gave_back.set()
 
     async def request(self) -> ConnectionRequest:
         """Return the next peer that wants to connect, to be accepted or rejected. A cancelled
@@ -265,11 +275,12 @@ class Listener(AbstractListener[Connection]):
             self._closed = True
             self.receives.close()
             self._wake_all()
+            self._leaving += 1
             while self._requests:
-                self._requests.popleft().reject_later()
+                self._turn_away(self._requests.popleft())
             self.reactor.unsubscribe(self._identifier)
             self.reactor.destroy(
-                self._identifier.close, lambda: self.reactor.release(self._gave_back.set)
+                self._identifier.close, lambda: self.reactor.release(self._has_left)
             )
         await outwait(self._gave_back)
 

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -11,7 +12,15 @@ import pytest
 
 import aiordma
 from aiordma.threads import THREAD_NAME
-from tests.device.players import OWN_RECEIVES, REMOTE, Outcome, both_ways, connected, reactor_in_use
+from tests.device.players import (
+    OWN_RECEIVES,
+    REMOTE,
+    Outcome,
+    both_ways,
+    connected,
+    reactor_in_use,
+    until,
+)
 from tests.devices import ADDRESS, kernel_objects, own_group
 
 pytestmark = pytest.mark.anyio
@@ -115,6 +124,27 @@ async def test_the_peers_requests_end_when_we_close() -> None:
             server.post_recv(bytearray(8))
         with pytest.raises(aiordma.DisconnectedError):
             await server.send(b"x")
+
+
+async def test_a_listeners_close_returns_only_when_who_waited_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listener = await aiordma.listen(ADDRESS, 0)
+    connecting = Outcome()
+    async with anyio.create_task_group() as group:
+        group.start_soon(connecting.of, lambda: aiordma.connect(ADDRESS, listener.port))
+        await until(lambda: bool(listener._requests))
+        identifier = listener._requests[0]._identifier
+        real = identifier.close
+
+        def slow() -> None:
+            time.sleep(0.1)
+            real()
+
+        monkeypatch.setattr(identifier, "close", slow)
+        await listener.aclose()
+        assert identifier.closed
+    assert isinstance(connecting.error, aiordma.RejectedError)
 
 
 async def test_unreceived_messages_go_with_their_connection() -> None:
