@@ -225,6 +225,12 @@ from aiordma.provider import software
 from tests.unit.software_device import *
 
 table = software()
+
+def sockets():
+    names = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
+    links = {os.readlink(name) for name in names if os.path.islink(name)}
+    return {link for link in links if link.startswith("socket:")}
+
 with opened_domain() as (context, domain):
     channel = table.create_comp_channel(context)
     queue = make_queue(context, 16, channel)
@@ -235,11 +241,16 @@ with opened_domain() as (context, domain):
     cm_channel = table.create_event_channel()
     cm_id = ffi.new("struct rdma_cm_id **")
     assert table.create_id(cm_channel, cm_id, ffi.NULL, lib.RDMA_PS_TCP) == 0
+    address = ffi.from_buffer(b"\2" + bytes(15))  # AF_INET, any
+    before = sockets()
+    assert table.bind_addr(cm_id[0], ffi.cast("struct sockaddr *", address)) == 0
+    (bound,) = sockets() - before
     aside = Aside(lambda: take_event(channel))  # a thread that waits, and is not in the child
     assert aside.blocks()
     child = os.fork()
     if child == 0:
         null = ffi.NULL
+        assert bound not in sockets()
         for call in (
             lambda: table.close_device(context), lambda: table.dealloc_pd(domain),
             lambda: table.dereg_mr(region), lambda: table.destroy_cq(queue),

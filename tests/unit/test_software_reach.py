@@ -171,6 +171,20 @@ async def test_windows_of_type_2_are_unbound_as_their_queue_pair_goes() -> None:
             region._closed = True
 
 
+async def test_windows_of_type_2_are_unbound_as_their_queue_pair_is_reset() -> None:
+    async with connected() as (_, server):
+        hub = server._endpoint.hub
+        with (
+            aiordma.MemoryRegion(hub.domain, bytearray(BYTES), LOCAL | BIND) as region,
+            aiordma.MemoryWindow(hub.domain) as window,
+        ):
+            await bind(server, window, region)
+            assert deregister(region) == errno.EBUSY
+            server._endpoint.queue_pair.modify(aiordma.QueuePairState.RESET)
+            assert deregister(region) == 0
+            region._closed = True
+
+
 def deregister(region: aiordma.MemoryRegion) -> int:
     return int(software().dereg_mr(region.pointer))
 

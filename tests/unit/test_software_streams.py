@@ -22,6 +22,7 @@ from aiordma import (
     MemoryRegion,
     QueuePair,
     QueuePairState,
+    RemoteMemory,
     SendFlag,
     WorkCompletionStatus,
     WorkRequestOpcode,
@@ -29,6 +30,7 @@ from aiordma import (
 from aiordma._native import ffi, lib
 from aiordma.provider import software
 from tests.unit.mpa_peer import CRC, ENHANCED, HOST, LOWER, UPPER, Device, Frame, exactly, expect
+from tests.unit.software_device import address_of, take_async_event
 
 SEND, READ_REQUEST, READ_RESPONSE, TERMINATE = 3, 1, 2, 7
 SUCCESS, FLUSHED = WorkCompletionStatus.SUCCESS, WorkCompletionStatus.WR_FLUSH_ERR
@@ -209,6 +211,56 @@ def test_a_peer_that_has_no_room_for_the_end_is_told_by_a_reset(stack: ExitStack
     told = select.poll()
     told.register(wire.peer, 0)
     assert told.poll(5000) == [(wire.peer.fileno(), select.POLLERR | select.POLLHUP)]
+
+
+def test_an_answer_arrives_behind_more_messages_than_there_is_room_for(stack: ExitStack) -> None:
+    wire = Wire(stack)
+    wire.peer.setblocking(False)
+    whole, number = memoryview(b""), 0
+    with suppress(BlockingIOError):
+        while number < 1000:
+            number += 1
+            whole = memoryview(untagged(SEND, 0, number, bytes(60000)))
+            while whole:
+                whole = whole[wire.peer.send(whole) :]
+                time.sleep(0.001)
+    assert number * 60000 > 4 << 20
+    wire.peer.settimeout(10)
+    region = wire.region(bytearray(64))
+    wire.send(1, region, opcode=WorkRequestOpcode.RDMA_READ, remote=RemoteMemory(0, 64, 0))
+    question = wire.hear()
+    assert question.operation == READ_REQUEST
+    wire.peer.sendall(whole)
+    wire.peer.sendall(tagged(READ_RESPONSE, question.sink, 0, bytes(64)))
+    assert wire.completions(1) == [(1, SUCCESS)]
+
+
+def test_memory_that_goes_while_it_is_sent_is_what_a_request_failed_for(stack: ExitStack) -> None:
+    wire = Wire(stack, backlog=4096)
+    good, bad = wire.region(bytearray(64)), wire.region(mmap(-1, 16 << 20))
+    wire.send(1, bad)
+    wire.send(2, good)
+    time.sleep(0.2)
+    bad.close()
+    rest_of(wire.peer)
+    assert wire.completions(2) == [(1, BAD), (2, FLUSHED)]
+    expect(wire.channel, CmEventType.DISCONNECTED)
+
+
+def test_memory_that_goes_while_it_is_read_by_the_peer_is_an_access_error(
+    stack: ExitStack,
+) -> None:
+    wire = Wire(stack, backlog=4096)
+    memory = mmap(-1, 8 << 20)
+    region = wire.region(memory, Access.REMOTE_READ)
+    ask = struct.pack(">IQIIQ", 9, 0, len(memory), region.rkey, region.address)
+    wire.peer.sendall(untagged(READ_REQUEST, 1, 1, ask))
+    time.sleep(0.2)
+    region.close()
+    rest_of(wire.peer)
+    expect(wire.channel, CmEventType.DISCONNECTED)
+    context = wire.domain.context.pointer
+    assert take_async_event(context) == (lib.IBV_EVENT_QP_ACCESS_ERR, address_of(wire.pair.pointer))
 
 
 def test_what_another_kind_of_peer_sent_before_its_end_is_received(stack: ExitStack) -> None:

@@ -14,13 +14,24 @@
 
 enum { HEARING_MILLISECONDS = 150 };
 
+/* Send, and hear what there was no room for before. */
+static void go_on(struct sw_stream *stream)
+{
+    sw_transmit(stream);
+    if (!sw_finds_room(stream))
+        return;
+    sw_process(stream);
+    if (stream->pair)
+        sw_stream_rewatch(stream);
+}
+
 static void ready(struct sw_watch *watch, uint32_t events)
 {
     struct sw_stream *stream = SW_CONTAINER(watch, struct sw_stream, watch);
 
     if (events & EPOLLOUT) {
         stream->is_blocked = 0;
-        sw_transmit(stream);
+        go_on(stream);
     }
     if (stream->pair && events & (uint32_t)~EPOLLOUT)
         sw_receive(stream, events);
@@ -120,7 +131,7 @@ static void transmit(struct sw_queue_pair *pair)
 
     if (stream && !sw_stream_is_hopeless(stream) && !stream->is_blocked &&
         !sw_stream_is_struck(stream))
-        sw_transmit(stream);
+        go_on(stream);
 }
 
 static void resume(struct sw_queue_pair *pair)

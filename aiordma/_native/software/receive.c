@@ -649,7 +649,7 @@ static int keep(struct sw_stream *stream, uint32_t size)
 {
     struct sw_buffer *kept = &stream->kept;
 
-    if (kept->end - kept->start + size > SW_KEPT_SIZE)
+    if (kept->end - kept->start + size > sw_most_kept(stream))
         return 0;
     if (kept->start && kept->end + size > kept->size) {
         memmove(kept->bytes, kept->bytes + kept->start, kept->end - kept->start);
@@ -673,7 +673,8 @@ static int keep(struct sw_stream *stream, uint32_t size)
 /*
  * While a message waits for its receive, answers to our own questions still arrive behind it: the
  * receive may well be posted only when one of them is here. They overtake; all else keeps its
- * order, in memory, as much as there is room for. The rest stays with TCP.
+ * order, in memory, as much as there is room for. The rest stays with TCP. While we wait for an
+ * answer there is room for more: before it may come all that TCP held when it was asked for.
  */
 static int overtake(struct sw_stream *stream)
 {
@@ -687,7 +688,7 @@ static int overtake(struct sw_stream *stream)
         stream->blamed_size = 0;
         return refuse(stream, reason);
     }
-    uint32_t size = sw_frame_size(&frame);
+    uint32_t size = found ? sw_frame_size(&frame) : 0;
     if (!found || here < size)
         return 0;
     if (!is_answer(frame.operation)) {
@@ -717,25 +718,27 @@ void sw_process(struct sw_stream *stream)
 {
     int result;
 
-    stream->is_full = stream->has_ended;
-    do
-        result = step(stream);
-    while (result == 1);
-    if (!stream->pair)
-        return;
-    if (stream->has_ended && !stream->pair->is_waiting) {
-        sw_stream_broken(stream, 0);
-        return;
-    }
-    struct sw_buffer *in = &stream->in;
-    if (in->start) {
-        memmove(in->bytes, in->bytes + in->start, in->end - in->start);
-        in->end -= in->start;
-        in->start = 0;
-    }
-    /* An answer may be due, or a READ may follow one that has its answer. */
-    if (!stream->is_blocked)
-        sw_transmit(stream);
+    do {
+        stream->is_full = stream->has_ended;
+        do
+            result = step(stream);
+        while (result == 1);
+        if (!stream->pair)
+            return;
+        if (stream->has_ended && !stream->pair->is_waiting) {
+            sw_stream_broken(stream, 0);
+            return;
+        }
+        struct sw_buffer *in = &stream->in;
+        if (in->start) {
+            memmove(in->bytes, in->bytes + in->start, in->end - in->start);
+            in->end -= in->start;
+            in->start = 0;
+        }
+        /* An answer may be due, or a READ may follow one that has its answer. */
+        if (!stream->is_blocked)
+            sw_transmit(stream);
+    } while (sw_finds_room(stream));
 }
 
 /* Where the next bytes are read to: the frame's place first, if that pays; then the buffer. */

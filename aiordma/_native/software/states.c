@@ -276,6 +276,7 @@ static void to_reset(struct sw_queue_pair *pair)
     pair->oldest = pair->next_send = pair->end = 0;
     pair->receives.head = pair->receives.count = 0;
     pair->has_taken = 0;
+    sw_unbind_all(&pair->ibv);
     sw_forget_completions(pair->ibv.send_cq, pair->ibv.qp_num);
     sw_forget_completions(pair->ibv.recv_cq, pair->ibv.qp_num);
 }

@@ -134,7 +134,23 @@ static inline int sw_gives_word(const struct sw_stream *stream)
     return stream->terms.gives_word && stream->terms.inbound_depth;
 }
 
-enum { SW_IN_SIZE = SW_MOST_FRAME + 4096, SW_KEPT_SIZE = 4 << 20 };
+enum {
+    SW_IN_SIZE = SW_MOST_FRAME + 4096,
+    SW_KEPT_SIZE = 4 << 20,
+    SW_KEPT_FOR_ANSWERS = 64 << 20,
+};
+
+static inline uint32_t sw_most_kept(const struct sw_stream *stream)
+{
+    return stream->asked || stream->has_word_due ? SW_KEPT_FOR_ANSWERS : SW_KEPT_SIZE;
+}
+
+/* Whether there is room again where there was none: something has been asked since. */
+static inline int sw_finds_room(const struct sw_stream *stream)
+{
+    return stream->pair && stream->is_full && !stream->has_ended &&
+           sw_waiting_size(&stream->kept) + SW_MOST_FRAME <= sw_most_kept(stream);
+}
 
 /* Wait for what there is to wait for. */
 void sw_stream_rewatch(struct sw_stream *stream);

@@ -502,25 +502,24 @@ static void compose(struct sw_stream *stream)
 
 /*
  * Frames that wait for TCP point at memory that may have been deregistered meanwhile. What is
- * refused now must not be read any more.
+ * refused now must not be read any more. The first such frame; NULL: there is none.
  */
-static int is_still_there(struct sw_stream *stream)
+static struct sw_out_frame *find_gone(struct sw_stream *stream)
 {
     char *memory;
 
     for (uint32_t i = 0; i < stream->out_count; i++) {
-        const struct sw_out_frame *frame =
-            &stream->out[(stream->out_first + i) % SW_OUT_FRAMES];
+        struct sw_out_frame *frame = &stream->out[(stream->out_first + i) % SW_OUT_FRAMES];
         /* A key may stand for other memory by now (ibv_rereg_mr). */
         if (frame->is_answer && frame->payload &&
             (sw_reach_remote(&stream->pair->ibv, frame->stag, frame->address, frame->payload,
                              IBV_ACCESS_REMOTE_READ, &memory) ||
              memory != frame->memory))
-            return 0;
+            return frame;
         if (frame->send && frame->payload && !is_reachable(stream->pair, frame->send, 0))
-            return 0;
+            return frame;
     }
-    return 1;
+    return NULL;
 }
 
 /* TCP has taken some bytes. */
@@ -559,8 +558,14 @@ void sw_transmit(struct sw_stream *stream)
 {
     if (stream->is_dead)
         return;
-    if (stream->out_count && !is_still_there(stream)) {
-        sw_queue_pair_failed(stream->pair);
+    struct sw_out_frame *gone = find_gone(stream);
+    if (gone && gone->is_answer) {
+        stream->blamed_size = 0; /* its question may have been answered, but for this */
+        sw_stream_refused(stream, (struct sw_reason){SW_LAYER_RDMAP, 1, 0}); /* invalid STag */
+        return;
+    }
+    if (gone) {
+        sw_stream_failed_send(stream, gone->send, IBV_WC_LOC_PROT_ERR);
         return;
     }
     size_t sent = 0;
