@@ -81,6 +81,7 @@ from aiordma.listener import Listener, listen
 from aiordma.messages import Message
 from aiordma.multicast import MulticastGroup
 from aiordma.options import ConnectionKeywords, ConnectionOptions
+from aiordma.polling import new_event_loop, run
 from aiordma.queue_pairs import QueuePairAddress, UnmanagedConnection, open_queue_pair
 from aiordma.ranges import RemoteMemory
 from aiordma.rdmacm import Identifier
@@ -230,8 +231,10 @@ __all__ = (
     "connect",
     "devices",
     "listen",
+    "new_event_loop",
     "open_datagram",
     "open_queue_pair",
     "open_shared_receive",
     "resolve",
+    "run",
 )

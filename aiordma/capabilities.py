@@ -43,6 +43,7 @@ def require_reads(endpoint: Endpoint, parts: int, what: str = "READ") -> None:
             f"{what}: the two sides agreed on no outstanding READs (our initiator_depth, the "
             "peer's responder_resources)"
         )
+    endpoint.port.can_read = True  # from now on without asking
 
 
 def require_atomics(endpoint: Endpoint) -> None:

@@ -5,12 +5,14 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
+from aiordma.drain import ClosedPort
 from aiordma.endpoint import Endpoint
 from aiordma.errors import NotSupportedError, RdmaError
 from aiordma.opcodes import Operation
-from aiordma.posting import Posting, fill
+from aiordma.posting import Posting
 from aiordma.ranges import RemoteMemory
 from aiordma.request import WorkRequest
+from aiordma.request_posting import fill
 from aiordma.staging import Buffer, Staged, Staging
 from aiordma.verbs import MemorySlice, SendWork
 from aiordma.windows import BoundWindow
@@ -30,6 +32,7 @@ class Chain(Posting):
     def __init__(self, endpoint: Endpoint, staging: Staging, last_tells: bool) -> None:
         self._endpoint = endpoint
         self._staging = staging
+        self._plain = ClosedPort()  # collected, not posted
         self._last_tells = last_tells
         self._works: list[SendWork] = []
         self._alive: list[Staged] = []

@@ -60,6 +60,7 @@ class Connection(Operations, ObjectStream[bytes]):
         self._endpoint = endpoint
         self._shared = shared
         self._staging = Staging(endpoint)
+        self._plain = endpoint.port
         self._messages = MessageQueue(endpoint, shared)
         self._local = endpoint.identifier.local_address
         self._peer = endpoint.identifier.peer_address

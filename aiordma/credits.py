@@ -6,6 +6,7 @@ come first served, for the coroutines.
 
 from collections import deque
 
+from aiordma.counted import Slots
 from aiordma.event_loop import EventLoop, Waiter
 
 __all__ = ("Credits",)
@@ -20,10 +21,11 @@ class _Turn:
         self.error: Exception | None = None
 
 
-class Credits:
+class Credits(Slots):
     """A counted resource with a queue in front of it."""
 
     def __init__(self, loop: EventLoop, total: int) -> None:
+        super().__init__()
         self._loop = loop
         self._turns: deque[_Turn] = deque()
         self._error: Exception | None = None
@@ -56,6 +58,7 @@ class Credits:
             raise self._error.with_traceback(None)
         turn = _Turn(self._loop.waiter())
         self._turns.append(turn)
+        self.waiting += 1
         try:
             await turn.waiter.wait()
         except BaseException:
@@ -63,6 +66,7 @@ class Credits:
                 self.give()  # woken and cancelled at once: the next in line gets it
             elif turn in self._turns:
                 self._turns.remove(turn)
+                self.waiting -= 1
             raise
         if turn.error is not None:
             raise turn.error.with_traceback(None)
@@ -71,6 +75,7 @@ class Credits:
         """Give one back: to the first in line, or to the free ones."""
         if self._turns:
             turn = self._turns.popleft()
+            self.waiting -= 1
             turn.granted = True
             turn.waiter.wake()
         else:
@@ -81,5 +86,6 @@ class Credits:
         self._error = error
         while self._turns:
             turn = self._turns.popleft()
+            self.waiting -= 1
             turn.error = error
             turn.waiter.wake()

@@ -73,11 +73,9 @@ class Endpoint(WorkQueues):
         options: ConnectionOptions,
         state: ConnectionState,
     ) -> None:
-        super().__init__(hub, options)
+        super().__init__(hub, options, state)
         self.reactor = reactor
         self.identifier = identifier
-        self.state = state
-        self.cause: Exception | None = None
         self._guesses = self._asks = False
         self.last_event: Event | None = None
         self.was_established = False
@@ -97,11 +95,8 @@ class Endpoint(WorkQueues):
         self._closed = anyio.Event()
         self._queue: SharedQueue | None = None
         self._entries = options.send_depth + options.receive_queue
-        self.service = QueuePairType.RC
         self.windows_go = False  # in a thread, right now
         self.max_read_depth = 0
-        self.max_message = 0
-        self.capacity = Capacity()
         self.qpn = 0
 
     def __repr__(self) -> str:
@@ -126,10 +121,12 @@ class Endpoint(WorkQueues):
         if shared_receive is not None:
             shared_receive.join(self)
             self.shared_receive, self._entries = shared_receive, self.options.send_depth
+            self._takes_own_receives = False
         self.check_depths()
         self._queue = await self.hub.reserve(self._entries)
         self.hub.on_failure.add(self.fail)
         await self.calls.run(self._create_queue_pair)
+        self.open_port(self.send_credits, self.receive_credits)
 
     def _create_queue_pair(self) -> None:
         options = self.options
@@ -155,33 +152,6 @@ class Endpoint(WorkQueues):
         self.capacity = self.queue_pair.capacity
         self.qpn = self.queue_pair.qpn
         self.hub.on_queue_pair_error[self.queue_pair.key] = self.fail
-
-    # -- what holds of it ------------------------------------------------------------------
-
-    def require_usable(self) -> None:
-        """Do nothing while requests may be posted.
-
-        Raises:
-            ClosedError: you closed it.
-            DisconnectedError: the peer did.
-            WorkCompletionError: an earlier request broke it.
-            ForkError: this is a child of the process that made it.
-        """
-        self.require_same_process()
-        if self.state is ConnectionState.CLOSED:
-            raise ClosedError("this connection is closed")
-        if self.cause is not None:
-            # Raised again and again: without this, every raise would add to one traceback.
-            raise self.cause.with_traceback(None)
-        if self.queue_pair is None:
-            raise ClosedError("this connection has no queue pair yet")
-
-    def require_sendable(self) -> None:
-        """`require_usable`, and connected: before that a device keeps in its ring what it refuses,
-        and sends it later."""
-        self.require_usable()
-        if self.state in _CONNECTING:
-            raise ValueError(f"{self!r} is not connected yet: connect it before you send")
 
     # -- completions (RequestOwner) -----------------------------------------------------------
 
@@ -251,6 +221,7 @@ class Endpoint(WorkQueues):
         self.loop.call_later(0, lambda: setattr(self, "_guesses", False))
         if self._sends_open:
             # A send's acknowledgement can come behind the CM's message: do not flush it now.
+            self.port.tells = True
             self._linger_timer = self.loop.call_later(LINGER_SECONDS, self._end)
         else:
             self._end()
@@ -316,6 +287,7 @@ class Endpoint(WorkQueues):
                 logger.debug("moving to ERR: %s", error)
         self.send_credits.fail(self.cause)
         if self._open and self.was_established:  # else there are receives only, which none flushes
+            self.port.tells = True
             self._flush_timer = self.loop.call_later(FLUSH_SECONDS, self._destroy)
         else:
             self._destroy()

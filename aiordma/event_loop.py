@@ -11,6 +11,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
+from aiordma._native import in_c
+from aiordma.polling import PollingEventLoop
+
 if TYPE_CHECKING:
     import trio
 
@@ -39,11 +42,21 @@ class Timer(Protocol):
 class EventLoop(Protocol):
     """What aiordma needs of an event loop."""
 
+    asyncio_loop: asyncio.AbstractEventLoop | None
+    """What it is a face of, if that is asyncio's, or behaves as it does (uvloop)."""
+
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         """Call back whenever the descriptor is readable."""
 
     def unwatch(self, fd: int) -> None:
         """Stop that; before the descriptor is closed."""
+
+    def poll(self, drain: object, before_sleep: Callable[[], int]) -> bool:
+        """Return whether the loop polls the drain from now on, and calls `before_sleep`, which arms
+        its queues, before it sleeps: most loops do not."""
+
+    def unpoll(self, drain: object) -> None:
+        """Poll it no more."""
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
         """Call back after some seconds; 0 means in the next round of the loop."""
@@ -73,6 +86,7 @@ def _call(callback: Callable[[], None], fd: int) -> None:
         logger.exception("the callback of fd %d failed", fd)
 
 
+@in_c("Waiter")
 class _AsyncioWaiter:
     __slots__ = ("_future",)
 
@@ -88,8 +102,10 @@ class _AsyncioWaiter:
 
 
 class _AsyncioEventLoop:
+    asyncio_loop: asyncio.AbstractEventLoop | None
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self._loop = self.asyncio_loop = loop
         self._tasks: set[asyncio.Task[None]] = set()
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
@@ -98,6 +114,16 @@ class _AsyncioEventLoop:
     def unwatch(self, fd: int) -> None:
         if not self._loop.is_closed():
             self._loop.remove_reader(fd)
+
+    def poll(self, drain: object, before_sleep: Callable[[], int]) -> bool:
+        if not isinstance(self._loop, PollingEventLoop):
+            return False
+        self._loop.poll(drain, before_sleep)
+        return True
+
+    def unpoll(self, drain: object) -> None:
+        if isinstance(self._loop, PollingEventLoop):
+            self._loop.unpoll(drain)
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
         return self._loop.call_later(delay, callback)
@@ -132,6 +158,8 @@ class _TrioWaiter:
 class _TrioEventLoop:
     """Descriptors and timers are system tasks: they end with the run, not with a nursery."""
 
+    asyncio_loop: asyncio.AbstractEventLoop | None = None
+
     def __init__(self, module: Any) -> None:
         self._trio = module
         self._token: trio.lowlevel.TrioToken = module.lowlevel.current_trio_token()
@@ -160,6 +188,12 @@ class _TrioEventLoop:
             scope.cancel()
             # trio allows one waiter per descriptor, and wants to be told before the close.
             self._trio.lowlevel.notify_closing(fd)
+
+    def poll(self, drain: object, before_sleep: Callable[[], int]) -> bool:
+        return False
+
+    def unpoll(self, drain: object) -> None:
+        pass
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
         scope = self._trio.CancelScope(shield=True)

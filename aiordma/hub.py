@@ -11,12 +11,12 @@ iWARP devices cannot.)
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Protocol
 
 import anyio
 
-from aiordma._native import ffi, lib
+from aiordma._native import ffi
 from aiordma.async_events import Subscription, join_router
+from aiordma.drain import BATCH, Drain, Entry
 from aiordma.enums import AsyncEventType, Transport
 from aiordma.errors import DeviceEventError, VerbsCallError, check_negative_errno
 from aiordma.event_loop import EventLoop, Timer
@@ -31,13 +31,11 @@ from aiordma.verbs import (
     ProtectionDomain,
 )
 from aiordma.verbs.async_event import QUEUE_PAIR_ERRORS
-from aiordma.verbs.completion import COMPLETION
 
 __all__ = ("DeviceHub", "Entry", "SharedQueue")
 
 logger = logging.getLogger("aiordma")
 
-BATCH = 256
 ROUNDS = 16
 """Batches per wake before other callbacks get their turn."""
 QUEUE_ENTRIES = 4096
@@ -49,13 +47,6 @@ WATCHDOG_MOST_SECONDS = 60.0
 
 Failure = VerbsCallError | DeviceEventError
 """Why nothing completes any more."""
-
-
-class Entry(Protocol):
-    """What the in-flight table keeps."""
-
-    def complete(self, raw: tuple[int, ...]) -> None:
-        """Take the completion, in the fields' order of WorkCompletion."""
 
 
 class SharedQueue:
@@ -96,16 +87,16 @@ class DeviceHub:
         self._stopped = False
         self._making_queue = anyio.Lock()
         self._queues: list[SharedQueue] = []
-        self._drain = ffi.new("struct aiordma_drain *")
-        self._batch = ffi.new("struct aiordma_completion[]", BATCH)
-        self._drain.channel = self.channel.pointer
-        self._drain.batch = self._batch
-        self._drain.capacity = BATCH
-        self._drained: Any = None
-        self.draining = False
+        self.steps = Drain(
+            self,
+            int(ffi.cast("uintptr_t", context.provider.table)),
+            int(ffi.cast("uintptr_t", self.channel.pointer)),
+            self.in_flight,
+        )
         self._watchdog: Timer | None = None
         self._watchdog_delay = WATCHDOG_SECONDS
-        self._completed_since_watch = False
+        self._delivered = 0
+        self._arms = True
         self._add(self._make_queue(QUEUE_ENTRIES))
 
     def start(self) -> None:
@@ -113,7 +104,8 @@ class DeviceHub:
         self.loop.watch(self.channel.fd, self._readable)
         self._events = join_router(self.context, self.loop, self.handle_async_event)
         self.loop.watch(self.context.async_fd, self._async_readable)
-        self.drain()  # arms the queue
+        self._arms = not self.loop.poll(self.steps, self._before_sleep)
+        self.drain()  # arms the queue, unless the loop does before it sleeps
 
     # -- completion queues --------------------------------------------------------------------
 
@@ -177,19 +169,8 @@ class DeviceHub:
     def _add(self, queue: CompletionQueue) -> SharedQueue:
         shared = SharedQueue(queue)
         self._queues.append(shared)
-        self._rebuild()
+        self.steps.set_queues([known.queue.key for known in self._queues])
         return shared
-
-    def _rebuild(self) -> None:
-        armed = {
-            self._drained[i].queue: self._drained[i].armed for i in range(self._drain.queue_count)
-        }
-        self._drained = ffi.new("struct aiordma_drained_queue[]", max(1, len(self._queues)))
-        for i, shared in enumerate(self._queues):
-            self._drained[i].queue = shared.queue.pointer
-            self._drained[i].armed = armed.get(shared.queue.pointer, 0)
-        self._drain.queues = self._drained
-        self._drain.queue_count = len(self._queues)
 
     # -- completions --------------------------------------------------------------------------
 
@@ -199,48 +180,52 @@ class DeviceHub:
             for _ in range(0, shared.queue.cqe, BATCH * ROUNDS):
                 self.drain()
 
-    def drain(self) -> int:
+    @property
+    def draining(self) -> bool:
+        """Whether completions are being delivered."""
+        return self.steps.draining
+
+    def drain(self, *, direct: bool = False) -> int:
         """Deliver every completion that is there, and return how many. Not re-entrant: called
-        from a completion's own callback it does nothing, since a drain is under way."""
-        if self.draining or self.failure is not None:
+        from a completion's own callback it does nothing, since a drain is under way.
+
+        Args:
+            direct: no task is running, so that those who are woken can run at once.
+        """
+        return self._drain(True, self._arms, direct)
+
+    def _before_sleep(self) -> int:
+        return self._drain(False, True, True)
+
+    def _drain(self, events: bool, arm: bool, direct: bool) -> int:
+        if self.steps.draining or self.failure is not None:
             return 0
-        self.draining = True
         total = 0
         try:
             for _ in range(ROUNDS):
-                count = check_negative_errno(
-                    lib.aiordma_drain(self.context.provider.table, self._drain), "ibv_poll_cq"
-                )
+                count = check_negative_errno(self.steps.step(events, arm, direct), "ibv_poll_cq")
                 total += count
-                self._deliver(count)
-                if not self._drain.more:
+                if not self.steps.more:
                     break
             else:
                 self.loop.call_later(0, self._readable)
         except VerbsCallError as error:
             self._fail(error)
-        finally:
-            self.draining = False
-        if total:
-            self._completed_since_watch = True
         return total
 
-    def _deliver(self, count: int) -> None:
-        take = self.in_flight.take
-        packed = ffi.buffer(self._batch, count * COMPLETION.size)[:]
-        for raw in COMPLETION.iter_unpack(packed):
-            entry = take(raw[0])
-            if entry is None:
-                continue  # its queue pair is gone, and the request was ended then
-            try:
-                entry.complete(raw)
-            except Exception:
-                logger.exception("a callback of a completed work request failed")
+    def drain_soon(self) -> None:
+        """Deliver in the loop's next round what was found and cannot be delivered here."""
+        self.loop.call_later(0, self._deliver_late)
+
+    def _deliver_late(self) -> None:
+        self.steps.scheduled = False
+        if not self._stopped:
+            self.drain(direct=True)
 
     def _readable(self) -> None:
         if not self._stopped:
             self.wakes += 1
-            self.drain()
+            self.drain(direct=True)
 
     def _fail(self, error: Failure) -> None:
         """Tell everyone. What is in flight stays held until its queue pair is destroyed: that the
@@ -249,6 +234,8 @@ class DeviceHub:
             return
         logger.error("%s: %s", self.context.device_name, error)
         self.failure = error
+        self.steps.enabled = False
+        self.loop.unpoll(self.steps)
         self.loop.unwatch(self.channel.fd)
         self.loop.unwatch(self.context.async_fd)
         for tell in list(self.on_failure):
@@ -312,21 +299,22 @@ class DeviceHub:
         """Look for a lost event now and then while anything is in flight: a kernel drops one
         when an allocation fails. Rarer and rarer while nothing happens."""
         if self._watchdog is None:
+            self.steps.watched = True
             self._watchdog = self.loop.call_later(self._watchdog_delay, self._watch)
 
     def _watch(self) -> None:
         self._watchdog = None
+        self.steps.watched = False
         if self._stopped or self.failure is not None or not len(self.in_flight):
             self._watchdog_delay = WATCHDOG_SECONDS
             return
-        if self._completed_since_watch:
+        if self.steps.delivered != self._delivered:
             self._watchdog_delay = WATCHDOG_SECONDS
         else:
             self._watchdog_delay = min(2 * self._watchdog_delay, WATCHDOG_MOST_SECONDS)
-        self._completed_since_watch = False
+        self._delivered = self.steps.delivered
         # A queue whose event was lost is still thought to be armed: arm it again, then look.
-        for i in range(self._drain.queue_count):
-            self._drained[i].armed = 0
+        self.steps.forget_arming()
         self._readable()
         self.watch_over()
 
@@ -338,6 +326,7 @@ class DeviceHub:
         if self._watchdog is not None:
             self._watchdog.cancel()
             self._watchdog = None
+        self.loop.unpoll(self.steps)
         self.loop.unwatch(self.channel.fd)
         self.loop.unwatch(self.context.async_fd)
         if self._events is not None:
@@ -347,7 +336,8 @@ class DeviceHub:
 
     def close(self) -> None:
         """Destroy everything, whatever of it fails. Every queue pair must be gone."""
-        self._drain.queue_count = 0
+        self.steps.enabled = False
+        self.steps.set_queues([])
         with ExitStack() as last_first:
             last_first.callback(self.context.close)
             last_first.callback(self.domain.close)

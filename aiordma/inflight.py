@@ -7,6 +7,8 @@ reused slot recognisable, so that it is dropped instead of resolving a stranger'
 
 from typing import Generic, TypeVar
 
+from aiordma._native import in_c
+
 __all__ = ("InFlightTable",)
 
 Entry = TypeVar("Entry")
@@ -16,6 +18,7 @@ SLOT_MASK = (1 << SLOT_BITS) - 1
 GENERATION_MASK = (1 << (64 - SLOT_BITS)) - 1
 
 
+@in_c("InFlightTable")
 class InFlightTable(Generic[Entry]):
     """Slots of live entries. All operations take constant time; it grows by need."""
 
@@ -30,6 +33,11 @@ class InFlightTable(Generic[Entry]):
     def __len__(self) -> int:
         """Return the number of live entries."""
         return self._live
+
+    @property
+    def slots(self) -> int:
+        """How many it ever needed at once."""
+        return len(self._entries)
 
     def add(self, entry: Entry) -> int:
         """Keep the entry, and return the wr_id that finds it."""
@@ -57,6 +65,14 @@ class InFlightTable(Generic[Entry]):
         self._free.append(slot)
         self._live -= 1
         return entry
+
+    def age(self, slot: int, generation: int) -> bool:
+        """Move a free slot on to a generation, as if it had been used so often, and return whether
+        it was free. For tests of what comes after 2**32 uses."""
+        if slot >= len(self._entries) or self._entries[slot] is not None:
+            return False
+        self._generations[slot] = generation
+        return True
 
     def entries(self) -> list[Entry]:
         """Return the live entries, oldest slot first."""

@@ -44,6 +44,11 @@ class Operations(Posting):
         Waits for a free slot, and, where the peer has no receive posted, for one. Cancelled, the
         message may or may not arrive; the buffer stays the device's until it is decided.
         """
+        if immediate is None and invalidate is None:
+            request = self._plain.send(item)
+            if request is not None:
+                await request
+                return
         await self.sendv([item], immediate=immediate, invalidate=invalidate)
 
     async def sendv(
@@ -87,6 +92,9 @@ class Operations(Posting):
 
     async def read(self, remote: RemoteMemory, local: Buffer) -> WorkCompletion:
         """READ the peer's memory into ours. Cancelled, `local` may still be written to."""
+        request = self._plain.read(remote, local)
+        if request is not None:
+            return await request
         return await self.readv(remote, [local])
 
     async def readv(self, remote: RemoteMemory, parts: Iterable[Buffer]) -> WorkCompletion:
@@ -107,6 +115,10 @@ class Operations(Posting):
         self, local: Buffer, remote: RemoteMemory, *, immediate: int | None = None
     ) -> WorkCompletion:
         """WRITE our memory into the peer's. Cancelled, the write may still happen."""
+        if immediate is None:
+            request = self._plain.write(local, remote)
+            if request is not None:
+                return await request
         return await self.writev([local], remote, immediate=immediate)
 
     async def writev(

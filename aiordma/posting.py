@@ -1,35 +1,36 @@
 """Posting: post now, await later. What connections, chains and queue pairs without the connection
 manager have in common.
 
+A plain request (one part, registered or short enough to go inline) is posted by the endpoint's port
+with one call; whatever else there is to say or to refuse goes the general way.
+
 `post_*` keep the names of librdmacm and libibverbs. They post at once, never block, and return a
 WorkRequest; nothing of a request that was refused is held.
 """
 
 from collections.abc import Iterable
 
-from aiordma.capabilities import require_atomics, require_reads, require_windows
-from aiordma.enums import Access, MemoryWindowType, WorkRequestOpcode
+from aiordma.capabilities import require_atomics, require_reads
+from aiordma.enums import WorkRequestOpcode
 from aiordma.opcodes import (
     READ,
-    Operation,
     check_atomic,
     send_flags,
     send_opcode,
     write_opcode,
 )
 from aiordma.ranges import RemoteMemory
-from aiordma.registration import Registration
 from aiordma.request import WorkRequest
-from aiordma.staging import Buffer, Staged, Staging
-from aiordma.verbs import MemorySlice, SendWork
-from aiordma.windows import BoundWindow, check_bindable
+from aiordma.staging import Buffer
+from aiordma.verbs import SendWork
+from aiordma.window_posting import WindowPosting
 
-__all__ = ("Posting", "fill")
+__all__ = ("Posting",)
 
 _Op = WorkRequestOpcode
 
 
-class Posting(Registration):
+class Posting(WindowPosting):
     """See the module. `fence` makes a request wait until earlier READs and atomics of ours are
     done; `solicited` makes its arrival an event for a peer that waits for solicited ones only.
 
@@ -39,8 +40,6 @@ class Posting(Registration):
         NotSupportedError: the device lacks the operation; the message names both.
         ClosedError, DisconnectedError, WorkCompletionError: as the connection ended.
     """
-
-    _staging: Staging
 
     # -- messages -----------------------------------------------------------------------------
 
@@ -66,6 +65,10 @@ class Posting(Registration):
             fence: see the class.
             solicited: see the class.
         """
+        if immediate is None and invalidate is None and not fence and not solicited:
+            request = self._plain.send(data)
+            if request is not None:
+                return request
         return self.post_sendv(
             [data], immediate=immediate, invalidate=invalidate, fence=fence, solicited=solicited
         )
@@ -95,6 +98,10 @@ class Posting(Registration):
             ValueError: the connection posts its own receives; or the buffer will not do.
             TypeError: the buffer is read-only.
         """
+        if not self._endpoint.options.receive_buffers:
+            request = self._plain.receive(buffer)
+            if request is not None:
+                return request
         return self.post_recvv([buffer])
 
     def post_recvv(self, parts: Iterable[Buffer]) -> WorkRequest:
@@ -131,6 +138,10 @@ class Posting(Registration):
             TypeError: `local` is read-only.
             NotSupportedError: the two sides agreed on no outstanding READs (initiator_depth).
         """
+        if not fence:
+            request = self._plain.read(remote, local)
+            if request is not None:
+                return request
         return self.post_readv(remote, [local], fence=fence)
 
     def post_readv(
@@ -156,6 +167,10 @@ class Posting(Registration):
         nothing, except with `immediate`: that takes a receive of the peer's, whose Message has
         no data but the 32 bits, and `byte_len` is what was written.
         """
+        if immediate is None and not fence and not solicited:
+            request = self._plain.write(local, remote)
+            if request is not None:
+                return request
         return self.post_writev(
             [local], remote, immediate=immediate, fence=fence, solicited=solicited
         )
@@ -223,174 +238,3 @@ class Posting(Registration):
             swap=other,
         )
         return self._post_work(work, self._staging.target([local]))
-
-    # -- memory windows -----------------------------------------------------------------------
-
-    def post_bind_window(
-        self, window: BoundWindow, memory: MemorySlice, access: Access, *, fence: bool = False
-    ) -> WorkRequest:
-        """Post the binding of a window to registered memory, for `window.remote` to be given away
-        (IBV_WR_BIND_MW; ibv_bind_mw for type 1).
-
-        A peer may use the rkey once the request has succeeded. Until the window is revoked or
-        closed, the memory stays registered.
-
-        Args:
-            window: from `open_window`, not bound.
-            memory: of a region registered with Access.MW_BIND (and LOCAL_WRITE, if the window is
-                to be written to).
-            access: REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC.
-            fence: see the class.
-
-        Raises:
-            ValueError: it is bound, or the region's access does not permit it.
-        """
-        return self._bind(window, memory, access, fence)
-
-    def _bind(
-        self,
-        window: BoundWindow,
-        memory: MemorySlice,
-        access: Access,
-        fence: bool = False,
-        *,
-        credited: bool = False,
-    ) -> WorkRequest:
-        try:
-            require_windows(self._endpoint)
-            check_bindable(self._endpoint, window, memory, access)
-        except BaseException:
-            if credited:
-                self._endpoint.send_credits.give()
-            raise
-        flags = send_flags(fence, False)
-        if window.window.kind is MemoryWindowType.TYPE_1:
-            request = self._post_bind(window, memory, int(access), flags, credited)
-            window.posted(request, memory, window.window.rkey)
-            return request
-        rkey = window.window.next_rkey()
-        work = SendWork(
-            "BIND_MW",
-            _Op.BIND_MW,
-            flags=flags,
-            held=(memory,),
-            window=window.window,
-            bound=memory,
-            access=access,
-            rkey=rkey,
-        )
-        request = self._post_work(work, None, credited=credited)
-        window.posted(request, memory, rkey)
-        return request
-
-    def post_invalidate(self, window: BoundWindow, *, fence: bool = False) -> WorkRequest:
-        """Post the end of what a window permits: a local invalidate (IBV_WR_LOCAL_INV), or the
-        binding of a window of type 1 to nothing.
-
-        Raises:
-            ValueError: it is not bound (any more).
-        """
-        return self._invalidate(window, fence)
-
-    def _invalidate(
-        self, window: BoundWindow, fence: bool = False, *, credited: bool = False
-    ) -> WorkRequest:
-        try:
-            require_windows(self._endpoint)
-            memory = window.require_bound()
-        except BaseException:
-            if credited:
-                self._endpoint.send_credits.give()
-            raise
-        if window.window.kind is MemoryWindowType.TYPE_1:
-            request = self._post_bind(window, memory[:0], 0, send_flags(fence, False), credited)
-        else:
-            work = SendWork(
-                "LOCAL_INV", _Op.LOCAL_INV, flags=send_flags(fence, False), immediate=window.rkey
-            )
-            request = self._post_work(work, None, credited=credited)
-        window.revoking(request)
-        return request
-
-    # -- how ----------------------------------------------------------------------------------
-
-    def _post(
-        self,
-        operation: Operation,
-        staged: Staged,
-        remote: RemoteMemory | None,
-        flags: int = 0,
-        immediate: int = 0,
-        *,
-        credited: bool = False,
-    ) -> WorkRequest:
-        self._require_range(staged, remote, credited)
-        name, opcode = operation
-        try:
-            request = self._endpoint.post_send(
-                name,
-                opcode,
-                staged.sges,
-                staged.count,
-                staged.length,
-                staged.held,
-                flags=flags | staged.flags,
-                remote=remote,
-                immediate=immediate,
-                credited=credited,
-            )
-        except BaseException:
-            self._staging.abandon(staged)
-            raise
-        self._staging.posted(staged, request)
-        return request
-
-    def _post_work(
-        self, work: SendWork, staged: Staged | None, *, credited: bool = False
-    ) -> WorkRequest:
-        if staged is not None:
-            self._require_range(staged, work.remote, credited)
-            fill(work, staged)
-        try:
-            (request,) = self._endpoint.post_sends([work], credited=credited)
-        except BaseException:
-            if staged is not None:
-                self._staging.abandon(staged)
-            raise
-        if staged is not None:
-            self._staging.posted(staged, request)
-        return request
-
-    def _post_bind(
-        self, window: BoundWindow, memory: MemorySlice, access: int, flags: int, credited: bool
-    ) -> WorkRequest:
-        return self._endpoint.post_bind(window.window, memory, access, flags, credited=credited)
-
-    def _require_range(
-        self, staged: Staged, remote: RemoteMemory | None, credited: bool = False
-    ) -> None:
-        if remote is None:
-            return
-        try:
-            if not isinstance(remote, RemoteMemory):
-                raise TypeError(
-                    f"{type(remote).__name__} is no RemoteMemory: a peer makes one with "
-                    "region.remote(), and sends it packed"
-                )
-            if remote.length != staged.length:
-                raise ValueError(
-                    f"{staged.length} local bytes and {remote.length} remote ones: slice both "
-                    "to the same length"
-                )
-        except BaseException:
-            self._staging.abandon(staged)
-            if credited:
-                self._endpoint.send_credits.give()
-            raise
-
-
-def fill(work: SendWork, staged: Staged) -> None:
-    """Write the local side into a request."""
-    work.sges, work.count, work.length = staged.sges, staged.count, staged.length
-    work.held = staged.held
-    work.flags = int(work.flags) | staged.flags

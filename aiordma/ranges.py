@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from operator import index
 from typing import ClassVar
 
+from aiordma._native import given
+
 __all__ = ("RemoteMemory", "resolve_slice")
 
 
@@ -34,6 +36,7 @@ def resolve_slice(key: slice, length: int, what: str) -> tuple[int, int]:
     return start, stop - start
 
 
+@given("remote")
 @dataclass(frozen=True, slots=True)
 class RemoteMemory:
     """A range of a peer's registered memory: what one-sided operations aim at.

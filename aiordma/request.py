@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
+from aiordma._native import given, in_c
 from aiordma.event_loop import EventLoop, Waiter
 from aiordma.ranges import RemoteMemory
 from aiordma.verbs import WorkCompletion
@@ -43,6 +44,7 @@ class RequestOwner(Protocol):
         """End a request that tells nothing of its end by the one behind it, which has ended."""
 
 
+@in_c("WorkRequest")
 class WorkRequest:
     """A posted work request. Await it for its WorkCompletion; any number of tasks may, any
     number of times.
@@ -158,8 +160,7 @@ class WorkRequest:
             try:
                 yield from waiter.wait().__await__()
             finally:
-                if self._waiters and waiter in self._waiters:
-                    self._waiters.remove(waiter)
+                self.forget_waiter(waiter)
         return self.result()
 
     # -- for the hub and the endpoint ---------------------------------------------------------
@@ -190,6 +191,11 @@ class WorkRequest:
         self._error = error
         self._end()
 
+    def forget_waiter(self, waiter: Waiter) -> None:
+        """Wake it no more."""
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
+
     def _end(self) -> None:
         held, self._held = self._held, ()
         for memory in held:
@@ -213,3 +219,18 @@ class WorkRequest:
         held, self._held = self._held, ()
         for memory in held:
             memory.release()
+
+
+@given("wait_elsewhere")
+def _wait_elsewhere(request: WorkRequest, waiter: Waiter) -> Generator[Any, Any, WorkCompletion]:
+    """Await a request of the engine's on a loop that the engine does not know."""
+    try:
+        yield from waiter.wait().__await__()
+    finally:
+        request.forget_waiter(waiter)
+    return request.result()
+
+
+@given("log")
+def _log(text: str, about: object, error: BaseException) -> None:
+    logger.error(text, *([about] if "%r" in text else []), exc_info=error)

@@ -14,14 +14,14 @@ from aiordma.enums import SendFlag, WorkCompletionOpcode, WorkRequestOpcode
 from aiordma.errors import FlushedError, PartialPostError, QueueFullError, RdmaError, VerbsCallError
 from aiordma.hub import DeviceHub, SharedQueue
 from aiordma.options import ConnectionOptions
-from aiordma.process import forked, here
+from aiordma.queue_state import QueueState
 from aiordma.ranges import RemoteMemory
 from aiordma.request import Holdable, WorkRequest
+from aiordma.states import ConnectionState
 from aiordma.verbs import (
     MemoryRegion,
     MemorySlice,
     MemoryWindow,
-    QueuePair,
     RawSharedReceiveQueue,
     SendWork,
 )
@@ -73,35 +73,17 @@ class SharedReceives(Protocol):
         """Count no more a queue pair that is gone, and whose completions have been delivered."""
 
 
-class WorkQueues:
-    """What an endpoint posts on, once it has a queue pair; the endpoint says whether it may."""
+class WorkQueues(QueueState):
+    """What an endpoint posts on, once it has a queue pair."""
 
-    def __init__(self, hub: DeviceHub, options: ConnectionOptions) -> None:
-        self.hub = hub
-        self.loop = hub.loop
-        self._process = here.pid
+    def __init__(self, hub: DeviceHub, options: ConnectionOptions, state: ConnectionState) -> None:
+        super().__init__(hub, state)
         self.options = options
-        self.queue_pair: QueuePair | None = None
         self.shared_receive: SharedReceives | None = None
         self.send_credits = Credits(self.loop, options.send_depth)
         self.receive_credits = Credits(self.loop, options.receive_queue)
-        self._open: set[WorkRequest] = set()
         self.regions: dict[int, MemoryRegion] = {}
         self.windows: dict[int, Window] = {}
-
-    @property
-    def is_inherited(self) -> bool:
-        """Whether this is a forked child of the process that made it: then it is not ours."""
-        return self._process != here.pid
-
-    def require_same_process(self) -> None:
-        """Do nothing unless it is inherited.
-
-        Raises:
-            ForkError: it is.
-        """
-        if self._process != here.pid:
-            raise forked(self._process, repr(self))
 
     def check_depths(self) -> None:
         """Do nothing if the device can have as many READs outstanding as the options say.
@@ -121,14 +103,6 @@ class WorkQueues:
         """Close the region with this endpoint, if it is not closed before."""
         self.regions[id(region)] = region
         region.forget = lambda: self.regions.pop(id(region), None)
-
-    def require_usable(self) -> None:
-        """Do nothing while requests may be posted, else raise why not."""
-        raise NotImplementedError
-
-    def require_sendable(self) -> None:
-        """Do nothing while sends may be posted, else raise why not."""
-        self.require_usable()
 
     def request_failed(self, request: WorkRequest, raw: tuple[int, ...]) -> Exception:
         """Turn a failed completion into its error."""
@@ -281,10 +255,6 @@ class WorkQueues:
     def _give_sends(self, count: int) -> None:
         for _ in range(count):
             self.send_credits.give()
-
-    def fail(self, error: Exception) -> None:
-        """End, with this error as the cause."""
-        raise NotImplementedError
 
     def post_bind(
         self,

@@ -1,15 +1,53 @@
 """The only door to C: no other module imports the compiled binding.
 
-`ffi` and `lib` are cffi's. `lib` has our own C functions, the inline verbs behind them, and the
-constants; every call that lives in libibverbs or librdmacm goes through a provider's table
-(provider.h): rdma-core's, or that of the software device. Nothing is opened at import.
+`ffi` and `lib` are cffi's, for everything but the hot path. `lib` has our own C functions, the
+inline verbs behind them, and the constants; every call that lives in libibverbs or librdmacm goes
+through a provider's table (provider.h): rdma-core's, or that of the software device. Nothing is
+opened at import.
+
+`_engine` is the hot path as Python objects written in C (engine/). Each class of it stands in for
+one written in Python, its reference, which says so with `in_c`. AIORDMA_ENGINE=python leaves the
+references in their places.
 """
 
-from typing import Any
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+import aiordma._native._engine as _engine
 from aiordma._native._binding import ffi, lib
 
-__all__ = ("ffi", "lib", "load_rdma_core", "load_software")
+__all__ = ("IN_C", "ffi", "given", "in_c", "lib", "load_rdma_core", "load_software", "spinner")
+
+Reference = TypeVar("Reference")
+
+IN_C = os.environ.get("AIORDMA_ENGINE") != "python"
+"""Whether the hot path is the engine's."""
+
+
+def in_c(name: str) -> Callable[[Reference], Reference]:
+    """Decorate a class that the engine's class of that name stands in for."""
+
+    def choose(reference: Reference) -> Reference:
+        chosen: Reference = getattr(_engine, name) if IN_C else reference
+        return chosen
+
+    return choose
+
+
+def given(part: str) -> Callable[[Reference], Reference]:
+    """Decorate what the engine uses of Python's."""
+
+    def give(reference: Reference) -> Reference:
+        _engine.give(**{part: reference})
+        return reference
+
+    return give
+
+
+def spinner() -> Any:
+    """Return what polls the engine's drains; None where they are not the engine's."""
+    return _engine.Spinner() if IN_C else None
 
 
 def load_rdma_core() -> Any:

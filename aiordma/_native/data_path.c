@@ -58,26 +58,38 @@ int aiordma_request_notification(struct ibv_cq *queue, int solicited_only)
     return ibv_req_notify_cq(queue, solicited_only);
 }
 
-static int take_events(const struct aiordma_provider *provider, struct aiordma_drain *drain)
+int aiordma_take_events(const struct aiordma_provider *provider,
+                        struct ibv_comp_channel *channel, struct aiordma_drained_queue *queues,
+                        uint32_t count, uint32_t *taken)
 {
+    uint32_t expected = 0;
     struct ibv_cq *queue;
     void *context;
+    int error = EAGAIN;
 
-    while (provider->get_cq_event(drain->channel, &queue, &context) == 0) {
-        drain->events++;
-        for (uint32_t i = 0; i < drain->queue_count; i++)
-            if (drain->queues[i].queue == queue) {
-                drain->queues[i].events++;
+    for (uint32_t i = 0; i < count; i++)
+        expected += queues[i].armed;
+    *taken = 0;
+    /* An armed queue has one event to give. Asking until there are no more would cost each wake
+       one more system call; should there be another one, the channel stays readable. */
+    do {
+        if (provider->get_cq_event(channel, &queue, &context)) {
+            error = errno;
+            break;
+        }
+        ++*taken;
+        for (uint32_t i = 0; i < count; i++)
+            if (queues[i].queue == queue) {
+                queues[i].events++;
                 break;
             }
-    }
-    int error = errno;
-    for (uint32_t i = 0; i < drain->queue_count; i++)
-        if (drain->queues[i].events) {
+    } while (*taken < expected);
+    for (uint32_t i = 0; i < count; i++)
+        if (queues[i].events) {
             /* Acking takes a lock: once per queue and wake, not once per event. */
-            provider->ack_cq_events(drain->queues[i].queue, drain->queues[i].events);
-            drain->queues[i].events = 0;
-            drain->queues[i].armed = 0;
+            provider->ack_cq_events(queues[i].queue, queues[i].events);
+            queues[i].events = 0;
+            queues[i].armed = 0;
         }
     /* Acked in any case: what was taken and not acked blocks ibv_destroy_cq for ever. */
     return error == EAGAIN || error == EWOULDBLOCK || error == EINTR ? 0 : -error;
@@ -89,7 +101,8 @@ int aiordma_drain(const struct aiordma_provider *provider, struct aiordma_drain 
 
     drain->more = 0;
     drain->events = 0;
-    int failed = take_events(provider, drain);
+    int failed = aiordma_take_events(provider, drain->channel, drain->queues,
+                                     drain->queue_count, &drain->events);
     if (failed)
         return failed;
     for (uint32_t i = 0; i < drain->queue_count; i++)

@@ -5,7 +5,7 @@ import os
 import struct
 from typing import Any, NamedTuple
 
-from aiordma._native import ffi, lib
+from aiordma._native import ffi, given, lib
 from aiordma.enums import (
     CompletionQueueFlag,
     WorkCompletionFlag,
@@ -28,6 +28,7 @@ COMPLETION = struct.Struct("=QIIIIIIIIHHBBH")
 """struct aiordma_completion of data_path.h."""
 
 
+@given("completion")
 class WorkCompletion(NamedTuple):
     """How one work request ended. Beyond wr_id, status, vendor_err and qp_num a field is valid
     on success only (man ibv_poll_cq). `immediate` is in host order."""

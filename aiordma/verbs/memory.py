@@ -1,6 +1,5 @@
 """Registered memory: anything with a buffer, pinned, and its slices (man ibv_reg_mr)."""
 
-import struct
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from mmap import PAGESIZE
@@ -8,6 +7,7 @@ from pickle import PickleBuffer
 from typing import Any
 
 from aiordma._native import ffi, lib
+from aiordma.counted import Part, RegionBase
 from aiordma.device_enums import OnDemandPaging
 from aiordma.enums import Access
 from aiordma.errors import (
@@ -23,7 +23,6 @@ from aiordma.verbs.resource import Resource
 
 __all__ = ("MemoryRegion", "MemorySlice", "address_of", "flat_view", "gather")
 
-_SGE = struct.Struct("=QII")  # struct ibv_sge: address, length, lkey
 _OUTLIVING: list[memoryview] = []
 """Memory that the device may touch and nobody else can reach any more."""
 _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
@@ -34,20 +33,18 @@ _SIW = 0x626D74
 """The vendor_id of siw, whose kernel module takes an iova and ignores it."""
 
 
-class MemorySlice:
+class MemorySlice(Part):
     """A contiguous part of a memory region: what a work request reads or writes locally.
 
     Slicing is bounds-checked: nothing is clamped. `view` is the memory itself.
     """
 
-    __slots__ = ("address", "length", "region", "sge")
+    __slots__ = ()
+
+    region: "MemoryRegion"
 
     def __init__(self, region: "MemoryRegion", offset: int, length: int) -> None:
-        self.region = region
-        self.address = region.address + offset
-        self.length = length
-        # Made once, posted many times. A length of 2**32 or more has no place in a work request.
-        self.sge = _SGE.pack(self.address, length, region.lkey) if length < 2**32 else b""
+        super().__init__(region, region.address + offset, length, region.lkey)
 
     def __len__(self) -> int:
         return self.length
@@ -95,7 +92,7 @@ class MemorySlice:
             self.region.close()
 
 
-class MemoryRegion(Resource):
+class MemoryRegion(RegionBase, Resource):
     """A Python buffer that a device may read and write.
 
     The buffer stays exported while it is registered: a bytearray cannot be resized, nor can any
@@ -132,9 +129,10 @@ class MemoryRegion(Resource):
     ) -> None:
         view = flat_view(buffer)
         access = _checked_access(domain, buffer, view, access)
-        super().__init__(domain)
+        Resource.__init__(self, domain)
         self.domain = domain
         self.access = access
+        self.writable = bool(access & Access.LOCAL_WRITE)
         self.view = view
         self.users = 0
         self.retired = False
@@ -149,6 +147,7 @@ class MemoryRegion(Resource):
             raise
         self.lkey: int = self.pointer.lkey
         self.rkey: int = self.pointer.rkey
+        self.usable = True
 
     def _register(self, iova: int | None) -> Any:
         provider, pointer, length = self.domain.provider, self.domain.pointer, self.length
@@ -229,6 +228,7 @@ class MemoryRegion(Resource):
         flags |= lib.IBV_REREG_MR_CHANGE_PD if domain is not None else 0
         flags |= lib.IBV_REREG_MR_CHANGE_TRANSLATION if buffer is not None else 0
         address = self.address if buffer is None else address_of(view)
+        self.usable = False
         result = home.provider.rereg_mr(
             self.pointer,
             flags,
@@ -244,6 +244,7 @@ class MemoryRegion(Resource):
         if home is not self.domain:
             self._move(home)
         self.domain, self.access, self.view = home, wanted, view
+        self.usable, self.writable = True, bool(wanted & Access.LOCAL_WRITE)
         self.address, self.length = address, len(view)
         self.lkey, self.rkey = self.pointer.lkey, self.pointer.rkey
 
@@ -257,7 +258,8 @@ class MemoryRegion(Resource):
             return
         if self.users:
             raise BusyError(f"{self.users} posted work requests still own it: await them first")
-        super().close()
+        self.usable = False
+        Resource.close(self)
 
     def retire(self) -> None:
         """Close it now, or, where posted requests still own it, when the last one has ended."""
@@ -271,7 +273,7 @@ class MemoryRegion(Resource):
             # them goes first is up to the collector. The bytes must outlive them all.
             _OUTLIVING.append(self.view)
             self.users = 0
-        super().__del__()
+        Resource.__del__(self)
 
     def _destroy(self) -> None:
         self.forget()

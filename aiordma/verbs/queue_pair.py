@@ -304,11 +304,11 @@ class QueuePair(Resource):
             self.pointer, wr_id, opcode, flags, sges, count, address, rkey, immediate
         )
         if error < 0:
-            failure = VerbsCallError(-error, "ibv_post_send", self._explain(count))
+            failure = VerbsCallError(-error, "ibv_post_send", self.explain(count))
             failure.was_taken = True
             raise failure
         if error:
-            check_positive_errno(error, "ibv_post_send", self._explain(count))
+            check_positive_errno(error, "ibv_post_send", self.explain(count))
 
     def post_recv_raw(self, wr_id: int, sges: bytes, count: int) -> None:
         """Post a receive with the sges already packed."""
@@ -316,7 +316,7 @@ class QueuePair(Resource):
             self.require_open()
         error = lib.aiordma_post_recv(self.pointer, wr_id, sges, count)
         if error:
-            check_positive_errno(error, "ibv_post_recv", self._explain(count))
+            check_positive_errno(error, "ibv_post_recv", self.explain(count))
 
     def post_send_chain(
         self, works: Sequence[SendWork], wr_ids: Sequence[int], flags: Sequence[int]
@@ -380,7 +380,8 @@ class QueuePair(Resource):
         raw.raw = gid
         check_positive_errno(call(self.pointer, raw, lid), name)
 
-    def _explain(self, count: int) -> str:
+    def explain(self, count: int) -> str:
+        """Say what was posted to what, for the error of a refusal."""
         return f"posted {count} sges to a queue pair of {self.capacity}"
 
     def _destroy(self) -> None:

@@ -89,21 +89,15 @@ async def test_completions_are_delivered_on_the_loops_thread_only() -> None:
     options = {"send_depth": 512, "receive_buffers": 512, "receive_size": 64}
     async with await aiordma.listen(ADDRESS, 0, **options) as listener, connected() as (one, other):
         hub, loop = one._endpoint.hub, threading.get_ident()
-        strangers: list[int] = []
-        deliver = hub._deliver
-
-        def watched(count: int) -> None:
-            if threading.get_ident() != loop:
-                strangers.append(count)
-            deliver(count)
-
-        hub._deliver = watched
+        threads: list[int] = []
         connections: list[aiordma.Connection] = []
         done = False
 
         async def chat() -> None:
             while not done:
-                await one.send(b"x")
+                request = one.post_send(b"x")
+                request.add_done_callback(lambda _: threads.append(threading.get_ident()))
+                await request
                 await other.receive()
 
         async def accept() -> None:
@@ -118,7 +112,7 @@ async def test_completions_are_delivered_on_the_loops_thread_only() -> None:
             await until(lambda: len(connections) == 12)
             done = True
         assert len(hub._queues) >= 2
-        assert strangers == []
+        assert set(threads) == {loop}
         for connection in connections:
             await connection.aclose()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from aiordma import drain as drain_module
 from aiordma import hub as hub_module
 from aiordma._native import ffi
 from aiordma.enums import Transport
@@ -45,6 +46,14 @@ class Loop:
 
     def unwatch(self, fd: int) -> None:
         self.watched.pop(fd, None)
+
+    asyncio_loop = None
+
+    def poll(self, _drain: object, _before_sleep: object) -> bool:
+        return False
+
+    def unpoll(self, _drain: object) -> None:
+        pass
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
         self.timers.append(Timer(delay, callback))
@@ -123,7 +132,8 @@ class Device:
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Let hubs be made on it."""
-        patch.setattr(hub_module, "lib", SimpleNamespace(aiordma_drain=self.drain))
+        patch.setattr(drain_module, "lib", SimpleNamespace(aiordma_drain=self.drain))
+        patch.setattr(hub_module, "Drain", drain_module.ReferenceDrain)
         patch.setattr(hub_module, "CompletionQueue", self.make_queue)
         patch.setattr(hub_module, "CompletionChannel", Channel)
         patch.setattr(hub_module, "ProtectionDomain", Closable)

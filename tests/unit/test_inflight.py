@@ -1,5 +1,7 @@
 """The in-flight table: a wr_id finds its entry once, and a stale one finds nothing, ever."""
 
+import weakref
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +16,10 @@ from hypothesis.stateful import (
 )
 
 from aiordma.inflight import GENERATION_MASK, SLOT_BITS, SLOT_MASK, InFlightTable
+
+
+class Thing:
+    """Something that can be looked for."""
 
 
 def slot_of(wr_id: int) -> int:
@@ -76,10 +82,7 @@ class InFlight(RuleBasedStateMachine):
     def age(self, wr_id: int, near: int) -> object:
         """Move a free slot to the end of its generations; what it handed out is forgotten."""
         slot = slot_of(wr_id)
-        if slot in self.table._free:
-            self.table._generations[slot] = GENERATION_MASK - near
-            return multiple()
-        return wr_id
+        return multiple() if self.table.age(slot, GENERATION_MASK - near) else wr_id
 
     @invariant()
     def it_holds_what_the_model_holds(self) -> None:
@@ -88,8 +91,7 @@ class InFlight(RuleBasedStateMachine):
 
     @invariant()
     def it_is_as_large_as_it_ever_had_to_be(self) -> None:
-        assert len(self.table._entries) == self.most
-        assert len(self.table._free) == self.most - len(self.model)
+        assert self.table.slots == self.most
 
 
 TestInFlight = InFlight.TestCase
@@ -100,7 +102,7 @@ TestInFlight.settings = settings(max_examples=60, stateful_step_count=40)
 def test_generations_wrap_around_past_zero(start: int) -> None:
     table: InFlightTable[str] = InFlightTable()
     table.take(table.add("to make the slot"))
-    table._generations[0] = start
+    assert table.age(0, start)
     seen = []
     for _ in range(6):
         wr_id = table.add("entry")
@@ -121,9 +123,13 @@ def test_an_empty_table_finds_nothing(wr_id: int) -> None:
 def test_an_entry_is_let_go_when_it_is_taken() -> None:
     # The table must not keep alive what the device no longer owns.
     table: InFlightTable[object] = InFlightTable()
-    wr_id = table.add(object())
+    entry = Thing()
+    alive = weakref.ref(entry)
+    wr_id = table.add(entry)
+    del entry
+    assert alive() is not None
     table.take(wr_id)
-    assert table._entries == [None]
+    assert alive() is None
     assert table.entries() == []
 
 

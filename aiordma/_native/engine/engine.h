@@ -1,0 +1,184 @@
+/*
+ * The hot path as Python objects in C: the in-flight table, the request and its awaiting, slots,
+ * a queue pair's port, the drain. Each of them does what the Python class of the same name does,
+ * which is its reference (docs/performance.md says what it gains). Whoever calls holds the GIL, and
+ * keeps it: giving it away costs more than anything that is done here.
+ */
+#ifndef AIORDMA_ENGINE_H
+#define AIORDMA_ENGINE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "data_path.h"
+
+/* -- what Python gives once, at import ---------------------------------------------------- */
+
+struct engine_given {
+    PyObject *completion_class; /* WorkCompletion, a named tuple */
+    PyObject *remote_class;     /* RemoteMemory */
+    PyObject *wait_elsewhere;   /* a generator function: awaiting on loops other than asyncio */
+    PyObject *log;              /* log(text, object): the exception that is set, into the log */
+    PyObject *address, *length, *rkey, *call_soon, *request_ended;
+    PyObject *request_failed, *run_ended, *hold, *release, *complete, *waiter, *loop, *wake;
+    PyObject *close, *watch_over, *drain_soon, *post_refused, *doorbell_failed;
+    PyObject *with_context; /* a tuple: ("context",) */
+};
+extern struct engine_given engine_given;
+
+/* Tell of the exception that is set, and go on. */
+void engine_log(const char *text, PyObject *object);
+
+/* -- memory ------------------------------------------------------------------------------- */
+
+/* What a MemoryRegion is in C: what a post has to know of it. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *domain;
+    Py_ssize_t users; /* posted requests that own a part of it */
+    char retired;     /* to be closed by its last user */
+    char usable;      /* open */
+    char writable;    /* by the device */
+} RegionBase;
+
+/* A MemorySlice. */
+typedef struct {
+    PyObject_HEAD
+    RegionBase *region;
+    unsigned long long address;
+    Py_ssize_t length;
+    unsigned int lkey;
+} Part;
+
+extern PyTypeObject engine_region_type, engine_part_type;
+
+/* -- slots -------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t total, free, waiting;
+} Slots;
+
+extern PyTypeObject engine_slots_type;
+
+/* -- the in-flight table ------------------------------------------------------------------ */
+
+typedef struct {
+    PyObject *entry;
+    uint32_t generation;
+    uint32_t next_free;
+} Slot;
+
+typedef struct {
+    PyObject_HEAD
+    Slot *slots;
+    uint32_t used, capacity, first_free, live;
+} Table;
+
+extern PyTypeObject engine_table_type;
+
+/* Returns the wr_id, 0 with an exception. */
+uint64_t engine_table_add(Table *table, PyObject *entry);
+/* Borrowed, and still in the table; NULL if it is not in flight. */
+PyObject *engine_table_find(const Table *table, uint64_t wr_id);
+/* A new reference, out of the table; NULL if it was not in flight. */
+PyObject *engine_table_take(Table *table, uint64_t wr_id);
+
+/* -- the drain, the port, the request, the waiter ----------------------------------------- */
+
+enum { ENGINE_BATCH = 256 };
+
+typedef struct {
+    PyObject_HEAD
+    const struct aiordma_provider *provider;
+    struct ibv_comp_channel *channel;
+    struct aiordma_drained_queue *queues;
+    uint32_t queue_count;
+    uint32_t head, tail; /* of what was polled and is not delivered */
+    Table *table;
+    PyObject *hub;
+    PyObject *woken; /* a list, reused */
+    char enabled, draining, more, watched, scheduled;
+    uint32_t fruitless, posts; /* polls after a post, in a row; those left out since */
+    uint32_t at_once;          /* awaits in a row that did not suspend */
+    unsigned long long events, polls, crossings, delivered;
+    struct aiordma_completion batch[ENGINE_BATCH];
+} Drain;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *owner;
+    PyObject *loop; /* asyncio's, or NULL */
+    PyObject *open; /* a set */
+    PyObject *domain;
+    Slots *sends, *receives;
+    Drain *drain;
+    struct ibv_qp *queue_pair;
+    unsigned long long max_message;
+    Py_ssize_t max_inline;
+    unsigned int process;
+    char ready, can_receive, can_read, tells;
+} Port;
+
+enum request_state { IN_FLIGHT, SUCCEEDED, FAILED };
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *owner, *operation, *held, *remote, *result, *error, *run;
+    PyObject *waiters, *callbacks; /* lists, or NULL */
+    Part *part;                    /* held beside `held` */
+    Port *port;                    /* NULL: its owner accounts for it */
+    unsigned long long wr_id;
+    Py_ssize_t length;
+    unsigned int completes_as;
+    char is_receive, state, at_once;
+    struct aiordma_completion completion;
+    PyObject *weak;
+} Request;
+
+enum waiter_state { WAITING, WOKEN, CANCELLED };
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *loop, *callback, *context, *message;
+    Request *request;
+    char state, blocking;
+} Waiter;
+
+typedef struct {
+    PyObject_HEAD
+    char dirty;
+    unsigned long long found;
+} Spinner;
+
+extern PyTypeObject engine_drain_type, engine_port_type, engine_request_type,
+    engine_waiter_type, engine_spinner_type;
+
+/* wait.c: */
+Waiter *engine_waiter(PyObject *loop, Request *request);
+int engine_wake(Waiter *waiter);
+/* From here to engine_run_woken those who are woken are put on the list, to be run at once. */
+void engine_collect_woken(PyObject *list);
+int engine_run_woken(PyObject *list);
+
+/* request.c: */
+Request *engine_request(Port *port, PyObject *operation, Py_ssize_t length, Part *part,
+                        PyObject *remote, int is_receive);
+void engine_complete(Request *request, const struct aiordma_completion *completion);
+void engine_drop(Request *request); /* the device did not take it */
+PyObject *engine_result(Request *request);
+void engine_forget_waiter(Request *request, PyObject *waiter);
+PyObject *engine_completion_tuple(const struct aiordma_completion *completion, PyObject *type);
+
+/* port.c: */
+int engine_port_names(void);
+void engine_account(Port *port, Request *request);
+
+/* drain.c: */
+void engine_poll_after_post(Drain *drain);
+void engine_watch_over(Drain *drain);
+
+/* module.c: how many forks lie between the first process and this one. */
+unsigned int engine_process(void);
+
+#endif

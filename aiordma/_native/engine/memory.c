@@ -1,0 +1,138 @@
+/* What posts have to know of registered memory, and slots; the references are in base.py. */
+#include "engine.h"
+
+#include <structmember.h>
+
+/* -- regions ------------------------------------------------------------------------------ */
+
+static int region_traverse(RegionBase *region, visitproc visit, void *arg)
+{
+    Py_VISIT(region->domain);
+    return 0;
+}
+
+static int region_clear(RegionBase *region)
+{
+    Py_CLEAR(region->domain);
+    return 0;
+}
+
+static void region_dealloc(RegionBase *region)
+{
+    PyObject_GC_UnTrack(region);
+    region_clear(region);
+    Py_TYPE(region)->tp_free((PyObject *)region);
+}
+
+static PyMemberDef region_members[] = {
+    {"domain", T_OBJECT_EX, offsetof(RegionBase, domain), 0, "where it is registered"},
+    {"users", T_PYSSIZET, offsetof(RegionBase, users), 0, "posted requests that own a part"},
+    {"retired", T_BOOL, offsetof(RegionBase, retired), 0, "closed by its last user"},
+    {"usable", T_BOOL, offsetof(RegionBase, usable), 0, "it is registered"},
+    {"writable", T_BOOL, offsetof(RegionBase, writable), 0, "the device may write to it"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+PyTypeObject engine_region_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "aiordma._native._engine.RegionBase",
+    .tp_basicsize = sizeof(RegionBase),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_dealloc = (destructor)region_dealloc,
+    .tp_traverse = (traverseproc)region_traverse,
+    .tp_clear = (inquiry)region_clear,
+    .tp_members = region_members,
+};
+
+/* -- slices ------------------------------------------------------------------------------- */
+
+static int part_init(Part *part, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"region", "address", "length", "lkey", NULL};
+    PyObject *region;
+    unsigned long long address;
+    Py_ssize_t length;
+    unsigned int lkey;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!KnI", names, &engine_region_type,
+                                     &region, &address, &length, &lkey))
+        return -1;
+    Py_XSETREF(part->region, (RegionBase *)Py_NewRef(region));
+    part->address = address;
+    part->length = length;
+    part->lkey = lkey;
+    return 0;
+}
+
+static int part_traverse(Part *part, visitproc visit, void *arg)
+{
+    Py_VISIT(part->region);
+    return 0;
+}
+
+static int part_clear(Part *part)
+{
+    Py_CLEAR(part->region);
+    return 0;
+}
+
+static void part_dealloc(Part *part)
+{
+    PyObject_GC_UnTrack(part);
+    part_clear(part);
+    Py_TYPE(part)->tp_free((PyObject *)part);
+}
+
+static PyObject *part_sge(Part *part, void *closure)
+{
+    (void)closure;
+    struct ibv_sge sge = {part->address, (uint32_t)part->length, part->lkey};
+    /* A length of 2**32 or more has no place in a work request. */
+    Py_ssize_t size = (uint64_t)part->length >> 32 ? 0 : (Py_ssize_t)sizeof(sge);
+    return PyBytes_FromStringAndSize((const char *)&sge, size);
+}
+
+static PyMemberDef part_members[] = {
+    {"region", T_OBJECT_EX, offsetof(Part, region), READONLY, "what it is a part of"},
+    {"address", T_ULONGLONG, offsetof(Part, address), READONLY, "of its first byte"},
+    {"length", T_PYSSIZET, offsetof(Part, length), READONLY, "in bytes"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef part_properties[] = {
+    {"sge", (getter)part_sge, NULL, "struct ibv_sge; empty if it is too long for one", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+PyTypeObject engine_part_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "aiordma._native._engine.Part",
+    .tp_basicsize = sizeof(Part),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)part_init,
+    .tp_dealloc = (destructor)part_dealloc,
+    .tp_traverse = (traverseproc)part_traverse,
+    .tp_clear = (inquiry)part_clear,
+    .tp_members = part_members,
+    .tp_getset = part_properties,
+};
+
+/* -- slots of a work queue ---------------------------------------------------------------- */
+
+static PyMemberDef slots_members[] = {
+    {"total", T_PYSSIZET, offsetof(Slots, total), 0, "the queue's depth"},
+    {"free", T_PYSSIZET, offsetof(Slots, free), 0, "how many are not taken"},
+    {"waiting", T_PYSSIZET, offsetof(Slots, waiting), 0, "tasks in line for one"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+PyTypeObject engine_slots_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "aiordma._native._engine.Slots",
+    .tp_basicsize = sizeof(Slots),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .tp_new = PyType_GenericNew,
+    .tp_members = slots_members,
+};

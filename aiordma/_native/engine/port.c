@@ -1,0 +1,380 @@
+/*
+ * A queue pair's port: the plain requests (a message, a receive, READ, WRITE) of registered memory,
+ * or of bytes that go inline, posted with one call. What is not plain gets None for an answer, and
+ * goes the general way, through Python (work_queues.py), which also explains what is refused.
+ */
+#include "engine.h"
+
+#include <errno.h>
+#include <structmember.h>
+
+static int port_init(Port *port, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"owner", "drain", "sends", "receives", "open", "loop", "domain",
+                            NULL};
+    PyObject *owner, *drain, *sends, *receives, *open, *loop, *domain;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!O!O!OO", names, &owner,
+                                     &engine_drain_type, &drain, &engine_slots_type, &sends,
+                                     &engine_slots_type, &receives, &PySet_Type, &open, &loop,
+                                     &domain))
+        return -1;
+    Py_XSETREF(port->owner, Py_NewRef(owner));
+    Py_XSETREF(port->drain, (Drain *)Py_NewRef(drain));
+    Py_XSETREF(port->sends, (Slots *)Py_NewRef(sends));
+    Py_XSETREF(port->receives, (Slots *)Py_NewRef(receives));
+    Py_XSETREF(port->open, Py_NewRef(open));
+    Py_XSETREF(port->loop, loop == Py_None ? NULL : Py_NewRef(loop));
+    Py_XSETREF(port->domain, Py_NewRef(domain));
+    port->process = engine_process();
+    return 0;
+}
+
+static int port_traverse(Port *port, visitproc visit, void *arg)
+{
+    Py_VISIT(port->owner);
+    Py_VISIT(port->drain);
+    Py_VISIT(port->open);
+    Py_VISIT(port->loop);
+    Py_VISIT(port->domain);
+    return 0;
+}
+
+static int port_clear(Port *port)
+{
+    Py_CLEAR(port->owner);
+    Py_CLEAR(port->drain);
+    Py_CLEAR(port->open);
+    Py_CLEAR(port->loop);
+    Py_CLEAR(port->domain);
+    return 0;
+}
+
+static void port_dealloc(Port *port)
+{
+    PyObject_GC_UnTrack(port);
+    port_clear(port);
+    Py_CLEAR(port->sends);
+    Py_CLEAR(port->receives);
+    Py_TYPE(port)->tp_free((PyObject *)port);
+}
+
+/* -- slots -------------------------------------------------------------------------------- */
+
+static int take_slot(Slots *slots)
+{
+    if (!slots->free || slots->waiting)
+        return 0;
+    slots->free--;
+    return 1;
+}
+
+static void give_slot(Slots *slots)
+{
+    if (!slots->waiting) {
+        slots->free++;
+        return;
+    }
+    PyObject *result = PyObject_CallMethod((PyObject *)slots, "give", NULL);
+    Py_XDECREF(result);
+    if (!result)
+        engine_log("giving back a slot failed", (PyObject *)slots);
+}
+
+void engine_account(Port *port, Request *request)
+{
+    if (PySet_Discard(port->open, (PyObject *)request) < 0)
+        engine_log("forgetting %r failed", (PyObject *)request);
+    give_slot(request->is_receive ? port->receives : port->sends);
+}
+
+/* -- posting ------------------------------------------------------------------------------ */
+
+/* What is to be posted. */
+struct plain {
+    PyObject *operation; /* its name */
+    enum ibv_wr_opcode opcode;
+    unsigned int flags;
+    Part *part;         /* NULL: the view's bytes go inline */
+    Py_buffer view;     /* its obj is NULL unless it is to be given back */
+    PyObject *remote;   /* RemoteMemory, or NULL */
+    struct ibv_sge sge;
+    unsigned long long remote_address;
+    unsigned int rkey;
+};
+
+static int attribute(PyObject *object, PyObject *name, unsigned long long *value)
+{
+    PyObject *number = PyObject_GetAttr(object, name);
+    if (!number)
+        return -1;
+    *value = PyLong_AsUnsignedLongLong(number);
+    Py_DECREF(number);
+    return *value == (unsigned long long)-1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* 1: it is plain; 0: it is not; -1: an exception. */
+static int read_local(Port *port, struct plain *plain, PyObject *local, int is_target)
+{
+    if (PyObject_TypeCheck(local, &engine_part_type)) {
+        Part *part = (Part *)local;
+        RegionBase *region = part->region;
+        if (!region->usable || region->domain != port->domain || !part->length ||
+            (uint64_t)part->length > port->max_message || (uint64_t)part->length >> 32 ||
+            (is_target && !region->writable))
+            return 0;
+        plain->part = part;
+        plain->sge = (struct ibv_sge){part->address, (uint32_t)part->length, part->lkey};
+        return 1;
+    }
+    if (is_target || !PyObject_CheckBuffer(local))
+        return 0;
+    if (PyObject_GetBuffer(local, &plain->view, PyBUF_SIMPLE)) {
+        PyErr_Clear(); /* the general way says what is wrong with it */
+        return 0;
+    }
+    if (!plain->view.len || plain->view.len > port->max_inline) {
+        PyBuffer_Release(&plain->view);
+        return 0;
+    }
+    plain->flags |= IBV_SEND_INLINE;
+    plain->sge = (struct ibv_sge){(uintptr_t)plain->view.buf, (uint32_t)plain->view.len, 0};
+    return 1;
+}
+
+static int read_remote(struct plain *plain, PyObject *remote)
+{
+    unsigned long long length, rkey;
+
+    if ((PyObject *)Py_TYPE(remote) != engine_given.remote_class)
+        return 0;
+    if (attribute(remote, engine_given.address, &plain->remote_address) ||
+        attribute(remote, engine_given.length, &length) ||
+        attribute(remote, engine_given.rkey, &rkey))
+        return -1;
+    plain->remote = remote;
+    plain->rkey = (unsigned int)rkey;
+    return length == plain->sge.length;
+}
+
+/* Say what the driver did with it: 0, posted; else refused with an errno; negative: it has it, and
+   could not be told. */
+static int give_to_device(Port *port, const struct plain *plain, uint64_t wr_id, int is_receive)
+{
+    struct ibv_sge sge = plain->sge;
+    int error;
+
+    if (is_receive) {
+        struct ibv_recv_wr receive = {.wr_id = wr_id, .sg_list = &sge, .num_sge = 1}, *none;
+        error = ibv_post_recv(port->queue_pair, &receive, &none);
+        return error == -1 && errno ? errno : abs(error);
+    }
+    struct ibv_send_wr send = {
+        .wr_id = wr_id,
+        .sg_list = &sge,
+        .num_sge = 1,
+        .opcode = plain->opcode,
+        .send_flags = plain->flags | IBV_SEND_SIGNALED,
+        .wr.rdma = {.remote_addr = plain->remote_address, .rkey = plain->rkey},
+    };
+    struct ibv_send_wr *refused = NULL;
+    error = ibv_post_send(port->queue_pair, &send, &refused);
+    if (error < 0)
+        error = error == -1 && errno ? errno : -error;
+    return refused ? (error ? error : EINVAL) : -error;
+}
+
+/* The device refused it: undo everything, and let Python raise why. */
+static PyObject *refuse(Port *port, Request *request, int error)
+{
+    Py_XDECREF(engine_table_take(port->drain->table, request->wr_id));
+    if (PySet_Discard(port->open, (PyObject *)request) < 0)
+        PyErr_Clear();
+    engine_drop(request);
+    give_slot(request->is_receive ? port->receives : port->sends);
+    PyObject *number = PyLong_FromLong(error);
+    if (!number)
+        return NULL;
+    PyObject *arguments[] = {port->owner, number, request->is_receive ? Py_True : Py_False};
+    PyObject *result = PyObject_VectorcallMethod(engine_given.post_refused, arguments, 3, NULL);
+    Py_DECREF(number);
+    if (result) {
+        Py_DECREF(result);
+        PyErr_SetString(PyExc_SystemError, "a refused post was not explained");
+    }
+    return NULL;
+}
+
+/* The device has it, and could not be told: only the end of the queue pair decides it. */
+static void doorbell_failed(Port *port, int error)
+{
+    PyObject *number = PyLong_FromLong(error);
+    PyObject *result = number ? PyObject_CallMethodOneArg(
+                                    port->owner, engine_given.doorbell_failed, number)
+                              : NULL;
+    Py_XDECREF(number);
+    Py_XDECREF(result);
+    if (!result)
+        engine_log("ending %r failed", port->owner);
+}
+
+static PyObject *post(Port *port, const struct plain *plain, int is_receive)
+{
+    Slots *slots = is_receive ? port->receives : port->sends;
+    Drain *drain = port->drain;
+
+    if (!take_slot(slots))
+        Py_RETURN_NONE; /* the general way raises, or waits */
+    Request *request = engine_request(port, plain->operation, plain->sge.length, plain->part,
+                                      plain->remote, is_receive);
+    if (!request) {
+        slots->free++;
+        return NULL;
+    }
+    /* Entered before the device can know of it; only its own refusal takes it out again. */
+    request->wr_id = engine_table_add(drain->table, (PyObject *)request);
+    if (!request->wr_id || PySet_Add(port->open, (PyObject *)request)) {
+        Py_XDECREF(engine_table_take(drain->table, request->wr_id));
+        engine_drop(request);
+        give_slot(slots);
+        Py_DECREF(request);
+        return NULL;
+    }
+    drain->crossings++;
+    int error = give_to_device(port, plain, request->wr_id, is_receive);
+    if (error > 0) {
+        refuse(port, request, error);
+        Py_DECREF(request);
+        return NULL;
+    }
+    if (error < 0)
+        doorbell_failed(port, -error);
+    else if (!is_receive)
+        engine_poll_after_post(drain);
+    engine_watch_over(drain);
+    return (PyObject *)request;
+}
+
+static int usable(const Port *port, int may)
+{
+    return may && port->queue_pair && port->process == engine_process();
+}
+
+static PyObject *finish(Port *port, struct plain *plain, int is_plain, int is_receive)
+{
+    PyObject *result = is_plain > 0   ? post(port, plain, is_receive)
+                       : is_plain < 0 ? NULL
+                                      : Py_NewRef(Py_None);
+    if (plain->view.obj)
+        PyBuffer_Release(&plain->view);
+    return result;
+}
+
+static int wrong_count(Py_ssize_t count)
+{
+    if (count == 2)
+        return 0;
+    PyErr_SetString(PyExc_TypeError, "one-sided operations have two sides");
+    return 1;
+}
+
+static PyObject *names[4];
+
+static PyObject *port_send(Port *port, PyObject *local)
+{
+    struct plain plain = {.operation = names[0], .opcode = IBV_WR_SEND};
+    if (!usable(port, port->ready))
+        Py_RETURN_NONE;
+    return finish(port, &plain, read_local(port, &plain, local, 0), 0);
+}
+
+static PyObject *port_receive(Port *port, PyObject *local)
+{
+    struct plain plain = {.operation = names[1]};
+    if (!usable(port, port->can_receive))
+        Py_RETURN_NONE;
+    return finish(port, &plain, read_local(port, &plain, local, 1), 1);
+}
+
+static PyObject *one_sided(Port *port, struct plain *plain, PyObject *local, PyObject *remote,
+                           int is_target)
+{
+    int is_plain = read_local(port, plain, local, is_target);
+    if (is_plain > 0)
+        is_plain = read_remote(plain, remote);
+    return finish(port, plain, is_plain, 0);
+}
+
+static PyObject *port_write(Port *port, PyObject *const *arguments, Py_ssize_t count)
+{
+    struct plain plain = {.operation = names[2], .opcode = IBV_WR_RDMA_WRITE};
+    if (wrong_count(count))
+        return NULL;
+    if (!usable(port, port->ready))
+        Py_RETURN_NONE;
+    return one_sided(port, &plain, arguments[0], arguments[1], 0);
+}
+
+static PyObject *port_read(Port *port, PyObject *const *arguments, Py_ssize_t count)
+{
+    struct plain plain = {.operation = names[3], .opcode = IBV_WR_RDMA_READ};
+    if (wrong_count(count))
+        return NULL;
+    if (!usable(port, port->ready && port->can_read))
+        Py_RETURN_NONE;
+    return one_sided(port, &plain, arguments[1], arguments[0], 1);
+}
+
+static PyObject *port_open(Port *port, PyObject *args)
+{
+    unsigned long long queue_pair;
+    if (!PyArg_ParseTuple(args, "KKn", &queue_pair, &port->max_message, &port->max_inline))
+        return NULL;
+    port->queue_pair = (struct ibv_qp *)(uintptr_t)queue_pair;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"open", (PyCFunction)port_open, METH_VARARGS,
+     "open(queue_pair, max_message, max_inline): there is a queue pair, at that address."},
+    {"send", (PyCFunction)port_send, METH_O,
+     "send(data): post a message; None: it is not a plain one."},
+    {"receive", (PyCFunction)port_receive, METH_O,
+     "receive(memory): post a receive; None: it is not a plain one."},
+    {"write", (PyCFunction)(void (*)(void))port_write, METH_FASTCALL,
+     "write(data, remote): post a WRITE; None: it is not a plain one."},
+    {"read", (PyCFunction)(void (*)(void))port_read, METH_FASTCALL,
+     "read(remote, memory): post a READ; None: it is not a plain one."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"ready", T_BOOL, offsetof(Port, ready), 0, "sends may be posted"},
+    {"can_receive", T_BOOL, offsetof(Port, can_receive), 0, "receives may be posted"},
+    {"can_read", T_BOOL, offsetof(Port, can_read), 0, "READs were agreed on"},
+    {"tells", T_BOOL, offsetof(Port, tells), 0, "the owner wants to hear of each end"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+PyTypeObject engine_port_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "aiordma._native._engine.Port",
+    .tp_basicsize = sizeof(Port),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)port_init,
+    .tp_dealloc = (destructor)port_dealloc,
+    .tp_traverse = (traverseproc)port_traverse,
+    .tp_clear = (inquiry)port_clear,
+    .tp_methods = methods,
+    .tp_members = members,
+};
+
+int engine_port_names(void)
+{
+    static const char *const texts[] = {"SEND", "RECV", "RDMA_WRITE", "RDMA_READ"};
+    for (int i = 0; i < 4; i++)
+        if (!names[i] && !(names[i] = PyUnicode_InternFromString(texts[i])))
+            return -1;
+    return 0;
+}

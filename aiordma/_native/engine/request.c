@@ -1,0 +1,581 @@
+/* A posted work request; its reference, and the rule of cancellation, are in request.py. */
+#include "engine.h"
+
+#include <structmember.h>
+
+Request *engine_request(Port *port, PyObject *operation, Py_ssize_t length, Part *part,
+                        PyObject *remote, int is_receive)
+{
+    Request *request = (Request *)engine_request_type.tp_alloc(&engine_request_type, 0);
+    if (!request)
+        return NULL;
+    request->owner = Py_NewRef(port->owner);
+    request->port = (Port *)Py_NewRef(port);
+    request->operation = Py_NewRef(operation);
+    request->length = length;
+    request->remote = Py_XNewRef(remote);
+    request->is_receive = (char)is_receive;
+    if (part) {
+        request->part = (Part *)Py_NewRef(part);
+        part->region->users++;
+    }
+    return request;
+}
+
+/* Call a method of everything that it holds. */
+static int each_held(PyObject *held, PyObject *method)
+{
+    PyObject *all = PySequence_Fast(held, "what a request holds is a sequence");
+    int failed = all ? 0 : -1;
+
+    for (Py_ssize_t i = 0; all && i < PySequence_Fast_GET_SIZE(all); i++) {
+        PyObject *memory = PySequence_Fast_GET_ITEM(all, i);
+        PyObject *result = PyObject_CallMethodNoArgs(memory, method);
+        Py_XDECREF(result);
+        if (!result && method == engine_given.release) {
+            engine_log("releasing the memory of %r failed", memory);
+        } else if (!result) {
+            failed = -1;
+            break;
+        }
+    }
+    Py_XDECREF(all);
+    return failed;
+}
+
+static int request_init(Request *request, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"owner", "operation", "length", "held",
+                            "remote", "is_receive", NULL};
+    PyObject *owner, *operation, *held, *remote = Py_None;
+    Py_ssize_t length;
+    int is_receive = 0;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OUnO|O$p", names, &owner, &operation, &length,
+                                     &held, &remote, &is_receive))
+        return -1;
+    Py_XSETREF(request->owner, Py_NewRef(owner));
+    Py_XSETREF(request->operation, Py_NewRef(operation));
+    Py_XSETREF(request->remote, remote == Py_None ? NULL : Py_NewRef(remote));
+    request->length = length;
+    request->is_receive = (char)is_receive;
+    if (each_held(held, engine_given.hold))
+        return -1;
+    Py_XSETREF(request->held, Py_NewRef(held));
+    return 0;
+}
+
+static int request_traverse(Request *request, visitproc visit, void *arg)
+{
+    Py_VISIT(request->owner);
+    Py_VISIT(request->held);
+    Py_VISIT(request->remote);
+    Py_VISIT(request->result);
+    Py_VISIT(request->error);
+    Py_VISIT(request->run);
+    Py_VISIT(request->waiters);
+    Py_VISIT(request->callbacks);
+    Py_VISIT(request->part);
+    Py_VISIT(request->port);
+    return 0;
+}
+
+static int request_clear(Request *request)
+{
+    Py_CLEAR(request->owner);
+    Py_CLEAR(request->held);
+    Py_CLEAR(request->remote);
+    Py_CLEAR(request->result);
+    Py_CLEAR(request->error);
+    Py_CLEAR(request->run);
+    Py_CLEAR(request->waiters);
+    Py_CLEAR(request->callbacks);
+    Py_CLEAR(request->part);
+    Py_CLEAR(request->port);
+    return 0;
+}
+
+static void request_dealloc(Request *request)
+{
+    PyObject_GC_UnTrack(request);
+    if (request->weak)
+        PyObject_ClearWeakRefs((PyObject *)request);
+    request_clear(request);
+    Py_CLEAR(request->operation);
+    Py_TYPE(request)->tp_free((PyObject *)request);
+}
+
+/* -- its end ------------------------------------------------------------------------------ */
+
+static void release_part(Request *request)
+{
+    Part *part = request->part;
+    if (!part)
+        return;
+    request->part = NULL;
+    part->region->users--;
+    if (part->region->retired && !part->region->users) {
+        PyObject *result = PyObject_CallMethodNoArgs((PyObject *)part->region,
+                                                     engine_given.close);
+        Py_XDECREF(result);
+        if (!result) /* a region's last user closes it, which can fail */
+            engine_log("releasing the memory of %r failed", (PyObject *)request);
+    }
+    Py_DECREF(part);
+}
+
+static void release(Request *request)
+{
+    PyObject *held = request->held;
+    release_part(request);
+    if (!held)
+        return;
+    request->held = NULL;
+    if (each_held(held, engine_given.release))
+        engine_log("releasing the memory of %r failed", (PyObject *)request);
+    Py_DECREF(held);
+}
+
+static void account(Request *request)
+{
+    Port *port = request->port;
+    if (port && !port->tells) {
+        engine_account(port, request);
+        return;
+    }
+    PyObject *result = PyObject_CallMethodOneArg(request->owner, engine_given.request_ended,
+                                                 (PyObject *)request);
+    Py_XDECREF(result);
+    if (!result)
+        engine_log("the end of %r could not be accounted for", (PyObject *)request);
+}
+
+static void wake_all(Request *request)
+{
+    PyObject *waiters = request->waiters;
+    if (!waiters)
+        return;
+    request->waiters = NULL;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(waiters); i++) {
+        PyObject *waiter = PyList_GET_ITEM(waiters, i);
+        int failed;
+        if (Py_IS_TYPE(waiter, &engine_waiter_type)) {
+            failed = engine_wake((Waiter *)waiter);
+        } else {
+            PyObject *result = PyObject_CallMethodNoArgs(waiter, engine_given.wake);
+            failed = result ? 0 : -1;
+            Py_XDECREF(result);
+        }
+        if (failed)
+            engine_log("waking who awaits %r failed", (PyObject *)request);
+    }
+    Py_DECREF(waiters);
+}
+
+static void call_all(Request *request)
+{
+    PyObject *callbacks = request->callbacks;
+    if (!callbacks)
+        return;
+    request->callbacks = NULL;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(callbacks); i++) {
+        PyObject *result = PyObject_CallOneArg(PyList_GET_ITEM(callbacks, i),
+                                               (PyObject *)request);
+        Py_XDECREF(result);
+        if (!result)
+            engine_log("a callback of %r failed", (PyObject *)request);
+    }
+    Py_DECREF(callbacks);
+}
+
+static void end(Request *request)
+{
+    Py_INCREF(request);
+    release(request);
+    account(request);
+    wake_all(request);
+    call_all(request);
+    Py_DECREF(request);
+}
+
+PyObject *engine_completion_tuple(const struct aiordma_completion *c, PyObject *type)
+{
+    const unsigned long values[] = {c->status,   c->opcode,     c->vendor_err, c->byte_len,
+                                    c->immediate, c->qp_num,    c->src_qp,     c->wc_flags,
+                                    c->pkey_index, c->slid,     c->sl,         c->dlid_path_bits,
+                                    c->reserved};
+    const Py_ssize_t count = sizeof(values) / sizeof(values[0]);
+    PyObject *tuple = ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, count + 1);
+    if (!tuple)
+        return NULL;
+    PyObject *item = PyLong_FromUnsignedLongLong(c->wr_id);
+    for (Py_ssize_t i = 0; item; i++) {
+        PyTuple_SET_ITEM(tuple, i, item);
+        if (i == count)
+            return tuple;
+        item = PyLong_FromUnsignedLong(values[i]);
+    }
+    Py_DECREF(tuple);
+    return NULL;
+}
+
+static void fail(Request *request, PyObject *error)
+{
+    request->error = error; /* takes it over */
+    request->state = FAILED;
+}
+
+static void explain(Request *request, const struct aiordma_completion *completion)
+{
+    PyObject *raw = engine_completion_tuple(completion, (PyObject *)&PyTuple_Type);
+    PyObject *error = NULL;
+    if (raw) {
+        PyObject *arguments[] = {request->owner, (PyObject *)request, raw};
+        error = PyObject_VectorcallMethod(engine_given.request_failed, arguments, 3, NULL);
+        Py_DECREF(raw);
+    }
+    if (!error) {
+        /* Whatever it was, it is how the request ends: it must not hang. */
+        PyObject *type, *trace;
+        PyErr_Fetch(&type, &error, &trace);
+        PyErr_NormalizeException(&type, &error, &trace);
+        Py_XDECREF(type);
+        Py_XDECREF(trace);
+    }
+    fail(request, error);
+}
+
+/* End those before it in its run, of which it tells. */
+static void end_run(Request *request)
+{
+    PyObject *run = request->run;
+    if (!run)
+        return;
+    request->run = NULL;
+    PyObject *all = PySequence_Fast(run, "a run is a sequence");
+    for (Py_ssize_t i = 0; all && i < PySequence_Fast_GET_SIZE(all); i++) {
+        PyObject *earlier = PySequence_Fast_GET_ITEM(all, i);
+        if (earlier == (PyObject *)request)
+            break;
+        if (((Request *)earlier)->state != IN_FLIGHT)
+            continue;
+        PyObject *arguments[] = {request->owner, earlier, (PyObject *)request};
+        PyObject *result =
+            PyObject_VectorcallMethod(engine_given.run_ended, arguments, 3, NULL);
+        Py_XDECREF(result);
+        if (!result)
+            engine_log("the run of %r could not be ended", (PyObject *)request);
+    }
+    if (!all)
+        engine_log("the run of %r could not be ended", (PyObject *)request);
+    Py_XDECREF(all);
+    Py_DECREF(run);
+}
+
+void engine_complete(Request *request, const struct aiordma_completion *completion)
+{
+    if (request->state != IN_FLIGHT)
+        return;
+    if (completion->status) {
+        explain(request, completion);
+    } else {
+        request->completion = *completion;
+        request->state = SUCCEEDED;
+    }
+    end_run(request);
+    end(request);
+}
+
+void engine_drop(Request *request)
+{
+    release(request);
+}
+
+PyObject *engine_result(Request *request)
+{
+    switch (request->state) {
+    case SUCCEEDED:
+        if (!request->result)
+            request->result =
+                engine_completion_tuple(&request->completion, engine_given.completion_class);
+        return Py_XNewRef(request->result);
+    case FAILED:
+        /* Raised once per await: without this, every raise would add to one traceback. */
+        if (PyException_SetTraceback(request->error, Py_None))
+            return NULL;
+        PyErr_SetObject((PyObject *)Py_TYPE(request->error), request->error);
+        return NULL;
+    default:
+        PyErr_Format(PyExc_RuntimeError, "%R has not ended: await it", request);
+        return NULL;
+    }
+}
+
+/* -- awaiting ----------------------------------------------------------------------------- */
+
+static int add_waiter(Request *request, PyObject *waiter)
+{
+    if (!request->waiters && !(request->waiters = PyList_New(0)))
+        return -1;
+    return PyList_Append(request->waiters, waiter);
+}
+
+void engine_forget_waiter(Request *request, PyObject *waiter)
+{
+    PyObject *waiters = request->waiters;
+    for (Py_ssize_t i = 0; waiters && i < PyList_GET_SIZE(waiters); i++)
+        if (PyList_GET_ITEM(waiters, i) == waiter) {
+            if (PySequence_DelItem(waiters, i))
+                engine_log("forgetting who awaits %r failed", (PyObject *)request);
+            return;
+        }
+}
+
+/* A waiter of the owner's loop: ours on asyncio, else whatever the loop has. */
+static PyObject *make_waiter(Request *request)
+{
+    if (request->port && request->port->loop)
+        return (PyObject *)engine_waiter(request->port->loop, NULL);
+    PyObject *loop = PyObject_GetAttr(request->owner, engine_given.loop);
+    PyObject *waiter = loop ? PyObject_CallMethodNoArgs(loop, engine_given.waiter) : NULL;
+    Py_XDECREF(loop);
+    return waiter;
+}
+
+static PyObject *request_await(Request *request)
+{
+    if (request->state != IN_FLIGHT) {
+        PyObject *loop = request->port ? request->port->loop : NULL;
+        return (PyObject *)engine_waiter(loop, request);
+    }
+    if (!request->wr_id) {
+        PyErr_Format(PyExc_RuntimeError, "%R is part of a chain that is not posted yet", request);
+        return NULL;
+    }
+    PyObject *waiter = make_waiter(request), *result = NULL;
+    if (!waiter || add_waiter(request, waiter)) {
+        Py_XDECREF(waiter);
+        return NULL;
+    }
+    if (Py_IS_TYPE(waiter, &engine_waiter_type)) {
+        ((Waiter *)waiter)->request = (Request *)Py_NewRef(request);
+        return waiter;
+    }
+    PyObject *arguments[] = {(PyObject *)request, waiter};
+    result = PyObject_Vectorcall(engine_given.wait_elsewhere, arguments, 2, NULL);
+    Py_DECREF(waiter);
+    return result;
+}
+
+static PyObject *request_forget_waiter(Request *request, PyObject *waiter)
+{
+    engine_forget_waiter(request, waiter);
+    Py_RETURN_NONE;
+}
+
+/* -- what Python sees --------------------------------------------------------------------- */
+
+static PyObject *request_str(Request *request)
+{
+    if (!request->remote)
+        return PyUnicode_FromFormat("%U of %zd bytes", request->operation, request->length);
+    return PyUnicode_FromFormat("%U of %zd bytes (remote: %S)", request->operation,
+                                request->length, request->remote);
+}
+
+static PyObject *request_repr(Request *request)
+{
+    static const char *const states[] = {"in flight", "done"};
+    PyObject *number = PyLong_FromUnsignedLongLong(request->wr_id);
+    PyObject *hex = number ? PyNumber_ToBase(number, 16) : NULL;
+    PyObject *text = NULL;
+
+    if (hex && request->state == FAILED)
+        text = PyUnicode_FromFormat("<WorkRequest %S, wr_id %U, failed: %s>", request, hex,
+                                    Py_TYPE(request->error)->tp_name);
+    else if (hex)
+        text = PyUnicode_FromFormat("<WorkRequest %S, wr_id %U, %s>", request, hex,
+                                    states[request->state == SUCCEEDED]);
+    Py_XDECREF(number);
+    Py_XDECREF(hex);
+    return text;
+}
+
+static PyObject *request_done(Request *request, PyObject *none)
+{
+    (void)none;
+    return PyBool_FromLong(request->state != IN_FLIGHT);
+}
+
+static PyObject *request_result(Request *request, PyObject *none)
+{
+    (void)none;
+    return engine_result(request);
+}
+
+static PyObject *request_exception(Request *request, PyObject *none)
+{
+    (void)none;
+    return Py_NewRef(request->error ? request->error : Py_None);
+}
+
+static PyObject *request_add_done_callback(Request *request, PyObject *callback)
+{
+    if (request->state != IN_FLIGHT)
+        return PyObject_CallOneArg(callback, (PyObject *)request);
+    if ((!request->callbacks && !(request->callbacks = PyList_New(0))) ||
+        PyList_Append(request->callbacks, callback))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *request_remove_done_callback(Request *request, PyObject *callback)
+{
+    long removed = 0;
+    for (Py_ssize_t i = 0; request->callbacks && i < PyList_GET_SIZE(request->callbacks);) {
+        int is_it = PyObject_RichCompareBool(PyList_GET_ITEM(request->callbacks, i), callback,
+                                             Py_EQ);
+        if (is_it < 0 || (is_it && PySequence_DelItem(request->callbacks, i)))
+            return NULL;
+        if (is_it)
+            removed++;
+        else
+            i++;
+    }
+    return PyLong_FromLong(removed);
+}
+
+static PyObject *request_cancelled(Request *request, PyObject *none)
+{
+    (void)request, (void)none;
+    Py_RETURN_FALSE;
+}
+
+static PyObject *request_tells_for(Request *request, PyObject *run)
+{
+    Py_ssize_t count = PySequence_Length(run);
+    if (count < 0)
+        return NULL;
+    Py_XSETREF(request->run, count ? Py_NewRef(run) : NULL);
+    Py_RETURN_NONE;
+}
+
+static PyObject *request_complete(Request *request, PyObject *raw)
+{
+    struct aiordma_completion c = {.wr_id = 0};
+    if (!PyTuple_Check(raw)) {
+        PyErr_SetString(PyExc_TypeError, "a completion is a tuple");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(raw, "KIIIIIIIIHHbbH", &c.wr_id, &c.status, &c.opcode, &c.vendor_err,
+                          &c.byte_len, &c.immediate, &c.qp_num, &c.src_qp, &c.wc_flags,
+                          &c.pkey_index, &c.slid, &c.sl, &c.dlid_path_bits, &c.reserved))
+        return NULL;
+    engine_complete(request, &c);
+    Py_RETURN_NONE;
+}
+
+static PyObject *request_fail(Request *request, PyObject *error)
+{
+    if (request->state == IN_FLIGHT) {
+        if (!PyExceptionInstance_Check(error)) {
+            PyErr_SetString(PyExc_TypeError, "a request fails with an exception");
+            return NULL;
+        }
+        fail(request, Py_NewRef(error));
+        end(request);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *request_drop(Request *request, PyObject *none)
+{
+    (void)none;
+    release(request);
+    Py_RETURN_NONE;
+}
+
+static PyObject *list_of(PyObject *list)
+{
+    return list ? PyList_GetSlice(list, 0, PyList_GET_SIZE(list)) : PyList_New(0);
+}
+
+static PyObject *request_waiters(Request *request, void *closure)
+{
+    (void)closure;
+    return list_of(request->waiters);
+}
+
+static PyObject *request_callbacks(Request *request, void *closure)
+{
+    (void)closure;
+    return list_of(request->callbacks);
+}
+
+static PyMethodDef methods[] = {
+    {"done", (PyCFunction)request_done, METH_NOARGS, "Whether it has ended."},
+    {"result", (PyCFunction)request_result, METH_NOARGS,
+     "Return the completion of an ended request.\n\nRaises:\n    WorkCompletionError: it failed.\n"
+     "    RuntimeError: it is still in flight."},
+    {"exception", (PyCFunction)request_exception, METH_NOARGS,
+     "Return the error of an ended request, None if it succeeded or is in flight."},
+    {"add_done_callback", (PyCFunction)request_add_done_callback, METH_O,
+     "Call back once it has ended: at once if it has, else on the loop's thread as the completion\n"
+     "is delivered. Keep it short."},
+    {"remove_done_callback", (PyCFunction)request_remove_done_callback, METH_O,
+     "Forget a callback; return how many were forgotten. What asyncio.wait needs."},
+    {"cancelled", (PyCFunction)request_cancelled, METH_NOARGS,
+     "Never: no verb takes one posted request back. What asyncio.wait needs."},
+    {"tells_for", (PyCFunction)request_tells_for, METH_O,
+     "Be the one whose end tells of the end of those before it in a run, up to itself."},
+    {"complete", (PyCFunction)request_complete, METH_O, "End with a completion."},
+    {"fail", (PyCFunction)request_fail, METH_O,
+     "End without a completion: the queue pair is gone, or it never was posted. One that has\n"
+     "ended stays as it is."},
+    {"drop", (PyCFunction)request_drop, METH_NOARGS,
+     "Undo the construction of a request that the device did not take."},
+    {"forget_waiter", (PyCFunction)request_forget_waiter, METH_O, "Wake it no more."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"operation", T_OBJECT, offsetof(Request, operation), READONLY, NULL},
+    {"length", T_PYSSIZET, offsetof(Request, length), READONLY, NULL},
+    {"remote", T_OBJECT, offsetof(Request, remote), READONLY, NULL},
+    {"is_receive", T_BOOL, offsetof(Request, is_receive), READONLY, NULL},
+    {"wr_id", T_ULONGLONG, offsetof(Request, wr_id), 0, NULL},
+    {"completes_as", T_UINT, offsetof(Request, completes_as), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef properties[] = {
+    {"_waiters", (getter)request_waiters, NULL, NULL, NULL},
+    {"_callbacks", (getter)request_callbacks, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyAsyncMethods awaiting = {.am_await = (unaryfunc)request_await};
+
+PyTypeObject engine_request_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "aiordma.WorkRequest",
+    .tp_doc = "A posted work request. Await it for its WorkCompletion; any number of tasks may, any\n"
+              "number of times.\n\nAwaiting raises the WorkCompletionError that ended it. "
+              "Cancelling an await leaves the request\nin flight and its memory held; the "
+              "completion then is nobody's news. `operation` names the\nrequest (SEND, RECV, "
+              "RDMA_READ, RDMA_WRITE, ...), `length` is its local bytes.",
+    .tp_basicsize = sizeof(Request),
+    .tp_weaklistoffset = offsetof(Request, weak),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)request_init,
+    .tp_dealloc = (destructor)request_dealloc,
+    .tp_traverse = (traverseproc)request_traverse,
+    .tp_clear = (inquiry)request_clear,
+    .tp_str = (reprfunc)request_str,
+    .tp_repr = (reprfunc)request_repr,
+    .tp_methods = methods,
+    .tp_members = members,
+    .tp_getset = properties,
+    .tp_as_async = &awaiting,
+};

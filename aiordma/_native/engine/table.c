@@ -1,0 +1,180 @@
+/* The in-flight table; its reference is inflight.py. */
+#include "engine.h"
+
+enum { NONE = UINT32_MAX };
+
+static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    (void)args, (void)kwargs;
+    Table *table = (Table *)type->tp_alloc(type, 0);
+    if (table)
+        table->first_free = NONE;
+    return (PyObject *)table;
+}
+
+static int table_traverse(Table *table, visitproc visit, void *arg)
+{
+    for (uint32_t i = 0; i < table->used; i++)
+        Py_VISIT(table->slots[i].entry);
+    return 0;
+}
+
+static int table_clear(Table *table)
+{
+    for (uint32_t i = 0; i < table->used; i++)
+        Py_CLEAR(table->slots[i].entry);
+    return 0;
+}
+
+static void table_dealloc(Table *table)
+{
+    PyObject_GC_UnTrack(table);
+    table_clear(table);
+    PyMem_Free(table->slots);
+    Py_TYPE(table)->tp_free((PyObject *)table);
+}
+
+static int grow(Table *table)
+{
+    uint32_t capacity = table->capacity ? 2 * table->capacity : 64;
+    Slot *slots = PyMem_Realloc(table->slots, capacity * sizeof(*slots));
+    if (!slots) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    table->slots = slots;
+    table->capacity = capacity;
+    return 0;
+}
+
+uint64_t engine_table_add(Table *table, PyObject *entry)
+{
+    uint32_t at = table->first_free;
+
+    if (at != NONE) {
+        table->first_free = table->slots[at].next_free;
+    } else {
+        if (table->used == table->capacity && grow(table))
+            return 0;
+        at = table->used++;
+        table->slots[at].generation = 1;
+    }
+    table->slots[at].entry = Py_NewRef(entry);
+    table->live++;
+    return (uint64_t)table->slots[at].generation << 32 | at;
+}
+
+PyObject *engine_table_find(const Table *table, uint64_t wr_id)
+{
+    uint32_t at = (uint32_t)wr_id;
+
+    if (at >= table->used || table->slots[at].generation != wr_id >> 32)
+        return NULL;
+    return table->slots[at].entry;
+}
+
+PyObject *engine_table_take(Table *table, uint64_t wr_id)
+{
+    PyObject *entry = engine_table_find(table, wr_id);
+    uint32_t at = (uint32_t)wr_id;
+
+    if (!entry)
+        return NULL;
+    table->slots[at].entry = NULL;
+    /* Generation 0 is never handed out, so that a zeroed wr_id finds nothing. */
+    if (++table->slots[at].generation == 0)
+        table->slots[at].generation = 1;
+    table->slots[at].next_free = table->first_free;
+    table->first_free = at;
+    table->live--;
+    return entry;
+}
+
+static PyObject *table_add(Table *table, PyObject *entry)
+{
+    uint64_t wr_id = engine_table_add(table, entry);
+    return wr_id ? PyLong_FromUnsignedLongLong(wr_id) : NULL;
+}
+
+static PyObject *table_take(Table *table, PyObject *number)
+{
+    unsigned long long wr_id = PyLong_AsUnsignedLongLong(number);
+    if (wr_id == (unsigned long long)-1 && PyErr_Occurred())
+        return NULL;
+    PyObject *entry = engine_table_take(table, wr_id);
+    return entry ? entry : Py_NewRef(Py_None);
+}
+
+static PyObject *table_age(Table *table, PyObject *args)
+{
+    unsigned int slot, generation;
+    if (!PyArg_ParseTuple(args, "II", &slot, &generation))
+        return NULL;
+    if (slot >= table->used || table->slots[slot].entry)
+        Py_RETURN_FALSE;
+    table->slots[slot].generation = generation;
+    Py_RETURN_TRUE;
+}
+
+static PyObject *table_entries(Table *table, PyObject *none)
+{
+    (void)none;
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list && i < table->used; i++)
+        if (table->slots[i].entry && PyList_Append(list, table->slots[i].entry))
+            Py_CLEAR(list);
+    return list;
+}
+
+static Py_ssize_t table_length(Table *table)
+{
+    return table->live;
+}
+
+static PyObject *table_of(PyObject *type, PyObject *item)
+{
+    (void)item;
+    return Py_NewRef(type); /* InFlightTable[Entry], for annotations */
+}
+
+static PyMethodDef methods[] = {
+    {"add", (PyCFunction)table_add, METH_O,
+     "Keep the entry, and return the wr_id that finds it."},
+    {"take", (PyCFunction)table_take, METH_O,
+     "Remove and return the entry of a wr_id; None if it is not, or no longer, in flight."},
+    {"age", (PyCFunction)table_age, METH_VARARGS,
+     "Move a free slot on to a generation, as if it had been used so often, and return whether\n"
+     "it was free. For tests of what comes after 2**32 uses."},
+    {"entries", (PyCFunction)table_entries, METH_NOARGS,
+     "Return the live entries, oldest slot first."},
+    {"__class_getitem__", table_of, METH_O | METH_CLASS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyObject *table_slots(Table *table, void *closure)
+{
+    (void)closure;
+    return PyLong_FromUnsignedLong(table->used);
+}
+
+static PyGetSetDef properties[] = {
+    {"slots", (getter)table_slots, NULL, "How many it ever needed at once.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PySequenceMethods sequence = {.sq_length = (lenfunc)table_length};
+
+PyTypeObject engine_table_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "aiordma.InFlightTable",
+    .tp_doc = "Slots of live entries. All operations take constant time; it grows by need.",
+    .tp_basicsize = sizeof(Table),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = table_new,
+    .tp_dealloc = (destructor)table_dealloc,
+    .tp_traverse = (traverseproc)table_traverse,
+    .tp_clear = (inquiry)table_clear,
+    .tp_methods = methods,
+    .tp_getset = properties,
+    .tp_as_sequence = &sequence,
+};

@@ -1,0 +1,411 @@
+/*
+ * A task's wait on an asyncio loop: awaitable, and the future that the task waits for. (A task takes
+ * anything with _asyncio_future_blocking for a future.) What makes it fast: the wake-up of all who
+ * were waiting runs at once where no task is running, instead of in the loop's next round.
+ */
+#include "engine.h"
+
+#include <structmember.h>
+
+/* Those woken meanwhile, on this thread; NULL: they go through the loop. */
+static _Thread_local PyObject *collecting;
+
+Waiter *engine_waiter(PyObject *loop, Request *request)
+{
+    Waiter *waiter = PyObject_GC_New(Waiter, &engine_waiter_type);
+    if (!waiter)
+        return NULL;
+    waiter->loop = Py_XNewRef(loop);
+    waiter->callback = waiter->context = waiter->message = NULL;
+    waiter->request = (Request *)Py_XNewRef(request);
+    waiter->state = WAITING;
+    waiter->blocking = 0;
+    PyObject_GC_Track(waiter);
+    return waiter;
+}
+
+static int waiter_traverse(Waiter *waiter, visitproc visit, void *arg)
+{
+    Py_VISIT(waiter->loop);
+    Py_VISIT(waiter->callback);
+    Py_VISIT(waiter->context);
+    Py_VISIT(waiter->message);
+    Py_VISIT(waiter->request);
+    return 0;
+}
+
+static int waiter_clear(Waiter *waiter)
+{
+    Py_CLEAR(waiter->loop);
+    Py_CLEAR(waiter->callback);
+    Py_CLEAR(waiter->context);
+    Py_CLEAR(waiter->message);
+    Py_CLEAR(waiter->request);
+    return 0;
+}
+
+static void waiter_dealloc(Waiter *waiter)
+{
+    PyObject_GC_UnTrack(waiter);
+    waiter_clear(waiter);
+    PyObject_GC_Del(waiter);
+}
+
+/* -- waking ------------------------------------------------------------------------------- */
+
+static int call_soon(Waiter *waiter)
+{
+    PyObject *arguments[] = {waiter->loop, waiter->callback, (PyObject *)waiter,
+                             waiter->context};
+    PyObject *handle =
+        PyObject_VectorcallMethod(engine_given.call_soon, arguments, 3,
+                                  waiter->context ? engine_given.with_context : NULL);
+    Py_XDECREF(handle);
+    return handle ? 0 : -1;
+}
+
+static int schedule(Waiter *waiter)
+{
+    return collecting ? PyList_Append(collecting, (PyObject *)waiter) : call_soon(waiter);
+}
+
+int engine_wake(Waiter *waiter)
+{
+    if (waiter->state != WAITING)
+        return 0;
+    waiter->state = WOKEN;
+    return waiter->callback ? schedule(waiter) : 0;
+}
+
+void engine_collect_woken(PyObject *list)
+{
+    collecting = list;
+}
+
+/* Run a task's next step in its own context; 1: it could not be entered here. */
+static int step(Waiter *waiter)
+{
+    PyObject *callback = Py_NewRef(waiter->callback), *context = Py_XNewRef(waiter->context);
+    PyObject *result = NULL;
+    int failed = 0;
+
+    if (context && PyContext_Enter(context)) {
+        PyErr_Clear();
+        failed = 1;
+    } else {
+        result = PyObject_CallOneArg(callback, (PyObject *)waiter);
+        failed = result ? 0 : -1;
+        Py_XDECREF(result);
+        if (context) {
+            PyObject *type, *value, *trace;
+            PyErr_Fetch(&type, &value, &trace);
+            if (PyContext_Exit(context))
+                engine_log("leaving a task's context failed", (PyObject *)waiter);
+            PyErr_Restore(type, value, trace);
+        }
+    }
+    Py_DECREF(callback);
+    Py_XDECREF(context);
+    return failed;
+}
+
+int engine_run_woken(PyObject *list)
+{
+    Py_ssize_t count = PyList_GET_SIZE(list), at = 0;
+    int failed = 0;
+
+    collecting = NULL;
+    for (; at < count && failed >= 0; at++) {
+        Waiter *waiter = (Waiter *)Py_NewRef(PyList_GET_ITEM(list, at));
+        failed = step(waiter);
+        if (failed > 0)
+            failed = call_soon(waiter);
+        Py_DECREF(waiter);
+    }
+    /* A task was interrupted (KeyboardInterrupt ends the loop): the others go through the loop. */
+    if (at < count) {
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        for (; at < count; at++)
+            if (call_soon((Waiter *)PyList_GET_ITEM(list, at)))
+                engine_log("waking a task failed", PyList_GET_ITEM(list, at));
+        PyErr_Restore(type, value, trace);
+    }
+    if (PyList_SetSlice(list, 0, count, NULL))
+        return -1;
+    return failed;
+}
+
+/* -- awaiting ----------------------------------------------------------------------------- */
+
+static void leave(Waiter *waiter)
+{
+    Request *request = waiter->request;
+    if (request) {
+        waiter->request = NULL;
+        engine_forget_waiter(request, (PyObject *)waiter);
+        Py_DECREF(request);
+    }
+}
+
+static PyObject *take_result(Waiter *waiter)
+{
+    Request *request = waiter->request;
+    waiter->request = NULL; /* an ended request has no waiters to be taken from */
+    PyObject *result = engine_result(request);
+    Py_DECREF(request);
+    return result;
+}
+
+enum { AT_ONCE = 64 };
+
+/* Whether the task has to let others have their turn: it awaited so many without a pause. */
+static int starves_others(Request *request)
+{
+    if (!request->at_once)
+        return 0;
+    request->at_once = 0;
+    if (!request->port || ++request->port->drain->at_once < AT_ONCE)
+        return 0;
+    request->port->drain->at_once = 0;
+    return 1;
+}
+
+static PySendResult waiter_send(Waiter *waiter, PyObject *value, PyObject **result)
+{
+    (void)value;
+    if (waiter->request) {
+        if (waiter->request->state != IN_FLIGHT) {
+            if (waiter->loop && starves_others(waiter->request)) {
+                waiter->state = WOKEN;
+            } else {
+                *result = take_result(waiter);
+                return *result ? PYGEN_RETURN : PYGEN_ERROR;
+            }
+        }
+    } else if (waiter->state == WOKEN) {
+        *result = Py_NewRef(Py_None);
+        return PYGEN_RETURN;
+    }
+    waiter->blocking = 1;
+    *result = Py_NewRef(waiter);
+    return PYGEN_NEXT;
+}
+
+static PyObject *waiter_next(Waiter *waiter)
+{
+    PyObject *result = NULL;
+    switch (waiter_send(waiter, Py_None, &result)) {
+    case PYGEN_NEXT:
+        return result;
+    case PYGEN_RETURN:
+        if (result != Py_None) {
+            PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, result);
+            if (stop) {
+                PyErr_SetObject(PyExc_StopIteration, stop);
+                Py_DECREF(stop);
+            }
+        }
+        Py_DECREF(result);
+        return NULL;
+    default:
+        return NULL;
+    }
+}
+
+static PyObject *waiter_send_method(Waiter *waiter, PyObject *value)
+{
+    (void)value;
+    PyObject *result = waiter_next(waiter);
+    if (!result && !PyErr_Occurred())
+        PyErr_SetNone(PyExc_StopIteration);
+    return result;
+}
+
+static PyObject *waiter_throw(Waiter *waiter, PyObject *const *arguments, Py_ssize_t count)
+{
+    leave(waiter);
+    if (count < 1 || count > 3) {
+        PyErr_SetString(PyExc_TypeError, "throw takes an exception");
+        return NULL;
+    }
+    PyObject *thrown = arguments[0];
+    if (PyExceptionInstance_Check(thrown)) {
+        PyErr_SetObject((PyObject *)Py_TYPE(thrown), thrown);
+    } else if (PyExceptionClass_Check(thrown)) {
+        PyErr_SetObject(thrown, count > 1 ? arguments[1] : NULL);
+    } else {
+        PyErr_SetString(PyExc_TypeError, "throw takes an exception");
+    }
+    return NULL;
+}
+
+static PyObject *waiter_close(Waiter *waiter, PyObject *none)
+{
+    (void)none;
+    leave(waiter);
+    Py_RETURN_NONE;
+}
+
+static PyObject *waiter_self(PyObject *waiter)
+{
+    return Py_NewRef(waiter);
+}
+
+static PyObject *waiter_wait(PyObject *waiter, PyObject *none)
+{
+    (void)none;
+    return Py_NewRef(waiter);
+}
+
+static PyObject *waiter_wake(Waiter *waiter, PyObject *none)
+{
+    (void)none;
+    if (engine_wake(waiter))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* -- the future that the task sees -------------------------------------------------------- */
+
+static PyObject *waiter_add_done_callback(Waiter *waiter, PyObject *const *arguments,
+                                          Py_ssize_t count, PyObject *keywords)
+{
+    if (count != 1 || (keywords && PyTuple_GET_SIZE(keywords) > 1)) {
+        PyErr_SetString(PyExc_TypeError, "add_done_callback(callback, *, context)");
+        return NULL;
+    }
+    if (waiter->callback) {
+        PyErr_SetString(PyExc_RuntimeError, "a task waits here already");
+        return NULL;
+    }
+    waiter->callback = Py_NewRef(arguments[0]);
+    if (keywords && PyTuple_GET_SIZE(keywords))
+        waiter->context = Py_NewRef(arguments[1]);
+    if (waiter->state != WAITING && call_soon(waiter))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *waiter_remove_done_callback(Waiter *waiter, PyObject *callback)
+{
+    int is_it = waiter->callback ? PyObject_RichCompareBool(waiter->callback, callback, Py_EQ) : 0;
+    if (is_it < 0)
+        return NULL;
+    if (is_it)
+        Py_CLEAR(waiter->callback);
+    return PyLong_FromLong(is_it);
+}
+
+static PyObject *waiter_cancel(Waiter *waiter, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"msg", NULL};
+    PyObject *message = Py_None;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O", names, &message))
+        return NULL;
+    if (waiter->state != WAITING)
+        Py_RETURN_FALSE;
+    waiter->state = CANCELLED;
+    Py_XSETREF(waiter->message, Py_NewRef(message));
+    leave(waiter);
+    if (waiter->callback && call_soon(waiter))
+        return NULL;
+    Py_RETURN_TRUE;
+}
+
+static void raise_cancelled(PyObject *message)
+{
+    PyObject *asyncio = PyImport_ImportModule("asyncio");
+    PyObject *type = asyncio ? PyObject_GetAttrString(asyncio, "CancelledError") : NULL;
+    PyObject *error = !type                ? NULL
+                      : message == Py_None ? PyObject_CallNoArgs(type)
+                                           : PyObject_CallOneArg(type, message);
+    if (error)
+        PyErr_SetObject(type, error);
+    Py_XDECREF(asyncio);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+}
+
+static PyObject *waiter_result(Waiter *waiter, PyObject *none)
+{
+    (void)none;
+    if (waiter->state == CANCELLED) {
+        raise_cancelled(waiter->message);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *waiter_done(Waiter *waiter, PyObject *none)
+{
+    (void)none;
+    return PyBool_FromLong(waiter->state != WAITING);
+}
+
+static PyObject *waiter_cancelled(Waiter *waiter, PyObject *none)
+{
+    (void)none;
+    return PyBool_FromLong(waiter->state == CANCELLED);
+}
+
+static PyObject *waiter_get_loop(Waiter *waiter, PyObject *none)
+{
+    (void)none;
+    return Py_NewRef(waiter->loop ? waiter->loop : Py_None);
+}
+
+static PyObject *waiter_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    (void)type;
+    PyObject *loop;
+    if ((kwargs && PyDict_GET_SIZE(kwargs)) || !PyArg_ParseTuple(args, "O", &loop))
+        return NULL;
+    return (PyObject *)engine_waiter(loop, NULL);
+}
+
+static PyMethodDef methods[] = {
+    {"wake", (PyCFunction)waiter_wake, METH_NOARGS,
+     "Let the waiting task go on; idempotent. A wake before the wait is not lost."},
+    {"wait", waiter_wait, METH_NOARGS, "Return what to await, once."},
+    {"send", (PyCFunction)waiter_send_method, METH_O, NULL},
+    {"throw", (PyCFunction)(void (*)(void))waiter_throw, METH_FASTCALL, NULL},
+    {"close", (PyCFunction)waiter_close, METH_NOARGS, NULL},
+    {"add_done_callback", (PyCFunction)(void (*)(void))waiter_add_done_callback,
+     METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"remove_done_callback", (PyCFunction)waiter_remove_done_callback, METH_O, NULL},
+    {"cancel", (PyCFunction)(void (*)(void))waiter_cancel, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"result", (PyCFunction)waiter_result, METH_NOARGS, NULL},
+    {"done", (PyCFunction)waiter_done, METH_NOARGS, NULL},
+    {"cancelled", (PyCFunction)waiter_cancelled, METH_NOARGS, NULL},
+    {"get_loop", (PyCFunction)waiter_get_loop, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"_asyncio_future_blocking", T_BOOL, offsetof(Waiter, blocking), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyAsyncMethods awaiting = {
+    .am_await = waiter_self,
+    .am_send = (sendfunc)waiter_send,
+};
+
+PyTypeObject engine_waiter_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "aiordma._native._engine.Waiter",
+    .tp_doc = "One task's wait for one wake-up, on an asyncio loop.",
+    .tp_basicsize = sizeof(Waiter),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = waiter_new,
+    .tp_dealloc = (destructor)waiter_dealloc,
+    .tp_traverse = (traverseproc)waiter_traverse,
+    .tp_clear = (inquiry)waiter_clear,
+    .tp_iter = waiter_self,
+    .tp_iternext = (iternextfunc)waiter_next,
+    .tp_methods = methods,
+    .tp_members = members,
+    .tp_as_async = &awaiting,
+};
