@@ -1,8 +1,9 @@
 """aiordma as the candidate: servers that stay for all rounds, and one measurement at a time."""
 
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 from aiordma.bench.client import measure
 from aiordma.bench.loops import run
@@ -10,6 +11,8 @@ from aiordma.bench.meter import Measurement
 from aiordma.bench.processes import Ports, serving
 from aiordma.bench.tcp import measure_protocol, measure_streams
 from aiordma.bench.workload import Workload
+
+Kept = TypeVar("Kept")
 
 
 @dataclass
@@ -37,12 +40,16 @@ class Candidates:
         self._stack.close()
         self._servers.clear()
 
+    def keep(self, what: AbstractContextManager[Kept]) -> Kept:
+        """Enter something that is left when all is measured."""
+        return self._stack.enter_context(what)
+
     def ports(self, loop: str, polling: bool) -> Ports:
         """Return the server on such a loop, started if there is none yet."""
         known = self._servers.get((loop, polling))
         if known is None:
             server = serving(self.host, loop=loop, polling=polling, device=self.device)
-            known = self._servers[loop, polling] = self._stack.enter_context(server)
+            known = self._servers[loop, polling] = self.keep(server)
         return known
 
     def rdma(

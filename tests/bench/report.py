@@ -13,9 +13,6 @@ from rich.table import Table
 
 from .rounds import Step
 
-MARK = "::bench:: "
-"""Begins a line by which a part in the virtual machine tells how far it is."""
-
 BESIDE = ("distribution",)
 """What is for the picture, and kept in a file of its own."""
 
@@ -42,11 +39,6 @@ def bar(total: int) -> Iterator[Step]:
                 print(f"{begun}/{total} {what}", file=sys.stderr, flush=True)
 
         yield step
-
-
-def tell(what: str) -> None:
-    """Tell whoever runs the virtual machine."""
-    print(f"{MARK}{what}", flush=True)
 
 
 def number(value: float | None) -> str:

@@ -6,9 +6,12 @@ from itertools import count
 
 import pytest
 
+from tests.bench.parts import PARTS, Plan
+from tests.bench.perftest import ProgramError, columns
 from tests.bench.report import BESIDE, keep
 from tests.bench.rounds import measure_all
 from tests.bench.rows import LESS, MORE, Reading, Row, chosen, constant
+from tests.unit.sources import ROOT
 
 ASKED = {"name", "value", "unit", "reference", "reference_value", "ratio", "rounds"}
 
@@ -109,6 +112,49 @@ def test_a_goal_is_a_ratio(better: str, limit: float | None, value: float, met: 
 def test_a_goal_of_nothing_is_met_by_nothing(value: float, met: bool) -> None:
     found = measured(row(constant(value), constant(0.0), 0.0))
     assert (found["ratio"], found["met"]) == (None, met)
+
+
+GOALS = {
+    "rxe/send_receive/64/polling",
+    "rxe/send_receive/64/events",
+    "rxe/read/64",
+    "rxe/write/64",
+    "rxe/write/64/window64",
+    "rxe/send/64/window64",
+    "rxe/write/65536",
+    "rxe/write/1048576",
+    "rxe/read/65536",
+    "rxe/read/1048576",
+    "native/completed_await",
+    "native/idle_wakeups",
+    "rxe/connections/1000",
+    "native/post_beside_busy_thread",
+    "software/echo/64",
+}
+
+
+def test_every_goal_has_a_row_and_the_page_knows_every_row() -> None:
+    rows = [row for part in PARTS for row in part.rows(Plan())]
+    names = [row.name for row in rows]
+    assert len(set(names)) == len(names)
+    assert {row.name for row in rows if row.limit is not None} >= GOALS
+    assert all(row.limit == 1 for row in rows if row.name.startswith("peer/"))
+    page = (ROOT / "docs/performance.md").read_text()
+    assert [name for name in names if f"`{name}`" not in page] == []
+
+
+PERFTEST = """
+---------------------------------------------------------------------------------------
+ #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]
+ 64      2000          10.00          230.13       12.50      	       13.73       	2.20
+---------------------------------------------------------------------------------------
+"""
+
+
+def test_what_perftest_prints_is_read() -> None:
+    assert columns(PERFTEST) == [64, 2000, 10, 230.13, 12.5, 13.73, 2.2]
+    with pytest.raises(ProgramError, match="Couldn't"):
+        columns("Couldn't connect to 10.1.1.1:22000")
 
 
 @pytest.mark.parametrize(

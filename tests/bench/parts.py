@@ -1,0 +1,95 @@
+"""Which rows are measured where; and one part's run, by itself: python3 -m tests.bench.parts
+
+A part in the virtual machine has a boot of its own, as a guest that has been busy for minutes gets
+slow. Here is only what the guest needs: under emulation every import takes its time.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import connections, native, peers, rxe
+from .candidates import Candidates
+from .rounds import Step, measure_all
+from .rows import Row, chosen
+
+HERE = ("127.0.0.1", "software")
+GUEST = ("10.1.1.1", "rxe0")
+
+MARK = "::bench:: "
+"""Begins a line by which a part in the virtual machine tells how far it is."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked for: how many rounds, of how many seconds, and which rows."""
+
+    rounds: int = 5
+    seconds: float = 1.0
+    pattern: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows that are measured in one process."""
+
+    name: str
+    make: Callable[[Candidates], list[Row]]
+    place: tuple[str, str]
+
+    @property
+    def is_here(self) -> bool:
+        return self.place == HERE
+
+    def rows(self, plan: Plan) -> list[Row]:
+        """Return those that are asked for; nothing is measured yet."""
+        return chosen(self.make(self._candidates(plan)), plan.pattern)
+
+    def run(self, plan: Plan, step: Step) -> list[dict[str, Any]]:
+        """Measure them, in this process."""
+        with self._candidates(plan) as here:
+            return measure_all(chosen(self.make(here), plan.pattern), plan.rounds, step)
+
+    def _candidates(self, plan: Plan) -> Candidates:
+        return Candidates(*self.place, plan.seconds, plan.rounds)
+
+
+PARTS = (
+    Part("native", native.rows, HERE),
+    Part("latency", rxe.latency_rows, GUEST),
+    Part("throughput", rxe.throughput_rows, GUEST),
+    Part("depth", rxe.depth_rows, GUEST),
+    Part("connections", connections.rows, GUEST),
+    Part("peers", peers.rows, GUEST),
+)
+
+
+def words(part: Part, plan: Plan, results: Path) -> list[str]:
+    """Return the command that runs a part in the virtual machine."""
+    return [
+        *("python", "-m", "tests.bench.parts", part.name, str(results)),
+        *(str(plan.rounds), str(plan.seconds), plan.pattern or "*"),
+    ]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Be that command."""
+    parser = argparse.ArgumentParser(prog="python3 -m tests.bench.parts", description=__doc__)
+    parser.add_argument("part", choices=[part.name for part in PARTS])
+    parser.add_argument("results", type=Path)
+    parser.add_argument("rounds", type=int)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("pattern")
+    given = parser.parse_args(arguments)
+    (part,) = (part for part in PARTS if part.name == given.part)
+    plan = Plan(given.rounds, given.seconds, given.pattern)
+    rows = part.run(plan, lambda what: print(f"{MARK}{what}", flush=True))
+    given.results.write_text(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,121 @@
+"""References in C: rdma-core's perftest, and our own program that WRITEs (one_write.c).
+
+Each run starts a server and a client of its own. The latency programs of perftest that exchange
+messages print half of a round trip: it is doubled here.
+"""
+
+import itertools
+import re
+import subprocess
+import time
+from functools import partial
+from pathlib import Path
+
+from .compiling import compiled
+from .rows import Reading
+
+SECONDS = 20.0
+"""For any of these programs: each takes a few at most, and what hangs is said in its row."""
+
+MEBIBYTE = 1 << 20
+
+_ports = itertools.count(22000)
+
+
+def free_port() -> str:
+    """A port that no earlier run listened on."""
+    return str(next(_ports))
+
+
+class ProgramError(RuntimeError):
+    """A reference did not run; says what it wrote."""
+
+
+def against_itself(program: list[str], client: list[str], server: list[str]) -> str:
+    """Run a program's two sides; return what the client printed.
+
+    Args:
+        program: the words that both begin with.
+        client: the client's other words.
+        server: the server's.
+    """
+    serving = subprocess.Popen([*program, *server], stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + SECONDS
+        while True:
+            # A client that comes before the server listens ends at once.
+            time.sleep(0.3)
+            asked = subprocess.run(
+                [*program, *client], capture_output=True, text=True, timeout=SECONDS
+            )
+            if asked.returncode == 0:
+                return asked.stdout
+            if serving.poll() is not None or time.monotonic() > deadline:
+                raise ProgramError(f"{' '.join(program)}: {asked.stdout}{asked.stderr}")
+    finally:
+        try:
+            serving.wait(2)
+        except subprocess.TimeoutExpired:
+            serving.kill()
+            serving.wait()
+
+
+def columns(output: str) -> list[float]:
+    """Return the numbers of perftest's one line of results.
+
+    Raises:
+        ProgramError: there is none.
+    """
+    for line in output.splitlines():
+        if re.fullmatch(r"\s*\d+\s+\d+(\s+[\d.]+)+\s*", line):
+            return [float(word) for word in line.split()]
+    raise ProgramError(f"no results in what perftest printed:\n{output}")
+
+
+def run_perftest(name: str, host: str, size: int, rounds: int, *words: str) -> list[float]:
+    """Run one of perftest's programs, connected by the connection manager."""
+    program = [name, "-R", "-F", "-s", str(size), "-n", str(rounds), *words]
+    program += ["-p", free_port()]
+    return columns(against_itself(program, [host], []))
+
+
+LATENCY = ("size", "count", "min", "max", "typical", "mean", "deviation", "p99", "p99.9")
+
+
+def latency_of(
+    name: str, host: str, size: int, rounds: int, *words: str, halves: bool = False
+) -> Reading:
+    """Return the median that ib_*_lat calls typical, in microseconds; the rest is beside it."""
+    found = dict(zip(LATENCY, run_perftest(name, host, size, rounds, *words), strict=False))
+    factor = 2 if halves else 1
+    times = {f"{key}_us": value * factor for key, value in found.items() if key not in LATENCY[:2]}
+    return Reading(times["typical_us"], extra={"count": found["count"], **times})
+
+
+def rate_of(name: str, host: str, size: int, rounds: int, depth: int) -> Reading:
+    """Return messages per second of ib_*_bw, each of them signaled."""
+    found = run_perftest(name, host, size, rounds, "-t", str(depth), "-Q", "1")
+    return Reading(found[4] * 1e6, extra={"mebibytes_per_second": found[3]})
+
+
+def bandwidth_of(name: str, host: str, size: int, rounds: int, depth: int) -> Reading:
+    """Return megabytes (10**6) per second of ib_*_bw."""
+    # ib_read_bw knows no -Q: a READ is signaled in any case.
+    words = () if name == "ib_read_bw" else ("-Q", "1")
+    found = run_perftest(name, host, size, rounds, "-t", str(depth), *words)
+    return Reading(found[3] * MEBIBYTE / 1e6)
+
+
+def one_write(host: str, size: int, rounds: int) -> Reading:
+    """Return the median of one signaled WRITE in C, posted and polled for, in microseconds."""
+    program = compile_one_write()
+    port = free_port()
+    ask = partial(against_itself, [str(program)])
+    printed = ask(["ask", host, port, str(size), str(rounds)], ["serve", host, port, str(size)])
+    median, mean = map(int, printed.split())
+    return Reading(median / 1000, extra={"count": rounds, "mean_us": mean / 1000})
+
+
+def compile_one_write() -> Path:
+    """Compile it: before the virtual machine is booted, where gcc is slow."""
+    return compiled("one_write.c", "-lrdmacm", "-libverbs")
