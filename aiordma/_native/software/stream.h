@@ -160,7 +160,7 @@ int sw_stream_carried(struct sw_stream *stream, size_t bytes);
 int sw_stream_is_struck(struct sw_stream *stream);
 /* The end: what TCP has taken is still delivered. The queue pair is in ERR, or goes away. */
 void sw_stream_end(struct sw_queue_pair *pair);
-/* All of it, TCP's connection too: of one that has not begun, or has been seen off. */
+/* Free it: one that has not begun, or has been seen off. Its socket stays as it is. */
 void sw_stream_discard(struct sw_stream *stream);
 /* TCP failed, or ended (error 0): so does the queue pair. */
 void sw_stream_broken(struct sw_stream *stream, int error);
