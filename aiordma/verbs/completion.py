@@ -73,7 +73,10 @@ class WorkCompletion(NamedTuple):
 
 
 class CompletionChannel(Resource):
-    """A file descriptor that becomes readable when an armed queue completes. Non-blocking."""
+    """A file descriptor that becomes readable when an armed queue completes. Non-blocking.
+
+    It can be readable without an event: ask `events`, which has none then.
+    """
 
     closing_rank = 2
 

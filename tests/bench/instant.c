@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdint.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 enum { ROOM = 8192 };
@@ -16,6 +18,7 @@ static struct {
     unsigned first, count;
     struct ibv_cq *queue; /* of the last post */
     int armed, signalled;
+    int signal; /* an eventfd in the channel's descriptor, which is an epoll; 0: not made */
     unsigned owed; /* events that were taken and not acknowledged */
     int (*get_cq_event)(struct ibv_comp_channel *, struct ibv_cq **, void **);
     void (*ack_cq_events)(struct ibv_cq *, unsigned int);
@@ -32,6 +35,19 @@ static enum ibv_wc_opcode opcode_of(enum ibv_wr_opcode opcode)
     default:
         return IBV_WC_SEND;
     }
+}
+
+static int tell(int channel)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+    uint64_t one = 1;
+
+    if (!device.signal) {
+        device.signal = eventfd(0, EFD_CLOEXEC);
+        if (epoll_ctl(channel, EPOLL_CTL_ADD, device.signal, &event))
+            return 0;
+    }
+    return write(device.signal, &one, sizeof(one)) == sizeof(one);
 }
 
 static int post_send(struct ibv_qp *queue_pair, struct ibv_send_wr *request,
@@ -51,9 +67,8 @@ static int post_send(struct ibv_qp *queue_pair, struct ibv_send_wr *request,
     }
     device.queue = queue_pair->send_cq;
     if (device.armed && !device.signalled) {
-        uint64_t one = 1;
         device.armed = 0;
-        device.signalled = write(device.queue->channel->fd, &one, sizeof(one)) == sizeof(one);
+        device.signalled = tell(device.queue->channel->fd);
     }
     return 0;
 }
@@ -83,7 +98,7 @@ int instant_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **queue
     if (!device.signalled)
         return device.get_cq_event(channel, queue, context);
     device.signalled = 0;
-    if (read(channel->fd, &count, sizeof(count)) < 0)
+    if (read(device.signal, &count, sizeof(count)) < 0)
         return -1;
     device.owed++;
     *queue = device.queue;
@@ -122,5 +137,8 @@ void instant_begin(struct ibv_context *context)
 int instant_end(void)
 {
     device.context->ops = device.kept;
+    if (device.signal)
+        close(device.signal);
+    device.signal = 0;
     return (int)device.count;
 }

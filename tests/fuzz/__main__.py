@@ -28,6 +28,8 @@ SECONDS_OF_ONE_INPUT = 10  # milliseconds are usual
 COMMON = ("world.c", "manager.c", "engine.c", "sockets.c", "peer.c")
 FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-D_GNU_SOURCE", "-fno-omit-frame-pointer")
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+# The device's, in whose place is engine.c: threads and who serves what in which.
+WITHOUT = ("engine.c", "progress.c")
 # The system's, in whose place the fuzzers have their own: engine.c, sockets.c.
 REPLACED = (
     *("getrandom", "socket", "socketpair", "bind", "listen", "accept4", "connect", "close"),
@@ -81,7 +83,7 @@ def build(chosen: list[str]) -> None:
     objects.mkdir(exist_ok=True)
     headers = [*SOFTWARE.glob("*.h"), *HERE.glob("*.h"), *SOFTWARE.parent.rglob("*.h")]
     newest = max(path.stat().st_mtime for path in headers)
-    sources = [path for path in SOFTWARE.glob("*.c") if path.name != "engine.c"]
+    sources = [path for path in SOFTWARE.glob("*.c") if path.name not in WITHOUT]
     # fuzz- keeps our engine.c and stream.c apart from the device's.
     compiled = {source: objects / f"{source.stem}.o" for source in sorted(sources)}
     for name in (*COMMON, *(f"{name}.c" for name in chosen)):

@@ -5,6 +5,8 @@
  */
 #include "world.h"
 
+#include "software/progress.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -81,6 +83,81 @@ void sw_engine_forked(void)
 {
 }
 
+/* -- progress.c's: sockets stay here, and what is held waits until all of them are quiet ----- */
+
+static struct sw_held *held;
+
+void sw_progress_begin(struct sw_progress *progress, int outer)
+{
+    progress->outer = outer;
+    progress->serves = 1;
+}
+
+void sw_progress_end(struct sw_progress *progress)
+{
+    progress->serves = 0;
+}
+
+void sw_progress_join(struct sw_progress *progress, struct sw_member *member)
+{
+    member->progress = progress;
+}
+
+void sw_progress_leave(struct sw_member *member)
+{
+    member->progress = NULL;
+}
+
+int sw_progress_look(struct sw_progress *progress, int is_poll)
+{
+    (void)progress;
+    (void)is_poll;
+    return 0;
+}
+
+void sw_progress_took_event(struct sw_progress *progress)
+{
+    (void)progress;
+}
+
+void sw_progress_took_completions(struct sw_progress *progress)
+{
+    (void)progress;
+}
+
+void sw_hold(struct sw_progress *progress, struct sw_held *what)
+{
+    (void)progress;
+    if (what->link)
+        return;
+    what->next = held;
+    if (held)
+        held->link = &what->next;
+    what->link = &held;
+    held = what;
+}
+
+void sw_unhold(struct sw_held *what)
+{
+    if (!what->link)
+        return;
+    *what->link = what->next;
+    if (what->next)
+        what->next->link = what->link;
+    what->link = NULL;
+}
+
+static int release_one(void)
+{
+    struct sw_held *first = held;
+
+    if (!first)
+        return 0;
+    sw_unhold(first);
+    first->release(first, 0);
+    return 1;
+}
+
 /* Each socket once: 1 if one had something to say. */
 static int serve_once(void)
 {
@@ -107,7 +184,7 @@ static int serve_once(void)
 void serve(void)
 {
     sw_lock();
-    for (int round = 0; serve_once(); round++)
+    for (int round = 0; serve_once() || release_one(); round++)
         if (round == MOST_ROUNDS)
             fail("a socket is ready for ever, and nobody sees to it");
     sw_unlock();

@@ -20,3 +20,14 @@ def test_program(program: str, sources: tuple[str, ...], tmp_path: Path) -> None
     subprocess.run(["gcc", *FLAGS, *paths, "-o", binary], cwd=ROOT, check=True)
     ran = subprocess.run([binary], capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stdout) == (0, "")
+
+
+def test_echo(tmp_path: Path) -> None:
+    """The program that measures the device, for a moment: each way of waiting ends."""
+    binary = tmp_path / "echo"
+    software = sorted((ROOT / "aiordma/_native/software").glob("*.c"))
+    command = ["gcc", *FLAGS, "tests/native/echo.c", *software, "-lpthread", "-o", binary]
+    subprocess.run(command, cwd=ROOT, check=True)
+    ran = subprocess.run([binary, "64", "100", "1"], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert [line.split()[0] for line in ran.stdout.splitlines()] == ["sleep", "spin", "tcp"]

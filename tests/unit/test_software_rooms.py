@@ -20,6 +20,7 @@ ORDER = (
     "sidr",
     "device",
     "engine",
+    "progress",
     "events",
     "faults",
     "gids",

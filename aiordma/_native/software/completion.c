@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 
 #include "faults.h"
@@ -22,6 +23,27 @@ static struct sw_channel *channel_of(const struct sw_queue *queue)
 
 /* -- channels and their events ------------------------------------------------------------- */
 
+static int open_channel(struct sw_channel *channel)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+    int error = 0;
+
+    channel->signal = sw_new_signal();
+    if (channel->signal < 0)
+        return errno;
+    channel->ibv.fd = epoll_create1(EPOLL_CLOEXEC);
+    if (channel->ibv.fd < 0)
+        error = errno;
+    else if (epoll_ctl(channel->ibv.fd, EPOLL_CTL_ADD, channel->signal, &event))
+        error = errno;
+    if (error) {
+        if (channel->ibv.fd >= 0)
+            close(channel->ibv.fd);
+        close(channel->signal);
+    }
+    return error;
+}
+
 static struct ibv_comp_channel *create_comp_channel(struct ibv_context *context)
 {
     struct sw_channel *channel;
@@ -34,13 +56,13 @@ static struct ibv_comp_channel *create_comp_channel(struct ibv_context *context)
     if (!channel)
         return NULL;
     channel->ibv.context = context;
-    channel->ibv.fd = sw_new_signal();
-    if (channel->ibv.fd < 0) {
-        int error = errno;
+    int error = open_channel(channel);
+    if (error) {
         free(channel);
         errno = error;
         return NULL;
     }
+    sw_progress_begin(&channel->progress, channel->ibv.fd);
     sw_lock();
     sw_context_of(context)->objects++;
     sw_device.counts.channels++;
@@ -59,10 +81,24 @@ static int destroy_comp_channel(struct ibv_comp_channel *channel)
     }
     sw_context_of(channel->context)->objects--;
     sw_device.counts.channels--;
+    sw_progress_end(&((struct sw_channel *)channel)->progress);
     close(channel->fd);
+    close(((struct sw_channel *)channel)->signal);
     sw_unlock();
     free(channel);
     return 0;
+}
+
+/* Who looks takes the first event at once, which the descriptor need not tell of then. */
+static void settle(struct sw_channel *channel)
+{
+    if (channel->is_looking || !channel->first == !channel->is_signalled)
+        return;
+    channel->is_signalled = !channel->is_signalled;
+    if (channel->is_signalled)
+        sw_signal(channel->signal);
+    else
+        sw_quiet(channel->signal);
 }
 
 /* One more event; a queue that has several waiting stands in the channel's list once. */
@@ -78,8 +114,7 @@ static void add_event(struct sw_queue *queue)
     else
         channel->first = queue;
     channel->last = queue;
-    if (channel->first == queue)
-        sw_signal(channel->ibv.fd);
+    settle(channel);
 }
 
 static void unlist(struct sw_channel *channel, struct sw_queue *queue)
@@ -96,8 +131,16 @@ static void unlist(struct sw_channel *channel, struct sw_queue *queue)
     if (channel->last == queue)
         channel->last = before;
     queue->next = NULL;
-    if (!channel->first)
-        sw_quiet(channel->ibv.fd);
+    settle(channel);
+}
+
+/* Whether there was something to serve: an event may have come of it. */
+static int look(struct sw_channel *channel)
+{
+    channel->is_looking = 1;
+    int served = sw_progress_look(&channel->progress, 0);
+    channel->is_looking = 0;
+    return served;
 }
 
 static int get_cq_event(struct ibv_comp_channel *public, struct ibv_cq **queue, void **cq_context)
@@ -110,13 +153,17 @@ static int get_cq_event(struct ibv_comp_channel *public, struct ibv_cq **queue, 
         return -1;
     }
     sw_lock();
+    /* Until nothing is left to be read: one who watches for edges hears of it once. */
     while (!error && !channel->first)
-        error = sw_await_signal(channel->ibv.fd);
+        if (!look(channel) && !channel->first)
+            error = sw_await_signal(channel->ibv.fd);
     if (!error) {
         struct sw_queue *first = channel->first;
         first->taken++;
         if (!--first->waiting)
             unlist(channel, first);
+        settle(channel);
+        sw_progress_took_event(&channel->progress);
         *queue = ibv_cq_ex_to_cq(&first->ibv);
         *cq_context = first->ibv.cq_context;
     }
@@ -145,14 +192,17 @@ static int take_current(struct ibv_cq_ex *public)
     int error = ENOENT;
 
     sw_lock();
-    if (sw_context_of(public->context)->generation != sw_device.generation) {
+    if (sw_context_of(public->context)->generation != sw_device.generation)
         error = EPERM;
-    } else if (queue->count) {
+    else if (!queue->count)
+        sw_progress_look(queue->progress, 1);
+    if (error == ENOENT && queue->count) {
         queue->current = queue->ring[queue->head];
         queue->head = (queue->head + 1) % queue->size;
         queue->count--;
         public->status = queue->current.status;
         public->wr_id = queue->current.wr_id;
+        sw_progress_took_completions(queue->progress);
         error = 0;
     }
     sw_unlock();
@@ -213,6 +263,8 @@ static int poll_cq(struct ibv_cq *public, int most, struct ibv_wc *completions)
     if (!queue || most < 0 || (most && !completions))
         return -EINVAL;
     sw_lock();
+    if (!queue->count)
+        sw_progress_look(queue->progress, 1);
     count = queue->count < (uint32_t)most ? queue->count : (uint32_t)most;
     until_end = queue->size - queue->head;
     if (!count) {
@@ -227,6 +279,7 @@ static int poll_cq(struct ibv_cq *public, int most, struct ibv_wc *completions)
     }
     queue->head = (queue->head + count) % queue->size;
     queue->count -= count;
+    sw_progress_took_completions(queue->progress);
     sw_unlock();
     return (int)count;
 }
@@ -301,6 +354,7 @@ static void deliver(struct sw_queue *queue, const struct ibv_wc *completion, int
     }
     queue->ring[(queue->head + queue->count) % queue->size] = *completion;
     queue->count++;
+    sw_device.completions++;
     wake(queue, solicited || completion->status != IBV_WC_SUCCESS);
 }
 
@@ -425,6 +479,13 @@ void sw_forget_completions(struct ibv_cq *public, uint32_t qp_num)
     queue->count = kept;
 }
 
+struct sw_progress *sw_progress_of(const struct ibv_qp *queue_pair)
+{
+    struct sw_progress *progress = queue_of(queue_pair->send_cq)->progress;
+
+    return queue_of(queue_pair->recv_cq)->progress == progress ? progress : NULL;
+}
+
 /* -- queues ---------------------------------------------------------------------------------- */
 
 static struct ibv_cq_ex *new_queue(struct ibv_context *context, uint32_t entries,
@@ -447,6 +508,8 @@ static struct ibv_cq_ex *new_queue(struct ibv_context *context, uint32_t entries
     queue->ibv.channel = channel;
     queue->ibv.cq_context = cq_context;
     queue->ibv.cqe = (int)entries;
+    sw_progress_begin(&queue->own, -1);
+    queue->progress = channel ? &((struct sw_channel *)channel)->progress : &queue->own;
     pthread_mutex_init(&queue->ibv.mutex, NULL);
     pthread_cond_init(&queue->ibv.cond, NULL);
     give_readers(&queue->ibv);
@@ -565,6 +628,7 @@ static int destroy_cq(struct ibv_cq *public)
     while ((int32_t)(queue->taken - public->comp_events_completed) > 0)
         sw_wait();
     sw_forget_events(public->context, &queue->subject, &public->async_events_completed);
+    sw_progress_end(&queue->own);
     if (public->channel)
         public->channel->refcnt--;
     sw_context_of(public->context)->objects--;

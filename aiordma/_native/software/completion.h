@@ -3,10 +3,14 @@
 #define AIORDMA_SOFTWARE_COMPLETION_H
 
 #include "context.h"
-#include "engine.h"
+#include "progress.h"
 
 struct sw_channel {
-    struct ibv_comp_channel ibv; /* fd: an eventfd, readable while an event waits */
+    struct ibv_comp_channel ibv; /* fd: an epoll, of signal and of the sockets that are lent */
+    int signal;                  /* an eventfd, readable while an event waits */
+    int is_signalled;
+    int is_looking; /* who looks takes the first event itself */
+    struct sw_progress progress;
     struct sw_queue *first, *last; /* with events waiting */
 };
 
@@ -22,6 +26,8 @@ struct sw_queue {
     struct sw_subject subject;
     struct sw_queue *next;  /* on the channel */
     struct ibv_wc current;  /* that ibv_start_poll or ibv_next_poll has taken */
+    struct sw_progress own; /* without a channel */
+    struct sw_progress *progress; /* the channel's, or its own */
     /* Faults (completion.c). */
     struct sw_late *late;
     struct sw_timer late_event;
@@ -36,6 +42,8 @@ void sw_complete(struct ibv_cq *queue, const struct ibv_wc *completion, int soli
 void sw_raise_queue(struct ibv_cq *queue, enum ibv_event_type type);
 /* What a destroyed queue pair left in it is taken out, as man ibv_destroy_qp allows. */
 void sw_forget_completions(struct ibv_cq *queue, uint32_t qp_num);
+/* Where both of a queue pair's queues belong to; NULL: to different ones. */
+struct sw_progress *sw_progress_of(const struct ibv_qp *queue_pair);
 
 void sw_fill_completion(struct aiordma_provider *table, struct verbs_context *operations);
 

@@ -14,6 +14,26 @@
 
 enum { HEARING_MILLISECONDS = 150 };
 
+/*
+ * A stream whose packets make completions is served by the program's thread (progress.c), which
+ * has to be woken for them in any case. One that only carries a peer's READs and WRITEs, pieces of
+ * large messages, or more than TCP takes, is the engine's: it would wake the program for nothing.
+ */
+enum { MOST_MERIT = 4, FIRST_MERIT = 2, DEMERIT = 2 };
+
+static void judge(struct sw_stream *stream, int has_completed)
+{
+    stream->merit += has_completed ? 1 : -DEMERIT;
+    if (stream->merit <= 0) {
+        stream->merit = 0;
+        sw_progress_leave(&stream->member);
+    } else if (stream->merit >= MOST_MERIT) {
+        stream->merit = MOST_MERIT;
+        if (stream->progress && stream->watch.events == EPOLLIN)
+            sw_progress_join(stream->progress, &stream->member);
+    }
+}
+
 /* Send, and hear what there was no room for before. */
 static void go_on(struct sw_stream *stream)
 {
@@ -33,8 +53,12 @@ static void ready(struct sw_watch *watch, uint32_t events)
         stream->is_blocked = 0;
         go_on(stream);
     }
-    if (stream->pair && events & (uint32_t)~EPOLLOUT)
-        sw_receive(stream, events);
+    if (!stream->pair || !(events & (uint32_t)~EPOLLOUT))
+        return;
+    uint64_t completions = sw_device.completions, reads = sw_device.reads;
+    sw_receive(stream, events);
+    if (stream->pair && sw_device.reads != reads)
+        judge(stream, sw_device.completions != completions);
 }
 
 static struct sw_stream *new_stream(int fd, const struct sw_terms *terms)
@@ -63,6 +87,7 @@ static struct sw_stream *new_stream(int fd, const struct sw_terms *terms)
     stream->in.end = (uint32_t)terms->already_size;
     stream->must_announce = terms->is_initiator && terms->sends_ready;
     stream->watch.ready = ready;
+    stream->held.release = sw_nothing_took_it;
     for (int queue = 0; queue < SW_QUEUES; queue++)
         stream->sequence[queue] = stream->expected[queue] = 1;
     /* Sinks are numbers that a peer cannot guess before it is asked to fill one. */
@@ -101,6 +126,9 @@ int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *t
     }
     sw_device.counts.sockets++;
     stream->pair = pair;
+    stream->member.watch = &stream->watch;
+    stream->progress = sw_progress_of(&pair->ibv);
+    stream->merit = FIRST_MERIT;
     pair->stream = stream;
     pair->attributes.max_rd_atomic = (uint8_t)terms->outbound_depth;
     pair->attributes.max_dest_rd_atomic = (uint8_t)terms->inbound_depth;
@@ -129,8 +157,10 @@ static void transmit(struct sw_queue_pair *pair)
 {
     struct sw_stream *stream = pair->stream;
 
-    if (stream && !sw_stream_is_hopeless(stream) && !stream->is_blocked &&
-        !sw_stream_is_struck(stream))
+    if (!stream)
+        return;
+    sw_note_post(stream);
+    if (!sw_stream_is_hopeless(stream) && !stream->is_blocked && !sw_stream_is_struck(stream))
         go_on(stream);
 }
 

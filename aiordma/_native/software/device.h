@@ -36,6 +36,7 @@ struct sw_device {
     pthread_cond_t changed; /* broadcast by every acknowledgement: see sw_wait */
     uint32_t generation;    /* counts forks: what has an earlier one is the parent's (fork.c) */
     struct aiordma_software_counts counts;
+    uint64_t completions, reads; /* that were ever made; of streams */
     struct sw_context *contexts; /* all that are open */
     struct sw_context *manager;  /* the one that the connection manager opened, once it has */
     struct verbs_context operations; /* what each new context begins with (table.c) */

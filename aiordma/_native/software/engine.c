@@ -67,6 +67,15 @@ static void serve(const struct epoll_event *event)
         watch->ready(watch, event->events);
 }
 
+void sw_serve(int epoll)
+{
+    struct epoll_event events[BATCH];
+    int count = epoll_wait(epoll, events, BATCH, 0);
+
+    for (int i = 0; i < count; i++)
+        serve(&events[i]);
+}
+
 static void expire(void)
 {
     struct sw_timer *timer;
@@ -221,6 +230,7 @@ int sw_watch(struct sw_watch *watch, int fd, uint32_t events)
     watch->fd = fd;
     watch->events = events;
     watch->slot = slot;
+    watch->epoll = engine.epoll;
     struct epoll_event event = event_of(watch);
     if (events && epoll_ctl(engine.epoll, EPOLL_CTL_ADD, fd, &event)) {
         watch->slot = 0;
@@ -239,10 +249,28 @@ void sw_rewatch(struct sw_watch *watch, uint32_t events)
     int operation = !events ? EPOLL_CTL_DEL : watch->events ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
     watch->events = events;
     struct epoll_event event = event_of(watch);
-    if (epoll_ctl(engine.epoll, operation, watch->fd, &event)) {
+    if (epoll_ctl(watch->epoll, operation, watch->fd, &event)) {
         /* Only an ADD can fail, for want of memory: the next rewatch tries again. */
         watch->events = 0;
     }
+}
+
+int sw_move(struct sw_watch *watch, int epoll)
+{
+    struct epoll_event event = event_of(watch);
+
+    if (epoll < 0)
+        epoll = engine.epoll;
+    if (epoll == watch->epoll)
+        return 0;
+    /* In both for a moment, so that a failure changes nothing. */
+    if (watch->events && epoll_ctl(epoll, EPOLL_CTL_ADD, watch->fd, &event))
+        return errno;
+    if (watch->events && epoll_ctl(watch->epoll, EPOLL_CTL_DEL, watch->fd, NULL)) {
+        /* It is in there. */
+    }
+    watch->epoll = epoll;
+    return 0;
 }
 
 void sw_unwatch(struct sw_watch *watch)
@@ -252,7 +280,7 @@ void sw_unwatch(struct sw_watch *watch)
     if (!slot)
         return;
     if (watch->events)
-        epoll_ctl(engine.epoll, EPOLL_CTL_DEL, watch->fd, NULL);
+        epoll_ctl(watch->epoll, EPOLL_CTL_DEL, watch->fd, NULL);
     engine.slots[slot].watch = NULL;
     engine.slots[slot].generation++;
     engine.slots[slot].next_free = engine.first_free;

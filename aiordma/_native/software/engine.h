@@ -10,6 +10,7 @@ struct sw_watch {
     int fd;
     uint32_t events;
     uint32_t slot; /* the engine's; 0: not watched */
+    int epoll;     /* the one that it is in: the engine's, or one that a program's thread serves */
 };
 
 /* Start watching; the engine's thread is started by the first. The watch is the caller's memory. */
@@ -18,6 +19,10 @@ int sw_watch(struct sw_watch *watch, int fd, uint32_t events);
 void sw_rewatch(struct sw_watch *watch, uint32_t events);
 /* ready is not called any more; before the descriptor is closed. Nothing if not watched. */
 void sw_unwatch(struct sw_watch *watch);
+/* Have it wait in another epoll, which sw_serve is called for; -1: in the engine's own. */
+int sw_move(struct sw_watch *watch, int epoll);
+/* Serve what is ready in such an epoll. */
+void sw_serve(int epoll);
 
 struct sw_timer {
     void (*expired)(struct sw_timer *timer); /* on the engine's thread, with the lock held */

@@ -346,6 +346,7 @@ static int end_send(struct sw_stream *stream)
     }
     stream->has_immediate = 0;
     stream->message_size = 0;
+    sw_note_message(stream);
     sw_finish_receive(pair, &completion, solicits);
     return 0;
 }
@@ -367,6 +368,7 @@ static int end_immediate(struct sw_stream *stream, const char *payload)
         .wc_flags = IBV_WC_WITH_IMM,
         .imm_data = htonl(stream->immediate),
     };
+    sw_note_message(stream);
     sw_finish_receive(stream->pair, &completion,
                       stream->frame.operation == SW_IMMEDIATE_SOLICITED);
     return 0;
@@ -737,7 +739,7 @@ void sw_process(struct sw_stream *stream)
         }
         /* An answer may be due, or a READ may follow one that has its answer. */
         if (!stream->is_blocked)
-            sw_transmit(stream);
+            sw_reply(stream);
     } while (sw_finds_room(stream));
 }
 
@@ -783,6 +785,7 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
             continue;
         if (size < 0 && errno == EAGAIN)
             break;
+        sw_device.reads++;
         if (!size && stream->pair->is_waiting) {
             /* The peer has sent all that it wanted, and that waits for receives. */
             stream->has_ended = stream->has_left = stream->is_full = 1;

@@ -20,6 +20,10 @@ enum { LINGER_MILLISECONDS = 2000 };
 
 void sw_stream_rewatch(struct sw_stream *stream)
 {
+    if (stream->is_dead || stream->is_blocked || stream->is_full) {
+        stream->merit = 0;
+        sw_progress_leave(&stream->member);
+    }
     if (stream->is_dead) {
         sw_rewatch(&stream->watch, 0);
         return;
@@ -111,10 +115,41 @@ static uint32_t compose_terminate(struct sw_stream *stream, char *to)
     return covered + sizeof(crc);
 }
 
+/*
+ * Answers of no bytes that the program's next message was to take along (transmit.c). What the
+ * peer asked about has been carried out, so it is told.
+ */
+static void send_held(struct sw_stream *stream)
+{
+    char frame[SW_TAGGED_HEADER + 4];
+
+    sw_unhold(&stream->held);
+    for (; stream->answer_count && !stream->is_dead && !stream->is_reset; stream->answer_count--) {
+        const struct sw_read_request *read = &stream->answers[stream->answer_first].read;
+        struct sw_frame what = {
+            .operation = SW_READ_RESPONSE,
+            .is_tagged = 1,
+            .is_last = 1,
+            .stag = read->sink,
+            .offset = read->sink_offset,
+        };
+        uint32_t header = sw_frame_write(frame, &what), crc = 0;
+        if (stream->terms.crc)
+            crc = htole32(sw_crc32c(0, frame, header));
+        memcpy(frame + header, &crc, sizeof(crc));
+        if (send(stream->fd, frame, sizeof(frame), MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+            return; /* the peer then learns no more than that it ended */
+        stream->answer_first = (stream->answer_first + 1) % stream->terms.inbound_depth;
+    }
+}
+
 static void see_off(struct sw_stream *stream)
 {
     char last_word[128];
 
+    if (stream->held.link)
+        send_held(stream);
+    sw_progress_leave(&stream->member);
     stream->pair = NULL;
     /* In the middle of a frame nothing can be said any more. */
     const struct sw_out_frame *out = &stream->out[stream->out_first];

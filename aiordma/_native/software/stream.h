@@ -65,6 +65,9 @@ struct sw_out_frame {
 
 struct sw_stream {
     struct sw_watch watch;
+    struct sw_member member;      /* of those whose packets the program's thread may read */
+    struct sw_progress *progress; /* where it may be; NULL: its queues are of different channels */
+    int merit;                    /* how many of its packets made completions of late */
     struct sw_timer timer;
     struct sw_queue_pair *pair; /* NULL: over, only TCP has to be seen off */
     struct sw_terms terms;
@@ -91,6 +94,9 @@ struct sw_stream {
     struct sw_answer *answers; /* a ring of terms.inbound_depth */
     uint32_t answer_first, answer_count;
     int answers_next; /* whose turn it is */
+    struct sw_held held; /* answers of no bytes, which the next post takes along */
+    int is_unanswered;   /* a message has come since the last post */
+    int chats;           /* how many were answered by a post, of late */
     uint32_t asked;   /* READs and atomics without their answer */
     int needs_word;   /* something was sent that no question follows yet */
     int has_word_due; /* a question of ours is under way: a READ of no bytes, whose answer says

@@ -556,6 +556,7 @@ static void advance(struct sw_stream *stream, size_t taken)
 
 void sw_transmit(struct sw_stream *stream)
 {
+    sw_unhold(&stream->held);
     if (stream->is_dead)
         return;
     struct sw_out_frame *gone = find_gone(stream);
@@ -604,4 +605,60 @@ void sw_transmit(struct sw_stream *stream)
         }
     }
     sw_stream_rewatch(stream);
+}
+
+/* -- answers that travel with messages ------------------------------------------------------------ */
+
+/*
+ * Where two programs talk by turns, the answer to a word (compose_word) needs no packet of its
+ * own: the program's own message will go the same way in a moment. It is held back only as long
+ * as the program has its turn (progress.c), and only where that has been seen to pay.
+ */
+enum { CHATS = 4, AFTER_LATE = -16, AFTER_EARLY = 0 };
+
+void sw_note_post(struct sw_stream *stream)
+{
+    if (stream->is_unanswered && stream->chats < CHATS)
+        stream->chats++;
+    stream->is_unanswered = 0;
+}
+
+void sw_note_message(struct sw_stream *stream)
+{
+    if (stream->is_unanswered && stream->chats > 0)
+        stream->chats = 0;
+    stream->is_unanswered = 1;
+}
+
+void sw_nothing_took_it(struct sw_held *held, int is_late)
+{
+    struct sw_stream *stream = SW_CONTAINER(held, struct sw_stream, held);
+
+    stream->chats = is_late ? AFTER_LATE : AFTER_EARLY;
+    sw_transmit(stream);
+}
+
+static int can_wait(const struct sw_stream *stream)
+{
+    const struct sw_queue_pair *pair = stream->pair;
+
+    if (stream->chats < CHATS || !stream->is_unanswered || !stream->member.progress ||
+        !stream->member.progress->serves || stream->out_count || !stream->answer_count ||
+        pair->next_send != pair->end || stream->needs_word)
+        return 0;
+    for (uint32_t i = 0; i < stream->answer_count; i++) {
+        const struct sw_answer *answer =
+            &stream->answers[(stream->answer_first + i) % stream->terms.inbound_depth];
+        if (answer->is_atomic || answer->read.size)
+            return 0;
+    }
+    return 1;
+}
+
+void sw_reply(struct sw_stream *stream)
+{
+    if (can_wait(stream))
+        sw_hold(stream->member.progress, &stream->held);
+    else
+        sw_transmit(stream);
 }

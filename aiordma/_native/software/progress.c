@@ -1,0 +1,243 @@
+/*
+ * Progress in the program's own thread. A packet that the engine's thread reads costs two changes
+ * from one thread to another before the program hears of it: one to wake the engine, and one for
+ * the engine to wake the program. While the program looks often, its own thread is woken by the
+ * packet, and reads it. The engine only looks every millisecond whether it still does: one-sided
+ * operations of peers must not wait for a program that computes.
+ */
+#include "progress.h"
+
+#include <errno.h>
+#include <sys/epoll.h>
+#include <time.h>
+#include <unistd.h>
+
+/* How long the engine leaves them to a thread that does not look. A held answer waits for two. */
+enum { TICK_MILLISECONDS = 1 };
+/* Who has looked so often within a tick looks often; an event taken counts as several looks. */
+enum { LOOKS = 8, LOOKS_OF_EVENT = 4 };
+
+static uint64_t now(void)
+{
+    struct timespec time;
+
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+/* -- what is held ---------------------------------------------------------------------------- */
+
+void sw_hold(struct sw_progress *progress, struct sw_held *held)
+{
+    if (held->link)
+        return;
+    held->tick = progress->tick;
+    held->next = progress->held;
+    if (held->next)
+        held->next->link = &held->next;
+    held->link = &progress->held;
+    progress->held = held;
+    progress->has_polled = progress->has_looked_again = 0;
+}
+
+void sw_unhold(struct sw_held *held)
+{
+    if (!held->link)
+        return;
+    *held->link = held->next;
+    if (held->next)
+        held->next->link = held->link;
+    held->link = NULL;
+}
+
+/* Those of earlier ticks, or all. */
+static void release(struct sw_progress *progress, int is_late, int all)
+{
+    struct sw_held *next;
+
+    for (struct sw_held *held = progress->held; held; held = next) {
+        next = held->next;
+        if (!all && held->tick == progress->tick)
+            continue;
+        sw_unhold(held);
+        held->release(held, is_late);
+    }
+}
+
+/*
+ * A program that has taken the completions, and looks again, has had its chance to post. One that
+ * polls until nothing is left, and acts then, polls an empty queue before its chance.
+ */
+static void release_after_turn(struct sw_progress *progress, int is_poll)
+{
+    if (!progress->held || !progress->has_polled)
+        return;
+    if (is_poll && !progress->has_looked_again)
+        progress->has_looked_again = 1;
+    else
+        release(progress, 0, 1);
+}
+
+/* -- whose turn it is ------------------------------------------------------------------------ */
+
+/* Whether it could: the engine's epoll may find no memory for them. */
+static int take_back(struct sw_progress *progress)
+{
+    sw_rewatch(&progress->watch, EPOLLIN);
+    if (!progress->watch.events)
+        return 0;
+    if (progress->outer >= 0 &&
+        epoll_ctl(progress->outer, EPOLL_CTL_DEL, progress->watch.fd, NULL)) {
+        /* It is in there. */
+    }
+    progress->is_lent = 0;
+    progress->pace = 0;
+    release(progress, 1, 1);
+    return 1;
+}
+
+static void tick(struct sw_timer *timer)
+{
+    struct sw_progress *progress = SW_CONTAINER(timer, struct sw_progress, timer);
+
+    int has_looked = progress->looks != progress->looks_before;
+    progress->looks_before = progress->looks;
+    if (!(has_looked && progress->members) && take_back(progress))
+        return;
+    if (sw_call_later(timer, TICK_MILLISECONDS)) {
+        /* The engine runs: this is its own call. */
+    }
+    release(progress, 1, 0);
+    progress->tick++;
+}
+
+static void lend(struct sw_progress *progress)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+
+    progress->looks_before = progress->looks;
+    progress->timer.expired = tick;
+    if (sw_call_later(&progress->timer, TICK_MILLISECONDS))
+        return;
+    if (progress->outer >= 0 &&
+        epoll_ctl(progress->outer, EPOLL_CTL_ADD, progress->watch.fd, &event)) {
+        sw_cancel(&progress->timer);
+        return;
+    }
+    sw_rewatch(&progress->watch, 0);
+    progress->is_lent = 1;
+}
+
+/* The program looked, while the engine serves. */
+static void keep_pace(struct sw_progress *progress, uint32_t looks)
+{
+    progress->pace += looks;
+    if (progress->pace < LOOKS || !progress->members)
+        return;
+    uint64_t time = now();
+    int is_often = time - progress->pace_since < TICK_MILLISECONDS * 1000000u;
+    progress->pace = 0;
+    progress->pace_since = time;
+    if (is_often)
+        lend(progress);
+}
+
+int sw_progress_look(struct sw_progress *progress, int is_poll)
+{
+    progress->looks++;
+    if (!progress->is_lent) {
+        if (is_poll)
+            keep_pace(progress, 1);
+        return 0;
+    }
+    release_after_turn(progress, is_poll);
+    struct sw_member *only = progress->members;
+    if (!only)
+        return 0;
+    progress->serves = 1;
+    uint64_t before = sw_device.reads;
+    /* To read from the only socket tells as much as to ask epoll first. */
+    if (!only->next && only->watch->events == EPOLLIN)
+        only->watch->ready(only->watch, EPOLLIN);
+    else
+        sw_serve(progress->watch.fd);
+    int served = sw_device.reads != before;
+    progress->serves = 0;
+    return served;
+}
+
+void sw_progress_took_event(struct sw_progress *progress)
+{
+    if (!progress->is_lent)
+        keep_pace(progress, LOOKS_OF_EVENT);
+}
+
+void sw_progress_took_completions(struct sw_progress *progress)
+{
+    progress->has_polled = 1;
+}
+
+/* -- sockets ----------------------------------------------------------------------------------- */
+
+static void serve(struct sw_watch *watch, uint32_t events)
+{
+    (void)events;
+    sw_serve(watch->fd);
+}
+
+static int open_epoll(struct sw_progress *progress)
+{
+    int fd = epoll_create1(EPOLL_CLOEXEC);
+
+    if (fd < 0)
+        return errno;
+    progress->watch.ready = serve;
+    int error = sw_watch(&progress->watch, fd, EPOLLIN);
+    if (error)
+        close(fd);
+    return error;
+}
+
+void sw_progress_begin(struct sw_progress *progress, int outer)
+{
+    progress->outer = outer;
+}
+
+void sw_progress_end(struct sw_progress *progress)
+{
+    if (!progress->watch.slot)
+        return;
+    sw_cancel(&progress->timer);
+    sw_unwatch(&progress->watch);
+    close(progress->watch.fd);
+}
+
+void sw_progress_join(struct sw_progress *progress, struct sw_member *member)
+{
+    if (member->progress || (!progress->watch.slot && open_epoll(progress)) ||
+        sw_move(member->watch, progress->watch.fd))
+        return;
+    member->progress = progress;
+    member->next = progress->members;
+    if (member->next)
+        member->next->link = &member->next;
+    member->link = &progress->members;
+    progress->members = member;
+}
+
+void sw_progress_leave(struct sw_member *member)
+{
+    if (!member->progress)
+        return;
+    *member->link = member->next;
+    if (member->next)
+        member->next->link = member->link;
+    member->progress = NULL;
+    /* It must go in any case: what waits for it is told by the engine, or by nobody. */
+    uint32_t events = member->watch->events;
+    sw_rewatch(member->watch, 0);
+    if (sw_move(member->watch, -1)) {
+        /* Nothing is waited for: nothing can fail. */
+    }
+    sw_rewatch(member->watch, events);
+}
