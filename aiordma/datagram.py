@@ -256,13 +256,14 @@ class Datagram(DatagramPosting, UnreliableObjectReceiveStream[DatagramMessage]):
         Raises:
             UnreachableError: nobody takes datagrams at that port, or nobody answers.
             AddressError, RouteError, ConnectTimeoutError: the step that failed and why.
-            ClosedError: the socket is closed.
+            ClosedError: the socket is closed, or was while the peer was asked.
+            DeviceRemovedError, WorkCompletionError: what ended the socket meanwhile.
         """
         parameters = ConnectionParameters(private_data=private_data)
         parameters.check(MAX_DATAGRAM_CONNECT_PRIVATE_DATA, "resolving a datagram port")
         self._endpoint.require_usable()
-        return await resolve_peer(
-            self._endpoint.reactor, self._host, host, port, parameters, timeout
+        return await self._endpoint.resolve(
+            resolve_peer(self._endpoint.reactor, self._host, host, port, parameters, timeout)
         )
 
     def peer(self, gid: bytes, qpn: int, qkey: int | None = None, *, lid: int = 0) -> DatagramPeer:
@@ -338,8 +339,9 @@ class Datagram(DatagramPosting, UnreliableObjectReceiveStream[DatagramMessage]):
     async def aclose(self) -> None:
         """Leave all groups, and give back everything. Idempotent; not cancelled by a cancellation.
 
-        Requests still in flight end with FlushedError; await those that matter first. Datagrams
-        that were not received are dropped. Registered regions are closed.
+        Requests still in flight end with FlushedError; await those that matter first. Who still
+        resolves a peer, joins or receives gets ClosedError. Datagrams that were not received are
+        dropped. Registered regions are closed.
         """
         await self._endpoint.aclose()
 

@@ -5,11 +5,14 @@ made, and nothing of it stays.
 """
 
 import logging
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack
+
+import anyio
 
 from aiordma.address_handles import AddressHandles
 from aiordma.datagram_message import Senders
-from aiordma.datagram_peer import UDP_QKEY
+from aiordma.datagram_peer import UDP_QKEY, DatagramPeer
 from aiordma.datagram_queue import DatagramQueue
 from aiordma.endpoint import Endpoint
 from aiordma.enums import CmEventType, QueuePairType
@@ -34,6 +37,8 @@ BACKLOG = 128
 class DatagramEndpoint(Endpoint):
     """See the module. `start` before use, `aclose` always."""
 
+    header_parts = 1
+
     def __init__(
         self,
         reactor: Reactor,
@@ -57,6 +62,7 @@ class DatagramEndpoint(Endpoint):
         self._identifier = identifier
         self._private_data = private_data
         self._most_handles = most_handles
+        self._resolving: set[anyio.CancelScope] = set()
         self.on_close = self.handles.close
 
     async def start(self, host: str, qkey: int) -> None:
@@ -109,7 +115,26 @@ class DatagramEndpoint(Endpoint):
                 logger.debug("answering %s: %s", identifier.peer_address, error)
         self.reactor.destroy(identifier.close, self.reactor.release)
 
+    # -- those whom we resolve ----------------------------------------------------------------
+
+    async def resolve(self, resolving: Awaitable[DatagramPeer]) -> DatagramPeer:
+        """Await it, for as long as the socket lives. Raises what the socket ended with."""
+        scope = anyio.CancelScope()
+        self._resolving.add(scope)
+        try:
+            with scope:
+                return await resolving
+        finally:
+            self._resolving.remove(scope)
+        self.require_usable()
+        raise ClosedError("this datagram socket is at its end")
+
     # -- the end ------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        for scope in self._resolving:
+            scope.cancel()
+        super()._end()
 
     def require_usable(self) -> None:
         """Do nothing while requests may be posted. Raises as Endpoint's."""

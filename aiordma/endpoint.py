@@ -65,6 +65,8 @@ class Endpoint(WorkQueues):
     Ending and closing are callbacks, not tasks: no cancellation stops them half way.
     """
 
+    header_parts = 0  # of a receive, beside the parts that users count
+
     def __init__(
         self,
         reactor: Reactor,
@@ -131,13 +133,9 @@ class Endpoint(WorkQueues):
     def _create_queue_pair(self) -> None:
         options = self.options
         sges = min(options.max_sge, self.hub.attributes.max_sge)
-        capacity = Capacity(
-            options.send_depth,
-            0 if self.shared_receive else options.receive_queue,
-            sges,
-            sges,
-            options.max_inline,
-        )
+        receives = 0 if self.shared_receive else options.receive_queue
+        parts = min(sges + self.header_parts, self.hub.attributes.max_sge)
+        capacity = Capacity(options.send_depth, receives, sges, parts, options.max_inline)
         assert self._queue is not None
         shared, queue = self.shared_receive, self._queue.queue
         self.max_message = self.hub.context.query_port(self.identifier.port).max_msg_sz

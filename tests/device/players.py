@@ -1,7 +1,8 @@
 """Two ends of a connection in one process: the vocabulary that the device tests share."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import socket as plain
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import anyio
@@ -9,7 +10,8 @@ import pytest
 
 import aiordma
 from aiordma import reactor
-from tests.devices import ADDRESS
+from aiordma.provider import SOFTWARE
+from tests.devices import ADDRESS, DEVICE, SILENT
 
 REMOTE = aiordma.Access.REMOTE_READ | aiordma.Access.REMOTE_WRITE
 
@@ -62,6 +64,18 @@ async def members(
     finally:
         for connection in clients + servers:
             await connection.aclose()
+
+
+@contextmanager
+def silent_taker() -> Iterator[tuple[str, int]]:
+    """Where questions are taken and never answered. Where the address is this machine's own, its
+    kernel would answer that nobody is there: a plain socket takes them."""
+    with plain.socket(plain.AF_INET, plain.SOCK_DGRAM) as taker:
+        if DEVICE == SOFTWARE:
+            taker.bind((SILENT, 0))
+            yield taker.getsockname()
+        else:
+            yield SILENT, 4711
 
 
 def reactor_in_use() -> bool:

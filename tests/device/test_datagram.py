@@ -2,9 +2,8 @@
 
 import gc
 import ipaddress
-import socket as plain
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -13,11 +12,9 @@ import pytest
 import aiordma
 from aiordma.datagram_peer import UDP_QKEY
 from aiordma.enums import CmEventType
-from aiordma.provider import SOFTWARE
 from aiordma.rdmacm import Event
-from tests.conftest import DEVICE
-from tests.device.players import Outcome, one_loop, reactor_in_use, until
-from tests.devices import ADDRESS, IPV6, SILENT
+from tests.device.players import Outcome, one_loop, reactor_in_use, silent_taker, until
+from tests.devices import ADDRESS, IPV6
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("datagrams")]
 
@@ -200,18 +197,6 @@ async def test_a_socket_with_a_qkey_of_its_own_is_found_by_its_numbers_only() ->
 # -- resolving ------------------------------------------------------------------------------------
 
 
-@contextmanager
-def silent_peer() -> Iterator[tuple[str, int]]:
-    """Where questions are taken and never answered. Where the address is this machine's own, its
-    kernel would answer that nobody is there: a plain socket takes them."""
-    with plain.socket(plain.AF_INET, plain.SOCK_DGRAM) as taker:
-        if DEVICE == SOFTWARE:
-            taker.bind((SILENT, 0))
-            yield taker.getsockname()
-        else:
-            yield SILENT, 4711
-
-
 @one_loop
 async def test_resolving_says_what_failed() -> None:
     async with await aiordma.open_datagram(ADDRESS) as socket:
@@ -220,7 +205,7 @@ async def test_resolving_says_what_failed() -> None:
         with pytest.raises(aiordma.AddressError, match="does not resolve"):
             await socket.resolve("no.such.host.invalid", 4711)
         no_answer = pytest.raises(aiordma.ConnectTimeoutError, match=r"no answer within 0\.2 s")
-        with silent_peer() as peer, no_answer:
+        with silent_taker() as peer, no_answer:
             await socket.resolve(*peer, timeout=0.2)
         with pytest.raises(ValueError, match="private_data of 181 bytes"):
             await socket.resolve(ADDRESS, socket.port, private_data=bytes(181))
@@ -276,6 +261,17 @@ async def test_own_receives_that_nothing_meets_end_with_the_socket() -> None:
     await socket.aclose()
     with pytest.raises(aiordma.FlushedError):
         await receive
+
+
+@one_loop
+async def test_one_part_is_one_that_the_payload_goes_to() -> None:
+    own = {"receive_buffers": 0, "max_sge": 1}
+    async with sockets(other=own) as (one, other, peer):
+        buffer = bytearray(other.mtu)
+        received = other.post_recv(buffer)
+        await one.send(b"in one part", peer)
+        assert (await received).length == 11
+        assert buffer[:11] == b"in one part"
 
 
 @one_loop
