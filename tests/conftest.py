@@ -1,7 +1,8 @@
 """What every test run shares: the event loops to cross with, and the count of what ran where.
 
 AIORDMA_TEST_DEVICE names the RDMA device under test (rxe0, siw0; else "software", the built-in
-one). AIORDMA_RESULTS names the folder for summary-<device>.json, which tests/vm/summary.py reads.
+one). AIORDMA_TEST_LOOPS names the event loops, of asyncio, uvloop, trio (all three are crossed
+with the tests) and polling, aiordma's own. AIORDMA_RESULTS names the folder for summary-<device>.json, which tests/vm/summary.py reads.
 """
 
 import functools
@@ -16,14 +17,21 @@ from typing import Any
 import anyio
 import pytest
 
+from aiordma import new_event_loop
+
 DEVICE = os.environ.get("AIORDMA_TEST_DEVICE", "software")
 RESULTS = os.environ.get("AIORDMA_RESULTS")
 KINDS = ("unit", "device", "interop", "faults", "docs")
 
+BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "asyncio": ("asyncio", {"use_uvloop": False}),
+    "uvloop": ("asyncio", {"use_uvloop": True}),
+    "trio": ("trio", {}),
+    "polling": ("asyncio", {"loop_factory": new_event_loop}),
+}
 LOOPS = [
-    pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),
-    pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
-    pytest.param(("trio", {}), id="trio"),
+    pytest.param(BACKENDS[name], id=name)
+    for name in os.environ.get("AIORDMA_TEST_LOOPS", "asyncio,uvloop,trio").split(",")
 ]
 
 
@@ -46,7 +54,7 @@ def _loop(item: pytest.Item) -> str:
     # The id that pytest made from LOOPS, which stands in the brackets of the test's name.
     if "anyio_backend" in getattr(item, "fixturenames", ()):
         ids = item.name.partition("[")[2].rstrip("]").split("-")
-        return next((name for name in ids if name in ("asyncio", "uvloop", "trio")), "-")
+        return next((name for name in ids if name in BACKENDS), "-")
     return "asyncio" if item.get_closest_marker("asyncio") else "-"
 
 

@@ -1,0 +1,57 @@
+"""The same tests on what is not the default: the references in Python that the engine in C stands
+in for, and the loop that polls."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+OF_THE_ENGINE = [
+    "tests/unit/test_request.py",
+    "tests/unit/test_inflight.py",
+    "tests/unit/test_credits.py",
+    "tests/unit/test_hub.py",
+    "tests/unit/test_memory.py",
+]
+ON_A_DEVICE = [
+    "tests/device/test_echo.py",
+    "tests/device/test_messages.py",
+    "tests/device/test_one_sided.py",
+    "tests/device/test_back_pressure.py",
+    "tests/device/test_cancellation.py",
+    "tests/device/test_chains.py",
+    "tests/device/test_shared_receive.py",
+]
+
+
+def run(files: list[str], **settings: str) -> None:
+    environment = {
+        **os.environ,
+        "AIORDMA_TEST_DEVICE": "software",
+        "AIORDMA_RESULTS": "",
+        **settings,
+    }
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", *files]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def test_the_references_pass_the_same_tests() -> None:
+    run(OF_THE_ENGINE, AIORDMA_ENGINE="python", AIORDMA_TEST_LOOPS="asyncio,trio")
+
+
+def test_devices_work_with_the_references() -> None:
+    run(ON_A_DEVICE, AIORDMA_ENGINE="python", AIORDMA_TEST_LOOPS="asyncio")
+
+
+@pytest.mark.parametrize("files", [OF_THE_ENGINE, ON_A_DEVICE], ids=["engine", "device"])
+def test_the_polling_loop_passes_the_same_tests(files: list[str]) -> None:
+    run(files, AIORDMA_TEST_LOOPS="polling")
