@@ -103,8 +103,6 @@ class PollingEventLoop(asyncio.SelectorEventLoop):
     """See the module. Made by `new_event_loop`."""
 
     def __init__(self, spin: float = SPIN) -> None:
-        if not 0 <= spin <= 1:
-            raise ValueError(f"spin={spin} is not in 0..1 (seconds)")
         self._polling = _PollingSelector(spin)
         self._spinner = self._polling.spinner
         super().__init__(self._polling)
@@ -155,6 +153,8 @@ def new_event_loop(spin: float = SPIN) -> PollingEventLoop:
     Raises:
         ValueError: `spin` is not in 0..1.
     """
+    if not 0 <= spin <= 1:
+        raise ValueError(f"spin={spin} is not in 0..1 (seconds)")
     return PollingEventLoop(spin)
 
 

@@ -1,0 +1,330 @@
+"""The hot path by counts that do not depend on the machine: calls, wake-ups, events, memory; and
+that it is fair: whoever is woken, and however fast, others have their turn.
+
+On a device that takes no time (tests/bench/instant.c), so that nothing but aiordma is counted.
+"""
+
+import asyncio
+import contextvars
+import gc
+import resource
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma import Access, Connection, MemorySlice, RemoteMemory
+from aiordma._native import IN_C, _engine
+from tests.bench.instant import instant, prepare
+
+pytestmark = pytest.mark.skipif(not IN_C, reason="AIORDMA_ENGINE=python: it is not the engine's")
+
+WINDOW = 32
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[Connection, Connection, MemorySlice, RemoteMemory]]:
+    """A client, a server, and memory of either, all in one process."""
+    prepare()
+    keywords: Any = {"device": "software", "send_depth": 64}
+    async with await aiordma.listen("127.0.0.1", 0, **keywords) as listener:
+        pending = asyncio.ensure_future(listener.accept())
+        async with (
+            await aiordma.connect("127.0.0.1", listener.port, **keywords) as client,
+            await pending as server,
+        ):
+            remote = server.register(bytearray(64), Access.REMOTE_READ | Access.REMOTE_WRITE)
+            await client.write(b"x" * 64, remote.remote())  # from now on READs are known to be fine
+            yield client, server, client.register(bytearray(64))[:], remote.remote()
+
+
+def run(main: Callable[..., Any], **keywords: Any) -> None:
+    async def body() -> None:
+        async with connected() as (client, _, local, remote):
+            with instant(client):
+                await main(client, local, remote)
+
+    aiordma.run(body(), **keywords)
+
+
+class Calls:
+    """Python functions entered, and functions of C called, by this thread."""
+
+    def __init__(self) -> None:
+        self.python = self.c = 0
+
+    def __enter__(self) -> "Calls":
+        sys.setprofile(self._count)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+        self.python -= 1  # this one
+
+    def _count(self, _frame: object, event: str, argument: object) -> None:
+        self.python += event == "call"
+        self.c += event == "c_call" and argument is not sys.setprofile
+
+
+# -- counts ---------------------------------------------------------------------------------------
+
+
+def test_an_awaited_write_is_one_python_call_and_one_crossing() -> None:
+    async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
+        steps = client._endpoint.hub.steps
+        await client.post_write(local, remote)
+        crossings = steps.crossings
+        with Calls() as calls:
+            for _ in range(WINDOW):
+                await client.post_write(local, remote)
+        # post_write, and the port's call in it, which posts and finds the completion.
+        assert (calls.python, calls.c) == (WINDOW, WINDOW)
+        assert steps.crossings == crossings + WINDOW
+
+    run(main)
+
+
+def test_a_coroutine_over_it_is_one_python_call_as_well() -> None:
+    async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
+        await client.write(local, remote)
+        with Calls() as calls:
+            for _ in range(WINDOW):
+                await client.write(local, remote)
+        assert (calls.python, calls.c) == (WINDOW, WINDOW)
+
+    run(main)
+
+
+def test_a_window_of_awaits_costs_no_wake_up_and_no_event() -> None:
+    async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
+        hub = client._endpoint.hub
+        await client.post_write(local, remote)
+        wakes, events = hub.wakes, hub.steps.events
+        slept = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        for _ in range(10):
+            for request in [client.post_write(local, remote) for _ in range(WINDOW)]:
+                await request
+        assert resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw == slept
+        # The loop had slept, with the queue armed: one event is that of the first of them.
+        assert hub.wakes <= wakes + 1
+        assert hub.steps.events <= events + 1
+
+    run(main)
+
+
+def test_nothing_grows_with_the_number_of_requests() -> None:
+    async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
+        async def some() -> None:
+            for request in [client.post_write(local, remote) for _ in range(WINDOW)]:
+                await request
+            await client.write(b"inline" * 10 + b"1234", remote)
+
+        for _ in range(20):
+            await some()
+        gc.collect()
+        before = sys.getallocatedblocks()
+        for _ in range(200):
+            await some()
+        gc.collect()
+        assert sys.getallocatedblocks() - before < 100  # 6,600 requests
+        assert client._endpoint.hub.in_flight.slots <= 128
+
+    run(main)
+
+
+# -- fairness -------------------------------------------------------------------------------------
+
+
+def test_awaits_that_never_wait_let_others_have_their_turn() -> None:
+    async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
+        turns = 0
+        done = False
+
+        async def other() -> None:
+            nonlocal turns
+            while not done:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        for _ in range(1000):
+            await client.post_write(local, remote)
+        done = True
+        await task
+        assert turns >= 1000 // 64
+
+    run(main)
+
+
+def test_a_conversation_without_a_pause_holds_up_neither_timers_nor_descriptors() -> None:
+    async def body() -> None:
+        async with connected() as (client, server, _, _):
+            loop, heard = asyncio.get_running_loop(), set[str]()
+            done = asyncio.Event()
+
+            async def answer() -> None:
+                async for message in server:
+                    await server.send(message)
+
+            async def ask() -> None:
+                while len(heard) < 3:
+                    await client.send(b"?")
+                    await client.receive()
+                done.set()
+
+            answering = asyncio.create_task(answer())
+            loop.call_later(0.01, heard.add, "timer")
+            loop.call_soon(heard.add, "soon")
+            await asyncio.to_thread(loop.call_soon_threadsafe, heard.add, "thread")
+            async with asyncio.timeout(30):
+                await asyncio.gather(ask(), done.wait())
+            answering.cancel()
+
+    aiordma.run(body(), spin=1)
+
+
+# -- who is woken ---------------------------------------------------------------------------------
+
+
+class Loop:
+    """Keeps what is to be called soon."""
+
+    def __init__(self) -> None:
+        self.soon: list[tuple[Any, ...]] = []
+
+    def call_soon(self, *call: Any, context: Any = None) -> None:
+        self.soon.append((*call, context))
+
+
+def test_a_woken_task_runs_in_its_own_context() -> None:
+    number: contextvars.ContextVar[int] = contextvars.ContextVar("number")
+
+    async def body() -> None:
+        async with connected() as (client, server, _, _):
+
+            async def receive(value: int) -> int:
+                number.set(value)
+                await server.receive()
+                return number.get()
+
+            number.set(1)
+            task = asyncio.create_task(receive(2))
+            await asyncio.sleep(0)
+            await client.send(b"x")
+            assert await task == 2
+            assert number.get() == 1
+
+    for run_with in (asyncio.run, aiordma.run):
+        run_with(body())
+
+
+def test_a_wait_that_is_woken_twice_or_cancelled_after_it_is_woken_once() -> None:
+    loop: Any = Loop()
+    waiter = _engine.Waiter(loop)
+    assert waiter.send(None) is waiter
+    assert waiter._asyncio_future_blocking
+    waiter.add_done_callback(print, context=None)
+    waiter.wake()
+    waiter.wake()
+    assert not waiter.cancel()
+    assert [call[:2] for call in loop.soon] == [(print, waiter)]
+    assert waiter.result() is None
+    with pytest.raises(StopIteration):
+        waiter.send(None)
+
+
+def test_a_wait_that_is_cancelled_says_so_with_its_message() -> None:
+    loop: Any = Loop()
+    waiter = _engine.Waiter(loop)
+    waiter.send(None)
+    waiter.add_done_callback(print)
+    assert waiter.cancel(msg="enough")
+    assert waiter.cancelled()
+    assert len(loop.soon) == 1
+    waiter.wake()
+    assert len(loop.soon) == 1
+    with pytest.raises(asyncio.CancelledError, match="enough"):
+        waiter.result()
+
+
+def test_an_interrupt_in_a_woken_task_ends_the_loop_and_loses_no_other_wake_up() -> None:
+    seen: list[str] = []
+
+    async def body() -> None:
+        async with connected() as (client, server, local, _):
+
+            async def interrupted(request: aiordma.WorkRequest) -> None:
+                await request
+                seen.append("interrupted")
+                raise KeyboardInterrupt
+
+            async def other(request: aiordma.WorkRequest) -> None:
+                await request
+                seen.append("other")
+
+            async def receive() -> None:
+                for _ in range(2):
+                    await server.receive()
+
+            requests = [client.post_send(local) for _ in range(2)]
+            tasks = [
+                asyncio.create_task(interrupted(requests[0])),
+                asyncio.create_task(other(requests[1])),
+                asyncio.create_task(receive()),
+            ]
+            await asyncio.gather(*tasks)
+
+    with pytest.raises(KeyboardInterrupt):
+        aiordma.run(body())
+    assert "interrupted" in seen
+
+
+# -- the loop that polls --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spin", [-0.001, 1.5])
+def test_a_spin_that_makes_no_sense_is_refused(spin: float) -> None:
+    with pytest.raises(ValueError, match=r"spin=.* is not in 0\.\.1"):
+        aiordma.new_event_loop(spin)
+
+
+@pytest.mark.parametrize("spin", [0.0, 0.0005])
+def test_an_idle_connection_is_not_polled(spin: float) -> None:
+    async def body() -> None:
+        async with connected() as (client, _, _, _):
+            steps = client._endpoint.hub.steps
+            for _ in range(20):
+                await asyncio.sleep(0.02)  # long waits, from which it learns
+            settled = steps.polls
+            for _ in range(10):
+                await asyncio.sleep(0.02)
+            # A look before each sleep; polling would make it thousands.
+            assert steps.polls - settled < 200
+
+    aiordma.run(body(), spin=spin)
+
+
+def test_what_is_found_by_polling_needs_no_event() -> None:
+    async def body() -> None:
+        async with connected() as (client, server, _, _):
+            steps = client._endpoint.hub.steps
+
+            async def answer() -> None:
+                async for message in server:
+                    await server.send(message)
+
+            answering = asyncio.create_task(answer())
+            for _ in range(50):
+                await client.send(b"?")
+                await client.receive()
+            before = steps.events
+            for _ in range(200):
+                await client.send(b"?")
+                await client.receive()
+            assert steps.events - before < 100  # each round trip would have four
+            answering.cancel()
+
+    aiordma.run(body(), spin=1)
