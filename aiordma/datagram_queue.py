@@ -40,7 +40,9 @@ class DatagramQueue:
 
     def _post(self, lease: Lease) -> None:
         try:
-            request = self._endpoint.post_receive(lease.memory.sge, 1, self._size, ())
+            request = self._endpoint.port.receive(lease.memory) or self._endpoint.post_receive(
+                lease.memory.sge, 1, self._size, ()
+            )
         except RdmaError as error:
             lease.release()
             if self._endpoint.cause is None:

@@ -62,6 +62,8 @@ class MessageQueue:
         self._posted: dict[int, Lease] = {}
         self._waiter: Waiter | None = None
         self._busy = False
+        shared = endpoint.shared_receive
+        self._is_fed = bool(shared.buffers if shared else endpoint.options.receive_buffers)
         endpoint.on_end = self._wake
         endpoint.on_close = self._discard
 
@@ -71,8 +73,11 @@ class MessageQueue:
             self._post(self._endpoint.hub.pool.lease(self._size))
 
     def _post(self, lease: Lease) -> None:
+        memory = lease.memory
         try:
-            request = self._endpoint.post_receive(lease.memory.sge, 1, self._size, ())
+            request = self._endpoint.port.receive(memory) or self._endpoint.post_receive(
+                memory.sge, 1, self._size, ()
+            )
         except RdmaError as error:
             lease.release()
             if self._endpoint.cause is None:
@@ -92,7 +97,8 @@ class MessageQueue:
     def deliver(self, lease: Lease, completion: WorkCompletion) -> None:
         """Take a message; its block is ours until it goes back."""
         self._ready.append((lease, completion))
-        self._wake()
+        if self._waiter is not None:
+            self._waiter.wake()
 
     def _wake(self) -> None:
         if self._waiter is not None:
@@ -102,13 +108,14 @@ class MessageQueue:
         """Return the next message; a cancelled wait takes none.
 
         Raises:
+            ValueError: the receives are posted by the program.
             anyio.EndOfStream: the peer disconnected, and every message has been received.
             anyio.BusyResourceError: another task is receiving.
             ClosedError, WorkCompletionError: as the endpoint ended.
         """
+        if self._busy or not self._is_fed:
+            self._refuse()
         self._endpoint.require_same_process()
-        if self._busy:
-            raise anyio.BusyResourceError("receiving from")
         self._busy = True
         try:
             if self._ready:
@@ -124,6 +131,18 @@ class MessageQueue:
         message = _message(lease, completion)
         self._give_back(lease)
         return message
+
+    def _refuse(self) -> None:
+        if self._is_fed:
+            raise anyio.BusyResourceError("receiving from")
+        if self._endpoint.shared_receive is not None:
+            raise ValueError(
+                "this connection takes its receives from a shared receive queue made with "
+                "buffers=0: post them there, with post_srq_recv()"
+            )
+        raise ValueError(
+            "this connection was made with receive_buffers=0: post receives with post_recv()"
+        )
 
     def _raise_if_ended(self) -> None:
         endpoint = self._endpoint
@@ -147,7 +166,7 @@ def _message(lease: Lease, completion: WorkCompletion) -> Message:
     length = completion.byte_len
     if completion.opcode == _WRITTEN:
         return Message(b"", completion.immediate, None, length)
-    data = bytes(lease.memory.view[:length])
+    data = lease.memory.copy(length)
     if not completion.wc_flags & (_IMMEDIATE | _INVALIDATED):
         return Message(data)
     if completion.wc_flags & _IMMEDIATE:

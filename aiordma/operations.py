@@ -72,22 +72,11 @@ class Operations(Posting):
             ClosedError: you closed the connection.
             WorkCompletionError: what broke it.
         """
-        return (await self.receive_message()).data
+        return (await self._messages.receive()).data
 
     async def receive_message(self) -> Message:
         """Return the next message with what came beside its data: immediate data, or the rkey that
         it invalidated. Otherwise as `receive`."""
-        shared = self._endpoint.shared_receive
-        if shared is not None:
-            if not shared.buffers:
-                raise ValueError(
-                    "this connection takes its receives from a shared receive queue made with "
-                    "buffers=0: post them there, with post_srq_recv()"
-                )
-        elif not self._endpoint.options.receive_buffers:
-            raise ValueError(
-                "this connection was made with receive_buffers=0: post receives with post_recv()"
-            )
         return await self._messages.receive()
 
     async def read(self, remote: RemoteMemory, local: Buffer) -> WorkCompletion:

@@ -2,7 +2,8 @@
 
 AIORDMA_TEST_DEVICE names the RDMA device under test (rxe0, siw0; else "software", the built-in
 one). AIORDMA_TEST_LOOPS names the event loops, of asyncio, uvloop, trio (all three are crossed
-with the tests) and polling, aiordma's own. AIORDMA_RESULTS names the folder for summary-<device>.json, which tests/vm/summary.py reads.
+with the tests) and polling, aiordma's own. AIORDMA_RESULTS names the folder for
+summary-<device>.json, which tests/vm/summary.py reads.
 """
 
 import functools

@@ -68,6 +68,11 @@ class MemorySlice(Part):
         offset = self.address - self.region.address
         return self.region.view[offset : offset + self.length]
 
+    def copy(self, length: int) -> bytes:
+        """Return its first bytes."""
+        offset = self.address - self.region.address
+        return self.region.view[offset : offset + length].tobytes()
+
     def remote(self) -> RemoteMemory:
         """Describe this part to a peer, who may then aim one-sided operations at it.
 
