@@ -2,6 +2,7 @@
 #include "engine.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <structmember.h>
 
 static int drain_init(Drain *drain, PyObject *args, PyObject *kwargs)
@@ -318,7 +319,7 @@ static long poll_drains(PyObject *drains)
     return found;
 }
 
-enum { LOOK_AT_CLOCK = 8, MOST_ROUNDS = 64 };
+enum { LOOK_AT_CLOCK = 8, LET_OTHERS_RUN = 16 + 1, MOST_ROUNDS = 64 };
 
 static PyObject *spinner_spin(Spinner *spinner, PyObject *args)
 {
@@ -346,6 +347,8 @@ static PyObject *spinner_spin(Spinner *spinner, PyObject *args)
             last = now();
         } else if (!nanoseconds || (polls % LOOK_AT_CLOCK == 0 && now() - last >= nanoseconds)) {
             return PyLong_FromLong(rounds ? 1 : 0);
+        } else if (polls % LET_OTHERS_RUN == 0) {
+            sched_yield(); /* maybe those who are waited for, where cores are few */
         } else {
             relax();
         }
