@@ -32,6 +32,10 @@ from aiordma.bench.workload import Workload
 
 __all__ = ("measure",)
 
+SETTLE_SECONDS = 0.05
+"""Until the server has posted its receives: without receiver-not-ready (siw) a message that came
+before them would end the connection, and with it, it would be told to wait."""
+
 LOST_SECONDS = 0.5
 """A datagram without an answer for so long is lost."""
 
@@ -68,6 +72,7 @@ async def measure(
         host, port, device=device, private_data=work.pack(), **_options(work)
     )
     async with connection:
+        await anyio.sleep(SETTLE_SECONDS)
         return await _run(await _prepare(connection, work, timed), work, seconds, warm_up)
 
 

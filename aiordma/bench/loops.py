@@ -6,12 +6,12 @@ from typing import Any, TypeVar
 
 import anyio
 
-import aiordma
+from aiordma import new_event_loop
 
 __all__ = ("LOOPS", "run")
 
 LOOPS = ("auto", "asyncio", "uvloop", "trio")
-"""auto: the one that aiordma is fastest on."""
+"""auto: the one of `aiordma.new_event_loop`."""
 
 Result = TypeVar("Result")
 
@@ -39,13 +39,6 @@ def run(
     if loop == "trio":
         return anyio.run(main, backend="trio")
     options: dict[str, Any] = {"use_uvloop": loop == "uvloop"}
-    if loop == "auto" and (factory := _own_loop(polling)) is not None:
-        options["loop_factory"] = factory
+    if loop == "auto":
+        options["loop_factory"] = new_event_loop if polling else partial(new_event_loop, spin=0.0)
     return anyio.run(main, backend_options=options)
-
-
-def _own_loop(polling: bool) -> Callable[[], Any] | None:
-    factory = getattr(aiordma, "new_event_loop", None)
-    if factory is None or polling:
-        return factory
-    return partial(factory, spin=0.0)

@@ -6,6 +6,7 @@ had is a row that says why.
 
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -56,6 +57,8 @@ def rows(here: Candidates) -> list[Row]:
         *(
             row(f"{library}_{way}", f"{library}, {way}", _Program(here, library, way).ask)
             for library, way in (
+                ("pyverbs_pypi", "polling"),
+                ("pyverbs_pypi", "asyncio"),
                 ("pyverbs", "polling"),
                 ("pyverbs", "asyncio"),
                 ("ucxx", "polling"),
@@ -88,6 +91,7 @@ class _Program:
     def __init__(self, here: Candidates, library: str, way: str) -> None:
         self._here = here
         self._library = library
+        self._script = HERE / f"{library.partition('_')[0]}_peer.py"
         self._way = way
         self._sides: list[subprocess.Popen[str]] = []
 
@@ -114,14 +118,14 @@ class _Program:
     @contextmanager
     def _start(self, peer: Peer) -> Iterator[list[subprocess.Popen[str]]]:
         here = self._here
-        place = [here.device] if self._library == "pyverbs" else []
+        place = [] if self._library == "ucxx" else [here.device]
         words = [self._way, *place, here.host, free_port(), str(SIZE), str(here.seconds)]
         environment = {**os.environ, "UCX_TLS": "tcp", "UCX_WARN_UNUSED_ENV_VARS": "n"}
         with ExitStack() as stack:
             sides = []
             for role in ("serve", "ask"):
                 side = subprocess.Popen(
-                    [peer.python, str(HERE / f"{self._library}_peer.py"), role, *words],
+                    [peer.python, str(self._script), role, *words],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     env=environment,
@@ -161,21 +165,39 @@ def prepare() -> None:
     if FOUND.exists():
         return
     FOLDER.mkdir(parents=True, exist_ok=True)
-    found = {"pyverbs": _pyverbs(), "ucxx": _ucxx()}
+    found = {"pyverbs_pypi": _pyverbs_of_pypi(), "pyverbs": _pyverbs(), "ucxx": _ucxx()}
     FOUND.write_text(json.dumps({name: vars(peer) for name, peer in found.items()}, indent=1))
 
 
+def _pyverbs_of_pypi() -> Peer:
+    # It is compiled for minutes, and then bound to the private symbols of its own version's
+    # libibverbs (IBVERBS_PRIVATE_59).
+    asked = subprocess.run(
+        [sys.executable, "-m", "pip", "index", "versions", "pyverbs"],
+        capture_output=True,
+        text=True,
+    )
+    listed = re.search(r"Available versions: (.*)", asked.stdout)
+    if listed is None:
+        return Peer(why=f"PyPI tells of no pyverbs: {asked.stderr.strip()[-LAST_WORDS:]}")
+    versions = listed[1].split(", ")
+    here = packages.version("libibverbs1")
+    fitting = [each for each in versions if each.partition(".")[0] == here.partition(".")[0]]
+    if not fitting:
+        return Peer(
+            why=f"PyPI has pyverbs {', '.join(versions)}, which can be imported only with "
+            f"libibverbs of the same version; here it is {here}"
+        )
+    python, why = _installed("pyverbs", f"pyverbs=={fitting[0]}")
+    return Peer(python, why, f"pyverbs {fitting[0]} from PyPI" if python else "")
+
+
 def _pyverbs() -> Peer:
-    python, why = _installed("pyverbs", "pyverbs")
-    if python:
-        return Peer(python, note="pyverbs from PyPI")
     try:
         packages.ensure(["python3-pyverbs"])
     except TestBedError as error:
-        return Peer(why=f"PyPI's: {why}; Debian's: {error}")
-    return Peer(
-        DEBIAN_PYTHON, note=f"Debian's python3-pyverbs, since PyPI's is not to be had: {why}"
-    )
+        return Peer(why=str(error))
+    return Peer(DEBIAN_PYTHON, note="Debian's python3-pyverbs")
 
 
 def _ucxx() -> Peer:

@@ -73,6 +73,14 @@ def missing(wanted: Iterable[str]) -> list[str]:
     return [name for name in names if name not in installed]
 
 
+def version(package: str) -> str:
+    """The installed version of a package, as dpkg has it; empty if there is none."""
+    query = subprocess.run(
+        ["dpkg-query", "-W", "-f", "${Version}", package], capture_output=True, text=True
+    )
+    return query.stdout.strip()
+
+
 def ensure(wanted: Iterable[str]) -> None:
     """Install what is missing of `wanted`. Raises TestBedError naming it where that cannot be."""
     absent = missing(wanted)
