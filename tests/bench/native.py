@@ -39,6 +39,13 @@ def rows(here: Candidates) -> list[Row]:
             limit=1.0,
         ),
         Row(
+            "software/echo/64/events",
+            "us",
+            lambda: latency(here.rdma(work, polling=False)),
+            "asyncio TCP streams, round trip",
+            lambda: latency(here.streams(work.size)),
+        ),
+        Row(
             "software/echo/64/beside_protocol",
             "us",
             echo,
