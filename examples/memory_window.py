@@ -23,6 +23,7 @@ async def lend(connection: aiordma.Connection) -> None:
         await connection.send(window.remote.pack())
         await connection.receive()  # "done": and until here it was the peer's
         await connection.revoke(window)
+        await connection.send(b"revoked")
         window.close()
         print(f"line {line}: {bytes(part.view).rstrip(bytes(1))!r}", flush=True)
     async for _ in connection:
@@ -36,6 +37,7 @@ async def borrow(address: str, port: int) -> None:
             text = f"borrowed for line {line}".encode()
             await connection.write(text, remote[: len(text)])
             await connection.send(b"done")
+            await connection.receive()  # "revoked": until here it could still write
         try:
             await connection.write(b"once more", remote[:9])
         except (aiordma.RemoteAccessError, aiordma.FlushedError, aiordma.DisconnectedError):
