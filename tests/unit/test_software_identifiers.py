@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import resource
 import socket
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
+from pathlib import Path
 
 import anyio
 import pytest
@@ -308,6 +310,41 @@ async def test_a_peer_that_takes_its_time_is_not_taken_for_dead() -> None:
             for _ in range(16):
                 await server.post_recv(region)
             await server.send(b"all of it")
+
+
+def engine_sleeps() -> int:
+    """How often the threads of this process but the calling one have slept."""
+    count = 0
+    for task in Path("/proc/self/task").iterdir():
+        if int(task.name) != threading.get_native_id():
+            (line,) = re.findall(r"^voluntary.*\t(\d+)$", (task / "status").read_text(), re.M)
+            count += int(line)
+    return count
+
+
+@pytest.mark.asyncio
+async def test_nobody_looks_for_dead_peers_where_nothing_is_due() -> None:
+    async with (
+        await aiordma.listen(HOST, 0, device="software") as listener,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(listener.serve, _echo)
+        async with await aiordma.connect(HOST, listener.port, device="software") as client:
+            for _ in range(2):  # what has been idle is looked after again, and is idle again
+                await client.send(b"awake")
+                await client.receive()
+                with anyio.fail_after(20):
+                    while True:
+                        before = engine_sleeps()
+                        await anyio.sleep(1.2)  # two looks, where there are any
+                        if engine_sleeps() == before:
+                            break
+        group.cancel_scope.cancel()
+
+
+async def _echo(connection: aiordma.Connection) -> None:
+    async for message in connection:
+        await connection.send(message)
 
 
 def test_a_channel_blocks_where_the_program_wants_it(players: Players) -> None:

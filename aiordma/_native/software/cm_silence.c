@@ -7,7 +7,8 @@
  * it sent, and gets no answer. Where everything is acknowledged, and an answer of the peer's is
  * due, TCP has nothing to repeat: then it is to ask (keep-alive).
  *
- * All of this is for connections with requests that have not ended. Nothing is due on others.
+ * All of this is for connections with requests that have not ended. Nothing is due on others, and
+ * where all are idle nobody looks: the next post begins it again.
  */
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -104,15 +105,25 @@ static void look_at(struct sw_silence *silence, uint64_t time)
 static void look(struct sw_timer *timer)
 {
     uint64_t time = now();
+    int is_due = 0;
 
     /* One that is broken leaves the list. */
     for (struct sw_silence *each = silences, *next; each; each = next) {
         next = each->next;
+        is_due |= each->pair->oldest != each->pair->end;
         if (each->pair->stream)
             look_at(each, time);
     }
-    if (silences && sw_call_later(timer, LOOK_MILLISECONDS)) {
+    if (is_due && sw_call_later(timer, LOOK_MILLISECONDS)) {
         /* The engine runs: this is its own call. */
+    }
+}
+
+static void look_soon(void)
+{
+    next_look.expired = look;
+    if (!next_look.deadline && sw_call_later(&next_look, LOOK_MILLISECONDS)) {
+        /* The engine runs, or there would be no connection. */
     }
 }
 
@@ -125,10 +136,8 @@ void sw_look_for_silence(struct sw_silence *silence, struct sw_queue_pair *pair,
         .patience = patience_of(ack_timeout, retry_count),
     };
     silences = silence;
-    next_look.expired = look;
-    if (!next_look.deadline && sw_call_later(&next_look, LOOK_MILLISECONDS)) {
-        /* The engine runs, or there would be no connection. */
-    }
+    pair->posted = look_soon;
+    look_soon();
 }
 
 void sw_stop_looking(struct sw_silence *silence)
@@ -137,8 +146,10 @@ void sw_stop_looking(struct sw_silence *silence)
 
     while (*link && *link != silence)
         link = &(*link)->next;
-    if (*link)
+    if (*link) {
         *link = silence->next;
+        silence->pair->posted = NULL;
+    }
 }
 
 void sw_silence_forked(void)

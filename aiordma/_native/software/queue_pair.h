@@ -78,6 +78,7 @@ struct sw_queue_pair {
 
     struct sw_subject subject;
     const struct sw_transport *transport;
+    void (*posted)(void); /* tell who looks while there is work; or NULL */
     struct sw_stream *stream;         /* RC's, once connected (stream.h) */
     struct sw_datagrams *datagrams;   /* UD's (datagram.c) */
     struct sw_identifier *identifier; /* the connection manager's, if it has one for it */

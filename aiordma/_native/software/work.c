@@ -154,6 +154,8 @@ static int can_send(const struct sw_queue_pair *pair)
 /* What was posted goes out, or is flushed. */
 static void go(struct sw_queue_pair *pair)
 {
+    if (pair->posted)
+        pair->posted();
     if (pair->ibv.state == IBV_QPS_ERR)
         sw_flush_sends(pair);
     else
