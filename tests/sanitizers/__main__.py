@@ -1,4 +1,4 @@
-"""Build the extension under a sanitizer, prove that it bites, run the software device's tests.
+"""Build our extensions under a sanitizer, prove that it bites, run the software device's tests.
 
     python -m tests.sanitizers address|thread [pytest arguments]
 
@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 OURS = ("/aiordma/_native/", "/tests/sanitizers/fault.c")
+EXTENSIONS = ("_binding", "_engine")
 
 # What is run, without the loops whose C is the same.
 TESTS = ("tests/unit", "tests/device", "tests/faults")
@@ -94,8 +95,7 @@ def main() -> int:
     folder = ROOT / "build" / "sanitize" / name
     reports = folder / "reports"
     reports.mkdir(parents=True, exist_ok=True)
-    binding = build(sanitizer, folder)
-    environment = environment_of(sanitizer, binding, reports)
+    environment = environment_of(sanitizer, build(sanitizer, folder), reports)
     check_that_it_bites(sanitizer, folder, environment)
     clear(reports)
     chosen = " and ".join(f"not {name}" for name in LOOPS)
@@ -114,7 +114,7 @@ def main() -> int:
 
 
 def build(sanitizer: Sanitizer, folder: Path) -> Path:
-    """Compile the extension; returns its path."""
+    """Compile our extensions; returns the folder that they are in."""
     flags = " ".join((*sanitizer.flags, "-g", "-O1", "-fno-omit-frame-pointer"))
     options = [f"--build-lib={folder}", f"--build-temp={folder}/temp"]
     subprocess.run(
@@ -123,14 +123,16 @@ def build(sanitizer: Sanitizer, folder: Path) -> Path:
         env=os.environ | {"CFLAGS": flags, "LDFLAGS": flags},
         check=True,
     )
-    (binding,) = (folder / "aiordma" / "_native").glob("_binding*.so")
-    symbols = subprocess.run(["nm", "-D", binding], capture_output=True, text=True, check=True)
-    if sanitizer.instrumented not in symbols.stdout:
-        raise SystemExit(f"{binding} is not instrumented: no {sanitizer.instrumented} in it")
-    return binding
+    built = folder / "aiordma" / "_native"
+    for name in EXTENSIONS:
+        (library,) = built.glob(f"{name}.*.so")
+        symbols = subprocess.run(["nm", "-D", library], capture_output=True, text=True, check=True)
+        if sanitizer.instrumented not in symbols.stdout:
+            raise SystemExit(f"{library} is not instrumented: no {sanitizer.instrumented} in it")
+    return built
 
 
-def environment_of(sanitizer: Sanitizer, binding: Path, reports: Path) -> dict[str, str]:
+def environment_of(sanitizer: Sanitizer, built: Path, reports: Path) -> dict[str, str]:
     paths = [
         subprocess.run(
             ["gcc", f"-print-file-name={runtime}"], capture_output=True, text=True, check=True
@@ -145,7 +147,7 @@ def environment_of(sanitizer: Sanitizer, binding: Path, reports: Path) -> dict[s
         **options,
         "LD_PRELOAD": " ".join(paths),
         "PYTHONPATH": str(HERE / "inject"),
-        "AIORDMA_SANITIZED_BINDING": str(binding),
+        "AIORDMA_SANITIZED": str(built),
         "AIORDMA_SANITIZER_REPORTS": str(reports),
         "AIORDMA_TEST_DEVICE": "software",
         # The programs are several times slower than they are.
@@ -159,7 +161,7 @@ def unrandomized(words: list[str]) -> list[str]:
 
 
 def check_that_it_bites(sanitizer: Sanitizer, folder: Path, environment: dict[str, str]) -> None:
-    """Faults made on purpose are reported, and Python loads the instrumented extension."""
+    """Faults made on purpose are reported, and Python loads the instrumented extensions."""
     reports = folder / "reports"
     library = folder / "fault.so"
     flags = [*sanitizer.flags, "-g", "-O0", "-shared", "-fPIC", "-pthread"]
@@ -171,9 +173,10 @@ def check_that_it_bites(sanitizer: Sanitizer, folder: Path, environment: dict[st
         found = findings(reports)
         if len(found) != 1 or title not in found[0]:
             raise SystemExit(f"{function} of fault.c: not one report of {title}, but {found}")
-    said = python("import aiordma._native._binding as b; print(b.__file__)", environment)
-    if said.strip() != environment["AIORDMA_SANITIZED_BINDING"]:
-        raise SystemExit(f"Python loads another extension: {said}")
+    for name in EXTENSIONS:
+        said = python(f"import aiordma._native.{name} as it; print(it.__file__)", environment)
+        if not said.startswith(environment["AIORDMA_SANITIZED"]):
+            raise SystemExit(f"Python loads another extension: {said}")
 
 
 def python(code: str, environment: dict[str, str]) -> str:

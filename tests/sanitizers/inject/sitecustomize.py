@@ -1,4 +1,4 @@
-"""On PYTHONPATH while sanitizers run: the binding comes from the build that they instrumented, in
+"""On PYTHONPATH while sanitizers run: our extensions come from the build that they instrumented, in
 every process that a test starts."""
 
 import ctypes
@@ -7,15 +7,17 @@ import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
+from pathlib import Path
 
-NAME = "aiordma._native._binding"
+PACKAGE, NAMES = "aiordma._native.", ("_binding", "_engine")
 
 
 class Sanitized(MetaPathFinder):
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if name != NAME:
+        if not name.startswith(PACKAGE) or name.removeprefix(PACKAGE) not in NAMES:
             return None
-        return spec_from_file_location(name, os.environ["AIORDMA_SANITIZED_BINDING"])
+        (found,) = Path(os.environ["AIORDMA_SANITIZED"]).glob(f"{name.removeprefix(PACKAGE)}.*.so")
+        return spec_from_file_location(name, found)
 
 
 sys.meta_path.insert(0, Sanitized())
