@@ -185,6 +185,7 @@ async def test_wrong_lengths_of_private_data_are_refused_with_nothing_lost() -> 
             with pytest.raises(ValueError, match="at most 148"):
                 await request.reject(bytes(149))
             async with await request.accept(private_data=bytes(196)) as connection:
+                assert await connection.receive() == b"I go first"
                 await connection.send(b"still here")
 
         async with anyio.create_task_group() as group:
