@@ -86,8 +86,8 @@ test: venv
 test-software: venv
 	@mkdir -p $(RESULTS)
 	@AIORDMA_RESULTS=$(RESULTS) AIORDMA_TEST_DEVICE=software \
-		.venv/bin/python -m pytest -n 2 --dist loadfile tests/unit tests/device tests/faults tests/docs \
-		$(call report_to,software)
+		.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+		tests/unit tests/device tests/faults tests/docs $(call report_to,software)
 
 # The VM's tests may take longer than a command that somebody waits for.
 test-rxe test-siw docs: export VM_TIMEOUT ?= 1800

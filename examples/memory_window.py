@@ -23,9 +23,9 @@ async def lend(connection: aiordma.Connection) -> None:
         await connection.send(window.remote.pack())
         await connection.receive()  # "done": and until here it was the peer's
         await connection.revoke(window)
-        await connection.send(b"revoked")
         window.close()
         print(f"line {line}: {bytes(part.view).rstrip(bytes(1))!r}", flush=True)
+        await connection.send(b"revoked")
     async for _ in connection:
         pass
 

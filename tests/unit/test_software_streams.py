@@ -132,6 +132,9 @@ def test_memory_that_goes_while_it_is_read_by_the_peer_is_an_access_error(
     stack: ExitStack,
 ) -> None:
     wire = Wire(stack, backlog=4096)
+    context = wire.domain.context.pointer
+    while take_async_event(context)[0]:
+        continue  # the connection manager's context is kept: earlier tests raised events on all
     memory = mmap(-1, 8 << 20)
     region = wire.region(memory, Access.REMOTE_READ)
     ask = struct.pack(">IQIIQ", 9, 0, len(memory), region.rkey, region.address)
@@ -140,7 +143,6 @@ def test_memory_that_goes_while_it_is_read_by_the_peer_is_an_access_error(
     region.close()
     rest_of(wire.peer)
     expect(wire.channel, CmEventType.DISCONNECTED)
-    context = wire.domain.context.pointer
     assert take_async_event(context) == (lib.IBV_EVENT_QP_ACCESS_ERR, address_of(wire.pair.pointer))
 
 
