@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -106,6 +107,9 @@ static void *run(void *unused)
     struct epoll_event events[BATCH];
 
     (void)unused;
+    if (prctl(PR_SET_NAME, "aiordma-engine")) {
+        /* Then it has the program's name. */
+    }
     sw_lock();
     for (;;) {
         int timeout = patience();

@@ -37,7 +37,8 @@ void sw_hold(struct sw_progress *progress, struct sw_held *held)
         held->next->link = &held->next;
     held->link = &progress->held;
     progress->held = held;
-    progress->has_polled = progress->has_looked_again = 0;
+    progress->has_polled = 0;
+    progress->looks_in_vain = 0;
 }
 
 void sw_unhold(struct sw_held *held)
@@ -65,16 +66,15 @@ static void release(struct sw_progress *progress, int is_late, int all)
 }
 
 /*
- * A program that has taken the completions, and looks again, has had its chance to post. One that
- * polls until nothing is left, and acts then, polls an empty queue before its chance.
+ * A program that has taken the completions, and looks again and again, has had its chance to post.
+ * Some looks may come before: an event loop goes round once or twice until the one that waits for
+ * a message has it.
  */
-static void release_after_turn(struct sw_progress *progress, int is_poll)
+static void release_after_turn(struct sw_progress *progress)
 {
     if (!progress->held || !progress->has_polled)
         return;
-    if (is_poll && !progress->has_looked_again)
-        progress->has_looked_again = 1;
-    else
+    if (++progress->looks_in_vain >= LOOKS)
         release(progress, 0, 1);
 }
 
@@ -150,7 +150,7 @@ int sw_progress_look(struct sw_progress *progress, int is_poll)
             keep_pace(progress, 1);
         return 0;
     }
-    release_after_turn(progress, is_poll);
+    release_after_turn(progress);
     struct sw_member *only = progress->members;
     if (!only)
         return 0;

@@ -27,7 +27,8 @@ struct sw_progress {
     uint32_t pace;         /* of the looks while they are not */
     uint64_t pace_since;
     struct sw_held *held;
-    int has_polled, has_looked_again; /* since something was held */
+    int has_polled; /* since something was held */
+    uint32_t looks_in_vain;
     int serves;            /* they are being served, in the program's thread */
 };
 

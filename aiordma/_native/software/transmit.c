@@ -614,7 +614,7 @@ void sw_transmit(struct sw_stream *stream)
  * own: the program's own message will go the same way in a moment. It is held back only as long
  * as the program has its turn (progress.c), and only where that has been seen to pay.
  */
-enum { CHATS = 4, AFTER_LATE = -16, AFTER_EARLY = 0 };
+enum { CHATS = 4, AFTER_LATE = -16, AFTER_EARLY = 2 };
 
 void sw_note_post(struct sw_stream *stream)
 {
