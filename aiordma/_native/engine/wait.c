@@ -176,7 +176,8 @@ static PySendResult waiter_send(Waiter *waiter, PyObject *value, PyObject **resu
     (void)value;
     if (waiter->request) {
         if (waiter->request->state != IN_FLIGHT) {
-            if (waiter->loop && starves_others(waiter->request)) {
+            /* One that has waited has paused: it is not to wait again. */
+            if (waiter->loop && !waiter->callback && starves_others(waiter->request)) {
                 waiter->state = WOKEN;
             } else {
                 *result = take_result(waiter);
