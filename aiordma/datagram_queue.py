@@ -50,7 +50,7 @@ class DatagramQueue:
                 self._endpoint.fail(error)
             return
         self._posted[request.wr_id] = lease
-        request.add_done_callback(self._arrived)
+        request.tell(self._arrived)
 
     def _arrived(self, request: WorkRequest) -> None:
         lease = self._posted.pop(request.wr_id)

@@ -126,6 +126,8 @@ class _AsyncioEventLoop:
             self._loop.unpoll(drain)
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        if not delay:
+            return self._loop.call_soon(callback)
         return self._loop.call_later(delay, callback)
 
     def call_from_thread(self, callback: Callable[[], None]) -> None:

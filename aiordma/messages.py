@@ -12,7 +12,7 @@ from collections import deque
 from typing import NamedTuple, Protocol
 
 import anyio
-from anyio.lowlevel import checkpoint
+from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from aiordma.endpoint import Endpoint
 from aiordma.enums import WorkCompletionFlag, WorkCompletionOpcode
@@ -24,6 +24,9 @@ from aiordma.states import ConnectionState
 from aiordma.verbs import WorkCompletion
 
 __all__ = ("Blocks", "Message", "MessageQueue")
+
+PAUSE = 16
+"""Messages that are there already, until others have their turn."""
 
 _WRITTEN = int(WorkCompletionOpcode.RECV_RDMA_WITH_IMM)
 _IMMEDIATE = int(WorkCompletionFlag.WITH_IMM)
@@ -62,6 +65,7 @@ class MessageQueue:
         self._posted: dict[int, Lease] = {}
         self._waiter: Waiter | None = None
         self._busy = False
+        self._at_once = 0
         shared = endpoint.shared_receive
         self._is_fed = bool(shared.buffers if shared else endpoint.options.receive_buffers)
         endpoint.on_end = self._wake
@@ -85,7 +89,7 @@ class MessageQueue:
                 self._endpoint.fail(error)
             return
         self._posted[request.wr_id] = lease
-        request.add_done_callback(self._arrived)
+        request.tell(self._arrived)
 
     def _arrived(self, request: WorkRequest) -> None:
         lease = self._posted.pop(request.wr_id)
@@ -119,7 +123,9 @@ class MessageQueue:
         self._busy = True
         try:
             if self._ready:
-                await checkpoint()
+                self._at_once += 1
+                # A pause each time would cost as much as the message.
+                await (checkpoint_if_cancelled() if self._at_once % PAUSE else checkpoint())
             while not self._ready:
                 self._raise_if_ended()
                 self._waiter = self._endpoint.loop.waiter()

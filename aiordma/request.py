@@ -140,6 +140,11 @@ class WorkRequest:
         else:
             self._callbacks.append(callback)
 
+    def tell(self, callback: Callable[["WorkRequest"], None]) -> None:
+        """`add_done_callback`, of one that runs no code of the program's: it may be called inside
+        another request's post."""
+        self.add_done_callback(callback)
+
     def remove_done_callback(self, callback: Callable[["WorkRequest"], None]) -> int:
         """Forget a callback; return how many were forgotten. What asyncio.wait needs."""
         kept = [known for known in self._callbacks if known != callback]

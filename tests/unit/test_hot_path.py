@@ -160,6 +160,27 @@ def test_awaits_that_never_wait_let_others_have_their_turn() -> None:
     run(main)
 
 
+def test_who_waited_for_what_another_ones_post_found_goes_on() -> None:
+    """Both ends in one task's reach: a post finds the end of what somebody awaits."""
+
+    async def body() -> None:
+        async with connected() as (client, server, _, _):
+
+            async def answer() -> None:
+                async for message in server:
+                    await server.send(message)
+
+            answering = asyncio.create_task(answer())
+            async with asyncio.timeout(60):
+                for number in range(500):
+                    await client.send(str(number).encode())
+                    assert await client.receive() == str(number).encode()
+            answering.cancel()
+
+    for run_with in (asyncio.run, aiordma.run):
+        run_with(body())
+
+
 def test_a_conversation_without_a_pause_holds_up_neither_timers_nor_descriptors() -> None:
     async def body() -> None:
         async with connected() as (client, server, _, _):

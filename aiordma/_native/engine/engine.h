@@ -126,6 +126,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *owner, *operation, *held, *remote, *result, *error, *run;
     PyObject *waiters, *callbacks; /* lists, or NULL */
+    PyObject *inner;               /* a callback that runs nobody's code but ours */
     Part *part;                    /* held beside `held` */
     Port *port;                    /* NULL: its owner accounts for it */
     unsigned long long wr_id;

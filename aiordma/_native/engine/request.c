@@ -75,6 +75,7 @@ static int request_traverse(Request *request, visitproc visit, void *arg)
     Py_VISIT(request->run);
     Py_VISIT(request->waiters);
     Py_VISIT(request->callbacks);
+    Py_VISIT(request->inner);
     Py_VISIT(request->part);
     Py_VISIT(request->port);
     return 0;
@@ -90,6 +91,7 @@ static int request_clear(Request *request)
     Py_CLEAR(request->run);
     Py_CLEAR(request->waiters);
     Py_CLEAR(request->callbacks);
+    Py_CLEAR(request->inner);
     Py_CLEAR(request->part);
     Py_CLEAR(request->port);
     return 0;
@@ -172,6 +174,19 @@ static void wake_all(Request *request)
     Py_DECREF(waiters);
 }
 
+static void call_inner(Request *request)
+{
+    PyObject *inner = request->inner;
+    if (!inner)
+        return;
+    request->inner = NULL;
+    PyObject *result = PyObject_CallOneArg(inner, (PyObject *)request);
+    Py_XDECREF(result);
+    Py_DECREF(inner);
+    if (!result)
+        engine_log("a callback of %r failed", (PyObject *)request);
+}
+
 static void call_all(Request *request)
 {
     PyObject *callbacks = request->callbacks;
@@ -194,6 +209,7 @@ static void end(Request *request)
     release(request);
     account(request);
     wake_all(request);
+    call_inner(request);
     call_all(request);
     Py_DECREF(request);
 }
@@ -429,6 +445,14 @@ static PyObject *request_add_done_callback(Request *request, PyObject *callback)
     Py_RETURN_NONE;
 }
 
+static PyObject *request_tell(Request *request, PyObject *callback)
+{
+    if (request->state != IN_FLIGHT)
+        return PyObject_CallOneArg(callback, (PyObject *)request);
+    Py_XSETREF(request->inner, Py_NewRef(callback));
+    Py_RETURN_NONE;
+}
+
 static PyObject *request_remove_done_callback(Request *request, PyObject *callback)
 {
     long removed = 0;
@@ -522,6 +546,9 @@ static PyMethodDef methods[] = {
     {"add_done_callback", (PyCFunction)request_add_done_callback, METH_O,
      "Call back once it has ended: at once if it has, else on the loop's thread as the completion\n"
      "is delivered. Keep it short."},
+    {"tell", (PyCFunction)request_tell, METH_O,
+     "add_done_callback, of one that runs no code of the program's: it may be called inside\n"
+     "another request's post."},
     {"remove_done_callback", (PyCFunction)request_remove_done_callback, METH_O,
      "Forget a callback; return how many were forgotten. What asyncio.wait needs."},
     {"cancelled", (PyCFunction)request_cancelled, METH_NOARGS,
