@@ -134,9 +134,9 @@ class WorkRequest:
 
     def add_done_callback(self, callback: Callable[["WorkRequest"], None]) -> None:
         """Call back once it has ended: at once if it has, else on the loop's thread as the
-        completion is delivered. Keep it short."""
+        completion is delivered. Keep it short. What it raises is logged."""
         if self.done():
-            callback(self)
+            self._call(callback)
         else:
             self._callbacks.append(callback)
 
@@ -214,10 +214,13 @@ class WorkRequest:
             waiter.wake()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            try:
-                callback(self)
-            except Exception:
-                logger.exception("a callback of %r failed", self)
+            self._call(callback)
+
+    def _call(self, callback: Callable[["WorkRequest"], None]) -> None:
+        try:
+            callback(self)
+        except Exception:
+            logger.exception("a callback of %r failed", self)
 
     def drop(self) -> None:
         """Undo the construction of a request that the device did not take."""

@@ -435,10 +435,19 @@ static PyObject *request_exception(Request *request, PyObject *none)
     return Py_NewRef(request->error ? request->error : Py_None);
 }
 
+static PyObject *call_now(Request *request, PyObject *callback)
+{
+    PyObject *result = PyObject_CallOneArg(callback, (PyObject *)request);
+    Py_XDECREF(result);
+    if (!result)
+        engine_log("a callback of %r failed", (PyObject *)request);
+    Py_RETURN_NONE;
+}
+
 static PyObject *request_add_done_callback(Request *request, PyObject *callback)
 {
     if (request->state != IN_FLIGHT)
-        return PyObject_CallOneArg(callback, (PyObject *)request);
+        return call_now(request, callback);
     if ((!request->callbacks && !(request->callbacks = PyList_New(0))) ||
         PyList_Append(request->callbacks, callback))
         return NULL;
@@ -448,7 +457,7 @@ static PyObject *request_add_done_callback(Request *request, PyObject *callback)
 static PyObject *request_tell(Request *request, PyObject *callback)
 {
     if (request->state != IN_FLIGHT)
-        return PyObject_CallOneArg(callback, (PyObject *)request);
+        return call_now(request, callback);
     Py_XSETREF(request->inner, Py_NewRef(callback));
     Py_RETURN_NONE;
 }
@@ -545,7 +554,7 @@ static PyMethodDef methods[] = {
      "Return the error of an ended request, None if it succeeded or is in flight."},
     {"add_done_callback", (PyCFunction)request_add_done_callback, METH_O,
      "Call back once it has ended: at once if it has, else on the loop's thread as the completion\n"
-     "is delivered. Keep it short."},
+     "is delivered. Keep it short. What it raises is logged."},
     {"tell", (PyCFunction)request_tell, METH_O,
      "add_done_callback, of one that runs no code of the program's: it may be called inside\n"
      "another request's post."},
