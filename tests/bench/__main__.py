@@ -38,7 +38,7 @@ def main() -> int:
     found, failed = measure(wanted, plan)
     report.show(found)
     report.keep(found, BUILD)
-    written = ["bench.json"] + ["bench.svg"] * picture.draw(found, BUILD / "bench.svg")
+    written = ["bench.json", "bench.md"] + ["bench.svg"] * picture.draw(found, BUILD / "bench.svg")
     print("written:", *(str(BUILD / name) for name in written))
     for failure in failed:
         print(f"not measured: {failure}", file=sys.stderr)

@@ -90,8 +90,23 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             console.print(f"{row['name']}: {row['note']}", highlight=False, markup=False)
 
 
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the table as docs/performance.md has it."""
+    words = {True: "yes", False: "**no**", None: ""}
+    lines = ["| row | value | reference | ratio | goal | met |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+        reference = f"{row['reference']}: {number(row['reference_value'])}"
+        lines.append(
+            f"| `{row['name']}` | {number(row['value'])} {row['unit']} | {reference} | {ratio} "
+            f"| {goal(row)} | {words[row['met']]} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 def keep(rows: Sequence[dict[str, Any]], folder: Path) -> None:
-    """Write bench.json."""
+    """Write bench.json and bench.md."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = [{key: row[key] for key in row if key not in BESIDE} for row in rows]
+    (folder / "bench.md").write_text(markdown(rows))
     (folder / "bench.json").write_text(json.dumps(kept, indent=1) + "\n")

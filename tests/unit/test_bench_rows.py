@@ -67,6 +67,8 @@ def test_the_file_is_a_list_of_rows(tmp_path) -> None:  # type: ignore[no-untype
     assert set(kept) >= ASKED
     assert kept["rounds"] == len(kept["samples"]) == 2
     assert not set(kept) & set(BESIDE)
+    line = (tmp_path / "bench.md").read_text().splitlines()[-1]
+    assert line == "| `rxe/write/64` | 1.5 us | C: 1.5 | 1.00 |  |  |"
 
 
 def test_what_could_not_be_measured_stands_there_with_its_reason() -> None:
