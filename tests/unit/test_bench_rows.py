@@ -1,11 +1,15 @@
 """`make bench`: what a row tells, whatever became of its rounds, and what its goal means."""
 
 import json
+import signal
 from collections.abc import Callable
 from itertools import count
 
+import anyio
 import pytest
 
+from aiordma.bench.loops import run
+from tests.bench import rounds
 from tests.bench.parts import PARTS, Plan
 from tests.bench.perftest import ProgramError, columns
 from tests.bench.report import BESIDE, keep
@@ -82,6 +86,22 @@ def test_what_could_not_be_measured_stands_there_with_its_reason() -> None:
     found = measured(row(series(1.0), lambda: Reading(None, "it does not build")))
     assert (found["value"], found["ratio"]) == (1.0, None)
     assert found["note"] == "it does not build"
+
+
+def test_a_measurement_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def for_ever() -> Reading:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep_forever()
+        return Reading(1.0)
+
+    monkeypatch.setattr(rounds, "MOST_SECONDS", 0.05)
+    monkeypatch.setattr(rounds, "AGAIN_SECONDS", 0.05)
+    found = measured(row(lambda: run(for_ever), constant(1.0)))
+    assert (found["value"], found["note"]) == (None, "TimeoutError: not done after 0.05 s")
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
 def test_one_round_that_failed_does_not_spoil_the_others() -> None:
