@@ -52,7 +52,7 @@ class ReferenceDrain:
         self.draining = False
         """Whether completions are being delivered."""
         self.watched = self.scheduled = False
-        self.events = self.polls = self.crossings = self.delivered = 0
+        self.events = self.polls = self.crossings = self.delivered = self.wakes = 0
 
     def set_queues(self, addresses: list[int]) -> None:
         """Drain these; those known stay armed."""
@@ -69,12 +69,11 @@ class ReferenceDrain:
         """Whether the batch was full: step again."""
         return bool(self._drain.more)
 
-    def step(self, events: bool, arm: bool, direct: bool) -> int:
+    def step(self, arm: bool, direct: bool) -> int:
         """Take the channel's events, arm what is not armed, poll a batch, deliver it.
 
         Args:
-            events: whether the channel may have some; here it is always looked at.
-            arm: whether the loop is about to sleep; here it always is.
+            arm: False: the loop does, before it sleeps; here it is always done.
             direct: whether no task is running, so that those who are woken can run at once.
 
         Returns:

@@ -51,9 +51,9 @@ class EventLoop(Protocol):
     def unwatch(self, fd: int) -> None:
         """Stop that; before the descriptor is closed."""
 
-    def poll(self, drain: object, before_sleep: Callable[[], int]) -> bool:
-        """Return whether the loop polls the drain from now on, and calls `before_sleep`, which arms
-        its queues, before it sleeps: most loops do not."""
+    def poll(self, drain: object) -> bool:
+        """Return whether the loop polls the drain from now on, and arms its queues before it
+        sleeps: most loops do not."""
 
     def unpoll(self, drain: object) -> None:
         """Poll it no more."""
@@ -115,11 +115,8 @@ class _AsyncioEventLoop:
         if not self._loop.is_closed():
             self._loop.remove_reader(fd)
 
-    def poll(self, drain: object, before_sleep: Callable[[], int]) -> bool:
-        if not isinstance(self._loop, PollingEventLoop):
-            return False
-        self._loop.poll(drain, before_sleep)
-        return True
+    def poll(self, drain: object) -> bool:
+        return isinstance(self._loop, PollingEventLoop) and self._loop.poll(drain)
 
     def unpoll(self, drain: object) -> None:
         if isinstance(self._loop, PollingEventLoop):
@@ -191,7 +188,7 @@ class _TrioEventLoop:
             # trio allows one waiter per descriptor, and wants to be told before the close.
             self._trio.lowlevel.notify_closing(fd)
 
-    def poll(self, drain: object, before_sleep: Callable[[], int]) -> bool:
+    def poll(self, drain: object) -> bool:
         return False
 
     def unpoll(self, drain: object) -> None:

@@ -78,7 +78,6 @@ class DeviceHub:
         self.domain = ProtectionDomain(context)
         self.pool = BufferPool(self.domain)
         self.channel = CompletionChannel(context)
-        self.wakes = 0
         self.failure: Failure | None = None
         self.on_failure: set[Callable[[Failure], None]] = set()
         self.on_queue_pair_error: dict[int, Callable[[DeviceEventError], None]] = {}
@@ -104,7 +103,7 @@ class DeviceHub:
         self.loop.watch(self.channel.fd, self._readable)
         self._events = join_router(self.context, self.loop, self.handle_async_event)
         self.loop.watch(self.context.async_fd, self._async_readable)
-        self._arms = not self.loop.poll(self.steps, self._before_sleep)
+        self._arms = not self.loop.poll(self.steps)
         self.drain()  # arms the queue, unless the loop does before it sleeps
 
     # -- completion queues --------------------------------------------------------------------
@@ -181,6 +180,11 @@ class DeviceHub:
                 self.drain()
 
     @property
+    def wakes(self) -> int:
+        """How often the channel woke the loop."""
+        return self.steps.wakes
+
+    @property
     def draining(self) -> bool:
         """Whether completions are being delivered."""
         return self.steps.draining
@@ -192,18 +196,12 @@ class DeviceHub:
         Args:
             direct: no task is running, so that those who are woken can run at once.
         """
-        return self._drain(True, self._arms, direct)
-
-    def _before_sleep(self) -> int:
-        return self._drain(False, True, True)
-
-    def _drain(self, events: bool, arm: bool, direct: bool) -> int:
         if self.steps.draining or self.failure is not None:
             return 0
         total = 0
         try:
             for _ in range(ROUNDS):
-                count = check_negative_errno(self.steps.step(events, arm, direct), "ibv_poll_cq")
+                count = check_negative_errno(self.steps.step(self._arms, direct), "ibv_poll_cq")
                 total += count
                 if not self.steps.more:
                     break
@@ -212,6 +210,10 @@ class DeviceHub:
         except VerbsCallError as error:
             self._fail(error)
         return total
+
+    def drain_failed(self, error: int) -> None:
+        """End everything: a queue could not be polled or armed, for this errno."""
+        self._fail(VerbsCallError(error, "ibv_poll_cq"))
 
     def drain_soon(self) -> None:
         """Deliver in the loop's next round what was found and cannot be delivered here."""
@@ -224,7 +226,7 @@ class DeviceHub:
 
     def _readable(self) -> None:
         if not self._stopped:
-            self.wakes += 1
+            self.steps.wakes += 1
             self.drain(direct=True)
 
     def _fail(self, error: Failure) -> None:

@@ -9,7 +9,6 @@ loop but for the selector, whose `select` is where a loop has nothing else to do
 import asyncio
 import os
 import selectors
-import time
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple
@@ -24,79 +23,34 @@ Arguments = TypeVarTuple("Arguments")
 SPIN = 50e-6
 """Seconds of polling before a sleep, at most."""
 
-SLICE = 20_000
-"""Nanoseconds of polling between two looks at the other descriptors."""
-
-_CONFIDENT = 8
-"""How many waits in a row have to be long until a short one is no longer expected."""
+_EXPECTED = 4
+"""How many long waits it takes to learn that polling does not pay (at most twice as many)."""
 
 
 class _PollingSelector(selectors.EpollSelector):
-    """Polls drains before it sleeps, for as long as that has paid lately."""
+    """Looks for completions before it sleeps, for as long as that has paid lately. The work is the
+    engine's (select.c); without it this is asyncio's own selector."""
 
     def __init__(self, spin: float) -> None:
         super().__init__()
         self.spinner = spinner()
-        alone = len(os.sched_getaffinity(0)) == 1  # whoever is waited for could not run
-        self._most = 0 if alone or self.spinner is None else round(spin * 1e9)
-        self._confidence = _CONFIDENT // 2
         self._drains: tuple[object, ...] = ()
-        self._before_sleep: tuple[Callable[[], int], ...] = ()
+        if self.spinner is not None:
+            alone = len(os.sched_getaffinity(0)) == 1  # whoever is waited for could not run
+            self.spinner.most = 0 if alone else round(spin * 1e9)
+            self.spinner.confidence = _EXPECTED
 
-    def add(self, drain: object, before_sleep: Callable[[], int]) -> None:
+    def add(self, drain: object) -> None:
         self._drains += (drain,)
-        self._before_sleep += (before_sleep,)
 
     def remove(self, drain: object) -> None:
-        kept = [i for i, known in enumerate(self._drains) if known is not drain]
-        self._before_sleep = tuple(self._before_sleep[i] for i in kept)
-        self._drains = tuple(self._drains[i] for i in kept)
+        self._drains = tuple(known for known in self._drains if known is not drain)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if not self._drains:
             return super().select(timeout)
-        if timeout is not None and timeout <= 0:
-            if self._most:
-                self.spinner.spin(self._drains, 0)
-            return super().select(0)
-        started = time.monotonic_ns()
-        until = None if timeout is None else started + int(timeout * 1e9)
-        if self._most and self._confidence:
-            events = self._spin(started, until)
-            if events is not None:
-                return events
-        # All of them: a queue that is not armed tells of nothing.
-        if sum([prepare() for prepare in self._before_sleep]):
-            return super().select(0)
-        asleep = time.monotonic_ns()
-        events = super().select(None if until is None else max(0, until - asleep) / 1e9)
-        if self._most and events:
-            self._learn(time.monotonic_ns() - asleep < self._most)
-        return events
-
-    def _spin(
-        self, started: int, until: int | None
-    ) -> list[tuple[selectors.SelectorKey, int]] | None:
-        """Poll. None: nothing came; else what to return."""
-        spinner, drains, last = self.spinner, self._drains, started
-        while True:
-            found = spinner.spin(drains, min(SLICE, self._most))
-            events = super().select(0)
-            now = time.monotonic_ns()
-            if found:
-                self._learn(True)
-                last = now
-            if events or (found and spinner.dirty) or (until is not None and now >= until):
-                return events
-            if self._drains is not drains:
-                return events  # one of them was opened or closed meanwhile
-            if now - last >= self._most:
-                self._learn(False)
-                return None
-
-    def _learn(self, was_short: bool) -> None:
-        step = 1 if was_short else -1
-        self._confidence = min(max(self._confidence + step, 0), _CONFIDENT)
+        others = self.spinner.select(self.fileno(), self._drains, timeout)
+        return super().select(0) if others or timeout == 0 else []
 
 
 class PollingEventLoop(asyncio.SelectorEventLoop):
@@ -107,9 +61,12 @@ class PollingEventLoop(asyncio.SelectorEventLoop):
         self._spinner = self._polling.spinner
         super().__init__(self._polling)
 
-    def poll(self, drain: object, before_sleep: Callable[[], int]) -> None:
-        """Poll it from now on; `before_sleep` arms its queues, and returns what it found."""
-        self._polling.add(drain, before_sleep)
+    def poll(self, drain: object) -> bool:
+        """Poll it from now on, and arm its queues before sleeping; return whether that is done."""
+        if self._spinner is None:
+            return False
+        self._polling.add(drain)
+        return True
 
     def unpoll(self, drain: object) -> None:
         """Poll it no more."""

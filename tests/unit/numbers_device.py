@@ -49,7 +49,7 @@ class Loop:
 
     asyncio_loop = None
 
-    def poll(self, _drain: object, _before_sleep: object) -> bool:
+    def poll(self, _drain: object) -> bool:
         return False
 
     def unpoll(self, _drain: object) -> None:

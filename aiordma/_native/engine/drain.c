@@ -2,7 +2,6 @@
 #include "engine.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <structmember.h>
 
 static int drain_init(Drain *drain, PyObject *args, PyObject *kwargs)
@@ -96,7 +95,7 @@ static void complete(PyObject *entry, const struct aiordma_completion *completio
 }
 
 /* Deliver what was polled; returns how many, -1 with an exception. */
-static long deliver(Drain *drain, int direct)
+long engine_deliver(Drain *drain, int direct)
 {
     PyObject *woken = NULL;
     long count = 0;
@@ -133,7 +132,7 @@ static long deliver(Drain *drain, int direct)
 }
 
 /* Poll all queues into the batch, which is empty; -EIO only if nothing was found before. */
-static int poll_all(Drain *drain)
+int engine_poll(Drain *drain)
 {
     uint32_t count = 0;
 
@@ -159,7 +158,7 @@ static int poll_all(Drain *drain)
     return (int)count;
 }
 
-static int arm_all(Drain *drain)
+int engine_arm(Drain *drain)
 {
     for (uint32_t i = 0; i < drain->queue_count; i++)
         if (!drain->queues[i].armed) {
@@ -171,36 +170,39 @@ static int arm_all(Drain *drain)
     return 0;
 }
 
-static int fill(Drain *drain, int events, int arm)
+int engine_take_events(Drain *drain)
 {
-    int error = 0;
-    drain->crossings++;
-    if (events) {
-        uint32_t taken = 0;
-        error = aiordma_take_events(drain->provider, drain->channel, drain->queues,
+    uint32_t taken = 0;
+    int error = aiordma_take_events(drain->provider, drain->channel, drain->queues,
                                     drain->queue_count, &taken);
-        drain->events += taken;
-    }
+    drain->events += taken;
+    return error;
+}
+
+static int fill(Drain *drain, int arm)
+{
+    int error = engine_take_events(drain);
+    drain->crossings++;
     if (!error && arm)
-        error = arm_all(drain);
-    return error ? error : poll_all(drain);
+        error = engine_arm(drain);
+    return error ? error : engine_poll(drain);
 }
 
 static PyObject *drain_step(Drain *drain, PyObject *args)
 {
-    int events, arm, direct;
+    int arm, direct;
 
-    if (!PyArg_ParseTuple(args, "ppp", &events, &arm, &direct))
+    if (!PyArg_ParseTuple(args, "pp", &arm, &direct))
         return NULL;
     if (drain->draining)
         return PyLong_FromLong(0);
     int before = drain->head < drain->tail;
     if (!before) {
-        int error = fill(drain, events, arm);
+        int error = fill(drain, arm);
         if (error < 0)
             return PyLong_FromLong(error);
     }
-    long count = deliver(drain, direct);
+    long count = engine_deliver(drain, direct);
     if (before)
         drain->more = 1;
     return count < 0 ? NULL : PyLong_FromLong(count);
@@ -252,7 +254,7 @@ void engine_poll_after_post(Drain *drain)
         return;
     if (drain->fruitless >= FRUITLESS && ++drain->posts % SELDOM)
         return;
-    int found = poll_all(drain);
+    int found = engine_poll(drain);
     if (found <= 0) {
         drain->fruitless++; /* an error is found again, by a drain that tells of it */
         return;
@@ -283,108 +285,13 @@ void engine_watch_over(Drain *drain)
         engine_log("nothing looks for a lost completion event", drain->hub);
 }
 
-/* -- spinning ----------------------------------------------------------------------------- */
-
-static uint64_t now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
-}
-
-static inline void relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
-/* Poll each drain once and deliver; returns how many, -1 with an exception. */
-static long poll_drains(PyObject *drains)
-{
-    long found = 0;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(drains); i++) {
-        Drain *drain = (Drain *)PyTuple_GET_ITEM(drains, i);
-        if (!drain->enabled || drain->draining)
-            continue;
-        if (drain->head == drain->tail && poll_all(drain) <= 0)
-            continue;
-        long count = deliver(drain, 1);
-        if (count < 0)
-            return -1;
-        found += count;
-    }
-    return found;
-}
-
-enum { LOOK_AT_CLOCK = 8, LET_OTHERS_RUN = 16 + 1, MOST_ROUNDS = 64 };
-
-static PyObject *spinner_spin(Spinner *spinner, PyObject *args)
-{
-    PyObject *drains;
-    unsigned long long nanoseconds;
-    unsigned int rounds = 0;
-
-    if (!PyArg_ParseTuple(args, "O!K", &PyTuple_Type, &drains, &nanoseconds))
-        return NULL;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(drains); i++)
-        if (!PyObject_TypeCheck(PyTuple_GET_ITEM(drains, i), &engine_drain_type)) {
-            PyErr_SetString(PyExc_TypeError, "drains are polled, and nothing else");
-            return NULL;
-        }
-    spinner->dirty = 0;
-    uint64_t last = now();
-    for (unsigned int polls = 1;; polls++) {
-        long found = poll_drains(drains);
-        if (found < 0)
-            return NULL;
-        if (found) {
-            spinner->found += (unsigned long long)found;
-            if (spinner->dirty || ++rounds == MOST_ROUNDS)
-                return PyLong_FromLong(1);
-            last = now();
-        } else if (!nanoseconds || (polls % LOOK_AT_CLOCK == 0 && now() - last >= nanoseconds)) {
-            return PyLong_FromLong(rounds ? 1 : 0);
-        } else if (polls % LET_OTHERS_RUN == 0) {
-            sched_yield(); /* maybe those who are waited for, where cores are few */
-        } else {
-            relax();
-        }
-    }
-}
-
-static PyMethodDef spinner_methods[] = {
-    {"spin", (PyCFunction)spinner_spin, METH_VARARGS,
-     "spin(drains, nanoseconds): poll until nothing was found for so long, or the loop has\n"
-     "something to do (dirty). Return whether anything was found."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyMemberDef spinner_members[] = {
-    {"dirty", T_BOOL, offsetof(Spinner, dirty), 0, "the loop has something to do"},
-    {"found", T_ULONGLONG, offsetof(Spinner, found), READONLY, "completions found by spinning"},
-    {NULL, 0, 0, 0, NULL},
-};
-
-PyTypeObject engine_spinner_type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "aiordma._native._engine.Spinner",
-    .tp_basicsize = sizeof(Spinner),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = PyType_GenericNew,
-    .tp_methods = spinner_methods,
-    .tp_members = spinner_members,
-};
-
 /* -- what Python sees --------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
     {"set_queues", (PyCFunction)drain_set_queues, METH_O,
      "set_queues(addresses): drain these; those known stay armed."},
     {"step", (PyCFunction)drain_step, METH_VARARGS,
-     "step(events, arm, direct): take the channel's events, arm what is not armed, poll a batch,\n"
+     "step(arm, direct): take the channel's events, arm what is not armed, poll a batch,\n"
      "deliver it; direct: run at once whom it wakes. Return how many, or -errno."},
     {"forget_arming", (PyCFunction)drain_forget_arming, METH_NOARGS,
      "Take no queue to be armed: its event may have been lost."},
@@ -400,6 +307,7 @@ static PyMemberDef members[] = {
     {"events", T_ULONGLONG, offsetof(Drain, events), READONLY, "taken from the channel"},
     {"polls", T_ULONGLONG, offsetof(Drain, polls), READONLY, "rounds over all queues"},
     {"delivered", T_ULONGLONG, offsetof(Drain, delivered), READONLY, "completions, in all"},
+    {"wakes", T_ULONGLONG, offsetof(Drain, wakes), 0, "times that the channel was readable"},
     {"crossings", T_ULONGLONG, offsetof(Drain, crossings), READONLY, "calls into the driver"},
     {NULL, 0, 0, 0, NULL},
 };

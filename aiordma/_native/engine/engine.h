@@ -21,7 +21,7 @@ struct engine_given {
     PyObject *log;              /* log(text, object): the exception that is set, into the log */
     PyObject *address, *length, *rkey, *call_soon, *request_ended;
     PyObject *request_failed, *run_ended, *hold, *release, *complete, *waiter, *loop, *wake;
-    PyObject *close, *watch_over, *drain_soon, *post_refused, *doorbell_failed;
+    PyObject *close, *watch_over, *drain_soon, *drain_failed, *post_refused, *doorbell_failed;
     PyObject *with_context; /* a tuple: ("context",) */
 };
 extern struct engine_given engine_given;
@@ -101,7 +101,7 @@ typedef struct {
     char enabled, draining, more, watched, scheduled;
     uint32_t fruitless, posts; /* polls after a post, in a row; those left out since */
     uint32_t at_once;          /* awaits in a row that did not suspend */
-    unsigned long long events, polls, crossings, delivered;
+    unsigned long long events, polls, crossings, delivered, wakes;
     struct aiordma_completion batch[ENGINE_BATCH];
 } Drain;
 
@@ -149,6 +149,8 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     char dirty;
+    int confidence;
+    unsigned long long most; /* nanoseconds of spinning */
     unsigned long long found;
 } Spinner;
 
@@ -175,7 +177,11 @@ PyObject *engine_completion_tuple(const struct aiordma_completion *completion, P
 int engine_port_names(void);
 void engine_account(Port *port, Request *request);
 
-/* drain.c: */
+/* drain.c; what returns an int: 0 or more, or -errno: */
+int engine_take_events(Drain *drain);
+int engine_arm(Drain *drain);
+int engine_poll(Drain *drain);                /* into the batch, which is empty */
+long engine_deliver(Drain *drain, int direct); /* the batch; -1 with an exception */
 void engine_poll_after_post(Drain *drain);
 void engine_watch_over(Drain *drain);
 

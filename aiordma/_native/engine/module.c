@@ -84,6 +84,7 @@ static int intern(void)
         {&engine_given.close, "close"},
         {&engine_given.watch_over, "watch_over"},
         {&engine_given.drain_soon, "drain_soon"},
+        {&engine_given.drain_failed, "drain_failed"},
         {&engine_given.post_refused, "post_refused"},
         {&engine_given.doorbell_failed, "doorbell_failed"},
     };

@@ -1,0 +1,268 @@
+/*
+ * What a loop does when it has nothing to do: look for completions, for as long as that pays, then
+ * arm the queues and sleep. It goes on so while only those run who awaited completions, and nothing
+ * else has to be done by the loop (dirty), or is ready.
+ */
+#include "engine.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <structmember.h>
+#include <sys/epoll.h>
+
+enum { CONFIDENT = 8, SLICE = 20000, LOOK_AT_CLOCK = 8, LET_OTHERS_RUN = 16 + 1, READY = 16 };
+
+/* How a look, or a sleep, ended. */
+enum end { FOUND, NOTHING, OTHERS, INTERRUPTED, FAILED_WITH_EXCEPTION };
+
+static uint64_t now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
+}
+
+static inline void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static void learn(Spinner *spinner, int was_short)
+{
+    spinner->confidence += was_short ? 1 : -1;
+    if (spinner->confidence > CONFIDENT)
+        spinner->confidence = CONFIDENT;
+    if (spinner->confidence < 0)
+        spinner->confidence = 0;
+}
+
+/* Its hub tells everyone, and disables it. */
+static enum end tell_of_failure(Drain *drain, int error)
+{
+    PyObject *number = PyLong_FromLong(error);
+    PyObject *result =
+        number ? PyObject_CallMethodOneArg(drain->hub, engine_given.drain_failed, number) : NULL;
+    Py_XDECREF(number);
+    Py_XDECREF(result);
+    drain->enabled = 0;
+    return result ? FOUND : FAILED_WITH_EXCEPTION;
+}
+
+static enum end deliver(Spinner *spinner, Drain *drain, int found)
+{
+    if (found < 0)
+        return tell_of_failure(drain, -found);
+    if (!found)
+        return NOTHING;
+    spinner->found += (unsigned long long)found;
+    return engine_deliver(drain, 1) < 0 ? FAILED_WITH_EXCEPTION : FOUND;
+}
+
+static int is_at_rest(const Drain *drain)
+{
+    return drain->enabled && !drain->draining;
+}
+
+/* Poll each of them once; or arm each of them, and then poll it. */
+static enum end look(Spinner *spinner, PyObject *drains, int arm)
+{
+    enum end all = NOTHING;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(drains); i++) {
+        Drain *drain = (Drain *)PyTuple_GET_ITEM(drains, i);
+        if (!is_at_rest(drain))
+            continue;
+        int found = (int)(drain->tail - drain->head);
+        if (!found) {
+            found = arm ? engine_arm(drain) : 0;
+            if (!found)
+                found = engine_poll(drain);
+        }
+        enum end one = deliver(spinner, drain, found);
+        if (one == FAILED_WITH_EXCEPTION)
+            return one;
+        if (one == FOUND)
+            all = FOUND;
+    }
+    return all;
+}
+
+/* Take the events of those whose channel is among the ready; OTHERS: there are other ones too. */
+static enum end serve(Spinner *spinner, PyObject *drains, const struct epoll_event *ready,
+                      int count)
+{
+    int ours = 0;
+    enum end all = NOTHING;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(drains); i++) {
+        Drain *drain = (Drain *)PyTuple_GET_ITEM(drains, i);
+        int is_ready = 0;
+        if (!drain->enabled)
+            continue; /* its channel may be gone */
+        for (int j = 0; j < count; j++)
+            is_ready |= ready[j].data.fd == drain->channel->fd;
+        if (!is_ready)
+            continue;
+        ours++;
+        if (!is_at_rest(drain))
+            continue;
+        drain->wakes++;
+        drain->crossings++;
+        int found = (int)(drain->tail - drain->head);
+        if (!found) {
+            found = engine_take_events(drain);
+            if (!found)
+                found = engine_poll(drain);
+        }
+        enum end one = deliver(spinner, drain, found);
+        if (one == FAILED_WITH_EXCEPTION)
+            return one;
+        all = FOUND;
+    }
+    return ours < count ? OTHERS : all;
+}
+
+static enum end wait(Spinner *spinner, PyObject *drains, int epoll, int64_t nanoseconds)
+{
+    struct epoll_event ready[READY];
+    struct timespec time = {nanoseconds / 1000000000, nanoseconds % 1000000000};
+    int count;
+
+    Py_BEGIN_ALLOW_THREADS
+    /* epoll_pwait2 knows nanoseconds; an older kernel rounds up. */
+    count = epoll_pwait2(epoll, ready, READY, nanoseconds < 0 ? NULL : &time, NULL);
+    if (count < 0 && errno == ENOSYS) {
+        int64_t milliseconds = nanoseconds < 0 ? -1 : (nanoseconds + 999999) / 1000000;
+        count = epoll_wait(epoll, ready, READY,
+                           milliseconds > INT32_MAX ? INT32_MAX : (int)milliseconds);
+    }
+    Py_END_ALLOW_THREADS
+    if (count < 0) {
+        if (errno != EINTR) {
+            PyErr_SetFromErrno(PyExc_OSError);
+            return FAILED_WITH_EXCEPTION;
+        }
+        return PyErr_CheckSignals() ? FAILED_WITH_EXCEPTION : INTERRUPTED;
+    }
+    return count ? serve(spinner, drains, ready, count) : NOTHING;
+}
+
+/* Look until nothing was found for as long as that may take. FOUND: the loop has something to do. */
+static enum end spin(Spinner *spinner, PyObject *drains, int epoll, uint64_t until)
+{
+    uint64_t last = now(), slice = last;
+
+    for (unsigned int polls = 1;; polls++) {
+        enum end end = look(spinner, drains, 0);
+        if (end == FAILED_WITH_EXCEPTION)
+            return end;
+        if (end == FOUND) {
+            learn(spinner, 1);
+            if (spinner->dirty)
+                return FOUND;
+            last = now();
+        } else if (polls % LOOK_AT_CLOCK) {
+            relax();
+            continue;
+        }
+        uint64_t time = now();
+        if (time - slice >= SLICE) {
+            /* Others have their turn: descriptors, and threads that wait for the GIL. */
+            end = wait(spinner, drains, epoll, 0);
+            if (end >= OTHERS || (end == FOUND && spinner->dirty))
+                return end;
+            slice = now();
+        }
+        if (time >= until)
+            return INTERRUPTED;
+        if (time - last >= spinner->most) {
+            learn(spinner, 0);
+            return NOTHING;
+        }
+        if (polls % LET_OTHERS_RUN == 0)
+            sched_yield(); /* maybe those who are waited for, where cores are few */
+    }
+}
+
+static enum end run(Spinner *spinner, PyObject *drains, int epoll, uint64_t until)
+{
+    for (;;) {
+        enum end end;
+        if (spinner->most && spinner->confidence) {
+            end = spin(spinner, drains, epoll, until);
+            if (end != NOTHING)
+                return end;
+        }
+        end = look(spinner, drains, 1);
+        if (end == FOUND && !spinner->dirty)
+            continue;
+        if (end != NOTHING)
+            return end;
+        uint64_t asleep = now();
+        if (asleep >= until)
+            return INTERRUPTED;
+        end = wait(spinner, drains, epoll, until == UINT64_MAX ? -1 : (int64_t)(until - asleep));
+        if (end == FOUND && spinner->most)
+            learn(spinner, now() - asleep < spinner->most);
+        if (end != FOUND || spinner->dirty)
+            return end;
+    }
+}
+
+static PyObject *spinner_select(Spinner *spinner, PyObject *args)
+{
+    PyObject *drains, *timeout;
+    int epoll;
+
+    if (!PyArg_ParseTuple(args, "iO!O", &epoll, &PyTuple_Type, &drains, &timeout))
+        return NULL;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(drains); i++)
+        if (!PyObject_TypeCheck(PyTuple_GET_ITEM(drains, i), &engine_drain_type)) {
+            PyErr_SetString(PyExc_TypeError, "drains are polled, and nothing else");
+            return NULL;
+        }
+    uint64_t until = UINT64_MAX;
+    if (timeout != Py_None) {
+        double seconds = PyFloat_AsDouble(timeout);
+        if (seconds == -1.0 && PyErr_Occurred())
+            return NULL;
+        if (seconds < 1e9)
+            until = now() + (uint64_t)(seconds > 0 ? seconds * 1e9 : 0);
+    }
+    spinner->dirty = 0;
+    Py_INCREF(drains); /* one of them may be closed by whoever runs here */
+    enum end end = until <= now() ? look(spinner, drains, 0)
+                                  : run(spinner, drains, epoll, until);
+    Py_DECREF(drains);
+    if (end == FAILED_WITH_EXCEPTION)
+        return NULL;
+    return PyBool_FromLong(end == OTHERS);
+}
+
+static PyMethodDef methods[] = {
+    {"select", (PyCFunction)spinner_select, METH_VARARGS,
+     "select(epoll, drains, timeout): look for completions and deliver them, sleep as epoll does,\n"
+     "until the loop has something to do, another descriptor is ready, or the timeout is over.\n"
+     "Return whether another descriptor is."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"dirty", T_BOOL, offsetof(Spinner, dirty), 0, "the loop has something to do"},
+    {"confidence", T_INT, offsetof(Spinner, confidence), 0, "0: spinning does not pay"},
+    {"most", T_ULONGLONG, offsetof(Spinner, most), 0, "nanoseconds of spinning"},
+    {"found", T_ULONGLONG, offsetof(Spinner, found), READONLY, "completions that it found"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+PyTypeObject engine_spinner_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "aiordma._native._engine.Spinner",
+    .tp_basicsize = sizeof(Spinner),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = PyType_GenericNew,
+    .tp_methods = methods,
+    .tp_members = members,
+};
