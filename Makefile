@@ -86,7 +86,7 @@ test: venv
 test-software: venv
 	@mkdir -p $(RESULTS)
 	@AIORDMA_RESULTS=$(RESULTS) AIORDMA_TEST_DEVICE=software \
-		.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+		.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 \
 		tests/unit tests/device tests/faults tests/docs $(call report_to,software)
 
 # The VM's tests may take longer than a command that somebody waits for.

@@ -102,7 +102,7 @@ def main() -> int:
     clear(reports)
     chosen = " and ".join(f"not {name}" for name in LOOPS)
     words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", chosen]
-    words += ["-n", "2", "--dist", "loadfile", *arguments]
+    words += ["-n", "2", "--dist", "loadfile", "--max-worker-restart=0", *arguments]
     words += [f"--ignore-glob=*{name}*" for name in WITHOUT]
     words += [f"--deselect={name}" for name in sanitizer.without]
     if not any(word.startswith("tests/") for word in arguments):
