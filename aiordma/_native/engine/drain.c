@@ -179,13 +179,17 @@ int engine_take_events(Drain *drain)
     return error;
 }
 
-static int fill(Drain *drain, int arm)
+/* Deliver what is in the batch, else what a poll finds; -errno, or -1 with an exception set. */
+static long poll_and_deliver(Drain *drain, int direct)
 {
-    int error = engine_take_events(drain);
-    drain->crossings++;
-    if (!error && arm)
-        error = engine_arm(drain);
-    return error ? error : engine_poll(drain);
+    int before = drain->head < drain->tail;
+    int found = before ? 1 : engine_poll(drain);
+    if (found <= 0)
+        return found;
+    long count = engine_deliver(drain, direct);
+    if (before)
+        drain->more = 1; /* what came since was not looked at */
+    return count;
 }
 
 static PyObject *drain_step(Drain *drain, PyObject *args)
@@ -196,16 +200,24 @@ static PyObject *drain_step(Drain *drain, PyObject *args)
         return NULL;
     if (drain->draining)
         return PyLong_FromLong(0);
-    int before = drain->head < drain->tail;
-    if (!before) {
-        int error = fill(drain, arm);
-        if (error < 0)
-            return PyLong_FromLong(error);
+    drain->crossings++;
+    long error = engine_take_events(drain), count = 0;
+    if (!error)
+        error = count = poll_and_deliver(drain, direct);
+    /*
+     * Armed as late as may be: what those who were woken have posted, and what ended in it, needs no
+     * event. And polled once more, or what came before the arming would be told of by nobody.
+     */
+    if (error >= 0 && arm && drain->enabled && !drain->draining && !drain->more) {
+        error = engine_arm(drain);
+        if (!error) {
+            error = poll_and_deliver(drain, direct);
+            count += error > 0 ? error : 0;
+        }
     }
-    long count = engine_deliver(drain, direct);
-    if (before)
-        drain->more = 1;
-    return count < 0 ? NULL : PyLong_FromLong(count);
+    if (PyErr_Occurred())
+        return NULL;
+    return PyLong_FromLong(error < 0 && !count ? error : count);
 }
 
 static PyObject *drain_forget_arming(Drain *drain, PyObject *none)
