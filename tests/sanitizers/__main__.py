@@ -85,6 +85,7 @@ THREAD = Sanitizer(
         "tests/device/test_fork.py::test_multiprocessing_starts_children_that_work[fork]",
         # The runtime has a thread of its own, which wakes all the time.
         "tests/unit/test_software_progress.py::test_an_idle_connection_wakes_nobody",
+        "tests/unit/test_software_identifiers.py::test_nobody_looks_for_dead_peers",
     ),
     {"race": (0, "data race")},
 )
