@@ -139,10 +139,19 @@ typedef struct {
 
 enum waiter_state { WAITING, WOKEN, CANCELLED };
 
+/* What a waiter has to know of that whose end it awaits. */
+struct engine_awaited {
+    int (*has_ended)(PyObject *awaited);
+    int (*starves_others)(PyObject *awaited); /* so that who awaits it has to pause */
+    PyObject *(*result)(PyObject *awaited);
+    void (*forget)(PyObject *awaited, PyObject *waiter);
+};
+
 typedef struct {
     PyObject_HEAD
     PyObject *loop, *callback, *context, *message;
-    Request *request;
+    PyObject *awaited; /* NULL: it awaits to be woken, and no more */
+    const struct engine_awaited *calls;
     char state, blocking;
 } Waiter;
 
@@ -157,8 +166,17 @@ typedef struct {
 extern PyTypeObject engine_drain_type, engine_port_type, engine_request_type,
     engine_waiter_type, engine_spinner_type;
 
+/* given.c: how many forks lie between the first process and this one; and what needs Python. */
+unsigned int engine_process(void);
+int engine_prepare(void);
+
+/* memory.c: */
+int engine_take_slot(Slots *slots); /* 0: none is free, or others wait for one */
+void engine_give_slot(Slots *slots);
+
 /* wait.c: */
-Waiter *engine_waiter(PyObject *loop, Request *request);
+Waiter *engine_waiter(PyObject *loop);
+void engine_await(Waiter *waiter, PyObject *awaited, const struct engine_awaited *calls);
 int engine_wake(Waiter *waiter);
 /* From here to engine_run_woken those who are woken are put on the list, to be run at once. */
 void engine_collect_woken(PyObject *list);
@@ -169,13 +187,10 @@ Request *engine_request(Port *port, PyObject *operation, Py_ssize_t length, Part
                         PyObject *remote, int is_receive);
 void engine_complete(Request *request, const struct aiordma_completion *completion);
 void engine_drop(Request *request); /* the device did not take it */
-PyObject *engine_result(Request *request);
-void engine_forget_waiter(Request *request, PyObject *waiter);
 PyObject *engine_completion_tuple(const struct aiordma_completion *completion, PyObject *type);
 
 /* port.c: */
 int engine_port_names(void);
-void engine_account(Port *port, Request *request);
 
 /* drain.c; what returns an int: 0 or more, or -errno: */
 int engine_take_events(Drain *drain);
@@ -184,8 +199,5 @@ int engine_poll(Drain *drain);                /* into the batch, which is empty 
 long engine_deliver(Drain *drain, int direct); /* the batch; -1 with an exception */
 void engine_poll_after_post(Drain *drain);
 void engine_watch_over(Drain *drain);
-
-/* module.c: how many forks lie between the first process and this one. */
-unsigned int engine_process(void);
 
 #endif

@@ -136,3 +136,23 @@ PyTypeObject engine_slots_type = {
     .tp_new = PyType_GenericNew,
     .tp_members = slots_members,
 };
+
+int engine_take_slot(Slots *slots)
+{
+    if (!slots->free || slots->waiting)
+        return 0;
+    slots->free--;
+    return 1;
+}
+
+void engine_give_slot(Slots *slots)
+{
+    if (!slots->waiting) {
+        slots->free++;
+        return;
+    }
+    PyObject *result = PyObject_CallMethod((PyObject *)slots, "give", NULL);
+    Py_XDECREF(result);
+    if (!result)
+        engine_log("giving back a slot failed", (PyObject *)slots);
+}

@@ -59,35 +59,6 @@ static void port_dealloc(Port *port)
     Py_TYPE(port)->tp_free((PyObject *)port);
 }
 
-/* -- slots -------------------------------------------------------------------------------- */
-
-static int take_slot(Slots *slots)
-{
-    if (!slots->free || slots->waiting)
-        return 0;
-    slots->free--;
-    return 1;
-}
-
-static void give_slot(Slots *slots)
-{
-    if (!slots->waiting) {
-        slots->free++;
-        return;
-    }
-    PyObject *result = PyObject_CallMethod((PyObject *)slots, "give", NULL);
-    Py_XDECREF(result);
-    if (!result)
-        engine_log("giving back a slot failed", (PyObject *)slots);
-}
-
-void engine_account(Port *port, Request *request)
-{
-    if (PySet_Discard(port->open, (PyObject *)request) < 0)
-        engine_log("forgetting %r failed", (PyObject *)request);
-    give_slot(request->is_receive ? port->receives : port->sends);
-}
-
 /* -- posting ------------------------------------------------------------------------------ */
 
 /* What is to be posted. */
@@ -191,7 +162,7 @@ static PyObject *refuse(Port *port, Request *request, int error)
     if (PySet_Discard(port->open, (PyObject *)request) < 0)
         PyErr_Clear();
     engine_drop(request);
-    give_slot(request->is_receive ? port->receives : port->sends);
+    engine_give_slot(request->is_receive ? port->receives : port->sends);
     PyObject *number = PyLong_FromLong(error);
     if (!number)
         return NULL;
@@ -223,7 +194,7 @@ static PyObject *post(Port *port, const struct plain *plain, int is_receive)
     Slots *slots = is_receive ? port->receives : port->sends;
     Drain *drain = port->drain;
 
-    if (!take_slot(slots))
+    if (!engine_take_slot(slots))
         Py_RETURN_NONE; /* the general way raises, or waits */
     Request *request = engine_request(port, plain->operation, plain->sge.length, plain->part,
                                       plain->remote, is_receive);
@@ -236,7 +207,7 @@ static PyObject *post(Port *port, const struct plain *plain, int is_receive)
     if (!request->wr_id || PySet_Add(port->open, (PyObject *)request)) {
         Py_XDECREF(engine_table_take(drain->table, request->wr_id));
         engine_drop(request);
-        give_slot(slots);
+        engine_give_slot(slots);
         Py_DECREF(request);
         return NULL;
     }

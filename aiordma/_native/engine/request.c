@@ -142,7 +142,9 @@ static void account(Request *request)
 {
     Port *port = request->port;
     if (port && !port->tells) {
-        engine_account(port, request);
+        if (PySet_Discard(port->open, (PyObject *)request) < 0)
+            engine_log("forgetting %r failed", (PyObject *)request);
+        engine_give_slot(request->is_receive ? port->receives : port->sends);
         return;
     }
     PyObject *result = PyObject_CallMethodOneArg(request->owner, engine_given.request_ended,
@@ -307,7 +309,7 @@ void engine_drop(Request *request)
     release(request);
 }
 
-PyObject *engine_result(Request *request)
+static PyObject *result_of(Request *request)
 {
     switch (request->state) {
     case SUCCEEDED:
@@ -336,7 +338,7 @@ static int add_waiter(Request *request, PyObject *waiter)
     return PyList_Append(request->waiters, waiter);
 }
 
-void engine_forget_waiter(Request *request, PyObject *waiter)
+static void forget_waiter(Request *request, PyObject *waiter)
 {
     PyObject *waiters = request->waiters;
     for (Py_ssize_t i = 0; waiters && i < PyList_GET_SIZE(waiters); i++)
@@ -351,18 +353,57 @@ void engine_forget_waiter(Request *request, PyObject *waiter)
 static PyObject *make_waiter(Request *request)
 {
     if (request->port && request->port->loop)
-        return (PyObject *)engine_waiter(request->port->loop, NULL);
+        return (PyObject *)engine_waiter(request->port->loop);
     PyObject *loop = PyObject_GetAttr(request->owner, engine_given.loop);
     PyObject *waiter = loop ? PyObject_CallMethodNoArgs(loop, engine_given.waiter) : NULL;
     Py_XDECREF(loop);
     return waiter;
 }
 
+static int has_ended(PyObject *awaited)
+{
+    return ((Request *)awaited)->state != IN_FLIGHT;
+}
+
+enum { AT_ONCE = 64 };
+
+/* Whether so many in a row were awaited without a pause. */
+static int starves_others(PyObject *awaited)
+{
+    Request *request = (Request *)awaited;
+    if (!request->at_once)
+        return 0;
+    request->at_once = 0;
+    if (!request->port || ++request->port->drain->at_once < AT_ONCE)
+        return 0;
+    request->port->drain->at_once = 0;
+    return 1;
+}
+
+static PyObject *awaited_result(PyObject *awaited)
+{
+    return result_of((Request *)awaited);
+}
+
+static void awaited_forget(PyObject *awaited, PyObject *waiter)
+{
+    forget_waiter((Request *)awaited, waiter);
+}
+
+static const struct engine_awaited awaited_calls = {
+    .has_ended = has_ended,
+    .starves_others = starves_others,
+    .result = awaited_result,
+    .forget = awaited_forget,
+};
+
 static PyObject *request_await(Request *request)
 {
     if (request->state != IN_FLIGHT) {
-        PyObject *loop = request->port ? request->port->loop : NULL;
-        return (PyObject *)engine_waiter(loop, request);
+        Waiter *waiter = engine_waiter(request->port ? request->port->loop : NULL);
+        if (waiter)
+            engine_await(waiter, (PyObject *)request, &awaited_calls);
+        return (PyObject *)waiter;
     }
     if (!request->wr_id) {
         PyErr_Format(PyExc_RuntimeError, "%R is part of a chain that is not posted yet", request);
@@ -374,7 +415,7 @@ static PyObject *request_await(Request *request)
         return NULL;
     }
     if (Py_IS_TYPE(waiter, &engine_waiter_type)) {
-        ((Waiter *)waiter)->request = (Request *)Py_NewRef(request);
+        engine_await((Waiter *)waiter, (PyObject *)request, &awaited_calls);
         return waiter;
     }
     PyObject *arguments[] = {(PyObject *)request, waiter};
@@ -385,7 +426,7 @@ static PyObject *request_await(Request *request)
 
 static PyObject *request_forget_waiter(Request *request, PyObject *waiter)
 {
-    engine_forget_waiter(request, waiter);
+    forget_waiter(request, waiter);
     Py_RETURN_NONE;
 }
 
@@ -426,7 +467,7 @@ static PyObject *request_done(Request *request, PyObject *none)
 static PyObject *request_result(Request *request, PyObject *none)
 {
     (void)none;
-    return engine_result(request);
+    return result_of(request);
 }
 
 static PyObject *request_exception(Request *request, PyObject *none)

@@ -10,18 +10,25 @@
 /* Those woken meanwhile, on this thread; NULL: they go through the loop. */
 static _Thread_local PyObject *collecting;
 
-Waiter *engine_waiter(PyObject *loop, Request *request)
+Waiter *engine_waiter(PyObject *loop)
 {
     Waiter *waiter = PyObject_GC_New(Waiter, &engine_waiter_type);
     if (!waiter)
         return NULL;
     waiter->loop = Py_XNewRef(loop);
     waiter->callback = waiter->context = waiter->message = NULL;
-    waiter->request = (Request *)Py_XNewRef(request);
+    waiter->awaited = NULL;
+    waiter->calls = NULL;
     waiter->state = WAITING;
     waiter->blocking = 0;
     PyObject_GC_Track(waiter);
     return waiter;
+}
+
+void engine_await(Waiter *waiter, PyObject *awaited, const struct engine_awaited *calls)
+{
+    waiter->awaited = Py_NewRef(awaited);
+    waiter->calls = calls;
 }
 
 static int waiter_traverse(Waiter *waiter, visitproc visit, void *arg)
@@ -30,7 +37,7 @@ static int waiter_traverse(Waiter *waiter, visitproc visit, void *arg)
     Py_VISIT(waiter->callback);
     Py_VISIT(waiter->context);
     Py_VISIT(waiter->message);
-    Py_VISIT(waiter->request);
+    Py_VISIT(waiter->awaited);
     return 0;
 }
 
@@ -40,7 +47,7 @@ static int waiter_clear(Waiter *waiter)
     Py_CLEAR(waiter->callback);
     Py_CLEAR(waiter->context);
     Py_CLEAR(waiter->message);
-    Py_CLEAR(waiter->request);
+    Py_CLEAR(waiter->awaited);
     return 0;
 }
 
@@ -140,44 +147,31 @@ int engine_run_woken(PyObject *list)
 
 static void leave(Waiter *waiter)
 {
-    Request *request = waiter->request;
-    if (request) {
-        waiter->request = NULL;
-        engine_forget_waiter(request, (PyObject *)waiter);
-        Py_DECREF(request);
+    PyObject *awaited = waiter->awaited;
+    if (awaited) {
+        waiter->awaited = NULL;
+        waiter->calls->forget(awaited, (PyObject *)waiter);
+        Py_DECREF(awaited);
     }
 }
 
 static PyObject *take_result(Waiter *waiter)
 {
-    Request *request = waiter->request;
-    waiter->request = NULL; /* an ended request has no waiters to be taken from */
-    PyObject *result = engine_result(request);
-    Py_DECREF(request);
+    PyObject *awaited = waiter->awaited;
+    waiter->awaited = NULL; /* what has ended has no waiters to be taken from */
+    PyObject *result = waiter->calls->result(awaited);
+    Py_DECREF(awaited);
     return result;
-}
-
-enum { AT_ONCE = 64 };
-
-/* Whether the task has to let others have their turn: it awaited so many without a pause. */
-static int starves_others(Request *request)
-{
-    if (!request->at_once)
-        return 0;
-    request->at_once = 0;
-    if (!request->port || ++request->port->drain->at_once < AT_ONCE)
-        return 0;
-    request->port->drain->at_once = 0;
-    return 1;
 }
 
 static PySendResult waiter_send(Waiter *waiter, PyObject *value, PyObject **result)
 {
     (void)value;
-    if (waiter->request) {
-        if (waiter->request->state != IN_FLIGHT) {
+    if (waiter->awaited) {
+        if (waiter->calls->has_ended(waiter->awaited)) {
             /* One that has waited has paused: it is not to wait again. */
-            if (waiter->loop && !waiter->callback && starves_others(waiter->request)) {
+            if (waiter->loop && !waiter->callback &&
+                waiter->calls->starves_others(waiter->awaited)) {
                 waiter->state = WOKEN;
             } else {
                 *result = take_result(waiter);
@@ -363,7 +357,7 @@ static PyObject *waiter_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     PyObject *loop;
     if ((kwargs && PyDict_GET_SIZE(kwargs)) || !PyArg_ParseTuple(args, "O", &loop))
         return NULL;
-    return (PyObject *)engine_waiter(loop, NULL);
+    return (PyObject *)engine_waiter(loop);
 }
 
 static PyMethodDef methods[] = {
