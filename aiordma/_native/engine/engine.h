@@ -116,6 +116,9 @@ typedef struct {
     struct ibv_qp *queue_pair;
     unsigned long long max_message;
     Py_ssize_t max_inline;
+    PyObject *remote; /* the last one, which does not change, and what was read from it: */
+    unsigned long long remote_address, remote_length;
+    unsigned int rkey;
     unsigned int process;
     char ready, can_receive, can_read, tells;
 } Port;

@@ -37,6 +37,7 @@ static int port_traverse(Port *port, visitproc visit, void *arg)
     Py_VISIT(port->open);
     Py_VISIT(port->loop);
     Py_VISIT(port->domain);
+    Py_VISIT(port->remote);
     return 0;
 }
 
@@ -47,6 +48,7 @@ static int port_clear(Port *port)
     Py_CLEAR(port->open);
     Py_CLEAR(port->loop);
     Py_CLEAR(port->domain);
+    Py_CLEAR(port->remote);
     return 0;
 }
 
@@ -113,19 +115,27 @@ static int read_local(Port *port, struct plain *plain, PyObject *local, int is_t
     return 1;
 }
 
-static int read_remote(struct plain *plain, PyObject *remote)
+/* What most requests aim at is what the one before aimed at. */
+static int read_remote(Port *port, struct plain *plain, PyObject *remote)
 {
-    unsigned long long length, rkey;
+    unsigned long long address, length, rkey;
 
-    if ((PyObject *)Py_TYPE(remote) != engine_given.remote_class)
-        return 0;
-    if (attribute(remote, engine_given.address, &plain->remote_address) ||
-        attribute(remote, engine_given.length, &length) ||
-        attribute(remote, engine_given.rkey, &rkey))
-        return -1;
+    if (remote != port->remote) {
+        if ((PyObject *)Py_TYPE(remote) != engine_given.remote_class)
+            return 0;
+        if (attribute(remote, engine_given.address, &address) ||
+            attribute(remote, engine_given.length, &length) ||
+            attribute(remote, engine_given.rkey, &rkey))
+            return -1;
+        port->remote_address = address;
+        port->remote_length = length;
+        port->rkey = (unsigned int)rkey;
+        Py_XSETREF(port->remote, Py_NewRef(remote));
+    }
     plain->remote = remote;
-    plain->rkey = (unsigned int)rkey;
-    return length == plain->sge.length;
+    plain->remote_address = port->remote_address;
+    plain->rkey = port->rkey;
+    return port->remote_length == plain->sge.length;
 }
 
 /* Say what the driver did with it: 0, posted; else refused with an errno; negative: it has it, and
@@ -272,7 +282,7 @@ static PyObject *one_sided(Port *port, struct plain *plain, PyObject *local, PyO
 {
     int is_plain = read_local(port, plain, local, is_target);
     if (is_plain > 0)
-        is_plain = read_remote(plain, remote);
+        is_plain = read_remote(port, plain, remote);
     return finish(port, plain, is_plain, 0);
 }
 
