@@ -5,7 +5,7 @@ import os
 import struct
 from typing import Any, NamedTuple
 
-from aiordma._native import ffi, given, lib
+from aiordma._native import ffi, given, in_c, lib
 from aiordma.enums import (
     CompletionQueueFlag,
     WorkCompletionFlag,
@@ -28,10 +28,9 @@ COMPLETION = struct.Struct("=QIIIIIIIIHHBBH")
 """struct aiordma_completion of data_path.h."""
 
 
-@given("completion")
-class WorkCompletion(NamedTuple):
-    """How one work request ended. Beyond wr_id, status, vendor_err and qp_num a field is valid
-    on success only (man ibv_poll_cq). `immediate` is in host order."""
+@in_c("CompletionFields")
+class CompletionFields(NamedTuple):
+    """What the device says of the end of a work request."""
 
     wr_id: int
     status: int
@@ -47,6 +46,14 @@ class WorkCompletion(NamedTuple):
     sl: int
     dlid_path_bits: int
     reserved: int = 0
+
+
+@given("completion")
+class WorkCompletion(CompletionFields):
+    """How one work request ended: a named tuple. Beyond wr_id, status, vendor_err and qp_num a
+    field is valid on success only (man ibv_poll_cq). `immediate` is in host order."""
+
+    __slots__ = ()
 
     @property
     def ok(self) -> bool:

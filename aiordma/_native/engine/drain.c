@@ -85,7 +85,7 @@ static void complete(PyObject *entry, const struct aiordma_completion *completio
         engine_complete((Request *)entry, completion);
         return;
     }
-    PyObject *raw = engine_completion_tuple(completion, (PyObject *)&PyTuple_Type);
+    PyObject *raw = engine_completion_tuple(completion);
     PyObject *result =
         raw ? PyObject_CallMethodOneArg(entry, engine_given.complete, raw) : NULL;
     Py_XDECREF(raw);

@@ -15,7 +15,7 @@
 /* -- what Python gives once, at import ---------------------------------------------------- */
 
 struct engine_given {
-    PyObject *completion_class; /* WorkCompletion, a named tuple */
+    PyObject *completion_class; /* WorkCompletion, made of engine_completion_type */
     PyObject *remote_class;     /* RemoteMemory */
     PyObject *wait_elsewhere;   /* a generator function: awaiting on loops other than asyncio */
     PyObject *log;              /* log(text, object): the exception that is set, into the log */
@@ -51,6 +51,15 @@ typedef struct {
 } Part;
 
 extern PyTypeObject engine_region_type, engine_part_type;
+
+/* -- completions -------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    struct aiordma_completion fields;
+} Completion;
+
+extern PyTypeObject engine_completion_type;
 
 /* -- slots -------------------------------------------------------------------------------- */
 
@@ -177,6 +186,12 @@ int engine_prepare(void);
 int engine_take_slot(Slots *slots); /* 0: none is free, or others wait for one */
 void engine_give_slot(Slots *slots);
 
+/* completion.c: */
+PyObject *engine_completion(const struct aiordma_completion *completion);
+PyObject *engine_completion_tuple(const struct aiordma_completion *completion);
+int engine_read_completion(PyObject *tuple, struct aiordma_completion *completion);
+int engine_completion_names(void); /* once the type is ready */
+
 /* wait.c: */
 Waiter *engine_waiter(PyObject *loop);
 void engine_await(Waiter *waiter, PyObject *awaited, const struct engine_awaited *calls);
@@ -190,7 +205,6 @@ Request *engine_request(Port *port, PyObject *operation, Py_ssize_t length, Part
                         PyObject *remote, int is_receive);
 void engine_complete(Request *request, const struct aiordma_completion *completion);
 void engine_drop(Request *request); /* the device did not take it */
-PyObject *engine_completion_tuple(const struct aiordma_completion *completion, PyObject *type);
 
 /* port.c: */
 int engine_port_names(void);

@@ -52,6 +52,7 @@ PyMODINIT_FUNC PyInit__engine(void)
         {"Drain", &engine_drain_type},         {"Port", &engine_port_type},
         {"WorkRequest", &engine_request_type}, {"Waiter", &engine_waiter_type},
         {"Spinner", &engine_spinner_type},
+        {"CompletionFields", &engine_completion_type},
     };
     if (engine_prepare() || engine_port_names())
         return NULL;
@@ -60,5 +61,7 @@ PyMODINIT_FUNC PyInit__engine(void)
         if (PyType_Ready(types[i].type) ||
             PyModule_AddObjectRef(module, types[i].name, (PyObject *)types[i].type))
             Py_CLEAR(module);
+    if (module && engine_completion_names())
+        Py_CLEAR(module);
     return module;
 }

@@ -216,27 +216,6 @@ static void end(Request *request)
     Py_DECREF(request);
 }
 
-PyObject *engine_completion_tuple(const struct aiordma_completion *c, PyObject *type)
-{
-    const unsigned long values[] = {c->status,   c->opcode,     c->vendor_err, c->byte_len,
-                                    c->immediate, c->qp_num,    c->src_qp,     c->wc_flags,
-                                    c->pkey_index, c->slid,     c->sl,         c->dlid_path_bits,
-                                    c->reserved};
-    const Py_ssize_t count = sizeof(values) / sizeof(values[0]);
-    PyObject *tuple = ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, count + 1);
-    if (!tuple)
-        return NULL;
-    PyObject *item = PyLong_FromUnsignedLongLong(c->wr_id);
-    for (Py_ssize_t i = 0; item; i++) {
-        PyTuple_SET_ITEM(tuple, i, item);
-        if (i == count)
-            return tuple;
-        item = PyLong_FromUnsignedLong(values[i]);
-    }
-    Py_DECREF(tuple);
-    return NULL;
-}
-
 static void fail(Request *request, PyObject *error)
 {
     request->error = error; /* takes it over */
@@ -245,7 +224,7 @@ static void fail(Request *request, PyObject *error)
 
 static void explain(Request *request, const struct aiordma_completion *completion)
 {
-    PyObject *raw = engine_completion_tuple(completion, (PyObject *)&PyTuple_Type);
+    PyObject *raw = engine_completion_tuple(completion);
     PyObject *error = NULL;
     if (raw) {
         PyObject *arguments[] = {request->owner, (PyObject *)request, raw};
@@ -314,8 +293,7 @@ static PyObject *result_of(Request *request)
     switch (request->state) {
     case SUCCEEDED:
         if (!request->result)
-            request->result =
-                engine_completion_tuple(&request->completion, engine_given.completion_class);
+            request->result = engine_completion(&request->completion);
         return Py_XNewRef(request->result);
     case FAILED:
         /* Raised once per await: without this, every raise would add to one traceback. */
@@ -536,14 +514,12 @@ static PyObject *request_tells_for(Request *request, PyObject *run)
 
 static PyObject *request_complete(Request *request, PyObject *raw)
 {
-    struct aiordma_completion c = {.wr_id = 0};
+    struct aiordma_completion c;
     if (!PyTuple_Check(raw)) {
         PyErr_SetString(PyExc_TypeError, "a completion is a tuple");
         return NULL;
     }
-    if (!PyArg_ParseTuple(raw, "KIIIIIIIIHHbbH", &c.wr_id, &c.status, &c.opcode, &c.vendor_err,
-                          &c.byte_len, &c.immediate, &c.qp_num, &c.src_qp, &c.wc_flags,
-                          &c.pkey_index, &c.slid, &c.sl, &c.dlid_path_bits, &c.reserved))
+    if (engine_read_completion(raw, &c))
         return NULL;
     engine_complete(request, &c);
     Py_RETURN_NONE;
