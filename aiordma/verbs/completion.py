@@ -55,6 +55,9 @@ class WorkCompletion(CompletionFields):
 
     __slots__ = ()
 
+    def _asdict(self) -> dict[str, int]:
+        return dict(zip(self._fields, self, strict=True))
+
     @property
     def ok(self) -> bool:
         """Whether it succeeded."""

@@ -16,6 +16,7 @@ OF_THE_ENGINE = [
     "tests/unit/test_credits.py",
     "tests/unit/test_hub.py",
     "tests/unit/test_memory.py",
+    "tests/unit/test_work_completion.py",
 ]
 ON_A_DEVICE = [
     "tests/device/test_echo.py",

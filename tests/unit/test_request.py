@@ -112,8 +112,12 @@ async def test_any_number_of_tasks_await_it_any_number_of_times() -> None:
 async def test_what_has_ended_is_awaited_without_waiting() -> None:
     request = Owner().post()
     request.complete(completion())
+
+    async def wait() -> Any:
+        return await request
+
     with pytest.raises(StopIteration) as stopped:
-        request.__await__().send(None)
+        wait().send(None)
     assert stopped.value.value is request.result()
 
 

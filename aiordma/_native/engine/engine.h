@@ -154,7 +154,6 @@ enum waiter_state { WAITING, WOKEN, CANCELLED };
 /* What a waiter has to know of that whose end it awaits. */
 struct engine_awaited {
     int (*has_ended)(PyObject *awaited);
-    int (*starves_others)(PyObject *awaited); /* so that who awaits it has to pause */
     PyObject *(*result)(PyObject *awaited);
     void (*forget)(PyObject *awaited, PyObject *waiter);
 };
@@ -165,6 +164,7 @@ typedef struct {
     PyObject *awaited; /* NULL: it awaits to be woken, and no more */
     const struct engine_awaited *calls;
     char state, blocking;
+    char pauses; /* its task lets others have their turn first, though nothing is waited for */
 } Waiter;
 
 typedef struct {

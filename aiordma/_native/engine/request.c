@@ -345,14 +345,14 @@ static int has_ended(PyObject *awaited)
 
 enum { AT_ONCE = 64 };
 
-/* Whether so many in a row were awaited without a pause. */
-static int starves_others(PyObject *awaited)
+/* Whether so many in a row were awaited without a pause that others would starve. */
+static int has_to_pause(Request *request)
 {
-    Request *request = (Request *)awaited;
     if (!request->at_once)
         return 0;
     request->at_once = 0;
-    if (!request->port || ++request->port->drain->at_once < AT_ONCE)
+    if (!request->port || !request->port->loop ||
+        ++request->port->drain->at_once < AT_ONCE)
         return 0;
     request->port->drain->at_once = 0;
     return 1;
@@ -370,7 +370,6 @@ static void awaited_forget(PyObject *awaited, PyObject *waiter)
 
 static const struct engine_awaited awaited_calls = {
     .has_ended = has_ended,
-    .starves_others = starves_others,
     .result = awaited_result,
     .forget = awaited_forget,
 };
@@ -378,9 +377,13 @@ static const struct engine_awaited awaited_calls = {
 static PyObject *request_await(Request *request)
 {
     if (request->state != IN_FLIGHT) {
-        Waiter *waiter = engine_waiter(request->port ? request->port->loop : NULL);
-        if (waiter)
+        if (!has_to_pause(request))
+            return Py_NewRef(request); /* which is awaited without a pause */
+        Waiter *waiter = engine_waiter(request->port->loop);
+        if (waiter) {
             engine_await(waiter, (PyObject *)request, &awaited_calls);
+            waiter->pauses = 1;
+        }
         return (PyObject *)waiter;
     }
     if (!request->wr_id) {
@@ -400,6 +403,27 @@ static PyObject *request_await(Request *request)
     result = PyObject_Vectorcall(engine_given.wait_elsewhere, arguments, 2, NULL);
     Py_DECREF(waiter);
     return result;
+}
+
+/* What awaiting itself is: its result, at once. */
+static PySendResult request_send(Request *request, PyObject *value, PyObject **result)
+{
+    (void)value;
+    *result = result_of(request);
+    return *result ? PYGEN_RETURN : PYGEN_ERROR;
+}
+
+static PyObject *request_next(Request *request)
+{
+    PyObject *result = result_of(request);
+    if (!result)
+        return NULL;
+    PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, result);
+    if (stop)
+        PyErr_SetObject(PyExc_StopIteration, stop);
+    Py_XDECREF(stop);
+    Py_DECREF(result);
+    return NULL;
 }
 
 static PyObject *request_forget_waiter(Request *request, PyObject *waiter)
@@ -607,7 +631,10 @@ static PyGetSetDef properties[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyAsyncMethods awaiting = {.am_await = (unaryfunc)request_await};
+static PyAsyncMethods awaiting = {
+    .am_await = (unaryfunc)request_await,
+    .am_send = (sendfunc)request_send,
+};
 
 PyTypeObject engine_request_type = {
     PyVarObject_HEAD_INIT(NULL, 0)
@@ -631,4 +658,5 @@ PyTypeObject engine_request_type = {
     .tp_members = members,
     .tp_getset = properties,
     .tp_as_async = &awaiting,
+    .tp_iternext = (iternextfunc)request_next,
 };

@@ -20,7 +20,7 @@ Waiter *engine_waiter(PyObject *loop)
     waiter->awaited = NULL;
     waiter->calls = NULL;
     waiter->state = WAITING;
-    waiter->blocking = 0;
+    waiter->blocking = waiter->pauses = 0;
     PyObject_GC_Track(waiter);
     return waiter;
 }
@@ -169,14 +169,12 @@ static PySendResult waiter_send(Waiter *waiter, PyObject *value, PyObject **resu
     (void)value;
     if (waiter->awaited) {
         if (waiter->calls->has_ended(waiter->awaited)) {
-            /* One that has waited has paused: it is not to wait again. */
-            if (waiter->loop && !waiter->callback &&
-                waiter->calls->starves_others(waiter->awaited)) {
-                waiter->state = WOKEN;
-            } else {
+            if (!waiter->pauses) {
                 *result = take_result(waiter);
                 return *result ? PYGEN_RETURN : PYGEN_ERROR;
             }
+            waiter->pauses = 0;
+            waiter->state = WOKEN;
         }
     } else if (waiter->state == WOKEN) {
         *result = Py_NewRef(Py_None);
