@@ -9,6 +9,7 @@ import contextvars
 import gc
 import resource
 import sys
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -134,6 +135,23 @@ def test_nothing_grows_with_the_number_of_requests() -> None:
         assert client._endpoint.hub.in_flight.slots <= 128
 
     run(main)
+
+
+def test_an_endpoint_with_its_port_is_collected() -> None:
+    """Also where its slots lead back to it, as an error's traceback can."""
+
+    async def body() -> None:
+        async with connected() as (client, _, local, remote):
+            await client.write(local, remote)
+            endpoint = client._endpoint
+            seen.append(weakref.ref(endpoint))
+            for slots in (endpoint.send_credits, endpoint.receive_credits):
+                vars(slots)["back"] = endpoint
+
+    seen: list[weakref.ref[Any]] = []
+    aiordma.run(body())
+    gc.collect()
+    assert seen[0]() is None
 
 
 # -- fairness -------------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ static int port_traverse(Port *port, visitproc visit, void *arg)
 {
     Py_VISIT(port->owner);
     Py_VISIT(port->drain);
+    Py_VISIT(port->sends);
+    Py_VISIT(port->receives);
     Py_VISIT(port->open);
     Py_VISIT(port->loop);
     Py_VISIT(port->domain);
