@@ -152,12 +152,14 @@ async def test_a_pipeline_of_64_sends_and_receives_matches_one_to_one() -> None:
 async def test_messages_of_every_way_to_send_arrive_whole_and_in_order() -> None:
     """Inline, copied into the pool, registered on the fly: three ways, one order."""
     largest = COPY_LIMIT + 4096
-    options = {"receive_buffers": 4, "receive_size": largest}
+    # One for each: not every device makes a sender wait for a receive, and none of these waits.
+    options = {"receive_buffers": 13, "receive_size": largest}
     async with connected(server=options) as (client, server):
         inline = client._endpoint.queue_pair.capacity.max_inline_data
         assert 0 < inline < COPY_LIMIT
         lengths = [0, 1, inline - 1, inline, inline + 1, 4095, 4096, 4097]
         lengths += [COPY_LIMIT - 1, COPY_LIMIT, COPY_LIMIT + 1, largest, 0]
+        assert len(lengths) == options["receive_buffers"]
 
         async def send_all() -> None:
             for seed, length in enumerate(lengths):
@@ -167,7 +169,7 @@ async def test_messages_of_every_way_to_send_arrive_whole_and_in_order() -> None
             group.start_soon(send_all)
             for seed, length in enumerate(lengths):
                 assert await server.receive() == pattern(length, seed)
-        assert client._endpoint.hub.pool.leased == 16 + 4  # both ends' receives, nothing else
+        assert client._endpoint.hub.pool.leased == 16 + 13  # both ends' receives, nothing else
 
 
 async def test_a_message_larger_than_the_thread_limit_is_registered_beside_the_loop() -> None:
@@ -189,7 +191,9 @@ async def test_a_message_of_exactly_the_receive_size_fits() -> None:
 
 
 async def test_messages_both_ways_at_once_keep_each_ways_order() -> None:
-    async with connected() as (client, server):
+    # A receive for each: not every device makes a sender wait for one.
+    options = {"receive_buffers": 51}
+    async with connected(server=options, client=options) as (client, server):
         await client.send(b"I go first")
         await server.receive()
 
