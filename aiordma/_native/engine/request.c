@@ -426,6 +426,12 @@ static PyObject *request_next(Request *request)
     return NULL;
 }
 
+/* `yield from` asks for it. */
+static PyObject *request_itself(PyObject *request)
+{
+    return Py_NewRef(request);
+}
+
 static PyObject *request_forget_waiter(Request *request, PyObject *waiter)
 {
     forget_waiter(request, waiter);
@@ -658,5 +664,6 @@ PyTypeObject engine_request_type = {
     .tp_members = members,
     .tp_getset = properties,
     .tp_as_async = &awaiting,
+    .tp_iter = request_itself,
     .tp_iternext = (iternextfunc)request_next,
 };
