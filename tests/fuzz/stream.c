@@ -519,6 +519,8 @@ static void check_last_word(void)
         return;
     run.is_deaf = 0;
     serve();
+    listen_to_device(); /* which makes room for what is left to say */
+    serve();
     listen_to_device();
     PROMISE(run.peer.has_heard_end || run.has_ended);
     if (run.has_ended || run.peer.program_ends || run.peer.has_said_terminate)

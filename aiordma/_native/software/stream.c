@@ -77,12 +77,33 @@ static void linger_expired(struct sw_timer *timer)
     release(stream);
 }
 
+/* Send what is left of the last word, then the end. A socket that is full is waited for. */
+static void say_last_word(struct sw_stream *stream)
+{
+    while (stream->last_sent < stream->last_size) {
+        ssize_t sent = send(stream->fd, stream->last_word + stream->last_sent,
+                            stream->last_size - stream->last_sent, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (sent < 0 && (errno == EAGAIN || errno == EINTR)) {
+            sw_rewatch(&stream->watch, EPOLLIN | EPOLLOUT);
+            return;
+        }
+        if (sent < 0)
+            break; /* the peer learns no more than that it ended */
+        stream->last_sent += (uint32_t)sent;
+    }
+    stream->last_size = 0;
+    if (!stream->is_reset)
+        shutdown(stream->fd, SHUT_WR);
+    sw_rewatch(&stream->watch, EPOLLIN);
+}
+
 /* What still comes is of no use, and is read all the same, until the peer ends its side. */
 static void lingering(struct sw_watch *watch, uint32_t events)
 {
     struct sw_stream *stream = SW_CONTAINER(watch, struct sw_stream, watch);
 
-    (void)events;
+    if (events & EPOLLOUT && stream->last_size)
+        say_last_word(stream);
     for (int i = 0; i < 16; i++) {
         ssize_t size = recv(stream->fd, stream->in.bytes, stream->in.size, MSG_DONTWAIT);
         if (size > 0)
@@ -117,9 +138,10 @@ static uint32_t compose_terminate(struct sw_stream *stream, char *to)
 
 /*
  * Answers of no bytes that the program's next message was to take along (transmit.c). What the
- * peer asked about has been carried out, so it is told.
+ * peer asked about has been carried out, so it is told. Returns whether the stream is between two
+ * frames then.
  */
-static void send_held(struct sw_stream *stream)
+static int send_held(struct sw_stream *stream)
 {
     char frame[SW_TAGGED_HEADER + 4];
 
@@ -137,34 +159,30 @@ static void send_held(struct sw_stream *stream)
         if (stream->terms.crc)
             crc = htole32(sw_crc32c(0, frame, header));
         memcpy(frame + header, &crc, sizeof(crc));
-        if (send(stream->fd, frame, sizeof(frame), MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
-            return; /* the peer then learns no more than that it ended */
+        ssize_t sent = send(stream->fd, frame, sizeof(frame), MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (sent != (ssize_t)sizeof(frame))
+            return sent < 0; /* the peer then learns no more than that it ended */
         stream->answer_first = (stream->answer_first + 1) % stream->terms.inbound_depth;
     }
+    return 1;
 }
 
 static void see_off(struct sw_stream *stream)
 {
-    char last_word[128];
+    int is_whole = 1;
 
     if (stream->held.link)
-        send_held(stream);
+        is_whole = send_held(stream);
     sw_progress_leave(&stream->member);
     stream->pair = NULL;
     /* In the middle of a frame nothing can be said any more. */
     const struct sw_out_frame *out = &stream->out[stream->out_first];
     int is_between = !stream->out_count || out->left == out->size;
-    if (stream->terminate_size && is_between) {
-        uint32_t size = compose_terminate(stream, last_word);
-        if (send(stream->fd, last_word, size, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
-            /* The peer then learns no more than that it ended. */
-        }
-    }
-    if (!stream->is_reset)
-        shutdown(stream->fd, SHUT_WR);
+    if (stream->terminate_size && is_between && is_whole)
+        stream->last_size = compose_terminate(stream, stream->last_word);
     stream->watch.ready = lingering;
     stream->timer.expired = linger_expired;
-    sw_rewatch(&stream->watch, EPOLLIN);
+    say_last_word(stream);
     if (sw_call_later(&stream->timer, stream->is_reset ? 0 : LINGER_MILLISECONDS)) {
         /* The engine runs, or there would be no stream. */
     }

@@ -126,6 +126,8 @@ struct sw_stream {
     int immediate_solicits;
     char terminate[SW_MOST_TERMINATE]; /* our last word, if something was wrong */
     uint32_t terminate_size;
+    char last_word[128]; /* the frame of it, as it goes */
+    uint32_t last_size, last_sent;
 };
 
 /* Whether a request ends when the peer says so, rather than when TCP has it. */
