@@ -1,5 +1,6 @@
 """READ and WRITE: the right bytes at the right place, and nothing that was not permitted."""
 
+import mmap
 from contextlib import suppress
 from typing import Any
 
@@ -50,6 +51,18 @@ async def test_one_sided_operations_touch_exactly_their_range() -> None:
         assert bytes(theirs.view) == b"." * 50 + b"#" * 10 + b"." * 196
         await client.read(theirs.remote()[45:55], ours[200:210])
         assert bytes(ours.view) == b"#" * 200 + b"....." + b"#####" + b"#" * 46
+
+
+@pytest.mark.capability("short_reads_across_pages")
+async def test_a_short_read_may_cross_a_page_at_any_byte() -> None:
+    async with connected() as (client, server):
+        theirs = server.register(mmap.mmap(-1, 2 * mmap.PAGESIZE), REMOTE)
+        for before in range(1, 32):
+            start = mmap.PAGESIZE - before
+            theirs.view[start : start + 32] = bytes(range(before, before + 32))
+            assert await client.read_bytes(theirs.remote()[start : start + 32]) == bytes(
+                range(before, before + 32)
+            )
 
 
 async def test_writev_gathers_in_the_order_of_the_parts() -> None:
