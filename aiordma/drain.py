@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from aiordma._native import ffi, in_c, lib
 from aiordma.counted import Slots
 from aiordma.inflight import InFlightTable
-from aiordma.request import WorkRequest
+from aiordma.request import OpenRequests, WorkRequest
 from aiordma.verbs.completion import COMPLETION
 
 __all__ = ("BATCH", "ClosedPort", "Drain", "Entry", "Port", "ReferenceDrain")
@@ -128,6 +128,8 @@ class ClosedPort:
         """Whether READs were agreed on."""
         self.tells = False
         """Whether the owner wants to hear of each end."""
+        self.feeds = False
+        """Whether its receives are those of a queue of messages, and not the user's."""
 
     def open(self, queue_pair: int, max_message: int, max_inline: int) -> None:
         """There is a queue pair, at that address."""
@@ -169,7 +171,7 @@ class Port(ClosedPort):
         drain: ReferenceDrain,
         sends: Slots,
         receives: Slots,
-        posted: set[Any],
+        posted: OpenRequests,
         loop: object,
         domain: object,
     ) -> None:

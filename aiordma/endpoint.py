@@ -129,6 +129,7 @@ class Endpoint(WorkQueues):
         self.hub.on_failure.add(self.fail)
         await self.calls.run(self._create_queue_pair)
         self.open_port(self.send_credits, self.receive_credits)
+        self.port.feeds = bool(self.options.receive_buffers)
 
     def _create_queue_pair(self) -> None:
         options = self.options

@@ -10,6 +10,7 @@ WorkRequest; nothing of a request that was refused is held.
 
 from collections.abc import Iterable
 
+from aiordma._native import plain_calls
 from aiordma.capabilities import require_atomics, require_reads
 from aiordma.enums import WorkRequestOpcode
 from aiordma.opcodes import (
@@ -43,6 +44,7 @@ class Posting(WindowPosting):
 
     # -- messages -----------------------------------------------------------------------------
 
+    @plain_calls("send")
     def post_send(
         self,
         data: Buffer,
@@ -88,6 +90,7 @@ class Posting(WindowPosting):
         staged = self._staging.source(parts)
         return self._post(operation, staged, None, send_flags(fence, solicited), extra)
 
+    @plain_calls("receive")
     def post_recv(self, buffer: Buffer) -> WorkRequest:
         """Post a receive (rdma_post_recv), on a connection made with receive_buffers=0.
 
@@ -130,6 +133,7 @@ class Posting(WindowPosting):
 
     # -- one-sided ----------------------------------------------------------------------------
 
+    @plain_calls("read")
     def post_read(self, remote: RemoteMemory, local: Buffer, *, fence: bool = False) -> WorkRequest:
         """Post an RDMA READ of the peer's memory into ours (rdma_post_read).
 
@@ -152,6 +156,7 @@ class Posting(WindowPosting):
         require_reads(self._endpoint, len(parts))
         return self._post(READ, self._staging.target(parts), remote, send_flags(fence, False))
 
+    @plain_calls("write")
     def post_write(
         self,
         local: Buffer,

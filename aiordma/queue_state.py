@@ -9,7 +9,7 @@ from aiordma.errors import ClosedError, VerbsCallError, check_positive_errno
 from aiordma.event_loop import EventLoop
 from aiordma.hub import DeviceHub
 from aiordma.process import forked, here
-from aiordma.request import WorkRequest
+from aiordma.request import OpenRequests
 from aiordma.states import ConnectionState
 from aiordma.verbs import Capacity, QueuePair
 
@@ -32,7 +32,7 @@ class QueueState:
         self.capacity = Capacity()
         self.max_message = 0
         self.port = ClosedPort()
-        self._open: set[WorkRequest] = set()
+        self._open = OpenRequests()
         self._takes_own_receives = True
 
     @property

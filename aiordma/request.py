@@ -14,7 +14,7 @@ from aiordma.event_loop import EventLoop, Waiter
 from aiordma.ranges import RemoteMemory
 from aiordma.verbs import WorkCompletion
 
-__all__ = ("Holdable", "RequestOwner", "WorkRequest")
+__all__ = ("Holdable", "OpenRequests", "RequestOwner", "WorkRequest")
 
 logger = logging.getLogger("aiordma")
 
@@ -55,6 +55,7 @@ class WorkRequest:
     """
 
     __slots__ = (
+        "__weakref__",
         "_callbacks",
         "_error",
         "_held",
@@ -242,3 +243,8 @@ def _wait_elsewhere(request: WorkRequest, waiter: Waiter) -> Generator[Any, Any,
 @given("log")
 def _log(text: str, about: object, error: BaseException) -> None:
     logger.error(text, *([about] if "%r" in text else []), exc_info=error)
+
+
+@in_c("OpenRequests")
+class OpenRequests(set[WorkRequest]):
+    """The requests of one queue pair that have not ended."""

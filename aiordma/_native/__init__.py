@@ -17,7 +17,17 @@ from typing import Any, TypeVar
 import aiordma._native._engine as _engine
 from aiordma._native._binding import ffi, lib
 
-__all__ = ("IN_C", "ffi", "given", "in_c", "lib", "load_rdma_core", "load_software", "spinner")
+__all__ = (
+    "IN_C",
+    "ffi",
+    "given",
+    "in_c",
+    "lib",
+    "load_rdma_core",
+    "load_software",
+    "plain_calls",
+    "spinner",
+)
 
 Reference = TypeVar("Reference")
 
@@ -43,6 +53,17 @@ def given(part: str) -> Callable[[Reference], Reference]:
         return reference
 
     return give
+
+
+def plain_calls(name: str) -> Callable[[Reference], Reference]:
+    """Decorate a method whose plain calls `self._plain` takes without Python, by its method of this
+    name: those without keywords, unless that answers None."""
+
+    def choose(method: Reference) -> Reference:
+        chosen: Reference = _engine.method(name, method) if IN_C else method
+        return chosen
+
+    return choose
 
 
 def spinner() -> Any:

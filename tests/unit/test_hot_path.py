@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -73,7 +74,7 @@ class Calls:
 # -- counts ---------------------------------------------------------------------------------------
 
 
-def test_an_awaited_write_is_one_python_call_and_one_crossing() -> None:
+def test_an_awaited_write_is_no_python_call_and_one_crossing() -> None:
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
         steps = client._endpoint.hub.steps
         await client.post_write(local, remote)
@@ -81,9 +82,31 @@ def test_an_awaited_write_is_one_python_call_and_one_crossing() -> None:
         with Calls() as calls:
             for _ in range(WINDOW):
                 await client.post_write(local, remote)
-        # post_write, and the port's call in it, which posts and finds the completion.
-        assert (calls.python, calls.c) == (WINDOW, WINDOW)
+        # The port posts, and finds the completion; nothing of Python's runs.
+        assert (calls.python, calls.c) == (0, 0)
         assert steps.crossings == crossings + WINDOW
+
+    run(main)
+
+
+def test_what_is_not_plain_goes_through_python() -> None:
+    async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
+        steps = client._endpoint.hub.steps
+        for post in (
+            partial(client.post_write, local, remote, fence=True),
+            partial(client.post_write, bytearray(64), remote, immediate=None),
+            partial(client.post_write, remote=remote, local=local),
+        ):
+            crossings = steps.crossings
+            with Calls() as calls:
+                request = post()
+            assert calls.python >= 1
+            assert steps.crossings in (crossings, crossings + 1)
+            await request
+        wrongly: Any = client.post_write
+        for arguments in ((), (local,), (local, remote, 3)):
+            with pytest.raises(TypeError, match="post_write"):
+                wrongly(*arguments)
 
     run(main)
 

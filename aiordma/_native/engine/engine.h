@@ -114,12 +114,21 @@ typedef struct {
     struct aiordma_completion batch[ENGINE_BATCH];
 } Drain;
 
+typedef struct Request Request;
+
+/* Those of one queue pair that have not ended, in order. */
+typedef struct {
+    PyObject_HEAD
+    Request *first, *last;
+    Py_ssize_t count;
+} OpenRequests;
+
 typedef struct {
     PyObject_HEAD
     PyObject *owner;
     PyObject *loop; /* asyncio's, or NULL */
-    PyObject *open; /* a set */
     PyObject *domain;
+    OpenRequests *open;
     Slots *sends, *receives;
     Drain *drain;
     struct ibv_qp *queue_pair;
@@ -129,12 +138,12 @@ typedef struct {
     unsigned long long remote_address, remote_length;
     unsigned int rkey;
     unsigned int process;
-    char ready, can_receive, can_read, tells;
+    char ready, can_receive, can_read, tells, feeds;
 } Port;
 
 enum request_state { IN_FLIGHT, SUCCEEDED, FAILED };
 
-typedef struct {
+struct Request {
     PyObject_HEAD
     PyObject *owner, *operation, *held, *remote, *result, *error, *run;
     PyObject *waiters, *callbacks; /* lists, or NULL */
@@ -145,9 +154,11 @@ typedef struct {
     Py_ssize_t length;
     unsigned int completes_as;
     char is_receive, state, at_once;
-    struct aiordma_completion completion;
+    OpenRequests *open; /* in whose list it is, or NULL */
+    Request *earlier, *later;
     PyObject *weak;
-} Request;
+    struct aiordma_completion completion;
+};
 
 enum waiter_state { WAITING, WOKEN, CANCELLED };
 
@@ -175,8 +186,8 @@ typedef struct {
     unsigned long long found;
 } Spinner;
 
-extern PyTypeObject engine_drain_type, engine_port_type, engine_request_type,
-    engine_waiter_type, engine_spinner_type;
+extern PyTypeObject engine_drain_type, engine_port_type, engine_request_type, engine_open_type,
+    engine_waiter_type, engine_spinner_type, engine_method_type;
 
 /* given.c: how many forks lie between the first process and this one; and what needs Python. */
 unsigned int engine_process(void);
@@ -206,8 +217,19 @@ Request *engine_request(Port *port, PyObject *operation, Py_ssize_t length, Part
 void engine_complete(Request *request, const struct aiordma_completion *completion);
 void engine_drop(Request *request); /* the device did not take it */
 
-/* port.c: */
+/* open.c: */
+void engine_enter(OpenRequests *open, Request *request);
+void engine_leave(OpenRequests *open, Request *request); /* nothing, if it is not there */
+
+/* port.c; a new request, None if it is not plain, NULL with an exception: */
 int engine_port_names(void);
+PyObject *engine_port_send(Port *port, PyObject *const *arguments);
+PyObject *engine_port_receive(Port *port, PyObject *const *arguments);
+PyObject *engine_port_write(Port *port, PyObject *const *arguments);
+PyObject *engine_port_read(Port *port, PyObject *const *arguments);
+
+/* method.c: */
+PyObject *engine_method(PyObject *module, PyObject *args);
 
 /* drain.c; what returns an int: 0 or more, or -errno: */
 int engine_take_events(Drain *drain);

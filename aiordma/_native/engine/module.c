@@ -28,6 +28,9 @@ static PyObject *give(PyObject *module, PyObject *args, PyObject *kwargs)
 }
 
 static PyMethodDef functions[] = {
+    {"method", engine_method, METH_VARARGS,
+     "method(name, function): the function as a method whose plain calls go to the port's\n"
+     "send, receive, write or read without it."},
     {"give", (PyCFunction)(void (*)(void))give, METH_VARARGS | METH_KEYWORDS,
      "give(completion=, remote=, wait_elsewhere=, log=): Python's part."},
     {NULL, NULL, 0, NULL},
@@ -51,7 +54,8 @@ PyMODINIT_FUNC PyInit__engine(void)
         {"Part", &engine_part_type},           {"Slots", &engine_slots_type},
         {"Drain", &engine_drain_type},         {"Port", &engine_port_type},
         {"WorkRequest", &engine_request_type}, {"Waiter", &engine_waiter_type},
-        {"Spinner", &engine_spinner_type},
+        {"Spinner", &engine_spinner_type},     {"OpenRequests", &engine_open_type},
+        {"Method", &engine_method_type},
         {"CompletionFields", &engine_completion_type},
     };
     if (engine_prepare() || engine_port_names())

@@ -16,14 +16,14 @@ static int port_init(Port *port, PyObject *args, PyObject *kwargs)
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!O!O!OO", names, &owner,
                                      &engine_drain_type, &drain, &engine_slots_type, &sends,
-                                     &engine_slots_type, &receives, &PySet_Type, &open, &loop,
+                                     &engine_slots_type, &receives, &engine_open_type, &open, &loop,
                                      &domain))
         return -1;
     Py_XSETREF(port->owner, Py_NewRef(owner));
     Py_XSETREF(port->drain, (Drain *)Py_NewRef(drain));
     Py_XSETREF(port->sends, (Slots *)Py_NewRef(sends));
     Py_XSETREF(port->receives, (Slots *)Py_NewRef(receives));
-    Py_XSETREF(port->open, Py_NewRef(open));
+    Py_XSETREF(port->open, (OpenRequests *)Py_NewRef(open));
     Py_XSETREF(port->loop, loop == Py_None ? NULL : Py_NewRef(loop));
     Py_XSETREF(port->domain, Py_NewRef(domain));
     port->process = engine_process();
@@ -171,8 +171,7 @@ static int give_to_device(Port *port, const struct plain *plain, uint64_t wr_id,
 static PyObject *refuse(Port *port, Request *request, int error)
 {
     Py_XDECREF(engine_table_take(port->drain->table, request->wr_id));
-    if (PySet_Discard(port->open, (PyObject *)request) < 0)
-        PyErr_Clear();
+    engine_leave(port->open, request);
     engine_drop(request);
     engine_give_slot(request->is_receive ? port->receives : port->sends);
     PyObject *number = PyLong_FromLong(error);
@@ -216,13 +215,13 @@ static PyObject *post(Port *port, const struct plain *plain, int is_receive)
     }
     /* Entered before the device can know of it; only its own refusal takes it out again. */
     request->wr_id = engine_table_add(drain->table, (PyObject *)request);
-    if (!request->wr_id || PySet_Add(port->open, (PyObject *)request)) {
-        Py_XDECREF(engine_table_take(drain->table, request->wr_id));
+    if (!request->wr_id) {
         engine_drop(request);
         engine_give_slot(slots);
         Py_DECREF(request);
         return NULL;
     }
+    engine_enter(port->open, request);
     drain->crossings++;
     int error = give_to_device(port, plain, request->wr_id, is_receive);
     if (error > 0) {
@@ -253,30 +252,28 @@ static PyObject *finish(Port *port, struct plain *plain, int is_plain, int is_re
     return result;
 }
 
-static int wrong_count(Py_ssize_t count)
-{
-    if (count == 2)
-        return 0;
-    PyErr_SetString(PyExc_TypeError, "one-sided operations have two sides");
-    return 1;
-}
-
 static PyObject *names[4];
 
-static PyObject *port_send(Port *port, PyObject *local)
+PyObject *engine_port_send(Port *port, PyObject *const *arguments)
 {
     struct plain plain = {.operation = names[0], .opcode = IBV_WR_SEND};
     if (!usable(port, port->ready))
         Py_RETURN_NONE;
-    return finish(port, &plain, read_local(port, &plain, local, 0), 0);
+    return finish(port, &plain, read_local(port, &plain, arguments[0], 0), 0);
 }
 
-static PyObject *port_receive(Port *port, PyObject *local)
+static PyObject *receive(Port *port, PyObject *local)
 {
     struct plain plain = {.operation = names[1]};
     if (!usable(port, port->can_receive))
         Py_RETURN_NONE;
     return finish(port, &plain, read_local(port, &plain, local, 1), 1);
+}
+
+/* Where the port feeds a queue of messages, its receives are not the user's. */
+PyObject *engine_port_receive(Port *port, PyObject *const *arguments)
+{
+    return port->feeds ? Py_NewRef(Py_None) : receive(port, arguments[0]);
 }
 
 static PyObject *one_sided(Port *port, struct plain *plain, PyObject *local, PyObject *remote,
@@ -288,24 +285,44 @@ static PyObject *one_sided(Port *port, struct plain *plain, PyObject *local, PyO
     return finish(port, plain, is_plain, 0);
 }
 
-static PyObject *port_write(Port *port, PyObject *const *arguments, Py_ssize_t count)
+PyObject *engine_port_write(Port *port, PyObject *const *arguments)
 {
     struct plain plain = {.operation = names[2], .opcode = IBV_WR_RDMA_WRITE};
-    if (wrong_count(count))
-        return NULL;
     if (!usable(port, port->ready))
         Py_RETURN_NONE;
     return one_sided(port, &plain, arguments[0], arguments[1], 0);
 }
 
-static PyObject *port_read(Port *port, PyObject *const *arguments, Py_ssize_t count)
+PyObject *engine_port_read(Port *port, PyObject *const *arguments)
 {
     struct plain plain = {.operation = names[3], .opcode = IBV_WR_RDMA_READ};
-    if (wrong_count(count))
-        return NULL;
     if (!usable(port, port->ready && port->can_read))
         Py_RETURN_NONE;
     return one_sided(port, &plain, arguments[1], arguments[0], 1);
+}
+
+static PyObject *port_send(Port *port, PyObject *local)
+{
+    return engine_port_send(port, &local);
+}
+
+static PyObject *two_sides(Port *port, PyObject *const *arguments, Py_ssize_t count,
+                           PyObject *(*post)(Port *port, PyObject *const *arguments))
+{
+    if (count == 2)
+        return post(port, arguments);
+    PyErr_SetString(PyExc_TypeError, "one-sided operations have two sides");
+    return NULL;
+}
+
+static PyObject *port_write(Port *port, PyObject *const *arguments, Py_ssize_t count)
+{
+    return two_sides(port, arguments, count, engine_port_write);
+}
+
+static PyObject *port_read(Port *port, PyObject *const *arguments, Py_ssize_t count)
+{
+    return two_sides(port, arguments, count, engine_port_read);
 }
 
 static PyObject *port_open(Port *port, PyObject *args)
@@ -322,7 +339,7 @@ static PyMethodDef methods[] = {
      "open(queue_pair, max_message, max_inline): there is a queue pair, at that address."},
     {"send", (PyCFunction)port_send, METH_O,
      "send(data): post a message; None: it is not a plain one."},
-    {"receive", (PyCFunction)port_receive, METH_O,
+    {"receive", (PyCFunction)receive, METH_O,
      "receive(memory): post a receive; None: it is not a plain one."},
     {"write", (PyCFunction)(void (*)(void))port_write, METH_FASTCALL,
      "write(data, remote): post a WRITE; None: it is not a plain one."},
@@ -335,6 +352,7 @@ static PyMemberDef members[] = {
     {"ready", T_BOOL, offsetof(Port, ready), 0, "sends may be posted"},
     {"can_receive", T_BOOL, offsetof(Port, can_receive), 0, "receives may be posted"},
     {"can_read", T_BOOL, offsetof(Port, can_read), 0, "READs were agreed on"},
+    {"feeds", T_BOOL, offsetof(Port, feeds), 0, "its receives are a queue of messages'"},
     {"tells", T_BOOL, offsetof(Port, tells), 0, "the owner wants to hear of each end"},
     {NULL, 0, 0, 0, NULL},
 };

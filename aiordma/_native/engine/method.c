@@ -1,0 +1,144 @@
+/*
+ * A method whose plain calls need no Python: post_write(local, remote) and its like, on a queue pair's
+ * port. What is said by keyword, and what the port does not take, goes to the function in Python that
+ * it was made of, and that also documents it.
+ */
+#include "engine.h"
+
+#include <structmember.h>
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *general; /* the function */
+    PyObject *(*plain)(Port *port, PyObject *const *arguments);
+    Py_ssize_t count; /* of arguments, without self */
+    vectorcallfunc call;
+} Method;
+
+static PyObject *the_port; /* the attribute's name */
+
+static PyObject *method_call(PyObject *callable, PyObject *const *arguments, size_t flags,
+                             PyObject *keywords)
+{
+    Method *method = (Method *)callable;
+    Py_ssize_t count = PyVectorcall_NARGS(flags);
+
+    if (count == method->count + 1 && !(keywords && PyTuple_GET_SIZE(keywords))) {
+        PyObject *port = PyObject_GetAttr(arguments[0], the_port), *request = Py_None;
+        if (!port)
+            return NULL;
+        if (Py_IS_TYPE(port, &engine_port_type))
+            request = method->plain((Port *)port, arguments + 1);
+        else
+            Py_INCREF(request);
+        Py_DECREF(port);
+        if (request != Py_None)
+            return request;
+        Py_DECREF(request);
+    }
+    return PyObject_Vectorcall(method->general, arguments, flags, keywords);
+}
+
+static PyObject *get(PyObject *method, PyObject *instance, PyObject *type)
+{
+    (void)type;
+    return instance ? PyMethod_New(method, instance) : Py_NewRef(method);
+}
+
+/* Whatever else is asked of it, it answers as the function does: its name, its words, its types. */
+static PyObject *get_attribute(Method *method, PyObject *name)
+{
+    PyObject *value = PyObject_GenericGetAttr((PyObject *)method, name);
+    if (value || !PyErr_ExceptionMatches(PyExc_AttributeError))
+        return value;
+    PyErr_Clear();
+    return PyObject_GetAttr(method->general, name);
+}
+
+static PyObject *get_general(Method *method, void *name)
+{
+    return name ? PyObject_GetAttrString(method->general, name) : Py_NewRef(method->general);
+}
+
+static PyGetSetDef properties[] = {
+    {"__wrapped__", (getter)get_general, NULL, NULL, NULL},
+    {"__doc__", (getter)get_general, NULL, NULL, "__doc__"},
+    {"__module__", (getter)get_general, NULL, NULL, "__module__"},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyObject *represent(Method *method)
+{
+    return PyObject_Repr(method->general);
+}
+
+static int method_traverse(Method *method, visitproc visit, void *arg)
+{
+    Py_VISIT(method->general);
+    return 0;
+}
+
+static int method_clear(Method *method)
+{
+    Py_CLEAR(method->general);
+    return 0;
+}
+
+static void method_dealloc(Method *method)
+{
+    PyObject_GC_UnTrack(method);
+    method_clear(method);
+    Py_TYPE(method)->tp_free((PyObject *)method);
+}
+
+PyObject *engine_method(PyObject *module, PyObject *args)
+{
+    static const struct {
+        const char *name;
+        PyObject *(*plain)(Port *port, PyObject *const *arguments);
+        Py_ssize_t count;
+    } known[] = {
+        {"send", engine_port_send, 1},
+        {"receive", engine_port_receive, 1},
+        {"write", engine_port_write, 2},
+        {"read", engine_port_read, 2},
+    };
+    const char *name;
+    PyObject *general;
+
+    (void)module;
+    if (!PyArg_ParseTuple(args, "sO", &name, &general))
+        return NULL;
+    if (!the_port && !(the_port = PyUnicode_InternFromString("_plain")))
+        return NULL;
+    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
+        if (strcmp(name, known[i].name))
+            continue;
+        Method *method = (Method *)engine_method_type.tp_alloc(&engine_method_type, 0);
+        if (!method)
+            return NULL;
+        method->general = Py_NewRef(general);
+        method->plain = known[i].plain;
+        method->count = known[i].count;
+        method->call = method_call;
+        return (PyObject *)method;
+    }
+    return PyErr_Format(PyExc_ValueError, "a port does not %s", name);
+}
+
+PyTypeObject engine_method_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "aiordma._native._engine.Method",
+    .tp_basicsize = sizeof(Method),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
+                Py_TPFLAGS_METHOD_DESCRIPTOR,
+    .tp_vectorcall_offset = offsetof(Method, call),
+    .tp_call = PyVectorcall_Call,
+    .tp_descr_get = get,
+    .tp_getattro = (getattrofunc)get_attribute,
+    .tp_getset = properties,
+    .tp_repr = (reprfunc)represent,
+    .tp_dealloc = (destructor)method_dealloc,
+    .tp_traverse = (traverseproc)method_traverse,
+    .tp_clear = (inquiry)method_clear,
+};

@@ -1,0 +1,136 @@
+/*
+ * The requests of one queue pair that have not ended: a list through the requests themselves, since a
+ * set's hashing cost as much as all else that is done for one. Behaves as the set that is its reference.
+ */
+#include "engine.h"
+
+void engine_enter(OpenRequests *open, Request *request)
+{
+    if (request->open)
+        return;
+    request->open = open; /* not owned: it takes all of them out before it goes */
+    request->later = NULL;
+    request->earlier = open->last;
+    if (open->last)
+        open->last->later = request;
+    else
+        open->first = request;
+    open->last = request;
+    open->count++;
+    Py_INCREF(request);
+}
+
+void engine_leave(OpenRequests *open, Request *request)
+{
+    if (request->open != open)
+        return;
+    if (request->earlier)
+        request->earlier->later = request->later;
+    else
+        open->first = request->later;
+    if (request->later)
+        request->later->earlier = request->earlier;
+    else
+        open->last = request->earlier;
+    request->earlier = request->later = NULL;
+    request->open = NULL;
+    open->count--;
+    Py_DECREF(request);
+}
+
+static int open_traverse(OpenRequests *open, visitproc visit, void *arg)
+{
+    for (Request *request = open->first; request; request = request->later)
+        Py_VISIT(request);
+    return 0;
+}
+
+static int open_clear(OpenRequests *open)
+{
+    while (open->first)
+        engine_leave(open, open->first);
+    return 0;
+}
+
+static void open_dealloc(OpenRequests *open)
+{
+    PyObject_GC_UnTrack(open);
+    open_clear(open);
+    Py_TYPE(open)->tp_free((PyObject *)open);
+}
+
+static int is_request(PyObject *object)
+{
+    if (Py_IS_TYPE(object, &engine_request_type))
+        return 1;
+    PyErr_SetString(PyExc_TypeError, "only work requests are open");
+    return 0;
+}
+
+static PyObject *open_add(OpenRequests *open, PyObject *request)
+{
+    if (!is_request(request))
+        return NULL;
+    if (((Request *)request)->open && ((Request *)request)->open != open) {
+        PyErr_SetString(PyExc_ValueError, "a request is of one queue pair");
+        return NULL;
+    }
+    engine_enter(open, (Request *)request);
+    Py_RETURN_NONE;
+}
+
+static PyObject *open_discard(OpenRequests *open, PyObject *request)
+{
+    if (!is_request(request))
+        return NULL;
+    engine_leave(open, (Request *)request);
+    Py_RETURN_NONE;
+}
+
+/* As they are now: what is done with one may end others. */
+static PyObject *open_iterate(OpenRequests *open)
+{
+    PyObject *all = PyList_New(0), *iterator = NULL;
+    int failed = !all;
+    for (Request *request = open->first; request && !failed; request = request->later)
+        failed = PyList_Append(all, (PyObject *)request);
+    if (!failed)
+        iterator = PyObject_GetIter(all);
+    Py_XDECREF(all);
+    return iterator;
+}
+
+static Py_ssize_t open_count(OpenRequests *open)
+{
+    return open->count;
+}
+
+static int open_has(OpenRequests *open, PyObject *object)
+{
+    return Py_IS_TYPE(object, &engine_request_type) && ((Request *)object)->open == open;
+}
+
+static PyMethodDef methods[] = {
+    {"add", (PyCFunction)open_add, METH_O, "Count one in."},
+    {"discard", (PyCFunction)open_discard, METH_O, "Count it no more; nothing if it was not."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PySequenceMethods sequence = {
+    .sq_length = (lenfunc)open_count,
+    .sq_contains = (objobjproc)open_has,
+};
+
+PyTypeObject engine_open_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "aiordma._native._engine.OpenRequests",
+    .tp_basicsize = sizeof(OpenRequests),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_dealloc = (destructor)open_dealloc,
+    .tp_traverse = (traverseproc)open_traverse,
+    .tp_clear = (inquiry)open_clear,
+    .tp_iter = (getiterfunc)open_iterate,
+    .tp_methods = methods,
+    .tp_as_sequence = &sequence,
+};
