@@ -87,7 +87,6 @@ class DatagramEndpoint(Endpoint):
             context, port, self.gid_index, qkey=self.qkey, most=self._most_handles
         )
         self.received = DatagramQueue(self, GRH_BYTES + self.mtu, self.senders)
-        self.on_end = self.received.wake
         if self.options.receive_buffers:
             self.received.fill()
         if qkey == UDP_QKEY:

@@ -57,6 +57,7 @@ ORDER = (
     "endpoint",
     "capabilities",
     "staging",
+    "arrivals",
     "messages",
     "windows",
     "opcodes",
