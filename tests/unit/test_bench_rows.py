@@ -4,6 +4,7 @@ import json
 import signal
 from collections.abc import Callable
 from itertools import count
+from pathlib import Path
 
 import anyio
 import pytest
@@ -64,7 +65,7 @@ def test_the_ratio_is_the_median_of_the_rounds_ratios() -> None:
     assert (found["value"], found["reference_value"], found["ratio"]) == (5, 3, 2)
 
 
-def test_the_file_is_a_list_of_rows(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_file_is_a_list_of_rows(tmp_path: Path) -> None:
     rows = measure_all([row(series(1, 2), series(1, 2))], 2, lambda _: None)
     keep(rows, tmp_path)
     (kept,) = json.loads((tmp_path / "bench.json").read_text())

@@ -3,7 +3,9 @@
 import json
 import time
 from array import array
+from collections.abc import Awaitable, Callable, Generator
 from statistics import median as known_median
+from typing import Any
 
 import anyio
 import pytest
@@ -16,6 +18,9 @@ from aiordma.bench.timing import deadline, one_by_one, pipelined, timed_pipeline
 from aiordma.bench.workload import OPERATIONS, Workload
 
 numbers = st.lists(st.floats(0, 1e9), min_size=1, max_size=300)
+
+Drive = Callable[[Callable[[], Awaitable[Any]], int, int, Meter], Awaitable[None]]
+"""A loop that keeps a window of operations full."""
 
 
 @given(numbers, st.floats(0.01, 100))
@@ -120,7 +125,7 @@ class Operations:
         self.most = max(self.most, self.started - self.ended)
         return self
 
-    def __await__(self):  # type: ignore[no-untyped-def]
+    def __await__(self) -> Generator[Any, Any, None]:
         yield from anyio.lowlevel.checkpoint().__await__()
         self.ended += 1
 
@@ -135,9 +140,9 @@ async def test_one_by_one_each_is_awaited_before_the_next() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("drive", [pipelined, timed_pipeline])
-async def test_a_window_is_full_and_every_operation_awaited(drive: object) -> None:
+async def test_a_window_is_full_and_every_operation_awaited(drive: Drive) -> None:
     operations, meter = Operations(), Meter("", 1)
-    await drive(operations.start, 8, deadline(0.02), meter)  # type: ignore[operator]
+    await drive(operations.start, 8, deadline(0.02), meter)
     assert operations.most == 8
     assert operations.started == operations.ended
     assert operations.ended == (meter.count or len(meter.samples)) > 8
