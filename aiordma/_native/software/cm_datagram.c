@@ -172,7 +172,7 @@ static int put_to_program(struct sw_service *asked, const struct sw_udp_way *fro
         return ENOMEM;
     struct rdma_addr *addresses = &identifier->ibv.route.addr;
     struct sw_service *service = calloc(1, sizeof(*service));
-    struct sw_event *event = sw_new_event(identifier, RDMA_CM_EVENT_CONNECT_REQUEST, 0);
+    struct sw_event *event = sw_new_request_event(asked->identifier, identifier);
     int error = service && event ? 0 : ENOMEM;
     if (!error) {
         set_address(&addresses->src_storage, &request->destination, asked->udp.port,
@@ -194,8 +194,6 @@ static int put_to_program(struct sw_service *asked, const struct sw_udp_way *fro
     turn_around(from, &service->way);
     service->way.path.traffic_class = identifier->has_tos ? identifier->tos : 0;
     identifier->service = service;
-    event->counted = asked->identifier;
-    event->ibv.listen_id = &asked->identifier->ibv;
     sw_set_private_data(event, request->private_data, SW_SIDR_REQUEST_DATA);
     sw_report(event);
     return 0;

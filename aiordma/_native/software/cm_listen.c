@@ -1,7 +1,7 @@
 /*
- * The TCP port space: its passive side, and the whole of it. A listener hears out whoever connects: when the request has
- * come it becomes an identifier, which the program accepts or rejects. Who says nothing is
- * dropped after a while, and the program never learns of it.
+ * The TCP port space: its passive side, and the whole of it. A listener hears out whoever
+ * connects: when the request has come it becomes an identifier, which the program accepts or
+ * rejects. Who says nothing is dropped after a while, and the program never learns of it.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* accept4 */
@@ -93,16 +93,14 @@ static void refuse(struct sw_connection *handshake)
     }
 }
 
-static struct sw_event *new_request_event(struct sw_identifier *listener,
-                                          struct sw_identifier *identifier,
-                                          const struct sw_mpa *peer)
+static struct sw_event *event_of_request(struct sw_identifier *listener,
+                                         struct sw_identifier *identifier,
+                                         const struct sw_mpa *peer)
 {
-    struct sw_event *event = sw_new_event(identifier, RDMA_CM_EVENT_CONNECT_REQUEST, 0);
+    struct sw_event *event = sw_new_request_event(listener, identifier);
 
     if (!event)
         return NULL;
-    event->counted = listener;
-    event->ibv.listen_id = &listener->ibv;
     /* From the viewpoint of who receives it: what the peer asks at most is what we answer. One of
      * revision 1 says nothing, and is taken at our word. */
     struct rdma_conn_param *parameters = &event->ibv.param.conn;
@@ -137,7 +135,7 @@ static int request_arrived(struct sw_connection *handshake)
     if (!error)
         error = sw_bind_device(identifier);
     if (!error) {
-        event = new_request_event(listener, identifier, &handshake->peer);
+        event = event_of_request(listener, identifier, &handshake->peer);
         error = event ? 0 : ENOMEM;
     }
     if (error) {

@@ -208,6 +208,18 @@ struct sw_identifier *sw_new_requesting(struct sw_identifier *listener)
     return identifier;
 }
 
+struct sw_event *sw_new_request_event(struct sw_identifier *listener,
+                                      struct sw_identifier *requesting)
+{
+    struct sw_event *event = sw_new_event(requesting, RDMA_CM_EVENT_CONNECT_REQUEST, 0);
+
+    if (!event)
+        return NULL;
+    event->counted = listener;
+    event->ibv.listen_id = &listener->ibv;
+    return event;
+}
+
 /* No event, timer or queue pair leads to it any more. */
 static void unhook(struct sw_identifier *identifier)
 {

@@ -105,6 +105,9 @@ struct sw_identifier *sw_new_identifier(struct rdma_event_channel *channel, void
                                         const struct sw_port_space *space);
 /* One for somebody who asks to connect, on the listener's channel. NULL: no memory. */
 struct sw_identifier *sw_new_requesting(struct sw_identifier *listener);
+/* That tells the listener's program of it, not reported yet. NULL: no memory. */
+struct sw_event *sw_new_request_event(struct sw_identifier *listener,
+                                      struct sw_identifier *requesting);
 /* Free one that no program knows. */
 void sw_drop_identifier(struct sw_identifier *identifier);
 /* It has a queue pair, made by rdma_create_qp or the program's own; or it has it no longer. */
