@@ -132,6 +132,14 @@ async def test_ten_connections_of_ucmatose_on_siw_to_our_server() -> None:
     assert ended == 10
 
 
+async def say_again(connection: aiordma.Connection) -> None:
+    """Write nothing, now and then: siw may not have heard our announcement while it was accepting
+    us, and then reads it with what comes next (`heard_at_once` in tests/devices.py)."""
+    while True:
+        await anyio.sleep(2)
+        await connection.write(b"", aiordma.RemoteMemory(0, 0, 0))
+
+
 @pytest.mark.parametrize("count", [0, 10])
 async def test_our_ten_connections_to_ucmatose_on_siw(count: int) -> None:
     # Its server speaks first: our client has announced itself by then (RFC 6581).
@@ -139,8 +147,13 @@ async def test_our_ten_connections_to_ucmatose_on_siw(count: int) -> None:
     port = free_port()
 
     async def run_client() -> None:
-        async with await aiordma.connect(ADDRESS, port, device=SOFTWARE) as connection:
+        async with (
+            await aiordma.connect(ADDRESS, port, device=SOFTWARE) as connection,
+            anyio.create_task_group() as beside,
+        ):
+            beside.start_soon(say_again, connection)
             received.append(await be_ucmatose_client(connection, count))
+            beside.cancel_scope.cancel()
 
     async with running("ucmatose", "-p", port, "-c", 10, "-C", count, "-S", 100) as server:
         await server.listens(port)
