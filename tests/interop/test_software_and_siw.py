@@ -6,7 +6,7 @@ C programs run on siw, which is the only device that they know; our side is on t
 
 import gc
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import pytest
@@ -134,10 +134,12 @@ async def test_ten_connections_of_ucmatose_on_siw_to_our_server() -> None:
 
 async def say_again(connection: aiordma.Connection) -> None:
     """Write nothing, now and then: siw may not have heard our announcement while it was accepting
-    us, and then reads it with what comes next (`heard_at_once` in tests/devices.py)."""
-    while True:
-        await anyio.sleep(2)
-        await connection.write(b"", aiordma.RemoteMemory(0, 0, 0))
+    us, and then reads it with what comes next (`heard_at_once` in tests/devices.py). About one in
+    five hundred connections; this let all of them go on."""
+    with suppress(aiordma.DisconnectedError):  # it has done what it was there for
+        while True:
+            await anyio.sleep(2)
+            await connection.write(b"", aiordma.RemoteMemory(0, 0, 0))
 
 
 @pytest.mark.parametrize("count", [0, 10])
