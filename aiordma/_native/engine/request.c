@@ -27,7 +27,7 @@ static Request *make(void)
 
 static void unmake(Request *request)
 {
-    if (spare_count == SPARE) {
+    if (!SPARE || spare_count == SPARE) {
         Py_TYPE(request)->tp_free((PyObject *)request);
         return;
     }
