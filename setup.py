@@ -9,7 +9,11 @@ WARNINGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fvisibility=hi
 
 engine = Extension(
     "aiordma._native._engine",
-    sources=[*sorted(glob("aiordma/_native/engine/*.c")), "aiordma/_native/data_path.c"],
+    sources=[
+        *sorted(glob("aiordma/_native/engine/*.c")),
+        "aiordma/_native/data_path.c",
+        "aiordma/_native/posting.c",
+    ],
     depends=sorted(
         glob("aiordma/_native/engine/*.h")
         + glob("aiordma/_native/*.h")

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from aiordma.drain import ClosedPort
+from aiordma.drain import ChainPort
 from aiordma.endpoint import Endpoint
 from aiordma.errors import NotSupportedError, RdmaError
 from aiordma.opcodes import Operation
@@ -24,24 +24,34 @@ class Chain(Posting):
     """What `connection.chain()` gives: its `post_*` collect, and the end of the `with` block posts.
 
     The requests that they return can be awaited after the block. They take their slots, and hold
-    their memory, from the beginning. If the block raises, nothing is posted, and each of them ends
-    with an RdmaError that says so. If the device refuses one, those before it are posted, and the
-    block raises PartialPostError.
+    their memory, from the beginning; plain bytes that are short enough to go inline are copied. If
+    the block raises, nothing is posted, and each of them ends with an RdmaError that says so. If
+    the device refuses one, those before it are posted, and the block raises PartialPostError.
     """
+
+    _plain: ChainPort
 
     def __init__(self, endpoint: Endpoint, staging: Staging, last_tells: bool) -> None:
         self._endpoint = endpoint
         self._staging = staging
-        self._plain = ClosedPort()  # collected, not posted
         self._last_tells = last_tells
-        self._works: list[SendWork] = []
+        self._plain = ChainPort(endpoint.port)
+        self._works: list[SendWork] = []  # of those requests that the port did not take
         self._alive: list[Staged] = []
-        self.requests: list[WorkRequest] = []
-        """In order."""
-        self._entered = self._done = False
+        self._entered = False
+
+    def require_usable(self) -> None:
+        """As the endpoint's, which is asked where the port does not know it to be so."""
+        if not self._plain.usable:
+            self._endpoint.require_usable()
 
     def __repr__(self) -> str:
-        return f"<Chain of {len(self.requests)} on {self._endpoint!r}>"
+        return f"<Chain of {self._plain.count} on {self._endpoint!r}>"
+
+    @property
+    def requests(self) -> list[WorkRequest]:
+        """In order; each time another list."""
+        return self._plain.requests()
 
     def __enter__(self) -> Self:
         if self._entered:
@@ -55,20 +65,23 @@ class Chain(Posting):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._done:
+        if self._plain.over:
             return
-        self._done = True
-        if not self.requests:
+        self._plain.over = True
+        if not self._plain.count:
             return
         if error is not None:
             self._give_up(error)
             return
         try:
-            self._endpoint.require_usable()
+            self.require_usable()
         except BaseException as ended:
             self._give_up(ended)
             raise
-        self._endpoint.post_prepared(self._works, self.requests, last_tells=self._last_tells)
+        if len(self._works) == self._plain.count:  # none is plain
+            self._endpoint.post_prepared(self._works, self.requests, last_tells=self._last_tells)
+        else:
+            self._endpoint.post_collected(self._plain, self._works, last_tells=self._last_tells)
 
     def _give_up(self, cause: BaseException) -> None:
         reason = RdmaError("the chain that it was part of was not posted")
@@ -103,9 +116,10 @@ class Chain(Posting):
     ) -> WorkRequest:
         if staged is not None:
             self._require_range(staged, work.remote)
+            staged.own()
             fill(work, staged)
         try:
-            if self._done:
+            if self._plain.over:
                 raise ValueError("this chain is over: make another one")
             request = self._endpoint.prepare(work)
         except BaseException:
@@ -113,7 +127,7 @@ class Chain(Posting):
                 self._staging.abandon(staged)
             raise
         self._works.append(work)
-        self.requests.append(request)
+        self._plain.add(request)
         if staged is not None:
             self._alive.append(staged)  # what inline parts point into, until they are posted
             self._staging.posted(staged, request)

@@ -1,8 +1,9 @@
 """From completion queues to the requests that they end, and a queue pair's port.
 
-Both are references: the engine in C (`_native/engine/drain.c`, `port.c`) stands in for them, and
-does what they leave out. A port posts plain requests without Python's help; this one finds none
-plain, so that all go the general way. It polls nothing after a post, and runs nobody at once.
+All are references: the engine in C (`_native/engine/drain.c`, `port.c`, `chain.c`) stands in for
+them, and does what they leave out. A port posts plain requests without Python's help, and a chain's
+collects them; these find none plain, so that all go the general way. They poll nothing after a
+post, and run nobody at once.
 """
 
 import logging
@@ -14,7 +15,7 @@ from aiordma.inflight import InFlightTable
 from aiordma.request import OpenRequests, WorkRequest
 from aiordma.verbs.completion import COMPLETION
 
-__all__ = ("BATCH", "ClosedPort", "Drain", "Entry", "Port", "ReferenceDrain")
+__all__ = ("BATCH", "ChainPort", "ClosedPort", "Drain", "Entry", "Port", "ReferenceDrain")
 
 logger = logging.getLogger("aiordma")
 
@@ -176,3 +177,53 @@ class Port(ClosedPort):
         domain: object,
     ) -> None:
         super().__init__()
+
+
+@in_c("ChainPort")
+class ChainPort(ClosedPort):
+    """The requests of one chain. Plain ones it makes itself: each takes its slot, and holds its
+    memory; bytes that go inline are copied. Nothing is posted before `post`.
+
+    Args:
+        port: the queue pair's.
+    """
+
+    def __init__(self, port: ClosedPort) -> None:
+        super().__init__()
+        self.over = False
+        """Whether nothing is collected any more: None is then all that it answers."""
+        self.posted = 0
+        """How many requests the device took."""
+        self._requests: list[WorkRequest] = []
+
+    @property
+    def usable(self) -> bool:
+        """Whether the queue pair may be posted on; if not, the owner says why."""
+        return False
+
+    @property
+    def count(self) -> int:
+        """How many requests there are."""
+        return len(self._requests)
+
+    def add(self, request: WorkRequest) -> None:
+        """One that is not plain, and was made elsewhere, is the next."""
+        self._requests.append(request)
+
+    def requests(self) -> list[WorkRequest]:
+        """List all, in order."""
+        return list(self._requests)
+
+    def post(self, last_tells: bool, works: int = 0, sges: bytes = b"") -> int:
+        """Post all requests in their order, with one call, where any of them is plain.
+
+        Args:
+            last_tells: only the last one is signaled.
+            works: the address of an array of struct aiordma_send_request: those that were added.
+            sges: their parts.
+
+        Returns:
+            C's errno, 0 if all were taken; a negative one: all were, and the device could not be
+            told.
+        """
+        raise NotImplementedError("the reference finds no request plain")

@@ -33,8 +33,9 @@ class Operations(Posting):
             last_tells: an unsignaled run: only the last one makes a completion, which ends those
                 before it as well. Saves the device and this machine the others'.
         """
-        self._endpoint.require_usable()
-        return Chain(self._endpoint, self._staging, last_tells)
+        chain = Chain(self._endpoint, self._staging, last_tells)
+        chain.require_usable()
+        return chain
 
     async def send(
         self, item: Buffer, *, immediate: int | None = None, invalidate: int | None = None

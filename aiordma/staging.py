@@ -47,6 +47,12 @@ class Staged:
     alive: Any = None
     """What inline sges point into, until the post has copied it."""
 
+    def own(self) -> None:
+        """Copy what goes inline, so that its owner may change it before the post."""
+        if self.alive is not None:
+            self.alive = bytes(self.alive)
+            self.sges = _SGE.pack(address_of(self.alive), self.length, 0)
+
 
 class Poster(Protocol):
     """What buffers are prepared for: an endpoint, or a shared receive queue."""

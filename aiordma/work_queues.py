@@ -8,8 +8,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from aiordma._native import ffi
 from aiordma.connection_parameters import DEVICE_MAXIMUM
 from aiordma.credits import Credits
+from aiordma.drain import ChainPort
 from aiordma.enums import SendFlag, WorkCompletionOpcode, WorkRequestOpcode
 from aiordma.errors import FlushedError, PartialPostError, QueueFullError, RdmaError, VerbsCallError
 from aiordma.hub import DeviceHub, SharedQueue
@@ -25,6 +27,7 @@ from aiordma.verbs import (
     RawSharedReceiveQueue,
     SendWork,
 )
+from aiordma.verbs.send_work import pack_chain
 
 __all__ = ("SharedReceives", "Window", "WorkQueues")
 
@@ -233,12 +236,31 @@ class WorkQueues(QueueState):
             works, [request.wr_id for request in requests], flags
         )
         self.hub.watch_over()
+        self._chain_posted(error, posted, requests, last_tells)
+
+    def post_collected(
+        self, port: ChainPort, works: Sequence[SendWork], *, last_tells: bool
+    ) -> None:
+        """`post_prepared`, of a chain some of whose requests its port has made. `works` are those
+        of the others."""
+        if not works:
+            error = port.post(last_tells)
+        else:
+            raw = pack_chain(works, [0] * len(works), [int(work.flags) for work in works])
+            sges = b"".join([work.sges for work in works])
+            error = port.post(last_tells, int(ffi.cast("uintptr_t", raw)), sges)
+        if error:
+            self._chain_posted(error, port.posted, port.requests(), last_tells)
+
+    def _chain_posted(
+        self, error: int, posted: int, requests: list[WorkRequest], last_tells: bool
+    ) -> None:
         if error < 0:
             self.fail(VerbsCallError(-error, "ibv_post_send", "the device could not be told"))
             return
         if not error:
             return
-        refused = works[posted]
+        refused = requests[posted]
         hint = f"{refused.operation} of {refused.length} bytes"
         failure = VerbsCallError(error, "ibv_post_send", hint)
         if posted:

@@ -94,28 +94,41 @@ static int fill_send(struct ibv_send_wr *to, const struct aiordma_send_request *
     return take_parts(parts, from->sge_count, &to->sg_list);
 }
 
+struct ibv_send_wr *aiordma_fill_sends(const struct aiordma_send_request *requests,
+                                       uint32_t count, const char *sges, size_t sges_size,
+                                       int *error)
+{
+    struct ibv_send_wr *chain = calloc(1, count * sizeof(*chain) + sges_size);
+    struct parts parts = {(struct ibv_sge *)(chain + count), sges_size / sizeof(*parts.all), 0};
+
+    *error = chain ? 0 : ENOMEM;
+    if (chain)
+        memcpy(parts.all, sges, sges_size);
+    for (uint32_t i = 0; !*error && i < count; i++) {
+        *error = fill_send(&chain[i], &requests[i], &parts);
+        chain[i].next = i + 1 < count ? &chain[i + 1] : NULL;
+    }
+    if (!*error)
+        return chain;
+    free(chain);
+    return NULL;
+}
+
 int aiordma_post_send_chain(struct ibv_qp *queue_pair,
                             const struct aiordma_send_request *requests, uint32_t count,
                             const char *sges, size_t sges_size, uint32_t *posted)
 {
-    struct ibv_send_wr *chain = NULL, *refused = NULL;
-    struct parts parts = {NULL, 0, 0};
+    struct ibv_send_wr *chain, *refused = NULL;
     int error;
 
     *posted = 0;
     if (!count)
         return 0;
-    chain = calloc(count, sizeof(*chain));
-    error = chain ? copy_parts(&parts, sges, sges_size) : ENOMEM;
-    for (uint32_t i = 0; !error && i < count; i++) {
-        error = fill_send(&chain[i], &requests[i], &parts);
-        chain[i].next = i + 1 < count ? &chain[i + 1] : NULL;
-    }
-    if (!error) {
-        error = ibv_post_send(queue_pair, chain, &refused);
-        error = outcome(error, (size_t)(refused - chain), refused != NULL, count, posted);
-    }
-    free(parts.all);
+    chain = aiordma_fill_sends(requests, count, sges, sges_size, &error);
+    if (!chain)
+        return error;
+    error = ibv_post_send(queue_pair, chain, &refused);
+    error = outcome(error, (size_t)(refused - chain), refused != NULL, count, posted);
     free(chain);
     return error;
 }

@@ -1,15 +1,36 @@
 """Chains: one call for many requests, signaled or told of by their last one."""
 
-from contextlib import suppress
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 
 import aiordma
 from aiordma import RemoteMemory, WorkCompletionOpcode
-from tests.device.players import REMOTE, connected, one_loop
+from tests.device.players import OWN_RECEIVES, REMOTE, connected, one_loop
 
 pytestmark = pytest.mark.anyio
+
+
+@contextmanager
+def one_call(connection: aiordma.Connection) -> Iterator[None]:
+    """Whatever is posted in the block is posted with one call, by Python or by the engine."""
+    pair, steps = connection._endpoint.queue_pair, connection._endpoint.hub.steps
+    assert pair is not None
+    calls, post = -steps.crossings, pair.post_send_chain
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return post(*arguments)
+
+    pair.post_send_chain = counted
+    yield
+    assert calls + steps.crossings == 1
+    pair.post_send_chain = post
 
 
 @pytest.mark.parametrize("last_tells", [False, True])
@@ -18,21 +39,9 @@ async def test_a_chain_is_posted_with_one_call_and_each_request_ends(last_tells:
         target = bytearray(64)
         theirs = server.register(target, REMOTE).remote()
         ours = client.register(bytearray(b"0123456789abcdef"))
-        calls = 0
-        pair = client._endpoint.queue_pair
-        assert pair is not None
-        post = pair.post_send_chain
-
-        def counted(*arguments: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            return post(*arguments)
-
-        pair.post_send_chain = counted
-        with client.chain(last_tells=last_tells) as chain:
+        with one_call(client), client.chain(last_tells=last_tells) as chain:
             writes = [chain.post_write(ours[i : i + 4], theirs[i : i + 4]) for i in range(0, 16, 4)]
             message = chain.post_send(b"written")
-        assert calls == 1
         assert chain.requests == [*writes, message]
         assert await server.receive() == b"written"
         assert target[:16] == b"0123456789abcdef"
@@ -44,7 +53,8 @@ async def test_a_chain_is_posted_with_one_call_and_each_request_ends(last_tells:
 
 
 async def test_unsignaled_slots_are_counted_until_the_last_one_ends() -> None:
-    async with connected(client={"send_depth": 4}) as (client, server):
+    async with connected(client={"send_depth": 4}, server=OWN_RECEIVES) as (client, server):
+        buffers = [bytearray(8) for _ in range(4)]
         for round_ in range(5):
             with client.chain(last_tells=True) as chain:
                 for i in range(4):
@@ -53,10 +63,13 @@ async def test_unsignaled_slots_are_counted_until_the_last_one_ends() -> None:
                     chain.post_send(b"one too many")
             with pytest.raises(aiordma.QueueFullError):
                 client.post_send(b"no slot")
+            receives = [server.post_recv(buffer) for buffer in buffers]
             for request in chain.requests:
                 await request
-            for i in range(4):
-                assert await server.receive() == b"%d" % (4 * round_ + i)
+            assert client._endpoint.send_credits.free == 4
+            for i, receive in enumerate(receives):
+                length = (await receive).byte_len
+                assert buffers[i][:length] == b"%d" % (4 * round_ + i)
 
 
 @one_loop
@@ -221,3 +234,83 @@ async def test_a_chain_that_is_forgotten_ends_with_its_connection() -> None:
         with pytest.raises(aiordma.ClosedError):
             chain.__exit__(None, None, None)
         assert client._endpoint.send_credits.free == client.options.send_depth
+
+
+@pytest.mark.parametrize("last_tells", [False, True])
+async def test_requests_of_every_kind_are_posted_in_their_order(last_tells: bool) -> None:
+    async with connected() as (client, server):
+        memory = bytearray(b"before..")
+        theirs = server.register(memory, REMOTE).remote()
+        other = server.register(bytearray(b"another."), REMOTE).remote()
+        ours = client.register(bytearray(b"written."))
+        read, kept = client.register(bytearray(8)), client.register(bytearray(8))
+        with one_call(client), client.chain(last_tells=last_tells) as chain:
+            chain.post_read(other, kept[:])
+            chain.post_write(ours[:], theirs)
+            chain.post_sendv([b"in ", b"parts"])
+            chain.post_read(theirs, read[:], fence=True)
+            chain.post_send(b"x" * 1000)
+            chain.post_send(ours[:])
+        for request in chain.requests:
+            assert (await request).ok
+        names = [request.operation for request in chain.requests]
+        assert names == ["RDMA_READ", "RDMA_WRITE", "SEND", "RDMA_READ", "SEND", "SEND"]
+        assert (kept.view, read.view, memory) == (b"another.", b"written.", b"written.")
+        for message in (b"in parts", b"x" * 1000, b"written."):
+            assert await server.receive() == message
+        assert client._endpoint.send_credits.free == client.options.send_depth
+        assert (ours.users, read.users, kept.users) == (0, 0, 0)
+
+
+@one_loop
+async def test_short_bytes_are_the_programs_again_once_they_are_collected() -> None:
+    async with connected() as (client, server):
+        first, second = bytearray(b"first"), bytearray(b"second")
+        with client.chain() as chain:
+            chain.post_send(first)
+            chain.post_sendv([second])
+            first[:], second[:] = b"other", b"others"
+            first.clear()
+            del second
+            chain.post_send(bytes(b"third" * 10))
+        for message in (b"first", b"second", b"third" * 10):
+            assert await server.receive() == message
+
+
+@one_loop
+async def test_memory_is_held_from_the_beginning() -> None:
+    async with connected() as (client, server):
+        theirs = server.register(bytearray(8), REMOTE).remote()
+        ours = client.register(bytearray(8))
+        with suppress(KeyError), client.chain() as chain:
+            requests = [chain.post_write(ours[:], theirs), chain.post_read(theirs, ours[:])]
+            with pytest.raises(aiordma.BusyError):
+                ours.close()
+            raise KeyError
+        for request in requests:
+            with pytest.raises(aiordma.RdmaError, match="was not posted"):
+                await request
+        ours.close()
+        assert client._endpoint.send_credits.free == client.options.send_depth
+        await client.send(b"still there")
+        assert await server.receive() == b"still there"
+
+
+@one_loop
+async def test_memory_of_a_chain_that_is_forgotten_is_held_until_its_connection_ends() -> None:
+    async with connected() as (client, server):
+        theirs = server.register(bytearray(8), REMOTE).remote()
+        ours = client.register(bytearray(8))
+        chain = client.chain()
+        chain.post_write(ours[:], theirs)
+        chain.post_send(b"short")
+        gone = weakref.ref(chain)
+        del chain
+        gc.collect()
+        assert gone() is None
+        with pytest.raises(aiordma.BusyError):
+            ours.close()
+        assert client._endpoint.send_credits.free == client.options.send_depth - 2
+        await client.aclose()
+        assert client._endpoint.send_credits.free == client.options.send_depth
+        assert ours.users == 0

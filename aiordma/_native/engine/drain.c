@@ -241,8 +241,8 @@ static int is_quiet(Drain *drain, const struct aiordma_completion *completion)
     if (completion->status || !Py_IS_TYPE(entry, &engine_request_type))
         return 0;
     const Request *request = (const Request *)entry;
-    return request->port && !request->port->tells && !request->callbacks && !request->run &&
-           !request->held;
+    return request->port && !request->port->tells && !request->callbacks && !request->held &&
+           (!request->run || engine_run_is_quiet(request));
 }
 
 static void drain_soon(Drain *drain)

@@ -160,6 +160,21 @@ struct Request {
     struct aiordma_completion completion;
 };
 
+struct engine_collected;
+
+/* The requests of a chain. */
+typedef struct {
+    PyObject_HEAD
+    Port *port;
+    struct engine_collected *collected;
+    Py_ssize_t count, room;
+    char *bytes; /* what goes inline */
+    size_t bytes_used, bytes_room;
+    Py_ssize_t posted; /* how many the device took */
+    char over;         /* nothing is collected any more */
+    char is_posted;
+} ChainPort;
+
 enum waiter_state { WAITING, WOKEN, CANCELLED };
 
 /* What a waiter has to know of that whose end it awaits. */
@@ -187,7 +202,8 @@ typedef struct {
 } Spinner;
 
 extern PyTypeObject engine_drain_type, engine_port_type, engine_request_type, engine_open_type,
-    engine_waiter_type, engine_spinner_type, engine_method_type;
+    engine_waiter_type, engine_spinner_type, engine_method_type,
+    engine_chain_type;
 
 /* given.c: how many forks lie between the first process and this one; and what needs Python. */
 unsigned int engine_process(void);
@@ -221,12 +237,44 @@ void engine_drop(Request *request); /* the device did not take it */
 void engine_enter(OpenRequests *open, Request *request);
 void engine_leave(OpenRequests *open, Request *request); /* nothing, if it is not there */
 
+/* What is to be posted, of a plain request. */
+struct engine_plain {
+    PyObject *operation; /* its name */
+    enum ibv_wr_opcode opcode;
+    unsigned int flags;
+    Part *part;         /* NULL: the view's bytes go inline */
+    Py_buffer view;     /* its obj is NULL unless it is to be given back */
+    PyObject *remote;   /* RemoteMemory, or NULL */
+    struct ibv_sge sge;
+    unsigned long long remote_address;
+    unsigned int rkey;
+};
+
+/* port.c; read what a post was given. 1: it is plain; 0: it is not; -1: an exception. */
+int engine_read_send(Port *port, struct engine_plain *plain, PyObject *const *arguments);
+int engine_read_write(Port *port, struct engine_plain *plain, PyObject *const *arguments);
+int engine_read_read(Port *port, struct engine_plain *plain, PyObject *const *arguments);
+/* Whether it is this process's, has a queue pair, and may do that. */
+int engine_usable(const Port *port, int may);
+/* What a driver's answer to a post says: 0, all is posted; else one was refused with an errno;
+   negative: the device has all, and could not be told. */
+int engine_outcome(int error, int is_refused);
+
 /* port.c; a new request, None if it is not plain, NULL with an exception: */
 int engine_port_names(void);
 PyObject *engine_port_send(Port *port, PyObject *const *arguments);
 PyObject *engine_port_receive(Port *port, PyObject *const *arguments);
 PyObject *engine_port_write(Port *port, PyObject *const *arguments);
 PyObject *engine_port_read(Port *port, PyObject *const *arguments);
+
+/* chain.c: */
+PyObject *engine_chain_send(ChainPort *chain, PyObject *const *arguments);
+PyObject *engine_chain_write(ChainPort *chain, PyObject *const *arguments);
+PyObject *engine_chain_read(ChainPort *chain, PyObject *const *arguments);
+/* Whether those before it in its run end with it without running anybody's code. */
+int engine_run_is_quiet(const Request *last);
+/* End one that tells nothing by the one behind it, which has ended; 0: Python has to. */
+int engine_end_with(Request *earlier, const Request *last);
 
 /* method.c: */
 PyObject *engine_method(PyObject *module, PyObject *args);

@@ -11,6 +11,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *general; /* the function */
     PyObject *(*plain)(Port *port, PyObject *const *arguments);
+    PyObject *(*collected)(ChainPort *chain, PyObject *const *arguments);
     Py_ssize_t count; /* of arguments, without self */
     vectorcallfunc call;
 } Method;
@@ -29,6 +30,8 @@ static PyObject *method_call(PyObject *callable, PyObject *const *arguments, siz
             return NULL;
         if (Py_IS_TYPE(port, &engine_port_type))
             request = method->plain((Port *)port, arguments + 1);
+        else if (method->collected && Py_IS_TYPE(port, &engine_chain_type))
+            request = method->collected((ChainPort *)port, arguments + 1);
         else
             Py_INCREF(request);
         Py_DECREF(port);
@@ -96,12 +99,13 @@ PyObject *engine_method(PyObject *module, PyObject *args)
     static const struct {
         const char *name;
         PyObject *(*plain)(Port *port, PyObject *const *arguments);
+        PyObject *(*collected)(ChainPort *chain, PyObject *const *arguments);
         Py_ssize_t count;
     } known[] = {
-        {"send", engine_port_send, 1},
-        {"receive", engine_port_receive, 1},
-        {"write", engine_port_write, 2},
-        {"read", engine_port_read, 2},
+        {"send", engine_port_send, engine_chain_send, 1},
+        {"receive", engine_port_receive, NULL, 1},
+        {"write", engine_port_write, engine_chain_write, 2},
+        {"read", engine_port_read, engine_chain_read, 2},
     };
     const char *name;
     PyObject *general;
@@ -119,6 +123,7 @@ PyObject *engine_method(PyObject *module, PyObject *args)
             return NULL;
         method->general = Py_NewRef(general);
         method->plain = known[i].plain;
+        method->collected = known[i].collected;
         method->count = known[i].count;
         method->call = method_call;
         return (PyObject *)method;

@@ -65,19 +65,6 @@ static void port_dealloc(Port *port)
 
 /* -- posting ------------------------------------------------------------------------------ */
 
-/* What is to be posted. */
-struct plain {
-    PyObject *operation; /* its name */
-    enum ibv_wr_opcode opcode;
-    unsigned int flags;
-    Part *part;         /* NULL: the view's bytes go inline */
-    Py_buffer view;     /* its obj is NULL unless it is to be given back */
-    PyObject *remote;   /* RemoteMemory, or NULL */
-    struct ibv_sge sge;
-    unsigned long long remote_address;
-    unsigned int rkey;
-};
-
 static int attribute(PyObject *object, PyObject *name, unsigned long long *value)
 {
     PyObject *number = PyObject_GetAttr(object, name);
@@ -89,7 +76,7 @@ static int attribute(PyObject *object, PyObject *name, unsigned long long *value
 }
 
 /* 1: it is plain; 0: it is not; -1: an exception. */
-static int read_local(Port *port, struct plain *plain, PyObject *local, int is_target)
+static int read_local(Port *port, struct engine_plain *plain, PyObject *local, int is_target)
 {
     if (PyObject_TypeCheck(local, &engine_part_type)) {
         Part *part = (Part *)local;
@@ -118,7 +105,7 @@ static int read_local(Port *port, struct plain *plain, PyObject *local, int is_t
 }
 
 /* What most requests aim at is what the one before aimed at. */
-static int read_remote(Port *port, struct plain *plain, PyObject *remote)
+static int read_remote(Port *port, struct engine_plain *plain, PyObject *remote)
 {
     unsigned long long address, length, rkey;
 
@@ -140,9 +127,17 @@ static int read_remote(Port *port, struct plain *plain, PyObject *remote)
     return port->remote_length == plain->sge.length;
 }
 
+int engine_outcome(int error, int is_refused)
+{
+    if (error < 0)
+        error = error == -1 && errno ? errno : -error;
+    return is_refused ? (error ? error : EINVAL) : -error;
+}
+
 /* Say what the driver did with it: 0, posted; else refused with an errno; negative: it has it, and
    could not be told. */
-static int give_to_device(Port *port, const struct plain *plain, uint64_t wr_id, int is_receive)
+static int give_to_device(Port *port, const struct engine_plain *plain, uint64_t wr_id,
+                          int is_receive)
 {
     struct ibv_sge sge = plain->sge;
     int error;
@@ -162,9 +157,7 @@ static int give_to_device(Port *port, const struct plain *plain, uint64_t wr_id,
     };
     struct ibv_send_wr *refused = NULL;
     error = ibv_post_send(port->queue_pair, &send, &refused);
-    if (error < 0)
-        error = error == -1 && errno ? errno : -error;
-    return refused ? (error ? error : EINVAL) : -error;
+    return engine_outcome(error, refused != NULL);
 }
 
 /* The device refused it: undo everything, and let Python raise why. */
@@ -200,7 +193,7 @@ static void doorbell_failed(Port *port, int error)
         engine_log("ending %r failed", port->owner);
 }
 
-static PyObject *post(Port *port, const struct plain *plain, int is_receive)
+static PyObject *post(Port *port, const struct engine_plain *plain, int is_receive)
 {
     Slots *slots = is_receive ? port->receives : port->sends;
     Drain *drain = port->drain;
@@ -237,12 +230,12 @@ static PyObject *post(Port *port, const struct plain *plain, int is_receive)
     return (PyObject *)request;
 }
 
-static int usable(const Port *port, int may)
+int engine_usable(const Port *port, int may)
 {
     return may && port->queue_pair && port->process == engine_process();
 }
 
-static PyObject *finish(Port *port, struct plain *plain, int is_plain, int is_receive)
+static PyObject *finish(Port *port, struct engine_plain *plain, int is_plain, int is_receive)
 {
     PyObject *result = is_plain > 0   ? post(port, plain, is_receive)
                        : is_plain < 0 ? NULL
@@ -254,18 +247,16 @@ static PyObject *finish(Port *port, struct plain *plain, int is_plain, int is_re
 
 static PyObject *names[4];
 
-PyObject *engine_port_send(Port *port, PyObject *const *arguments)
+int engine_read_send(Port *port, struct engine_plain *plain, PyObject *const *arguments)
 {
-    struct plain plain = {.operation = names[0], .opcode = IBV_WR_SEND};
-    if (!usable(port, port->ready))
-        Py_RETURN_NONE;
-    return finish(port, &plain, read_local(port, &plain, arguments[0], 0), 0);
+    *plain = (struct engine_plain){.operation = names[0], .opcode = IBV_WR_SEND};
+    return engine_usable(port, port->ready) ? read_local(port, plain, arguments[0], 0) : 0;
 }
 
 static PyObject *receive(Port *port, PyObject *local)
 {
-    struct plain plain = {.operation = names[1]};
-    if (!usable(port, port->can_receive))
+    struct engine_plain plain = {.operation = names[1]};
+    if (!engine_usable(port, port->can_receive))
         Py_RETURN_NONE;
     return finish(port, &plain, read_local(port, &plain, local, 1), 1);
 }
@@ -276,29 +267,45 @@ PyObject *engine_port_receive(Port *port, PyObject *const *arguments)
     return port->feeds ? Py_NewRef(Py_None) : receive(port, arguments[0]);
 }
 
-static PyObject *one_sided(Port *port, struct plain *plain, PyObject *local, PyObject *remote,
-                           int is_target)
+static int one_sided(Port *port, struct engine_plain *plain, PyObject *local, PyObject *remote,
+                     int is_target)
 {
     int is_plain = read_local(port, plain, local, is_target);
-    if (is_plain > 0)
-        is_plain = read_remote(port, plain, remote);
-    return finish(port, plain, is_plain, 0);
+    return is_plain > 0 ? read_remote(port, plain, remote) : is_plain;
+}
+
+int engine_read_write(Port *port, struct engine_plain *plain, PyObject *const *arguments)
+{
+    *plain = (struct engine_plain){.operation = names[2], .opcode = IBV_WR_RDMA_WRITE};
+    return engine_usable(port, port->ready)
+               ? one_sided(port, plain, arguments[0], arguments[1], 0)
+               : 0;
+}
+
+int engine_read_read(Port *port, struct engine_plain *plain, PyObject *const *arguments)
+{
+    *plain = (struct engine_plain){.operation = names[3], .opcode = IBV_WR_RDMA_READ};
+    return engine_usable(port, port->ready && port->can_read)
+               ? one_sided(port, plain, arguments[1], arguments[0], 1)
+               : 0;
+}
+
+PyObject *engine_port_send(Port *port, PyObject *const *arguments)
+{
+    struct engine_plain plain;
+    return finish(port, &plain, engine_read_send(port, &plain, arguments), 0);
 }
 
 PyObject *engine_port_write(Port *port, PyObject *const *arguments)
 {
-    struct plain plain = {.operation = names[2], .opcode = IBV_WR_RDMA_WRITE};
-    if (!usable(port, port->ready))
-        Py_RETURN_NONE;
-    return one_sided(port, &plain, arguments[0], arguments[1], 0);
+    struct engine_plain plain;
+    return finish(port, &plain, engine_read_write(port, &plain, arguments), 0);
 }
 
 PyObject *engine_port_read(Port *port, PyObject *const *arguments)
 {
-    struct plain plain = {.operation = names[3], .opcode = IBV_WR_RDMA_READ};
-    if (!usable(port, port->ready && port->can_read))
-        Py_RETURN_NONE;
-    return one_sided(port, &plain, arguments[1], arguments[0], 1);
+    struct engine_plain plain;
+    return finish(port, &plain, engine_read_read(port, &plain, arguments), 0);
 }
 
 static PyObject *port_send(Port *port, PyObject *local)

@@ -292,6 +292,8 @@ static void end_run(Request *request)
             break;
         if (((Request *)earlier)->state != IN_FLIGHT)
             continue;
+        if (engine_end_with((Request *)earlier, request))
+            continue;
         PyObject *arguments[] = {request->owner, earlier, (PyObject *)request};
         PyObject *result =
             PyObject_VectorcallMethod(engine_given.run_ended, arguments, 3, NULL);

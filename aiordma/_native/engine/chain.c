@@ -1,0 +1,445 @@
+/*
+ * The requests of one chain, until they are posted with one call. Plain ones are read as the port
+ * reads them, and made here; those that are not, Python makes (chain.py), and they are given here
+ * where their turn is: their works come as one array when the chain is posted.
+ */
+#include "engine.h"
+#include "posting.h"
+
+#include <stdlib.h>
+#include <structmember.h>
+
+struct engine_collected {
+    Request *request;
+    /* If it is plain. What keep() and link_all() do not write is zero, and stays so. */
+    struct ibv_send_wr work;
+    struct ibv_sge sge; /* its address is a place in `bytes` if it goes inline */
+    int is_plain;
+};
+
+/* Chains come one after the other, and are alike: the room of the last one is the next one's. Not
+   where an address sanitizer looks on, as in request.c. */
+#ifdef __SANITIZE_ADDRESS__
+enum { FIRST_ROOM = 1, MOST_SPARE_ROOM = 0 };
+#else
+enum { FIRST_ROOM = 32, MOST_SPARE_ROOM = 256 };
+#endif
+static struct engine_collected *spare;
+static Py_ssize_t spare_room;
+
+static void forget_bytes(ChainPort *chain)
+{
+    PyMem_Free(chain->bytes);
+    chain->bytes = NULL;
+    chain->bytes_used = chain->bytes_room = 0;
+}
+
+static void forget_requests(ChainPort *chain)
+{
+    struct engine_collected *collected = chain->collected;
+    Py_ssize_t count = chain->count, room = chain->room;
+
+    forget_bytes(chain);
+    chain->collected = NULL;
+    chain->count = chain->room = 0;
+    for (Py_ssize_t i = 0; i < count; i++)
+        Py_DECREF(collected[i].request);
+    if (room > spare_room && room <= MOST_SPARE_ROOM) {
+        PyMem_Free(spare);
+        spare = collected;
+        spare_room = room;
+    } else {
+        PyMem_Free(collected);
+    }
+}
+
+static int chain_init(ChainPort *chain, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"port", NULL};
+    PyObject *port;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!", names, &engine_port_type, &port))
+        return -1;
+    Py_XSETREF(chain->port, (Port *)Py_NewRef(port));
+    return 0;
+}
+
+static int chain_traverse(ChainPort *chain, visitproc visit, void *arg)
+{
+    Py_VISIT(chain->port);
+    for (Py_ssize_t i = 0; i < chain->count; i++)
+        Py_VISIT(chain->collected[i].request);
+    return 0;
+}
+
+static int chain_clear(ChainPort *chain)
+{
+    chain->over = 1;
+    Py_CLEAR(chain->port);
+    forget_requests(chain);
+    return 0;
+}
+
+static void chain_dealloc(ChainPort *chain)
+{
+    PyObject_GC_UnTrack(chain);
+    chain_clear(chain);
+    Py_TYPE(chain)->tp_free((PyObject *)chain);
+}
+
+/* -- collecting --------------------------------------------------------------------------- */
+
+static int no_memory(void)
+{
+    PyErr_NoMemory();
+    return -1;
+}
+
+/* Room for one more, and for so many bytes; -1 with an exception. */
+static int reserve(ChainPort *chain, size_t bytes)
+{
+    if (!chain->room && spare) {
+        chain->collected = spare;
+        chain->room = spare_room;
+        spare = NULL;
+        spare_room = 0;
+    }
+    if (chain->count == chain->room) {
+        Py_ssize_t room = chain->room ? 2 * chain->room : FIRST_ROOM;
+        struct engine_collected *more =
+            PyMem_Realloc(chain->collected, (size_t)room * sizeof(*more));
+        if (!more)
+            return no_memory();
+        memset(more + chain->room, 0, (size_t)(room - chain->room) * sizeof(*more));
+        chain->collected = more;
+        chain->room = room;
+    }
+    if (bytes > chain->bytes_room - chain->bytes_used) {
+        size_t room = 2 * chain->bytes_room + FIRST_ROOM * bytes;
+        void *more = PyMem_Realloc(chain->bytes, room);
+        if (!more)
+            return no_memory();
+        chain->bytes = more;
+        chain->bytes_room = room;
+    }
+    return 0;
+}
+
+static unsigned int completes_as(enum ibv_wr_opcode opcode)
+{
+    switch (opcode) {
+    case IBV_WR_RDMA_WRITE:
+        return IBV_WC_RDMA_WRITE;
+    case IBV_WR_RDMA_READ:
+        return IBV_WC_RDMA_READ;
+    default:
+        return IBV_WC_SEND;
+    }
+}
+
+/* Keep what it is to be posted with. What goes inline is copied: it is the program's again. */
+static void keep(ChainPort *chain, const struct engine_plain *plain, Request *request)
+{
+    struct engine_collected *kept = &chain->collected[chain->count++];
+
+    kept->request = (Request *)Py_NewRef(request);
+    kept->is_plain = 1;
+    kept->work.num_sge = 1;
+    kept->work.opcode = plain->opcode;
+    kept->work.send_flags = plain->flags;
+    kept->work.wr.rdma.remote_addr = plain->remote_address;
+    kept->work.wr.rdma.rkey = plain->rkey;
+    kept->sge = plain->sge;
+    if (plain->part)
+        return;
+    memcpy(chain->bytes + chain->bytes_used, plain->view.buf, plain->sge.length);
+    kept->sge.addr = chain->bytes_used;
+    chain->bytes_used += plain->sge.length;
+}
+
+static PyObject *add(ChainPort *chain, const struct engine_plain *plain)
+{
+    Port *port = chain->port;
+
+    if (!engine_take_slot(port->sends))
+        Py_RETURN_NONE; /* the general way raises */
+    Request *request = engine_request(port, plain->operation, plain->sge.length, plain->part,
+                                      plain->remote, 0);
+    /* Room is made behind what may run the collector, and with it anybody's code. */
+    if (!request || reserve(chain, plain->part ? 0 : plain->sge.length)) {
+        if (request)
+            engine_drop(request);
+        Py_XDECREF(request);
+        engine_give_slot(port->sends);
+        return NULL;
+    }
+    request->completes_as = completes_as(plain->opcode);
+    keep(chain, plain, request);
+    /* So that it ends with the queue pair, if it is never posted. */
+    engine_enter(port->open, request);
+    return (PyObject *)request;
+}
+
+typedef int reader(Port *port, struct engine_plain *plain, PyObject *const *arguments);
+
+static PyObject *collect(ChainPort *chain, reader *read, PyObject *const *arguments)
+{
+    struct engine_plain plain;
+
+    if (chain->over || !chain->port)
+        Py_RETURN_NONE;
+    int is_plain = read(chain->port, &plain, arguments);
+    PyObject *request = is_plain > 0   ? add(chain, &plain)
+                        : is_plain < 0 ? NULL
+                                       : Py_NewRef(Py_None);
+    if (plain.view.obj)
+        PyBuffer_Release(&plain.view);
+    return request;
+}
+
+PyObject *engine_chain_send(ChainPort *chain, PyObject *const *arguments)
+{
+    return collect(chain, engine_read_send, arguments);
+}
+
+PyObject *engine_chain_write(ChainPort *chain, PyObject *const *arguments)
+{
+    return collect(chain, engine_read_write, arguments);
+}
+
+PyObject *engine_chain_read(ChainPort *chain, PyObject *const *arguments)
+{
+    return collect(chain, engine_read_read, arguments);
+}
+
+/* -- posting ------------------------------------------------------------------------------ */
+
+static PyObject *list_requests(ChainPort *chain)
+{
+    Py_ssize_t count = chain->count; /* making the list may run the collector, and anybody's code */
+    PyObject *list = PyList_New(count);
+    for (Py_ssize_t i = 0; list && i < count; i++)
+        PyList_SET_ITEM(list, i, Py_NewRef(chain->collected[i].request));
+    return list;
+}
+
+/* Enter all of them into the in-flight table, and link them in their order, `general` among them.
+   Returns the first; NULL: there was no memory. */
+static struct ibv_send_wr *link_all(ChainPort *chain, struct ibv_send_wr *general, PyObject *run)
+{
+    struct ibv_send_wr *first = NULL, **place = &first;
+
+    for (Py_ssize_t i = 0; i < chain->count; i++) {
+        struct engine_collected *collected = &chain->collected[i];
+        Request *request = collected->request;
+        struct ibv_send_wr *work = collected->is_plain ? &collected->work : general++;
+        if (collected->is_plain) {
+            work->sg_list = &collected->sge;
+            if (work->send_flags & IBV_SEND_INLINE)
+                collected->sge.addr += (uintptr_t)chain->bytes;
+        }
+        request->wr_id = engine_table_add(chain->port->drain->table, (PyObject *)request);
+        if (!request->wr_id)
+            return NULL;
+        Py_XSETREF(request->run, Py_XNewRef(run));
+        work->wr_id = request->wr_id;
+        work->send_flags |= run && i + 1 < chain->count ? 0 : IBV_SEND_SIGNALED;
+        *place = work;
+        place = &work->next;
+    }
+    *place = NULL;
+    return first;
+}
+
+/* Returns what engine_outcome does; `posted` is set. */
+static int give_to_device(ChainPort *chain, struct ibv_send_wr *general, PyObject *run)
+{
+    struct ibv_send_wr *first = link_all(chain, general, run), *refused = NULL;
+
+    if (!first) {
+        PyErr_Clear(); /* told as the device's own want of memory is */
+        return ENOMEM;
+    }
+    chain->port->drain->crossings++;
+    int error = ibv_post_send(chain->port->queue_pair, first, &refused);
+    error = engine_outcome(error, refused != NULL);
+    for (; first && first != refused; first = first->next)
+        chain->posted++;
+    return error;
+}
+
+static unsigned int count_general(const ChainPort *chain)
+{
+    unsigned int count = 0;
+    for (Py_ssize_t i = 0; i < chain->count; i++)
+        count += !chain->collected[i].is_plain;
+    return count;
+}
+
+static PyObject *chain_post(ChainPort *chain, PyObject *args)
+{
+    unsigned long long works = 0;
+    const char *sges = "";
+    Py_ssize_t size = 0;
+    int last_tells, error = 0;
+
+    if (!PyArg_ParseTuple(args, "p|Ky#", &last_tells, &works, &sges, &size))
+        return NULL;
+    unsigned int count = count_general(chain);
+    if (!chain->count || chain->is_posted || !chain->port ||
+        !engine_usable(chain->port, chain->port->ready) || (count && !works)) {
+        PyErr_SetString(PyExc_ValueError, "a chain is posted once, if there is anything in it");
+        return NULL;
+    }
+    chain->over = chain->is_posted = 1;
+    PyObject *run = last_tells ? list_requests(chain) : NULL;
+    if (last_tells && !run)
+        return NULL;
+    struct ibv_send_wr *general = NULL;
+    if (count)
+        general = aiordma_fill_sends((const void *)(uintptr_t)works, count, sges, (size_t)size,
+                                     &error);
+    if (!error)
+        error = give_to_device(chain, general, run);
+    free(general);
+    Py_XDECREF(run);
+    forget_bytes(chain);
+    if (!error)
+        engine_poll_after_post(chain->port->drain);
+    engine_watch_over(chain->port->drain);
+    return PyLong_FromLong(error);
+}
+
+/* -- the end of a run --------------------------------------------------------------------- */
+
+int engine_run_is_quiet(const Request *last)
+{
+    if (!PyList_CheckExact(last->run))
+        return 0;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(last->run); i++) {
+        const Request *earlier = (const Request *)PyList_GET_ITEM(last->run, i);
+        if (earlier == last)
+            break;
+        if (earlier->state == IN_FLIGHT && (earlier->port != last->port || earlier->callbacks ||
+                                            earlier->held))
+            return 0;
+    }
+    return 1;
+}
+
+int engine_end_with(Request *earlier, const Request *last)
+{
+    if (last->state != SUCCEEDED || !earlier->port)
+        return 0;
+    Py_CLEAR(earlier->run); /* or each would look through all those before it */
+    Py_XDECREF(engine_table_take(earlier->port->drain->table, earlier->wr_id));
+    earlier->at_once = last->at_once;
+    struct aiordma_completion completion = {
+        .wr_id = earlier->wr_id,
+        .opcode = earlier->completes_as,
+        .qp_num = last->completion.qp_num,
+    };
+    engine_complete(earlier, &completion);
+    return 1;
+}
+
+/* -- what Python sees --------------------------------------------------------------------- */
+
+static PyObject *chain_send(ChainPort *chain, PyObject *local)
+{
+    return engine_chain_send(chain, &local);
+}
+
+static PyObject *two_sides(ChainPort *chain, PyObject *const *arguments, Py_ssize_t count,
+                           reader *read)
+{
+    if (count == 2)
+        return collect(chain, read, arguments);
+    PyErr_SetString(PyExc_TypeError, "one-sided operations have two sides");
+    return NULL;
+}
+
+static PyObject *chain_write(ChainPort *chain, PyObject *const *arguments, Py_ssize_t count)
+{
+    return two_sides(chain, arguments, count, engine_read_write);
+}
+
+static PyObject *chain_read(ChainPort *chain, PyObject *const *arguments, Py_ssize_t count)
+{
+    return two_sides(chain, arguments, count, engine_read_read);
+}
+
+static PyObject *chain_receive(ChainPort *chain, PyObject *memory)
+{
+    (void)chain, (void)memory;
+    Py_RETURN_NONE;
+}
+
+static PyObject *chain_add(ChainPort *chain, PyObject *request)
+{
+    if (!Py_IS_TYPE(request, &engine_request_type) || chain->over) {
+        PyErr_SetString(PyExc_ValueError, "only a request is added, to a chain that is not over");
+        return NULL;
+    }
+    if (reserve(chain, 0))
+        return NULL;
+    chain->collected[chain->count].request = (Request *)Py_NewRef(request);
+    chain->collected[chain->count++].is_plain = 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *chain_requests(ChainPort *chain, PyObject *none)
+{
+    (void)none;
+    return list_requests(chain);
+}
+
+static PyMethodDef methods[] = {
+    {"send", (PyCFunction)chain_send, METH_O,
+     "send(data): collect a message; None: it is not a plain one."},
+    {"receive", (PyCFunction)chain_receive, METH_O, "receive(memory): None, always."},
+    {"write", (PyCFunction)(void (*)(void))chain_write, METH_FASTCALL,
+     "write(data, remote): collect a WRITE; None: it is not a plain one."},
+    {"read", (PyCFunction)(void (*)(void))chain_read, METH_FASTCALL,
+     "read(remote, memory): collect a READ; None: it is not a plain one."},
+    {"add", (PyCFunction)chain_add, METH_O, "add(request): one that is not plain is the next."},
+    {"requests", (PyCFunction)chain_requests, METH_NOARGS, "All, in order."},
+    {"post", (PyCFunction)chain_post, METH_VARARGS,
+     "post(last_tells, works, sges): post all, those that are not plain with the works at that\n"
+     "address. Return an errno; a negative one: all were taken, and the device was not told."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"over", T_BOOL, offsetof(ChainPort, over), 0, "nothing is collected any more"},
+    {"count", T_PYSSIZET, offsetof(ChainPort, count), READONLY, "how many there are"},
+    {"posted", T_PYSSIZET, offsetof(ChainPort, posted), READONLY, "how many the device took"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+/* What Python's require_usable finds out in several calls. */
+static PyObject *chain_usable(ChainPort *chain, void *closure)
+{
+    (void)closure;
+    return PyBool_FromLong(chain->port && engine_usable(chain->port, chain->port->ready));
+}
+
+static PyGetSetDef properties[] = {
+    {"usable", (getter)chain_usable, NULL, "whether the queue pair may be posted on", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+PyTypeObject engine_chain_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "aiordma._native._engine.ChainPort",
+    .tp_basicsize = sizeof(ChainPort),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)chain_init,
+    .tp_dealloc = (destructor)chain_dealloc,
+    .tp_traverse = (traverseproc)chain_traverse,
+    .tp_clear = (inquiry)chain_clear,
+    .tp_methods = methods,
+    .tp_members = members,
+    .tp_getset = properties,
+};
