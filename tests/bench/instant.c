@@ -20,6 +20,7 @@ static struct {
     int armed, signalled;
     int signal; /* an eventfd in the channel's descriptor, which is an epoll; 0: not made */
     unsigned owed; /* events that were taken and not acknowledged */
+    int untold;    /* the errno of the next post's doorbell */
     int (*get_cq_event)(struct ibv_comp_channel *, struct ibv_cq **, void **);
     void (*ack_cq_events)(struct ibv_cq *, unsigned int);
 } device;
@@ -53,6 +54,11 @@ static int tell(int channel)
 static int post_send(struct ibv_qp *queue_pair, struct ibv_send_wr *request,
                      struct ibv_send_wr **refused)
 {
+    int error = device.untold;
+
+    device.untold = 0;
+    if (error)
+        return error;
     for (; request; request = request->next) {
         if (device.count == ROOM) {
             *refused = request;
@@ -131,6 +137,12 @@ void instant_begin(struct ibv_context *context)
     context->ops.post_send = post_send;
     context->ops.poll_cq = poll_cq;
     context->ops.req_notify_cq = req_notify_cq;
+}
+
+/* The next post is taken, and the device cannot be told of it. */
+void instant_doorbell_fails(int error)
+{
+    device.untold = error;
 }
 
 /* Returns how many completions nobody took. */

@@ -59,3 +59,8 @@ def instant(connection: Connection) -> Iterator[None]:
     finally:
         left = library.instant_end()
         assert left == 0, f"{left} completions were not taken"
+
+
+def doorbell_fails(error: int) -> None:
+    """Let the next post, in a block of `instant`, be taken by a device that is not told of it."""
+    _library().instant_doorbell_fails(error)

@@ -1,0 +1,55 @@
+"""Chains that the device takes in part, or is not told of."""
+
+import errno
+
+import pytest
+
+import aiordma
+from aiordma.testing import Faults
+from tests.device.players import REMOTE, both_ways, connected
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["plain", "mixed"])
+@pytest.mark.parametrize("last_tells", [False, True])
+@pytest.mark.parametrize("index", [0, 1, 2, 3])
+async def test_a_chain_is_posted_up_to_what_is_refused(
+    faults: Faults, index: int, last_tells: bool, mixed: bool
+) -> None:
+    async with connected() as (client, server):
+        endpoint = client._endpoint
+        target = bytearray(16)
+        theirs = server.register(target, REMOTE).remote()
+        ours = client.register(bytearray(b"0123456789abcdef"))
+        in_flight = len(endpoint.hub.in_flight)
+        faults.refuse_post(after=index)
+        chain = client.chain(last_tells=last_tells)
+        for i in range(0, 16, 4):
+            chain.post_write(ours[i : i + 4], theirs[i : i + 4], fence=mixed and i % 8 == 4)
+        assert ours.users == 4
+        name = f"request {index} of the chain" if index else "ibv_post_send"
+        with pytest.raises(aiordma.VerbsCallError, match=name) as caught:
+            chain.__exit__(None, None, None)
+        assert caught.value.errno == errno.ENOMEM
+        assert "RDMA_WRITE of 4 bytes" in str(caught.value)
+        posted, refused = chain.requests[:index], chain.requests[index:]
+        assert isinstance(caught.value, aiordma.PartialPostError) == bool(index)
+        if isinstance(caught.value, aiordma.PartialPostError):
+            assert (caught.value.posted, caught.value.refused) == (posted, index)
+        for request in refused:
+            assert request.exception() is caught.value
+        if index and last_tells:
+            # Nobody would have told of those before it: the connection ended over it.
+            for request in posted:
+                with pytest.raises(aiordma.FlushedError):
+                    await request
+        else:
+            for request in posted:
+                assert (await request).ok
+            assert target[: 4 * index] == b"0123456789abcdef"[: 4 * index]
+            assert target[4 * index :] == bytes(16 - 4 * index)
+            assert len(endpoint.hub.in_flight) == in_flight
+            await both_ways(client, server)
+        assert ours.users == 0
+        assert endpoint.send_credits.free == client.options.send_depth

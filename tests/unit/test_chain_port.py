@@ -1,0 +1,222 @@
+"""What a chain costs where the engine collects and posts it, and what it is not to be talked into.
+
+On a device that takes no time, as tests/unit/test_hot_path.py; what a chain does on a real one is
+in tests/device/test_chains.py.
+"""
+
+import errno
+import gc
+import sys
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma import Connection, MemorySlice, RemoteMemory, WorkCompletionOpcode
+from aiordma._native import IN_C, _engine
+from tests.bench.instant import doorbell_fails, instant
+from tests.unit.test_hot_path import WINDOW, Calls, connected, run
+
+pytestmark = pytest.mark.skipif(not IN_C, reason="AIORDMA_ENGINE=python: it is not the engine's")
+
+
+@pytest.mark.parametrize("last_tells", [False, True])
+def test_a_chain_is_one_crossing_and_no_python_for_its_requests(last_tells: bool) -> None:
+    async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
+        steps = client._endpoint.hub.steps
+
+        async def calls_of(count: int) -> tuple[int, int]:
+            with Calls() as calls:
+                with client.chain(last_tells=last_tells) as chain:
+                    for _ in range(count):
+                        chain.post_write(local, remote)
+                for request in chain.requests:
+                    await request
+            return calls.python, calls.c
+
+        await client.post_write(local, remote)
+        crossings = steps.crossings
+        one = await calls_of(1)
+        assert steps.crossings == crossings + 1
+        many = await calls_of(WINDOW)
+        # The watchdog may have to be started in one of the two, and not in the other.
+        assert max(many[0] - one[0], many[1] - one[1]) <= 2
+        assert steps.crossings == crossings + 2
+
+    run(main)
+
+
+@pytest.mark.parametrize("last_tells", [False, True])
+def test_each_request_tells_what_it_was(last_tells: bool) -> None:
+    async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
+        with client.chain(last_tells=last_tells) as chain:
+            for _ in range(20):  # more than there is room for at first
+                chain.post_read(remote, local)
+                chain.post_write(local, remote)
+                chain.post_send(b"x")
+        kinds = [WorkCompletionOpcode.RDMA_READ, WorkCompletionOpcode.RDMA_WRITE]
+        kinds.append(WorkCompletionOpcode.SEND)
+        seen = set()
+        for i, request in enumerate(chain.requests):
+            completion = await request
+            assert completion.ok
+            assert completion.operation is kinds[i % 3]
+            assert completion.wr_id == request.wr_id
+            assert completion.qp_num == client._endpoint.qpn
+            seen.add(request.wr_id)
+        assert len(seen) == 60
+        assert len(client._endpoint.hub.in_flight) == client.options.receive_buffers * 2
+
+    run(main)
+
+
+def test_a_callback_is_not_called_inside_the_post() -> None:
+    """Neither its own, nor that of a request before the one that tells."""
+
+    async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
+        for last_tells in (False, True):
+            seen: list[Any] = []
+            with client.chain(last_tells=last_tells) as chain:
+                chain.post_write(local, remote).add_done_callback(seen.append)
+                last = chain.post_write(local, remote)
+            assert seen == []
+            await last
+            assert seen == chain.requests[:1]
+
+    run(main)
+
+
+def test_nothing_grows_with_the_number_of_chains() -> None:
+    async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
+        async def some() -> None:
+            for last_tells in (False, True):
+                with client.chain(last_tells=last_tells) as chain:
+                    for _ in range(WINDOW // 2):
+                        chain.post_write(local, remote)
+                        chain.post_send(b"inline" * 5, solicited=True)
+                for request in chain.requests:
+                    await request
+            with suppress(KeyError), client.chain() as chain:
+                chain.post_write(b"i" * 64, remote)
+                raise KeyError
+
+        for _ in range(20):
+            await some()
+        gc.collect()
+        before = sys.getallocatedblocks()
+        for _ in range(500):
+            await some()
+        gc.collect()
+        # Of 1,500 chains and 32,500 requests; a hundred and more are kept to be used again.
+        assert sys.getallocatedblocks() - before < 500
+        assert local.region.users == 0
+        assert client._endpoint.send_credits.free == client.options.send_depth
+        assert client._endpoint.hub.in_flight.slots <= 128
+
+    run(main)
+
+
+@pytest.mark.parametrize("last_tells", [False, True])
+def test_what_the_device_was_not_told_of_is_held_to_the_end(last_tells: bool) -> None:
+    async def body() -> None:
+        async with connected() as (client, _, local, remote):
+            with instant(client):
+                doorbell_fails(errno.EIO)
+                with client.chain(last_tells=last_tells) as chain:
+                    chain.post_write(local, remote)
+                    chain.post_send(b"x", solicited=True)
+                assert not any(request.done() for request in chain.requests)
+                assert local.region.users == 1
+                with pytest.raises(aiordma.VerbsCallError):
+                    client.chain()
+            for request in chain.requests:
+                with pytest.raises(aiordma.FlushedError) as caught:
+                    await request
+                cause = caught.value.__cause__
+                assert isinstance(cause, aiordma.VerbsCallError)
+                assert cause.errno == errno.EIO
+            assert local.region.users == 0
+
+    aiordma.run(body())
+
+
+def test_a_chain_that_nobody_posts_is_collected_and_leaves_its_requests_to_the_queue_pair() -> None:
+    async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
+        chain: Any = client.chain()
+        requests = [chain.post_write(local, remote), chain.post_write(b"y" * 64, remote)]
+        chain.around = chain._plain, chain  # only the collector finds it
+        chain.post_send(b"x")
+        del chain
+        gc.collect()
+        assert not any(isinstance(it, _engine.ChainPort) for it in gc.get_objects())
+        with pytest.raises(RuntimeError, match="not posted yet"):
+            await requests[0]
+        assert local.region.users == 1
+        await client.aclose()
+        for request in requests:
+            assert isinstance(request.exception(), aiordma.FlushedError)
+        assert local.region.users == 0
+
+    run(main)
+
+
+def test_what_ends_between_collecting_and_posting_is_not_posted() -> None:
+    async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
+        chain = client.chain()
+        request = chain.post_write(local, remote)
+        crossings = client._endpoint.hub.steps.crossings
+        client._endpoint.fail(aiordma.DisconnectedError("as the test wants it"))
+        assert chain._plain.write(local, remote) is None
+        with pytest.raises(aiordma.DisconnectedError):
+            chain.post_write(local, remote)
+        with pytest.raises(aiordma.DisconnectedError):
+            chain.__exit__(None, None, None)
+        assert client._endpoint.hub.steps.crossings == crossings
+        with pytest.raises(aiordma.RdmaError, match="was not posted"):
+            request.result()
+        assert local.region.users == 0
+
+    run(main)
+
+
+def test_a_chain_port_does_not_do_what_makes_no_sense() -> None:
+    async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
+        wrong: Any
+        for wrong in (None, 3, client):
+            with pytest.raises(TypeError):
+                _engine.ChainPort(wrong)
+        bare = _engine.ChainPort.__new__(_engine.ChainPort)
+        assert bare.send(b"x") is None
+        assert not bare.usable
+        port = _engine.ChainPort(client._endpoint.port)
+        request = client.post_write(local, remote)
+        with pytest.raises(ValueError, match="posted once"):
+            bare.post(False)
+        bare.add(request)
+        with pytest.raises(ValueError, match="posted once"):
+            bare.post(False)
+        with pytest.raises(ValueError, match="posted once"):
+            port.post(False)
+        for wrong in (None, client):
+            with pytest.raises(ValueError, match="only a request"):
+                port.add(wrong)
+        with pytest.raises(TypeError, match="two sides"):
+            port.write(local)
+        assert port.receive(local) is None
+        assert port.send(bytearray(1000)) is None
+        assert port.send(3) is None
+        request = port.write(local, remote)
+        assert port.requests() == [request]
+        assert port.post(False) == 0
+        assert (port.posted, port.count, port.over) == (1, 1, True)
+        with pytest.raises(ValueError, match="posted once"):
+            port.post(False)
+        assert port.write(local, remote) is None
+        await request
+        added = _engine.ChainPort(client._endpoint.port)
+        added.add(request)
+        with pytest.raises(ValueError, match="posted once"):
+            added.post(False)  # without its work
+
+    run(main)
