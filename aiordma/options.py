@@ -32,7 +32,8 @@ class ConnectionOptions:
         receive_buffers: receives that are posted for you from a pool, so that messages arrive
             whenever the peer sends. While all of them hold messages that you have not received,
             the peer's sends wait (RNR; on siw nothing makes them wait: give enough of them for
-            all that may be under way, see docs/devices.md). 0: you post receives yourself with `post_recv`.
+            all that may be under way, see docs/devices.md). 0: you post receives yourself with
+            `post_recv`.
         receive_size: bytes of each of these: the longest message that the peer may send. A longer
             one breaks the connection (that is RDMA's rule, not ours).
         send_depth: requests in flight on the send queue; `post_*` raise QueueFullError beyond it,
