@@ -304,8 +304,6 @@ static PyObject *chain_post(ChainPort *chain, PyObject *args)
     free(general);
     Py_XDECREF(run);
     forget_bytes(chain);
-    if (!error)
-        engine_poll_after_post(chain->port->drain);
     engine_watch_over(chain->port->drain);
     return PyLong_FromLong(error);
 }

@@ -228,11 +228,11 @@ static PyObject *drain_forget_arming(Drain *drain, PyObject *none)
     Py_RETURN_NONE;
 }
 
-/* -- after a post ------------------------------------------------------------------------- */
+/* -- looking, in the middle of a task ------------------------------------------------------ */
 
 enum { FRUITLESS = 32, SELDOM = 16 };
 
-/* Whether it can end inside another one's post: nobody's code runs by it. */
+/* Whether it can end inside another one's await: nobody's code runs by it. */
 static int is_quiet(Drain *drain, const struct aiordma_completion *completion)
 {
     PyObject *entry = engine_table_find(drain->table, completion->wr_id);
@@ -257,14 +257,15 @@ static void drain_soon(Drain *drain)
 }
 
 /*
- * What a device completes inside the post, or soon after, is found here without a wake-up. Only ends
- * that run nobody's code are taken, in order; the others, and all behind them, wait for the loop.
+ * What a device completes inside the post, or soon after, is found here without a wake-up, all of it
+ * by the first await of a window. Only ends that run nobody's code are taken, in order; the others,
+ * and all behind them, wait for the loop.
  */
-void engine_poll_after_post(Drain *drain)
+void engine_look(Drain *drain)
 {
     if (!drain->enabled || drain->draining || drain->head < drain->tail)
         return;
-    if (drain->fruitless >= FRUITLESS && ++drain->posts % SELDOM)
+    if (drain->fruitless >= FRUITLESS && ++drain->left_out % SELDOM)
         return;
     int found = engine_poll(drain);
     if (found <= 0) {

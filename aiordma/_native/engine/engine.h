@@ -108,7 +108,7 @@ typedef struct {
     PyObject *hub;
     PyObject *woken; /* a list, reused */
     char enabled, draining, more, watched, scheduled;
-    uint32_t fruitless, posts; /* polls after a post, in a row; those left out since */
+    uint32_t fruitless, left_out; /* looks that found nothing, in a row; those not made since */
     uint32_t at_once;          /* awaits in a row that did not suspend */
     unsigned long long events, polls, crossings, delivered, wakes;
     struct aiordma_completion batch[ENGINE_BATCH];
@@ -284,7 +284,7 @@ int engine_take_events(Drain *drain);
 int engine_arm(Drain *drain);
 int engine_poll(Drain *drain);                /* into the batch, which is empty */
 long engine_deliver(Drain *drain, int direct); /* the batch; -1 with an exception */
-void engine_poll_after_post(Drain *drain);
+void engine_look(Drain *drain);
 void engine_watch_over(Drain *drain);
 
 #endif

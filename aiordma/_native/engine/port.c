@@ -198,8 +198,11 @@ static PyObject *post(Port *port, const struct engine_plain *plain, int is_recei
     Slots *slots = is_receive ? port->receives : port->sends;
     Drain *drain = port->drain;
 
-    if (!engine_take_slot(slots))
-        Py_RETURN_NONE; /* the general way raises, or waits */
+    if (!engine_take_slot(slots)) {
+        engine_look(drain); /* some may have ended, that nobody awaits */
+        if (!engine_take_slot(slots))
+            Py_RETURN_NONE; /* the general way raises, or waits */
+    }
     Request *request = engine_request(port, plain->operation, plain->sge.length, plain->part,
                                       plain->remote, is_receive);
     if (!request) {
@@ -224,8 +227,6 @@ static PyObject *post(Port *port, const struct engine_plain *plain, int is_recei
     }
     if (error < 0)
         doorbell_failed(port, -error);
-    else if (!is_receive)
-        engine_poll_after_post(drain);
     engine_watch_over(drain);
     return (PyObject *)request;
 }

@@ -414,6 +414,8 @@ static const struct engine_awaited awaited_calls = {
 
 static PyObject *request_await(Request *request)
 {
+    if (request->state == IN_FLIGHT && request->port && engine_usable(request->port, 1))
+        engine_look(request->port->drain);
     if (request->state != IN_FLIGHT) {
         if (!has_to_pause(request))
             return Py_NewRef(request); /* which is awaited without a pause */
