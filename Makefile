@@ -53,7 +53,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # editable_mode=compat: a plain path instead of an import hook, which costs each Python in the VM
 # a third of a second.
 .venv/.installed: .venv/.base | .venv/.native
-	.venv/bin/pip install -qq --no-build-isolation -C editable_mode=compat -e '.[test,lint]'
+	.venv/bin/pip install -qq --no-build-isolation --config-settings editable_mode=compat -e '.[test,lint]'
 	@touch $@
 
 vm: venv
@@ -121,7 +121,7 @@ bench: venv
 		--seconds $(BENCH_SECONDS)
 
 .venv/.bench: .venv/.installed
-	.venv/bin/pip install -qq --no-build-isolation -C editable_mode=compat -e '.[test,lint,bench]'
+	.venv/bin/pip install -qq --no-build-isolation --config-settings editable_mode=compat -e '.[test,lint,bench]'
 	@touch $@
 
 # The software device's tests with the extension compiled for gcc's sanitizers: for addresses and
