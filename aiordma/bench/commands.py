@@ -20,6 +20,7 @@ from aiordma.bench.server import serve
 from aiordma.bench.table import Failure, table_of
 from aiordma.bench.tcp import measure_protocol, measure_streams
 from aiordma.bench.workload import OPERATIONS, Workload
+from aiordma.polling import SPIN
 
 __all__ = ("main",)
 
@@ -44,6 +45,7 @@ Loop = Annotated[str, typer.Option(help=f"The event loop: {', '.join(LOOPS)}.")]
 Polling = Annotated[
     bool, typer.Option(help="With --loop auto: look for completions before sleeping.")
 ]
+Spin = Annotated[float, typer.Option(help="Microseconds of that, at most.", min=0, max=1e6)]
 Tcp = Annotated[bool, typer.Option(help="Compare with asyncio over TCP.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the rows to this file, too.")]
 
@@ -70,16 +72,18 @@ def local(
     device: Device = "auto",
     loop: Loop = "auto",
     polling: Polling = True,
+    spin: Spin = SPIN * 1e6,
     tcp: Tcp = True,
     file: Json = None,
 ) -> None:
     """Server and client on this machine, in two processes."""
     works = _works(operation, size, depth)
-    with serving(host, loop=loop, polling=polling, device=device) as ports:
+    seconds_of_polling = spin / 1e6 if polling else 0.0
+    with serving(host, loop=loop, spin=seconds_of_polling, device=device) as ports:
         tasks = _over_rdma(works, host, ports.rdma, seconds, device)
         if tcp and loop != "trio":
             tasks += _over_tcp(works, host, ports.streams, ports.protocol, seconds)
-        _report(f"on {host}, loop {loop}", tasks, loop, polling, file)
+        _report(f"on {host}, loop {loop}", tasks, loop, seconds_of_polling, file)
 
 
 @bench.command()
@@ -89,6 +93,7 @@ def server(
     device: Device = "auto",
     loop: Loop = "auto",
     polling: Polling = True,
+    spin: Spin = SPIN * 1e6,
 ) -> None:
     """Serve clients until interrupted."""
 
@@ -96,7 +101,8 @@ def server(
         print(f"listening on {bind}:{ports[0]}, for TCP on {ports[1]} and {ports[2]}", flush=True)
 
     try:
-        run(partial(serve, bind, port, announce, device=device), loop=loop, polling=polling)
+        served = partial(serve, bind, port, announce, device=device)
+        run(served, loop=loop, spin=spin / 1e6 if polling else 0.0)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 
@@ -112,6 +118,7 @@ def client(
     device: Device = "auto",
     loop: Loop = "auto",
     polling: Polling = True,
+    spin: Spin = SPIN * 1e6,
     tcp: Tcp = True,
     file: Json = None,
 ) -> None:
@@ -120,7 +127,7 @@ def client(
     tasks = _over_rdma(works, host, port, seconds, device)
     if tcp and loop != "trio":
         tasks += _over_tcp(works, host, port + 1, port + 2, seconds)
-    _report(f"with {host}, loop {loop}", tasks, loop, polling, file)
+    _report(f"with {host}, loop {loop}", tasks, loop, spin / 1e6 if polling else 0.0, file)
 
 
 Task = tuple[str, Callable[[], Coroutine[Any, Any, Measurement]]]
@@ -165,7 +172,7 @@ def _over_tcp(
     return tasks
 
 
-def _report(title: str, tasks: list[Task], loop: str, polling: bool, file: Path | None) -> None:
+def _report(title: str, tasks: list[Task], loop: str, spin: float, file: Path | None) -> None:
     found: list[Measurement | Failure] = []
     console = Console()
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -173,7 +180,7 @@ def _report(title: str, tasks: list[Task], loop: str, polling: bool, file: Path 
         for name, task in tasks:
             progress.update(shown, description=name)
             try:
-                found.append(run(task, loop=loop, polling=polling))
+                found.append(run(task, loop=loop, spin=spin))
             except (RdmaError, OSError, ValueError) as error:
                 found.append((name, str(error)))
             progress.advance(shown)

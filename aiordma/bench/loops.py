@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import anyio
 
 from aiordma import new_event_loop
+from aiordma.polling import SPIN
 
 __all__ = ("LOOPS", "run")
 
@@ -20,7 +21,7 @@ def run(
     main: Callable[..., Awaitable[Result]],
     *arguments: Any,
     loop: str = "auto",
-    polling: bool = True,
+    spin: float = SPIN,
 ) -> Result:
     """Run an async function on an event loop of its own.
 
@@ -28,7 +29,8 @@ def run(
         main: the function.
         arguments: its arguments.
         loop: one of LOOPS.
-        polling: with "auto": let the loop look for completions for a while before it sleeps.
+        spin: with "auto": for how many seconds, at most, the loop looks for completions before it
+            sleeps; 0: not at all.
 
     Raises:
         ValueError: there is no such loop.
@@ -40,5 +42,5 @@ def run(
         return anyio.run(main, backend="trio")
     options: dict[str, Any] = {"use_uvloop": loop == "uvloop"}
     if loop == "auto":
-        options["loop_factory"] = new_event_loop if polling else partial(new_event_loop, spin=0.0)
+        options["loop_factory"] = partial(new_event_loop, spin=spin)
     return anyio.run(main, backend_options=options)

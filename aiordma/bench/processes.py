@@ -10,6 +10,7 @@ from functools import partial
 
 from aiordma.bench.loops import run
 from aiordma.bench.server import serve
+from aiordma.polling import SPIN
 
 __all__ = ("Ports", "main", "serving")
 
@@ -32,25 +33,25 @@ class Ports:
 def main(settings: str) -> None:
     """Be the server that `serving` starts."""
     given = json.loads(settings)
-    loop, polling = given.pop("loop"), given.pop("polling")
+    loop, spin = given.pop("loop"), given.pop("spin")
 
     def announce(*ports: int) -> None:
         print(json.dumps(ports), flush=True)
 
     with suppress(KeyboardInterrupt):
-        run(partial(serve, announce=announce, **given), loop=loop, polling=polling)
+        run(partial(serve, announce=announce, **given), loop=loop, spin=spin)
 
 
 @contextmanager
 def serving(
-    host: str, *, loop: str = "auto", polling: bool = True, device: str = "auto"
+    host: str, *, loop: str = "auto", spin: float = SPIN, device: str = "auto"
 ) -> Iterator[Ports]:
     """Have a server on this machine during the block.
 
     Raises:
         RuntimeError: it did not start; what it wrote is on standard error.
     """
-    settings = {"host": host, "port": 0, "device": device, "loop": loop, "polling": polling}
+    settings = {"host": host, "port": 0, "device": device, "loop": loop, "spin": spin}
     process = subprocess.Popen(
         [sys.executable, "-c", WORDS, json.dumps(settings)], stdout=subprocess.PIPE, text=True
     )

@@ -11,6 +11,7 @@ from aiordma.bench.meter import Measurement
 from aiordma.bench.processes import Ports, serving
 from aiordma.bench.tcp import measure_protocol, measure_streams
 from aiordma.bench.workload import Workload
+from aiordma.polling import SPIN
 
 Kept = TypeVar("Kept")
 
@@ -24,13 +25,15 @@ class Candidates:
         device: its name.
         seconds: of one measurement.
         rounds: how often each will be made.
+        spin: seconds of polling before a sleep, at most.
     """
 
     host: str
     device: str
     seconds: float
     rounds: int
-    _servers: dict[tuple[str, bool], Ports] = field(default_factory=dict)
+    spin: float = SPIN
+    _servers: dict[tuple[str, float], Ports] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> "Candidates":
@@ -46,10 +49,11 @@ class Candidates:
 
     def ports(self, loop: str, polling: bool) -> Ports:
         """Return the server on such a loop, started if there is none yet."""
-        known = self._servers.get((loop, polling))
+        spin = self.spin if polling else 0.0
+        known = self._servers.get((loop, spin))
         if known is None:
-            server = serving(self.host, loop=loop, polling=polling, device=self.device)
-            known = self._servers[loop, polling] = self.keep(server)
+            server = serving(self.host, loop=loop, spin=spin, device=self.device)
+            known = self._servers[loop, spin] = self.keep(server)
         return known
 
     def rdma(
@@ -60,7 +64,7 @@ class Candidates:
         return run(
             partial(measure, self.host, port, work, self.seconds, device=self.device, timed=timed),
             loop=loop,
-            polling=polling,
+            spin=self.spin if polling else 0.0,
         )
 
     def streams(self, size: int, loop: str = "asyncio") -> Measurement:

@@ -71,7 +71,7 @@ class _Thousand:
 
     def next(self, what: str) -> Reading:
         if not self._found:
-            run(self._measure)
+            run(self._measure, spin=self._here.spin)
         return self._found[what].pop(0)
 
     async def _measure(self) -> None:

@@ -381,7 +381,7 @@ static int has_ended(PyObject *awaited)
     return ((Request *)awaited)->state != IN_FLIGHT;
 }
 
-enum { AT_ONCE = 64 };
+enum { AT_ONCE = 256 };
 
 /* Whether so many in a row were awaited without a pause that others would starve. */
 static int has_to_pause(Request *request)
