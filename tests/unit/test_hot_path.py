@@ -126,7 +126,7 @@ def test_a_window_of_awaits_costs_no_wake_up_and_no_event() -> None:
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
         hub = client._endpoint.hub
         await client.post_write(local, remote)
-        wakes, events = hub.wakes, hub.steps.events
+        wakes, events, polls = hub.wakes, hub.steps.events, hub.steps.polls
         slept = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
         for _ in range(10):
             for request in [client.post_write(local, remote) for _ in range(WINDOW)]:
@@ -135,6 +135,8 @@ def test_a_window_of_awaits_costs_no_wake_up_and_no_event() -> None:
         # The loop had slept, with the queue armed: one event is that of the first of them. And the
         # device may have had a packet of the connection's beginning.
         assert hub.wakes < wakes + 5
+        # The first await of each window finds the ends of all its requests.
+        assert hub.steps.polls < polls + 10 + 5
         assert hub.steps.events < events + 5
 
     run(main)
@@ -201,8 +203,8 @@ def test_awaits_that_never_wait_let_others_have_their_turn() -> None:
     run(main)
 
 
-def test_who_waited_for_what_another_ones_post_found_goes_on() -> None:
-    """Both ends in one task's reach: a post finds the end of what somebody awaits."""
+def test_who_waited_for_what_another_ones_await_found_goes_on() -> None:
+    """Both ends in one task's reach: an await finds the end of what somebody else awaits."""
 
     async def body() -> None:
         async with connected() as (client, server, _, _):
