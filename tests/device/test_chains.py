@@ -140,7 +140,8 @@ async def test_a_refused_request_is_named_and_those_before_it_are_posted(
         pair.post_send_chain = stops_at_the_third
         chain = client.chain(last_tells=last_tells)
         for i in range(4):
-            chain.post_send(b"%d" % i * 100)
+            # Not plain, or the engine would post it (tests/faults/test_refused_chains.py).
+            chain.post_send(b"%d" % i * 100, solicited=True)
         with pytest.raises(aiordma.PartialPostError, match="request 2 of the chain") as caught:
             chain.__exit__(None, None, None)
         assert caught.value.refused == 2
