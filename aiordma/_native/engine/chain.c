@@ -308,39 +308,6 @@ static PyObject *chain_post(ChainPort *chain, PyObject *args)
     return PyLong_FromLong(error);
 }
 
-/* -- the end of a run --------------------------------------------------------------------- */
-
-int engine_run_is_quiet(const Request *last)
-{
-    if (!PyList_CheckExact(last->run))
-        return 0;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(last->run); i++) {
-        const Request *earlier = (const Request *)PyList_GET_ITEM(last->run, i);
-        if (earlier == last)
-            break;
-        if (earlier->state == IN_FLIGHT && (earlier->port != last->port || earlier->callbacks ||
-                                            earlier->held))
-            return 0;
-    }
-    return 1;
-}
-
-int engine_end_with(Request *earlier, const Request *last)
-{
-    if (last->state != SUCCEEDED || !earlier->port)
-        return 0;
-    Py_CLEAR(earlier->run); /* or each would look through all those before it */
-    Py_XDECREF(engine_table_take(earlier->port->drain->table, earlier->wr_id));
-    earlier->at_once = last->at_once;
-    struct aiordma_completion completion = {
-        .wr_id = earlier->wr_id,
-        .opcode = earlier->completes_as,
-        .qp_num = last->completion.qp_num,
-    };
-    engine_complete(earlier, &completion);
-    return 1;
-}
-
 /* -- what Python sees --------------------------------------------------------------------- */
 
 static PyObject *chain_send(ChainPort *chain, PyObject *local)

@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <structmember.h>
 
+static void look(Drain *drain);
+
 static int drain_init(Drain *drain, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"hub", "provider", "channel", "in_flight", NULL};
@@ -17,6 +19,7 @@ static int drain_init(Drain *drain, PyObject *args, PyObject *kwargs)
     Py_XSETREF(drain->table, (Table *)Py_NewRef(table));
     drain->provider = (const struct aiordma_provider *)(uintptr_t)provider;
     drain->channel = (struct ibv_comp_channel *)(uintptr_t)channel;
+    drain->look = look;
     drain->enabled = 1;
     return 0;
 }
@@ -205,8 +208,8 @@ static PyObject *drain_step(Drain *drain, PyObject *args)
     if (!error)
         error = count = poll_and_deliver(drain, direct);
     /*
-     * Armed as late as may be: what those who were woken have posted, and what ended in it, needs no
-     * event. And polled once more, or what came before the arming would be told of by nobody.
+     * Armed as late as may be: what those who were woken have posted, and what ended in it, needs
+     * no event. And polled once more, or what came before the arming would be told of by nobody.
      */
     if (error >= 0 && arm && drain->enabled && !drain->draining && !drain->more) {
         error = engine_arm(drain);
@@ -257,11 +260,11 @@ static void drain_soon(Drain *drain)
 }
 
 /*
- * What a device completes inside the post, or soon after, is found here without a wake-up, all of it
- * by the first await of a window. Only ends that run nobody's code are taken, in order; the others,
- * and all behind them, wait for the loop.
+ * What a device completes inside the post, or soon after, is found here without a wake-up, all of
+ * it by the first await of a window. Only ends that run nobody's code are taken, in order; the
+ * others, and all behind them, wait for the loop.
  */
-void engine_look(Drain *drain)
+static void look(Drain *drain)
 {
     if (!drain->enabled || drain->draining || drain->head < drain->tail)
         return;

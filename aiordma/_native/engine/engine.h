@@ -97,8 +97,11 @@ PyObject *engine_table_take(Table *table, uint64_t wr_id);
 
 enum { ENGINE_BATCH = 256 };
 
-typedef struct {
+typedef struct Drain Drain;
+
+struct Drain {
     PyObject_HEAD
+    void (*look)(Drain *drain); /* for what ended, in the middle of a task */
     const struct aiordma_provider *provider;
     struct ibv_comp_channel *channel;
     struct aiordma_drained_queue *queues;
@@ -112,7 +115,7 @@ typedef struct {
     uint32_t at_once;          /* awaits in a row that did not suspend */
     unsigned long long events, polls, crossings, delivered, wakes;
     struct aiordma_completion batch[ENGINE_BATCH];
-} Drain;
+};
 
 typedef struct Request Request;
 
@@ -207,6 +210,13 @@ extern PyTypeObject engine_drain_type, engine_port_type, engine_request_type, en
 
 /* given.c: how many forks lie between the first process and this one; and what needs Python. */
 unsigned int engine_process(void);
+
+/* Whether it is this process's, has a queue pair, and may do that. */
+static inline int engine_usable(const Port *port, int may)
+{
+    return may && port->queue_pair && port->process == engine_process();
+}
+
 int engine_prepare(void);
 
 /* memory.c: */
@@ -232,8 +242,8 @@ Request *engine_request(Port *port, PyObject *operation, Py_ssize_t length, Part
                         PyObject *remote, int is_receive);
 void engine_complete(Request *request, const struct aiordma_completion *completion);
 void engine_drop(Request *request); /* the device did not take it */
-
-/* open.c: */
+/* Whether those before it in its run end with it without running anybody's code. */
+int engine_run_is_quiet(const Request *last);
 void engine_enter(OpenRequests *open, Request *request);
 void engine_leave(OpenRequests *open, Request *request); /* nothing, if it is not there */
 
@@ -254,8 +264,6 @@ struct engine_plain {
 int engine_read_send(Port *port, struct engine_plain *plain, PyObject *const *arguments);
 int engine_read_write(Port *port, struct engine_plain *plain, PyObject *const *arguments);
 int engine_read_read(Port *port, struct engine_plain *plain, PyObject *const *arguments);
-/* Whether it is this process's, has a queue pair, and may do that. */
-int engine_usable(const Port *port, int may);
 /* What a driver's answer to a post says: 0, all is posted; else one was refused with an errno;
    negative: the device has all, and could not be told. */
 int engine_outcome(int error, int is_refused);
@@ -271,10 +279,6 @@ PyObject *engine_port_read(Port *port, PyObject *const *arguments);
 PyObject *engine_chain_send(ChainPort *chain, PyObject *const *arguments);
 PyObject *engine_chain_write(ChainPort *chain, PyObject *const *arguments);
 PyObject *engine_chain_read(ChainPort *chain, PyObject *const *arguments);
-/* Whether those before it in its run end with it without running anybody's code. */
-int engine_run_is_quiet(const Request *last);
-/* End one that tells nothing by the one behind it, which has ended; 0: Python has to. */
-int engine_end_with(Request *earlier, const Request *last);
 
 /* method.c: */
 PyObject *engine_method(PyObject *module, PyObject *args);
@@ -284,7 +288,6 @@ int engine_take_events(Drain *drain);
 int engine_arm(Drain *drain);
 int engine_poll(Drain *drain);                /* into the batch, which is empty */
 long engine_deliver(Drain *drain, int direct); /* the batch; -1 with an exception */
-void engine_look(Drain *drain);
 void engine_watch_over(Drain *drain);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * A method whose plain calls need no Python: post_write(local, remote) and its like, on a queue pair's
- * port. What is said by keyword, and what the port does not take, goes to the function in Python that
- * it was made of, and that also documents it.
+ * A method whose plain calls need no Python: post_write(local, remote) and its like, on a queue
+ * pair's port. What is said by keyword, and what the port does not take, goes to the function in
+ * Python that it was made of, and that also documents it.
  */
 #include "engine.h"
 

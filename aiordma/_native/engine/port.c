@@ -199,7 +199,7 @@ static PyObject *post(Port *port, const struct engine_plain *plain, int is_recei
     Drain *drain = port->drain;
 
     if (!engine_take_slot(slots)) {
-        engine_look(drain); /* some may have ended, that nobody awaits */
+        drain->look(drain); /* some may have ended, that nobody awaits */
         if (!engine_take_slot(slots))
             Py_RETURN_NONE; /* the general way raises, or waits */
     }
@@ -229,11 +229,6 @@ static PyObject *post(Port *port, const struct engine_plain *plain, int is_recei
         doorbell_failed(port, -error);
     engine_watch_over(drain);
     return (PyObject *)request;
-}
-
-int engine_usable(const Port *port, int may)
-{
-    return may && port->queue_pair && port->process == engine_process();
 }
 
 static PyObject *finish(Port *port, struct engine_plain *plain, int is_plain, int is_receive)

@@ -144,6 +144,42 @@ static void request_dealloc(Request *request)
     unmake(request);
 }
 
+/* -- the list of those that have not ended (open.c) ---------------------------------------- */
+
+void engine_enter(OpenRequests *open, Request *request)
+{
+    if (request->open)
+        return;
+    request->open = open; /* not owned: it takes all of them out before it goes */
+    request->later = NULL;
+    request->earlier = open->last;
+    if (open->last)
+        open->last->later = request;
+    else
+        open->first = request;
+    open->last = request;
+    open->count++;
+    Py_INCREF(request);
+}
+
+void engine_leave(OpenRequests *open, Request *request)
+{
+    if (request->open != open)
+        return;
+    if (request->earlier)
+        request->earlier->later = request->later;
+    else
+        open->first = request->later;
+    if (request->later)
+        request->later->earlier = request->earlier;
+    else
+        open->last = request->earlier;
+    request->earlier = request->later = NULL;
+    request->open = NULL;
+    open->count--;
+    Py_DECREF(request);
+}
+
 /* -- its end ------------------------------------------------------------------------------ */
 
 static void release_part(Request *request)
@@ -278,6 +314,38 @@ static void explain(Request *request, const struct aiordma_completion *completio
     fail(request, error);
 }
 
+int engine_run_is_quiet(const Request *last)
+{
+    if (!PyList_CheckExact(last->run))
+        return 0;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(last->run); i++) {
+        const Request *earlier = (const Request *)PyList_GET_ITEM(last->run, i);
+        if (earlier == last)
+            break;
+        if (earlier->state == IN_FLIGHT && (earlier->port != last->port || earlier->callbacks ||
+                                            earlier->held))
+            return 0;
+    }
+    return 1;
+}
+
+/* End one of a run that succeeded; 0: its owner has to see to it. */
+static int end_with(Request *earlier, const Request *last)
+{
+    if (last->state != SUCCEEDED || !earlier->port)
+        return 0;
+    Py_CLEAR(earlier->run); /* or each would look through all those before it */
+    Py_XDECREF(engine_table_take(earlier->port->drain->table, earlier->wr_id));
+    earlier->at_once = last->at_once;
+    struct aiordma_completion completion = {
+        .wr_id = earlier->wr_id,
+        .opcode = earlier->completes_as,
+        .qp_num = last->completion.qp_num,
+    };
+    engine_complete(earlier, &completion);
+    return 1;
+}
+
 /* End those before it in its run, of which it tells. */
 static void end_run(Request *request)
 {
@@ -292,7 +360,7 @@ static void end_run(Request *request)
             break;
         if (((Request *)earlier)->state != IN_FLIGHT)
             continue;
-        if (engine_end_with((Request *)earlier, request))
+        if (end_with((Request *)earlier, request))
             continue;
         PyObject *arguments[] = {request->owner, earlier, (PyObject *)request};
         PyObject *result =
@@ -415,7 +483,7 @@ static const struct engine_awaited awaited_calls = {
 static PyObject *request_await(Request *request)
 {
     if (request->state == IN_FLIGHT && request->port && engine_usable(request->port, 1))
-        engine_look(request->port->drain);
+        request->port->drain->look(request->port->drain);
     if (request->state != IN_FLIGHT) {
         if (!has_to_pause(request))
             return Py_NewRef(request); /* which is awaited without a pause */
@@ -685,7 +753,8 @@ static PyAsyncMethods awaiting = {
 PyTypeObject engine_request_type = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "aiordma.WorkRequest",
-    .tp_doc = "A posted work request. Await it for its WorkCompletion; any number of tasks may, any\n"
+    .tp_doc = "A posted work request. Await it for its WorkCompletion; any number of tasks may,\n"
+              "any "
               "number of times.\n\nAwaiting raises the WorkCompletionError that ended it. "
               "Cancelling an await leaves the request\nin flight and its memory held; the "
               "completion then is nobody's news. `operation` names the\nrequest (SEND, RECV, "

@@ -149,7 +149,7 @@ static enum end wait(Spinner *spinner, PyObject *drains, int epoll, int64_t nano
     return count ? serve(spinner, drains, ready, count) : NOTHING;
 }
 
-/* Look until nothing was found for as long as that may take. FOUND: the loop has something to do. */
+/* Look until nothing was found for as long as that may take. FOUND: the loop has work. */
 static enum end spin(Spinner *spinner, PyObject *drains, int epoll, uint64_t until)
 {
     uint64_t last = now(), slice = last;

@@ -1,7 +1,7 @@
 /*
- * A task's wait on an asyncio loop: awaitable, and the future that the task waits for. (A task takes
- * anything with _asyncio_future_blocking for a future.) What makes it fast: the wake-up of all who
- * were waiting runs at once where no task is running, instead of in the loop's next round.
+ * A task's wait on an asyncio loop: awaitable, and the future that the task waits for. (A task
+ * takes anything with _asyncio_future_blocking for a future.) What makes it fast: the wake-up of
+ * all who were waiting runs at once where no task is running, instead of in the next round.
  */
 #include "engine.h"
 
