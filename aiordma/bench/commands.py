@@ -13,14 +13,13 @@ from rich.progress import Progress
 
 from aiordma import RdmaError
 from aiordma.bench.client import measure
-from aiordma.bench.loops import LOOPS, run
+from aiordma.bench.loops import LOOPS, SPIN, run
 from aiordma.bench.meter import Measurement
 from aiordma.bench.processes import serving
 from aiordma.bench.server import serve
 from aiordma.bench.table import Failure, table_of
 from aiordma.bench.tcp import measure_protocol, measure_streams
 from aiordma.bench.workload import OPERATIONS, Workload
-from aiordma.polling import SPIN
 
 __all__ = ("main",)
 

@@ -7,12 +7,14 @@ from typing import Any, TypeVar
 import anyio
 
 from aiordma import new_event_loop
-from aiordma.polling import SPIN
 
-__all__ = ("LOOPS", "run")
+__all__ = ("LOOPS", "SPIN", "run")
 
 LOOPS = ("auto", "asyncio", "uvloop", "trio")
 """auto: the one of `aiordma.new_event_loop`."""
+
+SPIN = 50e-6
+"""Seconds; what that takes if nothing is said."""
 
 Result = TypeVar("Result")
 

@@ -8,9 +8,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from aiordma.bench.loops import run
+from aiordma.bench.loops import SPIN, run
 from aiordma.bench.server import serve
-from aiordma.polling import SPIN
 
 __all__ = ("Ports", "main", "serving")
 

@@ -6,12 +6,11 @@ from functools import partial
 from typing import TypeVar
 
 from aiordma.bench.client import measure
-from aiordma.bench.loops import run
+from aiordma.bench.loops import SPIN, run
 from aiordma.bench.meter import Measurement
 from aiordma.bench.processes import Ports, serving
 from aiordma.bench.tcp import measure_protocol, measure_streams
 from aiordma.bench.workload import Workload
-from aiordma.polling import SPIN
 
 Kept = TypeVar("Kept")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiordma.polling import SPIN
+from aiordma.bench.loops import SPIN
 
 from . import connections, native, peers, rxe
 from .candidates import Candidates

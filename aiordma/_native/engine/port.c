@@ -67,7 +67,9 @@ static void port_dealloc(Port *port)
 
 static int attribute(PyObject *object, PyObject *name, unsigned long long *value)
 {
-    PyObject *number = PyObject_GetAttr(object, name);
+    PyObject *found = PyObject_GetAttr(object, name);
+    PyObject *number = found ? PyNumber_Index(found) : NULL; /* numpy's are no ints */
+    Py_XDECREF(found);
     if (!number)
         return -1;
     *value = PyLong_AsUnsignedLongLong(number);
@@ -199,8 +201,10 @@ static PyObject *post(Port *port, const struct engine_plain *plain, int is_recei
     Drain *drain = port->drain;
 
     if (!engine_take_slot(slots)) {
-        drain->look(drain); /* some may have ended, that nobody awaits */
-        if (!engine_take_slot(slots))
+        drain->fruitless = 0; /* this look is not one of those that may be left out */
+        drain->look(drain);   /* some may have ended, that nobody awaits */
+        /* Their end can have been what a retired region waited for to be closed. */
+        if ((plain->part && !plain->part->region->usable) || !engine_take_slot(slots))
             Py_RETURN_NONE; /* the general way raises, or waits */
     }
     Request *request = engine_request(port, plain->operation, plain->sge.length, plain->part,

@@ -164,7 +164,7 @@ void engine_enter(OpenRequests *open, Request *request)
 
 void engine_leave(OpenRequests *open, Request *request)
 {
-    if (request->open != open)
+    if (!open || request->open != open)
         return;
     if (request->earlier)
         request->earlier->later = request->later;
@@ -457,8 +457,7 @@ static int has_to_pause(Request *request)
     if (!request->at_once)
         return 0;
     request->at_once = 0;
-    if (!request->port || !request->port->loop ||
-        ++request->port->drain->at_once < AT_ONCE)
+    if (!request->port || ++request->port->drain->at_once < AT_ONCE)
         return 0;
     request->port->drain->at_once = 0;
     return 1;
@@ -480,19 +479,37 @@ static const struct engine_awaited awaited_calls = {
     .forget = awaited_forget,
 };
 
+static PyObject *await_elsewhere(Request *request, PyObject *waiter)
+{
+    PyObject *arguments[] = {(PyObject *)request, waiter};
+    return PyObject_Vectorcall(engine_given.wait_elsewhere, arguments, 2, NULL);
+}
+
+/* Await what has ended, with a pause. */
+static PyObject *pause_once(Request *request)
+{
+    PyObject *made = make_waiter(request), *result = NULL;
+    if (made && Py_IS_TYPE(made, &engine_waiter_type)) {
+        Waiter *waiter = (Waiter *)made;
+        engine_await(waiter, (PyObject *)request, &awaited_calls);
+        waiter->pauses = 1;
+        return made;
+    }
+    PyObject *woken = made ? PyObject_CallMethodNoArgs(made, engine_given.wake) : NULL;
+    if (woken)
+        result = await_elsewhere(request, made); /* waiting for it lets others have their turn */
+    Py_XDECREF(woken);
+    Py_XDECREF(made);
+    return result;
+}
+
 static PyObject *request_await(Request *request)
 {
     if (request->state == IN_FLIGHT && request->port && engine_usable(request->port, 1))
         request->port->drain->look(request->port->drain);
     if (request->state != IN_FLIGHT) {
-        if (!has_to_pause(request))
-            return Py_NewRef(request); /* which is awaited without a pause */
-        Waiter *waiter = engine_waiter(request->port->loop);
-        if (waiter) {
-            engine_await(waiter, (PyObject *)request, &awaited_calls);
-            waiter->pauses = 1;
-        }
-        return (PyObject *)waiter;
+        /* Awaited as it is, it does not pause. */
+        return has_to_pause(request) ? pause_once(request) : Py_NewRef(request);
     }
     if (!request->wr_id) {
         PyErr_Format(PyExc_RuntimeError, "%R is part of a chain that is not posted yet", request);
@@ -507,8 +524,7 @@ static PyObject *request_await(Request *request)
         engine_await((Waiter *)waiter, (PyObject *)request, &awaited_calls);
         return waiter;
     }
-    PyObject *arguments[] = {(PyObject *)request, waiter};
-    result = PyObject_Vectorcall(engine_given.wait_elsewhere, arguments, 2, NULL);
+    result = await_elsewhere(request, waiter);
     Py_DECREF(waiter);
     return result;
 }

@@ -1,0 +1,87 @@
+"""Where the hot path meets what is rare: a queue that is full, a region that is about to go, other
+loops than asyncio's, other integers than Python's."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import numpy
+import pytest
+
+import aiordma
+from aiordma import Access, Connection, MemoryRegion, RemoteMemory
+from aiordma.bench import loops
+from aiordma.polling import SPIN
+from tests.bench.instant import instant, prepare
+
+pytestmark = pytest.mark.anyio
+
+DEPTH = 64
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[Connection, MemoryRegion, RemoteMemory]]:
+    """A client, a region of its own, and the server's memory."""
+    prepare()
+    keywords: Any = {"device": "software", "send_depth": DEPTH}
+    served: list[Connection] = []
+    async with await aiordma.listen("127.0.0.1", 0, **keywords) as listener:
+
+        async def serve() -> None:
+            served.append(await listener.accept())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(serve)
+            client = await aiordma.connect("127.0.0.1", listener.port, **keywords)
+        async with client, served[0] as server:
+            theirs = server.register(bytearray(64), Access.REMOTE_READ | Access.REMOTE_WRITE)
+            await client.write(b"x" * 64, theirs.remote())
+            yield client, client.register(bytearray(64)), theirs.remote()
+
+
+async def test_a_full_queue_is_looked_at_however_seldom_looking_paid() -> None:
+    async with connected() as (client, ours, remote):
+        for _ in range(100):
+            await client.read(remote, ours[:])  # too early to find anything
+        with instant(client):
+            requests = [client.post_write(ours[:], remote) for _ in range(2 * DEPTH)]
+            for request in requests:
+                await request
+
+
+async def test_a_region_that_goes_by_looking_at_a_full_queue_is_not_posted() -> None:
+    async with connected() as (client, ours, remote):
+        with instant(client):
+            part = ours[:]
+            requests = [client.post_write(part, remote) for _ in range(DEPTH)]
+            ours.retire()
+            with pytest.raises(aiordma.ClosedError):
+                client.post_write(part, remote)
+            for request in requests:
+                await request
+        await client.write(b"y" * 64, remote)
+
+
+async def test_awaits_that_never_wait_let_time_pass() -> None:
+    async with connected() as (client, ours, remote):
+        with instant(client):
+            count = 0
+            with anyio.move_on_after(0.05):
+                while True:
+                    await client.post_write(ours[:], remote)
+                    count += 1
+            assert count > 256
+        await client.write(b"y" * 64, remote)
+
+
+async def test_numbers_of_remote_memory_need_not_be_pythons() -> None:
+    async with connected() as (client, _, remote):
+        number: Any = numpy.uint64  # an integer by its __index__ only
+        same = RemoteMemory(number(remote.address), number(64), number(remote.rkey))
+        await client.write(b"z" * 64, same)
+        assert await client.read_bytes(remote) == b"z" * 64
+
+
+def test_the_benchmark_knows_how_long_a_loop_polls() -> None:
+    assert loops.SPIN == SPIN
