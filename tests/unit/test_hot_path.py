@@ -59,11 +59,14 @@ class Calls:
         self.python = self.c = 0
 
     def __enter__(self) -> "Calls":
+        gc.collect()
+        gc.disable()  # what it finalizes, and calls for it, may be anybody's
         sys.setprofile(self._count)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
+        gc.enable()
         self.python -= 1  # this one
 
     def _count(self, _frame: object, event: str, argument: object) -> None:
