@@ -65,6 +65,22 @@ async def test_a_short_read_may_cross_a_page_at_any_byte() -> None:
             )
 
 
+@pytest.mark.capability("fenced_reads")
+async def test_a_read_may_be_fenced() -> None:
+    async with connected() as (client, server):
+        memory = bytearray(b"before..")
+        theirs = server.register(memory, REMOTE).remote()
+        first, second = bytearray(8), bytearray(8)
+        requests = [
+            client.post_read(theirs, first),
+            client.post_write(b"written.", theirs, fence=True),
+            client.post_read(theirs, second, fence=True),
+        ]
+        for request in requests:
+            assert (await request).ok
+        assert (first, second) == (b"before..", b"written.")
+
+
 async def test_writev_gathers_in_the_order_of_the_parts() -> None:
     async with connected() as (client, server):
         theirs = server.register(bytearray(12), REMOTE)
