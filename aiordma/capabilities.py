@@ -43,7 +43,8 @@ def require_reads(endpoint: Endpoint, parts: int, what: str = "READ") -> None:
             f"{what}: the two sides agreed on no outstanding READs (our initiator_depth, the "
             "peer's responder_resources)"
         )
-    endpoint.port.can_read = True  # from now on without asking
+    # From now on without asking; where a READ's end may come late, a chain has to ask each time.
+    endpoint.port.can_read = endpoint.hub.keeps_order
 
 
 def require_atomics(endpoint: Endpoint) -> None:

@@ -8,7 +8,7 @@ from typing import Self
 from aiordma.drain import ChainPort
 from aiordma.endpoint import Endpoint
 from aiordma.errors import NotSupportedError, RdmaError
-from aiordma.opcodes import Operation
+from aiordma.opcodes import READ, Operation
 from aiordma.posting import Posting
 from aiordma.ranges import RemoteMemory
 from aiordma.request import WorkRequest
@@ -18,6 +18,8 @@ from aiordma.verbs import MemorySlice, SendWork
 from aiordma.windows import BoundWindow
 
 __all__ = ("Chain",)
+
+_READ = int(READ[1])
 
 
 class Chain(Posting):
@@ -121,6 +123,11 @@ class Chain(Posting):
         try:
             if self._plain.over:
                 raise ValueError("this chain is over: make another one")
+            if self._last_tells and work.opcode == _READ and not self._endpoint.hub.keeps_order:
+                raise NotSupportedError(
+                    f"a READ in a chain with last_tells: {self._endpoint.hub.context.device_name} "
+                    "may end what is behind it first, so that nobody would tell of its own end"
+                )
             request = self._endpoint.prepare(work)
         except BaseException:
             if staged is not None:

@@ -22,6 +22,7 @@ from aiordma.errors import DeviceEventError, VerbsCallError, check_negative_errn
 from aiordma.event_loop import EventLoop, Timer
 from aiordma.inflight import InFlightTable
 from aiordma.pool import BufferPool
+from aiordma.provider import SOFTWARE
 from aiordma.threads import in_thread
 from aiordma.verbs import (
     AsyncEvent,
@@ -73,6 +74,8 @@ class DeviceHub:
         self.context = context
         self.attributes = context.query()
         self.is_iwarp = context.transport is Transport.IWARP
+        self.keeps_order = not self.is_iwarp or context.device_name == SOFTWARE
+        """Whether what is behind a READ ends behind it: siw does not see to that."""
         self.loop = loop
         self.in_flight: InFlightTable[Entry] = InFlightTable()
         self.domain = ProtectionDomain(context)

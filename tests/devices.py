@@ -101,6 +101,8 @@ LACKS: dict[str, dict[str, str]] = {
         "passive_side_first": "iWARP's accepting side must not send before it has received (RFC "
         "5044, 7.1); siw refuses a handshake's answer that has data behind it",
         "scattered_read": "siw reads into one part only (max_sge_rd 1)",
+        "ordered_ends": "siw may end what is behind a READ before it: aiordma lets no READ into a "
+        "chain with last_tells there",
         "fenced_reads": "siw ends a connection that fences a READ (siw_activate_tx_from_sq)",
         "short_reads_across_pages": "siw answers a READ of up to 32 bytes that lies on two "
         "pages with wrong bytes, unless one half is on each (siw_try_1seg)",

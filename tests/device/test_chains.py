@@ -238,7 +238,29 @@ async def test_a_chain_that_is_forgotten_ends_with_its_connection() -> None:
         assert client._endpoint.send_credits.free == client.options.send_depth
 
 
-@pytest.mark.parametrize("last_tells", [False, True])
+@one_loop
+async def test_a_run_has_no_read_where_its_end_may_come_late() -> None:
+    async with connected() as (client, server):
+        client._endpoint.hub.keeps_order = False
+        theirs = server.register(bytearray(8), REMOTE).remote()
+        ours = client.register(bytearray(8))
+        assert (await client.post_read(theirs, ours[:])).ok
+        with client.chain(last_tells=True) as chain:
+            for _ in range(2):
+                with pytest.raises(aiordma.NotSupportedError, match="last_tells"):
+                    chain.post_read(theirs, ours[:])
+            chain.post_write(ours[:], theirs)
+        (request,) = chain.requests
+        assert (await request).ok
+        with client.chain() as chain:
+            chain.post_read(theirs, ours[:])
+        assert (await chain.requests[0]).ok
+        assert ours.users == 0
+
+
+@pytest.mark.parametrize(
+    "last_tells", [False, pytest.param(True, marks=pytest.mark.capability("ordered_ends"))]
+)
 async def test_requests_of_every_kind_are_posted_in_their_order(last_tells: bool) -> None:
     async with connected() as (client, server):
         memory = bytearray(b"before..")
