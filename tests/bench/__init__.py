@@ -3,9 +3,11 @@
 rows.py         what a row is, and what becomes of it
 rounds.py       reference, candidate, reference, candidate, ...
 candidates.py   aiordma, by the runner that `aiordma bench` is
-perftest.py     references in C: rdma-core's perftest, and a program of our own (one_write.c)
+perftest.py     references in C: the programs of perftest
+same_work.py    the same work in C, on any device (same_work.c)
 instant.py      a device that takes no time (instant.c), for what Python costs
 native.py       rows of this machine: the software device
+beside_c.py     rows of this machine: the software device from Python and from C
 rxe.py          rows of the virtual machine: latency, throughput
 connections.py  rows of the virtual machine: a thousand connections
 peers.py        rows of the virtual machine: other Python libraries

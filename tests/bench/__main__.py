@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import peers, perftest, picture, report
+from . import peers, picture, report
 from .parts import MARK, PARTS, Part, Plan, words
 from .rounds import Step
+from .same_work import compile_same_work
 
 PROJECT = Path(__file__).resolve().parents[2]
 BUILD = PROJECT / "build"
@@ -46,9 +47,8 @@ def main() -> int:
 
 
 def prepare(parts: list[Part]) -> None:
-    """Make what the guest would make slowly."""
-    if not all(part.is_here for part in parts):
-        perftest.compile_one_write()
+    """Make what the guest would make slowly, and what would count for a row."""
+    compile_same_work()
     if any(part.name == "peers" for part in parts):
         print("looking for other libraries: the first time takes minutes", file=sys.stderr)
         peers.prepare()

@@ -18,6 +18,7 @@ from aiordma.bench.workload import Workload
 
 from .candidates import Candidates
 from .rows import MORE, Reading, Row, constant
+from .same_work import rounds_of
 
 COUNT = 1000
 WINDOW = 16
@@ -30,6 +31,7 @@ Place = tuple[Connection, MemorySlice, MemorySlice]
 def rows(here: Candidates) -> list[Row]:
     """Return them all; they are measured together, when the first is asked for."""
     thousand = _Thousand(here)
+    in_c = _InC(here).next
     name = f"rxe/connections/{COUNT}"
     return [
         Row(
@@ -41,6 +43,15 @@ def rows(here: Candidates) -> list[Row]:
             limit=0.8,
             better=MORE,
             note=f"{WINDOW} in flight: over all connections in turn, and on one",
+        ),
+        Row(
+            f"{name}/in_c",
+            "echoes per second",
+            partial(in_c, COUNT),
+            "one connection",
+            partial(in_c, 1),
+            better=MORE,
+            note="C on both sides, polling for ever: what the device and the guest make of it",
         ),
         Row(
             f"{name}/fds",
@@ -60,6 +71,27 @@ def rows(here: Candidates) -> list[Row]:
             note="per idle connection and side, kernel and process together (MemAvailable)",
         ),
     ]
+
+
+class _InC:
+    """The same in C: made once for all rounds."""
+
+    def __init__(self, here: Candidates) -> None:
+        self._here = here
+        self._found: dict[int, list[Reading]] = {}
+
+    def next(self, connections: int) -> Reading:
+        here = self._here
+        if connections not in self._found:
+            self._found[connections] = rounds_of(
+                here.host,
+                here.device,
+                Workload("echo", SIZE, WINDOW),
+                here.seconds,
+                connections=connections,
+                rounds=here.rounds,
+            )
+        return self._found[connections].pop(0)
 
 
 class _Thousand:

@@ -14,7 +14,7 @@ from typing import Any
 
 from aiordma.bench.loops import SPIN
 
-from . import connections, native, peers, rxe
+from . import beside_c, connections, native, peers, rxe
 from .candidates import Candidates
 from .rounds import Step, measure_all
 from .rows import Row, chosen
@@ -66,6 +66,7 @@ class Part:
 
 PARTS = (
     Part("native", native.rows, HERE),
+    Part("beside_c", beside_c.rows, HERE),
     Part("latency", rxe.latency_rows, GUEST),
     Part("throughput", rxe.throughput_rows, GUEST),
     Part("depth", rxe.depth_rows, GUEST),

@@ -1,4 +1,4 @@
-"""References in C: rdma-core's perftest, and our own program that WRITEs (one_write.c).
+"""References in C: the programs of perftest.
 
 Each run starts a server and a client of its own. The latency programs of perftest that exchange
 messages print half of a round trip: it is doubled here.
@@ -8,10 +8,7 @@ import itertools
 import re
 import subprocess
 import time
-from functools import partial
-from pathlib import Path
 
-from .compiling import compiled
 from .rows import Reading
 
 SECONDS = 20.0
@@ -31,22 +28,26 @@ class ProgramError(RuntimeError):
     """A reference did not run; says what it wrote."""
 
 
-def against_itself(program: list[str], client: list[str], server: list[str]) -> str:
+def against_itself(
+    program: list[str], client: list[str], server: list[str], more_seconds: float = 0.0
+) -> str:
     """Run a program's two sides; return what the client printed.
 
     Args:
         program: the words that both begin with.
         client: the client's other words.
         server: the server's.
+        more_seconds: that they may take beside SECONDS.
     """
+    limit = SECONDS + more_seconds
     serving = subprocess.Popen([*program, *server], stdout=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + limit
         while True:
             # A client that comes before the server listens ends at once.
             time.sleep(0.3)
             asked = subprocess.run(
-                [*program, *client], capture_output=True, text=True, timeout=SECONDS
+                [*program, *client], capture_output=True, text=True, timeout=limit
             )
             if asked.returncode == 0:
                 return asked.stdout
@@ -104,18 +105,3 @@ def bandwidth_of(name: str, host: str, size: int, rounds: int, depth: int) -> Re
     words = () if name == "ib_read_bw" else ("-Q", "1")
     found = run_perftest(name, host, size, rounds, "-t", str(depth), *words)
     return Reading(found[3] * MEBIBYTE / 1e6)
-
-
-def one_write(host: str, size: int, rounds: int) -> Reading:
-    """Return the median of one signaled WRITE in C, posted and polled for, in microseconds."""
-    program = compile_one_write()
-    port = free_port()
-    ask = partial(against_itself, [str(program)])
-    printed = ask(["ask", host, port, str(size), str(rounds)], ["serve", host, port, str(size)])
-    median, mean = map(int, printed.split())
-    return Reading(median / 1000, extra={"count": rounds, "mean_us": mean / 1000})
-
-
-def compile_one_write() -> Path:
-    """Compile it: before the virtual machine is booted, where gcc is slow."""
-    return compiled("one_write.c", "-lrdmacm", "-libverbs")

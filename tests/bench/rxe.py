@@ -4,7 +4,7 @@ from functools import partial
 
 from aiordma.bench.workload import Workload
 
-from . import perftest
+from . import perftest, same_work
 from .candidates import Candidates
 from .rows import MORE, Reading, Row, bandwidth, latency, rate
 
@@ -80,7 +80,7 @@ def latency_rows(here: Candidates) -> list[Row]:
             "us",
             partial(candidate, "write"),
             "one signaled WRITE in C, polled",
-            partial(perftest.one_write, host, 64, polled),
+            partial(same_work.measured, host, here.device, Workload("write", 64), seconds, True),
             limit=1.25,
         ),
     ]

@@ -153,6 +153,11 @@ GOALS = {
     "rxe/connections/1000",
     "native/post_beside_busy_thread",
     "software/echo/64",
+    "software/send_receive/64/events",
+    "software/read/64",
+    "software/write/64",
+    "software/write/64/window64",
+    "software/send/64/window64",
 }
 
 

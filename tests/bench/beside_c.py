@@ -1,0 +1,85 @@
+"""Rows of this machine: aiordma beside the same work in C, both on the software device.
+
+They say what Python costs where the processor is no emulated one.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from aiordma.bench.workload import Workload
+
+from .candidates import Candidates
+from .rows import LESS, MORE, Reading, Row, latency, rate
+from .same_work import measured
+
+WINDOW = 64
+
+
+def rows(here: Candidates) -> list[Row]:
+    """Return them all."""
+    return [
+        _row(here, "software/send_receive/64/polling", Workload("echo", 64), "C, polling"),
+        _row(
+            here,
+            "software/send_receive/64/beside_events_in_c",
+            Workload("echo", 64),
+            "C, sleeping",
+            limit=0.5,
+            refer_polling=False,
+        ),
+        _row(
+            here,
+            "software/send_receive/64/events",
+            Workload("echo", 64),
+            "C, sleeping",
+            limit=1.5,
+            polling=False,
+            refer_polling=False,
+        ),
+        _row(here, "software/read/64", Workload("read", 64), "C, polling", limit=1.25),
+        _row(here, "software/write/64", Workload("write", 64), "C, polling", limit=1.25),
+        _row(
+            here,
+            f"software/write/64/window{WINDOW}",
+            Workload("write", 64, WINDOW),
+            "C, polling",
+            limit=0.85,
+        ),
+        _row(
+            here,
+            f"software/send/64/window{WINDOW}",
+            Workload("send", 64, WINDOW),
+            "C, polling",
+            limit=0.7,
+        ),
+    ]
+
+
+def _row(
+    here: Candidates,
+    name: str,
+    work: Workload,
+    reference: str,
+    *,
+    limit: float | None = None,
+    polling: bool = True,
+    refer_polling: bool = True,
+) -> Row:
+    is_rate = work.depth > 1
+
+    def candidate() -> Reading:
+        found = here.rdma(work, polling=polling, timed=not is_rate)
+        return rate(found) if is_rate else latency(found)
+
+    refer: Callable[[], Reading] = partial(
+        measured, here.host, here.device, work, here.seconds, refer_polling
+    )
+    return Row(
+        name,
+        "per second" if is_rate else "us",
+        candidate,
+        f"the same in {reference}",
+        refer,
+        limit,
+        MORE if is_rate else LESS,
+    )

@@ -1,0 +1,428 @@
+/*
+ * The benchmark's work done in C, as one would write it by hand: over the provider's table, so
+ * that the same program runs on the software device and on the kernel's devices.
+ *
+ *   same_work DEVICE serve ADDRESS PORT POLLING                serves one client's connections
+ *   same_work DEVICE ask ADDRESS PORT POLLING OPERATION SIZE DEPTH CONNECTIONS MILLISECONDS ROUNDS
+ *       prints for each round: operations, nanoseconds in all, and, with a depth of 1, the median
+ *       of their times
+ *
+ * DEVICE: software or rdma-core. POLLING: 1, poll for ever; 0, sleep on the completion channel.
+ * OPERATION: echo, send, read or write. Every request is signaled. DEPTH operations are in flight,
+ * over all connections in turn.
+ */
+#include "provider.h"
+
+#include "declarations/software.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+
+enum { ECHO, SEND, READ, WRITE, OPERATIONS };
+enum { RECEIVES = 512, BATCH = 32, SAMPLES = 1 << 20, RESOURCES = 16, STOP = 1, TIMEOUT_MS = 5000 };
+
+static const char *const names[OPERATIONS] = {"echo", "send", "read", "write"};
+
+/* What a client asks for: the private data of its connections. */
+struct work {
+    uint32_t operation, size, depth, connections;
+};
+
+/* Where a server may be read and written: the private data of its answer. */
+struct place {
+    uint64_t address;
+    uint32_t rkey;
+} __attribute__((packed));
+
+struct peer {
+    struct rdma_cm_id *id;
+    char *memory; /* one piece for each receive, and one for what is sent */
+    struct ibv_mr *region;
+    struct place place;
+    uint32_t receives;
+};
+
+/* All of one process. A wr_id is a peer's number, and the piece of its memory. */
+static struct {
+    const struct aiordma_provider *calls;
+    struct rdma_event_channel *channel;
+    struct ibv_pd *domain;
+    struct ibv_comp_channel *events;
+    struct ibv_cq *queue;
+    struct work work;
+    struct peer *peers;
+    int is_server, polling;
+} here;
+
+static void check(int failed, const char *what)
+{
+    if (failed) {
+        fprintf(stderr, "%s: %s\n", what, strerror(errno));
+        exit(1);
+    }
+}
+
+static uint64_t now(void)
+{
+    struct timespec time;
+
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
+}
+
+/* -- requests ----------------------------------------------------------------------------- */
+
+static uint64_t wr_id(uint32_t peer, uint32_t piece)
+{
+    return (uint64_t)peer << 32 | piece;
+}
+
+static struct ibv_sge part(const struct peer *peer, uint32_t piece, uint32_t size)
+{
+    uintptr_t address = (uintptr_t)peer->memory + (size_t)piece * here.work.size;
+
+    return (struct ibv_sge){.addr = address, .length = size, .lkey = peer->region->lkey};
+}
+
+static void post_receive(uint32_t number, uint32_t piece)
+{
+    struct peer *peer = &here.peers[number];
+    struct ibv_sge sge = part(peer, piece, here.work.size);
+    struct ibv_recv_wr *bad, request = {
+        .wr_id = wr_id(number, piece), .sg_list = &sge, .num_sge = 1};
+
+    check(ibv_post_recv(peer->id->qp, &request, &bad), "ibv_post_recv");
+}
+
+static void post(uint32_t number, uint32_t piece, enum ibv_wr_opcode opcode, uint32_t size)
+{
+    struct peer *peer = &here.peers[number];
+    struct ibv_sge sge = part(peer, piece, size);
+    struct ibv_send_wr *bad, request = {
+        .wr_id = wr_id(number, piece),
+        .sg_list = &sge,
+        .num_sge = 1,
+        .opcode = opcode,
+        .send_flags = IBV_SEND_SIGNALED,
+        .wr.rdma = {.remote_addr = peer->place.address, .rkey = peer->place.rkey},
+    };
+
+    check(ibv_post_send(peer->id->qp, &request, &bad), "ibv_post_send");
+}
+
+/* Wait until something has completed. */
+static int completions(struct ibv_wc *found)
+{
+    struct ibv_cq *queue;
+    void *context;
+    int count;
+
+    for (;;) {
+        count = ibv_poll_cq(here.queue, BATCH, found);
+        if (!count && !here.polling) {
+            check(ibv_req_notify_cq(here.queue, 0), "ibv_req_notify_cq");
+            count = ibv_poll_cq(here.queue, BATCH, found);
+            if (!count) {
+                check(here.calls->get_cq_event(here.events, &queue, &context), "ibv_get_cq_event");
+                here.calls->ack_cq_events(queue, 1);
+                continue;
+            }
+        }
+        check(count < 0, "ibv_poll_cq");
+        for (int i = 0; i < count; i++)
+            if (found[i].status != IBV_WC_SUCCESS) {
+                fprintf(stderr, "a request ended with status %d\n", found[i].status);
+                exit(1);
+            }
+        if (count)
+            return count;
+    }
+}
+
+/* -- connections -------------------------------------------------------------------------- */
+
+static uint32_t receives_of_each(void)
+{
+    uint32_t depth = here.work.connections > 1 ? 1 : here.work.depth;
+
+    if (here.work.operation == ECHO)
+        return here.is_server ? 2 * depth + 1 : depth;
+    return here.is_server && here.work.operation == SEND ? RECEIVES : 1;
+}
+
+static uint32_t sends_of_each(void)
+{
+    return 2 * here.work.depth + 1; /* an answer may be seen before its question's completion */
+}
+
+static void prepare(struct ibv_context *context)
+{
+    uint32_t each = receives_of_each() + sends_of_each();
+
+    if (here.queue)
+        return;
+    here.domain = here.calls->alloc_pd(context);
+    check(!here.domain, "ibv_alloc_pd");
+    here.events = here.calls->create_comp_channel(context);
+    check(!here.events, "ibv_create_comp_channel");
+    here.queue = here.calls->create_cq(context, (int)(here.work.connections * each), NULL,
+                                       here.events, 0);
+    check(!here.queue, "ibv_create_cq");
+}
+
+static void set_up(uint32_t number, struct rdma_cm_id *id)
+{
+    struct peer *peer = &here.peers[number];
+    struct ibv_qp_init_attr attributes;
+    size_t length;
+
+    prepare(id->verbs);
+    attributes = (struct ibv_qp_init_attr){
+        .send_cq = here.queue,
+        .recv_cq = here.queue,
+        .cap = {.max_send_wr = sends_of_each(), .max_recv_wr = receives_of_each(),
+                .max_send_sge = 1, .max_recv_sge = 1},
+        .qp_type = IBV_QPT_RC,
+    };
+    peer->id = id;
+    peer->receives = receives_of_each();
+    length = (size_t)here.work.size * (peer->receives + 1);
+    check(posix_memalign((void **)&peer->memory, 4096, length), "posix_memalign");
+    memset(peer->memory, 0, length);
+    check(here.calls->cm_create_qp(id, here.domain, &attributes), "rdma_create_qp");
+    peer->region = here.calls->reg_mr(
+        here.domain, peer->memory, length,
+        IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE);
+    check(!peer->region, "ibv_reg_mr");
+    if (here.is_server || here.work.operation != ECHO)
+        for (uint32_t i = 0; i < peer->receives; i++)
+            post_receive(number, i);
+}
+
+static struct rdma_cm_event *event_of(enum rdma_cm_event_type expected)
+{
+    struct rdma_cm_event *event;
+
+    check(here.calls->get_cm_event(here.channel, &event), "rdma_get_cm_event");
+    if (event->event != expected) {
+        fprintf(stderr, "event %d, not %d\n", event->event, expected);
+        exit(1);
+    }
+    return event;
+}
+
+static void pass(enum rdma_cm_event_type expected)
+{
+    here.calls->ack_cm_event(event_of(expected));
+}
+
+static void make_peers(uint32_t count)
+{
+    here.peers = calloc(count, sizeof(*here.peers));
+    check(!here.peers, "calloc");
+}
+
+static void accept_one(uint32_t number)
+{
+    struct rdma_cm_event *event = event_of(RDMA_CM_EVENT_CONNECT_REQUEST);
+    struct rdma_cm_id *id = event->id;
+
+    check(event->param.conn.private_data_len < sizeof(here.work), "the client does not ask");
+    memcpy(&here.work, event->param.conn.private_data, sizeof(here.work));
+    here.calls->ack_cm_event(event);
+    if (!number)
+        make_peers(here.work.connections);
+    set_up(number, id);
+    struct place place = {(uintptr_t)here.peers[number].memory, here.peers[number].region->rkey};
+    struct rdma_conn_param parameters = {
+        .private_data = &place,
+        .private_data_len = sizeof(place),
+        .responder_resources = RESOURCES,
+        .initiator_depth = RESOURCES,
+        .rnr_retry_count = 7,
+    };
+    check(here.calls->accept(id, &parameters), "rdma_accept");
+    pass(RDMA_CM_EVENT_ESTABLISHED);
+}
+
+static void connect_one(uint32_t number, struct sockaddr_in *address)
+{
+    struct rdma_conn_param parameters = {
+        .private_data = &here.work,
+        .private_data_len = sizeof(here.work),
+        .responder_resources = RESOURCES,
+        .initiator_depth = RESOURCES,
+        .retry_count = 7,
+        .rnr_retry_count = 7,
+    };
+    struct rdma_cm_event *event;
+    struct rdma_cm_id *id;
+
+    check(here.calls->create_id(here.channel, &id, NULL, RDMA_PS_TCP), "rdma_create_id");
+    check(here.calls->resolve_addr(id, NULL, (struct sockaddr *)address, TIMEOUT_MS),
+          "rdma_resolve_addr");
+    pass(RDMA_CM_EVENT_ADDR_RESOLVED);
+    check(here.calls->resolve_route(id, TIMEOUT_MS), "rdma_resolve_route");
+    pass(RDMA_CM_EVENT_ROUTE_RESOLVED);
+    set_up(number, id);
+    check(here.calls->connect(id, &parameters), "rdma_connect");
+    event = event_of(RDMA_CM_EVENT_ESTABLISHED);
+    check(event->param.conn.private_data_len < sizeof(struct place), "the server does not say");
+    memcpy(&here.peers[number].place, event->param.conn.private_data, sizeof(struct place));
+    here.calls->ack_cm_event(event);
+}
+
+/* -- the two sides ------------------------------------------------------------------------ */
+
+static void serve(struct sockaddr_in *address)
+{
+    struct ibv_wc found[BATCH];
+    struct rdma_cm_id *listener;
+
+    check(here.calls->create_id(here.channel, &listener, NULL, RDMA_PS_TCP), "rdma_create_id");
+    check(here.calls->bind_addr(listener, (struct sockaddr *)address), "rdma_bind_addr");
+    check(here.calls->listen(listener, 16), "rdma_listen");
+    accept_one(0);
+    for (uint32_t i = 1; i < here.work.connections; i++)
+        accept_one(i);
+    if (here.work.operation >= READ)
+        here.polling = 0; /* nothing to do meanwhile */
+    for (;;) {
+        int count = completions(found);
+        for (int i = 0; i < count; i++) {
+            uint32_t peer = (uint32_t)(found[i].wr_id >> 32), piece = (uint32_t)found[i].wr_id;
+            int arrived = found[i].opcode & IBV_WC_RECV;
+            if (arrived && found[i].byte_len == STOP)
+                return;
+            if (arrived && here.work.operation == ECHO)
+                post(peer, piece, IBV_WR_SEND, here.work.size);
+            else
+                post_receive(peer, piece);
+        }
+    }
+}
+
+static void start(uint32_t number, uint32_t piece)
+{
+    static const enum ibv_wr_opcode opcodes[OPERATIONS] = {
+        IBV_WR_SEND, IBV_WR_SEND, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE};
+
+    if (here.work.operation == ECHO)
+        post_receive(number, piece);
+    post(number, here.work.operation == ECHO ? here.peers[number].receives : 0,
+         opcodes[here.work.operation], here.work.size);
+}
+
+static int ascending(const void *one, const void *other)
+{
+    uint64_t a = *(const uint64_t *)one, b = *(const uint64_t *)other;
+
+    return a < b ? -1 : a > b;
+}
+
+/* So many operations in flight; each end of one starts the next, while there is time. */
+static void drive(uint64_t nanoseconds, int tell)
+{
+    uint64_t began = now(), until = began + nanoseconds, last = began, count = 0;
+    uint64_t *samples = calloc(SAMPLES, sizeof(*samples));
+    uint32_t flying = here.work.depth, next = 0, sends = 0;
+    struct ibv_wc found[BATCH];
+
+    check(!samples, "calloc");
+    for (uint32_t i = 0; i < flying; i++, next++)
+        start(next % here.work.connections, here.work.connections > 1 ? 0 : i);
+    sends = here.work.operation == ECHO ? flying : 0;
+    while (flying || sends) {
+        int ends = completions(found);
+        for (int i = 0; i < ends; i++) {
+            if (here.work.operation == ECHO && !(found[i].opcode & IBV_WC_RECV)) {
+                sends--;
+                continue;
+            }
+            uint64_t time = here.work.depth == 1 || count % 16 == 0 ? now() : last;
+            if (here.work.depth == 1 && count < SAMPLES)
+                samples[count] = time - last;
+            last = time;
+            count++;
+            if (time >= until) {
+                flying--;
+                continue;
+            }
+            sends += here.work.operation == ECHO;
+            start(here.work.connections > 1 ? next % here.work.connections : 0,
+                  here.work.connections > 1 ? 0 : (uint32_t)found[i].wr_id);
+            next++;
+        }
+    }
+    uint64_t took = now() - began, known = count < SAMPLES ? count : SAMPLES;
+    qsort(samples, known, sizeof(*samples), ascending);
+    if (tell) {
+        printf("%llu %llu %llu\n", (unsigned long long)count, (unsigned long long)took,
+               (unsigned long long)(here.work.depth == 1 ? samples[known / 2] : 0));
+        fflush(stdout);
+    }
+    free(samples);
+}
+
+static void ask(struct sockaddr_in *address, uint64_t nanoseconds, int rounds)
+{
+    struct ibv_wc found[BATCH];
+
+    make_peers(here.work.connections);
+    for (uint32_t i = 0; i < here.work.connections; i++)
+        connect_one(i, address);
+    drive(nanoseconds / 10, 0);
+    while (rounds--)
+        drive(nanoseconds, 1);
+    post(0, here.peers[0].receives, IBV_WR_SEND, STOP);
+    while (!ibv_poll_cq(here.queue, 1, found))
+        ; /* it may fail: the server ends by it */
+}
+
+int main(int count, char **words)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    char message[256] = "no memory";
+
+    if (count < 6 || inet_pton(AF_INET, words[3], &address.sin_addr) != 1)
+        return 2;
+    address.sin_port = htons((uint16_t)atoi(words[4]));
+    here.polling = atoi(words[5]);
+    here.is_server = !strcmp(words[2], "serve");
+    here.calls = strcmp(words[1], "software") ? aiordma_rdma_core(message, sizeof(message))
+                                              : aiordma_software();
+    if (!here.calls) {
+        fprintf(stderr, "%s\n", message);
+        return 1;
+    }
+    struct rlimit files;
+    if (!getrlimit(RLIMIT_NOFILE, &files)) {
+        files.rlim_cur = files.rlim_max; /* the software device has a socket for a connection */
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
+    here.channel = here.calls->create_event_channel();
+    check(!here.channel, "rdma_create_event_channel");
+    if (here.is_server) {
+        serve(&address);
+        return 0;
+    }
+    if (count != 12)
+        return 2;
+    while (here.work.operation < OPERATIONS && strcmp(names[here.work.operation], words[6]))
+        here.work.operation++;
+    here.work.size = (uint32_t)atoi(words[7]);
+    here.work.depth = (uint32_t)atoi(words[8]);
+    here.work.connections = (uint32_t)atoi(words[9]);
+    if (here.work.operation == OPERATIONS || here.work.size <= STOP || !here.work.depth ||
+        !here.work.connections)
+        return 2;
+    if (here.work.connections > 1 && here.work.connections < here.work.depth)
+        return 2;
+    ask(&address, (uint64_t)atoi(words[10]) * 1000000, atoi(words[11]));
+    return 0;
+}

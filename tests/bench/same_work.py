@@ -1,0 +1,73 @@
+"""The same work in C (same_work.c), on any device: what a language, and not a device, costs."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from aiordma.bench.workload import Workload
+
+from .compiling import NATIVE, compiled
+from .perftest import against_itself, free_port
+from .rows import Reading
+
+CONNECTION_SECONDS = 0.2
+"""That making a connection may take, at most: a guest makes tens of them in a second."""
+
+
+def compile_same_work() -> Path:
+    """Compile it: before the virtual machine is booted, where gcc is slow."""
+    return compiled(
+        "same_work.c",
+        "-std=gnu11",
+        f"-I{NATIVE}",
+        '-DSW_VERSION="0"',
+        "-ldl",
+        "-lpthread",
+        others=[NATIVE / "rdma_core.c", *sorted((NATIVE / "software").glob("*.c"))],
+    )
+
+
+def rounds_of(
+    host: str,
+    device: str,
+    work: Workload,
+    seconds: float,
+    *,
+    polling: bool = True,
+    connections: int = 1,
+    rounds: int = 1,
+) -> list[Reading]:
+    """Measure in one pair of processes; return the rounds' medians of the time of an operation in
+    microseconds, or with a depth above 1 the operations per second.
+
+    Args:
+        host: the device's address.
+        device: its name; what is not the software device is the kernel's.
+        work: what to do: echo, send, read or write.
+        seconds: of each round.
+        polling: both sides poll for ever; else they sleep on the completion channel.
+        connections: the operations go over all of them in turn.
+        rounds: how many.
+    """
+    program = [str(compile_same_work()), "software" if device == "software" else "rdma-core"]
+    place = [host, free_port(), str(int(polling))]
+    numbers = (work.size, work.depth, connections, round(seconds * 1000), rounds)
+    printed = against_itself(
+        program,
+        ["ask", *place, work.operation, *map(str, numbers)],
+        ["serve", *place],
+        more_seconds=rounds * seconds + connections * CONNECTION_SECONDS,
+    )
+    return [_reading(work, [*map(int, line.split())]) for line in printed.splitlines()]
+
+
+def measured(host: str, device: str, work: Workload, seconds: float, polling: bool) -> Reading:
+    """Measure once."""
+    (reading,) = rounds_of(host, device, work, seconds, polling=polling)
+    return reading
+
+
+def _reading(work: Workload, numbers: Sequence[int]) -> Reading:
+    count, nanoseconds, median = numbers
+    each = partial(Reading, extra={"count": count, "mean_us": nanoseconds / 1000 / count})
+    return each(median / 1000) if work.depth == 1 else each(count / nanoseconds * 1e9)
