@@ -7,6 +7,7 @@ import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
+from mmap import mmap
 
 import anyio
 
@@ -109,7 +110,8 @@ async def _prepare(connection: Connection, work: Workload, timed: bool) -> Drive
         if work.depth == 1:
             return partial(_echo, connection, memory[: work.size], memory[work.size :])
         return partial(_echo_window, connection, work, memory[:])
-    memory = connection.register(bytearray(work.size))
+    # It begins on a page, so that no packet's payload lies on more pages than need be.
+    memory = connection.register(mmap(-1, work.size))
     local = memory[:]
     post: Callable[[], WorkRequest]
     if work.operation == "send":

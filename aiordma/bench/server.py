@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable
+from mmap import mmap
 
 import anyio
 
@@ -103,7 +104,7 @@ def _echo_receives(depth: int) -> int:
 
 async def _be_read_and_written(connection: Connection, work: Workload) -> None:
     memory = connection.register(
-        bytearray(work.size), Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE
+        mmap(-1, work.size), Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE
     )
     # The client asks first: iWARP does not let the side that accepts begin.
     async for _ in connection:
@@ -135,7 +136,7 @@ async def _echo_messages(connection: Connection) -> None:
 
 async def _take(connection: Connection, work: Workload) -> None:
     # All into one place: nobody looks at it.
-    place = connection.register(bytearray(work.size))[:]
+    place = connection.register(mmap(-1, work.size))[:]
     post_recv = connection.post_recv
     receives = deque(post_recv(place) for _ in range(connection.options.receive_depth))
     while True:

@@ -10,6 +10,7 @@ from aiordma.bench.workload import Workload
 
 from .candidates import Candidates
 from .rows import LESS, MORE, Reading, Row, latency, rate
+from .rxe import after_other_code
 from .same_work import measured
 
 WINDOW = 64
@@ -52,6 +53,7 @@ def rows(here: Candidates) -> list[Row]:
             "C, polling",
             limit=0.7,
         ),
+        after_other_code(here, "software/write/64/post_in_c"),
     ]
 
 

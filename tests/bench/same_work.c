@@ -4,8 +4,12 @@
  *
  *   same_work DEVICE serve ADDRESS PORT POLLING                serves one client's connections
  *   same_work DEVICE ask ADDRESS PORT POLLING OPERATION SIZE DEPTH CONNECTIONS MILLISECONDS ROUNDS
- *       prints for each round: operations, nanoseconds in all, and, with a depth of 1, the median
- *       of their times
+ *             FUNCTIONS
+ *       prints for each round: operations, nanoseconds in all, and, with a depth of 1, the medians
+ *       of their times and of what posting took of it
+ *
+ * With a depth of 1, so many FUNCTIONS, each at an address of its own, are called between two
+ * operations, outside of their times.
  *
  * DEVICE: software or rdma-core. POLLING: 1, poll for ever; 0, sleep on the completion channel.
  * OPERATION: echo, send, read or write. Every request is signaled. DEPTH operations are in flight,
@@ -25,6 +29,7 @@
 
 enum { ECHO, SEND, READ, WRITE, OPERATIONS };
 enum { RECEIVES = 512, BATCH = 32, SAMPLES = 1 << 20, RESOURCES = 16, STOP = 1, TIMEOUT_MS = 5000 };
+enum { FUNCTIONS = 4096, APART = 64 };
 
 static const char *const names[OPERATIONS] = {"echo", "send", "read", "write"};
 
@@ -146,9 +151,14 @@ static int completions(struct ibv_wc *found)
 
 /* -- connections -------------------------------------------------------------------------- */
 
+static uint32_t depth_of_each(void)
+{
+    return here.work.connections > 1 ? 1 : here.work.depth;
+}
+
 static uint32_t receives_of_each(void)
 {
-    uint32_t depth = here.work.connections > 1 ? 1 : here.work.depth;
+    uint32_t depth = depth_of_each();
 
     if (here.work.operation == ECHO)
         return here.is_server ? 2 * depth + 1 : depth;
@@ -157,7 +167,7 @@ static uint32_t receives_of_each(void)
 
 static uint32_t sends_of_each(void)
 {
-    return 2 * here.work.depth + 1; /* an answer may be seen before its question's completion */
+    return 2 * depth_of_each() + 1; /* an answer may be seen before its question's completion */
 }
 
 static void prepare(struct ibv_context *context)
@@ -307,6 +317,30 @@ static void serve(struct sockaddr_in *address)
     }
 }
 
+/* Functions that return at once; on other processors than x86 there are none. */
+#if defined(__x86_64__)
+__asm__(".pushsection .text\n"
+        ".balign 4096\n"
+        "functions:\n"
+        ".rept 4096\n"
+        "ret\n"
+        ".balign 64\n"
+        ".endr\n"
+        ".popsection");
+extern char functions[];
+
+static void call_functions(int count)
+{
+    for (int i = 0; i < count; i++)
+        ((void (*)(void))(uintptr_t)(functions + (size_t)i * APART))();
+}
+#else
+static void call_functions(int count)
+{
+    (void)count;
+}
+#endif
+
 static void start(uint32_t number, uint32_t piece)
 {
     static const enum ibv_wr_opcode opcodes[OPERATIONS] = {
@@ -326,14 +360,15 @@ static int ascending(const void *one, const void *other)
 }
 
 /* So many operations in flight; each end of one starts the next, while there is time. */
-static void drive(uint64_t nanoseconds, int tell)
+static void drive(uint64_t nanoseconds, int functions_between, int tell)
 {
     uint64_t began = now(), until = began + nanoseconds, last = began, count = 0;
     uint64_t *samples = calloc(SAMPLES, sizeof(*samples));
+    uint64_t *posts = calloc(SAMPLES, sizeof(*posts));
     uint32_t flying = here.work.depth, next = 0, sends = 0;
     struct ibv_wc found[BATCH];
 
-    check(!samples, "calloc");
+    check(!samples || !posts, "calloc");
     for (uint32_t i = 0; i < flying; i++, next++)
         start(next % here.work.connections, here.work.connections > 1 ? 0 : i);
     sends = here.work.operation == ECHO ? flying : 0;
@@ -354,31 +389,43 @@ static void drive(uint64_t nanoseconds, int tell)
                 continue;
             }
             sends += here.work.operation == ECHO;
+            if (here.work.depth == 1) {
+                call_functions(functions_between);
+                last = now();
+            }
             start(here.work.connections > 1 ? next % here.work.connections : 0,
                   here.work.connections > 1 ? 0 : (uint32_t)found[i].wr_id);
+            if (here.work.depth == 1 && count < SAMPLES)
+                posts[count] = now() - last;
             next++;
         }
     }
     uint64_t took = now() - began, known = count < SAMPLES ? count : SAMPLES;
+
+    if (here.work.depth > 1)
+        known = 0;
     qsort(samples, known, sizeof(*samples), ascending);
+    qsort(posts, known, sizeof(*posts), ascending);
     if (tell) {
-        printf("%llu %llu %llu\n", (unsigned long long)count, (unsigned long long)took,
-               (unsigned long long)(here.work.depth == 1 ? samples[known / 2] : 0));
+        printf("%llu %llu %llu %llu\n", (unsigned long long)count, (unsigned long long)took,
+               (unsigned long long)samples[known / 2], (unsigned long long)posts[known / 2]);
         fflush(stdout);
     }
     free(samples);
+    free(posts);
 }
 
-static void ask(struct sockaddr_in *address, uint64_t nanoseconds, int rounds)
+static void ask(struct sockaddr_in *address, uint64_t nanoseconds, int rounds,
+                int functions_between)
 {
     struct ibv_wc found[BATCH];
 
     make_peers(here.work.connections);
     for (uint32_t i = 0; i < here.work.connections; i++)
         connect_one(i, address);
-    drive(nanoseconds / 10, 0);
+    drive(nanoseconds / 10, functions_between, 0);
     while (rounds--)
-        drive(nanoseconds, 1);
+        drive(nanoseconds, functions_between, 1);
     post(0, here.peers[0].receives, IBV_WR_SEND, STOP);
     while (!ibv_poll_cq(here.queue, 1, found))
         ; /* it may fail: the server ends by it */
@@ -411,18 +458,21 @@ int main(int count, char **words)
         serve(&address);
         return 0;
     }
-    if (count != 12)
+    if (count != 13)
         return 2;
     while (here.work.operation < OPERATIONS && strcmp(names[here.work.operation], words[6]))
         here.work.operation++;
     here.work.size = (uint32_t)atoi(words[7]);
     here.work.depth = (uint32_t)atoi(words[8]);
     here.work.connections = (uint32_t)atoi(words[9]);
+    int between = atoi(words[12]);
+    if (between < 0 || between > FUNCTIONS)
+        return 2;
     if (here.work.operation == OPERATIONS || here.work.size <= STOP || !here.work.depth ||
         !here.work.connections)
         return 2;
-    if (here.work.connections > 1 && here.work.connections < here.work.depth)
+    if (here.work.connections > 1 && here.work.connections < 2 * here.work.depth)
         return 2;
-    ask(&address, (uint64_t)atoi(words[10]) * 1000000, atoi(words[11]));
+    ask(&address, (uint64_t)atoi(words[10]) * 1000000, atoi(words[11]), between);
     return 0;
 }

@@ -36,6 +36,7 @@ def rounds_of(
     polling: bool = True,
     connections: int = 1,
     rounds: int = 1,
+    functions: int = 0,
 ) -> list[Reading]:
     """Measure in one pair of processes; return the rounds' medians of the time of an operation in
     microseconds, or with a depth above 1 the operations per second.
@@ -48,10 +49,11 @@ def rounds_of(
         polling: both sides poll for ever; else they sleep on the completion channel.
         connections: the operations go over all of them in turn.
         rounds: how many.
+        functions: with a depth of 1, called between two operations, each at its own address.
     """
     program = [str(compile_same_work()), "software" if device == "software" else "rdma-core"]
     place = [host, free_port(), str(int(polling))]
-    numbers = (work.size, work.depth, connections, round(seconds * 1000), rounds)
+    numbers = (work.size, work.depth, connections, round(seconds * 1000), rounds, functions)
     printed = against_itself(
         program,
         ["ask", *place, work.operation, *map(str, numbers)],
@@ -67,7 +69,14 @@ def measured(host: str, device: str, work: Workload, seconds: float, polling: bo
     return reading
 
 
+def posting(host: str, device: str, work: Workload, seconds: float, functions: int) -> Reading:
+    """Measure what a post alone takes, in microseconds, after so many other functions."""
+    (reading,) = rounds_of(host, device, work, seconds, functions=functions)
+    return Reading(reading.extra["post_us"], extra=reading.extra)
+
+
 def _reading(work: Workload, numbers: Sequence[int]) -> Reading:
-    count, nanoseconds, median = numbers
-    each = partial(Reading, extra={"count": count, "mean_us": nanoseconds / 1000 / count})
+    count, nanoseconds, median, post = numbers
+    extra = {"count": count, "mean_us": nanoseconds / 1000 / count, "post_us": post / 1000}
+    each = partial(Reading, extra=extra)
     return each(median / 1000) if work.depth == 1 else each(count / nanoseconds * 1e9)

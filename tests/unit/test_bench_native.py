@@ -50,4 +50,5 @@ def test_the_rows_beside_c_are_measured(tmp_path: Path) -> None:
         "software/write/64",
         "software/write/64/window64",
         "software/send/64/window64",
+        "software/write/64/post_in_c",
     ]
