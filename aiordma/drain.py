@@ -1,7 +1,7 @@
 """From completion queues to the requests that they end, and a queue pair's port.
 
-All are references: the engine in C (`_native/engine/drain.c`, `port.c`, `chain.c`) stands in for
-them, and does what they leave out. A port posts plain requests without Python's help, and a chain's
+All are references: the engine in C (`_native/engine/drain.c`, `port.c`, `shared.c`, `chain.c`) stands in
+for them, and does what they leave out. A port posts plain requests without Python's help, and a chain's
 collects them; these find none plain, so that all go the general way. Nothing is looked for at
 an await, and nobody is run at once.
 """
@@ -15,7 +15,16 @@ from aiordma.inflight import InFlightTable
 from aiordma.request import OpenRequests, WorkRequest
 from aiordma.verbs.completion import COMPLETION
 
-__all__ = ("BATCH", "ChainPort", "ClosedPort", "Drain", "Entry", "Port", "ReferenceDrain")
+__all__ = (
+    "BATCH",
+    "ChainPort",
+    "ClosedPort",
+    "Drain",
+    "Entry",
+    "Port",
+    "ReferenceDrain",
+    "SharedPort",
+)
 
 logger = logging.getLogger("aiordma")
 
@@ -177,6 +186,36 @@ class Port(ClosedPort):
         domain: object,
     ) -> None:
         super().__init__()
+
+
+@in_c("SharedPort")
+class SharedPort(ClosedPort):
+    """A shared receive queue, to post plain receives on; its arguments are a Port's, and the send
+    queue's slots are nobody's."""
+
+    def __init__(
+        self,
+        owner: object,
+        drain: ReferenceDrain,
+        sends: Slots,
+        receives: Slots,
+        posted: OpenRequests,
+        loop: object,
+        domain: object,
+    ) -> None:
+        super().__init__()
+
+    def open(self, queue: int, max_message: int, _: int = 0) -> None:
+        """There is a queue, at that address."""
+
+    def post(self, parts: list[Any]) -> list[WorkRequest] | tuple[int, list[WorkRequest]] | None:
+        """Post a receive for each part as one chain, with one call.
+
+        Returns:
+            The requests; or the errno with which the device refused one, and the requests before
+            it, which are posted; None: they are not plain, or too many, and nothing was posted.
+        """
+        return None
 
 
 @in_c("ChainPort")

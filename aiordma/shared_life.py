@@ -8,10 +8,11 @@ memory of what is still posted come back.
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import anyio
 
+from aiordma.counted import Slots
+from aiordma.drain import SharedPort
 from aiordma.enums import AsyncEventType, CmEventType, WorkCompletionStatus
 from aiordma.errors import (
     BusyError,
@@ -19,68 +20,27 @@ from aiordma.errors import (
     DeviceEventError,
     DeviceRemovedError,
     FlushedError,
-    NotSupportedError,
 )
 from aiordma.event_loop import Timer
 from aiordma.hub import DeviceHub, SharedQueue
 from aiordma.process import here, require_same_process
 from aiordma.rdmacm import Event, Identifier
 from aiordma.reactor import Reactor
-from aiordma.request import WorkRequest
+from aiordma.request import OpenRequests, WorkRequest
+from aiordma.shared_settings import SharedReceiveSettings
 from aiordma.threads import in_thread, outwait
 from aiordma.verbs import MemoryRegion, RawSharedReceiveQueue
 from aiordma.work_queues import WorkQueues
 
-__all__ = ("SharedReceiveLife", "SharedReceiveSettings")
+__all__ = ("SharedReceiveLife",)
 
 logger = logging.getLogger("aiordma")
-
-DEFAULT_SGE = 8
 
 LAST_SECONDS = 0.2
 """How long a device may take to tell that a queue pair has completed the last receive it took.
 Some never do: the first that does not is the last that is waited for."""
 
 _FLUSH = int(WorkCompletionStatus.WR_FLUSH_ERR)
-
-
-@dataclass(frozen=True, slots=True)
-class SharedReceiveSettings:
-    """What a shared receive queue is made with; see `open_shared_receive`."""
-
-    depth: int = 64
-    max_sge: int | None = None
-    buffers: int = 0
-    buffer_size: int = 16384
-
-    def check(self, hub: DeviceHub) -> None:
-        """Refuse what the device cannot give.
-
-        Raises:
-            NotSupportedError: it has no shared receive queues.
-            ValueError: names the argument and the limit.
-        """
-        device, name = hub.attributes, hub.context.device_name
-        if not device.max_srq:
-            raise NotSupportedError(f"{name} has no shared receive queues (max_srq 0)")
-        for argument, value, limit in (
-            ("depth", self.depth, device.max_srq_wr),
-            ("max_sge", self.parts(hub), device.max_srq_sge),
-        ):
-            if not 1 <= value <= limit:
-                raise ValueError(f"{argument}={value}: {name} has 1..{limit}")
-
-    def parts(self, hub: DeviceHub) -> int:
-        """Return how many parts a receive may have on this device."""
-        if self.max_sge is not None:
-            return self.max_sge
-        return 1 if self.buffers else min(DEFAULT_SGE, hub.attributes.max_srq_sge)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.buffers <= self.depth:
-            raise ValueError(f"buffers={self.buffers} is not in 0..{self.depth} (the depth)")
-        if not 1 <= self.buffer_size <= 1 << 30:
-            raise ValueError(f"buffer_size={self.buffer_size} is not in 1..{1 << 30}")
 
 
 class _AtLoopEnd:
@@ -127,8 +87,6 @@ class SharedReceiveLife:
         self.hub = hub
         self.loop = hub.loop
         self._process = here.pid
-        self.depth = settings.depth
-        """Receives that may be posted."""
         self.max_sge = settings.parts(hub)
         """Parts that one receive may have."""
         self.max_message = 0
@@ -136,7 +94,10 @@ class SharedReceiveLife:
         self.regions: dict[int, MemoryRegion] = {}
         self._settings = settings
         self._identifier = identifier
-        self._open: set[WorkRequest] = set()
+        self._open = OpenRequests()
+        self._slots = Slots()
+        self._port: SharedPort | None = None
+        self.set_depth(settings.depth)
         self._members: dict[WorkQueues, _Stay] = {}
         self._tells_last: bool | None = None
         self._made = False
@@ -170,6 +131,26 @@ class SharedReceiveLife:
         """Connections that take their receives from here and have not ended."""
         return len(self._members)
 
+    def set_depth(self, depth: int) -> None:
+        """So many receives may be posted from now on."""
+        self.depth = self._slots.total = depth
+        self._slots.free = depth - self.posted
+
+    def _open_port(self) -> None:
+        if self.cause is not None or self._settings.buffers:
+            return
+        loop = self.loop.asyncio_loop
+        self._port = SharedPort(
+            self, self.hub.steps, Slots(), self._slots, self._open, loop, self.hub.domain
+        )
+        self._port.open(self.raw.key, self.max_message)
+        self._port.can_receive = True
+
+    def hear_of_each_end(self, wanted: bool) -> None:
+        """Whether `request_ended` is called for plain receives, too."""
+        if self._port is not None:
+            self._port.tells = wanted
+
     async def open(self) -> None:
         """Make it. Whether it fails or not, `close` gives everything back.
 
@@ -182,6 +163,7 @@ class SharedReceiveLife:
         self._reserved = self.depth
         self.hub.on_failure.add(self.fail)
         await self._call(self._create)
+        self._open_port()
         self.hub.on_object_event[self.raw.key] = self._device_event
 
     def _create(self) -> None:
@@ -305,6 +287,8 @@ class SharedReceiveLife:
     def _end(self, cause: Exception) -> None:
         if self.cause is None:
             self.cause = cause
+            if self._port is not None:
+                self._port.can_receive = False
         self._destroy_if_due()
 
     def _destroy_if_due(self) -> None:

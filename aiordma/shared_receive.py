@@ -8,7 +8,7 @@ completion queue, where the receives of all its members complete: no sequence of
 import errno
 import logging
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -34,7 +34,8 @@ from aiordma.pool import Lease
 from aiordma.rdmacm import Identifier
 from aiordma.reactor import Reactor
 from aiordma.request import WorkRequest
-from aiordma.shared_life import SharedReceiveLife, SharedReceiveSettings
+from aiordma.shared_life import SharedReceiveLife
+from aiordma.shared_settings import SharedReceiveSettings
 from aiordma.staging import Buffer, Staged, Staging
 from aiordma.threads import outwait
 from aiordma.verbs import Capacity, MemoryRegion, WorkCompletion
@@ -137,13 +138,16 @@ class SharedReceiveQueue(SharedReceiveLife):
                 "this queue posts its own receives: use connection.receive(), or make it with "
                 "buffers=0"
             )
+        given = list(buffers)
+        posted = None if self._port is None else self._port.post(given)
+        if posted is not None:
+            return posted if isinstance(posted, list) else self._posted_in_part(*posted, given)
         self.require_usable()
-        receives = [list(r) if isinstance(r, list | tuple) else [r] for r in buffers]
-        free = self.depth - self.posted
+        receives = [list(r) if isinstance(r, list | tuple) else [r] for r in given]
+        free = self._slots.free
         if len(receives) > free:
             raise QueueFullError(
-                f"{len(receives)} receives, and {free} of {self.depth} slots are free: await a "
-                "posted one first"
+                f"{len(receives)} receives, and {free} of {self.depth} slots are free: await one"
             )
         staged: list[Staged] = []
         try:
@@ -167,6 +171,7 @@ class SharedReceiveQueue(SharedReceiveLife):
             # Before the device can know of it; only its own refusal takes it out again.
             request.wr_id = self.hub.in_flight.add(request)
             self._open.add(request)
+            self._slots.free -= 1
             requests.append(request)
         error, taken = self.raw.post_packed(
             [
@@ -178,15 +183,23 @@ class SharedReceiveQueue(SharedReceiveLife):
             self._staging.posted(one, request)
         for request, one in zip(requests[taken:], staged[taken:], strict=True):
             self._open.discard(request)
+            self._slots.free += 1
             self.hub.in_flight.take(request.wr_id)
             request.drop()
             self._staging.abandon(one)
         if taken:
             self.hub.watch_over()
-        if error:
-            hint = f"{requests[taken]} on {self!r}"
-            raise PartialPostError(error, "ibv_post_srq_recv", hint, requests[:taken])
-        return requests
+        return self._posted_in_part(error, requests[:taken], staged) if error else requests
+
+    def _posted_in_part(
+        self, error: int, posted: list[WorkRequest], given: Sequence[object]
+    ) -> list[WorkRequest]:
+        if len(posted) == len(given):
+            # The device has all of them, and could not be told: only the queue's end decides it.
+            self.fail(VerbsCallError(error, "ibv_post_srq_recv", "the device could not be told"))
+            return posted
+        hint = f"receive {len(posted)} of {len(given)} on {self!r}"
+        raise PartialPostError(error, "ibv_post_srq_recv", hint, posted)
 
     # -- completions (RequestOwner) -----------------------------------------------------------
 
@@ -205,6 +218,7 @@ class SharedReceiveQueue(SharedReceiveLife):
     def request_ended(self, request: WorkRequest) -> None:
         """Take back the slot."""
         self._open.discard(request)
+        self._slots.free += 1
         self._look_at_limit()
 
     # -- pooled receives ----------------------------------------------------------------------
@@ -286,6 +300,7 @@ class SharedReceiveQueue(SharedReceiveLife):
             return
         waiter = self.loop.waiter()
         self._limit = count, waiter
+        self.hear_of_each_end(True)
         try:
             await self._call(lambda: self.raw.modify(limit=count))
             self._look_at_limit()  # a device need not notice what it took before it was armed
@@ -296,6 +311,7 @@ class SharedReceiveQueue(SharedReceiveLife):
                 await self._disarm()
             finally:
                 self._limit = None
+                self.hear_of_each_end(False)
 
     async def _disarm(self) -> None:
         if self.cause is not None:
@@ -342,7 +358,7 @@ class SharedReceiveQueue(SharedReceiveLife):
             self.hub.reserve_more(self.queue, depth - before)
             self._reserved = depth
         else:
-            self.depth = depth  # from now on: nothing may be posted beyond it meanwhile
+            self.set_depth(depth)  # from now on: nothing may be posted beyond it meanwhile
         done: list[int] = []
 
         def change() -> None:
@@ -361,7 +377,7 @@ class SharedReceiveQueue(SharedReceiveLife):
         finally:
             # Also if the caller was cancelled meanwhile.
             self._resizing = False
-            self.depth = depth if done else before
+            self.set_depth(depth if done else before)
             self.hub.free(self.queue, self._reserved - self.depth)
             self._reserved = self.depth
 

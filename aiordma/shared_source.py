@@ -10,7 +10,7 @@ from aiordma.hub import DeviceHub
 from aiordma.provider import Provider, wanted_device
 from aiordma.rdmacm import Identifier
 from aiordma.reactor import acquire_reactor
-from aiordma.shared_life import SharedReceiveSettings
+from aiordma.shared_settings import SharedReceiveSettings
 from aiordma.shared_receive import SharedReceiveQueue
 from aiordma.threads import outwait
 

@@ -3,7 +3,7 @@
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from itertools import cycle
@@ -14,11 +14,13 @@ import anyio
 
 from aiordma import Connection, MemorySlice, connect
 from aiordma.bench.loops import run
+from aiordma.bench.processes import Ports
 from aiordma.bench.workload import Workload
 
 from .candidates import Candidates
 from .rows import MORE, Reading, Row, constant
 from .same_work import rounds_of
+from .shared_server import serving
 
 COUNT = 1000
 WINDOW = 16
@@ -30,19 +32,30 @@ Place = tuple[Connection, MemorySlice, MemorySlice]
 
 def rows(here: Candidates) -> list[Row]:
     """Return them all; they are measured together, when the first is asked for."""
-    thousand = _Thousand(here)
+    shared = _Thousand(here, lambda: here.keep(serving(here.host, here.device, here.spin)))
+    own = _Thousand(here, lambda: here.ports("auto", True))
     in_c = _InC(here).next
     name = f"rxe/connections/{COUNT}"
     return [
         Row(
             name,
             "echoes per second",
-            partial(thousand.next, "many"),
+            partial(shared.next, "many"),
             "one connection",
-            partial(thousand.next, "one"),
+            partial(shared.next, "one"),
             limit=0.8,
             better=MORE,
-            note=f"{WINDOW} in flight: over all connections in turn, and on one",
+            note=f"{WINDOW} in flight: over all connections in turn, and on one; the server has one "
+            "queue of receives, and one task",
+        ),
+        Row(
+            f"{name}/own_tasks",
+            "echoes per second",
+            partial(own.next, "many"),
+            "one connection",
+            partial(own.next, "one"),
+            better=MORE,
+            note="the server has receives and a task for each connection",
         ),
         Row(
             f"{name}/in_c",
@@ -56,7 +69,7 @@ def rows(here: Candidates) -> list[Row]:
         Row(
             f"{name}/fds",
             "descriptors",
-            partial(thousand.next, "fds"),
+            partial(shared.next, "fds"),
             "4",
             constant(4.0),
             limit=1.0,
@@ -65,7 +78,7 @@ def rows(here: Candidates) -> list[Row]:
         Row(
             f"{name}/memory",
             "KiB",
-            partial(thousand.next, "memory"),
+            partial(own.next, "memory"),
             "none",
             partial(Reading, None),
             note="per idle connection and side, kernel and process together (MemAvailable)",
@@ -97,8 +110,9 @@ class _InC:
 class _Thousand:
     """Made once for all rounds of all rows."""
 
-    def __init__(self, here: Candidates) -> None:
+    def __init__(self, here: Candidates, start: Callable[[], Ports]) -> None:
         self._here = here
+        self._start = start
         self._found: dict[str, list[Reading]] = {}
 
     def next(self, what: str) -> Reading:
@@ -108,7 +122,7 @@ class _Thousand:
 
     async def _measure(self) -> None:
         here = self._here
-        ports = here.ports("auto", True)
+        ports = self._start()
         async with AsyncExitStack() as stack:
 
             async def add(depth: int) -> Connection:

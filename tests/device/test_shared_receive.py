@@ -177,7 +177,7 @@ async def test_a_chain_beyond_the_free_slots_is_not_posted_at_all() -> None:
 async def test_what_the_device_took_before_it_refused_is_live() -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
         room = shared.raw.max_wr
-        shared.depth = 8 * room  # our own count would have refused it
+        shared.set_depth(8 * room)  # our own count would have refused it
         memory, refused = shared.register(bytearray(64)), bytearray(8)
         with pytest.raises(aiordma.PartialPostError) as caught:
             shared.post_srq_recv([memory[:8]] * (4 * room) + [refused, memory[:8]])
@@ -189,6 +189,86 @@ async def test_what_the_device_took_before_it_refused_is_live() -> None:
             completion = await error.posted[0]
             assert bytes(memory[: completion.byte_len].view) == b"first"
             assert shared.posted == error.refused - 1
+
+
+@one_loop
+async def test_what_the_device_took_of_plain_ones_before_it_refused_is_live() -> None:
+    async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
+        room = shared.raw.max_wr
+        shared.set_depth(8 * room)
+        memory, free = shared.register(bytearray(64)), shared._slots.free
+        with pytest.raises(aiordma.PartialPostError) as caught:
+            shared.post_srq_recv([memory[:8]] * (4 * room))
+        error = caught.value
+        assert error.errno == errno.ENOMEM
+        assert 4 <= error.refused == len(error.posted) == shared.posted < 4 * room
+        assert shared._slots.free == free - shared.posted
+        assert memory.users == shared.posted
+        assert len(shared.hub.in_flight) == shared.posted
+        async with members(1, shared):
+            completion = await error.posted[0]
+            assert bytes(memory[: completion.byte_len].view) == b"first"
+            assert shared.posted == error.refused - 1
+
+
+@one_loop
+async def test_plain_receives_are_posted_with_one_call_and_their_slots_come_back() -> None:
+    async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
+        memory = shared.register(bytearray(64))
+        requests = shared.post_srq_recv([memory[:32], memory[32:]])
+        async with members(1, shared) as (clients, servers):
+            await requests[0]
+            for number in range(20):
+                before = shared.hub.steps.crossings
+                requests += shared.post_srq_recv([memory[:32], memory[32:]])
+                assert shared.hub.steps.crossings == before + 1
+                with pytest.raises(aiordma.QueueFullError, match="2 receives, and 1 of 4"):
+                    shared.post_srq_recv([memory[:8], memory[8:16]])
+                for i in range(2):
+                    await clients[0].send(b"%d" % (2 * number + i))
+                    completion = await requests[2 * number + i + 1]
+                    assert shared.connection_of(completion) is servers[0]
+        assert shared.posted == 1
+        assert shared._slots.free == 3
+        assert memory.users == 1
+
+
+@one_loop
+async def test_one_that_is_not_plain_takes_the_others_the_general_way() -> None:
+    async with await aiordma.open_shared_receive(ADDRESS, depth=4, max_sge=2) as shared:
+        memory, other = shared.register(bytearray(64)), bytearray(8)
+        for bad, error in ((b"read-only", TypeError), ([memory[:1]] * 3, ValueError)):
+            with pytest.raises(error):
+                shared.post_srq_recv([memory[:8], memory[8:16], bad])
+            assert (shared.posted, shared._slots.free, memory.users) == (0, 4, 0)
+        requests = shared.post_srq_recv([memory[:8], other, [memory[8:12], memory[12:16]]])
+        assert (shared.posted, shared._slots.free) == (3, 1)
+        async with members(1, shared):
+            await requests[0]
+        assert bytes(memory[:5].view) == b"first"
+        assert (shared.posted, shared._slots.free) == (2, 2)
+
+
+@one_loop
+async def test_memory_of_elsewhere_is_refused_and_read_only_memory_too() -> None:
+    async with (
+        await aiordma.open_shared_receive(ADDRESS, depth=4) as shared,
+        await aiordma.open_shared_receive(ADDRESS, depth=4) as other,
+    ):
+        readable = aiordma.MemoryRegion(
+            shared.hub.domain, bytearray(8), aiordma.Access.REMOTE_READ
+        )
+        with pytest.raises(TypeError, match="LOCAL_WRITE"):
+            shared.post_srq_recv([readable[:]])
+        readable.close()
+        memory = shared.register(bytearray(8))
+        part = memory[:]
+        memory.close()
+        with pytest.raises(aiordma.ClosedError):
+            shared.post_srq_recv([part])
+        mine = shared.register(bytearray(8))[:]
+        (request,) = other.post_srq_recv([mine])  # one domain for all of a loop's device
+        assert not request.done()
 
 
 @one_loop

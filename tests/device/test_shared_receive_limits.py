@@ -27,10 +27,11 @@ def limits_of(shared: aiordma.SharedReceiveQueue) -> list[int]:
     return limits
 
 
-async def test_the_limit_is_told_once_fewer_are_left() -> None:
+@pytest.mark.parametrize("plain", [True, False])
+async def test_the_limit_is_told_once_fewer_are_left(plain: bool) -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
         memory = shared.register(bytearray(64))
-        requests = shared.post_srq_recv([memory] * 5)
+        requests = shared.post_srq_recv([memory[:] if plain else memory] * 5)
         told: list[aiordma.AsyncEventType] = []
         heard = shared.hub.on_object_event[shared.raw.key]
 

@@ -19,6 +19,7 @@ ORDER = (
     "open",
     "drain",
     "port",
+    "shared",
     "chain",
     "method",
     "select",

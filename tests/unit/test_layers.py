@@ -68,6 +68,7 @@ ORDER = (
     "chain",
     "operations",
     "connection",
+    "shared_settings",
     "shared_life",
     "shared_receive",
     "address_lookup",

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma.shared_life import LAST_SECONDS, SharedReceiveSettings
+from aiordma.shared_life import LAST_SECONDS
 from aiordma.shared_receive import SharedReceiveQueue
+from aiordma.shared_settings import SharedReceiveSettings
 from tests.unit.numbers_device import Device, Loop
 
 LAST = aiordma.AsyncEventType.QP_LAST_WQE_REACHED

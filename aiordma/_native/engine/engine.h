@@ -135,6 +135,7 @@ typedef struct {
     Slots *sends, *receives;
     Drain *drain;
     struct ibv_qp *queue_pair;
+    struct ibv_srq *shared; /* instead of it */
     unsigned long long max_message;
     Py_ssize_t max_inline;
     PyObject *remote; /* the last one, which does not change, and what was read from it: */
@@ -206,15 +207,15 @@ typedef struct {
 
 extern PyTypeObject engine_drain_type, engine_port_type, engine_request_type, engine_open_type,
     engine_waiter_type, engine_spinner_type, engine_method_type,
-    engine_chain_type;
+    engine_chain_type, engine_shared_type;
 
 /* given.c: how many forks lie between the first process and this one; and what needs Python. */
 unsigned int engine_process(void);
 
-/* Whether it is this process's, has a queue pair, and may do that. */
+/* Whether it is this process's, has its queue, and may do that. */
 static inline int engine_usable(const Port *port, int may)
 {
-    return may && port->queue_pair && port->process == engine_process();
+    return may && (port->queue_pair || port->shared) && port->process == engine_process();
 }
 
 int engine_prepare(void);
@@ -264,6 +265,7 @@ struct engine_plain {
 int engine_read_send(Port *port, struct engine_plain *plain, PyObject *const *arguments);
 int engine_read_write(Port *port, struct engine_plain *plain, PyObject *const *arguments);
 int engine_read_read(Port *port, struct engine_plain *plain, PyObject *const *arguments);
+int engine_read_receive(Port *port, struct engine_plain *plain, PyObject *local);
 /* What a driver's answer to a post says: 0, all is posted; else one was refused with an errno;
    negative: the device has all, and could not be told. */
 int engine_outcome(int error, int is_refused);
@@ -274,6 +276,9 @@ PyObject *engine_port_send(Port *port, PyObject *const *arguments);
 PyObject *engine_port_receive(Port *port, PyObject *const *arguments);
 PyObject *engine_port_write(Port *port, PyObject *const *arguments);
 PyObject *engine_port_read(Port *port, PyObject *const *arguments);
+/* for a type that is based on it: */
+int engine_port_traverse(Port *port, visitproc visit, void *arg);
+int engine_port_clear(Port *port);
 
 /* chain.c: */
 PyObject *engine_chain_send(ChainPort *chain, PyObject *const *arguments);

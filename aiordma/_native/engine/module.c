@@ -56,7 +56,7 @@ PyMODINIT_FUNC PyInit__engine(void)
         {"WorkRequest", &engine_request_type}, {"Waiter", &engine_waiter_type},
         {"Spinner", &engine_spinner_type},     {"OpenRequests", &engine_open_type},
         {"Method", &engine_method_type},       {"ChainPort", &engine_chain_type},
-        {"CompletionFields", &engine_completion_type},
+        {"SharedPort", &engine_shared_type},   {"CompletionFields", &engine_completion_type},
     };
     if (engine_prepare() || engine_port_names())
         return NULL;

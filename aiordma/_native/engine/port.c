@@ -30,7 +30,7 @@ static int port_init(Port *port, PyObject *args, PyObject *kwargs)
     return 0;
 }
 
-static int port_traverse(Port *port, visitproc visit, void *arg)
+int engine_port_traverse(Port *port, visitproc visit, void *arg)
 {
     Py_VISIT(port->owner);
     Py_VISIT(port->drain);
@@ -43,7 +43,7 @@ static int port_traverse(Port *port, visitproc visit, void *arg)
     return 0;
 }
 
-static int port_clear(Port *port)
+int engine_port_clear(Port *port)
 {
     Py_CLEAR(port->owner);
     Py_CLEAR(port->drain);
@@ -57,7 +57,7 @@ static int port_clear(Port *port)
 static void port_dealloc(Port *port)
 {
     PyObject_GC_UnTrack(port);
-    port_clear(port);
+    engine_port_clear(port);
     Py_CLEAR(port->sends);
     Py_CLEAR(port->receives);
     Py_TYPE(port)->tp_free((PyObject *)port);
@@ -146,7 +146,8 @@ static int give_to_device(Port *port, const struct engine_plain *plain, uint64_t
 
     if (is_receive) {
         struct ibv_recv_wr receive = {.wr_id = wr_id, .sg_list = &sge, .num_sge = 1}, *none;
-        error = ibv_post_recv(port->queue_pair, &receive, &none);
+        error = port->shared ? ibv_post_srq_recv(port->shared, &receive, &none)
+                             : ibv_post_recv(port->queue_pair, &receive, &none);
         return error == -1 && errno ? errno : abs(error);
     }
     struct ibv_send_wr send = {
@@ -253,12 +254,16 @@ int engine_read_send(Port *port, struct engine_plain *plain, PyObject *const *ar
     return engine_usable(port, port->ready) ? read_local(port, plain, arguments[0], 0) : 0;
 }
 
+int engine_read_receive(Port *port, struct engine_plain *plain, PyObject *local)
+{
+    *plain = (struct engine_plain){.operation = names[1]};
+    return engine_usable(port, port->can_receive) ? read_local(port, plain, local, 1) : 0;
+}
+
 static PyObject *receive(Port *port, PyObject *local)
 {
-    struct engine_plain plain = {.operation = names[1]};
-    if (!engine_usable(port, port->can_receive))
-        Py_RETURN_NONE;
-    return finish(port, &plain, read_local(port, &plain, local, 1), 1);
+    struct engine_plain plain;
+    return finish(port, &plain, engine_read_receive(port, &plain, local), 1);
 }
 
 /* Where the port feeds a queue of messages, its receives are not the user's. */
@@ -368,12 +373,12 @@ PyTypeObject engine_port_type = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "aiordma._native._engine.Port",
     .tp_basicsize = sizeof(Port),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
     .tp_new = PyType_GenericNew,
     .tp_init = (initproc)port_init,
     .tp_dealloc = (destructor)port_dealloc,
-    .tp_traverse = (traverseproc)port_traverse,
-    .tp_clear = (inquiry)port_clear,
+    .tp_traverse = (traverseproc)engine_port_traverse,
+    .tp_clear = (inquiry)engine_port_clear,
     .tp_methods = methods,
     .tp_members = members,
 };

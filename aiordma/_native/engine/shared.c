@@ -1,0 +1,160 @@
+/*
+ * A shared receive queue's port: plain receives, each of one registered part, posted as one chain.
+ * Where one of them is not plain, none is posted: all go the general way (shared_receive.py).
+ */
+#include "engine.h"
+
+#include <stdlib.h>
+
+/* One receive of a chain. */
+struct shared_receive {
+    struct ibv_recv_wr work;
+    struct ibv_sge sge;
+    Request *request;
+};
+
+/* The port holds nothing of it any more. */
+static void take_back(Port *port, Request *request)
+{
+    Py_XDECREF(engine_table_take(port->drain->table, request->wr_id));
+    engine_leave(port->open, request);
+    engine_drop(request);
+    engine_give_slot(port->receives);
+}
+
+/* Make them, each with its slot, and hold their memory. 1: done; 0: one is not plain, or there are
+   too few slots; -1: an exception. `made` says how many were. */
+static int make_all(Port *port, PyObject *parts, struct shared_receive *all, Py_ssize_t *made)
+{
+    for (*made = 0; *made < PyList_GET_SIZE(parts); ++*made) {
+        struct shared_receive *one = &all[*made];
+        struct engine_plain plain;
+        int is_plain = engine_read_receive(port, &plain, PyList_GET_ITEM(parts, *made));
+        if (is_plain <= 0)
+            return is_plain;
+        if (!engine_take_slot(port->receives))
+            return 0;
+        one->request = engine_request(port, plain.operation, plain.sge.length, plain.part, NULL, 1);
+        if (!one->request) {
+            engine_give_slot(port->receives);
+            return -1;
+        }
+        one->sge = plain.sge;
+        one->work = (struct ibv_recv_wr){.sg_list = &one->sge, .num_sge = 1};
+    }
+    return 1;
+}
+
+/* Enter them before the device can know of them. Returns -1 with an exception. */
+static int enter_all(Port *port, struct shared_receive *all, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Request *request = all[i].request;
+        request->wr_id = engine_table_add(port->drain->table, (PyObject *)request);
+        if (!request->wr_id)
+            return -1;
+        engine_enter(port->open, request);
+        all[i].work.wr_id = request->wr_id;
+        all[i].work.next = i + 1 < count ? &all[i + 1].work : NULL;
+    }
+    return 0;
+}
+
+/* Returns the errno; those from `*taken` on were refused and are taken back. */
+static int give_to_device(Port *port, struct shared_receive *all, Py_ssize_t count,
+                          Py_ssize_t *taken)
+{
+    struct ibv_recv_wr *refused = NULL;
+
+    port->drain->crossings++;
+    int error = ibv_post_srq_recv(port->shared, &all->work, &refused);
+    error = abs(engine_outcome(error, refused != NULL));
+    for (*taken = 0; *taken < count && &all[*taken].work != refused; ++*taken)
+        ;
+    for (Py_ssize_t i = *taken; i < count; i++)
+        take_back(port, all[i].request);
+    engine_watch_over(port->drain);
+    return error;
+}
+
+static PyObject *list_taken(const struct shared_receive *all, Py_ssize_t taken)
+{
+    PyObject *list = PyList_New(taken);
+    for (Py_ssize_t i = 0; list && i < taken; i++)
+        PyList_SET_ITEM(list, i, Py_NewRef(all[i].request));
+    return list;
+}
+
+static PyObject *post_all(Port *port, PyObject *parts, struct shared_receive *all)
+{
+    Py_ssize_t made, taken, count = PyList_GET_SIZE(parts);
+    int is_plain = make_all(port, parts, all, &made);
+    PyObject *result = NULL;
+
+    /* Making them can have run the collector, and with it anybody's code. */
+    if (is_plain > 0 && (made != count || !engine_usable(port, port->can_receive)))
+        is_plain = 0;
+    if (is_plain > 0 && enter_all(port, all, made))
+        is_plain = -1;
+    if (is_plain > 0) {
+        int error = give_to_device(port, all, made, &taken);
+        PyObject *list = list_taken(all, taken);
+        result = error && list ? Py_BuildValue("iN", error, list) : list;
+    } else {
+        for (Py_ssize_t i = 0; i < made; i++)
+            take_back(port, all[i].request);
+        result = is_plain ? NULL : Py_NewRef(Py_None);
+    }
+    for (Py_ssize_t i = 0; i < made; i++)
+        Py_DECREF(all[i].request);
+    return result;
+}
+
+static PyObject *shared_post(Port *port, PyObject *given)
+{
+    if (!port->shared || !engine_usable(port, port->can_receive) || !PyList_CheckExact(given) ||
+        !PyList_GET_SIZE(given))
+        Py_RETURN_NONE;
+    if (PyList_GET_SIZE(given) > port->receives->free) {
+        port->drain->fruitless = 0; /* this look is not one of those that may be left out */
+        port->drain->look(port->drain);
+    }
+    /* A list of our own: nobody changes it meanwhile. */
+    PyObject *parts = PyList_GetSlice(given, 0, PyList_GET_SIZE(given));
+    if (!parts)
+        return NULL;
+    struct shared_receive *all = PyMem_Calloc((size_t)PyList_GET_SIZE(parts), sizeof(*all));
+    PyObject *result = all ? post_all(port, parts, all) : PyErr_NoMemory();
+    PyMem_Free(all);
+    Py_DECREF(parts);
+    return result;
+}
+
+static PyObject *shared_open(Port *port, PyObject *args)
+{
+    unsigned long long queue;
+    if (!PyArg_ParseTuple(args, "KK", &queue, &port->max_message))
+        return NULL;
+    port->shared = (struct ibv_srq *)(uintptr_t)queue;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"open", (PyCFunction)shared_open, METH_VARARGS,
+     "open(queue, max_message): there is a queue, at that address."},
+    {"post", (PyCFunction)shared_post, METH_O,
+     "post(memory): post a receive for each slice in the list, as one chain. Return the requests;\n"
+     "(errno, those that were posted); or None: they are not plain, or too many."},
+    {NULL, NULL, 0, NULL},
+};
+
+PyTypeObject engine_shared_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "aiordma._native._engine.SharedPort",
+    .tp_basicsize = sizeof(Port),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_base = &engine_port_type,
+    .tp_traverse = (traverseproc)engine_port_traverse,
+    .tp_clear = (inquiry)engine_port_clear,
+    .tp_methods = methods,
+};

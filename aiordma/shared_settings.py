@@ -1,0 +1,49 @@
+"""What a shared receive queue is made with, and what of it a device can give."""
+
+from dataclasses import dataclass
+
+from aiordma.errors import NotSupportedError
+from aiordma.hub import DeviceHub
+
+__all__ = ("SharedReceiveSettings",)
+
+DEFAULT_SGE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SharedReceiveSettings:
+    """What a shared receive queue is made with; see `open_shared_receive`."""
+
+    depth: int = 64
+    max_sge: int | None = None
+    buffers: int = 0
+    buffer_size: int = 16384
+
+    def check(self, hub: DeviceHub) -> None:
+        """Refuse what the device cannot give.
+
+        Raises:
+            NotSupportedError: it has no shared receive queues.
+            ValueError: names the argument and the limit.
+        """
+        device, name = hub.attributes, hub.context.device_name
+        if not device.max_srq:
+            raise NotSupportedError(f"{name} has no shared receive queues (max_srq 0)")
+        for argument, value, limit in (
+            ("depth", self.depth, device.max_srq_wr),
+            ("max_sge", self.parts(hub), device.max_srq_sge),
+        ):
+            if not 1 <= value <= limit:
+                raise ValueError(f"{argument}={value}: {name} has 1..{limit}")
+
+    def parts(self, hub: DeviceHub) -> int:
+        """Return how many parts a receive may have on this device."""
+        if self.max_sge is not None:
+            return self.max_sge
+        return 1 if self.buffers else min(DEFAULT_SGE, hub.attributes.max_srq_sge)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.buffers <= self.depth:
+            raise ValueError(f"buffers={self.buffers} is not in 0..{self.depth} (the depth)")
+        if not 1 <= self.buffer_size <= 1 << 30:
+            raise ValueError(f"buffer_size={self.buffer_size} is not in 1..{1 << 30}")
