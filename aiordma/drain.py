@@ -1,9 +1,9 @@
 """From completion queues to the requests that they end, and a queue pair's port.
 
-All are references: the engine in C (`_native/engine/drain.c`, `port.c`, `shared.c`, `chain.c`) stands in
-for them, and does what they leave out. A port posts plain requests without Python's help, and a chain's
-collects them; these find none plain, so that all go the general way. Nothing is looked for at
-an await, and nobody is run at once.
+All are references: the engine in C (`_native/engine/`: drain.c, port.c, shared.c, chain.c) stands
+in for them, and does what they leave out. A port posts plain requests without Python's help, and a
+chain's collects them; these find none plain, so that all go the general way. Nothing is looked for
+at an await, and nobody is run at once.
 """
 
 import logging

@@ -74,6 +74,8 @@ class SharedReceiveLife:
 
     raw: RawSharedReceiveQueue
     queue: SharedQueue
+    depth: int
+    """Receives that may be posted."""
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class SharedReceiveLife:
         self._open = OpenRequests()
         self._slots = Slots()
         self._port: SharedPort | None = None
-        self.set_depth(settings.depth)
+        self._set_depth(settings.depth)
         self._members: dict[WorkQueues, _Stay] = {}
         self._tells_last: bool | None = None
         self._made = False
@@ -131,8 +133,7 @@ class SharedReceiveLife:
         """Connections that take their receives from here and have not ended."""
         return len(self._members)
 
-    def set_depth(self, depth: int) -> None:
-        """So many receives may be posted from now on."""
+    def _set_depth(self, depth: int) -> None:
         self.depth = self._slots.total = depth
         self._slots.free = depth - self.posted
 
@@ -146,8 +147,8 @@ class SharedReceiveLife:
         self._port.open(self.raw.key, self.max_message)
         self._port.can_receive = True
 
-    def hear_of_each_end(self, wanted: bool) -> None:
-        """Whether `request_ended` is called for plain receives, too."""
+    def _hear_of_each_end(self, wanted: bool) -> None:
+        # Those that were posted without Python's help end without it, too, unless it asks.
         if self._port is not None:
             self._port.tells = wanted
 

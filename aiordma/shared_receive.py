@@ -204,7 +204,8 @@ class SharedReceiveQueue(SharedReceiveLife):
     # -- completions (RequestOwner) -----------------------------------------------------------
 
     def connection_of(self, completion: WorkCompletion) -> Connection | None:
-        """Return the connection whose message a receive took; None once that is closed."""
+        """Return the connection whose message a receive took; None once that is closed. A message
+        may come before the end of its handshake; nothing is sent before `accept` returned it."""
         member = self._by_number.get(completion.qp_num)
         return None if member is None else member.connection()
 
@@ -300,7 +301,7 @@ class SharedReceiveQueue(SharedReceiveLife):
             return
         waiter = self.loop.waiter()
         self._limit = count, waiter
-        self.hear_of_each_end(True)
+        self._hear_of_each_end(True)
         try:
             await self._call(lambda: self.raw.modify(limit=count))
             self._look_at_limit()  # a device need not notice what it took before it was armed
@@ -311,7 +312,7 @@ class SharedReceiveQueue(SharedReceiveLife):
                 await self._disarm()
             finally:
                 self._limit = None
-                self.hear_of_each_end(False)
+                self._hear_of_each_end(False)
 
     async def _disarm(self) -> None:
         if self.cause is not None:
@@ -358,7 +359,7 @@ class SharedReceiveQueue(SharedReceiveLife):
             self.hub.reserve_more(self.queue, depth - before)
             self._reserved = depth
         else:
-            self.set_depth(depth)  # from now on: nothing may be posted beyond it meanwhile
+            self._set_depth(depth)  # from now on: nothing may be posted beyond it meanwhile
         done: list[int] = []
 
         def change() -> None:
@@ -377,7 +378,7 @@ class SharedReceiveQueue(SharedReceiveLife):
         finally:
             # Also if the caller was cancelled meanwhile.
             self._resizing = False
-            self.set_depth(depth if done else before)
+            self._set_depth(depth if done else before)
             self.hub.free(self.queue, self._reserved - self.depth)
             self._reserved = self.depth
 

@@ -10,8 +10,8 @@ from aiordma.hub import DeviceHub
 from aiordma.provider import Provider, wanted_device
 from aiordma.rdmacm import Identifier
 from aiordma.reactor import acquire_reactor
-from aiordma.shared_settings import SharedReceiveSettings
 from aiordma.shared_receive import SharedReceiveQueue
+from aiordma.shared_settings import SharedReceiveSettings
 from aiordma.threads import outwait
 
 __all__ = ("ListenerReceives", "open_shared_receive")

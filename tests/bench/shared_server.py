@@ -13,11 +13,15 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 import anyio
+import anyio.lowlevel
 
 from aiordma import (
+    Connection,
+    DisconnectedError,
     Listener,
-    RdmaError,
+    RdmaConnectionError,
     SharedReceiveQueue,
+    WorkCompletionError,
     WorkRequest,
     listen,
     open_shared_receive,
@@ -28,9 +32,8 @@ from aiordma.bench.processes import Ports
 SIZE = 64
 RECEIVES = 256
 CHAIN = 16
-"""Receives are posted so many at a time."""
-ANSWERS = 64
-"""That a connection may have on their way."""
+"""Receives are posted so many at a time, and a connection has at most as many answers in flight."""
+END_SECONDS = 10.0
 
 
 async def serve(host: str, device: str) -> None:
@@ -38,23 +41,23 @@ async def serve(host: str, device: str) -> None:
     async with (
         await open_shared_receive(host, device=device, depth=RECEIVES, max_sge=1) as shared,
         await listen(
-            host, 0, device=device, shared_receive=shared, send_depth=ANSWERS, max_sge=1
+            host, 0, device=device, shared_receive=shared, send_depth=CHAIN, max_sge=1
         ) as listener,
         anyio.create_task_group() as group,
     ):
-        group.start_soon(_accept, listener)
+        connected: set[Connection] = set()
+        group.start_soon(_accept, listener, connected)
         print(json.dumps(listener.port), flush=True)
-        await _echo(shared)
+        await _echo(shared, connected)
 
 
-async def _accept(listener: Listener) -> None:
-    connections = []
+async def _accept(listener: Listener, connected: set[Connection]) -> None:
     while True:
-        with suppress(RdmaError):  # the client went
-            connections.append(await listener.accept())
+        with suppress(RdmaConnectionError):  # the client went
+            connected.add(await listener.accept())
 
 
-async def _echo(shared: SharedReceiveQueue) -> None:
+async def _echo(shared: SharedReceiveQueue, connected: set[Connection]) -> None:
     memory = shared.register(bytearray(SIZE * RECEIVES))
     places = [memory[at : at + SIZE] for at in range(0, len(memory), SIZE)]
     receives = deque(zip(places, shared.post_srq_recv(places), strict=True))
@@ -63,14 +66,20 @@ async def _echo(shared: SharedReceiveQueue) -> None:
     while True:
         place, arrival = receives.popleft()
         free.append(place)
-        connection = shared.connection_of(await arrival)
-        if connection is not None:
-            with suppress(RdmaError):
+        with suppress(WorkCompletionError, DisconnectedError):  # a client that went
+            completion = await arrival
+            while (connection := shared.connection_of(completion)) not in connected:
+                if connection is None:
+                    break
+                await (
+                    anyio.lowlevel.checkpoint()
+                )  # its message was faster than the end of its handshake
+            else:
                 answers.append(connection.post_send(place))
         if len(free) < CHAIN:
             continue
         for answer in answers:
-            with suppress(RdmaError):
+            with suppress(WorkCompletionError, DisconnectedError):
                 await answer
         receives.extend(zip(free, shared.post_srq_recv(free), strict=True))
         answers, free = [], []
@@ -89,6 +98,10 @@ def serving(host: str, device: str, spin: float) -> Iterator[Ports]:
             yield Ports(json.loads(line), 0, 0, process.pid)
         finally:
             process.terminate()
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 if __name__ == "__main__":

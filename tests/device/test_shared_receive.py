@@ -2,11 +2,14 @@
 
 import errno
 import struct
+from typing import Any
 
 import anyio
 import pytest
 
 import aiordma
+from aiordma._native import IN_C
+from aiordma.verbs import ProtectionDomain
 from tests.device.players import Outcome, both_ways, members, one_loop, until
 from tests.devices import ADDRESS
 
@@ -177,7 +180,7 @@ async def test_a_chain_beyond_the_free_slots_is_not_posted_at_all() -> None:
 async def test_what_the_device_took_before_it_refused_is_live() -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
         room = shared.raw.max_wr
-        shared.set_depth(8 * room)  # our own count would have refused it
+        shared._set_depth(8 * room)  # our own count would have refused it
         memory, refused = shared.register(bytearray(64)), bytearray(8)
         with pytest.raises(aiordma.PartialPostError) as caught:
             shared.post_srq_recv([memory[:8]] * (4 * room) + [refused, memory[:8]])
@@ -195,7 +198,7 @@ async def test_what_the_device_took_before_it_refused_is_live() -> None:
 async def test_what_the_device_took_of_plain_ones_before_it_refused_is_live() -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
         room = shared.raw.max_wr
-        shared.set_depth(8 * room)
+        shared._set_depth(8 * room)
         memory, free = shared.register(bytearray(64)), shared._slots.free
         with pytest.raises(aiordma.PartialPostError) as caught:
             shared.post_srq_recv([memory[:8]] * (4 * room))
@@ -216,18 +219,27 @@ async def test_plain_receives_are_posted_with_one_call_and_their_slots_come_back
     async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
         memory = shared.register(bytearray(64))
         requests = shared.post_srq_recv([memory[:32], memory[32:]])
+        general: list[object] = []
+        post_packed = shared.raw.post_packed
+
+        def counted(receives: Any) -> Any:
+            general.append(receives)
+            return post_packed(receives)
+
+        shared.raw.post_packed = counted
         async with members(1, shared) as (clients, servers):
             await requests[0]
             for number in range(20):
-                before = shared.hub.steps.crossings
+                before = len(general) + shared.hub.steps.crossings
                 requests += shared.post_srq_recv([memory[:32], memory[32:]])
-                assert shared.hub.steps.crossings == before + 1
+                assert len(general) + shared.hub.steps.crossings == before + 1
                 with pytest.raises(aiordma.QueueFullError, match="2 receives, and 1 of 4"):
                     shared.post_srq_recv([memory[:8], memory[8:16]])
                 for i in range(2):
                     await clients[0].send(b"%d" % (2 * number + i))
                     completion = await requests[2 * number + i + 1]
                     assert shared.connection_of(completion) is servers[0]
+        assert not (general and IN_C)
         assert shared.posted == 1
         assert shared._slots.free == 3
         assert memory.users == 1
@@ -250,25 +262,42 @@ async def test_one_that_is_not_plain_takes_the_others_the_general_way() -> None:
 
 
 @one_loop
-async def test_memory_of_elsewhere_is_refused_and_read_only_memory_too() -> None:
-    async with (
-        await aiordma.open_shared_receive(ADDRESS, depth=4) as shared,
-        await aiordma.open_shared_receive(ADDRESS, depth=4) as other,
-    ):
-        readable = aiordma.MemoryRegion(
-            shared.hub.domain, bytearray(8), aiordma.Access.REMOTE_READ
-        )
-        with pytest.raises(TypeError, match="LOCAL_WRITE"):
-            shared.post_srq_recv([readable[:]])
-        readable.close()
-        memory = shared.register(bytearray(8))
-        part = memory[:]
-        memory.close()
+async def test_memory_that_will_not_do_is_refused() -> None:
+    async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
+        hub, good = shared.hub, shared.register(bytearray(8))
+        unwritable = aiordma.MemoryRegion(hub.domain, bytearray(8), aiordma.Access.REMOTE_READ)
+        elsewhere = ProtectionDomain(hub.context)
+        strange = aiordma.MemoryRegion(elsewhere, bytearray(8))
+        gone = aiordma.MemoryRegion(hub.domain, bytearray(8))
+        closed = gone[:]
+        gone.close()
+        for part, error, message in (
+            (unwritable[:], TypeError, "LOCAL_WRITE"),
+            (strange[:], ValueError, "another device or event loop"),
+            (closed, aiordma.ClosedError, "closed"),
+        ):
+            with pytest.raises(error, match=message):
+                shared.post_srq_recv([good[:], part])
+        assert (shared.posted, shared._slots.free, good.users) == (0, 4, 0)
+        for resource in (unwritable, strange, elsewhere):
+            resource.close()
+
+
+@one_loop
+async def test_closing_ends_plain_receives_and_lets_go_of_their_memory() -> None:
+    async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
+        memory = aiordma.MemoryRegion(shared.hub.domain, bytearray(64))
+        requests = shared.post_srq_recv([memory[:32], memory[32:]])
+        assert memory.users == 2
+        in_flight = shared.hub.in_flight
+        await shared.aclose()
+        for request in requests:
+            with pytest.raises(aiordma.FlushedError):
+                await request
+        assert (memory.users, len(in_flight), shared._slots.free) == (0, 0, 4)
         with pytest.raises(aiordma.ClosedError):
-            shared.post_srq_recv([part])
-        mine = shared.register(bytearray(8))[:]
-        (request,) = other.post_srq_recv([mine])  # one domain for all of a loop's device
-        assert not request.done()
+            shared.post_srq_recv([memory[:]])
+        memory.close()
 
 
 @one_loop

@@ -62,6 +62,22 @@ async def test_the_limit_is_told_once_fewer_are_left(plain: bool) -> None:
             await shared.limit(3)  # it is so already
 
 
+async def test_completions_alone_tell_of_the_limit() -> None:
+    async with await aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
+        memory = shared.register(bytearray(64))
+        requests = shared.post_srq_recv([memory[:]] * 4)
+        shared.raw.modify = lambda **_: None  # the device is not asked to tell
+        async with members(1, shared) as (clients, _):
+            await requests[0]
+            async with anyio.create_task_group() as group:
+                waited = Outcome()
+                group.start_soon(waited.of, lambda: shared.limit(3))
+                await until(lambda: shared._limit is not None)
+                await clients[0].send(b"three were left, two are")
+            assert waited.error is None
+            assert shared.posted == 2
+
+
 @one_loop
 async def test_a_cancelled_wait_for_the_limit_leaves_nothing() -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=8) as shared:

@@ -3,8 +3,13 @@
 import json
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pytest
+
+from aiordma import connect
+from tests.bench import connections, shared_server
 from tests.unit.sources import ROOT
 
 SOON = "[ns]*/[!i]*"  # all but native/idle_wakeups, which idles for half a minute
@@ -52,3 +57,25 @@ def test_the_rows_beside_c_are_measured(tmp_path: Path) -> None:
         "software/send/64/window64",
         "software/write/64/post_in_c",
     ]
+
+
+@pytest.mark.anyio
+async def test_the_server_of_a_thousand_connections_echoes() -> None:
+    with shared_server.serving("127.0.0.1", "software", 0.0) as ports:
+        for size in (1, 3):  # the second time, the first client has gone
+            async with AsyncExitStack() as stack:
+                made = [
+                    await stack.enter_async_context(
+                        await connect(
+                            "127.0.0.1",
+                            ports.rdma,
+                            device="software",
+                            receive_buffers=0,
+                            receive_depth=connections.WINDOW,
+                            send_depth=connections.WINDOW + 1,
+                        )
+                    )
+                    for _ in range(size)
+                ]
+                each = [made[i % size] for i in range(connections.WINDOW)]
+                assert await connections._echoes(connections._places(made[0], each), 0.05) > 0

@@ -189,3 +189,16 @@ def test_more_of_a_completion_queue_is_spoken_for_up_to_its_size(
     with pytest.raises(ValueError, match="has room for 0"):
         hub.reserve_more(shared, 1)
     assert shared.reserved == shared.queue.cqe
+
+
+def test_a_queue_whose_device_could_not_be_told_fails_and_keeps_its_receives() -> None:
+    hub = Hub()
+    shared = make(hub)
+    member, *_ = join(shared, 1)
+    posted: list[Any] = [object(), object()]
+    assert shared._posted_in_part(5, posted, ["one", "other"]) is posted
+    assert isinstance(shared.cause, aiordma.VerbsCallError)
+    assert member.failures == [shared.cause]
+    with pytest.raises(aiordma.PartialPostError, match="receive 1 of 2") as caught:
+        shared._posted_in_part(12, posted[:1], ["one", "other"])
+    assert (caught.value.refused, caught.value.errno) == (1, 12)

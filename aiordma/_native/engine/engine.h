@@ -276,9 +276,6 @@ PyObject *engine_port_send(Port *port, PyObject *const *arguments);
 PyObject *engine_port_receive(Port *port, PyObject *const *arguments);
 PyObject *engine_port_write(Port *port, PyObject *const *arguments);
 PyObject *engine_port_read(Port *port, PyObject *const *arguments);
-/* for a type that is based on it: */
-int engine_port_traverse(Port *port, visitproc visit, void *arg);
-int engine_port_clear(Port *port);
 
 /* chain.c: */
 PyObject *engine_chain_send(ChainPort *chain, PyObject *const *arguments);

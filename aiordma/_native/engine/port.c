@@ -30,7 +30,7 @@ static int port_init(Port *port, PyObject *args, PyObject *kwargs)
     return 0;
 }
 
-int engine_port_traverse(Port *port, visitproc visit, void *arg)
+static int port_traverse(Port *port, visitproc visit, void *arg)
 {
     Py_VISIT(port->owner);
     Py_VISIT(port->drain);
@@ -43,7 +43,7 @@ int engine_port_traverse(Port *port, visitproc visit, void *arg)
     return 0;
 }
 
-int engine_port_clear(Port *port)
+static int port_clear(Port *port)
 {
     Py_CLEAR(port->owner);
     Py_CLEAR(port->drain);
@@ -57,7 +57,7 @@ int engine_port_clear(Port *port)
 static void port_dealloc(Port *port)
 {
     PyObject_GC_UnTrack(port);
-    engine_port_clear(port);
+    port_clear(port);
     Py_CLEAR(port->sends);
     Py_CLEAR(port->receives);
     Py_TYPE(port)->tp_free((PyObject *)port);
@@ -146,8 +146,7 @@ static int give_to_device(Port *port, const struct engine_plain *plain, uint64_t
 
     if (is_receive) {
         struct ibv_recv_wr receive = {.wr_id = wr_id, .sg_list = &sge, .num_sge = 1}, *none;
-        error = port->shared ? ibv_post_srq_recv(port->shared, &receive, &none)
-                             : ibv_post_recv(port->queue_pair, &receive, &none);
+        error = ibv_post_recv(port->queue_pair, &receive, &none);
         return error == -1 && errno ? errno : abs(error);
     }
     struct ibv_send_wr send = {
@@ -263,6 +262,8 @@ int engine_read_receive(Port *port, struct engine_plain *plain, PyObject *local)
 static PyObject *receive(Port *port, PyObject *local)
 {
     struct engine_plain plain;
+    if (!port->queue_pair)
+        Py_RETURN_NONE;
     return finish(port, &plain, engine_read_receive(port, &plain, local), 1);
 }
 
@@ -377,8 +378,8 @@ PyTypeObject engine_port_type = {
     .tp_new = PyType_GenericNew,
     .tp_init = (initproc)port_init,
     .tp_dealloc = (destructor)port_dealloc,
-    .tp_traverse = (traverseproc)engine_port_traverse,
-    .tp_clear = (inquiry)engine_port_clear,
+    .tp_traverse = (traverseproc)port_traverse,
+    .tp_clear = (inquiry)port_clear,
     .tp_methods = methods,
     .tp_members = members,
 };

@@ -22,6 +22,26 @@ static void take_back(Port *port, Request *request)
     engine_give_slot(port->receives);
 }
 
+/* All that were made; the exception that is set stays. */
+static void take_all_back(Port *port, struct shared_receive *all, Py_ssize_t made)
+{
+    PyObject *type, *value, *trace;
+
+    PyErr_Fetch(&type, &value, &trace);
+    for (Py_ssize_t i = 0; i < made; i++)
+        take_back(port, all[i].request);
+    PyErr_Restore(type, value, trace);
+}
+
+/* Making them can have run the collector, and with it anybody's code. */
+static int are_still_plain(const Port *port, const struct shared_receive *all, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (!all[i].request->part->region->usable)
+            return 0;
+    return engine_usable(port, port->can_receive);
+}
+
 /* Make them, each with its slot, and hold their memory. 1: done; 0: one is not plain, or there are
    too few slots; -1: an exception. `made` says how many were. */
 static int make_all(Port *port, PyObject *parts, struct shared_receive *all, Py_ssize_t *made)
@@ -77,34 +97,45 @@ static int give_to_device(Port *port, struct shared_receive *all, Py_ssize_t cou
     return error;
 }
 
-static PyObject *list_taken(const struct shared_receive *all, Py_ssize_t taken)
+/* What Python gets is made before the device gets anything: then nothing can fail any more. */
+static PyObject *list_all(const struct shared_receive *all, Py_ssize_t count)
 {
-    PyObject *list = PyList_New(taken);
-    for (Py_ssize_t i = 0; list && i < taken; i++)
+    PyObject *list = PyList_New(count);
+    for (Py_ssize_t i = 0; list && i < count; i++)
         PyList_SET_ITEM(list, i, Py_NewRef(all[i].request));
     return list;
+}
+
+/* Takes the list over. */
+static PyObject *answer(PyObject *list, int error, Py_ssize_t taken)
+{
+    if (!error)
+        return list;
+    if (PyList_SetSlice(list, taken, PyList_GET_SIZE(list), NULL)) {
+        Py_DECREF(list);
+        return NULL;
+    }
+    return Py_BuildValue("iN", error, list);
 }
 
 static PyObject *post_all(Port *port, PyObject *parts, struct shared_receive *all)
 {
     Py_ssize_t made, taken, count = PyList_GET_SIZE(parts);
     int is_plain = make_all(port, parts, all, &made);
-    PyObject *result = NULL;
+    PyObject *list = is_plain > 0 ? list_all(all, count) : NULL, *result = NULL;
 
-    /* Making them can have run the collector, and with it anybody's code. */
-    if (is_plain > 0 && (made != count || !engine_usable(port, port->can_receive)))
-        is_plain = 0;
-    if (is_plain > 0 && enter_all(port, all, made))
+    if (is_plain > 0 && (!list || enter_all(port, all, made)))
         is_plain = -1;
+    if (is_plain > 0 && !are_still_plain(port, all, count))
+        is_plain = 0;
     if (is_plain > 0) {
         int error = give_to_device(port, all, made, &taken);
-        PyObject *list = list_taken(all, taken);
-        result = error && list ? Py_BuildValue("iN", error, list) : list;
+        result = answer(Py_NewRef(list), error, taken);
     } else {
-        for (Py_ssize_t i = 0; i < made; i++)
-            take_back(port, all[i].request);
+        take_all_back(port, all, made);
         result = is_plain ? NULL : Py_NewRef(Py_None);
     }
+    Py_XDECREF(list);
     for (Py_ssize_t i = 0; i < made; i++)
         Py_DECREF(all[i].request);
     return result;
@@ -112,18 +143,22 @@ static PyObject *post_all(Port *port, PyObject *parts, struct shared_receive *al
 
 static PyObject *shared_post(Port *port, PyObject *given)
 {
-    if (!port->shared || !engine_usable(port, port->can_receive) || !PyList_CheckExact(given) ||
-        !PyList_GET_SIZE(given))
+    if (!port->shared || !engine_usable(port, port->can_receive) || !PyList_CheckExact(given))
         Py_RETURN_NONE;
-    if (PyList_GET_SIZE(given) > port->receives->free) {
-        port->drain->fruitless = 0; /* this look is not one of those that may be left out */
-        port->drain->look(port->drain);
-    }
     /* A list of our own: nobody changes it meanwhile. */
     PyObject *parts = PyList_GetSlice(given, 0, PyList_GET_SIZE(given));
     if (!parts)
         return NULL;
-    struct shared_receive *all = PyMem_Calloc((size_t)PyList_GET_SIZE(parts), sizeof(*all));
+    Py_ssize_t count = PyList_GET_SIZE(parts);
+    if (count > port->receives->free) {
+        port->drain->fruitless = 0; /* this look is not one of those that may be left out */
+        port->drain->look(port->drain); /* some may have ended, that nobody awaits */
+    }
+    if (!count || count > port->receives->free) {
+        Py_DECREF(parts);
+        Py_RETURN_NONE;
+    }
+    struct shared_receive *all = PyMem_Calloc((size_t)count, sizeof(*all));
     PyObject *result = all ? post_all(port, parts, all) : PyErr_NoMemory();
     PyMem_Free(all);
     Py_DECREF(parts);
@@ -152,9 +187,7 @@ PyTypeObject engine_shared_type = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "aiordma._native._engine.SharedPort",
     .tp_basicsize = sizeof(Port),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_base = &engine_port_type,
-    .tp_traverse = (traverseproc)engine_port_traverse,
-    .tp_clear = (inquiry)engine_port_clear,
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_base = &engine_port_type, /* and whatever the collector has to know */
     .tp_methods = methods,
 };
