@@ -28,6 +28,7 @@ ON_A_DEVICE = [
     "tests/device/test_cancellation.py",
     "tests/device/test_chains.py",
     "tests/device/test_shared_receive.py",
+    "tests/device/test_shared_receive_plain.py",
 ]
 
 
