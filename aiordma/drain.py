@@ -189,23 +189,11 @@ class Port(ClosedPort):
 
 
 @in_c("SharedPort")
-class SharedPort(ClosedPort):
-    """A shared receive queue, to post plain receives on; its arguments are a Port's, and the send
-    queue's slots are nobody's."""
+class SharedPort(Port):
+    """A shared receive queue, to post plain receives on. Of a Port's arguments, the send queue's
+    slots are nobody's."""
 
-    def __init__(
-        self,
-        owner: object,
-        drain: ReferenceDrain,
-        sends: Slots,
-        receives: Slots,
-        posted: OpenRequests,
-        loop: object,
-        domain: object,
-    ) -> None:
-        super().__init__()
-
-    def open(self, queue: int, max_message: int, _: int = 0) -> None:
+    def open_shared(self, queue: int, max_message: int) -> None:
         """There is a queue, at that address."""
 
     def post(self, parts: list[Any]) -> list[WorkRequest] | tuple[int, list[WorkRequest]] | None:

@@ -144,7 +144,7 @@ class SharedReceiveLife:
         self._port = SharedPort(
             self, self.hub.steps, Slots(), self._slots, self._open, loop, self.hub.domain
         )
-        self._port.open(self.raw.key, self.max_message)
+        self._port.open_shared(self.raw.key, self.max_message)
         self._port.can_receive = True
 
     def _hear_of_each_end(self, wanted: bool) -> None:

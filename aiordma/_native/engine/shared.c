@@ -175,8 +175,8 @@ static PyObject *shared_open(Port *port, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"open", (PyCFunction)shared_open, METH_VARARGS,
-     "open(queue, max_message): there is a queue, at that address."},
+    {"open_shared", (PyCFunction)shared_open, METH_VARARGS,
+     "open_shared(queue, max_message): there is a queue, at that address."},
     {"post", (PyCFunction)shared_post, METH_O,
      "post(memory): post a receive for each slice in the list, as one chain. Return the requests;\n"
      "(errno, those that were posted); or None: they are not plain, or too many."},
