@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from aiordma.bench.loops import SPIN, run
 from aiordma.bench.server import serve
 
-__all__ = ("Ports", "main", "serving")
+__all__ = ("Ports", "announcing", "main", "serving")
 
 WORDS = "import sys; from aiordma.bench.processes import main; main(sys.argv[1])"
 
@@ -51,22 +52,29 @@ def serving(
         RuntimeError: it did not start; what it wrote is on standard error.
     """
     settings = {"host": host, "port": 0, "device": device, "loop": loop, "spin": spin}
-    process = subprocess.Popen(
-        [sys.executable, "-c", WORDS, json.dumps(settings)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the benchmark's server ended with status {process.wait()}")
-        rdma, streams, protocol = json.loads(line)
-        yield Ports(rdma, streams, protocol, process.pid)
-    finally:
-        process.terminate()
+    with announcing([sys.executable, "-c", WORDS, json.dumps(settings)]) as (ports, pid):
+        rdma, streams, protocol = ports
+        yield Ports(rdma, streams, protocol, pid)
+
+
+@contextmanager
+def announcing(words: list[str]) -> Iterator[tuple[Any, int]]:
+    """Have a program during the block that prints a line of JSON once it serves; yields what that
+    says, and its process's number.
+
+    Raises:
+        RuntimeError: it ended without; what it wrote is on standard error.
+    """
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise RuntimeError(f"the benchmark's server ended with status {process.wait()}")
+            yield json.loads(line), process.pid
+        finally:
+            process.terminate()
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()

@@ -10,10 +10,8 @@ from aiordma.bench.workload import Workload
 
 from .candidates import Candidates
 from .rows import LESS, MORE, Reading, Row, latency, rate
-from .rxe import after_other_code
+from .rxe import WINDOW, after_other_code
 from .same_work import measured
-
-WINDOW = 64
 
 
 def rows(here: Candidates) -> list[Row]:

@@ -127,20 +127,8 @@ def throughput_rows(here: Candidates) -> list[Row]:
     return [
         _rate(here, "rxe/write/64/window64", "write", "ib_write_bw", WINDOW, 0.85),
         _rate(here, "rxe/send/64/window64", "send", "ib_send_bw", WINDOW, 0.7),
-        Row(
-            "rxe/write/64/window64/in_c",
-            "per second",
-            in_c(here, Workload("write", 64, WINDOW)),
-            f"ib_write_bw -t {WINDOW} -Q 1",
-            partial(
-                perftest.rate_of,
-                "ib_write_bw",
-                here.host,
-                64,
-                _count(MESSAGES_A_SECOND, here.seconds),
-                WINDOW,
-            ),
-            better=MORE,
+        _rate(
+            here, "rxe/write/64/window64/in_c", "write", "ib_write_bw", WINDOW, None, is_in_c=True
         ),
         _rate(here, "rxe/write/64/window64/chains", "chain", "ib_write_bw", WINDOW, None),
         *(
@@ -161,14 +149,21 @@ def depth_rows(here: Candidates) -> list[Row]:
 
 
 def _rate(
-    here: Candidates, name: str, operation: str, program: str, depth: int, limit: float | None
+    here: Candidates,
+    name: str,
+    operation: str,
+    program: str,
+    depth: int,
+    limit: float | None,
+    *,
+    is_in_c: bool = False,
 ) -> Row:
     rounds = _count(MESSAGES_A_SECOND, here.seconds)
     work = Workload(operation, 64, depth)
     return Row(
         name,
         "per second",
-        lambda: rate(here.rdma(work, timed=False)),
+        in_c(here, work) if is_in_c else lambda: rate(here.rdma(work, timed=False)),
         f"{program} -t {depth} -Q 1",
         partial(perftest.rate_of, program, here.host, 64, rounds, depth),
         limit,

@@ -5,7 +5,6 @@ echoes every message of SIZE bytes until it is terminated.
 """
 
 import json
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 import anyio
-import anyio.lowlevel
+from anyio.lowlevel import checkpoint
 
 from aiordma import (
     Connection,
@@ -27,13 +26,12 @@ from aiordma import (
     open_shared_receive,
 )
 from aiordma.bench.loops import run
-from aiordma.bench.processes import Ports
+from aiordma.bench.processes import Ports, announcing
 
 SIZE = 64
 RECEIVES = 256
 CHAIN = 16
 """Receives are posted so many at a time, and a connection has at most as many answers in flight."""
-END_SECONDS = 10.0
 
 
 async def serve(host: str, device: str) -> None:
@@ -71,9 +69,8 @@ async def _echo(shared: SharedReceiveQueue, connected: set[Connection]) -> None:
             while (connection := shared.connection_of(completion)) not in connected:
                 if connection is None:
                     break
-                await (
-                    anyio.lowlevel.checkpoint()
-                )  # its message was faster than the end of its handshake
+                # Its message was faster than the end of its handshake.
+                await checkpoint()
             else:
                 answers.append(connection.post_send(place))
         if len(free) < CHAIN:
@@ -89,19 +86,8 @@ async def _echo(shared: SharedReceiveQueue, connected: set[Connection]) -> None:
 def serving(host: str, device: str, spin: float) -> Iterator[Ports]:
     """Have it in a process of its own during the block."""
     words = [sys.executable, "-m", "tests.bench.shared_server", host, device, str(spin)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line:
-                raise RuntimeError(f"the server ended with status {process.wait()}")
-            yield Ports(json.loads(line), 0, 0, process.pid)
-        finally:
-            process.terminate()
-            try:
-                process.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    with announcing(words) as (port, pid):
+        yield Ports(port, 0, 0, pid)
 
 
 if __name__ == "__main__":
