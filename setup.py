@@ -1,19 +1,70 @@
 """The compiled half of the build: cffi generates and compiles aiordma._native._binding, and the hot
 path is an extension of its own, aiordma._native._engine."""
 
+import os
+import shlex
+import subprocess
+import sysconfig
 from glob import glob
+from typing import NoReturn
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
-WARNINGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"]
+# What the compiler needs, and which package of Debian and of Fedora has it.
+HEADERS = {
+    "Python.h": ("python3-dev", "python3-devel"),
+    "infiniband/verbs.h": ("libibverbs-dev", "rdma-core-devel"),
+    "rdma/rdma_cma.h": ("librdmacm-dev", "rdma-core-devel"),
+}
+
+
+class BuildExtension(build_ext):
+    """Compile, if everything is there that it takes."""
+
+    def run(self) -> None:
+        """Look for the compiler and the headers first: the last line says what is missing."""
+        compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+        flags = shlex.split(f"{os.environ.get('CPPFLAGS', '')} {os.environ.get('CFLAGS', '')}")
+        include = [f"-I{folder}" for folder in self.include_dirs]
+        missing = []
+        for header in HEADERS:
+            try:
+                found = subprocess.run(
+                    [*compiler, *flags, *include, "-E", "-"],
+                    input=f"#include <{header}>\n".encode(),
+                    capture_output=True,
+                )
+            except OSError as error:
+                problem = f"the C compiler {compiler[0]!r} cannot be run ({error.strerror})"
+                refuse(problem, "gcc", "gcc")
+            if found.returncode:
+                missing.append(header)
+        if missing:
+            debian, fedora = (
+                " ".join(dict.fromkeys(HEADERS[header][system] for header in missing))
+                for system in (0, 1)
+            )
+            refuse(f"missing C header: {', '.join(missing)}", debian, fedora)
+        super().run()
+
+
+def refuse(problem: str, debian: str, fedora: str) -> NoReturn:
+    """End the build; pip shows the text."""
+    raise SystemExit(
+        f"error: aiordma cannot be compiled: {problem}. Install it: `apt-get install {debian}` on "
+        f"Debian and Ubuntu, `dnf install {fedora}` on Fedora"
+    )
+
+
+# Warnings are errors in the project's own builds (Makefile) only: a newer compiler warns of more.
+WARNINGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-fvisibility=hidden"]
+if os.environ.get("AIORDMA_WERROR"):
+    WARNINGS.append("-Werror")
 
 engine = Extension(
     "aiordma._native._engine",
-    sources=[
-        *sorted(glob("aiordma/_native/engine/*.c")),
-        "aiordma/_native/data_path.c",
-        "aiordma/_native/posting.c",
-    ],
+    sources=sorted(glob("aiordma/_native/engine/*.c")),
     depends=sorted(
         glob("aiordma/_native/engine/*.h")
         + glob("aiordma/_native/*.h")
@@ -30,4 +81,8 @@ engine = Extension(
     extra_link_args=["-flto", "-O2"],
 )
 
-setup(cffi_modules=["aiordma/_native/build.py:ffibuilder"], ext_modules=[engine])
+setup(
+    cffi_modules=["aiordma/_native/build.py:ffibuilder"],
+    ext_modules=[engine],
+    cmdclass={"build_ext": BuildExtension},
+)

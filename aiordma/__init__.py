@@ -1,28 +1,22 @@
 """RDMA for asyncio and trio: every posted work request is an awaitable.
 
-    async with await aiordma.connect("192.0.2.1", 7471) as connection:
+    async with aiordma.connect("192.0.2.1", 7471) as connection:
         await connection.send(b"hello")
         print(await connection.receive())
 
 Importing opens nothing; the libraries and devices are opened at first use.
 """
 
-from aiordma.address_lookup import ResolvedAddress, devices, resolve
-from aiordma.chain import Chain
-from aiordma.connection import Connection, ConnectionInfo
-from aiordma.connection_parameters import ConnectionParameters, Ece
-from aiordma.connection_request import ConnectionRequest
-from aiordma.connector import connect
-from aiordma.datagram import Datagram, open_datagram
-from aiordma.datagram_message import DatagramArrival, DatagramMessage, DatagramReceive
-from aiordma.datagram_peer import DatagramPeer
-from aiordma.device_enums import (
+from anyio import EndOfStream
+
+from aiordma._base.connection_parameters import ConnectionParameters, Ece
+from aiordma._base.device_enums import (
     DeviceCapability,
     OnDemandOperation,
     OnDemandPaging,
     RawPacketCapability,
 )
-from aiordma.enums import (
+from aiordma._base.enums import (
     Access,
     AsyncEventType,
     AtomicCapability,
@@ -43,7 +37,7 @@ from aiordma.enums import (
     WorkCompletionStatus,
     WorkRequestOpcode,
 )
-from aiordma.errors import (
+from aiordma._base.errors import (
     AddressError,
     BusyError,
     ClosedError,
@@ -51,6 +45,7 @@ from aiordma.errors import (
     DeviceEventError,
     DeviceRemovedError,
     DisconnectedError,
+    EventLoopError,
     FlushedError,
     ForkError,
     LocalAccessError,
@@ -75,19 +70,30 @@ from aiordma.errors import (
     VerbsCallError,
     WorkCompletionError,
 )
-from aiordma.event_channel import Event as CmEvent
-from aiordma.event_channel import EventChannel
-from aiordma.listener import Listener, listen
-from aiordma.messages import Message
-from aiordma.multicast import MulticastGroup
-from aiordma.options import ConnectionKeywords, ConnectionOptions
-from aiordma.polling import new_event_loop, run
-from aiordma.queue_pairs import QueuePairAddress, UnmanagedConnection, open_queue_pair
-from aiordma.ranges import RemoteMemory
-from aiordma.rdmacm import Identifier
-from aiordma.request import WorkRequest
-from aiordma.shared_receive import SharedReceiveQueue
-from aiordma.shared_source import open_shared_receive
+from aiordma._base.opening import Opening
+from aiordma._base.options import ConnectionKeywords, ConnectionOptions
+from aiordma._base.ranges import RemoteMemory
+from aiordma._connection.chain import Chain
+from aiordma._connection.connection import Connection, ConnectionInfo
+from aiordma._connection.connection_request import ConnectionRequest
+from aiordma._connection.connector import connect, prepare_connection
+from aiordma._connection.listener import Listener, listen
+from aiordma._connection.messages import Message
+from aiordma._connection.shared_receive import SharedReceiveQueue
+from aiordma._connection.shared_source import open_shared_receive
+from aiordma._connection.unmanaged_connection import (
+    QueuePairAddress,
+    UnmanagedConnection,
+    open_queue_pair,
+)
+from aiordma._datagram.datagram import Datagram, open_datagram
+from aiordma._datagram.message import DatagramArrival, DatagramMessage, DatagramReceive
+from aiordma._datagram.multicast import MulticastGroup
+from aiordma._datagram.peer import DatagramPeer
+from aiordma._endpoint.windows import BoundWindow
+from aiordma._loop.polling import new_event_loop, run
+from aiordma._requests.request import WorkRequest
+from aiordma._runtime.address_lookup import ResolvedAddress, devices, resolve
 from aiordma.verbs import (
     GRH_BYTES,
     AddressHandle,
@@ -102,6 +108,7 @@ from aiordma.verbs import (
     Device,
     DeviceAttributes,
     GidEntry,
+    LocalMemory,
     MemoryRegion,
     MemorySlice,
     MemoryWindow,
@@ -110,6 +117,7 @@ from aiordma.verbs import (
     PortAttributes,
     ProtectionDomain,
     QueuePair,
+    QueuePairAttributes,
     RawSharedReceiveQueue,
     ReceiveHashCapabilities,
     Resource,
@@ -118,7 +126,9 @@ from aiordma.verbs import (
     TagMatchingCapabilities,
     WorkCompletion,
 )
-from aiordma.windows import BoundWindow
+from aiordma.verbs.event_channel import Event as CmEvent
+from aiordma.verbs.event_channel import EventChannel
+from aiordma.verbs.identifier import Identifier
 
 __all__ = (
     "GRH_BYTES",
@@ -161,7 +171,9 @@ __all__ = (
     "DeviceRemovedError",
     "DisconnectedError",
     "Ece",
+    "EndOfStream",
     "EventChannel",
+    "EventLoopError",
     "FlushedError",
     "ForkError",
     "GidEntry",
@@ -171,6 +183,7 @@ __all__ = (
     "Listener",
     "LocalAccessError",
     "LocalLengthError",
+    "LocalMemory",
     "LocalProtectionError",
     "LocalQueuePairError",
     "MemoryRegion",
@@ -186,6 +199,7 @@ __all__ = (
     "OnDemandCapabilities",
     "OnDemandOperation",
     "OnDemandPaging",
+    "Opening",
     "PacketPacingCapabilities",
     "PartialPostError",
     "PortAttributes",
@@ -195,6 +209,7 @@ __all__ = (
     "QueueFullError",
     "QueuePair",
     "QueuePairAddress",
+    "QueuePairAttributes",
     "QueuePairState",
     "QueuePairType",
     "RawPacketCapability",
@@ -235,6 +250,18 @@ __all__ = (
     "open_datagram",
     "open_queue_pair",
     "open_shared_receive",
+    "prepare_connection",
     "resolve",
     "run",
 )
+
+
+def _name_after_the_package() -> None:
+    """Let messages, tracebacks and help() say `aiordma.ClosedError`, wherever it is defined."""
+    for name in __all__:
+        each = globals()[name]
+        if getattr(each, "__module__", "").startswith(f"{__name__}.") and hasattr(each, "__name__"):
+            each.__module__ = __name__
+
+
+_name_after_the_package()

@@ -28,7 +28,7 @@ async def lend(connection: aiordma.Connection, memory: bytearray) -> None:
 
 async def draw(address: str, port: int, client: int) -> list[int]:
     """Draw tickets; and add to the third number with a lock around it."""
-    async with await aiordma.connect(address, port) as connection:
+    async with aiordma.connect(address, port) as connection:
         remote = aiordma.RemoteMemory.unpack(await connection.receive())
         counter, lock, total = remote[:8], remote[8:16], remote[16:24]
         tickets = [await connection.fetch_add(counter, 1) for _ in range(TICKETS)]
@@ -43,7 +43,7 @@ async def draw(address: str, port: int, client: int) -> list[int]:
 
 async def main(address: str) -> None:
     memory = bytearray(32)
-    async with await aiordma.listen(address, 0) as listener:
+    async with aiordma.listen(address, 0) as listener:
         serving = asyncio.create_task(listener.serve(lambda each: lend(each, memory)))
         drawn = await asyncio.gather(
             *(draw(address, listener.port, number) for number in range(1, CLIENTS + 1))

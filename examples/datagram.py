@@ -18,7 +18,7 @@ ATTEMPTS = 5
 
 async def serve(bind: str, port: int) -> None:
     """Answer every question with its text in capitals, whoever asks."""
-    async with await aiordma.open_datagram(bind, port) as socket:
+    async with aiordma.open_datagram(bind, port) as socket:
         print(f"listening on {bind}:{socket.port}, queue pair {socket.qpn:#x}", flush=True)
         async for question in socket:
             answer = question.data.upper()
@@ -41,7 +41,7 @@ async def ask(socket: aiordma.Datagram, peer: aiordma.DatagramPeer, number: int,
 
 
 async def use(address: str, bind: str, port: int) -> None:
-    async with await aiordma.open_datagram(bind) as socket:
+    async with aiordma.open_datagram(bind) as socket:
         peer = await socket.resolve(address, port)
         print(f"the service is queue pair {peer.qpn:#x}; datagrams carry up to {socket.mtu} bytes")
         for number, text in enumerate(("who", "is", "there")):

@@ -13,7 +13,7 @@ async def main() -> None:
     parser.add_argument("--port", type=int, default=7471)
     parser.add_argument("--count", type=int, default=5)
     arguments = parser.parse_args()
-    async with await aiordma.connect(arguments.host, arguments.port) as connection:
+    async with aiordma.connect(arguments.host, arguments.port) as connection:
         print(f"connected to {arguments.host}:{arguments.port} through {connection.device_name}")
         for number in range(arguments.count):
             message = f"hello {number} over RDMA".encode()

@@ -16,7 +16,7 @@ async def main() -> None:
     parser.add_argument("--bind", default="0.0.0.0", help="address of an RDMA interface")
     parser.add_argument("--port", type=int, default=7471)
     arguments = parser.parse_args()
-    async with await aiordma.listen(arguments.bind, arguments.port) as listener:
+    async with aiordma.listen(arguments.bind, arguments.port) as listener:
         print(f"listening on {arguments.bind}:{listener.port}", flush=True)
         await listener.serve(echo)
 

@@ -34,7 +34,7 @@ async def serve(connection: aiordma.Connection) -> None:
 
 
 async def use(address: str, port: int) -> None:
-    async with await aiordma.connect(address, port) as connection:
+    async with aiordma.connect(address, port) as connection:
         remote = aiordma.RemoteMemory.unpack(await connection.receive())
         for slot in range(SLOTS):
             text = f"written into slot {slot}".encode()
@@ -44,9 +44,9 @@ async def use(address: str, port: int) -> None:
 
 
 async def main(address: str) -> None:
-    async with await aiordma.listen(address, 0) as listener:
+    async with aiordma.listen(address, 0) as listener:
         client = asyncio.create_task(use(address, listener.port))
-        async with await listener.accept() as connection:
+        async with listener.accept() as connection:
             await serve(connection)
             await client
 

@@ -31,7 +31,7 @@ async def lend(connection: aiordma.Connection) -> None:
 
 
 async def borrow(address: str, port: int) -> None:
-    async with await aiordma.connect(address, port) as connection:
+    async with aiordma.connect(address, port) as connection:
         for line in range(3):
             remote = aiordma.RemoteMemory.unpack(await connection.receive())
             text = f"borrowed for line {line}".encode()
@@ -45,9 +45,9 @@ async def borrow(address: str, port: int) -> None:
 
 
 async def main(address: str) -> None:
-    async with await aiordma.listen(address, 0) as listener:
+    async with aiordma.listen(address, 0) as listener:
         client = asyncio.create_task(borrow(address, listener.port))
-        async with await listener.accept() as connection:
+        async with listener.accept() as connection:
             await lend(connection)
             await client
 

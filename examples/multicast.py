@@ -17,7 +17,7 @@ GROUP = "239.1.2.3"
 
 async def listen(bind: str) -> None:
     """Be a member: print what is said, and confirm it to whoever said it."""
-    async with await aiordma.open_datagram(bind) as socket:
+    async with aiordma.open_datagram(bind) as socket:
         group = await socket.join(GROUP)
         print(f"listening to {group.address}", flush=True)
         async for message in socket:
@@ -27,7 +27,7 @@ async def listen(bind: str) -> None:
 
 async def speak(text: str, bind: str, seconds: float) -> None:
     """Say it once, and count who confirms it in the time given."""
-    async with await aiordma.open_datagram(bind) as socket:
+    async with aiordma.open_datagram(bind) as socket:
         group = await socket.join(GROUP, send_only=True)
         await socket.send(text.encode(), group)
         members = set()

@@ -28,14 +28,14 @@ async def lend(connection: aiordma.Connection) -> None:
 
 
 async def serve(address: str, port: int) -> None:
-    async with await aiordma.listen(address, port) as listener:
+    async with aiordma.listen(address, port) as listener:
         print(f"listening on {address}:{listener.port}", flush=True)
         await listener.serve(lend)
 
 
 async def use(address: str, port: int) -> None:
     """The client's side: write, read back, gather, and pipeline."""
-    async with await aiordma.connect(address, port) as connection:
+    async with aiordma.connect(address, port) as connection:
         await connection.send(b"ready")
         remote = aiordma.RemoteMemory.unpack(await connection.receive())
         print(f"the server lends {remote}")

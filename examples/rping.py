@@ -32,7 +32,7 @@ CHARACTERS = bytes(range(ord("A"), ord("z") + 1))
 OPTIONS = ConnectionKeywords(
     receive_buffers=2,
     receive_size=DESCRIPTION.size,
-    send_depth=16,
+    max_send_wr=16,
     responder_resources=1,
     initiator_depth=1,
 )
@@ -122,18 +122,17 @@ async def serve(arguments: argparse.Namespace) -> None:
         rounds = await answer(connection, verify=arguments.verify, show=arguments.show)
         print(f"{connection.peer_address} left after {rounds} rounds", flush=True)
 
-    async with await aiordma.listen(arguments.address, arguments.port, **OPTIONS) as listener:
+    async with aiordma.listen(arguments.address, arguments.port, **OPTIONS) as listener:
         print(f"listening on {arguments.address}:{listener.port}", flush=True)
         if arguments.persistent:
             await listener.serve(serve_one)
         else:
-            async with await listener.accept() as connection:
+            async with listener.accept() as connection:
                 await serve_one(connection)
 
 
 async def run_client(arguments: argparse.Namespace) -> None:
-    connecting = aiordma.connect(arguments.address, arguments.port, **OPTIONS)
-    async with await connecting as connection:
+    async with aiordma.connect(arguments.address, arguments.port, **OPTIONS) as connection:
         await ping(
             connection,
             count=arguments.count,

@@ -9,6 +9,7 @@ clients are one program here, to be short.
 import argparse
 import asyncio
 from collections import Counter
+from functools import partial
 
 import aiordma
 
@@ -20,7 +21,7 @@ SIZE = 256
 
 
 async def talk(address: str, port: int, name: str) -> None:
-    async with await aiordma.connect(address, port) as connection:
+    async with aiordma.connect(address, port) as connection:
         for number in range(MESSAGES):
             await connection.send(f"{name}: {number}".encode())
 
@@ -35,9 +36,9 @@ async def serve(shared: aiordma.SharedReceiveQueue, listener: aiordma.Listener) 
         """Post all the free receives as one chain."""
         blocks, free[:] = free[:], []
         for block, request in zip(blocks, shared.post_srq_recv(blocks), strict=True):
-            request.add_done_callback(lambda request, block=block: arrived(request, block))
+            request.add_done_callback(partial(arrived, block))
 
-    def arrived(request: aiordma.WorkRequest, block: aiordma.MemorySlice) -> None:
+    def arrived(block: aiordma.MemorySlice, request: aiordma.WorkRequest) -> None:
         if request.exception() is not None:
             return  # it was left over as the queue closed
         completion = request.result()
@@ -70,8 +71,8 @@ async def main() -> None:
     parser.add_argument("address", help="of an RDMA interface of this machine")
     address = parser.parse_args().address
     async with (
-        await aiordma.open_shared_receive(address, depth=DEPTH) as shared,
-        await aiordma.listen(address, 0, shared_receive=shared) as listener,
+        aiordma.open_shared_receive(address, depth=DEPTH) as shared,
+        aiordma.listen(address, 0, shared_receive=shared) as listener,
     ):
         clients = [
             asyncio.create_task(talk(address, listener.port, f"client {number}"))

@@ -22,7 +22,7 @@ from aiordma import new_event_loop
 
 DEVICE = os.environ.get("AIORDMA_TEST_DEVICE", "software")
 RESULTS = os.environ.get("AIORDMA_RESULTS")
-KINDS = ("unit", "device", "interop", "faults", "docs")
+KINDS = ("unit", "device", "interop", "faults", "attacks", "docs")
 
 BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "asyncio": ("asyncio", {"use_uvloop": False}),
@@ -73,8 +73,21 @@ def _bounded(test: Any) -> Any:
     return bounded
 
 
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run what is above the device on each loop natively, and in the slow VM on asyncio only."""
+    out = [
+        item
+        for item in items
+        if item.get_closest_marker("above_the_device") and _loop(item) not in ("asyncio", "-")
+    ]
+    if DEVICE != "software" and out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in out]
+
+
 @pytest.hookimpl
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_out(config, items)
     for item in items:
         item.user_properties.append(("loop", _loop(item)))  # which goes with its reports
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
@@ -93,7 +106,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     outcome = report.outcome
     if report.when != "call" and outcome == "passed":
         return  # set-up and tear-down count only where they fail or skip
-    key = (dict(report.user_properties).get("loop", "-"), _kind(report.nodeid), outcome)
+    key = (str(dict(report.user_properties).get("loop", "-")), _kind(report.nodeid), outcome)
     _counts[key] += 1
     if outcome == "skipped" and isinstance(report.longrepr, tuple):
         _skips[report.longrepr[2].removeprefix("Skipped: ")] += 1

@@ -5,70 +5,81 @@ inline verbs behind them, and the constants; every call that lives in libibverbs
 through a provider's table (provider.h): rdma-core's, or that of the software device. Nothing is
 opened at import.
 
-`_engine` is the hot path as Python objects written in C (engine/). Each class of it stands in for
-one written in Python, its reference, which says so with `in_c`. AIORDMA_ENGINE=python leaves the
-references in their places.
+`c_backend` is the hot path as Python objects written in C (engine/). Of it, the parts that posts
+look into are used in any case: registered memory, slots, completions, and what a task waits for.
+All else has a counterpart in Python, and `_requests/select.py` chooses.
+
+Both are the process's, and work in its main interpreter only: in another one importing aiordma is
+an ImportError. They need the GIL: a free-threaded build of Python turns it on as it imports them.
 """
 
-import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import aiordma._native._engine as _engine
+import aiordma._native._engine as _engine  # first: it refuses what is not the main interpreter
 from aiordma._native._binding import ffi, lib
+from aiordma._native._engine import (
+    CompletionFields,
+    Part,
+    RegionBase,
+    Slots,
+    Spinner,
+    Steps,
+    Waiter,
+)
 
 __all__ = (
-    "IN_C",
+    "CompletionFields",
+    "Part",
+    "RegionBase",
+    "Slots",
+    "Spinner",
+    "Steps",
+    "Waiter",
+    "c_backend",
+    "deliver_interrupts",
     "ffi",
     "given",
-    "in_c",
     "lib",
     "load_rdma_core",
     "load_software",
-    "plain_calls",
-    "spinner",
+    "uninterrupted",
 )
 
 Reference = TypeVar("Reference")
 
-IN_C = os.environ.get("AIORDMA_ENGINE") != "python"
-"""Whether the hot path is the engine's."""
+
+def _joined(engine: Any) -> Any:
+    """Let the engine post and drain by the binding's data path (data_path.h)."""
+    engine.use_data_path(int(ffi.cast("uintptr_t", lib.aiordma_data_path())))
+    return engine
 
 
-def in_c(name: str) -> Callable[[Reference], Reference]:
-    """Decorate a class that the engine's class of that name stands in for."""
-
-    def choose(reference: Reference) -> Reference:
-        chosen: Reference = getattr(_engine, name) if IN_C else reference
-        return chosen
-
-    return choose
+c_backend: Any = _joined(_engine)
+"""The engine, joined with the binding."""
 
 
 def given(part: str) -> Callable[[Reference], Reference]:
     """Decorate what the engine uses of Python's."""
 
     def give(reference: Reference) -> Reference:
-        _engine.give(**{part: reference})
+        c_backend.give(**{part: reference})
         return reference
 
     return give
 
 
-def plain_calls(name: str) -> Callable[[Reference], Reference]:
-    """Decorate a method whose plain calls `self._plain` takes without Python, by its method of this
-    name: those without keywords, unless that answers None."""
-
-    def choose(method: Reference) -> Reference:
-        chosen: Reference = _engine.method(name, method) if IN_C else method
-        return chosen
-
-    return choose
+uninterrupted: Callable[..., Any] = c_backend.uninterrupted
+"""Call a function with arguments; a SIGINT meanwhile is handled behind the call. In C also where
+the backend is Python's: written in Python it would leave moments open."""
 
 
-def spinner() -> Any:
-    """Return what polls the engine's drains; None where they are not the engine's."""
-    return _engine.Spinner() if IN_C else None
+def deliver_interrupts(function: Reference) -> Reference:
+    """Decorate what has a deferred interrupt handled by the event loop: `function(handler, error)`
+    has the handler called, or the error raised if there is one, and returns True; False: no event
+    loop runs here, and the deferring call itself does that."""
+    c_backend.give(deliver=function)
+    return function
 
 
 def load_rdma_core() -> Any:

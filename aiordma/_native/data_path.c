@@ -1,14 +1,15 @@
 /*
- * The hot path: one crossing into C per wake (drain) and one per post. Nothing here keeps
- * state of its own; errors go back as numbers for Python to explain.
+ * The data path: posting, draining, CM events. Nothing here keeps state of its own; errors are
+ * returned as numbers, which Python explains.
  */
 #include "data_path.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
-enum { MOST_SGES = 64, POLL_CHUNK = 32 };
+enum { POLL_CHUNK = 32 };
 
 static void pack(struct aiordma_completion *out, const struct ibv_wc *wc)
 {
@@ -58,60 +59,67 @@ int aiordma_request_notification(struct ibv_cq *queue, int solicited_only)
     return ibv_req_notify_cq(queue, solicited_only);
 }
 
-int aiordma_take_events(const struct aiordma_provider *provider,
-                        struct ibv_comp_channel *channel, struct aiordma_drained_queue *queues,
-                        uint32_t count, uint32_t *taken)
+/* -- draining ------------------------------------------------------------------------------ */
+
+/* Acking takes a lock: once per queue and wake, not once per event. */
+static void acknowledge(struct aiordma_drain *drain)
 {
-    uint32_t expected = 0;
+    for (uint32_t i = 0; i < drain->queue_count; i++)
+        if (drain->queues[i].events) {
+            drain->provider->ack_cq_events(drain->queues[i].queue, drain->queues[i].events);
+            drain->queues[i].events = 0;
+            drain->queues[i].armed = 0;
+        }
+}
+
+int aiordma_take_events(struct aiordma_drain *drain)
+{
+    uint32_t expected = 0, taken = 0;
     struct ibv_cq *queue;
     void *context;
     int error = EAGAIN;
 
-    for (uint32_t i = 0; i < count; i++)
-        expected += queues[i].armed;
-    *taken = 0;
+    for (uint32_t i = 0; i < drain->queue_count; i++)
+        expected += drain->queues[i].armed;
     /* An armed queue has one event to give. Asking until there are no more would cost each wake
        one more system call; should there be another one, the channel stays readable. */
     do {
-        if (provider->get_cq_event(channel, &queue, &context)) {
+        if (drain->provider->get_cq_event(drain->channel, &queue, &context)) {
             error = errno;
             break;
         }
-        ++*taken;
-        for (uint32_t i = 0; i < count; i++)
-            if (queues[i].queue == queue) {
-                queues[i].events++;
-                break;
-            }
-    } while (*taken < expected);
-    for (uint32_t i = 0; i < count; i++)
-        if (queues[i].events) {
-            /* Acking takes a lock: once per queue and wake, not once per event. */
-            provider->ack_cq_events(queues[i].queue, queues[i].events);
-            queues[i].events = 0;
-            queues[i].armed = 0;
-        }
-    /* Acked in any case: what was taken and not acked blocks ibv_destroy_cq for ever. */
+        taken++;
+        uint32_t at = 0;
+        while (at < drain->queue_count && drain->queues[at].queue != queue)
+            at++;
+        if (at < drain->queue_count)
+            drain->queues[at].events++;
+        else /* it is being destroyed, which waits for this */
+            drain->provider->ack_cq_events(queue, 1);
+    } while (taken < expected);
+    drain->events += taken;
+    /* In any case: an event that was taken and not acked blocks ibv_destroy_cq for ever. */
+    acknowledge(drain);
     return error == EAGAIN || error == EWOULDBLOCK || error == EINTR ? 0 : -error;
 }
 
-int aiordma_drain(const struct aiordma_provider *provider, struct aiordma_drain *drain)
+int aiordma_arm_queues(struct aiordma_drain *drain)
 {
-    uint32_t count = 0;
-
-    drain->more = 0;
-    drain->events = 0;
-    int failed = aiordma_take_events(provider, drain->channel, drain->queues,
-                                     drain->queue_count, &drain->events);
-    if (failed)
-        return failed;
     for (uint32_t i = 0; i < drain->queue_count; i++)
         if (!drain->queues[i].armed) {
             int error = ibv_req_notify_cq(drain->queues[i].queue, 0);
             if (error)
-                return -error;
+                return -abs(error);
             drain->queues[i].armed = 1;
         }
+    return 0;
+}
+
+int aiordma_poll_queues(struct aiordma_drain *drain)
+{
+    uint32_t count = 0;
+
+    drain->more = 0;
     for (uint32_t i = 0; i < drain->queue_count; i++) {
         int room = (int)(drain->capacity - count);
         int found = aiordma_poll(drain->queues[i].queue, drain->batch + count, room);
@@ -130,50 +138,57 @@ int aiordma_drain(const struct aiordma_provider *provider, struct aiordma_drain 
     return (int)count;
 }
 
-int aiordma_post_send(struct ibv_qp *queue_pair, uint64_t wr_id, uint32_t opcode,
-                      uint32_t send_flags, const char *sges, int sge_count,
-                      uint64_t remote_address, uint32_t rkey, uint32_t immediate)
-{
-    struct ibv_sge list[MOST_SGES];
-    struct ibv_send_wr request, *refused = NULL;
+/* -- posting ------------------------------------------------------------------------------- */
 
-    if (sge_count < 0 || sge_count > MOST_SGES)
-        return EINVAL;
-    memcpy(list, sges, (size_t)sge_count * sizeof(list[0]));
-    memset(&request, 0, sizeof(request));
-    request.wr_id = wr_id;
-    request.sg_list = list;
-    request.num_sge = sge_count;
-    request.opcode = (enum ibv_wr_opcode)opcode;
-    request.send_flags = send_flags;
-    if (request.opcode == IBV_WR_SEND_WITH_INV)
-        request.invalidate_rkey = immediate;
-    else
-        request.imm_data = htonl(immediate);
-    request.wr.rdma.remote_addr = remote_address;
-    request.wr.rdma.rkey = rkey;
-    int error = ibv_post_send(queue_pair, &request, &refused);
+/*
+ * What a driver's answer to a post says. Some drivers answer with a negative errno, some with
+ * success though they stopped before a request, and one whose doorbell failed after it took all
+ * requests names none as refused.
+ */
+static int outcome(int error, int is_refused)
+{
+    if (error == -1)
+        error = errno ? errno : EIO;
     if (error < 0)
-        error = error == -1 && errno ? errno : -error;
-    /* Named as refused it is not in the queue; else it is, and the doorbell failed. */
-    return refused && error ? error : refused ? EINVAL : -error;
+        error = -error;
+    if (is_refused)
+        return error ? error : EINVAL;
+    return -error;
 }
 
-int aiordma_post_recv(struct ibv_qp *queue_pair, uint64_t wr_id, const char *sges,
-                      int sge_count)
+int aiordma_post_sends(struct ibv_qp *queue_pair, struct ibv_send_wr *first,
+                       struct ibv_send_wr **refused)
 {
-    struct ibv_sge list[MOST_SGES];
-    struct ibv_recv_wr request, *refused = NULL;
-
-    if (sge_count < 0 || sge_count > MOST_SGES)
-        return EINVAL;
-    memcpy(list, sges, (size_t)sge_count * sizeof(list[0]));
-    memset(&request, 0, sizeof(request));
-    request.wr_id = wr_id;
-    request.sg_list = list;
-    request.num_sge = sge_count;
-    return ibv_post_recv(queue_pair, &request, &refused);
+    *refused = NULL;
+    errno = 0; /* a driver that answers -1 need not set it */
+    int error = ibv_post_send(queue_pair, first, refused);
+    return outcome(error, *refused != NULL);
 }
+
+int aiordma_post_receives(struct ibv_qp *queue_pair, struct ibv_srq *shared,
+                          struct ibv_recv_wr *first, struct ibv_recv_wr **refused)
+{
+    *refused = NULL;
+    errno = 0;
+    int error = queue_pair ? ibv_post_recv(queue_pair, first, refused)
+                           : ibv_post_srq_recv(shared, first, refused);
+    return outcome(error, *refused != NULL);
+}
+
+const struct aiordma_data_path *aiordma_data_path(void)
+{
+    static const struct aiordma_data_path path = {
+        .take_events = aiordma_take_events,
+        .arm_queues = aiordma_arm_queues,
+        .poll_queues = aiordma_poll_queues,
+        .post_sends = aiordma_post_sends,
+        .post_receives = aiordma_post_receives,
+        .fill_sends = aiordma_fill_sends,
+    };
+    return &path;
+}
+
+/* -- the port and the connection manager ---------------------------------------------------- */
 
 int aiordma_query_port(const struct aiordma_provider *provider, struct ibv_context *context,
                        uint8_t port_num, struct ibv_port_attr *attr)

@@ -1,17 +1,42 @@
-/* What Python calls on every wake and every post. */
+/*
+ * The data path: each verbs call of a post, of a drain and of a CM event is made here, and nowhere
+ * else. It is compiled into the binding; the engine calls it by the table below.
+ */
 #ifndef AIORDMA_DATA_PATH_H
 #define AIORDMA_DATA_PATH_H
 
 #include "provider.h"
 
 #include "declarations/data_path.h"
+#include "declarations/posting.h"
 
 /*
- * Take the events that the channel's armed queues have to give, and acknowledge them. Returns 0 or
- * -errno; `taken` is how many there were, in either case.
+ * Post linked work requests to a send queue. Returns 0: the device took all; a positive errno: it
+ * refused *refused and those behind it; a negative errno: it took all, and the doorbell failed, so
+ * that it may still execute them. *refused is NULL unless the errno is positive.
  */
-int aiordma_take_events(const struct aiordma_provider *provider,
-                        struct ibv_comp_channel *channel, struct aiordma_drained_queue *queues,
-                        uint32_t count, uint32_t *taken);
+int aiordma_post_sends(struct ibv_qp *queue_pair, struct ibv_send_wr *first,
+                       struct ibv_send_wr **refused);
+/* The same for a receive queue; or for a shared one, where queue_pair is NULL. */
+int aiordma_post_receives(struct ibv_qp *queue_pair, struct ibv_srq *shared,
+                          struct ibv_recv_wr *first, struct ibv_recv_wr **refused);
+/*
+ * Make linked work requests, with their sges behind them, in one allocation; free() it. NULL:
+ * *error is the errno.
+ */
+struct ibv_send_wr *aiordma_fill_sends(const void *requests, uint32_t count, const char *sges,
+                                       size_t sges_size, int *error);
+
+struct aiordma_data_path {
+    int (*take_events)(struct aiordma_drain *drain);
+    int (*arm_queues)(struct aiordma_drain *drain);
+    int (*poll_queues)(struct aiordma_drain *drain);
+    int (*post_sends)(struct ibv_qp *queue_pair, struct ibv_send_wr *first,
+                      struct ibv_send_wr **refused);
+    int (*post_receives)(struct ibv_qp *queue_pair, struct ibv_srq *shared,
+                         struct ibv_recv_wr *first, struct ibv_recv_wr **refused);
+    struct ibv_send_wr *(*fill_sends)(const void *requests, uint32_t count, const char *sges,
+                                      size_t sges_size, int *error);
+};
 
 #endif

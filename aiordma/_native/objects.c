@@ -27,8 +27,8 @@ static uint64_t element_of(const struct ibv_async_event *event)
     }
 }
 
-int aiordma_next_async_event(const struct aiordma_provider *provider,
-                             struct ibv_context *context, struct aiordma_async_event *copy)
+int aiordma_next_async_event(const struct aiordma_provider *provider, struct ibv_context *context,
+                             struct aiordma_async_event *copy)
 {
     struct ibv_async_event event;
 
@@ -83,10 +83,9 @@ struct ibv_cq *aiordma_create_cq_ex(struct ibv_context *context, uint32_t entrie
     return queue ? ibv_cq_ex_to_cq(queue) : NULL;
 }
 
-int aiordma_address_of_sender(const struct aiordma_provider *provider,
-                              struct ibv_context *context, uint8_t port_num,
-                              const struct aiordma_completion *completion, const char *grh,
-                              struct ibv_ah_attr *attr)
+int aiordma_address_of_sender(const struct aiordma_provider *provider, struct ibv_context *context,
+                              uint8_t port_num, const struct aiordma_completion *completion,
+                              const char *grh, struct ibv_ah_attr *attr)
 {
     struct ibv_wc wc;
     struct ibv_grh header;

@@ -1,14 +1,14 @@
 /*
- * Chains: one crossing and one doorbell for many requests, of every kind.
+ * Work requests from Python's arrays: one crossing and one doorbell for many, of every kind.
  */
-#include "posting.h"
+#include "data_path.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* The sges of a chain, aligned, and how far they have been handed out. */
+/* The sges of a chain, and how many requests have taken theirs. */
 struct parts {
     struct ibv_sge *all;
     size_t count;
@@ -24,30 +24,17 @@ static int take_parts(struct parts *parts, uint32_t count, struct ibv_sge **list
     return 0;
 }
 
-static int copy_parts(struct parts *parts, const char *sges, size_t size)
+/* Allocate `count` zeroed requests of that size, and copy the sges behind them. */
+static void *allocate(uint32_t count, size_t size, const char *sges, size_t sges_size,
+                      struct parts *parts)
 {
-    parts->used = 0;
-    parts->count = size / sizeof(*parts->all);
-    parts->all = malloc(size ? size : 1);
-    if (!parts->all)
-        return ENOMEM;
-    memcpy(parts->all, sges, size);
-    return 0;
-}
+    char *chain = calloc(1, count * size + sges_size);
 
-/*
- * What a driver's answer says of a chain. Some answer with a negative errno, some with success
- * though they stopped before a request, and one that fails after it has taken them all (the
- * doorbell failed) names none: then they may be executed yet, and the answer is negative.
- */
-static int outcome(int error, size_t refused, int is_refused, uint32_t count, uint32_t *posted)
-{
-    if (error < 0)
-        error = error == -1 && errno ? errno : -error;
-    *posted = is_refused ? (uint32_t)refused : count;
-    if (is_refused)
-        return error ? error : EINVAL;
-    return -error;
+    if (!chain)
+        return NULL;
+    *parts = (struct parts){(void *)(chain + count * size), sges_size / sizeof(*parts->all), 0};
+    memcpy(parts->all, sges, sges_size);
+    return chain;
 }
 
 static int fill_send(struct ibv_send_wr *to, const struct aiordma_send_request *from,
@@ -94,18 +81,17 @@ static int fill_send(struct ibv_send_wr *to, const struct aiordma_send_request *
     return take_parts(parts, from->sge_count, &to->sg_list);
 }
 
-struct ibv_send_wr *aiordma_fill_sends(const struct aiordma_send_request *requests,
-                                       uint32_t count, const char *sges, size_t sges_size,
-                                       int *error)
+struct ibv_send_wr *aiordma_fill_sends(const void *requests, uint32_t count, const char *sges,
+                                       size_t sges_size, int *error)
 {
-    struct ibv_send_wr *chain = calloc(1, count * sizeof(*chain) + sges_size);
-    struct parts parts = {(struct ibv_sge *)(chain + count), sges_size / sizeof(*parts.all), 0};
+    struct parts parts;
+    struct ibv_send_wr *chain = allocate(count, sizeof(*chain), sges, sges_size, &parts);
 
     *error = chain ? 0 : ENOMEM;
-    if (chain)
-        memcpy(parts.all, sges, sges_size);
     for (uint32_t i = 0; !*error && i < count; i++) {
-        *error = fill_send(&chain[i], &requests[i], &parts);
+        struct aiordma_send_request request; /* Python's bytes need not be aligned */
+        memcpy(&request, (const char *)requests + i * sizeof(request), sizeof(request));
+        *error = fill_send(&chain[i], &request, &parts);
         chain[i].next = i + 1 < count ? &chain[i + 1] : NULL;
     }
     if (!*error)
@@ -114,11 +100,10 @@ struct ibv_send_wr *aiordma_fill_sends(const struct aiordma_send_request *reques
     return NULL;
 }
 
-int aiordma_post_send_chain(struct ibv_qp *queue_pair,
-                            const struct aiordma_send_request *requests, uint32_t count,
+int aiordma_post_send_chain(struct ibv_qp *queue_pair, const void *requests, uint32_t count,
                             const char *sges, size_t sges_size, uint32_t *posted)
 {
-    struct ibv_send_wr *chain, *refused = NULL;
+    struct ibv_send_wr *chain, *refused;
     int error;
 
     *posted = 0;
@@ -127,65 +112,49 @@ int aiordma_post_send_chain(struct ibv_qp *queue_pair,
     chain = aiordma_fill_sends(requests, count, sges, sges_size, &error);
     if (!chain)
         return error;
-    error = ibv_post_send(queue_pair, chain, &refused);
-    error = outcome(error, (size_t)(refused - chain), refused != NULL, count, posted);
+    error = aiordma_post_sends(queue_pair, chain, &refused);
+    *posted = refused ? (uint32_t)(refused - chain) : count;
     free(chain);
     return error;
 }
 
-static struct ibv_recv_wr *receives(const struct aiordma_receive_request *requests,
-                                    uint32_t count, struct parts *parts, int *error)
+static struct ibv_recv_wr *fill_receives(const void *requests, uint32_t count, const char *sges,
+                                         size_t sges_size, int *error)
 {
-    struct ibv_recv_wr *chain = calloc(count, sizeof(*chain));
+    struct parts parts;
+    struct ibv_recv_wr *chain = allocate(count, sizeof(*chain), sges, sges_size, &parts);
 
     *error = chain ? 0 : ENOMEM;
     for (uint32_t i = 0; !*error && i < count; i++) {
-        chain[i].wr_id = requests[i].wr_id;
-        chain[i].num_sge = (int)requests[i].sge_count;
+        struct aiordma_receive_request request;
+        memcpy(&request, (const char *)requests + i * sizeof(request), sizeof(request));
+        chain[i].wr_id = request.wr_id;
+        chain[i].num_sge = (int)request.sge_count;
         chain[i].next = i + 1 < count ? &chain[i + 1] : NULL;
-        *error = take_parts(parts, requests[i].sge_count, &chain[i].sg_list);
+        *error = take_parts(&parts, request.sge_count, &chain[i].sg_list);
     }
-    return chain;
+    if (!*error)
+        return chain;
+    free(chain);
+    return NULL;
 }
 
-/* To one of the two; the other is NULL. */
-static int post_receives(struct ibv_qp *queue_pair, struct ibv_srq *queue,
-                         const struct aiordma_receive_request *requests, uint32_t count,
-                         const char *sges, size_t sges_size, uint32_t *posted)
+int aiordma_post_recv_chain(struct ibv_qp *queue_pair, struct ibv_srq *shared, const void *requests,
+                            uint32_t count, const char *sges, size_t sges_size, uint32_t *posted)
 {
-    struct ibv_recv_wr *chain = NULL, *refused = NULL;
-    struct parts parts = {NULL, 0, 0};
+    struct ibv_recv_wr *chain, *refused;
     int error;
 
     *posted = 0;
     if (!count)
         return 0;
-    error = copy_parts(&parts, sges, sges_size);
-    if (!error)
-        chain = receives(requests, count, &parts, &error);
-    if (!error) {
-        error = queue ? ibv_post_srq_recv(queue, chain, &refused)
-                      : ibv_post_recv(queue_pair, chain, &refused);
-        error = outcome(error, (size_t)(refused - chain), refused != NULL, count, posted);
-    }
-    free(parts.all);
+    chain = fill_receives(requests, count, sges, sges_size, &error);
+    if (!chain)
+        return error;
+    error = aiordma_post_receives(queue_pair, shared, chain, &refused);
+    *posted = refused ? (uint32_t)(refused - chain) : count;
     free(chain);
     return error;
-}
-
-int aiordma_post_recv_chain(struct ibv_qp *queue_pair,
-                            const struct aiordma_receive_request *requests, uint32_t count,
-                            const char *sges, size_t sges_size, uint32_t *posted)
-{
-    return post_receives(queue_pair, NULL, requests, count, sges, sges_size, posted);
-}
-
-int aiordma_post_srq_recv_chain(struct ibv_srq *queue,
-                                const struct aiordma_receive_request *requests,
-                                uint32_t count, const char *sges, size_t sges_size,
-                                uint32_t *posted)
-{
-    return post_receives(NULL, queue, requests, count, sges, sges_size, posted);
 }
 
 int aiordma_bind_window(struct ibv_qp *queue_pair, struct ibv_mw *window, uint64_t wr_id,

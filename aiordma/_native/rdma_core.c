@@ -26,14 +26,15 @@ static void load(void)
     void *cm = dlopen("librdmacm.so.1", RTLD_NOW | RTLD_GLOBAL);
     if (!cm) {
         snprintf(failure, sizeof(failure), "%s", dlerror());
+        dlclose(verbs);
         return;
     }
 
 /* ISO C has no conversion from void * to a function pointer; copying the bits is POSIX's way. */
-#define LOAD(library, slot, symbol)                          \
-    do {                                                     \
-        void *address = dlsym(library, symbol);              \
-        memcpy(&table.slot, &address, sizeof(table.slot));   \
+#define LOAD(library, slot, symbol)                        \
+    do {                                                   \
+        void *address = dlsym(library, symbol);            \
+        memcpy(&table.slot, &address, sizeof(table.slot)); \
     } while (0)
     LOAD(verbs, get_device_list, "ibv_get_device_list");
     LOAD(verbs, free_device_list, "ibv_free_device_list");

@@ -90,15 +90,23 @@ def _options(work: Workload) -> ConnectionKeywords:
     depth = work.depth
     if work.is_one_sided:
         return ConnectionKeywords(
-            receive_buffers=2, receive_size=64, send_depth=max(2, depth), max_sge=1
+            receive_buffers=2,
+            receive_size=64,
+            max_send_wr=max(2, depth),
+            max_send_sge=1,
+            max_recv_sge=1,
         )
     if work.operation == "messages":
         return ConnectionKeywords(
-            receive_buffers=2 * depth + 2, receive_size=work.size, send_depth=depth + 1
+            receive_buffers=2 * depth + 2, receive_size=work.size, max_send_wr=depth + 1
         )
     receives = depth if work.operation == "echo" else 1
     return ConnectionKeywords(
-        receive_buffers=0, receive_depth=receives, send_depth=depth + 1, max_sge=1
+        receive_buffers=0,
+        max_recv_wr=receives,
+        max_send_wr=depth + 1,
+        max_send_sge=1,
+        max_recv_sge=1,
     )
 
 

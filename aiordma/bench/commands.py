@@ -28,7 +28,7 @@ USUAL = tuple(name for name in OPERATIONS if name != "chain")
 LARGEST_DATAGRAM = 1024
 """What fits any path."""
 
-bench = typer.Typer(no_args_is_help=True, help="Measure latency and throughput.")
+bench: typer.Typer = typer.Typer(no_args_is_help=True, help="Measure latency and throughput.")
 
 Operations = Annotated[
     list[str] | None,

@@ -26,12 +26,13 @@ from aiordma.bench.workload import Workload
 
 __all__ = ("RECEIVES", "serve")
 
-logger = logging.getLogger("aiordma")
+logger: logging.Logger = logging.getLogger("aiordma")
 
 RECEIVES = 512
 """Posted for messages that come one way: as many as perftest posts."""
 
-MOST_PREPARED_BYTES = 1 << 26
+MOST_BYTES = 1 << 30
+"""As much memory as one client gets here: what a client asks for is no reason to allocate it."""
 
 
 async def serve(
@@ -64,8 +65,13 @@ async def _serve_one(request: ConnectionRequest) -> None:
     except ValueError as error:
         await request.reject(str(error).encode())
         return
+    needed = _memory(work)
+    if needed > MOST_BYTES:
+        text = f"{work.name} takes {needed} bytes here, and a client gets {MOST_BYTES}"
+        await request.reject(text.encode())
+        return
     try:
-        async with await request.accept(**_options(work)) as connection:
+        async with request.accept(**_options(work)) as connection:
             if work.is_one_sided:
                 await _be_read_and_written(connection, work)
             elif work.operation == "echo":
@@ -76,25 +82,48 @@ async def _serve_one(request: ConnectionRequest) -> None:
                 await _take(connection, work)
     except DisconnectedError:
         pass  # which is how a client ends
-    except RdmaError as error:
+    except (RdmaError, ValueError, OSError, MemoryError) as error:  # no client ends the server
         logger.info("%s of %s ended: %s", work.name, request.peer_address, error)
+    finally:
+        await request.aclose()  # rejects one that could not be accepted
+
+
+def _memory(work: Workload) -> int:
+    """How many bytes of buffers a client's workload takes here."""
+    if work.operation == "echo":
+        return work.size * _echo_receives(work.depth)
+    if work.operation == "messages":
+        return work.size * _message_receives(work.depth)
+    return work.size
 
 
 def _options(work: Workload) -> ConnectionKeywords:
     depth = work.depth
     if work.is_one_sided:
-        return ConnectionKeywords(receive_buffers=2, receive_size=64, send_depth=2)
+        return ConnectionKeywords(receive_buffers=2, receive_size=64, max_send_wr=2)
     if work.operation == "echo":
         return ConnectionKeywords(
-            receive_buffers=0, receive_depth=_echo_receives(depth), send_depth=depth + 1, max_sge=1
+            receive_buffers=0,
+            max_recv_wr=_echo_receives(depth),
+            max_send_wr=depth + 1,
+            max_send_sge=1,
+            max_recv_sge=1,
         )
     if work.operation == "messages":
         return ConnectionKeywords(
-            receive_buffers=2 * depth + 2, receive_size=work.size, send_depth=depth + 1
+            receive_buffers=_message_receives(depth), receive_size=work.size, max_send_wr=depth + 1
         )
     return ConnectionKeywords(
-        receive_buffers=0, receive_depth=max(RECEIVES, 2 * depth), send_depth=2, max_sge=1
+        receive_buffers=0,
+        max_recv_wr=max(RECEIVES, 2 * depth),
+        max_send_wr=2,
+        max_send_sge=1,
+        max_recv_sge=1,
     )
+
+
+def _message_receives(depth: int) -> int:
+    return 2 * depth + 2
 
 
 def _echo_receives(depth: int) -> int:
@@ -103,7 +132,7 @@ def _echo_receives(depth: int) -> int:
 
 
 async def _be_read_and_written(connection: Connection, work: Workload) -> None:
-    memory = connection.register(
+    memory = await connection.register_in_thread(
         mmap(-1, work.size), Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE
     )
     # The client asks first: iWARP does not let the side that accepts begin.
@@ -114,7 +143,7 @@ async def _be_read_and_written(connection: Connection, work: Workload) -> None:
 async def _echo(connection: Connection, work: Workload) -> None:
     size, depth = work.size, work.depth
     count = _echo_receives(depth)
-    memory = connection.register(bytearray(size * count))
+    memory = await connection.register_in_thread(mmap(-1, size * count))
     places = [memory[i * size : (i + 1) * size] for i in range(count)]
     post_recv, post_send = connection.post_recv, connection.post_send
     receives = deque((place, post_recv(place)) for place in places)
@@ -136,9 +165,10 @@ async def _echo_messages(connection: Connection) -> None:
 
 async def _take(connection: Connection, work: Workload) -> None:
     # All into one place: nobody looks at it.
-    place = connection.register(mmap(-1, work.size))[:]
+    region = await connection.register_in_thread(mmap(-1, work.size))
+    place = region[:]
     post_recv = connection.post_recv
-    receives = deque(post_recv(place) for _ in range(connection.options.receive_depth))
+    receives = deque(post_recv(place) for _ in range(connection.options.max_recv_wr))
     while True:
         await receives.popleft()
         receives.append(post_recv(place))

@@ -8,10 +8,10 @@ import errno
 from types import TracebackType
 from typing import Any
 
+from aiordma._base.enums import AsyncEventType
+from aiordma._base.errors import check_negative_errno, check_positive_errno
+from aiordma._base.provider import software
 from aiordma._native import ffi, lib
-from aiordma.enums import AsyncEventType
-from aiordma.errors import check_negative_errno, check_positive_errno
-from aiordma.provider import software
 from aiordma.verbs import CompletionQueue, QueuePair, RawSharedReceiveQueue
 
 __all__ = ("Fault", "Faults")

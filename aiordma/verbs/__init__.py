@@ -3,7 +3,7 @@
 with Device("rxe0").open() as context, context.alloc_pd() as domain: ...
 """
 
-from aiordma.verbs.address import GRH_BYTES, AddressHandle, AddressVector
+from aiordma.verbs.address import GRH_BYTES, MOST_LID, AddressHandle, AddressVector
 from aiordma.verbs.async_event import AsyncEvent, AsyncEvents
 from aiordma.verbs.attributes import (
     CompletionModerationCapabilities,
@@ -22,15 +22,16 @@ from aiordma.verbs.device import (
     Device,
     ProtectionDomain,
 )
-from aiordma.verbs.memory import MemoryRegion, MemorySlice
+from aiordma.verbs.memory import LocalMemory, MemoryRegion, MemorySlice
 from aiordma.verbs.memory_window import MemoryWindow
-from aiordma.verbs.queue_pair import Capacity, QueuePair
+from aiordma.verbs.queue_pair import Capacity, QueuePair, QueuePairAttributes
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.send_work import SendWork
 from aiordma.verbs.shared_receive import RawSharedReceiveQueue
 
 __all__ = (
     "GRH_BYTES",
+    "MOST_LID",
     "AddressHandle",
     "AddressVector",
     "AsyncEvent",
@@ -43,6 +44,7 @@ __all__ = (
     "Device",
     "DeviceAttributes",
     "GidEntry",
+    "LocalMemory",
     "MemoryRegion",
     "MemorySlice",
     "MemoryWindow",
@@ -51,6 +53,7 @@ __all__ = (
     "PortAttributes",
     "ProtectionDomain",
     "QueuePair",
+    "QueuePairAttributes",
     "RawSharedReceiveQueue",
     "ReceiveHashCapabilities",
     "Resource",

@@ -3,22 +3,25 @@
 from dataclasses import dataclass
 from typing import Any
 
+from aiordma._base.arguments import data, instance, whole_number
+from aiordma._base.errors import check_pointer, check_positive_errno
 from aiordma._native import ffi, lib
-from aiordma.errors import check_pointer, check_positive_errno
 from aiordma.verbs.completion import COMPLETION, WorkCompletion
 from aiordma.verbs.device import Context, ProtectionDomain
 from aiordma.verbs.resource import Resource
 
-__all__ = ("GRH_BYTES", "AddressHandle", "AddressVector")
+__all__ = ("GRH_BYTES", "MOST_LID", "AddressHandle", "AddressVector")
 
 GRH_BYTES = 40
 """What a datagram's receive begins with, whether or not anything was written there."""
 
 
+MOST_LID = 2**16 - 1
+
 _RANGES = {
     "port": 255,
     "gid_index": 255,
-    "lid": 2**16 - 1,
+    "lid": MOST_LID,
     "hop_limit": 255,
     "flow_label": 2**20 - 1,
     "traffic_class": 255,
@@ -28,7 +31,13 @@ _RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class AddressVector:
-    """The way to a peer's port (`ibv_ah_attr`); on RoCE the gid and our gid_index are the way."""
+    """The path to a peer's port (`ibv_ah_attr`); on RoCE the gid and our gid_index decide it.
+
+    Raises:
+        TypeError, ValueError: a field is of another type or out of range; the message names it.
+
+    See: man ibv_create_ah.
+    """
 
     port: int = 1
     gid: bytes | None = None
@@ -41,11 +50,11 @@ class AddressVector:
 
     def __post_init__(self) -> None:
         for name, most in _RANGES.items():
-            value = getattr(self, name)
-            if not 0 <= value <= most:
-                raise ValueError(f"{name}={value} is not in 0..{most}")
-        if self.gid is not None and len(self.gid) != 16:
-            raise ValueError(f"a gid has 16 bytes, and this has {len(self.gid)}")
+            object.__setattr__(self, name, whole_number(getattr(self, name), name, 0, most))
+        if self.gid is not None:
+            object.__setattr__(self, "gid", data(self.gid, "gid"))
+            if len(self.gid) != 16:
+                raise ValueError(f"a gid has 16 bytes, and this has {len(self.gid)}")
 
     @classmethod
     def read(cls, raw: Any) -> "AddressVector":
@@ -78,7 +87,7 @@ class AddressVector:
     def of_sender(
         cls, context: Context, port: int, completion: WorkCompletion, grh: bytes
     ) -> "AddressVector":
-        """Return the way back to whoever sent the datagram that completed here.
+        """Return the path back to the sender of a datagram that completed here.
 
         Args:
             context: the device.
@@ -87,9 +96,16 @@ class AddressVector:
             grh: the receive's first 40 bytes.
 
         Raises:
-            ValueError: not 40 bytes.
-            VerbsCallError: the header names no address of ours (man ibv_init_ah_from_wc).
+            TypeError, ValueError: an argument is of another type, or the grh has not 40 bytes.
+            VerbsCallError: the header names no address of ours.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_init_ah_from_wc.
         """
+        instance(context, "context", Context, "of_sender")
+        instance(completion, "completion", WorkCompletion, "of_sender")
+        port = whole_number(port, "port", 1, 255, "of_sender")
+        grh = data(grh, "grh", "of_sender")
         if len(grh) != GRH_BYTES:
             raise ValueError(f"a GRH has {GRH_BYTES} bytes, and this has {len(grh)}")
         context.require_open()
@@ -106,22 +122,28 @@ class AddressVector:
 
 
 class AddressHandle(Resource):
-    """The way to a peer's port, made ready for posting datagrams to it.
+    """The path to a peer's port, made ready for posting datagrams to it.
 
     Raises:
-        VerbsCallError: the way is none, or the device has no handle left.
+        TypeError: an argument is of another type.
+        VerbsCallError: there is no such path, or the device has no handle left.
+        ClosedError, ForkError: the domain is closed, or was opened by the parent of this process.
+
+    See: man ibv_create_ah.
     """
 
     closing_rank = 1
 
     def __init__(self, domain: ProtectionDomain, vector: AddressVector) -> None:
+        instance(domain, "domain", ProtectionDomain, "AddressHandle")
+        instance(vector, "vector", AddressVector, "AddressHandle")
         super().__init__(domain)
         self.domain = domain
         self.vector = vector
         raw = ffi.new("struct ibv_ah_attr *")
         vector.fill(raw)
         try:
-            self.pointer = check_pointer(
+            self.pointer: Any = check_pointer(
                 domain.provider.create_ah(domain.pointer, raw), "ibv_create_ah", str(vector)
             )
         except BaseException:

@@ -11,10 +11,10 @@ from typing import Any, Protocol, Self
 import anyio
 import anyio.lowlevel
 
+from aiordma._base.enums import AsyncEventType
+from aiordma._base.errors import BusyError, check_negative_errno
+from aiordma._base.provider import Provider
 from aiordma._native import ffi, lib
-from aiordma.enums import AsyncEventType
-from aiordma.errors import BusyError, check_negative_errno
-from aiordma.provider import Provider
 from aiordma.verbs.resource import Resource
 
 __all__ = ("QUEUE_PAIR_ERRORS", "AsyncEvent", "AsyncEvents", "take_async_event")
@@ -90,12 +90,15 @@ class _Source(Protocol):
 class AsyncEvents:
     """The events of an opened device, as they come: `async for event in context.async_events()`.
 
-    The iteration ends when the context is closed. A cancelled wait loses no event. One task at a
-    time may wait on a context.
+    The iteration ends when the context is closed. One task at a time may wait on a context.
 
     Raises:
-        BusyError: another task waits already.
+        BusyError: another task waits already, or the context is librdmacm's.
         VerbsCallError: the device is gone.
+
+    Cancellation: no event is lost; the next wait returns it.
+
+    See: man ibv_get_async_event.
     """
 
     def __init__(self, context: _Source) -> None:

@@ -5,14 +5,14 @@ from dataclasses import dataclass, fields
 from ipaddress import IPv6Address
 from typing import Any, NamedTuple
 
-from aiordma._native import ffi
-from aiordma.device_enums import (
+from aiordma._base.device_enums import (
     DeviceCapability,
     OnDemandOperation,
     OnDemandPaging,
     RawPacketCapability,
 )
-from aiordma.enums import AtomicCapability, GidType, LinkLayer, Mtu, PortState
+from aiordma._base.enums import AtomicCapability, GidType, LinkLayer, Mtu, PortState
+from aiordma._native import ffi
 
 __all__ = (
     "CompletionModerationCapabilities",

@@ -3,22 +3,24 @@
 import errno
 import os
 import struct
-from typing import Any, NamedTuple
+from typing import Any
 
-from aiordma._native import ffi, given, in_c, lib
-from aiordma.enums import (
+from aiordma._base.arguments import resource, whole_number
+from aiordma._base.enums import (
     CompletionQueueFlag,
     WorkCompletionFlag,
     WorkCompletionOpcode,
     WorkCompletionStatus,
 )
-from aiordma.errors import (
+from aiordma._base.errors import (
     VerbsCallError,
     check_negative_errno,
     check_pointer,
     check_positive_errno,
     check_supported,
 )
+from aiordma._base.provider import Provider
+from aiordma._native import CompletionFields, ffi, given, lib
 from aiordma.verbs.device import Context
 from aiordma.verbs.resource import Resource
 
@@ -27,25 +29,8 @@ __all__ = ("COMPLETION", "CompletionChannel", "CompletionQueue", "WorkCompletion
 COMPLETION = struct.Struct("=QIIIIIIIIHHBBH")
 """struct aiordma_completion of data_path.h."""
 
-
-@in_c("CompletionFields")
-class CompletionFields(NamedTuple):
-    """What the device says of the end of a work request."""
-
-    wr_id: int
-    status: int
-    opcode: int
-    vendor_err: int
-    byte_len: int
-    immediate: int
-    qp_num: int
-    src_qp: int
-    wc_flags: int
-    pkey_index: int
-    slid: int
-    sl: int
-    dlid_path_bits: int
-    reserved: int = 0
+MOST_POLLED = 1 << 20
+"""Completions of one poll; room for as many is made before it."""
 
 
 @given("completion")
@@ -54,6 +39,16 @@ class WorkCompletion(CompletionFields):
     field is valid on success only (man ibv_poll_cq). `immediate` is in host order."""
 
     __slots__ = ()
+
+    def __repr__(self) -> str:
+        shown = f"wr_id={self.wr_id:#x}, status={self.status_name}"
+        if self.ok:
+            shown += f", opcode={self.operation.name}, byte_len={self.byte_len}"
+            if self.wc_flags & WorkCompletionFlag.WITH_IMM:
+                shown += f", immediate={self.immediate:#x}"
+        else:
+            shown += f", vendor_err={self.vendor_err:#x}"
+        return f"WorkCompletion({shown}, qp_num={self.qp_num:#x})"
 
     def _asdict(self) -> dict[str, int]:
         return dict(zip(self._fields, self, strict=True))
@@ -85,17 +80,25 @@ class WorkCompletion(CompletionFields):
 class CompletionChannel(Resource):
     """A file descriptor that becomes readable when an armed queue completes. Non-blocking.
 
-    It can be readable without an event: ask `events`, which has none then.
+    It can be readable without an event: `events` returns an empty list then.
+
+    Raises:
+        TypeError: the context is of another type.
+        VerbsCallError: the driver refused, or there are no file descriptors left.
+        ClosedError, ForkError: the context is closed, or was opened by the parent of this process.
+
+    See: man ibv_create_comp_channel.
     """
 
     closing_rank = 2
 
     def __init__(self, context: Context) -> None:
+        resource(context, "context", "a Context", "CompletionChannel")
         super().__init__(context)
         self.context = context
-        self.provider = context.provider
+        self.provider: Provider = context.provider
         try:
-            self.pointer = check_pointer(
+            self.pointer: Any = check_pointer(
                 self.provider.create_comp_channel(context.pointer), "ibv_create_comp_channel"
             )
         except BaseException:
@@ -108,10 +111,16 @@ class CompletionChannel(Resource):
         return f"<CompletionChannel of {self.context.device_name}>"
 
     def events(self) -> "list[CompletionQueue]":
-        """Take the waiting events, acknowledge them, and return whose they are, oldest first.
+        """Take the waiting events, acknowledge them, and return their queues, oldest first.
 
-        A queue tells once for each `request_notification`: arm it again, then poll it until it is
-        empty. None waiting is an empty list.
+        A queue makes one event for each `request_notification`: arm it again, then poll it until it
+        is empty. If no event waits, the list is empty.
+
+        Raises:
+            VerbsCallError: the events could not be read.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_get_cq_event, ibv_ack_cq_events.
         """
         self.require_open()
         queues = {
@@ -141,14 +150,19 @@ class CompletionQueue(Resource):
     Args:
         context: the device.
         entries: how many completions it must hold.
-        channel: where an armed queue tells of its next completion.
+        channel: where an armed queue reports its next completion.
         comp_vector: which of the device's `num_comp_vectors` interrupts that uses.
         flags: needs a device with extended queues (man ibv_create_cq_ex).
 
     Raises:
+        TypeError: an argument is of another type.
         ValueError: more entries than the device's max_cqe, or no such vector.
         NotSupportedError: the device has no extended queues, or lacks the flag.
         VerbsCallError: the driver refused.
+        ClosedError, ForkError: the context or channel is closed, or was opened by the parent of
+            this process.
+
+    See: man ibv_create_cq.
     """
 
     closing_rank = 1
@@ -162,7 +176,14 @@ class CompletionQueue(Resource):
         comp_vector: int = 0,
         flags: CompletionQueueFlag | None = None,
     ) -> None:
-        _check_entries(context, entries)
+        call = "CompletionQueue"
+        resource(context, "context", "a Context", call)
+        entries = _checked_entries(context, entries, call)
+        if channel is not None:
+            resource(channel, "channel", "a CompletionChannel", call)
+        comp_vector = whole_number(comp_vector, "comp_vector", -(2**31), 2**31 - 1, call)
+        if flags is not None:
+            flags = CompletionQueueFlag(whole_number(flags, "flags", 0, 2**32 - 1, call))
         if not 0 <= comp_vector < max(1, context.num_comp_vectors):
             raise ValueError(
                 f"comp_vector={comp_vector}: {context.device_name} has "
@@ -170,11 +191,11 @@ class CompletionQueue(Resource):
             )
         super().__init__(context, *([channel] if channel else []))
         self.context = context
-        self.provider = context.provider
+        self.provider: Provider = context.provider
         to = channel.pointer if channel else ffi.NULL
         try:
             if flags:
-                self.pointer = lib.aiordma_create_cq_ex(
+                self.pointer: Any = lib.aiordma_create_cq_ex(
                     context.pointer, entries, to, comp_vector, flags
                 )
                 if self.pointer == ffi.NULL:
@@ -189,22 +210,28 @@ class CompletionQueue(Resource):
             self._abandon()
             raise
         self.cqe: int = self.pointer.cqe
-        self.key = int(ffi.cast("uintptr_t", self.pointer))
+        self.key: int = int(ffi.cast("uintptr_t", self.pointer))
 
     def __repr__(self) -> str:
         return f"<CompletionQueue of {self.cqe} on {self.context.device_name}>"
 
     def resize(self, entries: int) -> None:
-        """Make it hold so many completions at least; `cqe` is then what the device gave (man
-        ibv_resize_cq). What is in it stays.
+        """Make it hold so many completions at least; `cqe` is then what the device gave. What is in
+        it stays.
+
+        Args:
+            entries: completions.
 
         Raises:
-            ValueError: more entries than the device's max_cqe.
+            TypeError, ValueError: no number, or more entries than the device's max_cqe.
             NotSupportedError: the device cannot resize (iWARP's cannot).
             VerbsCallError: the driver refused: it holds more completions than that.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_resize_cq.
         """
         self.require_open()
-        _check_entries(self.context, entries)
+        entries = _checked_entries(self.context, entries, "resize")
         error = self.provider.resize_cq(self.pointer, entries)
         check_supported(error, "resizing a completion queue", self.context.device_name)
         check_positive_errno(
@@ -213,17 +240,33 @@ class CompletionQueue(Resource):
         self.cqe = self.pointer.cqe
 
     def request_notification(self, *, solicited_only: bool = False) -> None:
-        """Arm the queue for one event: of the next completion, or, `solicited_only`, of the next
-        one that failed or whose sender set SendFlag.SOLICITED. Poll once more afterwards, or lose
-        a completion."""
+        """Arm the queue for one event: of the next completion, or, with `solicited_only`, of the
+        next one that failed or whose sender set SendFlag.SOLICITED. Poll once more afterwards, or
+        lose a completion.
+
+        Raises:
+            VerbsCallError: the driver refused.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_req_notify_cq.
+        """
         self.require_open()
         check_positive_errno(
             lib.aiordma_request_notification(self.pointer, solicited_only), "ibv_req_notify_cq"
         )
 
     def poll(self, most: int = 32) -> list[WorkCompletion]:
-        """Take up to `most` completions, in order; none is an empty list."""
+        """Take up to `most` completions, in order; an empty list if there is none.
+
+        Raises:
+            TypeError, ValueError: `most` is no number, or out of range.
+            VerbsCallError: the driver refused.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_poll_cq.
+        """
         self.require_open()
+        most = whole_number(most, "most", 0, MOST_POLLED, "poll")
         batch: Any = ffi.new("struct aiordma_completion[]", most)
         count = check_negative_errno(lib.aiordma_poll(self.pointer, batch, most), "ibv_poll_cq")
         packed = ffi.buffer(batch, count * COMPLETION.size)
@@ -233,7 +276,12 @@ class CompletionQueue(Resource):
         check_positive_errno(self.provider.destroy_cq(self.pointer), "ibv_destroy_cq")
 
 
-def _check_entries(context: Context, entries: int) -> None:
+def _checked_entries(context: Context, entries: int, call: str) -> int:
     limit = context.query().max_cqe
-    if not 1 <= entries <= limit:
-        raise ValueError(f"a completion queue of {context.device_name} has 1..{limit} entries")
+    number = whole_number(entries, "entries", -(2**63), 2**63, call)
+    if not 1 <= number <= limit:
+        raise ValueError(
+            f"{call}(): entries={number}: a completion queue of {context.device_name} has "
+            f"1..{limit} entries"
+        )
+    return number

@@ -7,16 +7,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from aiordma._native import ffi, lib
-from aiordma.enums import Transport
-from aiordma.errors import (
+from aiordma._base.arguments import resource, text, whole_number
+from aiordma._base.enums import Transport
+from aiordma._base.errors import (
     BusyError,
     NoDeviceError,
     check_negative_errno,
     check_pointer,
     check_positive_errno,
 )
-from aiordma.provider import SOFTWARE, Provider, provider_of, rdma_core, software
+from aiordma._base.provider import SOFTWARE, Provider, provider_of, rdma_core, software
+from aiordma._native import ffi, lib
 from aiordma.verbs.async_event import AsyncEvent, AsyncEvents, take_async_event
 from aiordma.verbs.attributes import (
     DeviceAttributes,
@@ -33,10 +34,16 @@ __all__ = ("Context", "Device", "ProtectionDomain", "no_such_device", "require_d
 
 
 class Device:
-    """An RDMA device by name, not opened yet: `Device("rxe0").open()`."""
+    """An RDMA device by name, not opened yet: `Device("rxe0").open()`.
+
+    Raises:
+        TypeError, ValueError: the name is not a text, or empty.
+    """
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name: str = text(
+            name, "name", f"a device's name such as {SOFTWARE!r} or 'rxe0'", "Device"
+        )
 
     def __repr__(self) -> str:
         return f"Device({self.name!r})"
@@ -44,7 +51,12 @@ class Device:
     @staticmethod
     def names() -> list[str]:
         """Return the names of this machine's RDMA devices, none of them where rdma-core is not
-        installed, and behind them that of the built-in software device, which is always there."""
+        installed, and last that of the built-in software device, which is always there.
+
+        Raises: nothing.
+
+        See: man ibv_get_device_list.
+        """
         try:
             real = _names(rdma_core())
         except NoDeviceError:
@@ -68,6 +80,8 @@ class Device:
         Raises:
             NoDeviceError: there is no device of this name; the message names those there are.
             VerbsCallError: it could not be opened.
+
+        See: man ibv_open_device.
         """
         provider = provider_of(self.name)
         with self._found(provider) as device:
@@ -129,6 +143,14 @@ def _listed(provider: Provider) -> Iterator[list[Any]]:
             provider.free_device_list(listed)
 
 
+def _port(port: int, call: str) -> int:
+    return whole_number(port, "port", 0, 255, call)
+
+
+def _index(index: int, call: str) -> int:
+    return whole_number(index, "index", -(2**31), 2**31 - 1, call)
+
+
 class Context(Resource):
     """An opened device: where protection domains, completion queues and channels come from.
 
@@ -141,7 +163,7 @@ class Context(Resource):
         self.pointer = pointer
         self._owned = owned
         self.device_name: str = _name(provider, pointer.device)
-        self.transport = Transport(pointer.device.transport_type)
+        self.transport: Transport = Transport(pointer.device.transport_type)
         self.num_comp_vectors: int = pointer.num_comp_vectors
         self._attributes: DeviceAttributes | None = None
         self.async_fd: int = pointer.async_fd
@@ -153,7 +175,14 @@ class Context(Resource):
 
     def query(self) -> DeviceAttributes:
         """Return the device's identity and limits. They do not change while it is open: the device
-        is asked once."""
+        is asked once.
+
+        Raises:
+            VerbsCallError: the driver refused.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_query_device_ex.
+        """
         self.require_open()
         if self._attributes is None:
             raw = ffi.new("struct ibv_device_attr_ex *")
@@ -163,16 +192,34 @@ class Context(Resource):
         return self._attributes
 
     def query_port(self, port: int = 1) -> PortAttributes:
-        """Return a port's state; ports count from 1."""
+        """Return a port's state; ports count from 1.
+
+        Raises:
+            TypeError, ValueError: `port` is no number, or out of range.
+            VerbsCallError: the device has no such port.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_query_port.
+        """
         self.require_open()
+        port = _port(port, "query_port")
         raw = ffi.new("struct ibv_port_attr *")
         result = lib.aiordma_query_port(self.provider.table, self.pointer, port, raw)
         check_positive_errno(result, "ibv_query_port")
         return read_port(raw)
 
     def query_gid(self, port: int = 1, index: int = 0) -> bytes:
-        """Return an entry of a port's GID table: 16 bytes."""
+        """Return an entry of a port's GID table: 16 bytes.
+
+        Raises:
+            TypeError, ValueError: an argument is no number, or out of range.
+            VerbsCallError: the device has no such port, or the table is shorter.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_query_gid.
+        """
         self.require_open()
+        port, index = _port(port, "query_gid"), _index(index, "query_gid")
         gid = ffi.new("union ibv_gid *")
         result = self.provider.query_gid(self.pointer, port, index, gid)
         # man ibv_query_gid: -1 on error, and errno is not promised.
@@ -183,18 +230,31 @@ class Context(Resource):
         """Return an entry of a port's GID table with its type and network interface.
 
         Raises:
+            TypeError, ValueError: an argument is no number, or out of range.
+            NotSupportedError: the library has no such call.
             VerbsCallError: ENODATA: the entry is empty; EINVAL: the table is shorter.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_query_gid_ex.
         """
         self.require_open()
+        port, index = _port(port, "query_gid_entry"), _index(index, "query_gid_entry")
         raw = ffi.new("struct ibv_gid_entry *")
         result = self.provider.query_gid_ex(self.pointer, port, index, raw, 0, ffi.sizeof(raw[0]))
         check_positive_errno(result, "ibv_query_gid_ex")
         return read_gid(raw)
 
     def gid_table(self) -> list[GidEntry]:
-        """Return the entries of all ports' GID tables that are not empty (man ibv_query_gid_table).
+        """Return the entries of all ports' GID tables that are not empty.
 
         On RoCE each address of the network interface is one, or one for each version of RoCE.
+
+        Raises:
+            NotSupportedError: the library has no such call.
+            VerbsCallError: the driver refused.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_query_gid_table.
         """
         self.require_open()
         ports = range(1, self.query().phys_port_cnt + 1)
@@ -208,9 +268,14 @@ class Context(Resource):
         """Return an entry of a port's P_Key table: 16 bits, the highest for full membership.
 
         Raises:
+            TypeError, ValueError: an argument is no number, or out of range.
             VerbsCallError: the table is shorter (iWARP devices have none).
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_query_pkey.
         """
         self.require_open()
+        port, index = _port(port, "query_pkey"), _index(index, "query_pkey")
         raw = ffi.new("uint16_t *")
         check_positive_errno(
             self.provider.query_pkey(self.pointer, port, index, raw), "ibv_query_pkey"
@@ -218,19 +283,27 @@ class Context(Resource):
         return socket.ntohs(raw[0])
 
     def alloc_pd(self) -> "ProtectionDomain":
-        """Allocate a protection domain."""
+        """Allocate a protection domain.
+
+        Raises: as `ProtectionDomain`.
+
+        See: man ibv_alloc_pd.
+        """
         return ProtectionDomain(self)
 
     # -- asynchronous events ------------------------------------------------------------------
 
     def take_async_event(self) -> AsyncEvent | None:
-        """Take the next asynchronous event if one waits; never blocks (man ibv_get_async_event).
+        """Take the next asynchronous event if one waits; never blocks.
 
-        `async_fd` is readable while one does.
+        `async_fd` is readable while one waits.
 
         Raises:
             BusyError: the context is librdmacm's, whose events go to the connections on it.
             VerbsCallError: the device is gone.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_get_async_event.
         """
         self.require_open()
         if not self._owned:
@@ -244,17 +317,24 @@ class Context(Resource):
         return replace(event, resource=self.find(event.key))
 
     def async_events(self) -> AsyncEvents:
-        """Return the asynchronous events as an iterator: `async for event in ...`. See there."""
+        """Return the asynchronous events as an iterator: `async for event in ...`. See
+        `AsyncEvents`.
+
+        Raises:
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+        """
         self.require_open()
         return self._async_events
 
     def close(self) -> None:
         """Close the device and all that was made from it. A task that waits for its asynchronous
-        events is woken, and its iteration ends.
+        events is woken, and its iteration ends. Idempotent.
 
         Raises:
             BusyError: such a task runs in another thread.
             VerbsCallError: the driver refused something; what else was to be closed has been.
+
+        See: man ibv_close_device.
         """
         if not self._closed:
             self._async_events.require_here()
@@ -267,14 +347,25 @@ class Context(Resource):
 
 
 class ProtectionDomain(Resource):
-    """A set of memory regions and queue pairs that may meet (man ibv_alloc_pd)."""
+    """A set of memory regions and queue pairs that may use each other.
+
+    Raises:
+        TypeError: the context is of another type.
+        VerbsCallError: the driver refused.
+        ClosedError, ForkError: the context is closed, or was opened by the parent of this process.
+
+    See: man ibv_alloc_pd.
+    """
 
     def __init__(self, context: Context) -> None:
+        resource(context, "context", "a Context", "ProtectionDomain")
         super().__init__(context)
         self.context = context
-        self.provider = context.provider
+        self.provider: Provider = context.provider
         try:
-            self.pointer = check_pointer(self.provider.alloc_pd(context.pointer), "ibv_alloc_pd")
+            self.pointer: Any = check_pointer(
+                self.provider.alloc_pd(context.pointer), "ibv_alloc_pd"
+            )
         except BaseException:
             self._abandon()
             raise

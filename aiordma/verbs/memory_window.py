@@ -1,8 +1,11 @@
 """Memory windows: remote access that is given and revoked by posting (man ibv_alloc_mw)."""
 
+from typing import Any
+
+from aiordma._base.arguments import member, resource
+from aiordma._base.enums import MemoryWindowType
+from aiordma._base.errors import NotSupportedError, check_pointer, check_positive_errno
 from aiordma._native import lib
-from aiordma.enums import MemoryWindowType
-from aiordma.errors import NotSupportedError, check_pointer, check_positive_errno
 from aiordma.verbs.device import ProtectionDomain
 from aiordma.verbs.resource import Resource
 
@@ -13,12 +16,16 @@ class MemoryWindow(Resource):
     """A window, bound to nothing at first. Binding it (`Connection.post_bind_window`) gives its
     rkey access to a part of a region that was registered with Access.MW_BIND.
 
-    Type 1 is bound by a call of its own and unbound by binding it to nothing; type 2 is bound
-    and invalidated by work requests, also by the peer's SEND with invalidate.
+    Type 1 is bound by a call of its own and unbound by binding it to nothing; type 2 is bound and
+    invalidated by work requests, also by the peer's SEND with invalidate.
 
     Raises:
+        TypeError, ValueError: an argument is of another type.
         NotSupportedError: the device has no memory windows.
         VerbsCallError: the driver refused.
+        ClosedError, ForkError: the domain is closed, or was opened by the parent of this process.
+
+    See: man ibv_alloc_mw.
     """
 
     closing_rank = 2
@@ -26,13 +33,15 @@ class MemoryWindow(Resource):
     def __init__(
         self, domain: ProtectionDomain, kind: MemoryWindowType = MemoryWindowType.TYPE_2
     ) -> None:
+        resource(domain, "domain", "a ProtectionDomain", "MemoryWindow")
+        kind = member(kind, "kind", MemoryWindowType, "MemoryWindow")
         if not domain.context.query().max_mw:
             raise NotSupportedError(f"{domain.context.device_name} has no memory windows (max_mw)")
         super().__init__(domain)
         self.domain = domain
         self.kind = kind
         try:
-            self.pointer = check_pointer(
+            self.pointer: Any = check_pointer(
                 lib.aiordma_alloc_window(domain.pointer, kind), "ibv_alloc_mw"
             )
         except BaseException:
@@ -53,8 +62,13 @@ class MemoryWindow(Resource):
         self.pointer.rkey = value
 
     def next_rkey(self) -> int:
-        """Return the rkey that a bind of type 2 gives it: the last 8 bits count up
-        (ibv_inc_rkey)."""
+        """Return the rkey that a bind of type 2 gives it: the last 8 bits count up (ibv_inc_rkey).
+
+        Raises:
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_inc_rkey.
+        """
         rkey = self.rkey
         return rkey & ~0xFF | (rkey + 1) & 0xFF
 

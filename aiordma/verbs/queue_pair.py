@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from aiordma._native import ffi, lib
-from aiordma.enums import (
+from aiordma._base.arguments import data, instance, member, nearest, resource, whole_number
+from aiordma._base.enums import (
     Access,
     Mtu,
     QueuePairAttribute,
@@ -16,24 +16,26 @@ from aiordma.enums import (
     SendFlag,
     WorkRequestOpcode,
 )
-from aiordma.errors import (
+from aiordma._base.errors import (
     NotSupportedError,
     VerbsCallError,
     check_pointer,
     check_positive_errno,
 )
-from aiordma.ranges import RemoteMemory
-from aiordma.states import check_transition
-from aiordma.verbs.address import AddressVector
+from aiordma._base.provider import Provider
+from aiordma._base.ranges import RemoteMemory
+from aiordma._base.states import check_transition
+from aiordma._native import ffi, lib
+from aiordma.verbs.address import MOST_LID, AddressVector
 from aiordma.verbs.completion import CompletionQueue
 from aiordma.verbs.device import Context, ProtectionDomain
 from aiordma.verbs.memory import MemorySlice, gather
 from aiordma.verbs.memory_window import MemoryWindow
 from aiordma.verbs.resource import Resource
-from aiordma.verbs.send_work import SendWork, pack_chain
+from aiordma.verbs.send_work import RECEIVE_REQUEST, SendWork, pack_chain, pack_plain
 from aiordma.verbs.shared_receive import RawSharedReceiveQueue
 
-__all__ = ("Capacity", "QueuePair", "modify_arguments")
+__all__ = ("Capacity", "QueuePair", "QueuePairAttributes", "modify_arguments")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,10 @@ class Capacity:
             "max_recv_sge": device.max_sge,
         }
         for name, limit in limits.items():
-            value = getattr(self, name)
+            value = whole_number(getattr(self, name), name, -(2**63), 2**63)
             if not 0 <= value <= limit:
                 raise ValueError(f"{name}={value}: {context.device_name} has 0..{limit}")
+        whole_number(self.max_inline_data, "max_inline_data", 0, 2**32 - 1)
 
     def fill(self, raw: Any) -> None:
         """Write into a struct ibv_qp_cap."""
@@ -74,6 +77,46 @@ class Capacity:
         """Read a struct ibv_qp_cap."""
         return cls(**{name: getattr(raw, name) for name in cls.__dataclass_fields__})
 
+
+@dataclass(frozen=True, slots=True)
+class QueuePairAttributes:
+    """What is in force on a queue pair, by the names of struct ibv_qp_attr (man ibv_query_qp).
+
+    Of connections: `timeout` is what ConnectionOptions calls ack_timeout, `retry_cnt` retry_count,
+    `rnr_retry` how often we repeat a message that finds no receive at the peer, `min_rnr_timer` the
+    pause that we ask of the peer then, `max_rd_atomic` initiator_depth, `max_dest_rd_atomic`
+    responder_resources, and `cap` the depths. `dest_qp_num` is the peer's queue pair. What a device
+    does not have, or does not tell, is 0: on iWARP the timeout and the retries, which are TCP's.
+    """
+
+    qp_state: QueuePairState
+    path_mtu: Mtu
+    dest_qp_num: int
+    qp_access_flags: Access
+    cap: Capacity
+    port_num: int
+    timeout: int
+    retry_cnt: int
+    rnr_retry: int
+    min_rnr_timer: int
+    max_rd_atomic: int
+    max_dest_rd_atomic: int
+
+
+_QUERIED = (
+    QueuePairAttribute.STATE
+    | QueuePairAttribute.PATH_MTU
+    | QueuePairAttribute.DEST_QPN
+    | QueuePairAttribute.ACCESS_FLAGS
+    | QueuePairAttribute.CAP
+    | QueuePairAttribute.PORT
+    | QueuePairAttribute.TIMEOUT
+    | QueuePairAttribute.RETRY_CNT
+    | QueuePairAttribute.RNR_RETRY
+    | QueuePairAttribute.MIN_RNR_TIMER
+    | QueuePairAttribute.MAX_QP_RD_ATOMIC
+    | QueuePairAttribute.MAX_DEST_RD_ATOMIC
+)
 
 _FIELDS: dict[str, tuple[QueuePairAttribute, str]] = {
     "current_state": (QueuePairAttribute.CUR_STATE, "cur_qp_state"),
@@ -104,6 +147,13 @@ def modify_arguments(raw: Any, mask: QueuePairAttribute) -> dict[str, Any]:
     if mask & QueuePairAttribute.AV:
         arguments["address"] = AddressVector.read(raw.ah_attr)
     return arguments
+
+
+def _group(gid: bytes, lid: int, call: str) -> tuple[bytes, int]:
+    gid = data(gid, "gid", call)
+    if len(gid) != 16:
+        raise ValueError(f"{call}(): a gid has 16 bytes, and this has {len(gid)}")
+    return gid, whole_number(lid, "lid", 0, MOST_LID, call)
 
 
 _PLAIN_OPCODES = (
@@ -141,9 +191,10 @@ class QueuePair(Resource):
         if shared_receive is not None:
             works_with.append(shared_receive)
         super().__init__(domain, *dict.fromkeys(works_with))
-        self.provider = domain.provider
+        self.provider: Provider = domain.provider
         self.domain = domain
         self.service = service
+        self.has_shared_receive: bool = shared_receive is not None
         self._unmake = unmake
         self._groups: set[tuple[bytes, int]] = set()
         self._attaching = Lock()  # groups are left in other threads than queue pairs are closed in
@@ -155,13 +206,13 @@ class QueuePair(Resource):
             request.srq = shared_receive.pointer
         capacity.fill(request.cap)
         try:
-            self.pointer = make(request)
+            self.pointer: Any = make(request)
         except BaseException:
             self._abandon()
             raise
-        self.capacity = Capacity.read(request.cap)
+        self.capacity: Capacity = Capacity.read(request.cap)
         self.qpn: int = self.pointer.qp_num
-        self.key = int(ffi.cast("uintptr_t", self.pointer))
+        self.key: int = int(ffi.cast("uintptr_t", self.pointer))
 
     @classmethod
     def create(
@@ -176,10 +227,31 @@ class QueuePair(Resource):
     ) -> "QueuePair":
         """Create a queue pair in RESET, without the connection manager.
 
+        Args:
+            domain: where its memory is registered.
+            send_queue, receive_queue: where its requests complete.
+            service: RC, UC or UD.
+            capacity: its depths; None: those of `Capacity()`.
+            shared_receive: take receives from there.
+
         Raises:
+            TypeError: an argument is of another type.
             ValueError: the capacity is beyond the device; the message names the attribute.
             VerbsCallError: the driver refused.
+            ClosedError, ForkError: the domain or a queue is closed, or was opened by the parent of
+                this process.
+
+        See: man ibv_create_qp.
         """
+        call = "create"
+        resource(domain, "domain", "a ProtectionDomain", call)
+        resource(send_queue, "send_queue", "a CompletionQueue", call)
+        resource(receive_queue, "receive_queue", "a CompletionQueue", call)
+        service = member(service, "service", QueuePairType, call)
+        if capacity is not None:
+            instance(capacity, "capacity", Capacity, call)
+        if shared_receive is not None:
+            resource(shared_receive, "shared_receive", "a RawSharedReceiveQueue", call)
         provider = domain.provider
 
         def make(request: Any) -> Any:
@@ -203,13 +275,45 @@ class QueuePair(Resource):
         return f"<QueuePair {self.qpn:#x} {self.service.name} of {self.domain.context.device_name}>"
 
     def query(self, attributes: QueuePairAttribute = QueuePairAttribute.STATE) -> Any:
-        """Return struct ibv_qp_attr with the named attributes filled in (man ibv_query_qp)."""
+        """Return struct ibv_qp_attr with the named attributes filled in.
+
+        Raises:
+            TypeError, ValueError: `attributes` is no number.
+            VerbsCallError: the driver refused.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_query_qp.
+        """
         self.require_open()
+        whole_number(attributes, "attributes", 0, 2**31 - 1, "query")
         raw, init = ffi.new("struct ibv_qp_attr *"), ffi.new("struct ibv_qp_init_attr *")
         check_positive_errno(
             self.provider.query_qp(self.pointer, raw, attributes, init), "ibv_query_qp"
         )
         return raw
+
+    def attributes(self) -> QueuePairAttributes:
+        """Ask the device what is in force on the queue pair.
+
+        Raises: as `QueuePair.query`.
+
+        See: man ibv_query_qp.
+        """
+        raw = self.query(_QUERIED)
+        return QueuePairAttributes(
+            qp_state=QueuePairState(raw.qp_state),
+            path_mtu=Mtu(raw.path_mtu),
+            dest_qp_num=raw.dest_qp_num,
+            qp_access_flags=Access(raw.qp_access_flags),
+            cap=Capacity.read(raw.cap),
+            port_num=raw.port_num,
+            timeout=raw.timeout,
+            retry_cnt=raw.retry_cnt,
+            rnr_retry=raw.rnr_retry,
+            min_rnr_timer=raw.min_rnr_timer,
+            max_rd_atomic=raw.max_rd_atomic,
+            max_dest_rd_atomic=raw.max_dest_rd_atomic,
+        )
 
     @property
     def state(self) -> QueuePairState:
@@ -223,29 +327,43 @@ class QueuePair(Resource):
         address: AddressVector | None = None,
         **attributes: int | Access | Mtu | QueuePairState,
     ) -> None:
-        """Move to a state, with attributes by their C names (man ibv_modify_qp); `access` is
-        qp_access_flags, `port` is port_num, `current_state` is cur_qp_state.
+        """Move to a state, with attributes by their C names; `access` is qp_access_flags, `port` is
+        port_num, `current_state` is cur_qp_state.
+
+        Args:
+            state: the new state; None stays in the current one.
+            address: the path to the peer.
+            attributes: by name.
 
         Raises:
             ValueError: an attribute is missing or does not belong; the message names it.
             TypeError: an attribute is unknown.
             VerbsCallError: the driver refused.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_modify_qp.
         """
         current = self.state
         raw = ffi.new("struct ibv_qp_attr *")
         mask = QueuePairAttribute(0)
         if state is not None:
+            state = member(state, "state", QueuePairState, "modify")
             mask |= QueuePairAttribute.STATE
             raw.qp_state = state
         if address is not None:
+            instance(address, "address", AddressVector, "modify")
             mask |= QueuePairAttribute.AV
             address.fill(raw.ah_attr)
         for name, value in attributes.items():
             if name not in _FIELDS:
-                raise TypeError(f"{name!r} is no attribute; there are {', '.join(_FIELDS)}")
+                raise TypeError(f"modify(): {name!r} is no attribute: {nearest(name, _FIELDS)}")
             flag, field = _FIELDS[name]
             mask |= flag
-            setattr(raw, field, int(value))
+            number = whole_number(value, name, 0, 2**32 - 1, "modify")
+            try:
+                setattr(raw, field, number)
+            except OverflowError as error:
+                raise ValueError(f"modify(): {name}={number}: {error}") from None
         check_transition(self.service, current, state if state is not None else current, mask)
         check_positive_errno(
             self.provider.modify_qp(self.pointer, raw, mask),
@@ -263,23 +381,56 @@ class QueuePair(Resource):
         remote: RemoteMemory | None = None,
         immediate: int = 0,
     ) -> None:
-        """Post one send-queue request (man ibv_post_send): SEND, RDMA READ and WRITE, and SEND and
-        WRITE with immediate data.
+        """Post one request to the send queue: SEND, RDMA READ and WRITE, and SEND and WRITE with
+        immediate data.
+
+        Args:
+            wr_id: a number of 64 bits, for the completion.
+            parts: slices of registered memory, which you keep alive until the completion.
+            opcode: one of those.
+            flags: such as SIGNALED; without it there is no completion unless the request fails.
+            remote: the peer's memory, of a READ or WRITE.
+            immediate: 32 bits, of an opcode that takes them.
 
         Raises:
+            TypeError, ValueError: an argument is invalid; the message names it.
             NotSupportedError: the opcode takes more than these arguments.
-            VerbsCallError: the device refused it.
+            VerbsCallError: the device refused it; or, with `was_taken`, the device has it in its
+                queue and could not be notified: it may still be executed.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_post_send.
         """
+        call = "post_send"
+        wr_id = whole_number(wr_id, "wr_id", 0, 2**64 - 1, call)
+        opcode = member(opcode, "opcode", WorkRequestOpcode, call)
+        flags = SendFlag(whole_number(flags, "flags", 0, 2**31 - 1, call))
+        if remote is not None:
+            instance(remote, "remote", RemoteMemory, call)
+        immediate = whole_number(immediate, "immediate", 0, 2**32 - 1, call)
         if opcode not in _PLAIN_OPCODES:
             raise NotSupportedError(f"{opcode.name} cannot be posted with these arguments")
         address, rkey = (0, 0) if remote is None else (remote.address, remote.rkey)
         self.post_send_raw(
-            wr_id, opcode, flags, gather(parts), len(parts), address, rkey, immediate
+            wr_id, opcode, flags, gather(parts, call), len(parts), address, rkey, immediate
         )
 
     def post_recv(self, wr_id: int, parts: Sequence[MemorySlice]) -> None:
-        """Post one receive (man ibv_post_recv)."""
-        self.post_recv_raw(wr_id, gather(parts), len(parts))
+        """Post one receive.
+
+        Args:
+            wr_id: a number of 64 bits, for the completion.
+            parts: slices of registered memory, which you keep alive until the completion.
+
+        Raises:
+            TypeError, ValueError: an argument is invalid; the message names it.
+            VerbsCallError: the device refused it.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_post_recv.
+        """
+        wr_id = whole_number(wr_id, "wr_id", 0, 2**64 - 1, "post_recv")
+        self.post_recv_raw(wr_id, gather(parts, "post_recv"), len(parts))
 
     def post_send_raw(
         self,
@@ -292,17 +443,17 @@ class QueuePair(Resource):
         rkey: int,
         immediate: int,
     ) -> None:
-        """Post with the sges already packed: the path that every awaitable send takes.
+        """Post one plain request whose sges are packed.
 
         Raises:
             VerbsCallError: it was refused; or, with `was_taken`, the device has it in its queue and
                 could not be told: it may be executed yet.
         """
-        if self._closed:
+        request = pack_plain(wr_id, opcode, flags, count, address, rkey, immediate)
+        posted = ffi.new("uint32_t *")
+        if self._closed:  # behind what may run the program's code
             self.require_open()
-        error = lib.aiordma_post_send(
-            self.pointer, wr_id, opcode, flags, sges, count, address, rkey, immediate
-        )
+        error = lib.aiordma_post_send_chain(self.pointer, request, 1, sges, len(sges), posted)
         if error < 0:
             failure = VerbsCallError(-error, "ibv_post_send", self.explain(count))
             failure.was_taken = True
@@ -312,39 +463,65 @@ class QueuePair(Resource):
 
     def post_recv_raw(self, wr_id: int, sges: bytes, count: int) -> None:
         """Post a receive with the sges already packed."""
+        request = RECEIVE_REQUEST.pack(wr_id, count, 0)
+        posted = ffi.new("uint32_t *")
         if self._closed:
             self.require_open()
-        error = lib.aiordma_post_recv(self.pointer, wr_id, sges, count)
+        error = lib.aiordma_post_recv_chain(
+            self.pointer, ffi.NULL, request, 1, sges, len(sges), posted
+        )
         if error:
-            check_positive_errno(error, "ibv_post_recv", self.explain(count))
+            check_positive_errno(abs(error), "ibv_post_recv", self.explain(count))
 
     def post_send_chain(
         self, works: Sequence[SendWork], wr_ids: Sequence[int], flags: Sequence[int]
     ) -> tuple[int, int]:
         """Post many requests, of any kind, with one call: in order, and up to the first that the
-        device refuses. `flags` are SendFlag, one for each; those of the works are not looked at.
+        device refuses.
+
+        Args:
+            works: the requests.
+            wr_ids: a number of 64 bits for each.
+            flags: SendFlag for each; those of the works are not used.
 
         Returns:
             C's errno, 0 if all were taken; and how many were, which is the refused one's index. A
-            negative errno: all were, and the device could not be told (see `post_send_raw`).
+                negative errno: all were, and the device could not be notified (see `post_send`).
+
+        Raises:
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_post_send.
         """
-        self.require_open()
         posted = ffi.new("uint32_t *")
         sges = b"".join([work.sges for work in works])
+        packed = pack_chain(works, wr_ids, flags)
+        self.require_open()  # behind what may run the program's code
         error = lib.aiordma_post_send_chain(
-            self.pointer, pack_chain(works, wr_ids, flags), len(works), sges, len(sges), posted
+            self.pointer, packed, len(works), sges, len(sges), posted
         )
         return error, posted[0]
 
     def bind_window(
         self, wr_id: int, window: MemoryWindow, bound: MemorySlice, access: int, flags: int
     ) -> None:
-        """Bind a window of type 1 to memory (man ibv_bind_mw); a length of 0 unbinds it.
+        """Bind a window of type 1 to memory; a length of 0 unbinds it.
+
+        Args:
+            wr_id: a number of 64 bits, for the completion.
+            window: the window.
+            bound: of a region registered with Access.MW_BIND.
+            access: what the window permits.
+            flags: SendFlag.
 
         Raises:
             VerbsCallError: the device refused it.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_bind_mw.
         """
-        self.require_open()
+        for used in (window, bound.region, self):
+            used.require_open()
         # Always with a region: without one, which the man page allows for unbinding, rxe's library
         # follows a null pointer.
         check_positive_errno(
@@ -362,14 +539,36 @@ class QueuePair(Resource):
         )
 
     def attach_multicast(self, gid: bytes, lid: int = 0) -> None:
-        """Receive what is sent to a multicast group (man ibv_attach_mcast); UD only."""
+        """Receive what is sent to a multicast group; UD only.
+
+        Args:
+            gid: of the group, 16 bytes.
+            lid: of the group, on InfiniBand.
+
+        Raises:
+            TypeError, ValueError: the gid has not 16 bytes, or the lid is out of range.
+            VerbsCallError: the device refused.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_attach_mcast.
+        """
+        gid, lid = _group(gid, lid, "attach_multicast")
         with self._attaching:
             self.require_open()
             self._multicast(self.provider.attach_mcast, "ibv_attach_mcast", gid, lid)
             self._groups.add((gid, lid))
 
     def detach_multicast(self, gid: bytes, lid: int = 0) -> None:
-        """No longer receive it. `close` does so for the groups that are left."""
+        """Receive no more from a multicast group. `close` does so for the groups that are left.
+
+        Args:
+            gid, lid: as of `attach_multicast`.
+
+        Raises: as `QueuePair.attach_multicast`.
+
+        See: man ibv_detach_mcast.
+        """
+        gid, lid = _group(gid, lid, "detach_multicast")
         with self._attaching:
             self.require_open()
             self._multicast(self.provider.detach_mcast, "ibv_detach_mcast", gid, lid)

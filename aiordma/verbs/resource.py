@@ -1,14 +1,19 @@
 """The life of a verbs object: opened by its constructor, closed once, children first."""
 
 import warnings
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from aiordma.errors import ClosedError
-from aiordma.process import forked, here
+from aiordma._base.errors import ClosedError
+from aiordma._base.process import forked, here
 
 __all__ = ("Resource",)
+
+
+def _never() -> bool:
+    return False
 
 
 class Resource:
@@ -30,6 +35,10 @@ class Resource:
     key: int = 0
     """The C object's address, of those by which events name them."""
 
+    is_left_to_owner: Callable[[], bool]
+    """Whether nothing is done when it is collected unclosed. Its owner, collected as well, made it
+    for the program: it closes its resources in their order, and warns in the program's terms."""
+
     def __init__(self, *parents: "Resource") -> None:
         for parent in parents:
             parent.require_open()
@@ -37,6 +46,7 @@ class Resource:
         self._process = here.pid
         self._children: dict[int, Resource] = {}
         self._parents = parents
+        self.is_left_to_owner = parents[0].is_left_to_owner if parents else _never
         for parent in parents:
             parent._children[id(self)] = self
 
@@ -69,8 +79,9 @@ class Resource:
         """Destroy the object and all that was made from it. Idempotent.
 
         Raises:
-            VerbsCallError: the driver refused. The object counts as closed all the same, and what
-                else was to be closed has been.
+            BusyError, VerbsCallError: posted requests still own a memory region, which stays open;
+                or the driver refused. The object counts as closed all the same, and everything else
+                that was to be closed has been.
         """
         if self._closed:
             return
@@ -103,7 +114,7 @@ class Resource:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_closed", True) or self._process != here.pid:
+        if getattr(self, "_closed", True) or self._process != here.pid or self.is_left_to_owner():
             return
         try:
             self.close()

@@ -4,49 +4,58 @@ import errno
 from collections.abc import Sequence
 from typing import Any
 
-from aiordma._native import ffi, lib
-from aiordma.enums import SharedReceiveAttribute
-from aiordma.errors import (
+from aiordma._base.arguments import resource, whole_number
+from aiordma._base.enums import SharedReceiveAttribute
+from aiordma._base.errors import (
     NotSupportedError,
     PartialPostError,
     VerbsCallError,
     check_pointer,
     check_positive_errno,
 )
+from aiordma._base.provider import Provider
+from aiordma._native import ffi, lib
 from aiordma.verbs.device import ProtectionDomain
 from aiordma.verbs.memory import MemorySlice, gather
 from aiordma.verbs.resource import Resource
+from aiordma.verbs.send_work import RECEIVE_REQUEST
 
 __all__ = ("RawSharedReceiveQueue",)
 
 
 class RawSharedReceiveQueue(Resource):
-    """The device's object, for those who poll by themselves; `aiordma.SharedReceiveQueue` is what
-    a loop uses. `max_wr` and `max_sge` are what the device gave, at least what was asked for.
+    """The device's object, for programs that poll by themselves; `aiordma.SharedReceiveQueue` is
+    for programs with an event loop. `max_wr` and `max_sge` are what the device gave, at least what
+    was asked for.
 
     Raises:
-        ValueError: beyond the device; the message names the attribute and the limit.
+        TypeError, ValueError: beyond the device; the message names the attribute and the limit.
         VerbsCallError: the driver refused.
+        ClosedError, ForkError: the domain is closed, or was opened by the parent of this process.
+
+    See: man ibv_create_srq.
     """
 
     closing_rank = 1
 
     def __init__(self, domain: ProtectionDomain, max_wr: int, max_sge: int = 1) -> None:
+        resource(domain, "domain", "a ProtectionDomain", "RawSharedReceiveQueue")
         device = domain.context.query()
         for name, value, limit in (
             ("max_wr", max_wr, device.max_srq_wr),
             ("max_sge", max_sge, device.max_srq_sge),
         ):
+            whole_number(value, name, -(2**63), 2**63, "RawSharedReceiveQueue")
             if not 1 <= value <= limit:
                 raise ValueError(f"{name}={value}: {domain.context.device_name} has 1..{limit}")
         super().__init__(domain)
         self.domain = domain
-        self.provider = domain.provider
+        self.provider: Provider = domain.provider
         request = ffi.new("struct ibv_srq_init_attr *")
         request.attr.max_wr = max_wr
         request.attr.max_sge = max_sge
         try:
-            self.pointer = check_pointer(
+            self.pointer: Any = check_pointer(
                 self.provider.create_srq(domain.pointer, request), "ibv_create_srq"
             )
         except BaseException:
@@ -54,17 +63,20 @@ class RawSharedReceiveQueue(Resource):
             raise
         self.max_wr: int = request.attr.max_wr
         self.max_sge: int = request.attr.max_sge
-        self.key = int(ffi.cast("uintptr_t", self.pointer))
+        self.key: int = int(ffi.cast("uintptr_t", self.pointer))
 
     def __repr__(self) -> str:
         return f"<RawSharedReceiveQueue of {self.max_wr} on {self.domain.context.device_name}>"
 
     def query(self) -> Any:
-        """Return struct ibv_srq_attr: max_wr, max_sge, srq_limit (man ibv_query_srq).
+        """Return struct ibv_srq_attr: max_wr, max_sge, srq_limit.
 
         Raises:
             NotSupportedError: the device's driver has no such call.
             VerbsCallError: the driver refused.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_query_srq.
         """
         self.require_open()
         raw = ffi.new("struct ibv_srq_attr *")
@@ -79,21 +91,29 @@ class RawSharedReceiveQueue(Resource):
         return raw
 
     def modify(self, *, max_wr: int | None = None, limit: int | None = None) -> None:
-        """Resize, or arm the limit: one SRQ_LIMIT_REACHED event once fewer receives are left
-        (man ibv_modify_srq).
+        """Resize, or arm the limit: one SRQ_LIMIT_REACHED event once fewer receives are left.
+
+        Args:
+            max_wr: the new depth; None leaves it.
+            limit: receives; 0 disarms, None leaves it.
 
         Raises:
+            TypeError, ValueError: a number is none, or out of range.
+            NotSupportedError: the device cannot be asked for the depth that it gave.
             VerbsCallError: the driver refused; not every device can resize.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_modify_srq.
         """
         self.require_open()
         raw = ffi.new("struct ibv_srq_attr *")
         mask = SharedReceiveAttribute(0)
         if max_wr is not None:
             mask |= SharedReceiveAttribute.MAX_WR
-            raw.max_wr = max_wr
+            raw.max_wr = whole_number(max_wr, "max_wr", 0, 2**32 - 1, "modify")
         if limit is not None:
             mask |= SharedReceiveAttribute.LIMIT
-            raw.srq_limit = limit
+            raw.srq_limit = whole_number(limit, "limit", 0, 2**32 - 1, "modify")
         check_positive_errno(
             self.provider.modify_srq(self.pointer, raw, mask), "ibv_modify_srq", repr(mask)
         )
@@ -104,10 +124,18 @@ class RawSharedReceiveQueue(Resource):
         """Post a list of (wr_id, parts) as one chain (ibv_post_srq_recv).
 
         Raises:
+            TypeError, ValueError: a wr_id or a part is invalid; nothing was posted.
             PartialPostError: the device refused one; `posted` are the wr_ids before it.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_post_srq_recv.
         """
+        call = "post_srq_recv"
         error, posted = self.post_packed(
-            [(wr_id, len(parts), gather(parts)) for wr_id, parts in receives]
+            [
+                (whole_number(wr_id, "wr_id", 0, 2**64 - 1, call), len(parts), gather(parts, call))
+                for wr_id, parts in receives
+            ]
         )
         if error:
             taken = [wr_id for wr_id, _ in receives[:posted]]
@@ -119,22 +147,12 @@ class RawSharedReceiveQueue(Resource):
         Returns:
             C's errno, 0 if all were taken, and how many were.
         """
-        requests = ffi.new("struct aiordma_receive_request[]", len(receives))
-        for request, (wr_id, count, _) in zip(requests, receives, strict=True):
-            request.wr_id = wr_id
-            request.sge_count = count
-        return self.post_chain_raw(requests, len(receives), b"".join([s for _, _, s in receives]))
-
-    def post_chain_raw(self, requests: Any, count: int, sges: bytes) -> tuple[int, int]:
-        """Post an array of struct aiordma_receive_request with one call.
-
-        Returns:
-            C's errno, 0 if all were taken, and how many were.
-        """
-        self.require_open()
+        requests = b"".join([RECEIVE_REQUEST.pack(wr_id, count, 0) for wr_id, count, _ in receives])
+        sges = b"".join([sges for _, _, sges in receives])
         posted = ffi.new("uint32_t *")
-        error = lib.aiordma_post_srq_recv_chain(
-            self.pointer, requests, count, sges, len(sges), posted
+        self.require_open()
+        error = lib.aiordma_post_recv_chain(
+            ffi.NULL, self.pointer, requests, len(receives), sges, len(sges), posted
         )
         return abs(error), posted[0]  # siw's driver answers -ENOMEM
 

@@ -132,9 +132,10 @@ class _Thousand:
                     device=here.device,
                     private_data=work.pack(),
                     receive_buffers=0,
-                    receive_depth=depth,
-                    send_depth=depth + 1,
-                    max_sge=1,
+                    max_recv_wr=depth,
+                    max_send_wr=depth + 1,
+                    max_send_sge=1,
+                    max_recv_sge=1,
                 )
                 return await stack.enter_async_context(connection)
 

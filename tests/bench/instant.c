@@ -18,7 +18,7 @@ static struct {
     unsigned first, count;
     struct ibv_cq *queue; /* of the last post */
     int armed, signalled;
-    int signal; /* an eventfd in the channel's descriptor, which is an epoll; 0: not made */
+    int signal;    /* an eventfd in the channel's descriptor, which is an epoll; 0: not made */
     unsigned owed; /* events that were taken and not acknowledged */
     int untold;    /* the errno of the next post's doorbell */
     int (*get_cq_event)(struct ibv_comp_channel *, struct ibv_cq **, void **);

@@ -11,8 +11,8 @@ from functools import cache
 from typing import Any
 
 from aiordma import Connection
+from aiordma._base.provider import software
 from aiordma._native import ffi
-from aiordma.provider import software
 
 from .compiling import compiled
 

@@ -14,6 +14,7 @@ from aiordma import Connection, MemorySlice, RemoteMemory, connect
 from aiordma.bench.loops import run
 from aiordma.bench.workload import Workload
 
+from . import lag
 from .candidates import Candidates
 from .instant import instant, prepare
 from .rows import Reading, Row, constant, latency
@@ -67,6 +68,15 @@ def rows(here: Candidates) -> list[Row]:
             lambda: latency(here.streams(work.size)),
         ),
         Row(
+            "software/lag_beside_writers",
+            "ms",
+            partial(lag.measure, here),
+            "20 ms",
+            constant(20.0),
+            limit=1.0,
+            note=f"the longest of each round, beside {len(lag.SIZES)} peers that write",
+        ),
+        Row(
             "native/completed_await",
             "us CPU",
             lambda: _on_instant(here, partial(_completed_awaits, seconds=here.seconds)),
@@ -117,7 +127,7 @@ def _on_instant(here: Candidates, job: Job) -> Reading:
             port,
             device=here.device,
             private_data=work.pack(),
-            send_depth=WINDOW,
+            max_send_wr=WINDOW,
             receive_buffers=2,
             receive_size=64,
         ) as connection:

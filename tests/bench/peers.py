@@ -143,10 +143,10 @@ def _line(side: subprocess.Popen[str]) -> str:
     """Return the next line that a program prints, in reasonable time."""
     assert side.stdout is not None
     if not select.select([side.stdout], [], [], ANSWER_SECONDS)[0]:
-        raise ProgramError(f"{side.args}: nothing for {ANSWER_SECONDS:g} s")
+        raise ProgramError(f"{side.args!r}: nothing for {ANSWER_SECONDS:g} s")
     line = side.stdout.readline()
     if not line:
-        raise ProgramError(f"{side.args} ended with status {side.wait()}")
+        raise ProgramError(f"{side.args!r} ended with status {side.wait()}")
     return line
 
 

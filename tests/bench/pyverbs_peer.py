@@ -17,7 +17,7 @@ import time
 
 import pyverbs.enums as e
 from pyverbs.addr import GID, AHAttr, GlobalRoute
-from pyverbs.cq import CQ, CompChannel
+from pyverbs.cq import CQ, WC, CompChannel
 from pyverbs.device import Context
 from pyverbs.mr import MR
 from pyverbs.pd import PD
@@ -30,7 +30,7 @@ PORT = 1
 SEND, RECEIVE = 1, 2
 
 
-def descriptors():
+def descriptors() -> set[str]:
     # The list has the directory's own, too, which is closed by now.
     return {fd for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
 
@@ -38,7 +38,7 @@ def descriptors():
 class Side:
     """One queue pair, its queue and channel."""
 
-    def __init__(self, device, size):
+    def __init__(self, device: str, size: int) -> None:
         self.context = Context(name=device)
         self.domain = PD(self.context)
         before = descriptors()
@@ -62,7 +62,7 @@ class Side:
             send_flags=e.IBV_SEND_SIGNALED,
         )
 
-    def connect(self, peer):
+    def connect(self, peer: socket.socket) -> None:
         ours = {"qpn": self.queue_pair.qp_num, "gid": str(self.context.query_gid(PORT, GID_INDEX))}
         peer.sendall((json.dumps(ours) + "\n").encode())
         theirs = json.loads(peer.makefile().readline())
@@ -82,17 +82,17 @@ class Side:
         assert peer.recv(1) == b"!"
 
 
-def check(completions):
+def check(completions: list[WC]) -> None:
     for completion in completions:
         if completion.status != e.IBV_WC_SUCCESS:
             sys.exit(f"completion with status {completion.status}")
 
 
 class Polling:
-    def __init__(self, side):
+    def __init__(self, side: Side) -> None:
         self.queue, self.arrived, self.sent = side.queue, 0, 0
 
-    def wait(self, what):
+    def wait(self, what: str) -> None:
         """Poll until one more of that kind has completed."""
         while not getattr(self, what):
             count, completions = self.queue.poll(4)
@@ -106,7 +106,7 @@ class Polling:
         setattr(self, what, getattr(self, what) - 1)
 
 
-def polling_client(side, until, samples):
+def polling_client(side: Side, until: float, samples: list[float]) -> None:
     waiting, queue_pair = Polling(side), side.queue_pair
     now = 0.0
     while now < until:
@@ -119,7 +119,7 @@ def polling_client(side, until, samples):
         queue_pair.post_recv(side.receive)
 
 
-def polling_server(side):
+def polling_server(side: Side) -> None:
     waiting, queue_pair = Polling(side), side.queue_pair
     while True:
         waiting.wait("arrived")
@@ -131,22 +131,25 @@ def polling_server(side):
 class Reader:
     """Futures for what completes, resolved by a reader of the channel's descriptor."""
 
-    def __init__(self, side):
+    def __init__(self, side: Side) -> None:
         self.side = side
         self.loop = asyncio.get_running_loop()
-        self.done = {SEND: asyncio.Queue(), RECEIVE: asyncio.Queue()}
+        self.done: dict[int, asyncio.Queue[WC]] = {
+            SEND: asyncio.Queue(),
+            RECEIVE: asyncio.Queue(),
+        }
         side.queue.req_notify()
         self.loop.add_reader(side.fd, self.readable)
         self.poll()
 
-    def readable(self):
+    def readable(self) -> None:
         queue = self.side.queue
         self.side.channel.get_cq_event(queue)
         queue.ack_events(1)
         queue.req_notify()
         self.poll()
 
-    def poll(self):
+    def poll(self) -> None:
         while True:
             count, completions = self.side.queue.poll(8)
             if not count:
@@ -156,7 +159,7 @@ class Reader:
                 self.done[completion.wr_id].put_nowait(completion)
 
 
-async def asyncio_client(side, until, samples):
+async def asyncio_client(side: Side, until: float, samples: list[float]) -> None:
     reader, queue_pair = Reader(side), side.queue_pair
     arrived, sent = reader.done[RECEIVE].get, reader.done[SEND].get
     now = 0.0
@@ -170,7 +173,7 @@ async def asyncio_client(side, until, samples):
         queue_pair.post_recv(side.receive)
 
 
-async def asyncio_server(side):
+async def asyncio_server(side: Side) -> None:
     reader, queue_pair = Reader(side), side.queue_pair
     arrived, sent = reader.done[RECEIVE].get, reader.done[SEND].get
     while True:
@@ -180,7 +183,7 @@ async def asyncio_server(side):
         await sent()
 
 
-def main():
+def main() -> None:
     role, way, device, host, port, size, seconds = sys.argv[1:]
     side = Side(device, int(size))
     if role == "serve":
@@ -200,8 +203,8 @@ def main():
             measure(side, way, float(seconds))
 
 
-def measure(side, way, seconds):
-    samples = []
+def measure(side: Side, way: str, seconds: float) -> None:
+    samples: list[float] = []
     until = time.perf_counter() + seconds
     if way == "polling":
         polling_client(side, until, samples)

@@ -105,8 +105,8 @@ static void post_receive(uint32_t number, uint32_t piece)
 {
     struct peer *peer = &here.peers[number];
     struct ibv_sge sge = part(peer, piece, here.work.size);
-    struct ibv_recv_wr *bad, request = {
-        .wr_id = wr_id(number, piece), .sg_list = &sge, .num_sge = 1};
+    struct ibv_recv_wr *bad,
+        request = {.wr_id = wr_id(number, piece), .sg_list = &sge, .num_sge = 1};
 
     check_answer(ibv_post_recv(peer->id->qp, &request, &bad), "ibv_post_recv");
 }
@@ -115,14 +115,15 @@ static void post(uint32_t number, uint32_t piece, enum ibv_wr_opcode opcode, uin
 {
     struct peer *peer = &here.peers[number];
     struct ibv_sge sge = part(peer, piece, size);
-    struct ibv_send_wr *bad, request = {
-        .wr_id = wr_id(number, piece),
-        .sg_list = &sge,
-        .num_sge = 1,
-        .opcode = opcode,
-        .send_flags = IBV_SEND_SIGNALED,
-        .wr.rdma = {.remote_addr = peer->place.address, .rkey = peer->place.rkey},
-    };
+    struct ibv_send_wr *bad,
+        request = {
+            .wr_id = wr_id(number, piece),
+            .sg_list = &sge,
+            .num_sge = 1,
+            .opcode = opcode,
+            .send_flags = IBV_SEND_SIGNALED,
+            .wr.rdma = {.remote_addr = peer->place.address, .rkey = peer->place.rkey},
+        };
 
     check_answer(ibv_post_send(peer->id->qp, &request, &bad), "ibv_post_send");
 }
@@ -187,8 +188,8 @@ static void prepare(struct ibv_context *context)
     check(!here.domain, "ibv_alloc_pd");
     here.events = here.calls->create_comp_channel(context);
     check(!here.events, "ibv_create_comp_channel");
-    here.queue = here.calls->create_cq(context, (int)(here.work.connections * each), NULL,
-                                       here.events, 0);
+    here.queue =
+        here.calls->create_cq(context, (int)(here.work.connections * each), NULL, here.events, 0);
     check(!here.queue, "ibv_create_cq");
 }
 
@@ -202,8 +203,10 @@ static void set_up(uint32_t number, struct rdma_cm_id *id)
     attributes = (struct ibv_qp_init_attr){
         .send_cq = here.queue,
         .recv_cq = here.queue,
-        .cap = {.max_send_wr = sends_of_each(), .max_recv_wr = receives_of_each(),
-                .max_send_sge = 1, .max_recv_sge = 1},
+        .cap = {.max_send_wr = sends_of_each(),
+                .max_recv_wr = receives_of_each(),
+                .max_send_sge = 1,
+                .max_recv_sge = 1},
         .qp_type = IBV_QPT_RC,
     };
     peer->id = id;
@@ -212,9 +215,9 @@ static void set_up(uint32_t number, struct rdma_cm_id *id)
     check(posix_memalign((void **)&peer->memory, 4096, length), "posix_memalign");
     memset(peer->memory, 0, length);
     check(here.calls->cm_create_qp(id, here.domain, &attributes), "rdma_create_qp");
-    peer->region = here.calls->reg_mr(
-        here.domain, peer->memory, length,
-        IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE);
+    peer->region = here.calls->reg_mr(here.domain, peer->memory, length,
+                                      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ |
+                                          IBV_ACCESS_REMOTE_WRITE);
     check(!peer->region, "ibv_reg_mr");
     if (here.is_server || here.work.operation != ECHO)
         for (uint32_t i = 0; i < peer->receives; i++)
@@ -353,8 +356,8 @@ static void call_functions(int count)
 
 static void start(uint32_t number, uint32_t piece)
 {
-    static const enum ibv_wr_opcode opcodes[OPERATIONS] = {
-        IBV_WR_SEND, IBV_WR_SEND, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE};
+    static const enum ibv_wr_opcode opcodes[OPERATIONS] = {IBV_WR_SEND, IBV_WR_SEND,
+                                                           IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE};
 
     if (here.work.operation == ECHO)
         post_receive(number, piece);

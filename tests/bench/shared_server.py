@@ -39,7 +39,13 @@ async def serve(host: str, device: str) -> None:
     async with (
         await open_shared_receive(host, device=device, depth=RECEIVES, max_sge=1) as shared,
         await listen(
-            host, 0, device=device, shared_receive=shared, send_depth=CHAIN, max_sge=1
+            host,
+            0,
+            device=device,
+            shared_receive=shared,
+            max_send_wr=CHAIN,
+            max_send_sge=1,
+            max_recv_sge=1,
         ) as listener,
         anyio.create_task_group() as group,
     ):

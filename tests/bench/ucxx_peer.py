@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from typing import Any
 
 role, way, host, port, size, seconds = sys.argv[1:]
 os.environ["UCXPY_PROGRESS_MODE"] = way
@@ -18,7 +19,7 @@ import numpy
 import ucxx
 
 
-async def echo(endpoint):
+async def echo(endpoint: Any) -> None:
     place = numpy.empty(int(size), dtype="u1")
     try:
         while True:
@@ -28,19 +29,19 @@ async def echo(endpoint):
         pass  # the client is done
 
 
-async def serve():
+async def serve() -> None:
     listener = ucxx.create_listener(echo, port=int(port))
     print("ready", flush=True)
     while not listener.closed:
         await asyncio.sleep(0.2)
 
 
-async def ask():
+async def ask() -> None:
     endpoint = await ucxx.create_endpoint(host, int(port))
     ours, place = numpy.zeros(int(size), dtype="u1"), numpy.empty(int(size), dtype="u1")
     print("ready", flush=True)
     for _ in sys.stdin:
-        samples = []
+        samples: list[float] = []
         now, until = 0.0, time.perf_counter() + float(seconds)
         while now < until:
             before = time.perf_counter()

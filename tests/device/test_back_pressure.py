@@ -4,6 +4,7 @@ import anyio
 import pytest
 
 import aiordma
+from aiordma._base.options import ConnectionKeywords
 from tests.device.players import OWN_RECEIVES, connected, until
 from tests.devices import ADDRESS
 
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.anyio
 @pytest.mark.capability("rnr")
 async def test_a_fast_sender_waits_for_a_slow_receiver_and_nothing_is_lost() -> None:
     options = {"receive_buffers": 2, "receive_size": 64}
-    async with connected(server=options, client={"send_depth": 8}) as (client, server):
+    async with connected(server=options, client={"max_send_wr": 8}) as (client, server):
         most = 0
 
         async def send_all() -> None:
@@ -28,13 +29,31 @@ async def test_a_fast_sender_waits_for_a_slow_receiver_and_nothing_is_lost() -> 
                 most = max(most, len(server._messages._ready))
                 assert await server.receive() == b"message %d" % i
         assert most <= 2  # what waits here is bounded by the receives, not by the sender
-        assert client._endpoint.send_credits.free == 8
+        assert client._endpoint.sends.slots.free == 8
+
+
+@pytest.mark.capability("rnr")
+async def test_senders_that_wait_are_served_in_their_order() -> None:
+    async with connected(client={"max_send_wr": 2}) as (client, server):
+        count = 0
+
+        async def send_some() -> None:
+            nonlocal count
+            for _ in range(40):
+                count += 1
+                await client.send(b"%d" % count)
+
+        async with anyio.create_task_group() as group:
+            for _ in range(16):
+                group.start_soon(send_some)
+            arrived = [int(await server.receive()) for _ in range(16 * 40)]
+        assert arrived == sorted(arrived)
 
 
 @pytest.mark.capability("rnr")
 async def test_many_senders_share_the_slots_and_every_message_arrives_once() -> None:
     options = {"receive_buffers": 4}
-    async with connected(server=options, client={"send_depth": 4}) as (client, server):
+    async with connected(server=options, client={"max_send_wr": 4}) as (client, server):
 
         async def send(number: int) -> None:
             for i in range(10):
@@ -54,7 +73,7 @@ async def test_many_senders_share_the_slots_and_every_message_arrives_once() -> 
 
 @pytest.mark.capability("rnr")
 async def test_posts_into_a_peer_without_receives_fill_the_queue_and_no_further() -> None:
-    async with connected(server=OWN_RECEIVES, client={"send_depth": 8}) as (client, server):
+    async with connected(server=OWN_RECEIVES, client={"max_send_wr": 8}) as (client, server):
         sends = [client.post_send(b"%d" % i) for i in range(8)]
         with pytest.raises(aiordma.QueueFullError):
             client.post_send(b"one too many")
@@ -68,12 +87,12 @@ async def test_posts_into_a_peer_without_receives_fill_the_queue_and_no_further(
             assert buffers[i][:1] == b"%d" % i
         for send in sends:
             await send
-        assert client._endpoint.send_credits.free == 8
+        assert client._endpoint.sends.slots.free == 8
 
 
 async def test_no_completion_queue_is_overrun_by_many_deep_connections() -> None:
     """Forty connections of depth 128 both ways reserve more than one shared queue holds."""
-    options = {"send_depth": 128, "receive_buffers": 128, "receive_size": 16}
+    options: ConnectionKeywords = {"max_send_wr": 128, "receive_buffers": 128, "receive_size": 16}
     async with await aiordma.listen(ADDRESS, 0, **options) as listener:
         accepted: list[aiordma.Connection] = []
         ours: list[aiordma.Connection] = []
@@ -107,7 +126,7 @@ async def test_no_completion_queue_is_overrun_by_many_deep_connections() -> None
 
 
 async def test_connections_made_at_once_reserve_their_room_exactly() -> None:
-    options = {"send_depth": 128, "receive_buffers": 128, "receive_size": 16}
+    options: ConnectionKeywords = {"max_send_wr": 128, "receive_buffers": 128, "receive_size": 16}
     async with await aiordma.listen(ADDRESS, 0, **options) as listener:
         accepted: list[aiordma.Connection] = []
         ours: list[aiordma.Connection] = []

@@ -12,7 +12,7 @@ import aiordma
 from aiordma import Access, Connection, RemoteMemory
 from tests.device.players import OWN_RECEIVES, REMOTE, connected, one_loop
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.above_the_device]
 
 MAP_NORESERVE = 0x4000  # man mmap; Python's module has it from 3.13 on
 
@@ -21,8 +21,8 @@ def held(connection: Connection) -> tuple[int, ...]:
     """Everything that a refused request must have given back."""
     endpoint = connection._endpoint
     return (
-        endpoint.send_credits.free,
-        endpoint.receive_credits.free,
+        endpoint.sends.slots.free,
+        endpoint.receives.slots.free,
         endpoint.hub.pool.leased,
         len(endpoint.hub.in_flight),
         sum(not region.closed for region in endpoint.regions.values()),
@@ -46,11 +46,12 @@ def _too_long(client: Connection) -> Any:
 
 
 Post = Callable[[Connection], Any]
+WITH_GAPS: Any = numpy.zeros(64)[::2]
 BAD: dict[str, tuple[Post, type[Exception], str]] = {
-    "send of no buffer": (lambda c: c.post_send(5), TypeError, "int has no buffer"),
-    "send of a str": (lambda c: c.post_send("text"), TypeError, "str has no buffer"),
+    "send of no buffer": (lambda c: c.post_send(5), TypeError, "int has no buffer"),  # type: ignore[arg-type]
+    "send of a str": (lambda c: c.post_send("text"), TypeError, "str has no buffer"),  # type: ignore[arg-type]
     "send with gaps": (
-        lambda c: c.post_send(numpy.zeros(64)[::2]),
+        lambda c: c.post_send(WITH_GAPS),
         ValueError,
         "not contiguous",
     ),
@@ -105,7 +106,7 @@ BAD: dict[str, tuple[Post, type[Exception], str]] = {
         "65 local bytes",
     ),
     "read of something else": (
-        lambda c: c.post_read(b"remote", bytearray(6)),
+        lambda c: c.post_read(b"remote", bytearray(6)),  # type: ignore[arg-type]
         TypeError,
         "bytes is no RemoteMemory",
     ),
@@ -115,7 +116,7 @@ BAD: dict[str, tuple[Post, type[Exception], str]] = {
         "1000 local bytes and 64 remote ones",
     ),
     "write to our own region": (
-        lambda c: c.post_write(bytes(64), c.register(bytearray(64), REMOTE)),
+        lambda c: c.post_write(bytes(64), c.register(bytearray(64), REMOTE)),  # type: ignore[arg-type]
         TypeError,
         "MemoryRegion is no RemoteMemory",
     ),
@@ -148,7 +149,7 @@ async def test_refused_with_nothing_lost(case: str) -> None:
 
 
 COROUTINES: dict[str, tuple[Post, type[Exception]]] = {
-    "send": (lambda c: c.send(5), TypeError),
+    "send": (lambda c: c.send(5), TypeError),  # type: ignore[arg-type]
     "sendv": (lambda c: c.sendv([b"x"] * 9), ValueError),
     "read": (lambda c: c.read(_far(c), bytes(64)), TypeError),
     "readv": (lambda c: c.readv(_far(c), [bytearray(1)]), ValueError),
@@ -163,7 +164,7 @@ COROUTINES: dict[str, tuple[Post, type[Exception]]] = {
 @pytest.mark.parametrize("name", COROUTINES)
 async def test_the_coroutines_refuse_the_same_and_give_their_slot_back(name: str) -> None:
     call, error = COROUTINES[name]
-    options = {"send_depth": 1, **OWN_RECEIVES}
+    options = {"max_send_wr": 1, **OWN_RECEIVES}
     async with connected(server=OWN_RECEIVES, client=options) as (client, server):
         before = held(client)[:4]
         for _ in range(3):
@@ -190,13 +191,14 @@ async def test_own_receives_and_pooled_ones_do_not_mix() -> None:
 @one_loop
 async def test_what_cannot_be_registered_is_refused() -> None:
     async with connected() as (client, _):
-        for bad, error in (
+        refused: tuple[tuple[Any, type[Exception]], ...] = (
             (b"", ValueError),
             (bytearray(), ValueError),
             (numpy.zeros((4, 4))[:, 1], ValueError),
             (None, TypeError),
             ([1, 2], TypeError),
-        ):
+        )
+        for bad, error in refused:
             with pytest.raises(error):
                 client.register(bad)
             with pytest.raises(error):
@@ -240,10 +242,11 @@ async def test_every_use_of_a_closed_connection_says_that_it_is_closed() -> None
 OPTIONS = {
     "receive_buffers": (-1, 1 << 17),
     "receive_size": (0, 1 << 31),
-    "send_depth": (0, 1 << 17),
-    "receive_depth": (0, 1 << 17),
-    "max_sge": (0, 65),
-    "max_inline": (-1, 1 << 13),
+    "max_send_wr": (0, 1 << 17),
+    "max_recv_wr": (0, 1 << 17),
+    "max_send_sge": (0, 65),
+    "max_recv_sge": (0, 65),
+    "max_inline_data": (-1, 1 << 13),
     "responder_resources": (-1, 256),
     "initiator_depth": (-1, 256),
     "retry_count": (-1, 8),
@@ -251,6 +254,7 @@ OPTIONS = {
     "ack_timeout": (-1, 32),
     "min_rnr_timer": (-1, 32),
     "tos": (-1, 256),
+    "linger": (-1, 3601),
 }
 
 
@@ -280,7 +284,7 @@ async def test_a_depth_beyond_the_device_is_refused_with_its_limit(device: Any, 
 
 
 async def test_posts_beyond_the_depth_are_refused_and_nothing_is_lost() -> None:
-    async with connected(client={"send_depth": 4}) as (client, server):
+    async with connected(client={"max_send_wr": 4}) as (client, server):
         # In a chain they take their slots, and end no sooner than its block.
         with client.chain() as chain:
             sends = [chain.post_send(b"%d" % i) for i in range(4)]
@@ -296,7 +300,7 @@ async def test_posts_beyond_the_depth_are_refused_and_nothing_is_lost() -> None:
 
 
 async def test_receives_beyond_the_depth_are_refused_and_nothing_is_lost() -> None:
-    options = {"receive_depth": 2, **OWN_RECEIVES}
+    options = {"max_recv_wr": 2, **OWN_RECEIVES}
     async with connected(server=options) as (client, server):
         receives = [server.post_recv(bytearray(8)) for _ in range(2)]
         with pytest.raises(aiordma.QueueFullError, match="2 receives are posted"):
@@ -310,7 +314,7 @@ async def test_receives_beyond_the_depth_are_refused_and_nothing_is_lost() -> No
 
 
 async def test_coroutines_wait_for_a_slot_first_come_first_served() -> None:
-    async with connected(client={"send_depth": 1}) as (client, server):
+    async with connected(client={"max_send_wr": 1}) as (client, server):
         first = client.post_send(b"0")
         async with anyio.create_task_group() as group:
             for i in range(1, 10):

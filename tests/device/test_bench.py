@@ -5,14 +5,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
 
-from aiordma import command
-from aiordma.bench.workload import OPERATIONS
-from tests.devices import ADDRESS, DeviceUnderTest
+import aiordma
+from aiordma._base.provider import SOFTWARE
+from aiordma.bench import server
+from aiordma.bench.workload import OPERATIONS, Workload
+from aiordma.cli import main as command
+from tests.device.players import one_loop
+from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
 from tests.docs.programs import ROOT, serving
 
-COMMAND = ("-c", "from aiordma.command import main; main()", "bench")
+COMMAND = ("-c", "from aiordma.cli.main import main; main()", "bench")
 NEEDS = {
     "datagrams": "datagrams",
     # Posted by hand, the server's receives can come after the first message.
@@ -36,7 +41,9 @@ def test_every_operation_is_measured(device: DeviceUnderTest, tmp_path: Path) ->
     here = [name for name in OPERATIONS if not device.lacks(NEEDS.get(name, ""))]
     chosen = [word for name in here for word in ("-o", name)]
     file = tmp_path / "bench.json"
-    done = bench("local", "--host", ADDRESS, *QUICK, "-d", "1", "-d", "4", *chosen, "--json", file)
+    done = bench(
+        "local", "--host", ADDRESS, *QUICK, "-d", "1", "-d", "4", *chosen, "--json", str(file)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(file.read_text())
     names = [f"{name}/64{window}" for name in here for window in ("", "/window4")]
@@ -53,11 +60,36 @@ def test_every_operation_is_measured(device: DeviceUnderTest, tmp_path: Path) ->
 
 def test_a_client_measures_with_a_server_of_its_own_loop() -> None:
     port = "7470"
-    server = (*COMMAND, "server", "--bind", ADDRESS, "--port", port, "--loop", "trio")
-    with serving(*server):
+    other = (*COMMAND, "server", "--bind", ADDRESS, "--port", port, "--loop", "trio")
+    with serving(*other):
         done = bench("client", ADDRESS, "--port", port, *QUICK, "-o", "messages", "--no-tcp")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "messages/64" in done.stdout
+
+
+ASKS_TOO_MUCH = [Workload("echo", 1 << 30, 4096), Workload("messages", 1 << 20, 4096)]
+
+
+@one_loop
+@pytest.mark.anyio
+@pytest.mark.parametrize("work", ASKS_TOO_MUCH, ids=str)
+async def test_a_client_that_asks_for_too_much_is_rejected(work: Workload) -> None:
+    async with aiordma.listen(ADDRESS, 0) as listener, anyio.create_task_group() as group:
+
+        async def serve() -> None:
+            async for request in listener:
+                group.start_soon(server._serve_one, request)
+
+        group.start_soon(serve)
+        with pytest.raises(aiordma.RejectedError) as caught:
+            await aiordma.connect(ADDRESS, listener.port, private_data=work.pack())
+        if DEVICE == SOFTWARE:  # siw pads and cuts what goes with a refusal
+            assert b" bytes here, and a client gets " in caught.value.private_data
+        modest = Workload("messages", 64).pack()
+        async with aiordma.connect(ADDRESS, listener.port, private_data=modest) as connection:
+            await connection.send(b"hello")
+            assert await connection.receive() == b"hello"
+        await listener.aclose()
 
 
 def test_without_a_server_the_row_says_so() -> None:

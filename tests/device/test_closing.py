@@ -2,26 +2,27 @@
 
 import asyncio
 import gc
-import threading
 import time
 import weakref
+from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio
 import pytest
 
 import aiordma
-from aiordma.threads import THREAD_NAME
+from aiordma._loop.threads import calls_under_way
 from tests.device.players import (
     OWN_RECEIVES,
     REMOTE,
     Outcome,
     both_ways,
     connected,
+    identifier_of,
     reactor_in_use,
     until,
 )
-from tests.devices import ADDRESS, kernel_objects, own_group
+from tests.devices import ADDRESS, DeviceUnderTest, kernel_objects, own_group
 
 pytestmark = pytest.mark.anyio
 
@@ -45,7 +46,7 @@ async def test_every_close_returns_only_when_all_is_closed() -> None:
 
         async def close() -> None:
             await client.aclose()
-            closed.append(region.closed and client._endpoint.identifier.closed)
+            closed.append(region.closed and identifier_of(client).closed)
 
         async with anyio.create_task_group() as group:
             for _ in range(3):
@@ -73,7 +74,7 @@ async def test_closing_ends_everything_that_waits() -> None:
 
 @pytest.mark.capability("rnr")
 async def test_closing_ends_sends_under_way_and_sends_that_wait_for_a_slot() -> None:
-    async with connected(client={"send_depth": 1}, server=OWN_RECEIVES) as (client, _):
+    async with connected(client={"max_send_wr": 1}, server=OWN_RECEIVES) as (client, _):
         sending, waiting = Outcome(), Outcome()
         async with anyio.create_task_group() as group:
             group.start_soon(sending.of, lambda: client.send(bytes(9000)))
@@ -134,7 +135,8 @@ async def test_a_listeners_close_returns_only_when_who_waited_is_refused(
     async with anyio.create_task_group() as group:
         group.start_soon(connecting.of, lambda: aiordma.connect(ADDRESS, listener.port))
         await until(lambda: bool(listener._requests))
-        identifier = listener._requests[0]._identifier
+        (request,) = listener._requests
+        identifier = request._identifier
         real = identifier.close
 
         def slow() -> None:
@@ -299,7 +301,7 @@ def test_a_datagram_socket_left_open_at_the_end_of_a_loop_is_closed_with_a_warni
 
     with pytest.warns(ResourceWarning, match="left open at the end of the event loop: <"):
         asyncio.run(leave_open())
-    assert kept[0]._endpoint.identifier.closed
+    assert identifier_of(kept[0]).closed
 
 
 def test_a_loop_is_not_kept_alive_by_what_it_once_opened() -> None:
@@ -311,8 +313,28 @@ def test_a_loop_is_not_kept_alive_by_what_it_once_opened() -> None:
             pass
 
     asyncio.run(open_and_close())
-    for thread in threading.enumerate():
-        if thread.name == THREAD_NAME:
-            thread.join()  # it has told the loop, and is on its way out
+    while calls_under_way():
+        time.sleep(0.001)
     gc.collect()
     assert loops[0]() is None
+
+
+async def test_connections_that_left_keep_one_queue(device: DeviceUnderTest) -> None:
+    def queues() -> int:
+        return kernel_objects(device.name)["cq"]
+
+    before, most = queues(), 1024  # so that a few connections fill a completion queue
+    async with await aiordma.listen(ADDRESS, 0, max_send_wr=most) as listener:
+        for _ in range(2):
+            async with AsyncExitStack() as connections:
+                for _ in range(8):
+                    async with anyio.create_task_group() as group:
+
+                        async def connect() -> None:
+                            ours = await aiordma.connect(ADDRESS, listener.port, max_send_wr=most)
+                            await connections.enter_async_context(ours)
+
+                        group.start_soon(connect)
+                        await connections.enter_async_context(await listener.accept())
+                assert queues() > before + 1
+            assert queues() <= before + 1

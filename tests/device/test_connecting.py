@@ -2,17 +2,19 @@
 
 import errno
 import socket
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 import aiordma
-from aiordma import endpoint
-from aiordma.provider import SOFTWARE
-from tests.device.players import connected, one_loop, reactor_in_use
+from aiordma._base.provider import SOFTWARE
+from aiordma._endpoint import endpoint
+from tests.device.players import connected, one_loop, reactor_in_use, until
 from tests.devices import (
     ADDRESS,
     DEVICE,
@@ -79,11 +81,18 @@ async def test_a_name_that_does_not_resolve_is_an_address_error() -> None:
 
 
 async def test_a_peer_that_never_answers_is_a_timeout_that_names_the_step() -> None:
-    async with await aiordma.listen(ADDRESS, 0) as listener:
+    async with aiordma.listen(ADDRESS, 0) as listener, anyio.create_task_group() as group:
+        requests: list[aiordma.ConnectionRequest] = []
+
+        async def take() -> None:
+            # Before the peer gives up: a request that it withdrew may be forgotten.
+            requests.append(await listener.request())
+
+        group.start_soon(take)
         with pytest.raises(aiordma.ConnectTimeoutError, match="waiting for the peer to accept"):
             await aiordma.connect(ADDRESS, listener.port, timeout=A_WHILE)
-        # The peer finds out when it tries to answer.
-        request = await listener.request()
+        # The program finds out when it tries to answer.
+        (request,) = requests
         with pytest.raises(aiordma.RdmaError):
             async with await request.accept() as connection:
                 await connection.receive()
@@ -143,8 +152,46 @@ async def test_a_port_in_use_is_named() -> None:
 
 
 async def test_listening_on_an_address_that_is_not_ours_says_so() -> None:
-    with pytest.raises(aiordma.VerbsCallError, match="address"):
+    text = f"{NOT_OURS} is no address of this machine"
+    with pytest.raises(aiordma.VerbsCallError, match=text):
         await aiordma.listen(NOT_OURS, 0)
+    with pytest.raises(aiordma.VerbsCallError, match=text):
+        await aiordma.open_shared_receive(NOT_OURS)
+    with pytest.raises(aiordma.AddressError, match=text):
+        await aiordma.connect(ADDRESS, 1, source=(NOT_OURS, 0))
+
+
+@contextmanager
+def plain_server(answer: bytes) -> Iterator[int]:
+    """A TCP server that answers the first bytes with these, and closes; yields its port."""
+    with socket.create_server((ADDRESS, 0)) as listening:
+        listening.settimeout(60)
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            # The device may reset the connection as soon as it has the answer.
+            with connection, suppress(OSError):
+                connection.recv(1)
+                connection.sendall(answer)
+                connection.shutdown(socket.SHUT_WR)
+                connection.recv(4096)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listening.getsockname()[1]
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@pytest.mark.capability("iwarp")
+@pytest.mark.capability("malformed_answers")
+@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 400 Bad\r\n\r\n", b""])
+async def test_a_server_that_speaks_no_iwarp_is_named_so(answer: bytes) -> None:
+    with (
+        plain_server(answer) as port,
+        pytest.raises(aiordma.RdmaConnectionError, match=r"what listens there .*iWARP.*\(MPA\)"),
+    ):
+        await aiordma.connect(ADDRESS, port, timeout=30)
 
 
 async def test_a_device_that_is_insisted_on_must_reach_the_address(
@@ -168,7 +215,7 @@ async def test_a_device_that_is_insisted_on_must_reach_the_address(
     ],
 )
 async def test_bad_arguments_are_refused_before_anything_is_opened(
-    arguments: dict[str, object], problem: str
+    arguments: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(ValueError, match=problem):
         await aiordma.connect(ADDRESS, 1, **arguments)
@@ -230,8 +277,7 @@ async def test_closing_a_listener_refuses_who_waits() -> None:
                 await aiordma.connect(ADDRESS, listener.port)
 
         group.start_soon(connect)
-        request = await listener.request()
-        listener._requests.appendleft(request)  # as if nobody had asked for it yet
+        await until(lambda: len(listener._requests) == 1)
         await listener.aclose()
         await listener.aclose()
     with pytest.raises(aiordma.ClosedError):

@@ -6,6 +6,7 @@ import gc
 import select
 import socket
 from contextlib import ExitStack
+from typing import Any
 
 import anyio
 import pytest
@@ -16,7 +17,7 @@ from aiordma import (
     EventChannel,
     Identifier,
 )
-from aiordma.enums import QueuePairAttribute
+from aiordma._base.enums import QueuePairAttribute
 from tests.device.identifiers import expect, no_event
 from tests.device.players import both_ways, connected, one_loop
 from tests.devices import ADDRESS, DeviceUnderTest
@@ -203,7 +204,7 @@ async def test_names_are_resolved_as_librdmacm_does() -> None:
     ],
 )
 async def test_what_does_not_resolve_says_why(
-    host: str, service: int | str, hints: dict[str, object], reason: str
+    host: str, service: int | str, hints: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(aiordma.AddressError, match=reason):
         await aiordma.resolve(host, service, **hints)

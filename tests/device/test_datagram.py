@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma.datagram_peer import UDP_QKEY
-from aiordma.enums import CmEventType
-from aiordma.rdmacm import Event
+from aiordma._base.enums import CmEventType
+from aiordma._datagram.peer import UDP_QKEY
+from aiordma.verbs.identifier import Event
 from tests.device.players import Outcome, one_loop, reactor_in_use, silent_taker, until
 from tests.devices import ADDRESS, IPV6
 
@@ -51,7 +51,7 @@ async def test_a_datagram_and_its_answer() -> None:
 
 
 async def test_many_at_once_go_as_receives_and_slots_allow() -> None:
-    async with sockets(one={"send_depth": 4}, other={"receive_buffers": 50}) as (one, other, peer):
+    async with sockets(one={"max_send_wr": 4}, other={"receive_buffers": 50}) as (one, other, peer):
         async with anyio.create_task_group() as senders:
             for number in range(50):
                 senders.start_soon(one.send, bytes([number]), peer)
@@ -119,7 +119,7 @@ async def test_registered_memory_and_gathered_parts_are_sent() -> None:
 
 @one_loop
 async def test_a_full_send_queue_is_an_error_for_post_and_a_wait_for_send() -> None:
-    async with sockets(one={"send_depth": 2}) as (one, other, peer):
+    async with sockets(one={"max_send_wr": 2}) as (one, other, peer):
         requests = [one.post_ud_send(b"posted", peer) for _ in range(2)]
         with pytest.raises(aiordma.QueueFullError):
             one.post_ud_send(b"one too many", peer)
@@ -132,10 +132,10 @@ async def test_a_full_send_queue_is_an_error_for_post_and_a_wait_for_send() -> N
 @one_loop
 @pytest.mark.parametrize("case", ["no peer", "no buffer", "immediate", "too many parts"])
 async def test_a_refused_send_leaves_the_socket_as_it_was(case: str) -> None:
-    async with sockets(one={"send_depth": 1}) as (one, other, peer):
+    async with sockets(one={"max_send_wr": 1}) as (one, other, peer):
         bad: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
-            "no peer": (TypeError, lambda: one.send(b"", ADDRESS)),
-            "no buffer": (TypeError, lambda: one.send("text", peer)),
+            "no peer": (TypeError, lambda: one.send(b"", ADDRESS)),  # type: ignore[arg-type]
+            "no buffer": (TypeError, lambda: one.send("text", peer)),  # type: ignore[arg-type]
             "immediate": (ValueError, lambda: one.send(b"", peer, immediate=1 << 32)),
             "too many parts": (ValueError, lambda: one.sendv([b"part"] * 50, peer)),
         }
@@ -235,7 +235,7 @@ async def test_a_closed_socket_refuses_everything() -> None:
 
 @one_loop
 async def test_own_receives_get_the_payload_only() -> None:
-    own = {"receive_buffers": 0, "receive_depth": 2}
+    own = {"receive_buffers": 0, "max_recv_wr": 2}
     async with sockets(other=own) as (one, other, peer):
         head, rest = bytearray(3), other.register(bytearray(other.mtu))
         scattered = other.post_recvv([head, rest])
@@ -265,7 +265,7 @@ async def test_own_receives_that_nothing_meets_end_with_the_socket() -> None:
 
 @one_loop
 async def test_one_part_is_one_that_the_payload_goes_to() -> None:
-    own = {"receive_buffers": 0, "max_sge": 1}
+    own = {"receive_buffers": 0, "max_recv_sge": 1}
     async with sockets(other=own) as (one, other, peer):
         buffer = bytearray(other.mtu)
         received = other.post_recv(buffer)
@@ -276,7 +276,7 @@ async def test_one_part_is_one_that_the_payload_goes_to() -> None:
 
 @one_loop
 async def test_a_receive_that_will_not_do_is_refused() -> None:
-    own = {"receive_buffers": 0, "receive_depth": 1}
+    own = {"receive_buffers": 0, "max_recv_wr": 1}
     async with sockets(other=own) as (one, other, _):
         for socket, parts, text in (
             (one, [bytearray(one.mtu)], "posts its own receives"),

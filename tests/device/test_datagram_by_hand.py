@@ -5,6 +5,7 @@ import ipaddress
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 
@@ -26,8 +27,8 @@ from aiordma import (
     WorkCompletionStatus,
     WorkRequestOpcode,
 )
-from aiordma.enums import CmEventType, PortSpace
-from aiordma.local_gid import find_gid
+from aiordma._base.enums import CmEventType, PortSpace
+from aiordma._datagram.local_gid import find_gid
 from aiordma.verbs import GRH_BYTES, AddressHandle, SendWork
 from aiordma.verbs.memory import gather
 from tests.conftest import DEVICE
@@ -67,8 +68,8 @@ class End:
         self.handle = stack.enter_context(self.handle_to(self.gid))
 
     def handle_to(self, gid: bytes | None, **changes: int) -> AddressHandle:
-        way = AddressVector(**{"gid": gid, "gid_index": self.index, **changes})
-        return AddressHandle(self.domain, way)
+        fields: dict[str, Any] = {"gid": gid, "gid_index": self.index, **changes}
+        return AddressHandle(self.domain, AddressVector(**fields))
 
     def start(self, last: QueuePairState = QueuePairState.RTS) -> None:
         self.pair.modify(QueuePairState.INIT, pkey_index=0, port=1, qkey=QKEY)
@@ -143,6 +144,30 @@ def test_the_highest_bit_of_a_key_stands_for_the_queue_pairs_own(device: DeviceU
         end.send(end.region[:6], qkey=0x80000000)
         received = [each for each in end.completions(2) if each.wr_id == 1]
         assert [each.byte_len for each in received] == [GRH_BYTES + 6]
+
+
+@pytest.mark.capability("handles_copied")
+def test_a_queued_datagram_outlives_its_handle(device: DeviceUnderTest) -> None:
+    with open_end(device) as end, ExitStack() as others:
+        end.start()
+        end.pair.post_recv(1, [end.region[4096:4200]])
+        end.pair.modify(QueuePairState.SQD)
+        end.send(end.region[:5])
+        end.handle.close()
+        for _ in range(20):  # where the handle was
+            others.enter_context(end.handle_to(GROUP))
+        assert end.nothing_completes()
+        end.pair.modify(QueuePairState.RTS)
+        assert sorted(each.wr_id for each in end.completions(2)) == [1, 7]
+
+
+def test_a_closed_handle_is_not_posted(device: DeviceUnderTest) -> None:
+    with open_end(device) as end:
+        end.start()
+        end.handle.close()
+        with pytest.raises(aiordma.ClosedError, match="AddressHandle is closed"):
+            end.send(end.region[:5])
+        assert end.nothing_completes()
 
 
 @pytest.mark.parametrize("state", [QueuePairState.INIT, QueuePairState.RTR])

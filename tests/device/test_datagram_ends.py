@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma import resolution
+from aiordma._datagram import resolution
 from tests.device.players import Outcome, silent_taker, until
 from tests.devices import ADDRESS
 

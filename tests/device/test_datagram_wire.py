@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma.datagram_peer import UDP_QKEY
+from aiordma._datagram.peer import UDP_QKEY
 from tests.device.players import one_loop
 from tests.device.wire import UDP_SERVICES, Answer, Ends, Packet, Question, answer_of, pack, unpack
 from tests.device.wire import plain_socket as plain_socket_at

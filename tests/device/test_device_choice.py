@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma import device_choice
-from aiordma.reactor import current_reactors
+from aiordma._runtime import device_choice
+from aiordma._runtime.reactor import current_reactors
 from tests.device.players import both_ways, one_loop
 from tests.devices import ADDRESS, DeviceUnderTest, kernel_objects
 

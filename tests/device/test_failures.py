@@ -1,6 +1,7 @@
 """Failed requests: which error, whose, and what becomes of everything else."""
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ import anyio
 import pytest
 
 import aiordma
+from aiordma._base.socket_address import address_text
+from tests.alike import alike
 from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected, until
 from tests.devices import ADDRESS, DeviceUnderTest
 
@@ -36,7 +39,7 @@ async def send_too_long(connection: aiordma.Connection, length: int, driver: str
     if expected is None:
         await connection.send(bytes(length))
         return
-    with pytest.raises(expected, match=f"SEND of {length} bytes"):
+    with pytest.raises(expected, match=f"SEND of {length} bytes.*receive_size="):
         await connection.send(bytes(length))
 
 
@@ -46,11 +49,12 @@ async def test_a_message_longer_than_its_receive_breaks_both_ends_with_their_err
     async with connected(server=OWN_RECEIVES) as (client, server):
         receive, spare = server.post_recv(bytearray(10)), server.post_recv(bytearray(10))
         await send_too_long(client, 11, device.driver)
-        with pytest.raises(TOO_LONG[device.driver][1], match="RECV of 10 bytes") as received:
+        told = TOO_LONG[device.driver][1]
+        with pytest.raises(told, match=r"RECV of 10 bytes.*receive_size=") as received:
             await receive
         with pytest.raises(aiordma.FlushedError) as flushed:
             await spare
-        assert flushed.value.__cause__ is received.value
+        assert alike(flushed.value.__cause__, received.value)
         with pytest.raises(TOO_LONG[device.driver][0] or anyio.EndOfStream):
             await client.receive()
         assert not client.is_connected
@@ -93,7 +97,7 @@ async def test_messages_sent_before_a_failure_are_received_before_its_error(
 
 @pytest.mark.capability("named_refusals")
 async def test_waiting_coroutines_get_the_cause_of_the_end() -> None:
-    async with connected(client={"send_depth": 1}) as (client, _):
+    async with connected(client={"max_send_wr": 1}) as (client, _):
         outcomes = [Outcome() for _ in range(3)]
         failing = client.post_read(NOWHERE, bytearray(8))
         async with anyio.create_task_group() as group:
@@ -102,7 +106,7 @@ async def test_waiting_coroutines_get_the_cause_of_the_end() -> None:
         cause = failing.exception()
         assert isinstance(cause, aiordma.RemoteAccessError)
         for outcome in outcomes:
-            assert outcome.error is cause
+            assert alike(outcome.error, cause)
 
 
 @pytest.mark.capability("named_refusals")
@@ -139,3 +143,34 @@ async def test_a_killed_peer_ends_what_waits_for_it(waiting_for: str) -> None:
             )
             assert not client.is_connected
         await peer.wait()
+
+
+# -- texts ----------------------------------------------------------------------------------------
+
+
+async def test_end_of_stream_names_the_peer() -> None:
+    async with connected() as (client, server):
+        await client.aclose()
+        text = f"^peer {re.escape(address_text(server.peer_address))} disconnected$"
+        with pytest.raises(aiordma.EndOfStream, match=text):
+            await server.receive()
+        with pytest.raises(aiordma.DisconnectedError, match=text):
+            await server.send(b"too late")
+
+
+async def test_flush_by_our_close_says_so() -> None:
+    async with connected(server=OWN_RECEIVES) as (_, server):
+        receive = server.post_recv(bytearray(8))
+        await server.aclose()
+        with pytest.raises(aiordma.FlushedError, match=r"flushed.*: this connection was closed$"):
+            await receive
+
+
+@pytest.mark.capability("explained_flush")
+async def test_flush_by_the_peer_names_the_peer() -> None:
+    async with connected(server=OWN_RECEIVES) as (client, server):
+        receive = server.post_recv(bytearray(8))
+        await client.aclose()
+        peer = re.escape(address_text(server.peer_address))
+        with pytest.raises(aiordma.FlushedError, match=f"flushed.*: peer {peer} disconnected$"):
+            await receive

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection as Pipe
+from typing import Any
 
 import anyio
 import pytest
@@ -47,7 +48,7 @@ def refused(call: Callable[[], object]) -> None:
         call()
 
 
-def step(made: object) -> object:
+def step(made: Any) -> object:
     """Run a coroutine as far as it goes without a loop, which is where it raises."""
     try:
         return made.send(None)
@@ -188,8 +189,9 @@ def answer(pipe: Pipe) -> None:
     ["spawn", "forkserver", pytest.param("fork", marks=pytest.mark.capability("anew_in_a_child"))],
 )
 def test_multiprocessing_starts_children_that_work(method: str) -> None:
-    ours, theirs = multiprocessing.get_context(method).Pipe()
-    child = multiprocessing.get_context(method).Process(target=answer, args=(theirs,))
+    context: Any = multiprocessing.get_context(method)
+    ours, theirs = context.Pipe()
+    child = context.Process(target=answer, args=(theirs,))
     child.start()
     try:
         assert ours.poll(SECONDS)

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma.provider import SOFTWARE
+from aiordma._base.provider import SOFTWARE
 from tests.device.players import both_ways, one_loop
 from tests.devices import ADDRESS, DEVICE, IPV6
 from tests.network import run_alone

@@ -45,6 +45,44 @@ async def test_remote_access_is_given_only_if_named() -> None:
 
 
 @one_loop
+async def test_bytes_of_registered_memory_copy_it() -> None:
+    async with connected() as (client, _):
+        region = client.register(bytearray(b"registered"))
+        assert bytes(region) == b"registered"
+        assert bytes(region[2:5]) == b"gis"
+        for thing in (region, region[2:5]):
+            with pytest.raises(TypeError, match=r"taken by slice.*its bytes are its view"):
+                bytearray(thing)  # type: ignore[call-overload]
+            with pytest.raises(TypeError, match=r"taken by slice.*its bytes are its view"):
+                list(thing)  # type: ignore[call-overload]
+        part = region[:1]
+        region.close()
+        for closed in (region, part):
+            with pytest.raises(aiordma.ClosedError):
+                bytes(closed)
+        remote = aiordma.RemoteMemory(4096, 8, 1)
+        with pytest.raises(TypeError, match=r"at the peer: await connection\.read_bytes\(remote\)"):
+            bytes(remote)  # type: ignore[call-overload]
+
+
+@one_loop
+async def test_memory_that_is_not_writable_says_which_access_is_missing() -> None:
+    async with connected(client=OWN_RECEIVES) as (client, _):
+        remote = aiordma.RemoteMemory(4096, 8, 1)
+        constant = client.register(bytes(8))
+        fixed = client.register(bytearray(8), Access.REMOTE_READ)
+        for use in (client.post_recv, lambda part: client.post_read(remote, part)):
+            with pytest.raises(
+                TypeError, match=r"no access, .* takes Access\.LOCAL_WRITE.*register a bytearray"
+            ):
+                use(constant)
+            with pytest.raises(
+                TypeError, match=r"with Access\.REMOTE_READ, .* takes Access\.LOCAL_WRITE$"
+            ):
+                use(fixed)
+
+
+@one_loop
 async def test_slices_are_checked_and_never_clamped() -> None:
     async with connected() as (client, _):
         region = client.register(bytearray(range(100)), REMOTE)
@@ -61,7 +99,7 @@ async def test_slices_are_checked_and_never_clamped() -> None:
             with pytest.raises(ValueError, match="step"):
                 thing[0:10:2]
             with pytest.raises(TypeError, match="slice"):
-                thing[3]
+                thing[3]  # type: ignore[index]
         with pytest.raises(IndexError):
             part[0:41]
 

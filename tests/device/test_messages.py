@@ -10,7 +10,7 @@ import pytest
 
 import aiordma
 from aiordma import WorkCompletionOpcode as Opcode
-from aiordma.staging import COPY_LIMIT, THREAD_LIMIT
+from aiordma._endpoint.staging import COPY_LIMIT, THREAD_LIMIT
 from tests.device.players import OWN_RECEIVES, both_ways, connected
 
 pytestmark = pytest.mark.anyio
@@ -155,6 +155,7 @@ async def test_messages_of_every_way_to_send_arrive_whole_and_in_order() -> None
     # One for each: not every device makes a sender wait for a receive, and none of these waits.
     options = {"receive_buffers": 13, "receive_size": largest}
     async with connected(server=options) as (client, server):
+        assert client._endpoint.queue_pair is not None
         inline = client._endpoint.queue_pair.capacity.max_inline_data
         assert 0 < inline < COPY_LIMIT
         lengths = [0, 1, inline - 1, inline, inline + 1, 4095, 4096, 4097]

@@ -7,8 +7,8 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma.enums import CmEventType
-from aiordma.rdmacm import Event, Identifier
+from aiordma._base.enums import CmEventType
+from aiordma.verbs.identifier import Event, Identifier
 from tests.device.players import Outcome, one_loop, until
 from tests.devices import ADDRESS, IPV6, DeviceUnderTest, own_group
 from tests.network import run_alone

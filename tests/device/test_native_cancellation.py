@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma.reactor import current_reactors
+from aiordma._runtime.reactor import current_reactors
 from tests.device.players import connected
 from tests.devices import ADDRESS
 
@@ -56,7 +56,7 @@ async def test_a_cancelled_close_closes_all_the_same(delay: float) -> None:
     async with connected() as (client, server):
         client.post_send(b"unread")
         assert await _cancelled_after(delay, server.aclose()) in (True, False)
-        await _until(lambda: server._endpoint._closed.is_set())
+        await _until(lambda: server._endpoint.life.closed.is_set())
         await server.aclose()
         with pytest.raises(aiordma.ClosedError):
             await server.send(b"x")
@@ -66,7 +66,7 @@ async def test_a_cancelled_close_closes_all_the_same(delay: float) -> None:
 async def test_two_closes_at_once_both_wait_for_the_end() -> None:
     async with connected() as (client, _server):
         await asyncio.gather(client.aclose(), client.aclose())
-        assert client._endpoint._closed.is_set()
+        assert client._endpoint.life.closed.is_set()
 
 
 @pytest.mark.asyncio

@@ -9,7 +9,8 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma.staging import THREAD_LIMIT
+from aiordma._base.options import ConnectionKeywords
+from aiordma._endpoint.staging import THREAD_LIMIT
 from tests.device.players import connected, until
 from tests.devices import ADDRESS, provider_under_test
 
@@ -86,7 +87,7 @@ async def test_long_plain_buffers_are_registered_and_deregistered_beside_the_loo
 
 async def test_completions_are_delivered_on_the_loops_thread_only() -> None:
     """Also while connections are made, which can take a new completion queue into use."""
-    options = {"send_depth": 512, "receive_buffers": 512, "receive_size": 64}
+    options: ConnectionKeywords = {"max_send_wr": 512, "receive_buffers": 512, "receive_size": 64}
     async with await aiordma.listen(ADDRESS, 0, **options) as listener, connected() as (one, other):
         hub, loop = one._endpoint.hub, threading.get_ident()
         threads: list[int] = []
@@ -136,9 +137,9 @@ async def test_other_tasks_run_while_a_connection_closes(monkeypatch: pytest.Mon
             for i in range(10):
                 await one.send(b"%d" % i)
                 assert await other.receive() == b"%d" % i
-            assert not client._endpoint.ended
+            assert not client._endpoint.life.has_ended
             proceed.set()
         monkeypatch.undo()
-        assert client._endpoint.ended
+        assert client._endpoint.life.has_ended
         with pytest.raises(anyio.EndOfStream):
             await server.receive()

@@ -20,6 +20,7 @@ from aiordma import (
     QueuePair,
     QueuePairState,
 )
+from aiordma._base.errors import REJECT_REASONS
 from tests.device.identifiers import expect, listening, no_event, resolved
 from tests.devices import DeviceUnderTest
 
@@ -170,8 +171,8 @@ def test_options_that_do_not_suit_are_a_refusal_of_their_own() -> None:
                 server.reject_ece(bytes(149))
             server.reject_ece(b"without, please")
             refusal = expect(channel, CmEventType.REJECTED)
-        assert refusal.status in aiordma.errors.REJECT_REASONS
-        assert "options" in aiordma.errors.REJECT_REASONS[refusal.status]
+        assert refusal.status in REJECT_REASONS
+        assert "options" in REJECT_REASONS[refusal.status]
         assert refusal.private_data.rstrip(b"\0") == b"without, please"
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import struct
+from typing import Any
 
 import anyio
 import pytest
@@ -114,9 +115,11 @@ async def test_a_message_that_is_too_long_ends_its_own_connection_only() -> None
     ):
         await hear(servers[0], 1)
         await hear(servers[1], 1)
-        clients[0].post_send(bytes(65))
+        sent = clients[0].post_send(bytes(65))
         with pytest.raises((aiordma.WorkCompletionError, aiordma.DisconnectedError)):
             await servers[0].receive()
+        await clients[0].ended()
+        assert isinstance(sent.exception(), aiordma.WorkCompletionError | None)  # siw: it was sent
         await both_ways(clients[1], servers[1])
         await servers[0].aclose()
         assert shared.members == 1
@@ -218,7 +221,8 @@ async def test_a_receive_whose_message_is_cut_off_ends_and_the_others_do_not() -
             # Its first packets go out; the second part is in no region, so the rest never does.
             good = clients[0].register(bytearray(1 << 14))
             sges = good[:].sge + struct.pack("=QII", 4096, 4096, 0xDEAD00)
-            request = clients[0]._endpoint.post_send("SEND", SEND, sges, 2, 20480, ())
+            work = aiordma.SendWork("SEND", SEND, sges, 2, 20480)
+            request = clients[0]._endpoint.sends.submit(work)
             with pytest.raises(aiordma.WorkCompletionError):
                 await request
             (spare,) = shared.post_srq_recv([memory])
@@ -262,13 +266,14 @@ async def test_closing_ends_what_is_posted_and_only_then_lets_go() -> None:
 
 @one_loop
 async def test_arguments_are_refused_before_anything_is_made() -> None:
-    for options, message in (
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"depth": 0}, "depth=0"),
         ({"depth": 1 << 30}, "depth=1073741824"),
         ({"max_sge": 1000}, "max_sge=1000"),
         ({"depth": 4, "buffers": 5}, "buffers=5 is not in 0..4"),
         ({"buffers": 1, "buffer_size": 0}, "buffer_size=0"),
-    ):
+    )
+    for options, message in refused:
         with pytest.raises(ValueError, match=message):
             await aiordma.open_shared_receive(ADDRESS, **options)
     with pytest.raises(aiordma.AddressError, match=r"0\.0\.0\.0 is not the address of one"):
@@ -278,7 +283,7 @@ async def test_arguments_are_refused_before_anything_is_made() -> None:
     with pytest.raises(ValueError, match="shared_receive=0"):
         await aiordma.listen(ADDRESS, 0, shared_receive=0)
     with pytest.raises(TypeError, match="a SharedReceiveQueue, or a number"):
-        await aiordma.listen(ADDRESS, 0, shared_receive="4")
+        await aiordma.listen(ADDRESS, 0, shared_receive="4")  # type: ignore[arg-type]
 
 
 @one_loop

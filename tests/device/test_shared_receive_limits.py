@@ -13,7 +13,7 @@ from tests.devices import ADDRESS
 pytestmark = pytest.mark.anyio
 
 
-def limits_of(shared: aiordma.SharedReceiveQueue) -> list[int]:
+def limits_of(shared: aiordma.SharedReceiveQueue, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The limits that the device is given from now on. (Not every device can be asked.)"""
     limits: list[int] = []
     modify = shared.raw.modify
@@ -23,12 +23,14 @@ def limits_of(shared: aiordma.SharedReceiveQueue) -> list[int]:
         if limit is not None:
             limits.append(limit)
 
-    shared.raw.modify = modify_too
+    monkeypatch.setattr(shared.raw, "modify", modify_too)
     return limits
 
 
 @pytest.mark.parametrize("plain", [True, False])
-async def test_the_limit_is_told_once_fewer_are_left(plain: bool) -> None:
+async def test_the_limit_is_told_once_fewer_are_left(
+    monkeypatch: pytest.MonkeyPatch, plain: bool
+) -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
         memory = shared.register(bytearray(64))
         requests = shared.post_srq_recv([memory[:] if plain else memory] * 5)
@@ -49,7 +51,7 @@ async def test_the_limit_is_told_once_fewer_are_left(plain: bool) -> None:
                 reached.set()
 
             async with anyio.create_task_group() as group:
-                limits = limits_of(shared)
+                limits = limits_of(shared, monkeypatch)
                 group.start_soon(wait)
                 await until(lambda: limits == [3])
                 await clients[0].send(b"four were left, three are")
@@ -62,11 +64,13 @@ async def test_the_limit_is_told_once_fewer_are_left(plain: bool) -> None:
             await shared.limit(3)  # it is so already
 
 
-async def test_completions_alone_tell_of_the_limit() -> None:
+async def test_completions_alone_tell_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
         memory = shared.register(bytearray(64))
         requests = shared.post_srq_recv([memory[:]] * 4)
-        shared.raw.modify = lambda **_: None  # the device is not asked to tell
+        monkeypatch.setattr(
+            shared.raw, "modify", lambda **_: None
+        )  # the device is not asked to tell
         async with members(1, shared) as (clients, _):
             await requests[0]
             async with anyio.create_task_group() as group:
@@ -79,10 +83,12 @@ async def test_completions_alone_tell_of_the_limit() -> None:
 
 
 @one_loop
-async def test_a_cancelled_wait_for_the_limit_leaves_nothing() -> None:
+async def test_a_cancelled_wait_for_the_limit_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
         shared.post_srq_recv([bytearray(8)] * 2)
-        limits = limits_of(shared)
+        limits = limits_of(shared, monkeypatch)
         with anyio.move_on_after(0.1):
             await shared.limit(2)
         assert limits == [2, 0]

@@ -16,7 +16,7 @@ from aiordma import (
     Device,
     RawSharedReceiveQueue,
 )
-from aiordma.hub import DeviceHub
+from aiordma._runtime.hub import DeviceHub
 from tests.device.by_hand import End, end_in
 from tests.device.players import OWN_RECEIVES, connected, one_loop, until
 from tests.devices import DeviceUnderTest

@@ -2,13 +2,16 @@
 
 import pytest
 
-from aiordma.provider import SOFTWARE
+from aiordma._base.provider import SOFTWARE
 from tests.devices import ADDRESS, DEVICE
 from tests.docs.programs import PAGES, ROLES, ROOT, Block, blocks, run, serving
 
 ALL = [block for page in PAGES for block in blocks(page)]
 SECONDS = "1" if DEVICE == SOFTWARE else "2"
-ELSEWHERE = {"rping.py": "tests/interop/test_rping_command.py"}
+ELSEWHERE = {
+    "ninep.py": "tests/interop/test_kernel_9p.py",
+    "rping.py": "tests/interop/test_rping_command.py",
+}
 
 
 def test_every_block_of_python_says_what_it_is() -> None:

@@ -1,6 +1,7 @@
 """What a program is told, and what becomes of everything else, when the device misbehaves."""
 
 import errno
+import os
 
 import anyio
 import pytest
@@ -13,6 +14,15 @@ from tests.devices import ADDRESS
 pytestmark = pytest.mark.anyio
 
 ROUNDS = 50
+
+# The calls that a loop's first use of the device makes, in their order.
+HUB = ("alloc_pd", "create_comp_channel", "create_cq")
+LISTENING = ("create_event_channel", "create_id", "bind_addr", "listen")
+SHARING = ("create_event_channel", "create_id", "bind_addr", *HUB)
+CONNECTING = (
+    *("create_event_channel", "create_id", "resolve_addr", *HUB, "resolve_route"),
+    *("cm_create_qp", "reg_mr", "connect"),
+)
 
 
 async def echo(one: aiordma.Connection, other: aiordma.Connection, rounds: int = ROUNDS) -> None:
@@ -136,6 +146,49 @@ async def test_a_refused_call_ends_the_connect_and_leaves_nothing(
         with pytest.raises((aiordma.VerbsCallError, aiordma.RdmaConnectionError)):
             await aiordma.connect(ADDRESS, listener.port)
         assert fault.struck == 1
+
+
+@pytest.mark.parametrize("error", [errno.ENOMEM, errno.EMFILE])
+@pytest.mark.parametrize("slot", CONNECTING)
+async def test_refused_first_connect_is_a_connection_error(
+    faults: Faults, slot: str, error: int
+) -> None:
+    fault = faults.refuse_call(slot, error)
+    with pytest.raises(ConnectionError, match=os.strerror(error)):
+        await aiordma.connect(ADDRESS, 1)
+    assert fault.struck == 1
+    with pytest.raises(aiordma.RejectedError):
+        await aiordma.connect(ADDRESS, 1)
+
+
+@pytest.mark.parametrize("slot", LISTENING)
+async def test_refused_first_listen_leaves_nothing(faults: Faults, slot: str) -> None:
+    fault = faults.refuse_call(slot)
+    with pytest.raises(aiordma.VerbsCallError, match=os.strerror(errno.ENOMEM)):
+        await aiordma.listen(ADDRESS, 0)
+    assert fault.struck == 1
+    async with await aiordma.listen(ADDRESS, 0) as listener:
+        assert listener.port
+
+
+@pytest.mark.parametrize("slot", [*SHARING, "create_srq", "reg_mr"])
+async def test_refused_shared_receive_leaves_nothing(faults: Faults, slot: str) -> None:
+    fault = faults.refuse_call(slot)
+    with pytest.raises(aiordma.VerbsCallError, match=os.strerror(errno.ENOMEM)):
+        await aiordma.open_shared_receive(ADDRESS, buffers=4)
+    assert fault.struck == 1
+    async with await aiordma.open_shared_receive(ADDRESS, buffers=4):
+        pass
+
+
+@pytest.mark.parametrize("slot", [*SHARING, "cm_create_qp", "reg_mr", "listen"])
+async def test_refused_datagram_socket_leaves_nothing(faults: Faults, slot: str) -> None:
+    fault = faults.refuse_call(slot)
+    with pytest.raises(aiordma.VerbsCallError, match=os.strerror(errno.ENOMEM)):
+        await aiordma.open_datagram(ADDRESS)
+    assert fault.struck == 1
+    async with await aiordma.open_datagram(ADDRESS):
+        pass
 
 
 async def test_a_receiver_that_is_not_ready_holds_the_message_back(faults: Faults) -> None:

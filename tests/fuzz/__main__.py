@@ -26,14 +26,18 @@ SHARES = {"stream": 4, "handshake": 2, "datagrams": 2, "codecs": 2}
 LONGEST = {"stream": 600, "handshake": 600, "datagrams": 1200, "codecs": 4200}
 SECONDS_OF_ONE_INPUT = 10  # milliseconds are usual
 COMMON = ("world.c", "manager.c", "engine.c", "sockets.c", "peer.c")
-FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-D_GNU_SOURCE", "-fno-omit-frame-pointer")
+FLAGS = (
+    *("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-D_GNU_SOURCE", "-fno-omit-frame-pointer"),
+    # Turns of a few frames, so that inputs of ordinary length take several.
+    *("-DSW_SHORT_TURN=1024u", "-DSW_LONG_TURN=2048u"),
+)
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 # The device's, in whose place is engine.c: threads and who serves what in which.
 WITHOUT = ("engine.c", "progress.c")
 # The system's, in whose place the fuzzers have their own: engine.c, sockets.c.
 REPLACED = (
     *("getrandom", "socket", "socketpair", "bind", "listen", "accept4", "connect", "close"),
-    *("getsockname", "getpeername", "getsockopt", "setsockopt", "shutdown"),
+    *("getsockname", "getpeername", "getsockopt", "setsockopt", "shutdown", "getrlimit"),
     *("getifaddrs", "freeifaddrs", "if_nametoindex", "readv", "recv", "recvmsg", "send", "sendmsg"),
 )
 OPTIONS = {
@@ -91,15 +95,15 @@ def build(chosen: list[str]) -> None:
     includes = [f"-I{SOFTWARE.parent}", f"-I{HERE}"]
     for source, to in compiled.items():
         if not to.exists() or to.stat().st_mtime < max(newest, source.stat().st_mtime):
-            command = ["clang", *FLAGS, *how_to_watch(source), *includes, "-c", source, "-o", to]
-            subprocess.run(command, check=True)
+            watched = [*FLAGS, *how_to_watch(source), *includes]
+            subprocess.run(["clang", *watched, "-c", source, "-o", to], check=True)
     shared = [to for source, to in compiled.items() if source.parent == SOFTWARE]
     shared += [compiled[HERE / name] for name in COMMON]
     wraps = [f"-Wl,--wrap={name}" for name in REPLACED]
     for name in chosen:
         parts = [*shared, compiled[HERE / f"{name}.c"]]
-        command = ["clang", "-fsanitize=fuzzer,address,undefined", *wraps, *parts]
-        subprocess.run([*command, "-lpthread", "-o", BUILD / name], check=True)
+        flags = ["-fsanitize=fuzzer,address,undefined", *wraps]
+        subprocess.run(["clang", *flags, *parts, "-lpthread", "-o", BUILD / name], check=True)
 
 
 def how_to_watch(source: Path) -> tuple[str, ...]:

@@ -91,8 +91,8 @@ static void frames(struct input *input)
     /* A frame that is to blame is quoted: as much of it as there is. */
     char last_word[SW_MOST_TERMINATE];
     reason = (struct sw_reason){1, 2, 3};
-    uint32_t size = sw_terminate_write(last_word, &reason, (const char *)bytes,
-                                       (uint32_t)available);
+    uint32_t size =
+        sw_terminate_write(last_word, &reason, (const char *)bytes, (uint32_t)available);
     PROMISE(size >= 4 && size <= SW_MOST_TERMINATE);
     PROMISE(!sw_terminate_read(last_word, size, &reason));
     PROMISE(reason.layer == 1 && reason.type == 2 && reason.code == 3);

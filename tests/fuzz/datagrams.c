@@ -66,8 +66,8 @@ static void make_queue_pair(void)
 
     run.queue_pair = table()->create_qp(setting.domain, &init);
     PROMISE(run.queue_pair);
-    PROMISE(!table()->modify_qp(run.queue_pair, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX |
-                                                           IBV_QP_PORT | IBV_QP_QKEY));
+    PROMISE(!table()->modify_qp(run.queue_pair, &attr,
+                                IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
     attr.qp_state = IBV_QPS_RTR;
     PROMISE(!table()->modify_qp(run.queue_pair, &attr, IBV_QP_STATE));
     attr.qp_state = IBV_QPS_RTS;
@@ -212,8 +212,8 @@ static void call(uint32_t how)
 
 static void answer(struct rdma_cm_id *id, uint32_t how)
 {
-    struct rdma_conn_param parameters = {.private_data = "here", .private_data_len = how & 3,
-                                         .qp_num = run.queue_pair->qp_num};
+    struct rdma_conn_param parameters = {
+        .private_data = "here", .private_data_len = how & 3, .qp_num = run.queue_pair->qp_num};
 
     if (!id)
         return;
@@ -279,16 +279,20 @@ static void throw_mad(struct input *input)
     uint16_t to = run.port, from_port = OUR_PORT;
 
     if (how & 1) {
-        struct sw_sidr_request request = {.transaction = take(input, 1), .port = run.port,
-                                          .number = take(input, 1), .source_port = OUR_PORT};
+        struct sw_sidr_request request = {.transaction = take(input, 1),
+                                          .port = run.port,
+                                          .number = take(input, 1),
+                                          .source_port = OUR_PORT};
         inet_pton(AF_INET6, "::ffff:127.0.0.1", &request.source);
         request.destination = request.source;
         sw_sidr_write_request(mad, &request);
     } else {
-        struct sw_sidr_reply reply = {
-            .transaction = run.question.transaction, .number = run.question.number,
-            .status = (uint8_t)(how & 2 ? take(input, 1) : 0), .port = OUR_PORT,
-            .qp_num = take(input, 2), .qkey = 1};
+        struct sw_sidr_reply reply = {.transaction = run.question.transaction,
+                                      .number = run.question.number,
+                                      .status = (uint8_t)(how & 2 ? take(input, 1) : 0),
+                                      .port = OUR_PORT,
+                                      .qp_num = take(input, 2),
+                                      .qkey = 1};
         sw_sidr_write_reply(mad, &reply);
         to = run.asks_from;
     }
@@ -317,17 +321,22 @@ static void act(struct input *input)
         settle();
         break;
     }
-    case 1: case 2: case 3:
+    case 1:
+    case 2:
+    case 3:
         throw_datagram(input);
         if (!(which & 1))
             settle();
         break;
-    case 4: case 5: case 6:
+    case 4:
+    case 5:
+    case 6:
         throw_mad(input);
         if (!(which & 1))
             settle();
         break;
-    case 7: case 8:
+    case 7:
+    case 8:
         post_receive(take(input, 1));
         break;
     case 9:

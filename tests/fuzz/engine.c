@@ -16,7 +16,7 @@ enum { MOST_WATCHES = 64, MOST_ROUNDS = 20000 };
 
 static struct sw_watch *watches[MOST_WATCHES]; /* by slot; slot 0 is nobody's */
 static int has_hung_up[MOST_WATCHES];          /* an edge that has been told */
-static struct sw_timer *timers;
+static struct sw_timers timers;
 static uint64_t clock_milliseconds = 1;
 static uint64_t drawn;
 
@@ -40,12 +40,13 @@ int sw_watch(struct sw_watch *watch, int fd, uint32_t events)
     return ENOMEM;
 }
 
-void sw_rewatch(struct sw_watch *watch, uint32_t events)
+int sw_rewatch(struct sw_watch *watch, uint32_t events)
 {
     if (!watch->slot || watch->events == events)
-        return;
+        return 0;
     watch->events = events;
     has_hung_up[watch->slot] = 0;
+    return 0;
 }
 
 void sw_unwatch(struct sw_watch *watch)
@@ -56,26 +57,15 @@ void sw_unwatch(struct sw_watch *watch)
 
 void sw_cancel(struct sw_timer *timer)
 {
-    struct sw_timer **link = &timers;
-
-    while (*link && *link != timer)
-        link = &(*link)->next;
-    if (*link)
-        *link = timer->next;
-    timer->next = NULL;
-    timer->deadline = 0;
+    if (timer->deadline)
+        sw_timers_remove(&timers, timer);
 }
 
 int sw_call_later(struct sw_timer *timer, uint32_t milliseconds)
 {
-    struct sw_timer **link = &timers;
-
     sw_cancel(timer);
     timer->deadline = clock_milliseconds + milliseconds;
-    while (*link && (*link)->deadline <= timer->deadline)
-        link = &(*link)->next;
-    timer->next = *link;
-    *link = timer;
+    sw_timers_add(&timers, timer);
     return 0;
 }
 
@@ -104,6 +94,11 @@ void sw_progress_join(struct sw_progress *progress, struct sw_member *member)
 }
 
 void sw_progress_leave(struct sw_member *member)
+{
+    member->progress = NULL;
+}
+
+void sw_progress_part(struct sw_member *member)
 {
     member->progress = NULL;
 }
@@ -175,16 +170,30 @@ static int serve_once(void)
                 continue;
             has_hung_up[slot] = 1;
         }
+        sw_begin_turn();
         watch->ready(watch, events);
         served = 1;
     }
     return served;
 }
 
+/* The next timer that is due: 1 if there was one. */
+static int expire_one(void)
+{
+    struct sw_timer *timer = timers.first;
+
+    if (!timer || timer->deadline > clock_milliseconds)
+        return 0;
+    sw_timers_remove(&timers, timer);
+    sw_begin_turn();
+    timer->expired(timer);
+    return 1;
+}
+
 void serve(void)
 {
     sw_lock();
-    for (int round = 0; serve_once() || release_one(); round++)
+    for (int round = 0; serve_once() || expire_one() || release_one(); round++)
         if (round == MOST_ROUNDS)
             fail("a socket is ready for ever, and nobody sees to it");
     sw_unlock();
@@ -192,18 +201,11 @@ void serve(void)
 
 void pass(uint32_t milliseconds)
 {
-    struct sw_timer *timer;
-
     sw_lock();
     clock_milliseconds += milliseconds;
-    for (int round = 0; (timer = timers) && timer->deadline <= clock_milliseconds; round++) {
+    for (int round = 0; expire_one(); round++)
         if (round == MOST_ROUNDS)
             fail("a timer is set anew for ever");
-        timers = timer->next;
-        timer->deadline = 0;
-        timer->next = NULL;
-        timer->expired(timer);
-    }
     sw_unlock();
 }
 

@@ -22,14 +22,15 @@ static struct {
 /* One identifier of the program's, and what became of it. */
 struct party {
     struct rdma_cm_id *id;
-    int connects;                 /* it is the active side, and called connect */
-    int ends;                     /* events that end the attempt: at most one */
+    int connects; /* it is the active side, and called connect */
+    int ends;     /* events that end the attempt: at most one */
     int is_established, is_over;
 };
 
 static struct {
     struct rdma_cm_id *listener;
     uint16_t port;
+    int is_short;     /* the listener told of a shortage of descriptors, lately */
     int peers[PEERS]; /* -1: none */
     struct party callers[CALLERS], asked[ASKED];
 } run;
@@ -88,9 +89,15 @@ static void note_event(struct rdma_cm_event *event)
         PROMISE(party && !party->is_established && !party->is_over);
         party->is_established = 1;
         break;
+    case RDMA_CM_EVENT_CONNECT_ERROR:
+        if (event->id == run.listener) {
+            PROMISE(event->status == -EMFILE && !run.is_short);
+            run.is_short = 1;
+            break;
+        }
+        /* fall through */
     case RDMA_CM_EVENT_REJECTED:
     case RDMA_CM_EVENT_UNREACHABLE:
-    case RDMA_CM_EVENT_CONNECT_ERROR:
         PROMISE(party && !party->is_established && !party->is_over);
         party->is_over = 1;
         break;
@@ -227,7 +234,9 @@ static void act(struct input *input)
             *peer = dial(run.port);
         settle();
         break;
-    case 1: case 2: case 3: {
+    case 1:
+    case 2:
+    case 3: {
         if (*peer < 0)
             *peer = dial(run.port);
         size_t size = compose(input, frame), cut = 0;
@@ -243,7 +252,8 @@ static void act(struct input *input)
         hear(*peer);
         break;
     }
-    case 4: case 5: {
+    case 4:
+    case 5: {
         size_t size = take(input, 1);
         const uint8_t *bytes = take_bytes(input, &size);
         if (*peer >= 0)
@@ -262,7 +272,8 @@ static void act(struct input *input)
             shutdown(*peer, SHUT_WR);
         settle();
         break;
-    case 8: case 9:
+    case 8:
+    case 9:
         answer(&run.asked[which % ASKED], take(input, 1));
         break;
     case 10:
@@ -281,7 +292,12 @@ static void act(struct input *input)
         break;
     }
     case 13:
+        run.is_short = 0; /* it may tell of one anew */
         pass(1000 << (which & 7));
+        settle();
+        break;
+    case 14:
+        set_descriptors((enum descriptors)(which & 3));
         settle();
         break;
     default:
@@ -298,6 +314,7 @@ static void begin(struct input *input)
     for (int i = 0; i < PEERS; i++)
         run.peers[i] = -1;
     begin_anew();
+    set_descriptors(MANY_DESCRIPTORS);
     run.port = start_listening(setting.channel, RDMA_PS_TCP, &run.listener);
 }
 
@@ -306,7 +323,9 @@ static void end(struct input *input)
     struct ibv_wc completion[64];
     int fd;
 
+    set_descriptors(MANY_DESCRIPTORS);
     /* Whoever waits for a peer that says nothing learns so in the end. */
+    run.is_short = 0;
     pass(1000000);
     settle();
     for (int i = 0; i < CALLERS; i++)

@@ -7,10 +7,20 @@
 #include "world.h"
 
 enum {
-    WRITE = 0, READ_REQUEST = 1, READ_RESPONSE = 2, SEND = 3, SEND_INVALIDATE = 4,
-    SEND_SOLICITED = 5, SEND_BOTH = 6, TERMINATE = 7, IMMEDIATE = 8, IMMEDIATE_SOLICITED = 9,
-    ATOMIC_REQUEST = 10, ATOMIC_RESPONSE = 11,
-    TAGGED_HEADER = 16, UNTAGGED_HEADER = 20,
+    WRITE = 0,
+    READ_REQUEST = 1,
+    READ_RESPONSE = 2,
+    SEND = 3,
+    SEND_INVALIDATE = 4,
+    SEND_SOLICITED = 5,
+    SEND_BOTH = 6,
+    TERMINATE = 7,
+    IMMEDIATE = 8,
+    IMMEDIATE_SOLICITED = 9,
+    ATOMIC_REQUEST = 10,
+    ATOMIC_RESPONSE = 11,
+    TAGGED_HEADER = 16,
+    UNTAGGED_HEADER = 20,
 };
 
 static void put(uint8_t *to, uint64_t value, int size)
@@ -119,8 +129,10 @@ size_t peer_composes(struct peer *peer, const struct saying *saying, uint8_t *fr
     } else {
         if (wrongs & WRONG_QUEUE)
             queue = saying->wrong & 7;
-        put(frame + 4, saying->operation == SEND_INVALIDATE || saying->operation == SEND_BOTH
-                           ? saying->stag : 0, 4);
+        put(frame + 4,
+            saying->operation == SEND_INVALIDATE || saying->operation == SEND_BOTH ? saying->stag
+                                                                                   : 0,
+            4);
         put(frame + 8, wrongs & WRONG_QUEUE ? queue | (saying->wrong & 0xff00u) << 16 : queue, 4);
         put(frame + 12, peer->sequence[queue] + (wrongs & WRONG_SEQUENCE ? saying->wrong : 0), 4);
         put(frame + 16, peer->offset[queue] + (wrongs & WRONG_OFFSET ? saying->wrong : 0), 4);

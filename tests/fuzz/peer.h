@@ -18,7 +18,7 @@ struct peer {
     uint32_t sink, sink_size, number;
     uint64_t sink_offset;
     int has_said_terminate, program_ends;
-    int is_garbled; /* where its frames begin is not known any more */
+    int is_garbled;     /* where its frames begin is not known any more */
     int has_said_seven; /* a byte that might be the head of a TERMINATE */
     int has_heard_terminate, has_heard_end;
     int is_within_frame; /* the device has begun one and not ended it */

@@ -56,6 +56,11 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "revision-1": composed(0x12, 0x40, 0) + bytes([8, 0]),
         "call": bytes([10, 4]) + composed(1, 0x10, 4) + bytes([7]),
         "refused-call": bytes([10, 4]) + composed(1, 0x30, 8) + bytes([13]),
+        # Silent peers while descriptors are few, then while there is one, then none.
+        "few": bytes([14 | 1 << 4]) + b"".join(bytes([0 | peer << 4]) for peer in range(4)),
+        "one": bytes([14 | 2 << 4]) + b"".join(bytes([0 | peer << 4, 13]) for peer in range(4)),
+        # None until the listener turns peers away, which it can once there is one.
+        "none": bytes([14 | 3 << 4, 0]) + bytes([13]) * 22 + bytes([14 | 2 << 4, 13, 0 | 1 << 4]),
     },
     "datagrams": {
         "datagram": bytes([7, 0, 1, 2, 0, 100, 9]),

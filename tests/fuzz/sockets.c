@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -44,6 +45,8 @@ static uint16_t last_port;
 static int calls[CALLS]; /* of the device, not answered */
 static uint32_t call_count;
 static struct packet thrown; /* by the device; the last one */
+static enum descriptors descriptors;
+static uint32_t refused_accepts;
 
 static uint16_t new_port(void)
 {
@@ -111,6 +114,11 @@ uint32_t open_sockets(void)
 void set_socket_room(size_t room)
 {
     most = room < ROOM ? room : ROOM;
+}
+
+void set_descriptors(enum descriptors how_many)
+{
+    descriptors = how_many;
 }
 
 static size_t room_of(const struct fake *fake)
@@ -235,6 +243,8 @@ int __wrap_bind(int fd, const struct sockaddr *address, socklen_t size);
 int __wrap_listen(int fd, int backlog);
 int __wrap_accept4(int fd, struct sockaddr *address, socklen_t *size, int flags);
 int __wrap_connect(int fd, const struct sockaddr *address, socklen_t size);
+int __real_getrlimit(__rlimit_resource_t resource, struct rlimit *limit);
+int __wrap_getrlimit(__rlimit_resource_t resource, struct rlimit *limit);
 int __wrap_getsockname(int fd, struct sockaddr *address, socklen_t *size);
 int __wrap_getpeername(int fd, struct sockaddr *address, socklen_t *size);
 int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *size);
@@ -295,12 +305,29 @@ int __wrap_accept4(int fd, struct sockaddr *address, socklen_t *size, int flags)
         errno = EAGAIN;
         return -1;
     }
+    if (descriptors == NO_DESCRIPTORS || (descriptors == ONE_DESCRIPTOR && ++refused_accepts & 1)) {
+        errno = EMFILE;
+        return -1;
+    }
     int called = listener->calls[0];
     memmove(listener->calls, listener->calls + 1,
             --listener->call_count * sizeof(*listener->calls));
     if (address)
         put_address(must_be_fake(called), must_be_fake(called)->peer_port, address, size);
     return called;
+}
+
+/*
+ * The descriptors here are larger than any limit: either none of them is scarce, or all are. The
+ * sanitizer calls this as well, before it is ready.
+ */
+__attribute__((no_sanitize("address", "undefined"))) int
+__wrap_getrlimit(__rlimit_resource_t resource, struct rlimit *limit)
+{
+    if (resource != RLIMIT_NOFILE)
+        return __real_getrlimit(resource, limit);
+    limit->rlim_cur = limit->rlim_max = descriptors == FEW_DESCRIPTORS ? 4 : RLIM_INFINITY;
+    return 0;
 }
 
 int __wrap_connect(int fd, const struct sockaddr *address, socklen_t size)
@@ -404,8 +431,7 @@ ssize_t __wrap_readv(int fd, const struct iovec *parts, int count)
         return -1;
     }
     for (int i = 0; i < count; i++) {
-        size_t here = fake->size - taken < parts[i].iov_len ? fake->size - taken
-                                                            : parts[i].iov_len;
+        size_t here = fake->size - taken < parts[i].iov_len ? fake->size - taken : parts[i].iov_len;
         memcpy(parts[i].iov_base, fake->bytes + taken, here);
         taken += here;
     }

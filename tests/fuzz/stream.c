@@ -19,7 +19,7 @@ enum {
     DEPTH = 16,         /* of the queues, posted at a time */
     RECEIVE_SIZE = 256, /* bytes of a receive; as many again lie behind all of them */
     PARTS = 3,
-    MOST_POSTS = 1000,  /* wr_id's of a run; send and receive */
+    MOST_POSTS = 1000, /* wr_id's of a run; send and receive */
     QUEUE = 4 * DEPTH,
 };
 
@@ -31,7 +31,7 @@ static const struct kind {
     int access;
 } kinds[REGIONS] = {
     [ALL] = {20000, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-                       IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND},
+                        IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND},
     [READABLE] = {4096, IBV_ACCESS_REMOTE_READ},
     [LONG] = {200 * 1024, IBV_ACCESS_REMOTE_READ},
     [LOCAL] = {2 * DEPTH * RECEIVE_SIZE, IBV_ACCESS_LOCAL_WRITE},
@@ -47,6 +47,7 @@ static struct {
     struct ibv_cq *sends, *receives;
     char *memory[REGIONS];
     struct ibv_mr *regions[REGIONS];
+    int file; /* that LONG is mapped to */
 } setting;
 
 /* One run. */
@@ -63,13 +64,21 @@ static struct {
     size_t raw_size;
 } run;
 
+/* At any time, as anybody may who has it open. */
+static void change_file(size_t size)
+{
+    PROMISE(!ftruncate(setting.file, (off_t)size));
+}
+
 static struct ibv_mr *region(int kind)
 {
     struct ibv_pd *domain = kind == FOREIGN ? setting.foreign : setting.domain;
 
     if (!setting.regions[kind]) {
-        setting.regions[kind] = setting.world->table->reg_mr(
-            domain, setting.memory[kind], kinds[kind].size, kinds[kind].access);
+        if (kind == LONG)
+            change_file(kinds[LONG].size);
+        setting.regions[kind] = setting.world->table->reg_mr(domain, setting.memory[kind],
+                                                             kinds[kind].size, kinds[kind].access);
         PROMISE(setting.regions[kind]);
     }
     return setting.regions[kind];
@@ -88,6 +97,16 @@ static char *pages(size_t size)
     for (size_t i = 0; i < room; i++)
         all[page + i] = (char)(i * 7);
     return all + page + room - size;
+}
+
+static char *pages_of_file(size_t size)
+{
+    setting.file = memfd_create("fuzz", MFD_CLOEXEC);
+    PROMISE(setting.file >= 0);
+    change_file(size);
+    char *all = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, setting.file, 0);
+    PROMISE(all != MAP_FAILED);
+    return all;
 }
 
 static void protect(int kind, int protection)
@@ -112,6 +131,8 @@ static void set_up(void)
     for (int kind = 0; kind < REGIONS; kind++) {
         if (kind == ALL || kind == LOCAL) /* with the sanitizer's red zones */
             setting.memory[kind] = malloc(kinds[kind].size);
+        else if (kind == LONG)
+            setting.memory[kind] = pages_of_file(kinds[kind].size);
         else
             setting.memory[kind] = pages(kinds[kind].size);
         region(kind);
@@ -149,9 +170,9 @@ static void make_queue_pair(struct input *input, int shares)
     attr.qp_access_flags = take(input, 1) & 1 ? 0
                                               : IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
                                                     IBV_ACCESS_REMOTE_ATOMIC;
-    PROMISE(!table->modify_qp(run.queue_pair, &attr,
-                              IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
-                                  IBV_QP_ACCESS_FLAGS));
+    PROMISE(
+        !table->modify_qp(run.queue_pair, &attr,
+                          IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
     run.window = ibv_alloc_mw(setting.domain, IBV_MW_TYPE_2);
     PROMISE(run.window);
 }
@@ -182,9 +203,15 @@ static void post_receive(struct input *input)
 static void post_send(struct input *input)
 {
     static const enum ibv_wr_opcode opcodes[] = {
-        IBV_WR_SEND,          IBV_WR_RDMA_READ,          IBV_WR_ATOMIC_CMP_AND_SWP,
-        IBV_WR_SEND_WITH_IMM, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_WRITE,
-        IBV_WR_SEND_WITH_INV, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_LOCAL_INV,
+        IBV_WR_SEND,
+        IBV_WR_RDMA_READ,
+        IBV_WR_ATOMIC_CMP_AND_SWP,
+        IBV_WR_SEND_WITH_IMM,
+        IBV_WR_ATOMIC_FETCH_AND_ADD,
+        IBV_WR_RDMA_WRITE,
+        IBV_WR_SEND_WITH_INV,
+        IBV_WR_RDMA_WRITE_WITH_IMM,
+        IBV_WR_LOCAL_INV,
         IBV_WR_BIND_MW,
     };
     uint32_t what = take(input, 1), size = take(input, 2);
@@ -193,8 +220,11 @@ static void post_send(struct input *input)
     int fills = is_atomic || opcode == IBV_WR_RDMA_READ;
     int kind = fills ? ALL : what & 16 && !(size & 15) ? LONG : READABLE;
     struct ibv_sge parts[2] = {{(uintptr_t)setting.memory[kind], size, region(kind)->lkey}};
-    struct ibv_send_wr request = {.wr_id = run.sends, .sg_list = parts, .num_sge = 1,
-                                  .opcode = opcode}, *bad;
+    struct ibv_send_wr request = {.wr_id = run.sends,
+                                  .sg_list = parts,
+                                  .num_sge = 1,
+                                  .opcode = opcode},
+                       *bad;
 
     if (what & 32)
         request.send_flags |= IBV_SEND_SOLICITED;
@@ -202,7 +232,8 @@ static void post_send(struct input *input)
         request.send_flags |= IBV_SEND_FENCE;
     if (what & 128 && !fills && size <= 64)
         request.send_flags |= IBV_SEND_INLINE;
-    parts[0].length = is_atomic ? 8 : (uint32_t)(size * (kind == LONG ? 3u : 1u) % kinds[kind].size);
+    parts[0].length =
+        is_atomic ? 8 : (uint32_t)(size * (kind == LONG ? 3u : 1u) % kinds[kind].size);
     if (!is_atomic && parts[0].length > 1) { /* in two parts, turned about */
         parts[1] = parts[0];
         parts[1].length = parts[0].length / 2;
@@ -263,8 +294,7 @@ static void poll_queues(void)
 
 static void change_state(uint32_t how)
 {
-    static const enum ibv_qp_state states[] = {IBV_QPS_SQD, IBV_QPS_RTS, IBV_QPS_ERR,
-                                               IBV_QPS_RTS};
+    static const enum ibv_qp_state states[] = {IBV_QPS_SQD, IBV_QPS_RTS, IBV_QPS_ERR, IBV_QPS_RTS};
     struct ibv_qp_attr attr = {.qp_state = states[how & 3]};
 
     if (setting.world->table->modify_qp(run.queue_pair, &attr, IBV_QP_STATE)) {
@@ -335,7 +365,11 @@ static void choose_target(struct input *input, struct saying *saying)
     uint32_t how = take(input, 1), more = take(input, 2);
 
     switch (how & 15) {
-    case 0: case 1: case 2: case 3: case 4: {
+    case 0:
+    case 1:
+    case 2:
+    case 3:
+    case 4: {
         int kind = how & 15;
         saying->stag = region(kind)->rkey;
         saying->offset = (uintptr_t)setting.memory[kind];
@@ -349,7 +383,9 @@ static void choose_target(struct input *input, struct saying *saying)
         saying->stag = run.window->rkey;
         saying->offset = (uintptr_t)setting.memory[ALL] + 100 + (more & 0x1ff);
         break;
-    case 6: case 7: case 8:
+    case 6:
+    case 7:
+    case 8:
         saying->stag = run.peer.sink;
         saying->offset = run.peer.sink_offset + (how & 16 ? more : 0);
         break;
@@ -386,7 +422,8 @@ static void say_frame(struct input *input)
     if (saying.wrongs)
         saying.wrong = take(input, 2);
     switch (saying.operation) {
-    case 0: case 2: /* WRITE, READ response */
+    case 0:
+    case 2: /* WRITE, READ response */
         choose_target(input, &saying);
         saying.size = choose_size(input, head);
         saying.fill = (uint8_t)head;
@@ -399,7 +436,8 @@ static void say_frame(struct input *input)
         saying.size = take(input, head & 64 ? 4 : 1);
         saying.sink = head;
         break;
-    case 4: case 6: /* SEND with invalidate */
+    case 4:
+    case 6: /* SEND with invalidate */
         choose_target(input, &saying);
         saying.size = take(input, 1);
         break;
@@ -431,17 +469,22 @@ static void act(struct input *input)
         run.peer.is_garbled = 1;
         break;
     }
-    case 1: case 2: case 3: case 4:
+    case 1:
+    case 2:
+    case 3:
+    case 4:
         say_frame(input);
         if (what & 128)
             break;
         send_some(run.raw_size);
         break;
-    case 5: case 6:
+    case 5:
+    case 6:
         post_receive(input);
         serve();
         break;
-    case 7: case 8:
+    case 7:
+    case 8:
         post_send(input);
         serve();
         if (!run.is_deaf)
@@ -457,6 +500,8 @@ static void act(struct input *input)
         deregister(what >> 4);
         break;
     case 12:
+        if (what & 0x10)
+            change_file(what & 0x80 ? kinds[LONG].size : 4096);
         if (what & 0x30)
             break;
         shutdown(run.fd, SHUT_WR);
@@ -488,14 +533,18 @@ static void begin(struct input *input)
         .inbound_depth = mode & 8 ? 0 : 4,
         .outbound_depth = mode & 16 ? 0 : 4,
     };
+    /* What may be kept: anything, nothing, or a block or two. */
+    static const uint64_t limits[] = {SW_MOST_HELD, 0, SW_BLOCK_SIZE, 2 * SW_BLOCK_SIZE};
     int ends[2];
 
+    sw_device.memory.most_held = limits[more >> 2 & 3];
     memset(&run.peer, 0, offsetof(struct peer, heard));
     run.is_deaf = run.has_ended = 0;
     run.sends = run.receives = run.sends_done = run.receives_done = 0;
     run.raw_size = 0;
     run.shared = NULL;
     begin_anew();
+    change_file(kinds[LONG].size);
     peer_begins(&run.peer, terms.crc);
     make_queue_pair(input, mode & 32);
     for (uint32_t i = mode >> 6; i; i--)
@@ -552,6 +601,7 @@ static void end(struct input *input)
     serve();
     pass(100000);
     PROMISE(sw_device.counts.sockets == 0);
+    PROMISE(sw_device.memory.blocks == 0 && sw_device.memory.held == 0);
     PROMISE(sw_device.counts.queue_pairs == 0);
     PROMISE(sw_device.counts.regions == REGIONS);
     struct ibv_async_event event;

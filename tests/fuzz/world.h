@@ -29,6 +29,9 @@ void fail(const char *reason) __attribute__((noreturn));
 uint32_t socket_events(int fd);
 /* How many bytes lie in one at most, before its sender is told to wait. */
 void set_socket_room(size_t room);
+/* How many file descriptors there are for peers: one means that every other accept finds one. */
+enum descriptors { MANY_DESCRIPTORS, FEW_DESCRIPTORS, ONE_DESCRIPTOR, NO_DESCRIPTORS };
+void set_descriptors(enum descriptors how_many);
 /* Connect to whoever listens on the port: a socket, or -1. */
 int dial(uint16_t port);
 /* The other end of the oldest socket that the device connected; -1: there is none. */

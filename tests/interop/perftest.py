@@ -22,11 +22,11 @@ DESTINATION = struct.Struct("!iiiiI4xQ16sIi")
 CONTROL = ConnectionKeywords(
     receive_buffers=2,
     receive_size=DESTINATION.size,
-    send_depth=2,
+    max_send_wr=2,
     responder_resources=1,
     initiator_depth=1,
 )
-MEASURED = ConnectionKeywords(receive_buffers=0, receive_depth=1, send_depth=4)
+MEASURED = ConnectionKeywords(receive_buffers=0, max_recv_wr=1, max_send_wr=4)
 
 PEER = Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE
 

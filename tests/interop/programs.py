@@ -11,7 +11,8 @@ from typing import IO
 
 import anyio
 import pytest
-from anyio.abc import Process
+from anyio.abc import Process, SocketListener, SocketStream
+from anyio.streams.stapled import MultiListener
 
 from tests.conftest import LOOPS
 
@@ -115,6 +116,13 @@ async def running(
                     process.kill()
                 await process.aclose()
             _ = program.output  # kept beyond the log's end
+
+
+def only(listener: MultiListener[SocketStream]) -> SocketListener:
+    """Return the socket of a listener on one address."""
+    (socket,) = listener.listeners
+    assert isinstance(socket, SocketListener)
+    return socket
 
 
 def running_rping(

@@ -2,6 +2,7 @@
 
 import socket
 import subprocess
+from enum import IntFlag
 
 import pytest
 
@@ -46,9 +47,9 @@ def guid(number: int) -> str:
     return ":".join(digits[i : i + 4] for i in range(0, 16, 4))
 
 
-def flags(value: object) -> tuple[str, ...]:
+def flags(value: IntFlag) -> tuple[str, ...]:
     """The names in the order of their bits."""
-    return tuple(member.name for member in type(value) if member in value)
+    return tuple(str(member.name) for member in type(value) if member in value)
 
 
 def of_device(context: Context) -> Fields:

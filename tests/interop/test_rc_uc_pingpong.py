@@ -5,12 +5,12 @@ import re
 
 import anyio
 import pytest
-from anyio.abc import SocketAttribute, SocketStream
+from anyio.abc import SocketAttribute
 
 import aiordma
 from aiordma import Mtu, QueuePairAddress, QueuePairType
 from tests.devices import DeviceUnderTest
-from tests.interop.programs import free_port, running
+from tests.interop.programs import free_port, only, running
 from tests.interop.test_ud_pingpong import connect_tcp, read_line
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("queue pairs by hand")]
@@ -55,8 +55,7 @@ async def test_a_c_client(
         port = listener.extra(SocketAttribute.local_port)
         program = f"ibv_{service.name.lower()}_pingpong"
         async with running(program, *WORDS, *options, "-p", port, "127.0.0.1") as client:
-            stream: SocketStream
-            async with await listener.listeners[0].accept() as stream:
+            async with await only(listener).accept() as stream:
                 peer = address_of(await read_line(stream))
                 await pair.connect_to(peer, path_mtu=Mtu.MTU_1024)
                 await stream.send(line_of(pair.address))

@@ -7,12 +7,14 @@ C programs run on siw, which is the only device that they know; our side is on t
 import gc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from typing import Unpack
 
 import anyio
 import pytest
 
 import aiordma
 from aiordma import Access
+from aiordma._base.options import ConnectionKeywords
 from aiordma.testing import software_objects
 from examples import rping
 from tests.devices import ADDRESS, DeviceUnderTest
@@ -226,7 +228,7 @@ def direction(request: pytest.FixtureRequest, device: DeviceUnderTest) -> tuple[
 
 @asynccontextmanager
 async def connected(
-    direction: tuple[str, str], private_data: bytes = b"", **options: int
+    direction: tuple[str, str], private_data: bytes = b"", **options: Unpack[ConnectionKeywords]
 ) -> AsyncIterator[tuple[aiordma.Connection, aiordma.Connection]]:
     """A connection between the two devices: the connecting side, the accepting side."""
     found: list[aiordma.Connection] = []

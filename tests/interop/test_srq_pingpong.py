@@ -13,7 +13,7 @@ from anyio.abc import SocketAttribute, SocketStream
 
 import aiordma
 from tests.devices import ADDRESS, DeviceUnderTest
-from tests.interop.programs import free_port, running
+from tests.interop.programs import free_port, only, running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("queue pairs by hand")]
 
@@ -86,12 +86,12 @@ class Players:
         for _ in range(COUNT):
             completion = await self._arrival()
             assert completion.byte_len == SIZE
-            pair = self._shared.connection_of(completion)
-            assert isinstance(pair, aiordma.UnmanagedConnection)
-            self.heard[pair] += 1
+            member = self._shared.connection_of(completion)
+            assert isinstance(member, aiordma.UnmanagedConnection)
+            self.heard[member] += 1
             self._post(1)
             if sent < COUNT:
-                await pair.send(bytes(SIZE))
+                await member.send(bytes(SIZE))
                 sent += 1
         assert sent == COUNT
         assert min(self.heard.values()) > 0
@@ -127,7 +127,7 @@ async def test_a_c_client(device: DeviceUnderTest, options: tuple[str, ...]) -> 
     ):
         port = listener.extra(SocketAttribute.local_port)
         async with running(*WORDS, *options, "-p", port, "127.0.0.1") as client:
-            async with await listener.listeners[0].accept() as stream:
+            async with await only(listener).accept() as stream:
                 await ours.connect(await read_exactly(stream, LINES * LINE_LENGTH))
                 await stream.send(ours.lines())
                 assert await read_exactly(stream, 5) == b"done\0"

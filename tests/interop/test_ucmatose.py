@@ -5,10 +5,13 @@ handshake now and then (seen under load), so that only connections without messa
 there.
 """
 
+from typing import Unpack
+
 import anyio
 import pytest
 
 import aiordma
+from aiordma._base.options import ConnectionKeywords
 from tests.devices import ADDRESS
 from tests.interop.peers import be_ucmatose_client, be_ucmatose_server
 from tests.interop.programs import every_loop, free_port, running
@@ -18,7 +21,9 @@ pytestmark = pytest.mark.anyio
 passive_side_first = pytest.mark.capability("passive_side_first")
 
 
-async def serve(connections: int, count: int, size: int, *options: str, **ours: int) -> None:
+async def serve(
+    connections: int, count: int, size: int, *options: str, **ours: Unpack[ConnectionKeywords]
+) -> None:
     """Be the server of a ucmatose client."""
     answers: list[list[bytes]] = []
     messages = [bytes([number]) * size for number in range(count)]

@@ -9,7 +9,7 @@ from anyio.abc import SocketStream
 
 import aiordma
 from tests.devices import ADDRESS
-from tests.interop.programs import free_port, running
+from tests.interop.programs import free_port, only, running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("datagrams")]
 
@@ -45,8 +45,11 @@ async def test_a_c_client(options: tuple[str, ...]) -> None:
         await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
     ):
         port = listener.extra(anyio.abc.SocketAttribute.local_port)
-        words = ("ibv_ud_pingpong", *WORDS, *options, "-p", port, "127.0.0.1")
-        async with running(*words) as client, await listener.listeners[0].accept() as stream:
+        words: list[str | int] = [*WORDS, *options, "-p", port, "127.0.0.1"]
+        async with (
+            running("ibv_ud_pingpong", *words) as client,
+            await only(listener).accept() as stream,
+        ):
             peer = peer_of(socket, await read_line(stream))
             await stream.send(line_of(socket))
             assert await read_line(stream) == b"done\0"

@@ -82,7 +82,8 @@ static void speed(const char *what, checksum sum, size_t size)
     for (size_t i = 0; i < rounds; i++)
         crc = sum(crc, bytes, size);
     clock_gettime(CLOCK_MONOTONIC, &end);
-    double seconds = (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
+    double seconds =
+        (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
     printf("%-8s %6zu bytes: %6.2f GB/s (%08x)\n", what, size,
            1e-9 * (double)(rounds * size) / seconds, crc);
     free(bytes);

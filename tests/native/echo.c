@@ -119,8 +119,8 @@ static void post_receive(struct end *end)
 static void post_send(struct end *end)
 {
     struct ibv_sge part = {(uintptr_t)end->memory, (uint32_t)end->size, end->region->lkey};
-    struct ibv_send_wr request = {.sg_list = &part, .num_sge = 1, .opcode = IBV_WR_SEND,
-                                  .send_flags = IBV_SEND_SIGNALED};
+    struct ibv_send_wr request = {
+        .sg_list = &part, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED};
     struct ibv_send_wr *refused;
 
     check(!ibv_post_send(end->id->qp, &request, &refused), "ibv_post_send");
@@ -204,8 +204,7 @@ static void await_both(struct end *end)
 
 static void device_server(struct end *end, int port_to, int rounds)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET,
-                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     struct rdma_cm_id *listener;
 
     end->table = aiordma_software();
@@ -235,8 +234,8 @@ static void device_server(struct end *end, int port_to, int rounds)
 
 static void device_client(struct end *end, in_port_t port)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = port,
-                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in address = {
+        .sin_family = AF_INET, .sin_port = port, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 
     end->table = aiordma_software();
     check(!!end->table, "aiordma_software");
@@ -291,8 +290,7 @@ static void send_bytes(struct end *end)
 
 static void tcp_server(struct end *end, int port_to, int rounds)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET,
-                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t size = sizeof(address);
     int listener = socket(AF_INET, SOCK_STREAM, 0);
 
@@ -311,8 +309,8 @@ static void tcp_server(struct end *end, int port_to, int rounds)
 
 static void tcp_client(struct end *end, in_port_t port)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = port,
-                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in address = {
+        .sin_family = AF_INET, .sin_port = port, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 
     end->socket = socket(AF_INET, SOCK_STREAM, 0);
     check(!connect(end->socket, (struct sockaddr *)&address, sizeof(address)), "connect");

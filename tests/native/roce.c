@@ -23,8 +23,8 @@ static void check(const char *what, int holds)
 
 static struct sw_roce_path path_of(const char *source, const char *destination)
 {
-    struct sw_roce_path path = {.source_port = 40000, .destination_port = 50001,
-                                .traffic_class = 5, .hop_limit = 63};
+    struct sw_roce_path path = {
+        .source_port = 40000, .destination_port = 50001, .traffic_class = 5, .hop_limit = 63};
 
     check(source, inet_pton(AF_INET6, source, &path.source) == 1);
     check(destination, inet_pton(AF_INET6, destination, &path.destination) == 1);
@@ -62,8 +62,8 @@ static void packet(const char *hex, const struct sw_roce_path *path,
     check("flags", read.solicited == datagram->solicited &&
                        read.has_immediate == datagram->has_immediate &&
                        read.immediate == datagram->immediate);
-    check("payload", read.size == datagram->size &&
-                         !memcmp(read.payload, datagram->payload, datagram->size));
+    check("payload",
+          read.size == datagram->size && !memcmp(read.payload, datagram->payload, datagram->size));
     for (size_t shorter = 0; shorter < size; shorter++)
         check("a part of it", sw_roce_read(wanted, shorter, path, &read));
     for (size_t bit = 0; bit < 8 * size; bit++) {
@@ -82,9 +82,15 @@ static void packets(void)
     struct sw_roce_path ipv4 = path_of("::ffff:10.1.1.1", "::ffff:10.1.1.2");
     struct sw_roce_path ipv6 = path_of("fd00::1", "fd00::2");
     struct sw_roce_datagram datagram = {
-        .destination_qpn = 0x12c351, .source_qpn = 0x349c40, .psn = 7, .qkey = 0x01234567,
-        .immediate = htonl(0xfeedbeef), .has_immediate = 1, .solicited = 1,
-        .payload = (const uint8_t *)"hello", .size = 5,
+        .destination_qpn = 0x12c351,
+        .source_qpn = 0x349c40,
+        .psn = 7,
+        .qkey = 0x01234567,
+        .immediate = htonl(0xfeedbeef),
+        .has_immediate = 1,
+        .solicited = 1,
+        .payload = (const uint8_t *)"hello",
+        .size = 5,
     };
 
     packet("65b0ffff0012c351000000070123456700349c40feedbeef68656c6c6f0000006a9dc099", &ipv4,
@@ -104,7 +110,8 @@ static void headers_of_receives(void)
 
     sw_roce_grh(grh, &ipv4, 36);
     from_hex("0000000000000000000000000000000000000000"
-             "45050040000040003f113fa20a010101ef010203", wanted);
+             "45050040000040003f113fa20a010101ef010203",
+             wanted);
     check("IPv4 header", !memcmp(grh, wanted, SW_GRH));
     memset(grh, 0x60, 20); /* undefined, and may look like the other version */
     check("IPv4 header read", !sw_roce_read_grh(grh, &read) &&
@@ -113,7 +120,8 @@ static void headers_of_receives(void)
                                   read.traffic_class == 5 && read.hop_limit == 63);
     sw_roce_grh(grh, &ipv6, 36);
     from_hex("60500000002c113ffd000000000000000000000000000001"
-             "ff0e0000000000000000000000001234", wanted);
+             "ff0e0000000000000000000000001234",
+             wanted);
     check("IPv6 header", !memcmp(grh, wanted, SW_GRH));
     check("IPv6 header read", !sw_roce_read_grh(grh, &read) &&
                                   !memcmp(&read.source, &ipv6.source, 16) &&
@@ -128,11 +136,20 @@ static void headers_of_receives(void)
 static void questions(void)
 {
     struct sw_roce_path ipv4 = path_of("::ffff:10.1.1.1", "::ffff:10.1.1.2");
-    struct sw_sidr_request request = {.transaction = 0x1122334455667788, .number = 0x99aabbcc,
-                                      .source = ipv4.source, .destination = ipv4.destination,
-                                      .source_port = 40000, .port = 7174}, asked;
-    struct sw_sidr_reply reply = {.transaction = 5, .number = 6, .status = SW_SIDR_REFUSED,
-                                  .port = 7174, .qp_num = 0x123456, .qkey = 0x01234567}, told;
+    struct sw_sidr_request request = {.transaction = 0x1122334455667788,
+                                      .number = 0x99aabbcc,
+                                      .source = ipv4.source,
+                                      .destination = ipv4.destination,
+                                      .source_port = 40000,
+                                      .port = 7174},
+                           asked;
+    struct sw_sidr_reply reply = {.transaction = 5,
+                                  .number = 6,
+                                  .status = SW_SIDR_REFUSED,
+                                  .port = 7174,
+                                  .qp_num = 0x123456,
+                                  .qkey = 0x01234567},
+                         told;
     uint8_t mad[SW_MAD], wanted[SW_MAD] = {0};
 
     memset(&asked, 0, sizeof(asked));
@@ -140,27 +157,30 @@ static void questions(void)
     memset(reply.private_data, 0xd2, sizeof(reply.private_data));
     sw_sidr_write_request(mad, &request);
     from_hex("01070203000000001122334455667788001700000000000099aabbccffff0000"
-             "0000000001111c06" "00409c40"
-             "0000000000000000000000000a010101" "0000000000000000000000000a010102", wanted);
+             "0000000001111c06"
+             "00409c40"
+             "0000000000000000000000000a010101"
+             "0000000000000000000000000a010102",
+             wanted);
     memset(wanted + 76, 0xd1, 180);
     check("a question", !memcmp(mad, wanted, SW_MAD));
-    check("a question read", !sw_sidr_read_request(mad, SW_MAD, &asked) &&
-                                 !memcmp(&asked, &request, sizeof(asked)));
+    check("a question read",
+          !sw_sidr_read_request(mad, SW_MAD, &asked) && !memcmp(&asked, &request, sizeof(asked)));
     check("a question is no answer", sw_sidr_read_reply(mad, SW_MAD, &told));
     check("a part of a question", sw_sidr_read_request(mad, SW_MAD - 1, &asked));
 
     memset(wanted, 0, sizeof(wanted));
     sw_sidr_write_reply(mad, &reply);
     from_hex("01070203000000000000000000000005001800000000000000000006"
-             "02000000123456000000000001111c0601234567", wanted);
+             "02000000123456000000000001111c0601234567",
+             wanted);
     memset(wanted + 120, 0xd2, 136);
     check("an answer", !memcmp(mad, wanted, SW_MAD));
     memset(&told, 0, sizeof(told));
-    check("an answer read", !sw_sidr_read_reply(mad, SW_MAD, &told) &&
-                                told.transaction == 5 && told.number == 6 &&
-                                told.status == SW_SIDR_REFUSED && told.port == 7174 &&
-                                told.qp_num == 0x123456 && told.qkey == 0x01234567 &&
-                                !memcmp(told.private_data, reply.private_data, 136));
+    check("an answer read",
+          !sw_sidr_read_reply(mad, SW_MAD, &told) && told.transaction == 5 && told.number == 6 &&
+              told.status == SW_SIDR_REFUSED && told.port == 7174 && told.qp_num == 0x123456 &&
+              told.qkey == 0x01234567 && !memcmp(told.private_data, reply.private_data, 136));
     check("an answer is no question", sw_sidr_read_request(mad, SW_MAD, &asked));
 }
 

@@ -1,5 +1,6 @@
-"""A device of numbers, for tests of the hub: only the C call that drains it is played."""
+"""A device whose driver is Python: C polls it, arms it and posts to it as to any other one."""
 
+import errno
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -9,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from aiordma import drain as drain_module
-from aiordma import hub as hub_module
+from aiordma._base.enums import Transport
+from aiordma._loop.event_loop import current_event_loop
 from aiordma._native import ffi
-from aiordma.enums import Transport
-from aiordma.event_loop import current_event_loop
-from aiordma.hub import DeviceHub
-from aiordma.verbs.completion import COMPLETION
+from aiordma._runtime import hub as hub_module
+from aiordma._runtime.hub import DeviceHub
 
 MAX_CQE = 10_000
 ASYNC_FD = 78
@@ -41,13 +40,19 @@ class Loop:
         self.watched: dict[int, Callable[[], None]] = {}
         self.timers: list[Timer] = []
 
-    def watch(self, fd: int, callback: Callable[[], None]) -> None:
+    def watch(self, fd: int, callback: Callable[[], None], *, hot: bool = False) -> None:
         self.watched[fd] = callback
 
     def unwatch(self, fd: int) -> None:
         self.watched.pop(fd, None)
 
     asyncio_loop = None
+    has_ended = False
+    is_running = True
+    thread = 0
+
+    def is_running_here(self) -> bool:
+        return True
 
     def poll(self, _drain: object) -> bool:
         return False
@@ -71,7 +76,7 @@ class Loop:
 
 
 class Closable:
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         self.closed = False
 
     def close(self) -> None:
@@ -83,42 +88,101 @@ class Channel(Closable):
     pointer = ffi.NULL
 
 
-class Device:
-    """Completions to be drained, and what the drain was given."""
+class Driver:
+    """A context, its queue pair and its completion queues, whose functions are Python's.
+
+    What its posts answer is to be set: `answer`, `errno`, and which of the requests is `refused`.
+    """
 
     def __init__(self) -> None:
-        self.waiting: deque[bytes] = deque()
-        self.sizes: list[int] = []
+        self.waiting: deque[tuple[int, int]] = deque()
         self.threads: set[int] = set()
-        self.armed: list[list[int]] = []
+        self.armed: list[int] = []
+        """Which queues were armed, by number, in order."""
+        self.polls = 0
         self.failure = 0
+        self.posted: list[int] = []
+        """The wr_ids that it was given."""
+        self.works: list[tuple[Any, ...]] = []
+        """How many parts, and which; of a send also its opcode and flags."""
+        self.answer = self.errno = 0
+        self.refused: int | None = None
+        self.queues: list[Any] = []
+        self.raw = ffi.new("struct ibv_context *")
+        self.table = ffi.new("struct aiordma_provider *")
+        self.queue_pair = ffi.new("struct ibv_qp *", {"context": self.raw})
+        self._kept: list[Any] = []
+        for place, name, function in (
+            (self.raw.ops, "poll_cq", self._poll),
+            (self.raw.ops, "req_notify_cq", self._arm),
+            (self.raw.ops, "post_send", self._post),
+            (self.raw.ops, "post_recv", self._post),
+            (self.table, "get_cq_event", self._no_event),
+        ):
+            callback = ffi.callback(ffi.typeof(getattr(place, name)), function, error=-1)
+            self._kept.append(callback)
+            setattr(place, name, callback)
+
+    def complete(self, wr_id: int, status: int = 0) -> None:
+        self.waiting.append((wr_id, status))
+
+    def add_queue(self) -> Any:
+        self.queues.append(ffi.new("struct ibv_cq *", {"context": self.raw}))
+        return self.queues[-1]
+
+    def _poll(self, _queue: Any, most: int, found: Any) -> int:
+        self.threads.add(threading.get_ident())
+        self.polls += 1
+        if self.failure:
+            return -1
+        count = min(len(self.waiting), most)
+        for i in range(count):
+            found[i].wr_id, found[i].status = self.waiting.popleft()
+        return count
+
+    def _arm(self, queue: Any, _solicited_only: int) -> int:
+        self.armed.append(1 + self.queues.index(queue))
+        return 0
+
+    def _no_event(self, _channel: Any, _queue: Any, _context: Any) -> int:
+        ffi.errno = errno.EAGAIN
+        return -1
+
+    def _post(self, _to: Any, request: Any, refused: Any) -> int:
+        while request != ffi.NULL:
+            if len(self.posted) == self.refused:
+                refused[0] = request
+                break
+            self.posted.append(request.wr_id)
+            parts = ffi.buffer(request.sg_list, 16 * request.num_sge)[:]
+            self.works.append((request.num_sge, parts, *self._rest(request)))
+            request = request.next
+        ffi.errno = self.errno
+        return self.answer
+
+    def _rest(self, request: Any) -> tuple[int, ...]:
+        if ffi.typeof(request) is not ffi.typeof("struct ibv_send_wr *"):
+            return ()
+        return int(request.opcode), int(request.send_flags)
+
+
+class Device(Driver):
+    """The context that a hub is made on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
         self.context = SimpleNamespace(
             query=lambda: SimpleNamespace(max_cqe=MAX_CQE),
             transport=Transport.INFINIBAND,
             device_name="numbers0",
             async_fd=ASYNC_FD,
             pointer=ffi.NULL,
-            provider=SimpleNamespace(table=ffi.NULL),
+            provider=SimpleNamespace(table=self.table),
             close=lambda: None,
         )
         self.making = threading.Event()
         self.making.set()
-
-    def complete(self, wr_id: int, status: int = 0) -> None:
-        self.waiting.append(COMPLETION.pack(wr_id, status, *[0] * 12))
-
-    def drain(self, _table: object, drain: Any) -> int:
-        self.threads.add(threading.get_ident())
-        if self.failure:
-            return -self.failure
-        count = min(len(self.waiting), drain.capacity)
-        packed = b"".join(self.waiting.popleft() for _ in range(count))
-        ffi.memmove(drain.batch, packed, len(packed))
-        drain.more = count == drain.capacity
-        self.armed.append([drain.queues[i].armed for i in range(drain.queue_count)])
-        for i in range(drain.queue_count):
-            drain.queues[i].armed = 1
-        return count
 
     def make_queue(self, _context: object, entries: int, _channel: object) -> Any:
         assert self.making.wait(20), "the loop was held up"
@@ -126,14 +190,12 @@ class Device:
         self.sizes.append(entries)
         queue: Any = Closable()
         queue.cqe = entries
-        queue.pointer = ffi.cast("struct ibv_cq *", len(self.sizes))
-        queue.key = len(self.sizes)
+        queue.pointer = self.add_queue()
+        queue.key = int(ffi.cast("uintptr_t", queue.pointer))
         return queue
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Let hubs be made on it."""
-        patch.setattr(drain_module, "lib", SimpleNamespace(aiordma_drain=self.drain))
-        patch.setattr(hub_module, "Drain", drain_module.ReferenceDrain)
         patch.setattr(hub_module, "CompletionQueue", self.make_queue)
         patch.setattr(hub_module, "CompletionChannel", Channel)
         patch.setattr(hub_module, "ProtectionDomain", Closable)

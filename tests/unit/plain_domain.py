@@ -4,8 +4,8 @@ import errno
 from types import SimpleNamespace
 from typing import Any
 
+from aiordma._base.enums import Access
 from aiordma._native import ffi
-from aiordma.enums import Access
 from aiordma.verbs import Resource
 
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from aiordma._base.provider import software
 from aiordma._native import ffi, lib
-from aiordma.provider import software
 from aiordma.testing import software_objects
+from aiordma.verbs.send_work import RECEIVE_REQUEST, pack_plain
 
 ERR = lib.IBV_QPS_ERR
 PATIENCE = 20
@@ -26,6 +27,13 @@ def nothing_left() -> Iterator[None]:
     yield
     assert software_objects() == before
     assert set(os.listdir("/proc/self/fd")) == fds
+
+
+def memory(field: str) -> int:
+    """Return a field of struct aiordma_software_memory."""
+    raw = ffi.new("struct aiordma_software_memory *")
+    lib.aiordma_software_memory(raw)
+    return int(getattr(raw, field))
 
 
 @contextmanager
@@ -92,9 +100,23 @@ def fail(pair: Any) -> None:
     assert software().modify_qp(pair, attr, lib.IBV_QP_STATE) == 0
 
 
+def post_send(pair: Any, wr_id: int) -> int:
+    """Post a message of no bytes; return the errno."""
+    request = pack_plain(wr_id, lib.IBV_WR_SEND, 0, 0, 0, 0, 0)
+    posted = ffi.new("uint32_t *")
+    return abs(int(lib.aiordma_post_send_chain(pair, request, 1, b"", 0, posted)))
+
+
+def post_receive(pair: Any, wr_id: int) -> int:
+    """Post a receive of no bytes; return the errno."""
+    request = RECEIVE_REQUEST.pack(wr_id, 0, 0)
+    posted = ffi.new("uint32_t *")
+    return abs(int(lib.aiordma_post_recv_chain(pair, ffi.NULL, request, 1, b"", 0, posted)))
+
+
 def post_receives(pair: Any, wr_ids: range) -> None:
     for wr_id in wr_ids:
-        assert lib.aiordma_post_recv(pair, wr_id, b"", 0) == 0
+        assert post_receive(pair, wr_id) == 0
 
 
 def polled(queue: Any, most: int = 64) -> list[int]:

@@ -7,10 +7,10 @@ from typing import Any
 import anyio
 import pytest
 
-from aiordma import address_handles
-from aiordma.address_handles import AddressHandles
-from aiordma.errors import ClosedError, VerbsCallError
-from aiordma.event_loop import current_event_loop
+from aiordma._base.errors import ClosedError, VerbsCallError
+from aiordma._datagram import address_handles
+from aiordma._datagram.address_handles import AddressHandles
+from aiordma._loop.event_loop import current_event_loop
 from aiordma.verbs import AddressVector
 
 pytestmark = pytest.mark.anyio

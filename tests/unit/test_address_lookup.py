@@ -10,13 +10,13 @@ from typing import Any
 import anyio
 import pytest
 
-from aiordma import address_lookup
+from aiordma._base.enums import PortSpace, QueuePairType
+from aiordma._base.errors import AddressError
+from aiordma._base.provider import Provider
+from aiordma._base.socket_address import pack_address
 from aiordma._native import ffi, lib
-from aiordma.address_lookup import ResolvedAddress, numeric_address, resolve
-from aiordma.enums import PortSpace, QueuePairType
-from aiordma.errors import AddressError
-from aiordma.provider import Provider
-from aiordma.socket_address import pack_address
+from aiordma._runtime import address_lookup
+from aiordma._runtime.address_lookup import ResolvedAddress, numeric_address, resolve
 
 pytestmark = pytest.mark.anyio
 
@@ -43,11 +43,11 @@ async def test_only_addresses_of_the_family_asked_for() -> None:
 
 
 async def test_ipv4_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def both(*_arguments: Any, **_options: Any) -> list[Any]:
+    def both(*_arguments: Any, **_options: Any) -> list[Any]:
         entry = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::1", 0, 0, 0))
         return [entry, (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))]
 
-    monkeypatch.setattr(anyio, "getaddrinfo", both)
+    monkeypatch.setattr(socket, "getaddrinfo", both)
     assert await numeric_address("both.example") == "192.0.2.1"
 
 
@@ -55,8 +55,8 @@ async def test_ipv4_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "options", "problem"),
     [
         ((None,), {}, "neither a host nor a service"),
-        (("192.0.2.1", 65536), {}, r"port 65536 is not in 0\.\.65535"),
-        (("192.0.2.1", -1), {}, r"port -1 is not in 0\.\.65535"),
+        (("192.0.2.1", 65536), {}, r"service=65536 is not in 0\.\.65535"),
+        (("192.0.2.1", -1), {}, r"service=-1 is not in 0\.\.65535"),
         (("192.0.2.1\0",), {}, "holds a NUL"),
         (("192.0.2.1", "1\0"), {}, "holds a NUL"),
         (("192.0.2.1",), {"port_space": PortSpace.IB}, "only TCP and UDP"),

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from aiordma._base.enums import GidType, PortState
 from aiordma._native import ffi
-from aiordma.enums import GidType, PortState
 from aiordma.verbs import DeviceAttributes, GidEntry, PortAttributes
 from aiordma.verbs.attributes import guid_of, read_device, read_gid, read_port
 
@@ -46,9 +46,9 @@ def test_each_field_of_a_device_is_cs() -> None:
     for field in dataclasses.fields(DeviceAttributes):
         if field.name in elsewhere:
             continue
-        value = getattr(ours, field.name)
+        value: Any = getattr(ours, field.name)
         theirs = getattr(raw if hasattr(raw, field.name) else raw.orig_attr, field.name)
-        if isinstance(value, tuple):
+        if hasattr(value, "_asdict"):
             assert value._asdict() == {name: getattr(theirs, name) for name in value._fields}
             assert 0 not in value
         else:

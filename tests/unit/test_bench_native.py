@@ -41,6 +41,7 @@ def test_the_rows_of_this_machine_are_measured(tmp_path: Path) -> None:
         "software/echo/64/beside_protocol",
         "software/echo/64/beside_uvloop_streams",
         "software/messages/64",
+        "software/lag_beside_writers",
         "native/completed_await",
         "native/post_beside_busy_thread",
     ]
@@ -71,8 +72,8 @@ async def test_the_server_of_a_thousand_connections_echoes() -> None:
                             ports.rdma,
                             device="software",
                             receive_buffers=0,
-                            receive_depth=connections.WINDOW,
-                            send_depth=connections.WINDOW + 1,
+                            max_recv_wr=connections.WINDOW,
+                            max_send_wr=connections.WINDOW + 1,
                         )
                     )
                     for _ in range(size)

@@ -153,6 +153,7 @@ GOALS = {
     "rxe/connections/1000",
     "native/post_beside_busy_thread",
     "software/echo/64",
+    "software/lag_beside_writers",
     "software/send_receive/64/events",
     "software/read/64",
     "software/write/64",

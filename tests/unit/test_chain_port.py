@@ -13,22 +13,23 @@ from typing import Any
 import pytest
 
 import aiordma
+import aiordma._native._engine as _engine
 from aiordma import Connection, MemorySlice, RemoteMemory, WorkCompletionOpcode
-from aiordma._native import IN_C, _engine
+from aiordma._requests.select import BACKEND
 from tests.bench.instant import doorbell_fails, instant
 from tests.unit.test_hot_path import WINDOW, Calls, connected, run
 
-pytestmark = pytest.mark.skipif(not IN_C, reason="AIORDMA_ENGINE=python: it is not the engine's")
+pytestmark = pytest.mark.skipif(BACKEND == "python", reason="AIORDMA_BACKEND=python: no engine")
 
 
-@pytest.mark.parametrize("last_tells", [False, True])
-def test_a_chain_is_one_crossing_and_no_python_for_its_requests(last_tells: bool) -> None:
+@pytest.mark.parametrize("signal_last_only", [False, True])
+def test_a_chain_is_one_crossing_and_no_python_for_its_requests(signal_last_only: bool) -> None:
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
         steps = client._endpoint.hub.steps
 
         async def calls_of(count: int) -> tuple[int, int]:
             with Calls() as calls:
-                with client.chain(last_tells=last_tells) as chain:
+                with client.chain(signal_last_only=signal_last_only) as chain:
                     for _ in range(count):
                         chain.post_write(local, remote)
                 for request in chain.requests:
@@ -47,10 +48,10 @@ def test_a_chain_is_one_crossing_and_no_python_for_its_requests(last_tells: bool
     run(main)
 
 
-@pytest.mark.parametrize("last_tells", [False, True])
-def test_each_request_tells_what_it_was(last_tells: bool) -> None:
+@pytest.mark.parametrize("signal_last_only", [False, True])
+def test_each_request_tells_what_it_was(signal_last_only: bool) -> None:
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
-        with client.chain(last_tells=last_tells) as chain:
+        with client.chain(signal_last_only=signal_last_only) as chain:
             for _ in range(20):  # more than there is room for at first
                 chain.post_read(remote, local)
                 chain.post_write(local, remote)
@@ -75,9 +76,9 @@ def test_a_callback_is_not_called_inside_the_post() -> None:
     """Neither its own, nor that of a request before the one that tells."""
 
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
-        for last_tells in (False, True):
+        for signal_last_only in (False, True):
             seen: list[Any] = []
-            with client.chain(last_tells=last_tells) as chain:
+            with client.chain(signal_last_only=signal_last_only) as chain:
                 chain.post_write(local, remote).add_done_callback(seen.append)
                 last = chain.post_write(local, remote)
             assert seen == []
@@ -90,8 +91,8 @@ def test_a_callback_is_not_called_inside_the_post() -> None:
 def test_nothing_grows_with_the_number_of_chains() -> None:
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
         async def some() -> None:
-            for last_tells in (False, True):
-                with client.chain(last_tells=last_tells) as chain:
+            for signal_last_only in (False, True):
+                with client.chain(signal_last_only=signal_last_only) as chain:
                     for _ in range(WINDOW // 2):
                         chain.post_write(local, remote)
                         chain.post_send(b"inline" * 5, solicited=True)
@@ -111,19 +112,19 @@ def test_nothing_grows_with_the_number_of_chains() -> None:
         # Of 1,500 chains and 32,500 requests; a hundred and more are kept to be used again.
         assert sys.getallocatedblocks() - before < 500
         assert local.region.users == 0
-        assert client._endpoint.send_credits.free == client.options.send_depth
+        assert client._endpoint.sends.slots.free == client.options.max_send_wr
         assert client._endpoint.hub.in_flight.slots <= 128
 
     run(main)
 
 
-@pytest.mark.parametrize("last_tells", [False, True])
-def test_what_the_device_was_not_told_of_is_held_to_the_end(last_tells: bool) -> None:
+@pytest.mark.parametrize("signal_last_only", [False, True])
+def test_what_the_device_was_not_told_of_is_held_to_the_end(signal_last_only: bool) -> None:
     async def body() -> None:
         async with connected() as (client, _, local, remote):
             with instant(client):
                 doorbell_fails(errno.EIO)
-                with client.chain(last_tells=last_tells) as chain:
+                with client.chain(signal_last_only=signal_last_only) as chain:
                     chain.post_write(local, remote)
                     chain.post_send(b"x", solicited=True)
                 assert not any(request.done() for request in chain.requests)
@@ -183,19 +184,13 @@ def test_what_ends_between_collecting_and_posting_is_not_posted() -> None:
 def test_a_chain_port_does_not_do_what_makes_no_sense() -> None:
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
         wrong: Any
+        chain_port: Any = _engine.ChainPort
         for wrong in (None, 3, client):
             with pytest.raises(TypeError):
-                _engine.ChainPort(wrong)
-        bare = _engine.ChainPort.__new__(_engine.ChainPort)
-        assert bare.send(b"x") is None
-        assert not bare.usable
-        port = _engine.ChainPort(client._endpoint.port)
-        request = client.post_write(local, remote)
-        with pytest.raises(ValueError, match="posted once"):
-            bare.post(False)
-        bare.add(request)
-        with pytest.raises(ValueError, match="posted once"):
-            bare.post(False)
+                chain_port(wrong)
+        with pytest.raises(TypeError, match="port"):
+            chain_port.__new__(chain_port)
+        port = chain_port(client._endpoint.port)
         with pytest.raises(ValueError, match="posted once"):
             port.post(False)
         for wrong in (None, client):
@@ -214,7 +209,7 @@ def test_a_chain_port_does_not_do_what_makes_no_sense() -> None:
             port.post(False)
         assert port.write(local, remote) is None
         await request
-        added = _engine.ChainPort(client._endpoint.port)
+        added = chain_port(client._endpoint.port)
         added.add(request)
         with pytest.raises(ValueError, match="posted once"):
             added.post(False)  # without its work

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from aiordma import listener
+from aiordma._base.enums import CmEventType
+from aiordma._base.options import ConnectionOptions
+from aiordma._base.provider import Provider
+from aiordma._base.states import ConnectionState, next_state
+from aiordma._connection import listener
+from aiordma._connection.connection_request import ConnectionRequest
+from aiordma._connection.connector import failed_event
+from aiordma._connection.shared_source import ListenerReceives
 from aiordma._native import ffi, lib
-from aiordma.connection_request import ConnectionRequest
-from aiordma.connector import failed_event
-from aiordma.enums import CmEventType
-from aiordma.event_channel import Event, EventChannel
-from aiordma.options import ConnectionOptions
-from aiordma.provider import Provider
-from aiordma.shared_source import ListenerReceives
-from aiordma.states import ConnectionState, next_state
+from aiordma.verbs.event_channel import Event, EventChannel
 from tests.unit.sources import ROOT
 
 PAGE = ROOT / "docs/connection-manager.md"
@@ -53,6 +53,12 @@ def event(kind: CmEventType) -> Event:
 
 def error_of(kind: CmEventType) -> str:
     return type(failed_event("what", event(kind))).__name__
+
+
+@pytest.mark.parametrize("kind", sorted(CmEventType))
+def test_unknown_status_is_not_called_a_permission(kind: CmEventType) -> None:
+    # librdmacm's -1 says that a call of its own failed; taken as an errno it would be EPERM.
+    assert "not permitted" not in str(failed_event("what", event(kind)))
 
 
 def steps(kind: CmEventType, *states: ConnectionState) -> str:

@@ -1,8 +1,11 @@
 """What goes to the peer with a connect or an accept: ranges, maxima, and C's struct."""
 
+import re
+from typing import Any
+
 import pytest
 
-from aiordma.connection_parameters import (
+from aiordma._base.connection_parameters import (
     MAX_ACCEPT_PRIVATE_DATA,
     MAX_CONNECT_PRIVATE_DATA,
     MAX_DATAGRAM_ACCEPT_PRIVATE_DATA,
@@ -27,21 +30,27 @@ def test_the_maxima_are_those_of_the_messages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "most"),
+    ("name", "most", "range_text"),
     [
-        ("responder_resources", 255),
-        ("initiator_depth", 255),
-        ("retry_count", 7),
-        ("rnr_retry_count", 7),
-        ("qpn", 0xFFFFFF),  # 24 bits on the wire
+        ("responder_resources", 255, "0..255"),
+        ("initiator_depth", 255, "0..255"),
+        ("retry_count", 7, "0..7"),
+        ("rnr_retry_count", 7, "0..7"),
+        ("qpn", 0xFFFFFF, "0..16777215 (24 bits)"),  # 24 bits on the wire
     ],
 )
-def test_a_field_takes_its_range_and_nothing_beyond(name: str, most: int) -> None:
+def test_a_field_takes_its_range_and_nothing_beyond(name: str, most: int, range_text: str) -> None:
+    def made(value: int) -> ConnectionParameters:
+        changed: dict[str, Any] = {name: value}
+        return ConnectionParameters(**changed)
+
     for value in (0, most):
-        ConnectionParameters(**{name: value}).check(56, "a connect")
+        made(value).check(56, "a connect")
     for value in (-1, most + 1):
-        with pytest.raises(ValueError, match=rf"^{name}={value} is not in 0\.\.{most}$"):
-            ConnectionParameters(**{name: value}).check(56, "a connect")
+        with pytest.raises(
+            ValueError, match=rf"^{name}={value} is not in {re.escape(range_text)}$"
+        ):
+            made(value).check(56, "a connect")
 
 
 def test_private_data_that_does_not_fit_is_refused_with_the_limit() -> None:

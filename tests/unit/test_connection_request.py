@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from aiordma.connection_request import ConnectionRequest
-from aiordma.errors import ClosedError
-from aiordma.options import ConnectionOptions
-from aiordma.shared_source import ListenerReceives
+from aiordma._base.errors import ClosedError
+from aiordma._base.options import ConnectionOptions
+from aiordma._connection.connection_request import ConnectionRequest
+from aiordma._connection.shared_source import ListenerReceives
+from aiordma._loop.event_loop import current_event_loop
 
 pytestmark = pytest.mark.anyio
 
@@ -18,10 +19,14 @@ class Reactor:
 
     def __init__(self) -> None:
         self.users = 1
+        self.loop = current_event_loop()
         self.forgotten: list[Any] = []
 
     def retain(self) -> None:
         self.users += 1
+
+    def require_here(self, _what: object, _close: Any) -> None:
+        """The test's loop is the one that it belongs to."""
 
     def release(self, then: Any) -> None:
         self.users -= 1

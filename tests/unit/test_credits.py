@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiordma.credits import Credits
-from aiordma.errors import DisconnectedError
-from aiordma.event_loop import current_event_loop
+from aiordma._base.errors import DisconnectedError
+from aiordma._loop.event_loop import current_event_loop
+from aiordma._requests.credits import Credits
+from tests.alike import alike
 from tests.unit.loops import settle
 
 pytestmark = pytest.mark.anyio
@@ -157,6 +158,55 @@ async def test_a_credit_for_the_last_cancelled_waiter_is_free_again() -> None:
         assert slots.free + len(takers.got) == 1
 
 
+async def test_woken_tasks_take_slots_in_their_order() -> None:
+    slots = make(0)
+    async with anyio.create_task_group() as group:
+        takers = Takers(slots, group)
+        for name in "abcdefgh":
+            takers.start(name)
+            await settle()
+        for _ in range(8):
+            slots.give()
+        with anyio.fail_after(20):
+            while len(takers.got) < 8:
+                await settle()
+    assert takers.got == list("abcdefgh")
+
+
+async def test_nobody_overtakes_a_task_that_was_woken() -> None:
+    slots = make(0)
+    async with anyio.create_task_group() as group:
+        takers = Takers(slots, group)
+        takers.start("a")
+        await settle()
+        slots.give()
+        slots.give()  # one more than it takes
+        assert not slots.try_take()
+        assert not slots.try_take_many(1)
+        takers.start("b")
+        await settle()
+        assert takers.got == ["a", "b"]
+    assert slots.free == 0
+
+
+async def test_a_cancelled_task_lets_the_next_one_take() -> None:
+    slots = make(0)
+    async with anyio.create_task_group() as group:
+        takers = Takers(slots, group)
+        for name in "abcd":
+            takers.start(name)
+            await settle()
+        for _ in range(4):
+            slots.give()
+        for name in "ac":
+            takers.cancel(name)
+        await settle()
+        await settle()
+        assert [name for name in takers.got if name in "bd"] == ["b", "d"]
+        assert takers.got == sorted(takers.got)
+    assert slots.free + len(takers.got) == 4
+
+
 async def test_failing_ends_those_who_wait_and_those_who_come() -> None:
     slots = make(1)
     error = DisconnectedError("the peer disconnected")
@@ -170,7 +220,9 @@ async def test_failing_ends_those_who_wait_and_those_who_come() -> None:
         await settle()
         takers.start("late")
         await settle()
-        assert takers.failed == {"a": error, "b": error, "late": error}
+        assert set(takers.failed) == {"a", "b", "late"}
+        for failed in takers.failed.values():
+            assert alike(failed, error)
     assert takers.got == []
     slots.give()
     assert slots.free == 1

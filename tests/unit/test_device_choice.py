@@ -3,15 +3,12 @@ software device, which is said once."""
 
 import errno
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from aiordma import device_choice, provider
-from aiordma._native import ffi
-from aiordma.device_choice import with_device
-from aiordma.errors import (
+from aiordma._base import provider
+from aiordma._base.errors import (
     AddressError,
     NoDeviceError,
     NotSupportedError,
@@ -20,7 +17,10 @@ from aiordma.errors import (
     RouteError,
     VerbsCallError,
 )
-from aiordma.provider import Provider, real_devices_are_here, usual_provider, wanted_device
+from aiordma._base.provider import Provider, real_devices_are_here, usual_provider, wanted_device
+from aiordma._native import ffi
+from aiordma._runtime import device_choice
+from aiordma._runtime.device_choice import with_device
 
 pytestmark = pytest.mark.anyio
 
@@ -213,7 +213,7 @@ def test_where_no_address_decides(machine: Machine) -> None:
 
 
 @pytest.fixture
-def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(provider, "_DEVICES", tmp_path / "infiniband")
     return tmp_path / "infiniband"
 

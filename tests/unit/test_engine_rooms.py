@@ -12,6 +12,7 @@ ENGINE = ROOT / "aiordma" / "_native" / "engine"
 ORDER = (
     "table",
     "given",
+    "interrupts",
     "memory",
     "completion",
     "wait",

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma import errors, hints
-from aiordma._native import ffi
-from aiordma.enums import AsyncEventType
-from aiordma.enums import WorkCompletionStatus as Status
-from aiordma.errors import (
+from aiordma._base import errors, hints
+from aiordma._base.enums import AsyncEventType
+from aiordma._base.enums import WorkCompletionStatus as Status
+from aiordma._base.errors import (
     RdmaError,
     VerbsCallError,
     WorkCompletionError,
@@ -24,7 +23,10 @@ from aiordma.errors import (
     check_pointer,
     check_positive_errno,
     completion_error,
+    detached,
 )
+from aiordma._native import ffi
+from tests.alike import alike
 
 # -- work completions -----------------------------------------------------------------------------
 
@@ -48,6 +50,22 @@ CLASSES = {
 }
 
 
+def test_exceeded_retries_name_what_was_in_force() -> None:
+    error = completion_error(Status.RETRY_EXC_ERR, "SEND of 5 bytes", retries=(6, 16))
+    assert isinstance(error, errors.RetryExceededError)
+    assert (error.retry_count, error.ack_timeout) == (6, 16)
+    for part in ("within 1.88 s", "retry_count=6", "ack_timeout=16, 0.268 s", "RETRY_EXC_ERR"):
+        assert part in str(error)
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.retry_count) == (str(error), 6)
+
+
+def test_no_retries_are_named_as_the_fault() -> None:
+    text = str(completion_error(Status.RETRY_EXC_ERR, "SEND of 5 bytes", retries=(0, 16)))
+    assert "retry_count=0 allows no retransmission" in text
+    assert "ack_timeout=16 (0.268 s)" in text
+
+
 @pytest.mark.parametrize("status", [status for status in Status if status is not Status.SUCCESS])
 def test_each_status_has_its_class_or_the_generic_one(status: Status) -> None:
     error = completion_error(status, "SEND of 5 bytes", vendor_err=0x88, qp_num=17)
@@ -61,13 +79,13 @@ def test_each_status_has_its_class_or_the_generic_one(status: Status) -> None:
 
 def test_each_class_claims_its_statuses_and_success_is_nobodys() -> None:
     claimed = [
-        status for family in WorkCompletionError.__subclasses__() for status in family.statuses
+        status for family in WorkCompletionError.__subclasses__() for status in family._statuses
     ]
     assert sorted(claimed) == sorted(CLASSES)
 
 
 def test_a_status_that_two_classes_claim_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errors.FlushedError, "statuses", (Status.REM_ACCESS_ERR,))
+    monkeypatch.setattr(errors.FlushedError, "_statuses", (Status.REM_ACCESS_ERR,))
     with pytest.raises(RuntimeError, match=r"REM_ACCESS_ERR.* is claimed twice"):
         errors._families_by_status()
 
@@ -84,6 +102,24 @@ def test_no_vendor_error_is_not_mentioned() -> None:
     assert "vendor" not in str(completion_error(Status.REM_ACCESS_ERR, "RDMA_READ of 8 bytes"))
 
 
+def test_flushed_error_says_why_in_its_text() -> None:
+    assert "because the queue pair had failed or was closed" in str(_flushed(None))
+    explained = _flushed(errors.DisconnectedError("peer 192.0.2.1:7471 disconnected"))
+    assert str(explained) == (
+        "SEND of 5 bytes failed: it was flushed (IBV_WC_WR_FLUSH_ERR): "
+        "peer 192.0.2.1:7471 disconnected"
+    )
+
+
+def test_flushed_error_names_a_cause_without_a_text() -> None:
+    assert str(_flushed(KeyError())).endswith("(IBV_WC_WR_FLUSH_ERR): KeyError")
+
+
+def test_refused_access_mentions_a_peer_that_died() -> None:
+    # Its kernel deregisters its memory before it disconnects.
+    assert "the peer died" in str(completion_error(Status.REM_ACCESS_ERR, "RDMA_WRITE of 8 bytes"))
+
+
 # -- families -------------------------------------------------------------------------------------
 
 FAMILIES: dict[type[Exception], tuple[type[Exception], ...]] = {
@@ -91,11 +127,11 @@ FAMILIES: dict[type[Exception], tuple[type[Exception], ...]] = {
     errors.BusyError: (RdmaError, anyio.BusyResourceError),
     errors.ClosedError: (RdmaError, anyio.ClosedResourceError),
     errors.ConnectTimeoutError: (errors.RdmaConnectionError, ConnectionError, TimeoutError),
-    errors.DeviceEventError: (RdmaError, anyio.BrokenResourceError),
-    errors.DeviceRemovedError: (errors.DisconnectedError,),
+    errors.DeviceEventError: (RdmaError, ConnectionError, anyio.BrokenResourceError),
+    errors.DeviceRemovedError: (errors.DisconnectedError, ConnectionError),
     errors.DisconnectedError: (errors.RdmaConnectionError, anyio.BrokenResourceError),
-    errors.FlushedError: (WorkCompletionError,),
-    errors.NoDeviceError: (RdmaError,),
+    errors.FlushedError: (WorkCompletionError, ConnectionError),
+    errors.NoDeviceError: (RdmaError, ConnectionError),
     errors.NotSupportedError: (RdmaError,),
     errors.QueueFullError: (RdmaError, anyio.WouldBlock),
     errors.RdmaConnectionError: (RdmaError, ConnectionError),
@@ -103,7 +139,7 @@ FAMILIES: dict[type[Exception], tuple[type[Exception], ...]] = {
     errors.RouteError: (errors.RdmaConnectionError, ConnectionError),
     errors.UnreachableError: (errors.RdmaConnectionError, ConnectionError),
     VerbsCallError: (RdmaError, OSError),
-    WorkCompletionError: (RdmaError, anyio.BrokenResourceError),
+    WorkCompletionError: (RdmaError, ConnectionError, anyio.BrokenResourceError),
 }
 
 
@@ -111,6 +147,14 @@ FAMILIES: dict[type[Exception], tuple[type[Exception], ...]] = {
 def test_an_error_is_caught_as_what_it_also_is(error: type[Exception]) -> None:
     for family in FAMILIES[error]:
         assert issubclass(error, family)
+
+
+@pytest.mark.parametrize("error", errors.WorkCompletionError.__subclasses__())
+def test_failed_request_is_caught_by_socket_programs(error: type[Exception]) -> None:
+    with pytest.raises(ConnectionError):
+        raise error(5, "SEND of 5 bytes")
+    with pytest.raises(OSError, match="SEND of 5 bytes"):
+        raise error(5, "SEND of 5 bytes")
 
 
 def test_who_is_at_fault_is_told_apart() -> None:
@@ -127,13 +171,23 @@ def _every_class(root: type[Exception]) -> set[type[Exception]]:
 
 
 def test_every_error_class_is_exported() -> None:
-    ours = {error for error in _every_class(RdmaError) if error.__module__ == errors.__name__}
+    ours = {error for error in _every_class(RdmaError) if error.__module__ == "aiordma"}
+    assert len(ours) > 20
     assert {error.__name__ for error in ours} <= set(errors.__all__)
 
 
 # -- pickling -------------------------------------------------------------------------------------
 
+
+def _flushed(cause: Exception | None) -> RdmaError:
+    error = completion_error(Status.WR_FLUSH_ERR, "SEND of 5 bytes", qp_num=9)
+    error.__cause__ = cause
+    return error
+
+
 EXAMPLES: list[RdmaError] = [
+    *(completion_error(status, "SEND of 5 bytes", qp_num=9) for status in CLASSES),
+    _flushed(errors.DisconnectedError("peer 192.0.2.1:7471 disconnected")),
     VerbsCallError(errno.ENOMEM, "ibv_reg_mr", "Asked for 8 pages"),
     completion_error(Status.REM_ACCESS_ERR, "RDMA_READ of 8 bytes", vendor_err=3, qp_num=9),
     completion_error(9999, "SEND of 1 bytes"),
@@ -158,7 +212,44 @@ def test_an_error_survives_pickling_and_copying(error: RdmaError) -> None:
         assert again.args == error.args
         assert vars(again) == vars(error)
         if isinstance(error, OSError):
+            assert isinstance(again, OSError)
             assert (again.errno, again.strerror) == (error.errno, error.strerror)
+
+
+# -- copies of what is stored ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_detached_copy_keeps_everything_but_the_traceback(error: RdmaError) -> None:
+    stored = copy.copy(error)
+    stored.__cause__ = cause = errors.DisconnectedError("the peer disconnected")
+    stored.__context__ = ValueError("a context")
+    with pytest.raises(RdmaError):
+        raise stored
+    again = detached(stored)
+    assert alike(again, stored)
+    assert again.__cause__ is not cause
+    assert (again.__traceback__, again.__context__) == (None, None)
+    assert stored.__traceback__ is not None
+
+
+def test_detached_keeps_a_cause_that_is_not_ours() -> None:
+    stored = RdmaError("the chain was not posted")
+    stored.__cause__ = cause = KeyError("the program's own")
+    assert detached(stored).__cause__ is cause
+
+
+def test_detached_error_that_cannot_be_copied_is_the_same_one() -> None:
+    class Strange(Exception):
+        def __init__(self, one: int, *, other: int) -> None:
+            super().__init__(one)
+
+    strange = Strange(1, other=2)
+    with pytest.raises(Strange) as caught:
+        raise strange
+    assert detached(strange) is strange
+    assert strange.__traceback__ is None
+    del caught
 
 
 # -- calls ----------------------------------------------------------------------------------------

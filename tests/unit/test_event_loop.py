@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from aiordma.event_loop import EventLoop, Timer, current_event_loop
+from aiordma._loop.event_loop import EventLoop, Timer, current_event_loop
 from tests.unit.loops import settle, until
 
 pytestmark = pytest.mark.anyio

@@ -1,9 +1,11 @@
 """The 40 bytes before a datagram: who sent it, and to whom, in each of their forms."""
 
+from typing import Any
+
 import pytest
 
-from aiordma.datagram_peer import DatagramPeer
-from aiordma.grh import is_multicast, source_and_destination
+from aiordma._datagram.grh import is_multicast, source_and_destination
+from aiordma._datagram.peer import DatagramPeer
 from aiordma.verbs import AddressVector
 
 MAPPED = bytes(10) + b"\xff\xff"
@@ -54,8 +56,9 @@ def test_groups_are_told_from_hosts(gid: bytes, group: bool) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("qpn", 1 << 24), ("qkey", 1 << 32), ("qpn", -1)])
 def test_a_peer_has_numbers_in_range(name: str, value: int) -> None:
+    numbers: dict[str, Any] = {"qpn": 1, name: value}
     with pytest.raises(ValueError, match=f"{name}="):
-        DatagramPeer(AddressVector(), **{"qpn": 1, name: value})
+        DatagramPeer(AddressVector(), **numbers)
 
 
 def test_a_peer_is_the_same_whatever_its_program_tells() -> None:

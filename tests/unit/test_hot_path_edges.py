@@ -11,20 +11,24 @@ import pytest
 
 import aiordma
 from aiordma import Access, Connection, MemoryRegion, RemoteMemory
+from aiordma._loop.polling import SPIN
+from aiordma._requests.select import BACKEND
 from aiordma.bench import loops
-from aiordma.polling import SPIN
 from tests.bench.instant import instant, prepare
 
 pytestmark = pytest.mark.anyio
 
 DEPTH = 64
+POLLS_IN_POSTS_AND_AWAITS = pytest.mark.skipif(
+    BACKEND == "python", reason="the backend in Python polls only in drains of the event loop"
+)
 
 
 @asynccontextmanager
 async def connected() -> AsyncIterator[tuple[Connection, MemoryRegion, RemoteMemory]]:
     """A client, a region of its own, and the server's memory."""
     prepare()
-    keywords: Any = {"device": "software", "send_depth": DEPTH}
+    keywords: Any = {"device": "software", "max_send_wr": DEPTH}
     served: list[Connection] = []
     async with await aiordma.listen("127.0.0.1", 0, **keywords) as listener:
 
@@ -40,6 +44,7 @@ async def connected() -> AsyncIterator[tuple[Connection, MemoryRegion, RemoteMem
             yield client, client.register(bytearray(64)), theirs.remote()
 
 
+@POLLS_IN_POSTS_AND_AWAITS
 async def test_a_full_queue_is_looked_at_however_seldom_looking_paid() -> None:
     async with connected() as (client, ours, remote):
         for _ in range(100):
@@ -50,6 +55,7 @@ async def test_a_full_queue_is_looked_at_however_seldom_looking_paid() -> None:
                 await request
 
 
+@POLLS_IN_POSTS_AND_AWAITS
 async def test_a_region_that_goes_by_looking_at_a_full_queue_is_not_posted() -> None:
     async with connected() as (client, ours, remote):
         with instant(client):
@@ -63,6 +69,7 @@ async def test_a_region_that_goes_by_looking_at_a_full_queue_is_not_posted() -> 
         await client.write(b"y" * 64, remote)
 
 
+@POLLS_IN_POSTS_AND_AWAITS
 async def test_awaits_that_never_wait_let_time_pass() -> None:
     async with connected() as (client, ours, remote):
         with instant(client):
@@ -85,3 +92,31 @@ async def test_numbers_of_remote_memory_need_not_be_pythons() -> None:
 
 def test_the_benchmark_knows_how_long_a_loop_polls() -> None:
     assert loops.SPIN == SPIN
+
+
+async def test_port_posts_plain_requests_on_both_backends() -> None:
+    async with connected() as (client, region, remote):
+        port, steps = client._endpoint.port, client._endpoint.hub.steps
+        await client.read(remote[:8], region[:8])  # from now on the port posts READs
+        with instant(client):
+            crossings = steps.crossings
+            posted = [
+                port.send(b"inline"),
+                port.write(region[:8], remote[:8]),
+                port.read(remote[:8], region[:8]),
+            ]
+            assert [request and request.operation for request in posted] == [
+                "SEND",
+                "RDMA_WRITE",
+                "RDMA_READ",
+            ]
+            assert steps.crossings == crossings + len(posted)
+            for request in posted:
+                assert request is not None
+                assert (await request).status == 0
+        for refused in (
+            port.send(bytes(1 << 20)),  # too long to be sent inline
+            port.write(region[:8], remote[:4]),
+            port.read(remote[:8], b"read-only"),
+        ):
+            assert refused is None

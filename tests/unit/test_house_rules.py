@@ -1,4 +1,4 @@
-"""Rules that hold for every tracked file: its length, and what has no place in a repository."""
+"""Rules that hold for every tracked file: what has no place in a repository."""
 
 import shutil
 import subprocess
@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.unit.sources import ROOT
-
-MOST_LINES = {".py": 400, ".pyi": 400, ".c": 900, ".h": 900}
 
 # Put together here, so that this file does not hold what it looks for.
 UNFINISHED = tuple(word + end for word, end in (("TO", "DO"), ("FIX", "ME"), ("XX", "X:")))
@@ -49,18 +47,6 @@ def _holding(words: tuple[str, ...]) -> list[str]:
                 f"{path.relative_to(ROOT)}:{number}: {word}" for word in words if word in line
             ]
     return found
-
-
-def test_files_are_small() -> None:
-    lengths = {
-        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
-        for path in tracked()
-        if path.suffix in MOST_LINES
-    }
-    too_long = {
-        name: lines for name, lines in lengths.items() if lines > MOST_LINES[Path(name).suffix]
-    }
-    assert too_long == {}
 
 
 def test_nothing_unfinished_is_marked_in_a_file() -> None:

@@ -15,7 +15,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from aiordma.inflight import GENERATION_MASK, SLOT_BITS, SLOT_MASK, InFlightTable
+from aiordma._requests.python import GENERATION_MASK, SLOT_BITS, SLOT_MASK
+from aiordma._requests.select import InFlightTable
 
 
 class Thing:
@@ -39,7 +40,8 @@ class InFlight(RuleBasedStateMachine):
         super().__init__()
         self.table: InFlightTable[object] = InFlightTable()
         self.model: dict[int, object] = {}
-        self.most = 0
+        self.least_slots = 0
+        self.has_old_slots = False
 
     @rule(target=live)
     def add(self) -> int:
@@ -49,7 +51,7 @@ class InFlight(RuleBasedStateMachine):
         assert wr_id >> SLOT_BITS != 0  # so that a zeroed wr_id finds nothing
         assert slot_of(wr_id) not in {slot_of(other) for other in self.model}
         self.model[wr_id] = entry
-        self.most = max(self.most, len(self.model))
+        self.least_slots = max(self.least_slots, len(self.model))
         return wr_id
 
     @rule(target=spent, wr_id=consumes(live))
@@ -82,7 +84,17 @@ class InFlight(RuleBasedStateMachine):
     def age(self, wr_id: int, near: int) -> object:
         """Move a free slot to the end of its generations; what it handed out is forgotten."""
         slot = slot_of(wr_id)
-        return multiple() if self.table.age(slot, GENERATION_MASK - near) else wr_id
+        if not self.table.age(slot, GENERATION_MASK - near):
+            return wr_id
+        self.has_old_slots = True
+        return multiple()
+
+    @rule()
+    def shrink(self) -> None:
+        self.table.shrink()
+        self.least_slots = max((slot_of(wr_id) + 1 for wr_id in self.model), default=0)
+        if self.has_old_slots:  # those are kept
+            self.least_slots = self.table.slots
 
     @invariant()
     def it_holds_what_the_model_holds(self) -> None:
@@ -90,8 +102,8 @@ class InFlight(RuleBasedStateMachine):
         assert sorted(map(id, self.table.entries())) == sorted(map(id, self.model.values()))
 
     @invariant()
-    def it_is_as_large_as_it_ever_had_to_be(self) -> None:
-        assert self.table.slots == self.most
+    def it_is_as_large_as_it_had_to_be_since_it_shrank(self) -> None:
+        assert self.table.slots == self.least_slots
 
 
 TestInFlight = InFlight.TestCase
@@ -138,3 +150,44 @@ def test_wr_ids_are_a_generation_over_a_slot() -> None:
     assert [table.add("first"), table.add("second")] == [1 << 32 | 0, 1 << 32 | 1]
     table.take(1 << 32 | 1)
     assert table.add("third") == 2 << 32 | 1
+
+
+def test_shrinking_drops_the_free_slots_at_the_end() -> None:
+    table: InFlightTable[int] = InFlightTable()
+    wr_ids = [table.add(number) for number in range(1000)]
+    for wr_id in wr_ids[:10] + wr_ids[20:]:
+        table.take(wr_id)
+    table.shrink()
+    assert table.slots == 20
+    assert table.entries() == list(range(10, 20))
+    assert [slot_of(table.add(0)) for _ in range(11)] == [*range(10), 20]
+
+
+def test_slot_made_after_shrinking_refuses_old_wr_ids() -> None:
+    table: InFlightTable[str] = InFlightTable()
+    spent = []
+    for _ in range(5):
+        spent.append(table.add("spent"))
+        table.take(spent[-1])
+    table.shrink()
+    assert table.slots == 0
+    for _ in range(5):
+        wr_id = table.add("live")
+        assert slot_of(wr_id) == slot_of(spent[0])
+        assert wr_id not in spent
+        assert [table.take(number) for number in spent] == [None] * 5
+        table.take(wr_id)
+        table.shrink()
+
+
+def test_shrinking_keeps_slots_near_their_last_generation() -> None:
+    table: InFlightTable[str] = InFlightTable()
+    stale = table.add("spent"), table.add("spent")
+    for wr_id in stale:
+        table.take(wr_id)
+    assert table.age(1, GENERATION_MASK)
+    table.shrink()
+    for _ in range(2):  # the first slot's generations do not go on from there, and round
+        wr_id = table.add("live")
+        assert wr_id not in stale
+        table.take(wr_id)

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma.enums import Access
-from aiordma.errors import ClosedError, VerbsCallError
-from aiordma.ranges import RemoteMemory
+from aiordma._base.enums import Access
+from aiordma._base.errors import ClosedError, VerbsCallError
+from aiordma._base.ranges import RemoteMemory
 from aiordma.verbs import MemoryRegion
 from aiordma.verbs.memory import gather
 from tests.unit.plain_domain import PlainDomain
@@ -24,7 +24,7 @@ from tests.unit.plain_domain import PlainDomain
 WRITE, REMOTE = Access.LOCAL_WRITE, Access.REMOTE_READ
 
 
-def register(domain: PlainDomain, buffer: object, access: Access | None = None) -> MemoryRegion:
+def register(domain: PlainDomain, buffer: Any, access: Access | None = None) -> MemoryRegion:
     any_domain: Any = domain
     return MemoryRegion(any_domain, buffer, access)
 
@@ -50,7 +50,7 @@ def domain() -> Iterator[PlainDomain]:
     ids=lambda value: type(value).__name__ if not isinstance(value, int) else str(value),
 )
 def test_any_contiguous_buffer_is_registered_as_its_bytes(
-    domain: PlainDomain, buffer: object, length: int
+    domain: PlainDomain, buffer: Any, length: int
 ) -> None:
     with register(domain, buffer) as region:
         assert len(region) == region.length == length
@@ -199,7 +199,7 @@ def test_a_slice_of_a_region_is_checked_too(domain: PlainDomain) -> None:
         with pytest.raises(IndexError, match=r"\[0:9\] lies outside a memory region of 8 bytes"):
             region[0:9]
         with pytest.raises(TypeError, match="taken by slice"):
-            region[3]
+            region[3]  # type: ignore[index]
 
 
 def test_only_memory_registered_for_it_is_described_to_a_peer(domain: PlainDomain) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from aiordma._base.device_enums import OnDemandPaging
+from aiordma._base.enums import Access
+from aiordma._base.errors import BusyError, NotSupportedError, VerbsCallError
 from aiordma._native import ffi, lib
-from aiordma.device_enums import OnDemandPaging
-from aiordma.enums import Access
-from aiordma.errors import BusyError, NotSupportedError, VerbsCallError
 from aiordma.verbs import MemoryRegion
 from tests.unit.plain_domain import PlainDomain
 

@@ -5,6 +5,7 @@ import asyncio
 import gc
 import os
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -12,10 +13,10 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma import reactor
-from aiordma.provider import rdma_core
-from aiordma.rdmacm import EventChannel
-from aiordma.threads import THREAD_NAME
+from aiordma._base.provider import rdma_core
+from aiordma._loop.threads import THREAD_NAME, calls_under_way
+from aiordma._runtime import reactor
+from aiordma.verbs.identifier import EventChannel
 
 DEVICES = Path("/sys/class/infiniband")
 PRESENT = sorted(path.name for path in DEVICES.iterdir()) if DEVICES.is_dir() else []
@@ -84,10 +85,10 @@ def _descriptors() -> set[str]:
 
 
 def _own_threads() -> list[str]:
-    for thread in threading.enumerate():
-        if thread.name == THREAD_NAME:
-            thread.join(10)  # its work is done and told, and it is on its way out
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("aiordma")]
+    while calls_under_way():
+        time.sleep(0.001)
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith("aiordma") and name != THREAD_NAME]
 
 
 @pytest.mark.anyio
@@ -145,8 +146,8 @@ def test_an_event_channel_is_no_device_and_leaves_none() -> None:
 
 def test_what_is_wrong_with_the_arguments_is_said_first() -> None:
     # Not a word about devices to somebody who mistyped.
-    with pytest.raises(ValueError, match="send_depth=0"):
-        anyio.run(lambda: aiordma.connect("127.0.0.1", 7471, send_depth=0))
+    with pytest.raises(ValueError, match="max_send_wr=0"):
+        anyio.run(lambda: aiordma.connect("127.0.0.1", 7471, max_send_wr=0))
     with pytest.raises(ValueError, match="private_data of 57 bytes"):
         anyio.run(lambda: aiordma.connect("127.0.0.1", 7471, private_data=bytes(57)))
     with pytest.raises(ValueError, match="backlog=0"):

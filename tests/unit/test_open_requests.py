@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from aiordma._native import IN_C
-from aiordma.request import OpenRequests, WorkRequest
+from aiordma._requests.request import OpenRequests, WorkRequest
+from aiordma._requests.select import BACKEND
 
 
 class Owner:
@@ -73,7 +73,7 @@ def test_a_circle_through_it_is_collected() -> None:
     assert alive() is None
 
 
-@pytest.mark.skipif(not IN_C, reason="AIORDMA_ENGINE=python: a set takes anything, twice")
+@pytest.mark.skipif(BACKEND == "python", reason="a set takes anything, twice")
 def test_a_request_is_of_one_queue_pair() -> None:
     one, other = OpenRequests(), OpenRequests()
     (request,) = requests(1)

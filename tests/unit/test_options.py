@@ -4,16 +4,17 @@ import dataclasses
 
 import pytest
 
-from aiordma.options import ConnectionOptions
+from aiordma._base.options import ConnectionOptions
 
 # Where a range comes from C: the width of the field that carries the value.
 RANGES = {
     "receive_buffers": (0, 1 << 16),
     "receive_size": (1, 1 << 30),
-    "send_depth": (1, 1 << 16),
-    "receive_depth": (1, 1 << 16),
-    "max_sge": (1, 64),  # data_path.c posts from an array of so many
-    "max_inline": (0, 1 << 12),
+    "max_send_wr": (1, 1 << 16),
+    "max_recv_wr": (1, 1 << 16),
+    "max_recv_sge": (1, 64),
+    "max_send_sge": (1, 64),  # data_path.c posts from an array of so many
+    "max_inline_data": (0, 1 << 12),
     "responder_resources": (0, 255),  # uint8_t of rdma_conn_param
     "initiator_depth": (0, 255),
     "retry_count": (0, 7),  # 3 bits on the wire
@@ -21,6 +22,7 @@ RANGES = {
     "ack_timeout": (0, 31),  # 5 bits on the wire
     "min_rnr_timer": (0, 31),
     "tos": (0, 255),  # a byte of the IP header
+    "linger": (0, 3600),
 }
 NAMES = [field.name for field in dataclasses.fields(ConnectionOptions)]
 
@@ -46,15 +48,15 @@ def test_an_option_is_explained(name: str) -> None:
 
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(TypeError, match="recieve_size"):
-        ConnectionOptions(recieve_size=1)
+        ConnectionOptions(recieve_size=1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(("buffers", "depth"), [(16, 16), (1, 1), (0, 64)])
 def test_the_receive_queue_is_as_deep_as_whoever_posts_needs(buffers: int, depth: int) -> None:
-    assert ConnectionOptions(receive_buffers=buffers, receive_depth=64).receive_queue == depth
+    assert ConnectionOptions(receive_buffers=buffers, max_recv_wr=64).receive_queue == depth
 
 
 def test_options_are_a_value() -> None:
-    assert ConnectionOptions(send_depth=3) == ConnectionOptions(send_depth=3)
+    assert ConnectionOptions(max_send_wr=3) == ConnectionOptions(max_send_wr=3)
     with pytest.raises(AttributeError):
-        ConnectionOptions().send_depth = 3
+        ConnectionOptions().max_send_wr = 3  # type: ignore[misc]

@@ -1,15 +1,21 @@
 """The pool: a block belongs to one lease at a time, and all memory is given back."""
 
+import mmap
+import random
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiordma.errors import VerbsCallError
-from aiordma.pool import SLAB, SMALLEST, BufferPool, Lease
+from aiordma._base.errors import VerbsCallError
+from aiordma._base.provider import SOFTWARE, software
+from aiordma._requests.pool import SLAB, SMALLEST, BufferPool, Lease
+from aiordma._runtime.unmanaged_identifier import opened_device
 from tests.unit.plain_domain import PlainDomain
 
 
@@ -68,6 +74,96 @@ def test_what_is_given_back_is_leased_again(domain: PlainDomain, length: int) ->
         pool.lease(length).release()
     assert domain.count == 1
     pool.close()
+
+
+def test_empty_slabs_are_deregistered(domain: PlainDomain) -> None:
+    pool = make(domain)
+    leases = [pool.lease(16384) for _ in range(10 * SLAB // 16384)]
+    assert pool.registered == 10 * SLAB
+    assert domain.count == 10
+    random.Random(7).shuffle(leases)
+    for lease in leases:
+        lease.release()
+    assert pool.registered == SLAB
+    assert len(domain.registered) == 1
+    pool.close()
+
+
+def test_slab_with_a_lease_stays_registered(domain: PlainDomain) -> None:
+    pool = make(domain)
+    leases = [pool.lease(16384) for _ in range(10 * SLAB // 16384)]
+    kept = leases[5 * SLAB // 16384]
+    kept.memory.view[:] = b"7" * 16384
+    for lease in leases:
+        if lease is not kept:
+            lease.release()
+    assert pool.registered == 2 * SLAB
+    assert bytes(kept.memory.view) == b"7" * 16384
+    kept.release()
+    assert pool.registered == SLAB
+    pool.close()
+
+
+def test_lease_at_a_slabs_edge_registers_once(domain: PlainDomain) -> None:
+    pool = make(domain)
+    leases = [pool.lease(16384) for _ in range(SLAB // 16384)]
+    for _ in range(100):
+        pool.lease(16384).release()
+    assert domain.count == 2
+    for lease in leases:
+        lease.release()
+    pool.close()
+
+
+def test_fuller_slabs_are_leased_from_first(domain: PlainDomain) -> None:
+    pool = make(domain)
+    count = SLAB // 16384
+    leases = [pool.lease(16384) for _ in range(3 * count)]
+    for lease in (leases[0], leases[count]):
+        lease.release()
+    again = [pool.lease(16384) for _ in range(2)]
+    assert pool.registered == 3 * SLAB
+    for lease in again + leases:
+        lease.release()
+    pool.close()
+
+
+def test_block_of_an_ended_request_goes_with_it(domain: PlainDomain) -> None:
+    pool = make(domain)
+    leases = [pool.lease(SLAB) for _ in range(2)]
+    leases[0].memory.hold()  # as the request does whose callback releases the lease
+    leases[0].release()
+    leases[1].release()
+    assert pool.registered <= 2 * SLAB
+    leases[0].memory.release()
+    pool.close()
+    assert domain.registered == {}
+
+
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_unused_blocks_are_not_resident(is_pinned: bool) -> None:
+    context = opened_device(software(), SOFTWARE)
+    with closing(context), closing(context.alloc_pd()) as domain:
+        pool = BufferPool(domain, is_pinned=is_pinned)
+        lease = pool.lease(16384)
+        lease.memory.view[:300] = b"1" * 300
+        # The device does not keep what it does not pin: only what was used is there.
+        assert resident(pool) == (SLAB if is_pinned else mmap.PAGESIZE)
+        lease.release()
+        pool.close()
+
+
+def resident(pool: BufferPool) -> int:
+    """How many bytes of the slabs are in memory, by the kernel's account of our mappings."""
+    found, here = 0, False
+    starts = {f"{slab.region.address:x}" for slab in pool._slabs}
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0]:
+            here = words[0].partition("-")[0] in starts
+        elif here and words[0] == "Rss:":
+            found += int(words[1]) * 1024
+    return found
 
 
 def test_many_small_blocks_are_one_registration(domain: PlainDomain) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import aiordma
 from aiordma import _native
-from aiordma.options import ConnectionKeywords, ConnectionOptions
+from aiordma._base.options import ConnectionKeywords, ConnectionOptions
 from tests.unit.sources import BUILD, PACKAGE, ROOT, modules
 
 NAMES = [name for name in modules() if name != BUILD]
@@ -49,6 +49,16 @@ def test_a_module_takes_only_what_another_exports(name: str) -> None:
         and alias.name not in importlib.import_module(node.module).__all__
     ]
     assert hidden == []
+
+
+def test_public_names_are_said_to_be_the_packages() -> None:
+    elsewhere = {
+        name: module
+        for name in aiordma.__all__
+        if isinstance(each := getattr(aiordma, name), type) or inspect.isfunction(each)
+        if (module := each.__module__) != PACKAGE
+    }
+    assert elsewhere == {"EndOfStream": "anyio"}
 
 
 def test_the_package_exports_exactly_what_it_imports() -> None:

@@ -2,21 +2,20 @@
 
 import errno
 from threading import Lock
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from aiordma._native import ffi
-from aiordma.errors import ClosedError, VerbsCallError
-from aiordma.process import here
-from aiordma.verbs import Capacity, QueuePair, queue_pair
+from aiordma._base.enums import WorkRequestOpcode
+from aiordma._base.errors import ClosedError, VerbsCallError
+from aiordma._base.process import here
+from aiordma.verbs import Capacity, QueuePair
+from tests.unit.numbers_device import Driver
 
 
 class Posted(QueuePair):
-    """A queue pair of which only the posts are real, down to the call into C."""
+    """A queue pair of which only the posts are real, down to the driver."""
 
-    def __init__(self) -> None:
+    def __init__(self, driver: Driver) -> None:
         self._closed = False
         self._process = here.pid
         self._parents = ()
@@ -24,30 +23,15 @@ class Posted(QueuePair):
         self._unmake = lambda _: None
         self._groups = set()
         self._attaching = Lock()
-        self.pointer = ffi.NULL
+        self.pointer = driver.queue_pair
         self.capacity = Capacity(max_send_wr=7)
 
 
-def answering(patch: pytest.MonkeyPatch, result: int, number: int = 0) -> list[tuple[Any, ...]]:
-    """Let C answer each post with a result and an errno; return what it is given."""
-    given: list[tuple[Any, ...]] = []
-
-    def post(*arguments: Any) -> int:
-        given.append(arguments)
-        ffi.errno = number
-        return result
-
-    patch.setattr(
-        queue_pair, "lib", SimpleNamespace(aiordma_post_send=post, aiordma_post_recv=post)
-    )
-    return given
-
-
-def post(pair: QueuePair, call: str) -> None:
+def post(pair: QueuePair, call: str, parts: int = 1) -> None:
     if call == "ibv_post_send":
-        pair.post_send_raw(5, 0, 2, b"s" * 16, 1, 0x1000, 0x77, 9)
+        pair.post_send_raw(5, 0, 2, b"s" * 16, parts, 0x1000, 0x77, 9)
     else:
-        pair.post_recv_raw(5, b"s" * 16, 1)
+        pair.post_recv_raw(5, b"s" * 16, parts)
 
 
 @pytest.mark.parametrize(
@@ -60,44 +44,63 @@ def post(pair: QueuePair, call: str) -> None:
         ("ibv_post_recv", -1, 0, errno.EIO),
     ],
 )
+@pytest.mark.parametrize("names_it", [True, False])
 def test_a_refused_post_says_why(
-    monkeypatch: pytest.MonkeyPatch, call: str, result: int, number: int, said: int
+    call: str, result: int, number: int, said: int, names_it: bool
 ) -> None:
-    answering(monkeypatch, result, number)
-    with Posted() as pair, pytest.raises(VerbsCallError) as caught:
+    driver = Driver()
+    driver.answer, driver.errno = result, number
+    driver.refused = 0 if names_it or call == "ibv_post_send" else None
+    with Posted(driver) as pair, pytest.raises(VerbsCallError) as caught:
         post(pair, call)
     assert (caught.value.errno, caught.value.call) == (said, call)
     assert "posted 1 sges" in str(caught.value)
     assert "max_send_wr=7" in str(caught.value)
 
 
-def test_what_the_device_has_and_was_not_told_of_is_said_to_be_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    answering(monkeypatch, -errno.EIO, 0)
-    with Posted() as pair, pytest.raises(VerbsCallError) as caught:
+@pytest.mark.parametrize("answer", [-errno.EIO, errno.EIO, -1])
+def test_failed_doorbell_says_the_request_was_taken(answer: int) -> None:
+    driver = Driver()
+    driver.answer = answer  # and no request is named as refused
+    with Posted(driver) as pair, pytest.raises(VerbsCallError) as caught:
         post(pair, "ibv_post_send")
     assert (caught.value.errno, caught.value.was_taken) == (errno.EIO, True)
 
 
-def test_what_is_posted_is_what_c_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = answering(monkeypatch, 0)
-    with Posted() as pair:
+def test_post_without_an_error_may_be_refused() -> None:
+    # A driver that stops before a request and answers 0.
+    driver = Driver()
+    driver.refused = 0
+    with Posted(driver) as pair, pytest.raises(VerbsCallError) as caught:
+        post(pair, "ibv_post_send")
+    assert (caught.value.errno, caught.value.was_taken) == (errno.EINVAL, False)
+
+
+def test_driver_gets_what_is_posted() -> None:
+    driver = Driver()
+    with Posted(driver) as pair:
         post(pair, "ibv_post_send")
         post(pair, "ibv_post_recv")
-    assert given == [
-        (ffi.NULL, 5, 0, 2, b"s" * 16, 1, 0x1000, 0x77, 9),
-        (ffi.NULL, 5, b"s" * 16, 1),
-    ]
+    assert driver.posted == [5, 5]
+    send, receive = driver.works
+    assert send == (1, b"s" * 16, int(WorkRequestOpcode.RDMA_WRITE), 2)
+    assert receive == (1, b"s" * 16)
 
 
 @pytest.mark.parametrize("call", ["ibv_post_send", "ibv_post_recv"])
-def test_nothing_is_posted_to_a_closed_queue_pair(
-    monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
-    given = answering(monkeypatch, 0)
-    pair = Posted()
+def test_more_parts_than_are_given_are_refused(call: str) -> None:
+    driver = Driver()
+    with Posted(driver) as pair, pytest.raises(VerbsCallError) as caught:
+        post(pair, call, parts=2)
+    assert caught.value.errno == errno.EINVAL
+    assert driver.posted == []
+
+
+@pytest.mark.parametrize("call", ["ibv_post_send", "ibv_post_recv"])
+def test_nothing_is_posted_to_a_closed_queue_pair(call: str) -> None:
+    driver = Driver()
+    pair = Posted(driver)
     pair.close()
     with pytest.raises(ClosedError):
         post(pair, call)
-    assert given == []
+    assert driver.posted == []

@@ -1,12 +1,13 @@
 """Ranges: a slice never reaches outside its parent, and what is packed is what is unpacked."""
 
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aiordma.ranges import RemoteMemory, resolve_slice
+from aiordma._base.ranges import RemoteMemory, resolve_slice
 
 lengths = st.integers(min_value=0, max_value=300)
 bounds = st.one_of(st.none(), st.integers(min_value=-310, max_value=310))
@@ -63,7 +64,7 @@ def test_an_index_error_names_the_slice_and_the_length(key: slice, text: str) ->
 
 
 @pytest.mark.parametrize("key", [3, "a", None, (0, 1), b"x"])
-def test_only_a_slice_is_taken(key: object) -> None:
+def test_only_a_slice_is_taken(key: Any) -> None:
     with pytest.raises(TypeError, match=rf"taken by slice, .* not by {type(key).__name__}"):
         resolve_slice(key, 8, "a test")
 
@@ -195,4 +196,19 @@ def test_remote_memory_is_a_value() -> None:
     assert hash(memory) == hash(RemoteMemory(1000, 128, 7))
     assert str(memory) == "128 bytes at 0x3e8, rkey 0x7"
     with pytest.raises(AttributeError):
-        memory.length = 4096
+        memory.length = 4096  # type: ignore[misc]
+
+
+def test_numbers_are_read_as_a_range_is_made() -> None:
+    """Reading them runs their own code, which must not happen in the middle of a post."""
+
+    class Number:
+        def __index__(self) -> int:
+            return 4096
+
+    number: Any = Number()
+    remote = RemoteMemory(number, number, number)
+    assert [type(each) for each in (remote.address, remote.length, remote.rkey)] == [int] * 3
+    wrong: Any = 1.5
+    with pytest.raises(TypeError, match="float"):
+        RemoteMemory(wrong, 1, 1)

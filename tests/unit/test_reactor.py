@@ -10,12 +10,12 @@ from typing import Any
 import anyio
 import pytest
 
-from aiordma import reactor as reactor_module
-from aiordma.errors import ClosedError, ForkError
-from aiordma.event_loop import EventLoop, current_event_loop
-from aiordma.process import here
-from aiordma.provider import Provider
-from aiordma.reactor import Reactor, acquire_reactor, current_reactors
+from aiordma._base.errors import ClosedError, ForkError
+from aiordma._base.process import here
+from aiordma._base.provider import Provider
+from aiordma._loop.event_loop import EventLoop, current_event_loop
+from aiordma._runtime import reactor as reactor_module
+from aiordma._runtime.reactor import DESTROYS_AT_ONCE, Reactor, acquire_reactor, current_reactors
 from tests.unit.loops import Work, settle, until
 
 
@@ -76,9 +76,13 @@ async def close(reactor: Reactor) -> None:
 @pytest.mark.anyio
 async def test_an_event_goes_to_its_identifier(channel: Channel) -> None:
     reactor = make(channel)
-    seen: list[tuple[str, int]] = []
+    seen: list[tuple[int, int]] = []
+
+    def subscribe(key: int) -> None:
+        reactor.subscribe(identifier(key), lambda event: seen.append((key, event.key)))
+
     for key in (1, 2):
-        reactor.subscribe(identifier(key), lambda event, key=key: seen.append((key, event.key)))
+        subscribe(key)
     for key in (2, 1, 3, 2):
         channel.tell(key)
     await until(lambda: not channel.waiting)
@@ -131,12 +135,12 @@ async def test_no_event_is_taken_while_something_is_destroyed(
 
 
 @pytest.mark.anyio
-async def test_a_handler_that_destroys_stops_the_taking_of_events(channel: Channel) -> None:
+async def test_a_handlers_destroy_follows_waiting_events(channel: Channel) -> None:
     reactor, work = make(channel), Work()
-    seen: list[Any] = []
+    seen: list[bool] = []
 
-    def handle(event: Any) -> None:
-        seen.append(event)
+    def handle(_event: Any) -> None:
+        seen.append(work.started.is_set())
         if len(seen) == 1:
             reactor.destroy(work)
 
@@ -144,10 +148,49 @@ async def test_a_handler_that_destroys_stops_the_taking_of_events(channel: Chann
     channel.tell(1)
     channel.tell(1)
     await until(work.started.is_set)
+    assert seen == [False, False]
+    channel.tell(1)
     await settle()
-    assert len(seen) == 1
+    assert len(seen) == 2  # none is taken while something is destroyed
     work.may_end.set()
-    await until(lambda: len(seen) == 2)
+    await until(lambda: len(seen) == 3)
+    await close(reactor)
+
+
+@pytest.mark.anyio
+async def test_events_and_destroys_take_turns(channel: Channel) -> None:
+    # A storm of closes must not hold up the news of disconnects.
+    reactor, order = make(channel), list[str]()
+    work = [Work() for _ in range(DESTROYS_AT_ONCE + 1)]
+    reactor.subscribe(identifier(1), lambda _: order.append("event"))
+    for one in work:
+        reactor.destroy(one, lambda: order.append("destroyed"))
+    await until(lambda: all(one.started.is_set() for one in work[:-1]))
+    channel.tell(1)
+    for one in work[:-1]:
+        one.may_end.set()
+    await until(work[-1].started.is_set)
+    assert order == ["destroyed"] * DESTROYS_AT_ONCE + ["event"]
+    work[-1].may_end.set()
+    await close(reactor)
+
+
+@pytest.mark.anyio
+async def test_after_events_waits_for_a_destroy(channel: Channel) -> None:
+    reactor, work, order = make(channel), Work(), list[str]()
+    reactor.subscribe(identifier(1), lambda _: order.append("event"))
+    channel.tell(1)
+    reactor.after_events(lambda: order.append("at once"))
+    assert order == ["event", "at once"]
+    reactor.destroy(work)
+    await until(work.started.is_set)
+    channel.tell(1)
+    reactor.after_events(lambda: order.append("later"))
+    await settle()
+    assert len(order) == 2
+    work.may_end.set()
+    await until(lambda: len(order) == 4)
+    assert order[2:] == ["event", "later"]
     await close(reactor)
 
 
@@ -261,11 +304,15 @@ async def test_each_provider_has_a_reactor_of_its_own(
     channels: dict[str, Any] = {"one": channel, "other": other}
     monkeypatch.setattr(reactor_module, "EventChannel", lambda provider: channels[provider.name])
     reactors = [await acquire_reactor(Provider(name, None)) for name in channels]
-    assert [reactor.channel for reactor in reactors] == [channel, other]
+    assert [reactor.channel for reactor in reactors] == list(channels.values())
     assert current_reactors() == reactors
     seen: list[str] = []
+
+    def subscribe(reactor: Reactor, name: str) -> None:
+        reactor.subscribe(identifier(1), lambda _event: seen.append(name))
+
     for name, reactor in zip(channels, reactors, strict=True):
-        reactor.subscribe(identifier(1), lambda _event, name=name: seen.append(name))
+        subscribe(reactor, name)
     other.tell(1)
     await until(lambda: seen == ["other"])
     await close(reactors[0])

@@ -4,22 +4,24 @@ and given back once."""
 import asyncio
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import anyio
 import pytest
 
-from aiordma.enums import WorkCompletionStatus
-from aiordma.errors import (
+from aiordma._base.enums import WorkCompletionStatus
+from aiordma._base.errors import (
     ClosedError,
     FlushedError,
     RemoteAccessError,
     WorkCompletionError,
     completion_error,
 )
-from aiordma.event_loop import EventLoop, current_event_loop
-from aiordma.ranges import RemoteMemory
-from aiordma.request import WorkRequest
+from aiordma._base.ranges import RemoteMemory
+from aiordma._loop.event_loop import EventLoop, current_event_loop
+from aiordma._requests.request import WorkRequest
+from tests.alike import alike
 from tests.unit.loops import settle
 
 pytestmark = pytest.mark.anyio
@@ -55,6 +57,7 @@ class Owner:
         self.loop: EventLoop = current_event_loop()
         self.ended: list[WorkRequest] = []
         self.users_at_end: list[int] = []
+        self.unretrieved: list[str] = []
         self.memory = Memory()
 
     def request_failed(self, request: WorkRequest, raw: tuple[int, ...]) -> Exception:
@@ -65,6 +68,12 @@ class Owner:
         assert request.done()
         self.users_at_end.append(self.memory.users)
         self.ended.append(request)
+
+    def request_unretrieved(self, request: WorkRequest) -> None:
+        self.unretrieved.append(type(request.exception()).__name__)
+
+    def run_ended(self, earlier: WorkRequest, last: WorkRequest) -> None:
+        raise AssertionError("no request of these tests is unsignaled")
 
     def post(self) -> WorkRequest:
         request = WorkRequest(self, "RDMA_WRITE", 64, [self.memory], REMOTE)
@@ -138,7 +147,8 @@ async def test_a_failure_is_raised_to_all_who_await() -> None:
         await settle()
         request.complete(completion(WorkCompletionStatus.REM_ACCESS_ERR))
     assert len(caught) == 2
-    assert caught[0] is caught[1] is request.exception()
+    assert alike(caught[0], caught[1])
+    assert alike(caught[0], request.exception())
     assert type(caught[0]) is RemoteAccessError
     assert caught[0].vendor_err == 0x88
     assert "RDMA_WRITE of 64 bytes" in str(caught[0])
@@ -174,6 +184,95 @@ async def test_before_its_end_there_is_no_result() -> None:
     with pytest.raises(RuntimeError, match="has not ended: await it"):
         request.result()
     assert request.exception() is None
+
+
+# -- errors that nobody retrieves -----------------------------------------------------------------
+
+FAILED = completion(WorkCompletionStatus.REM_ACCESS_ERR)
+
+
+def holding(kept: WorkRequest) -> Callable[[WorkRequest], object]:
+    """A callback that keeps the request alive."""
+    return lambda _: kept
+
+
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+async def test_each_unretrieved_error_is_told_once(in_a_cycle: bool) -> None:
+    owner = Owner()
+    for _ in range(300):  # more than the engine keeps to be used again
+        request = owner.post()
+        if in_a_cycle:
+            request.add_done_callback(holding(request))
+            around: list[Any] = [request]
+            around.append(around)
+            del around
+        request.complete(FAILED)
+        owner.ended.clear()
+        del request
+        if in_a_cycle:
+            gc.collect()
+    assert owner.unretrieved == ["RemoteAccessError"] * 300
+
+
+async def test_retrieved_error_is_not_told() -> None:
+    owner = Owner()
+    for retrieve in ("await", "result", "exception", "cancelled await"):
+        request = owner.post()
+        if retrieve == "cancelled await":
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await request
+        request.complete(FAILED)
+        if retrieve == "await":
+            with pytest.raises(RemoteAccessError):
+                await request
+        elif retrieve == "result":
+            with pytest.raises(RemoteAccessError):
+                request.result()
+        elif retrieve == "exception":
+            assert request.exception() is not None
+        owner.ended.clear()
+        del request
+        gc.collect()
+    assert owner.unretrieved == []
+
+
+async def test_collected_success_does_not_hide_the_next_error() -> None:
+    # The engine uses a request's memory again, and Python finalizes an object only once.
+    owner = Owner()
+    for _ in range(3):
+        around: list[Any] = [owner.post()]
+        around[0].complete(completion())
+        around.append(around)
+        owner.ended.clear()
+        del around
+        gc.collect()
+        owner.post().complete(FAILED)
+        owner.ended.clear()
+    assert len(owner.unretrieved) == 3
+
+
+async def test_error_of_a_run_is_told_by_its_last_request() -> None:
+    owner = Owner()
+    run = [owner.post() for _ in range(3)]
+    for request in run:
+        request.tells_for(run)
+        request.fail(ClosedError("closed"))
+    owner.ended.clear()
+    del request, run
+    gc.collect()
+    assert owner.unretrieved == ["ClosedError"]
+
+
+async def test_done_callback_does_not_retrieve_the_error() -> None:
+    owner = Owner()
+    request = owner.post()
+    request.add_done_callback(lambda _: None)
+    request.complete(FAILED)
+    owner.ended.clear()
+    del request
+    gc.collect()
+    assert owner.unretrieved == ["RemoteAccessError"]
 
 
 # -- memory ---------------------------------------------------------------------------------------

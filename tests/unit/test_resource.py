@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from aiordma.errors import ClosedError
+from aiordma._base.errors import ClosedError
 from aiordma.verbs import Resource
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma.shared_life import LAST_SECONDS
-from aiordma.shared_receive import SharedReceiveQueue
-from aiordma.shared_settings import SharedReceiveSettings
+from aiordma._connection.shared_life import LAST_SECONDS
+from aiordma._connection.shared_receive import SharedReceiveQueue
+from aiordma._connection.shared_settings import SharedReceiveSettings
+from tests.alike import alike
 from tests.unit.numbers_device import Device, Loop
 
 LAST = aiordma.AsyncEventType.QP_LAST_WQE_REACHED
@@ -39,7 +40,8 @@ class Member:
         self.hub = hub
         self.qpn = qpn
         self.queue_pair = SimpleNamespace(key=1000 + qpn)
-        self.on_close: Callable[[], None] = lambda: None
+        self.on_close: list[Callable[[], None]] = []
+        self.life = SimpleNamespace(on_close=self.on_close)
         self.failures: list[Exception] = []
         self.then = 0
 
@@ -63,7 +65,8 @@ class Connection:
 
 
 def make(hub: Any, **settings: int) -> Any:
-    shared: Any = SharedReceiveQueue(Any, hub, SharedReceiveSettings(**settings))
+    reactor: Any = None
+    shared: Any = SharedReceiveQueue(reactor, hub, SharedReceiveSettings(**settings))
     shared._made = True
     return shared
 
@@ -137,7 +140,8 @@ def test_what_the_first_owner_of_a_number_took_is_not_its_next_owners() -> None:
     new, new_messages, connection = join(shared, 7)
     assert (old_messages.delivered, new_messages.delivered) == (["late"], [])
     assert shared.connection_of(completion) is connection
-    new.on_close()
+    for closed in new.on_close:
+        closed()
     assert shared.connection_of(completion) is None
 
 
@@ -145,7 +149,8 @@ def test_a_connection_that_closes_late_takes_no_other_out() -> None:
     shared = make(Hub())
     old, *_kept = join(shared, 7)
     _, _, connection = join(shared, 7)
-    old.on_close()
+    for closed in old.on_close:
+        closed()
     completion = aiordma.WorkCompletion(1, 0, 0, 0, 5, 0, 7, 0, 0, 0, 0, 0, 0)
     assert shared.connection_of(completion) is connection
 
@@ -198,7 +203,8 @@ def test_a_queue_whose_device_could_not_be_told_fails_and_keeps_its_receives() -
     posted: list[Any] = [object(), object()]
     assert shared._posted_in_part(5, posted, ["one", "other"]) is posted
     assert isinstance(shared.cause, aiordma.VerbsCallError)
-    assert member.failures == [shared.cause]
+    (failure,) = member.failures
+    assert alike(failure, shared.cause)
     with pytest.raises(aiordma.PartialPostError, match="receive 1 of 2") as caught:
         shared._posted_in_part(12, posted[:1], ["one", "other"])
     assert (caught.value.refused, caught.value.errno) == (1, 12)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aiordma.socket_address import pack_address, unpack_address
+from aiordma._base.socket_address import pack_address, unpack_address
 
 ports = st.integers(min_value=0, max_value=0xFFFF)
 scopes = st.integers(min_value=1, max_value=2**32 - 1)
@@ -94,7 +94,7 @@ def test_bytes_behind_an_ipv4_address_do_not_matter(rest: bytes) -> None:
 
 @pytest.mark.parametrize("port", [-1, 65536, 2**40])
 def test_a_port_is_16_bits(port: int) -> None:
-    with pytest.raises(ValueError, match=f"port {port} is not in 0..65535"):
+    with pytest.raises(ValueError, match=f"port={port} is not in 0..65535"):
         pack_address("192.0.2.1", port)
 
 

@@ -14,9 +14,9 @@ import pytest
 
 import aiordma
 from aiordma import Device
+from aiordma._base.enums import AtomicCapability, GidType, LinkLayer, Mtu, PortState
+from aiordma._base.provider import software
 from aiordma._native import ffi, lib
-from aiordma.enums import AtomicCapability, GidType, LinkLayer, Mtu, PortState
-from aiordma.provider import software
 from tests.network import run_alone
 from tests.unit.software_device import (
     failed,
@@ -221,7 +221,7 @@ def test_nothing_is_refused_not_followed() -> None:
 FORKED = """
 import errno, os, sys
 from aiordma._native import ffi, lib
-from aiordma.provider import software
+from aiordma._base.provider import software
 from tests.unit.software_device import *
 
 table = software()
@@ -257,8 +257,8 @@ with opened_domain() as (context, domain):
             lambda: table.resize_cq(queue, 4), lambda: table.destroy_qp(pair),
             lambda: table.destroy_comp_channel(channel),
             lambda: lib.aiordma_dealloc_window(window),
-            lambda: lib.aiordma_post_recv(pair, 1, b"", 0),
-            lambda: lib.aiordma_post_send(pair, 1, lib.IBV_WR_SEND, 0, b"", 0, 0, 0, 0),
+            lambda: post_receive(pair, 1),
+            lambda: post_send(pair, 1),
             lambda: lib.aiordma_request_notification(queue, 0),
             lambda: -lib.aiordma_poll(queue, ffi.new("struct aiordma_completion[]", 1), 1),
             lambda: lib.aiordma_query_port(

@@ -249,7 +249,7 @@ def test_a_port_connected_to_from_itself_is_one_that_nobody_listens_on(players: 
 
 
 def test_a_listener_out_of_descriptors_waits_for_one_without_spinning(players: Players) -> None:
-    _, port = players.listener()
+    listener, port = players.listener()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with closing(socket.socket()) as peer:
         lowest = peer.fileno()
@@ -262,7 +262,8 @@ def test_a_listener_out_of_descriptors_waits_for_one_without_spinning(players: P
             before = time.process_time()
             time.sleep(0.5)
             assert time.process_time() - before < 0.2
-            assert list(players.channel.events()) == []
+            told = [(event.type, event.key, event.status) for event in players.channel.events()]
+            assert told == [(CmEventType.CONNECT_ERROR, listener.key, -errno.EMFILE)]
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         players.identifier(expect(players.channel, CmEventType.CONNECT_REQUEST, 2).new_key)

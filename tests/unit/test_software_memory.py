@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from aiordma._base.provider import software
 from aiordma._native import ffi, lib
-from aiordma.provider import software
 from tests.unit.software_device import (
     address_of,
     failed,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from aiordma._base.provider import software
 from aiordma._native import ffi, lib
-from aiordma.provider import software
 from tests.unit.software_device import (
     Aside,
     address_of,
@@ -20,6 +20,7 @@ from tests.unit.software_device import (
     nothing_left,
     opened_domain,
     polled,
+    post_receive,
     post_receives,
     take_async_event,
     take_event,
@@ -350,7 +351,9 @@ def post_shared(shared: Any, sizes: list[int]) -> tuple[int, int]:
         request.sge_count = size
     posted = ffi.new("uint32_t *")
     sges = bytes(16 * sum(sizes))
-    error = lib.aiordma_post_srq_recv_chain(shared, requests, len(sizes), sges, len(sges), posted)
+    error = lib.aiordma_post_recv_chain(
+        ffi.NULL, shared, requests, len(sizes), sges, len(sges), posted
+    )
     return error, posted[0]
 
 
@@ -393,8 +396,25 @@ def test_a_shared_queue_outlives_its_queue_pairs(device: tuple[Any, Any]) -> Non
     context, domain = device
     shared, queue = make_shared(domain), make_queue(context)
     pair = make_pair(domain, queue, queue, shared)
-    assert lib.aiordma_post_recv(pair, 1, b"", 0) == errno.EINVAL  # only to the shared one
+    assert post_receive(pair, 1) == errno.EINVAL  # only to the shared one
     assert software().destroy_srq(shared) == errno.EBUSY
     assert software().destroy_qp(pair) == 0
     assert software().destroy_srq(shared) == 0
     assert software().destroy_cq(queue) == 0
+
+
+def test_drain_acknowledges_events_of_unknown_queues(device: tuple[Any, Any], channel: Any) -> None:
+    context, domain = device
+    queue = make_queue(context, 16, channel)
+    pair = make_pair(domain, queue, queue)
+    fail(pair)
+    assert lib.aiordma_request_notification(queue, 0) == 0
+    post_receives(pair, range(1))
+    drain: Any = ffi.new("struct aiordma_drain *")
+    drain.provider, drain.channel = software().table, channel
+    # It drains none of the channel's queues: this one has been given back.
+    assert lib.aiordma_take_events(drain) == 0
+    assert drain.events == 1
+    assert software().destroy_qp(pair) == 0
+    destroying = Aside(lambda: software().destroy_cq(queue))
+    assert destroying.end() == 0

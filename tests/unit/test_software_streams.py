@@ -20,8 +20,8 @@ from aiordma import (
     WorkCompletionStatus,
     WorkRequestOpcode,
 )
+from aiordma._base.provider import software
 from aiordma._native import ffi, lib
-from aiordma.provider import software
 from tests.unit.mpa_peer import expect
 from tests.unit.software_device import address_of, take_async_event
 from tests.unit.stream_peer import (

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma.enums import CmEventType, QueuePairState, QueuePairType
-from aiordma.enums import QueuePairAttribute as Attribute
-from aiordma.states import ConnectionState, allowed_attributes, check_transition, next_state
+from aiordma._base.enums import CmEventType, QueuePairState, QueuePairType
+from aiordma._base.enums import QueuePairAttribute as Attribute
+from aiordma._base.states import ConnectionState, allowed_attributes, check_transition, next_state
 
 # -- the queue pair -------------------------------------------------------------------------------
 

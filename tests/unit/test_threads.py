@@ -2,14 +2,32 @@
 that waits: a scope of anyio, or asyncio's own cancellation, which scopes do not stop."""
 
 import asyncio
+import errno
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from aiordma.event_loop import current_event_loop
-from aiordma.threads import THREAD_NAME, Calls, in_thread, outwait, start_call
+from aiordma._base.errors import VerbsCallError
+from aiordma._loop import threads
+from aiordma._loop.event_loop import current_event_loop
+from aiordma._loop.threads import (
+    CREATES,
+    DESTROYS,
+    PEERS,
+    THREAD_NAME,
+    Calls,
+    Lane,
+    calls_under_way,
+    in_thread,
+    outwait,
+    start_call,
+    start_destroy,
+)
 from tests.unit.loops import Work, settle, until
 
 UVLOOP = pytest.mark.parametrize("use_uvloop", [False, True], ids=["asyncio", "uvloop"])
@@ -26,8 +44,9 @@ async def test_the_result_and_the_error_are_the_functions() -> None:
 
 
 @pytest.mark.anyio
-async def test_it_runs_in_a_daemon_thread_that_ends() -> None:
-    thread = await in_thread(current_event_loop(), threading.current_thread)
+async def test_it_runs_in_a_daemon_thread_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "IDLE_SECONDS", 0.01)
+    thread = await in_thread(current_event_loop(), threading.current_thread, Lane(1))
     assert thread is not threading.main_thread()
     assert thread.daemon  # a call that never returns does not keep the program alive
     assert thread.name == THREAD_NAME
@@ -181,10 +200,187 @@ def test_a_call_that_outlives_its_loop_tells_nobody(backend: str) -> None:
 
     anyio.run(main, backend=backend)
     work.may_end.set()
-    while any(thread.name == THREAD_NAME for thread in threading.enumerate()):
+    while calls_under_way():
         threading.Event().wait(0.001)
     assert work.ended
     assert told == []
+
+
+# -- workers --------------------------------------------------------------------------------------
+
+
+class Starts:
+    """Fails the starts of worker threads while `fail` is set."""
+
+    def __init__(self) -> None:
+        self.fail = False
+        self.failed = 0
+        self._start = threading.Thread.start
+
+    def start(self, thread: threading.Thread) -> None:
+        """What stands in for Thread.start."""
+        if self.fail and thread.name == THREAD_NAME:
+            self.failed += 1
+            raise RuntimeError("can't start new thread")
+        self._start(thread)
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
+    """No worker is left of earlier tests, and the test can fail the start of further ones."""
+    starts = Starts()
+    for lane in (PEERS, CREATES, DESTROYS):
+        lane.reset()
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: starts.start(thread))
+    yield starts
+    assert calls_under_way() == 0
+
+
+@pytest.mark.anyio
+async def test_an_idle_worker_runs_the_next_call(starts: Starts) -> None:
+    loop = current_event_loop()
+    first = await in_thread(loop, threading.current_thread)
+    await until(lambda: not calls_under_way())
+    assert await in_thread(loop, threading.current_thread) is first
+
+
+@pytest.mark.anyio
+async def test_a_lane_has_at_most_so_many_workers(starts: Starts) -> None:
+    loop, lane = current_event_loop(), Lane(2)
+    ended: list[BaseException | None] = []
+    work = [Work() for _ in range(3)]
+    for one in work:
+        start_call(loop, one, ended.append, lane)
+    await until(lambda: work[0].started.is_set() and work[1].started.is_set())
+    await settle()
+    assert not work[2].started.is_set()
+    work[1].may_end.set()
+    await until(work[2].started.is_set)
+    work[0].may_end.set()
+    work[2].may_end.set()
+    await until(lambda: len(ended) == 3)
+    await until(lambda: not lane.workers.calls)
+
+
+@pytest.mark.anyio
+async def test_held_up_connects_delay_no_destroy(starts: Starts) -> None:
+    loop = current_event_loop()
+    ended: list[BaseException | None] = []
+    connects = [Work() for _ in range(PEERS.max_workers + 1)]
+    for connect in connects:
+        start_call(loop, connect, ended.append, PEERS)
+    await until(lambda: sum(connect.started.is_set() for connect in connects) == PEERS.max_workers)
+    assert await in_thread(loop, lambda: "created") == "created"
+    destroyed = anyio.Event()
+    start_destroy(loop, lambda: None, lambda _error: destroyed.set())
+    await destroyed.wait()
+    for connect in connects:
+        connect.may_end.set()
+    await until(lambda: len(ended) == len(connects))
+    await until(lambda: not calls_under_way())
+
+
+@pytest.mark.anyio
+async def test_a_call_without_a_thread_fails_clearly(starts: Starts) -> None:
+    starts.fail, ran = True, []
+    with pytest.raises(VerbsCallError, match=r"pthread_create.*ulimit -u") as caught:
+        await in_thread(current_event_loop(), lambda: ran.append(True))
+    assert caught.value.errno == errno.EAGAIN
+    starts.fail = False
+    assert await in_thread(current_event_loop(), lambda: "later") == "later"
+    assert ran == []
+    await until(lambda: not calls_under_way())
+
+
+@pytest.mark.anyio
+async def test_a_call_waits_for_a_worker_that_is_busy(starts: Starts) -> None:
+    loop, work = current_event_loop(), Work()
+    ended: list[BaseException | None] = []
+    start_call(loop, work, ended.append)
+    await until(work.started.is_set)
+    starts.fail = True
+    start_call(loop, lambda: None, ended.append)
+    await settle()
+    assert starts.failed
+    assert ended == []
+    work.may_end.set()
+    await until(lambda: ended == [None, None])
+    await until(lambda: not calls_under_way())
+
+
+@pytest.mark.anyio
+async def test_a_withdrawn_call_never_runs(starts: Starts) -> None:
+    loop, lane, work = current_event_loop(), Lane(1), Work()
+    ended: list[BaseException | None] = []
+    withdraw_first = start_call(loop, work, ended.append, lane)
+    await until(work.started.is_set)
+    withdraw = start_call(loop, lambda: ended.append(None), ended.append, lane)
+    assert withdraw()
+    assert not withdraw()
+    assert not withdraw_first()  # it has begun
+    work.may_end.set()
+    await until(lambda: not lane.workers.calls)
+    await until(lambda: ended)
+    assert ended == [None]
+
+
+@pytest.mark.anyio
+async def test_a_destroy_is_retried_until_a_thread_starts(starts: Starts) -> None:
+    starts.fail, ran = True, []
+    done = anyio.Event()
+    start_destroy(
+        current_event_loop(),
+        lambda: ran.append(threading.current_thread()),
+        lambda _error: done.set(),
+    )
+    await until(lambda: starts.failed == 2)
+    starts.fail = False
+    await done.wait()
+    assert [thread.name for thread in ran] == [THREAD_NAME]
+    await until(lambda: not calls_under_way())
+
+
+@pytest.mark.anyio
+async def test_a_destroy_runs_on_the_loop_at_last(
+    starts: Starts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(threads, "RETRY_SECONDS", 0.001)
+    starts.fail, ran = True, []
+    errors: list[BaseException | None] = []
+
+    def destroy() -> None:
+        ran.append(threading.current_thread())
+        raise ZeroDivisionError
+
+    start_destroy(current_event_loop(), destroy, errors.append)
+    await until(lambda: errors)
+    assert ran == [threading.main_thread()]
+    assert isinstance(errors[0], ZeroDivisionError)
+    assert "no thread can be started" in caplog.text
+
+
+FORKED = """
+import asyncio, os
+from aiordma._loop.event_loop import current_event_loop
+from aiordma._loop.threads import calls_under_way, in_thread
+
+async def call():
+    return await in_thread(current_event_loop(), os.getpid)
+
+assert asyncio.run(call()) == os.getpid()
+child = os.fork()
+if not child:
+    assert calls_under_way() == 0
+    os._exit(0 if asyncio.run(call()) == os.getpid() else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_child_starts_its_own_workers() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 0, done.stderr
 
 
 # -- calls on one object --------------------------------------------------------------------------

@@ -23,45 +23,44 @@ struct aiordma_completion {
 /* One completion queue on a drained channel. */
 struct aiordma_drained_queue {
     struct ibv_cq *queue;
-    uint32_t events; /* taken from the channel in this drain, and acked */
+    uint32_t events; /* taken from the channel and not acknowledged yet */
     uint32_t armed;
 };
 
-/* Everything that one drain reads and writes. */
+/* A completion channel, its queues, and what was polled from them. */
 struct aiordma_drain {
+    const struct aiordma_provider *provider;
     struct ibv_comp_channel *channel; /* non-blocking */
     struct aiordma_drained_queue *queues;
+    struct aiordma_completion *batch;
     uint32_t queue_count;
     uint32_t capacity; /* of batch */
-    struct aiordma_completion *batch;
-    uint32_t more;   /* out: the batch filled up; call again */
-    uint32_t events; /* out: events taken from the channel */
+    uint32_t more;     /* out: the last poll filled the batch; poll again */
+    uint32_t reserved;
+    uint64_t events; /* out: taken from the channel, in all */
 };
 
 /*
- * Take every event waiting on the channel, acknowledge them, arm each queue that is not armed,
- * then poll all queues until they are empty or the batch is full. In this order no completion
- * can fall between the last poll and the arming (ibv_req_notify_cq is one-shot).
- * Returns the number of completions, or -errno.
+ * The three steps of a drain. ibv_req_notify_cq is one-shot: poll after aiordma_arm_queues, or a
+ * completion between the last poll and the arming is never reported.
+ *
+ * Take the events that the channel's armed queues have, and acknowledge them. 0 or -errno.
  */
-int aiordma_drain(const struct aiordma_provider *provider, struct aiordma_drain *drain);
+int aiordma_take_events(struct aiordma_drain *drain);
+/* Request a notification from each queue that is not armed. 0 or -errno. */
+int aiordma_arm_queues(struct aiordma_drain *drain);
+/* Poll the queues until they are empty or the batch is full. The number of completions, or -EIO. */
+int aiordma_poll_queues(struct aiordma_drain *drain);
 
-/* The same for one queue without a channel: poll only. Returns the count, or -errno. */
+/* Poll one queue until it is empty or the batch is full. The number of completions, or -errno. */
 int aiordma_poll(struct ibv_cq *queue, struct aiordma_completion *batch, int capacity);
 
 /* ibv_req_notify_cq, which is inline. Returns 0 or a positive errno. */
 int aiordma_request_notification(struct ibv_cq *queue, int solicited_only);
 
-/*
- * Post one work request. sges is an array of struct ibv_sge in native layout (format "=QII"
- * each). immediate is in host order; SEND_WITH_INV has the rkey there. Returns 0 or a positive
- * errno, as ibv_post_send does; or a negative one: the device has it, and could not be told.
- */
-int aiordma_post_send(struct ibv_qp *queue_pair, uint64_t wr_id, uint32_t opcode,
-                      uint32_t send_flags, const char *sges, int sge_count,
-                      uint64_t remote_address, uint32_t rkey, uint32_t immediate);
-int aiordma_post_recv(struct ibv_qp *queue_pair, uint64_t wr_id, const char *sges,
-                      int sge_count);
+/* The functions of the data path, for the engine, which is compiled into another extension. */
+struct aiordma_data_path;
+const struct aiordma_data_path *aiordma_data_path(void);
 
 /* ibv_query_port through the newer entry where the device has it. 0 or a positive errno. */
 int aiordma_query_port(const struct aiordma_provider *provider, struct ibv_context *context,

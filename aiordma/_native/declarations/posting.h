@@ -1,8 +1,7 @@
 /*
- * Read twice: by the C compiler (through posting.h) and by cffi. Plain declarations only.
+ * Read twice: by the C compiler (through data_path.h) and by cffi. Plain declarations only.
  *
- * Chains of work requests with every field that a request can have. The plain request of one
- * message, READ or WRITE has a shorter way in data_path.h.
+ * Work requests with every field that a request can have, one or many in a call.
  */
 
 /* One request of a chain. Its sges follow those of the request before it. */
@@ -33,20 +32,18 @@ struct aiordma_receive_request {
 };
 
 /*
- * Post a chain. sges is an array of struct ibv_sge in native layout, those of all requests one
- * after the other. Returns 0 or a positive errno; *posted is how many the device took, which is
- * the index of the first one that it refused.
+ * Post a chain: an array of struct aiordma_send_request. sges is an array of struct ibv_sge in
+ * native layout, those of all requests one after the other. Returns 0; a positive errno: the device
+ * refused a request; a negative errno: it took all, and could not be notified of them. *posted is
+ * how many it took, which is the index of the refused one.
  */
-int aiordma_post_send_chain(struct ibv_qp *queue_pair,
-                            const struct aiordma_send_request *requests, uint32_t count,
+int aiordma_post_send_chain(struct ibv_qp *queue_pair, const void *requests, uint32_t count,
                             const char *sges, size_t sges_size, uint32_t *posted);
-int aiordma_post_recv_chain(struct ibv_qp *queue_pair,
-                            const struct aiordma_receive_request *requests, uint32_t count,
-                            const char *sges, size_t sges_size, uint32_t *posted);
-int aiordma_post_srq_recv_chain(struct ibv_srq *queue,
-                                const struct aiordma_receive_request *requests,
-                                uint32_t count, const char *sges, size_t sges_size,
-                                uint32_t *posted);
+/* The same for receives (struct aiordma_receive_request): to a queue pair, or, where that is NULL,
+   to a shared receive queue. */
+int aiordma_post_recv_chain(struct ibv_qp *queue_pair, struct ibv_srq *shared,
+                            const void *requests, uint32_t count, const char *sges,
+                            size_t sges_size, uint32_t *posted);
 
 /* ibv_bind_mw, for windows of type 1. The new rkey is window->rkey. 0 or a positive errno. */
 int aiordma_bind_window(struct ibv_qp *queue_pair, struct ibv_mw *window, uint64_t wr_id,

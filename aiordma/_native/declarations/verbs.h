@@ -29,7 +29,25 @@ struct ibv_device {
     enum ibv_transport_type transport_type;
     ...;
 };
-struct ibv_context { struct ibv_device *device; int async_fd; int num_comp_vectors; ...; };
+/* Those of a driver's functions that the data path calls; tests put their own in their places. */
+struct ibv_context_ops {
+    int (*poll_cq)(struct ibv_cq *queue, int most, struct ibv_wc *found);
+    int (*req_notify_cq)(struct ibv_cq *queue, int solicited_only);
+    int (*post_send)(struct ibv_qp *queue_pair, struct ibv_send_wr *first,
+                     struct ibv_send_wr **refused);
+    int (*post_recv)(struct ibv_qp *queue_pair, struct ibv_recv_wr *first,
+                     struct ibv_recv_wr **refused);
+    int (*post_srq_recv)(struct ibv_srq *queue, struct ibv_recv_wr *first,
+                         struct ibv_recv_wr **refused);
+    ...;
+};
+struct ibv_context {
+    struct ibv_device *device;
+    struct ibv_context_ops ops;
+    int async_fd;
+    int num_comp_vectors;
+    ...;
+};
 
 struct ibv_device_attr {
     char fw_ver[64];
@@ -207,7 +225,7 @@ enum ibv_create_cq_attr_flags {
     IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, ...
 };
 struct ibv_comp_channel { int fd; ...; };
-struct ibv_cq { int cqe; ...; };
+struct ibv_cq { struct ibv_context *context; int cqe; ...; };
 
 enum ibv_wc_status {
     IBV_WC_SUCCESS, IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_EEC_OP_ERR,
@@ -256,7 +274,7 @@ struct ibv_qp_cap {
 struct ibv_srq_attr { uint32_t max_wr; uint32_t max_sge; uint32_t srq_limit; };
 struct ibv_srq_init_attr { void *srq_context; struct ibv_srq_attr attr; };
 enum ibv_srq_attr_mask { IBV_SRQ_MAX_WR, IBV_SRQ_LIMIT, ... };
-struct ibv_srq { ...; };
+struct ibv_srq { struct ibv_context *context; ...; };
 struct ibv_qp_init_attr {
     void *qp_context;
     struct ibv_cq *send_cq;
@@ -266,7 +284,7 @@ struct ibv_qp_init_attr {
     enum ibv_qp_type qp_type;
     int sq_sig_all;
 };
-struct ibv_qp { uint32_t qp_num; enum ibv_qp_type qp_type; ...; };
+struct ibv_qp { struct ibv_context *context; uint32_t qp_num; enum ibv_qp_type qp_type; ...; };
 
 struct ibv_global_route {
     union ibv_gid dgid;
@@ -285,7 +303,23 @@ struct ibv_ah_attr {
     uint8_t port_num;
 };
 struct ibv_ah { ...; };
-struct ibv_wc { ...; };
+struct ibv_wc { uint64_t wr_id; enum ibv_wc_status status; uint32_t qp_num; ...; };
+struct ibv_sge { uint64_t addr; uint32_t length; uint32_t lkey; };
+struct ibv_send_wr {
+    uint64_t wr_id;
+    struct ibv_send_wr *next;
+    struct ibv_sge *sg_list;
+    int num_sge;
+    enum ibv_wr_opcode opcode;
+    unsigned int send_flags;
+    ...;
+};
+struct ibv_recv_wr {
+    uint64_t wr_id;
+    struct ibv_recv_wr *next;
+    struct ibv_sge *sg_list;
+    int num_sge;
+};
 struct ibv_grh { union ibv_gid sgid; union ibv_gid dgid; ...; };
 enum ibv_mig_state { IBV_MIG_MIGRATED, IBV_MIG_REARM, IBV_MIG_ARMED, ... };
 struct ibv_ece { uint32_t vendor_id; uint32_t options; uint32_t comp_mask; };

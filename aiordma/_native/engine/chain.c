@@ -4,8 +4,8 @@
  * where their turn is: their works come as one array when the chain is posted.
  */
 #include "engine.h"
-#include "posting.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <structmember.h>
 
@@ -53,15 +53,17 @@ static void forget_requests(ChainPort *chain)
     }
 }
 
-static int chain_init(ChainPort *chain, PyObject *args, PyObject *kwargs)
+static PyObject *chain_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"port", NULL};
     PyObject *port;
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!", names, &engine_port_type, &port))
-        return -1;
-    Py_XSETREF(chain->port, (Port *)Py_NewRef(port));
-    return 0;
+        return NULL;
+    ChainPort *chain = (ChainPort *)type->tp_alloc(type, 0);
+    if (chain)
+        chain->port = (Port *)Py_NewRef(port);
+    return (PyObject *)chain;
 }
 
 static int chain_traverse(ChainPort *chain, visitproc visit, void *arg)
@@ -75,7 +77,6 @@ static int chain_traverse(ChainPort *chain, visitproc visit, void *arg)
 static int chain_clear(ChainPort *chain)
 {
     chain->over = 1;
-    Py_CLEAR(chain->port);
     forget_requests(chain);
     return 0;
 }
@@ -84,6 +85,7 @@ static void chain_dealloc(ChainPort *chain)
 {
     PyObject_GC_UnTrack(chain);
     chain_clear(chain);
+    Py_XDECREF(chain->port);
     Py_TYPE(chain)->tp_free((PyObject *)chain);
 }
 
@@ -157,21 +159,31 @@ static void keep(ChainPort *chain, const struct engine_plain *plain, Request *re
     chain->bytes_used += plain->sge.length;
 }
 
+/* What is_still_usable in port.c asks, and that the chain was not posted meanwhile. */
+static int takes_more(const ChainPort *chain, const Part *part)
+{
+    return !chain->over && engine_usable(chain->port, chain->port->ready) &&
+           (!part || part->region->usable);
+}
+
 static PyObject *add(ChainPort *chain, const struct engine_plain *plain)
 {
     Port *port = chain->port;
 
     if (!engine_take_slot(port->sends))
-        Py_RETURN_NONE; /* the general way raises */
-    Request *request = engine_request(port, plain->operation, plain->sge.length, plain->part,
-                                      plain->remote, 0);
-    /* Room is made behind what may run the collector, and with it anybody's code. */
-    if (!request || reserve(chain, plain->part ? 0 : plain->sge.length)) {
-        if (request)
-            engine_drop(request);
-        Py_XDECREF(request);
+        Py_RETURN_NONE; /* the general path raises */
+    Request *request =
+        engine_request(port, plain->operation, plain->sge.length, plain->part, plain->remote, 0);
+    if (!request) {
         engine_give_slot(port->sends);
         return NULL;
+    }
+    /* Memory is reserved behind what may run the collector, and with it the program's code. */
+    int is_usable = takes_more(chain, plain->part);
+    if (!is_usable || reserve(chain, plain->part ? 0 : plain->sge.length)) {
+        engine_take_back(port, request);
+        Py_DECREF(request);
+        return is_usable ? NULL : Py_NewRef(Py_None); /* the general path says why */
     }
     request->completes_as = completes_as(plain->opcode);
     keep(chain, plain, request);
@@ -186,7 +198,7 @@ static PyObject *collect(ChainPort *chain, reader *read, PyObject *const *argume
 {
     struct engine_plain plain;
 
-    if (chain->over || !chain->port)
+    if (chain->over)
         Py_RETURN_NONE;
     int is_plain = read(chain->port, &plain, arguments);
     PyObject *request = is_plain > 0   ? add(chain, &plain)
@@ -194,6 +206,8 @@ static PyObject *collect(ChainPort *chain, reader *read, PyObject *const *argume
                                        : Py_NewRef(Py_None);
     if (plain.view.obj)
         PyBuffer_Release(&plain.view);
+    if (engine_interrupted())
+        Py_CLEAR(request);
     return request;
 }
 
@@ -223,9 +237,17 @@ static PyObject *list_requests(ChainPort *chain)
     return list;
 }
 
+/* What the requests had for a run is freed, which may run the program's code. */
+static void set_runs(ChainPort *chain, PyObject *run)
+{
+    for (Py_ssize_t i = 0; i < chain->count; i++)
+        Py_XSETREF(chain->collected[i].request->run, Py_XNewRef(run));
+}
+
 /* Enter all of them into the in-flight table, and link them in their order, `general` among them.
    Returns the first; NULL: there was no memory. */
-static struct ibv_send_wr *link_all(ChainPort *chain, struct ibv_send_wr *general, PyObject *run)
+static struct ibv_send_wr *link_all(ChainPort *chain, struct ibv_send_wr *general,
+                                    const PyObject *run)
 {
     struct ibv_send_wr *first = NULL, **place = &first;
 
@@ -241,7 +263,6 @@ static struct ibv_send_wr *link_all(ChainPort *chain, struct ibv_send_wr *genera
         request->wr_id = engine_table_add(chain->port->drain->table, (PyObject *)request);
         if (!request->wr_id)
             return NULL;
-        Py_XSETREF(request->run, Py_XNewRef(run));
         work->wr_id = request->wr_id;
         work->send_flags |= run && i + 1 < chain->count ? 0 : IBV_SEND_SIGNALED;
         *place = work;
@@ -251,18 +272,17 @@ static struct ibv_send_wr *link_all(ChainPort *chain, struct ibv_send_wr *genera
     return first;
 }
 
-/* Returns what engine_outcome does; `posted` is set. */
-static int give_to_device(ChainPort *chain, struct ibv_send_wr *general, PyObject *run)
+/* Returns what aiordma_post_sends does; `posted` is set. */
+static int give_to_device(ChainPort *chain, struct ibv_send_wr *general, const PyObject *run)
 {
-    struct ibv_send_wr *first = link_all(chain, general, run), *refused = NULL;
+    struct ibv_send_wr *first = link_all(chain, general, run), *refused;
 
     if (!first) {
         PyErr_Clear(); /* told as the device's own want of memory is */
         return ENOMEM;
     }
     chain->port->drain->crossings++;
-    int error = ibv_post_send(chain->port->queue_pair, first, &refused);
-    error = engine_outcome(error, refused != NULL);
+    int error = engine_path->post_sends(chain->port->queue_pair, first, &refused);
     for (; first && first != refused; first = first->next)
         chain->posted++;
     return error;
@@ -281,31 +301,37 @@ static PyObject *chain_post(ChainPort *chain, PyObject *args)
     unsigned long long works = 0;
     const char *sges = "";
     Py_ssize_t size = 0;
-    int last_tells, error = 0;
+    int signal_last_only, error = 0;
 
-    if (!PyArg_ParseTuple(args, "p|Ky#", &last_tells, &works, &sges, &size))
+    if (!PyArg_ParseTuple(args, "p|Ky#", &signal_last_only, &works, &sges, &size))
         return NULL;
     unsigned int count = count_general(chain);
-    if (!chain->count || chain->is_posted || !chain->port ||
-        !engine_usable(chain->port, chain->port->ready) || (count && !works)) {
+    if (!chain->count || chain->is_posted || (count && !works)) {
         PyErr_SetString(PyExc_ValueError, "a chain is posted once, if there is anything in it");
         return NULL;
     }
     chain->over = chain->is_posted = 1;
-    PyObject *run = last_tells ? list_requests(chain) : NULL;
-    if (last_tells && !run)
+    PyObject *run = signal_last_only ? list_requests(chain) : NULL;
+    if (signal_last_only && !run)
         return NULL;
+    if (run)
+        set_runs(chain, run);
+    /* From here to the post nothing runs the program's code, which may have closed it. */
+    if (!engine_usable(chain->port, chain->port->ready)) {
+        Py_XDECREF(run);
+        return PyLong_FromLong(ENOTCONN);
+    }
     struct ibv_send_wr *general = NULL;
     if (count)
-        general = aiordma_fill_sends((const void *)(uintptr_t)works, count, sges, (size_t)size,
-                                     &error);
+        general = engine_path->fill_sends((const void *)(uintptr_t)works, count, sges, (size_t)size,
+                                          &error);
     if (!error)
         error = give_to_device(chain, general, run);
     free(general);
     Py_XDECREF(run);
     forget_bytes(chain);
     engine_watch_over(chain->port->drain);
-    return PyLong_FromLong(error);
+    return engine_interrupted() ? NULL : PyLong_FromLong(error);
 }
 
 /* -- what Python sees --------------------------------------------------------------------- */
@@ -361,16 +387,26 @@ static PyObject *chain_requests(ChainPort *chain, PyObject *none)
 
 static PyMethodDef methods[] = {
     {"send", (PyCFunction)chain_send, METH_O,
-     "send(data): collect a message; None: it is not a plain one."},
-    {"receive", (PyCFunction)chain_receive, METH_O, "receive(memory): None, always."},
+     "send($self, data, /)\n--\n\n"
+     "Collect a message; None: it is not a plain one."},
+    {"receive", (PyCFunction)chain_receive, METH_O,
+     "receive($self, memory, /)\n--\n\n"
+     "None, always."},
     {"write", (PyCFunction)(void (*)(void))chain_write, METH_FASTCALL,
-     "write(data, remote): collect a WRITE; None: it is not a plain one."},
+     "write($self, data, remote, /)\n--\n\n"
+     "Collect a WRITE; None: it is not a plain one."},
     {"read", (PyCFunction)(void (*)(void))chain_read, METH_FASTCALL,
-     "read(remote, memory): collect a READ; None: it is not a plain one."},
-    {"add", (PyCFunction)chain_add, METH_O, "add(request): one that is not plain is the next."},
-    {"requests", (PyCFunction)chain_requests, METH_NOARGS, "All, in order."},
+     "read($self, remote, memory, /)\n--\n\n"
+     "Collect a READ; None: it is not a plain one."},
+    {"add", (PyCFunction)chain_add, METH_O,
+     "add($self, request, /)\n--\n\n"
+     "One that is not plain is the next."},
+    {"requests", (PyCFunction)chain_requests, METH_NOARGS,
+     "requests($self, /)\n--\n\n"
+     "All, in order."},
     {"post", (PyCFunction)chain_post, METH_VARARGS,
-     "post(last_tells, works, sges): post all, those that are not plain with the works at that\n"
+     "post($self, signal_last_only, works=0, sges=b'', /)\n--\n\n"
+     "Post all, those that are not plain with the works at that\n"
      "address. Return an errno; a negative one: all were taken, and the device was not told."},
     {NULL, NULL, 0, NULL},
 };
@@ -386,7 +422,7 @@ static PyMemberDef members[] = {
 static PyObject *chain_usable(ChainPort *chain, void *closure)
 {
     (void)closure;
-    return PyBool_FromLong(chain->port && engine_usable(chain->port, chain->port->ready));
+    return PyBool_FromLong(engine_usable(chain->port, chain->port->ready));
 }
 
 static PyGetSetDef properties[] = {
@@ -395,12 +431,10 @@ static PyGetSetDef properties[] = {
 };
 
 PyTypeObject engine_chain_type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "aiordma._native._engine.ChainPort",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.ChainPort",
     .tp_basicsize = sizeof(ChainPort),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_new = PyType_GenericNew,
-    .tp_init = (initproc)chain_init,
+    .tp_new = chain_new,
     .tp_dealloc = (destructor)chain_dealloc,
     .tp_traverse = (traverseproc)chain_traverse,
     .tp_clear = (inquiry)chain_clear,

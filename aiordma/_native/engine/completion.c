@@ -7,8 +7,8 @@
 enum { FIELDS = 14 };
 
 static const char *const field_names[FIELDS] = {
-    "wr_id",  "status", "opcode",    "vendor_err", "byte_len", "immediate", "qp_num",
-    "src_qp", "wc_flags", "pkey_index", "slid",     "sl",       "dlid_path_bits", "reserved",
+    "wr_id",  "status",   "opcode",     "vendor_err", "byte_len", "immediate",      "qp_num",
+    "src_qp", "wc_flags", "pkey_index", "slid",       "sl",       "dlid_path_bits", "reserved",
 };
 
 static unsigned long long value_of(const struct aiordma_completion *c, Py_ssize_t field)
@@ -71,7 +71,9 @@ int engine_read_completion(PyObject *tuple, struct aiordma_completion *c)
 
 PyObject *engine_completion(const struct aiordma_completion *completion)
 {
-    PyTypeObject *type = (PyTypeObject *)engine_given.completion_class;
+    PyTypeObject *type = engine_given.completion_class
+                             ? (PyTypeObject *)engine_given.completion_class
+                             : &engine_completion_type;
     Completion *made = (Completion *)type->tp_alloc(type, 0);
     if (made)
         made->fields = *completion;
@@ -159,9 +161,8 @@ static PyObject *completion_repr(Completion *completion)
 {
     PyObject *text = PyUnicode_FromFormat("%s(", "WorkCompletion");
     for (Py_ssize_t i = 0; text && i < FIELDS; i++) {
-        PyObject *more =
-            PyUnicode_FromFormat("%U%s%s=%llu", text, i ? ", " : "", field_names[i],
-                                 value_of(&completion->fields, i));
+        PyObject *more = PyUnicode_FromFormat("%U%s%s=%llu", text, i ? ", " : "", field_names[i],
+                                              value_of(&completion->fields, i));
         Py_SETREF(text, more);
     }
     if (text) {
@@ -179,27 +180,29 @@ static PyObject *completion_reduce(PyObject *completion, PyObject *none)
 }
 
 static PyMethodDef methods[] = {
-    {"_make", completion_make, METH_O | METH_CLASS, "Make one of 13 or 14 numbers."},
+    {"_make", completion_make, METH_O | METH_CLASS,
+     "_make($type, numbers, /)\n--\n\n"
+     "Make one of 13 or 14 numbers."},
     {"__reduce__", completion_reduce, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
-#define FIELD(at, name) {name, (getter)completion_get, NULL, NULL, (void *)(at)}
+#define FIELD(at, name, doc) {name, (getter)completion_get, NULL, doc, (void *)(at)}
 static PyGetSetDef properties[] = {
-    FIELD(0, "wr_id"),
-    FIELD(1, "status"),
-    FIELD(2, "opcode"),
-    FIELD(3, "vendor_err"),
-    FIELD(4, "byte_len"),
-    FIELD(5, "immediate"),
-    FIELD(6, "qp_num"),
-    FIELD(7, "src_qp"),
-    FIELD(8, "wc_flags"),
-    FIELD(9, "pkey_index"),
-    FIELD(10, "slid"),
-    FIELD(11, "sl"),
-    FIELD(12, "dlid_path_bits"),
-    FIELD(13, "reserved"),
+    FIELD(0, "wr_id", "The number that the request was posted with."),
+    FIELD(1, "status", "WorkCompletionStatus as a number; 0 is success."),
+    FIELD(2, "opcode", "WorkCompletionOpcode as a number: what completed."),
+    FIELD(3, "vendor_err", "The device's own number for an error."),
+    FIELD(4, "byte_len", "Bytes received, or moved by a READ or atomic."),
+    FIELD(5, "immediate", "32 bits that came beside the data, or the rkey that was invalidated."),
+    FIELD(6, "qp_num", "The number of the queue pair here."),
+    FIELD(7, "src_qp", "The number of the queue pair that sent a datagram."),
+    FIELD(8, "wc_flags", "WorkCompletionFlag as a number: which optional fields are valid."),
+    FIELD(9, "pkey_index", "The index of the P_Key that a datagram carried."),
+    FIELD(10, "slid", "The sender's LID, of a datagram on InfiniBand."),
+    FIELD(11, "sl", "The service level of a datagram."),
+    FIELD(12, "dlid_path_bits", "The path bits of the LID that a datagram was sent to."),
+    FIELD(13, "reserved", "Always 0."),
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -209,14 +212,14 @@ static PySequenceMethods sequence = {
 };
 
 PyTypeObject engine_completion_type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "aiordma._native._engine.CompletionFields",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.CompletionFields",
     .tp_basicsize = sizeof(Completion),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .tp_new = completion_new,
     .tp_methods = methods,
     .tp_getset = properties,
     .tp_as_sequence = &sequence,
+    .tp_iter = PySeqIter_New,
     .tp_richcompare = completion_compare,
     .tp_hash = (hashfunc)completion_hash,
     .tp_repr = (reprfunc)completion_repr,

@@ -1,4 +1,4 @@
-/* From completion queues to the requests that they end; its reference is drain.py. */
+/* From completion queues to the requests that they end; its counterpart is in _requests/python.py. */
 #include "engine.h"
 
 #include <errno.h>
@@ -6,7 +6,7 @@
 
 static void look(Drain *drain);
 
-static int drain_init(Drain *drain, PyObject *args, PyObject *kwargs)
+static PyObject *drain_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"hub", "provider", "channel", "in_flight", NULL};
     PyObject *hub, *table;
@@ -14,14 +14,19 @@ static int drain_init(Drain *drain, PyObject *args, PyObject *kwargs)
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OKKO!", names, &hub, &provider, &channel,
                                      &engine_table_type, &table))
-        return -1;
-    Py_XSETREF(drain->hub, Py_NewRef(hub));
-    Py_XSETREF(drain->table, (Table *)Py_NewRef(table));
-    drain->provider = (const struct aiordma_provider *)(uintptr_t)provider;
-    drain->channel = (struct ibv_comp_channel *)(uintptr_t)channel;
+        return NULL;
+    Drain *drain = (Drain *)type->tp_alloc(type, 0);
+    if (!drain)
+        return NULL;
+    drain->hub = Py_NewRef(hub);
+    drain->table = (Table *)Py_NewRef(table);
+    drain->data.provider = (const struct aiordma_provider *)(uintptr_t)provider;
+    drain->data.channel = (struct ibv_comp_channel *)(uintptr_t)channel;
+    drain->data.batch = drain->batch;
+    drain->data.capacity = ENGINE_BATCH;
     drain->look = look;
     drain->enabled = 1;
-    return 0;
+    return (PyObject *)drain;
 }
 
 static int drain_traverse(Drain *drain, visitproc visit, void *arg)
@@ -34,8 +39,6 @@ static int drain_traverse(Drain *drain, visitproc visit, void *arg)
 
 static int drain_clear(Drain *drain)
 {
-    Py_CLEAR(drain->hub);
-    Py_CLEAR(drain->table);
     Py_CLEAR(drain->woken);
     return 0;
 }
@@ -44,7 +47,9 @@ static void drain_dealloc(Drain *drain)
 {
     PyObject_GC_UnTrack(drain);
     drain_clear(drain);
-    PyMem_Free(drain->queues);
+    Py_XDECREF(drain->hub);
+    Py_XDECREF(drain->table);
+    PyMem_Free(drain->data.queues);
     Py_TYPE(drain)->tp_free((PyObject *)drain);
 }
 
@@ -59,24 +64,23 @@ static PyObject *drain_set_queues(Drain *drain, PyObject *list)
     if (!queues)
         PyErr_NoMemory();
     for (Py_ssize_t i = 0; queues && i < count; i++) {
-        unsigned long long address =
-            PyLong_AsUnsignedLongLong(PySequence_Fast_GET_ITEM(all, i));
+        unsigned long long address = PyLong_AsUnsignedLongLong(PySequence_Fast_GET_ITEM(all, i));
         if (address == (unsigned long long)-1 && PyErr_Occurred()) {
             PyMem_Free(queues);
             queues = NULL;
             break;
         }
         queues[i].queue = (struct ibv_cq *)(uintptr_t)address;
-        for (uint32_t j = 0; j < drain->queue_count; j++)
-            if (drain->queues[j].queue == queues[i].queue)
-                queues[i].armed = drain->queues[j].armed;
+        for (uint32_t j = 0; j < drain->data.queue_count; j++)
+            if (drain->data.queues[j].queue == queues[i].queue)
+                queues[i].armed = drain->data.queues[j].armed;
     }
     Py_DECREF(all);
     if (!queues)
         return NULL;
-    PyMem_Free(drain->queues);
-    drain->queues = queues;
-    drain->queue_count = (uint32_t)count;
+    PyMem_Free(drain->data.queues);
+    drain->data.queues = queues;
+    drain->data.queue_count = (uint32_t)count;
     Py_RETURN_NONE;
 }
 
@@ -89,15 +93,14 @@ static void complete(PyObject *entry, const struct aiordma_completion *completio
         return;
     }
     PyObject *raw = engine_completion_tuple(completion);
-    PyObject *result =
-        raw ? PyObject_CallMethodOneArg(entry, engine_given.complete, raw) : NULL;
+    PyObject *result = raw ? PyObject_CallMethodOneArg(entry, engine_given.complete, raw) : NULL;
     Py_XDECREF(raw);
     Py_XDECREF(result);
     if (!result)
         engine_log("a callback of a completed work request failed", entry);
 }
 
-/* Deliver what was polled; returns how many, -1 with an exception. */
+/* Deliver what was polled; returns how many. What it raises is kept for engine_interrupted. */
 long engine_deliver(Drain *drain, int direct)
 {
     PyObject *woken = NULL;
@@ -108,8 +111,9 @@ long engine_deliver(Drain *drain, int direct)
         woken = drain->woken ? drain->woken : PyList_New(0);
         drain->woken = NULL;
         if (!woken)
-            return -1;
-        engine_collect_woken(woken);
+            PyErr_Clear(); /* then they go through the loop */
+        else
+            engine_collect_woken(woken);
     }
     drain->draining = 1;
     while (drain->head < drain->tail) {
@@ -126,63 +130,28 @@ long engine_deliver(Drain *drain, int direct)
     drain->draining = 0;
     if (!woken)
         return count;
-    int failed = engine_run_woken(woken);
+    if (engine_run_woken(woken))
+        engine_keep_error(); /* of a task that was interrupted; what is left to do here comes first */
     if (drain->woken)
         Py_DECREF(woken);
     else
         drain->woken = woken;
-    return failed ? -1 : count;
+    return count;
 }
 
-/* Poll all queues into the batch, which is empty; -EIO only if nothing was found before. */
+/* Poll all queues into the batch, which is empty. */
 int engine_poll(Drain *drain)
 {
-    uint32_t count = 0;
-
-    drain->more = 0;
+    int count = engine_path->poll_queues(&drain->data);
     drain->polls++;
-    for (uint32_t i = 0; i < drain->queue_count; i++) {
-        int room = (int)(ENGINE_BATCH - count);
-        int found = aiordma_poll(drain->queues[i].queue, drain->batch + count, room);
-        if (found < 0) {
-            if (!count)
-                return -EIO;
-            drain->more = 1; /* what was found is delivered first; the next call fails */
-            break;
-        }
-        count += (uint32_t)found;
-        if (found == room) {
-            drain->more = 1;
-            break;
-        }
+    if (count >= 0) {
+        drain->head = 0;
+        drain->tail = (uint32_t)count;
     }
-    drain->head = 0;
-    drain->tail = count;
-    return (int)count;
+    return count;
 }
 
-int engine_arm(Drain *drain)
-{
-    for (uint32_t i = 0; i < drain->queue_count; i++)
-        if (!drain->queues[i].armed) {
-            int error = ibv_req_notify_cq(drain->queues[i].queue, 0);
-            if (error)
-                return -abs(error);
-            drain->queues[i].armed = 1;
-        }
-    return 0;
-}
-
-int engine_take_events(Drain *drain)
-{
-    uint32_t taken = 0;
-    int error = aiordma_take_events(drain->provider, drain->channel, drain->queues,
-                                    drain->queue_count, &taken);
-    drain->events += taken;
-    return error;
-}
-
-/* Deliver what is in the batch, else what a poll finds; -errno, or -1 with an exception set. */
+/* Deliver what is in the batch, else what a poll finds; -errno. */
 static long poll_and_deliver(Drain *drain, int direct)
 {
     int before = drain->head < drain->tail;
@@ -191,7 +160,7 @@ static long poll_and_deliver(Drain *drain, int direct)
         return found;
     long count = engine_deliver(drain, direct);
     if (before)
-        drain->more = 1; /* what came since was not looked at */
+        drain->data.more = 1; /* what came since was not looked at */
     return count;
 }
 
@@ -204,21 +173,21 @@ static PyObject *drain_step(Drain *drain, PyObject *args)
     if (drain->draining)
         return PyLong_FromLong(0);
     drain->crossings++;
-    long error = engine_take_events(drain), count = 0;
+    long error = engine_path->take_events(&drain->data), count = 0;
     if (!error)
         error = count = poll_and_deliver(drain, direct);
     /*
      * Armed as late as may be: what those who were woken have posted, and what ended in it, needs
      * no event. And polled once more, or what came before the arming would be told of by nobody.
      */
-    if (error >= 0 && arm && drain->enabled && !drain->draining && !drain->more) {
-        error = engine_arm(drain);
+    if (error >= 0 && arm && drain->enabled && !drain->draining && !drain->data.more) {
+        error = engine_path->arm_queues(&drain->data);
         if (!error) {
             error = poll_and_deliver(drain, direct);
             count += error > 0 ? error : 0;
         }
     }
-    if (PyErr_Occurred())
+    if (engine_interrupted())
         return NULL;
     return PyLong_FromLong(error < 0 && !count ? error : count);
 }
@@ -226,8 +195,8 @@ static PyObject *drain_step(Drain *drain, PyObject *args)
 static PyObject *drain_forget_arming(Drain *drain, PyObject *none)
 {
     (void)none;
-    for (uint32_t i = 0; i < drain->queue_count; i++)
-        drain->queues[i].armed = 0;
+    for (uint32_t i = 0; i < drain->data.queue_count; i++)
+        drain->data.queues[i].armed = 0;
     Py_RETURN_NONE;
 }
 
@@ -253,7 +222,7 @@ static void drain_soon(Drain *drain)
     if (drain->scheduled)
         return;
     drain->scheduled = 1;
-    PyObject *result = PyObject_CallMethodNoArgs(drain->hub, engine_given.drain_soon);
+    PyObject *result = engine_call_surely(drain->hub, engine_given.drain_soon);
     Py_XDECREF(result);
     if (!result)
         engine_log("what completed will be delivered late", drain->hub);
@@ -295,7 +264,7 @@ void engine_watch_over(Drain *drain)
     if (drain->watched || !drain->table->live)
         return;
     drain->watched = 1;
-    PyObject *result = PyObject_CallMethodNoArgs(drain->hub, engine_given.watch_over);
+    PyObject *result = engine_call_surely(drain->hub, engine_given.watch_over);
     Py_XDECREF(result);
     if (!result)
         engine_log("nothing looks for a lost completion event", drain->hub);
@@ -305,11 +274,14 @@ void engine_watch_over(Drain *drain)
 
 static PyMethodDef methods[] = {
     {"set_queues", (PyCFunction)drain_set_queues, METH_O,
-     "set_queues(addresses): drain these; those known stay armed."},
+     "set_queues($self, addresses, /)\n--\n\n"
+     "Drain these; those known stay armed."},
     {"step", (PyCFunction)drain_step, METH_VARARGS,
-     "step(arm, direct): take the channel's events, arm what is not armed, poll a batch,\n"
+     "step($self, arm, direct, /)\n--\n\n"
+     "Take the channel's events, arm what is not armed, poll a batch,\n"
      "deliver it; direct: run at once whom it wakes. Return how many, or -errno."},
     {"forget_arming", (PyCFunction)drain_forget_arming, METH_NOARGS,
+     "forget_arming($self, /)\n--\n\n"
      "Take no queue to be armed: its event may have been lost."},
     {NULL, NULL, 0, NULL},
 };
@@ -317,10 +289,10 @@ static PyMethodDef methods[] = {
 static PyMemberDef members[] = {
     {"enabled", T_BOOL, offsetof(Drain, enabled), 0, "polls find anything"},
     {"draining", T_BOOL, offsetof(Drain, draining), READONLY, "completions are being delivered"},
-    {"more", T_BOOL, offsetof(Drain, more), READONLY, "the batch was full: step again"},
+    {"more", T_UINT, offsetof(Drain, data.more), READONLY, "the batch was full: step again"},
     {"watched", T_BOOL, offsetof(Drain, watched), 0, "the watchdog runs"},
     {"scheduled", T_BOOL, offsetof(Drain, scheduled), 0, "drain_soon was called"},
-    {"events", T_ULONGLONG, offsetof(Drain, events), READONLY, "taken from the channel"},
+    {"events", T_ULONGLONG, offsetof(Drain, data.events), READONLY, "taken from the channel"},
     {"polls", T_ULONGLONG, offsetof(Drain, polls), READONLY, "rounds over all queues"},
     {"delivered", T_ULONGLONG, offsetof(Drain, delivered), READONLY, "completions, in all"},
     {"wakes", T_ULONGLONG, offsetof(Drain, wakes), 0, "times that the channel was readable"},
@@ -329,12 +301,10 @@ static PyMemberDef members[] = {
 };
 
 PyTypeObject engine_drain_type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "aiordma._native._engine.Drain",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.Drain",
     .tp_basicsize = sizeof(Drain),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_new = PyType_GenericNew,
-    .tp_init = (initproc)drain_init,
+    .tp_new = drain_new,
     .tp_dealloc = (destructor)drain_dealloc,
     .tp_traverse = (traverseproc)drain_traverse,
     .tp_clear = (inquiry)drain_clear,

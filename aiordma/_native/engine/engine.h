@@ -1,8 +1,8 @@
 /*
  * The hot path as Python objects in C: the in-flight table, the request and its awaiting, slots,
- * a queue pair's port, the drain. Each of them does what the Python class of the same name does,
- * which is its reference (docs/performance.md says what it gains). Whoever calls holds the GIL, and
- * keeps it: giving it away costs more than anything that is done here.
+ * a queue pair's port, the drain. Each class does what the one of the same name in
+ * _requests/python.py does, with the same interface (docs/performance.md says what it gains). The
+ * caller holds the GIL, and keeps it: releasing it costs more than anything that is done here.
  */
 #ifndef AIORDMA_ENGINE_H
 #define AIORDMA_ENGINE_H
@@ -12,6 +12,9 @@
 
 #include "data_path.h"
 
+/* The binding's data path; set as the package is imported, before anything can be made here. */
+extern const struct aiordma_data_path *engine_path;
+
 /* -- what Python gives once, at import ---------------------------------------------------- */
 
 struct engine_given {
@@ -19,22 +22,46 @@ struct engine_given {
     PyObject *remote_class;     /* RemoteMemory */
     PyObject *wait_elsewhere;   /* a generator function: awaiting on loops other than asyncio */
     PyObject *log;              /* log(text, object): the exception that is set, into the log */
+    PyObject *detached;         /* detached(error): a copy of a stored exception, to be raised */
+    PyObject *deliver; /* deliver(handler, error): what was deferred, through the event loop */
     PyObject *address, *length, *rkey, *call_soon, *request_ended;
     PyObject *request_failed, *run_ended, *hold, *release, *complete, *waiter, *loop, *wake;
     PyObject *close, *watch_over, *drain_soon, *drain_failed, *post_refused, *doorbell_failed;
-    PyObject *with_context; /* a tuple: ("context",) */
+    PyObject *grant, *request_unretrieved;
+    PyObject *require_own_loop, *is_closed, *send, *throw;
+    PyObject *with_context, *with_none; /* tuples: ("context",) and (None,) */
 };
 extern struct engine_given engine_given;
 
-/* Tell of the exception that is set, and go on. */
+/*
+ * Log the exception that is set, and go on. One that is no Exception (KeyboardInterrupt, SystemExit)
+ * is not for the log: it is kept until engine_interrupted, once all else is done.
+ */
 void engine_log(const char *text, PyObject *object);
+/* Keep the exception that is set, whatever it is; the first one of several. */
+void engine_keep_error(void);
+/* Raise what was kept: -1 with that exception, in the place of another one. 0: nothing was. */
+int engine_interrupted(void);
+/* Whether the exception that is set is an interrupt; then it is kept. */
+int engine_keep_interrupt(void);
+enum { ENGINE_ATTEMPTS = 16 }; /* more than signals can follow one another */
+/* Call a method of ours that may be called twice, again where an interrupt ended it half way. */
+PyObject *engine_call_surely(PyObject *object, PyObject *name);
+
+/* -- interrupts --------------------------------------------------------------------------- */
+
+enum { ENGINE_DEFER_SECONDS = 1 };
+
+int engine_prepare_interrupts(void);
+PyObject *engine_uninterrupted(PyObject *module, PyObject *const *arguments, Py_ssize_t count,
+                               PyObject *keywords);
+extern PyTypeObject engine_steps_type;
 
 /* -- memory ------------------------------------------------------------------------------- */
 
 /* What a MemoryRegion is in C: what a post has to know of it. */
 typedef struct {
-    PyObject_HEAD
-    PyObject *domain;
+    PyObject_HEAD PyObject *domain;
     Py_ssize_t users; /* posted requests that own a part of it */
     char retired;     /* to be closed by its last user */
     char usable;      /* open */
@@ -43,8 +70,7 @@ typedef struct {
 
 /* A MemorySlice. */
 typedef struct {
-    PyObject_HEAD
-    RegionBase *region;
+    PyObject_HEAD RegionBase *region;
     unsigned long long address;
     Py_ssize_t length;
     unsigned int lkey;
@@ -55,8 +81,7 @@ extern PyTypeObject engine_region_type, engine_part_type;
 /* -- completions -------------------------------------------------------------------------- */
 
 typedef struct {
-    PyObject_HEAD
-    struct aiordma_completion fields;
+    PyObject_HEAD struct aiordma_completion fields;
 } Completion;
 
 extern PyTypeObject engine_completion_type;
@@ -64,8 +89,7 @@ extern PyTypeObject engine_completion_type;
 /* -- slots -------------------------------------------------------------------------------- */
 
 typedef struct {
-    PyObject_HEAD
-    Py_ssize_t total, free, waiting;
+    PyObject_HEAD Py_ssize_t total, free, waiting;
 } Slots;
 
 extern PyTypeObject engine_slots_type;
@@ -79,9 +103,9 @@ typedef struct {
 } Slot;
 
 typedef struct {
-    PyObject_HEAD
-    Slot *slots;
+    PyObject_HEAD Slot *slots;
     uint32_t used, capacity, first_free, live;
+    uint32_t first_generation; /* of a new slot */
 } Table;
 
 extern PyTypeObject engine_table_type;
@@ -100,20 +124,16 @@ enum { ENGINE_BATCH = 256 };
 typedef struct Drain Drain;
 
 struct Drain {
-    PyObject_HEAD
-    void (*look)(Drain *drain); /* for what ended, in the middle of a task */
-    const struct aiordma_provider *provider;
-    struct ibv_comp_channel *channel;
-    struct aiordma_drained_queue *queues;
-    uint32_t queue_count;
+    PyObject_HEAD void (*look)(Drain *drain); /* for what ended, in the middle of a task */
+    struct aiordma_drain data;
     uint32_t head, tail; /* of what was polled and is not delivered */
     Table *table;
     PyObject *hub;
     PyObject *woken; /* a list, reused */
-    char enabled, draining, more, watched, scheduled;
+    char enabled, draining, watched, scheduled;
     uint32_t fruitless, left_out; /* looks that found nothing, in a row; those not made since */
-    uint32_t at_once;          /* awaits in a row that did not suspend */
-    unsigned long long events, polls, crossings, delivered, wakes;
+    uint32_t at_once;             /* awaits in a row that did not suspend */
+    unsigned long long polls, crossings, delivered, wakes;
     struct aiordma_completion batch[ENGINE_BATCH];
 };
 
@@ -121,14 +141,12 @@ typedef struct Request Request;
 
 /* Those of one queue pair that have not ended, in order. */
 typedef struct {
-    PyObject_HEAD
-    Request *first, *last;
+    PyObject_HEAD Request *first, *last;
     Py_ssize_t count;
 } OpenRequests;
 
 typedef struct {
-    PyObject_HEAD
-    PyObject *owner;
+    PyObject_HEAD PyObject *owner;
     PyObject *loop; /* asyncio's, or NULL */
     PyObject *domain;
     OpenRequests *open;
@@ -142,14 +160,14 @@ typedef struct {
     unsigned long long remote_address, remote_length;
     unsigned int rkey;
     unsigned int process;
+    unsigned long thread; /* the event loop's */
     char ready, can_receive, can_read, tells, feeds;
 } Port;
 
 enum request_state { IN_FLIGHT, SUCCEEDED, FAILED };
 
 struct Request {
-    PyObject_HEAD
-    PyObject *owner, *operation, *held, *remote, *result, *error, *run;
+    PyObject_HEAD PyObject *owner, *operation, *held, *remote, *result, *error, *run;
     PyObject *waiters, *callbacks; /* lists, or NULL */
     PyObject *inner;               /* a callback that runs nobody's code but ours */
     Part *part;                    /* held beside `held` */
@@ -158,6 +176,8 @@ struct Request {
     Py_ssize_t length;
     unsigned int completes_as;
     char is_receive, state, at_once;
+    char retrieved; /* its error needs no report: somebody has it, or another request tells it */
+    char finalized;
     OpenRequests *open; /* in whose list it is, or NULL */
     Request *earlier, *later;
     PyObject *weak;
@@ -168,8 +188,7 @@ struct engine_collected;
 
 /* The requests of a chain. */
 typedef struct {
-    PyObject_HEAD
-    Port *port;
+    PyObject_HEAD Port *port;
     struct engine_collected *collected;
     Py_ssize_t count, room;
     char *bytes; /* what goes inline */
@@ -189,8 +208,7 @@ struct engine_awaited {
 };
 
 typedef struct {
-    PyObject_HEAD
-    PyObject *loop, *callback, *context, *message;
+    PyObject_HEAD PyObject *loop, *callback, *context, *message;
     PyObject *awaited; /* NULL: it awaits to be woken, and no more */
     const struct engine_awaited *calls;
     char state, blocking;
@@ -198,24 +216,30 @@ typedef struct {
 } Waiter;
 
 typedef struct {
-    PyObject_HEAD
-    char dirty;
+    PyObject_HEAD char dirty;
     int confidence;
     unsigned long long most; /* nanoseconds of spinning */
     unsigned long long found;
 } Spinner;
 
 extern PyTypeObject engine_drain_type, engine_port_type, engine_request_type, engine_open_type,
-    engine_waiter_type, engine_spinner_type, engine_method_type,
-    engine_chain_type, engine_shared_type;
+    engine_waiter_type, engine_spinner_type, engine_method_type, engine_chain_type,
+    engine_shared_type;
 
 /* given.c: how many forks lie between the first process and this one; and what needs Python. */
 unsigned int engine_process(void);
 
-/* Whether it is this process's, has its queue, and may do that. */
+/*
+ * What a constructor sets is there for as long as the object: no object is made without it (but for
+ * a Part, which Python subclasses), none is set anew, and the collector clears only what is set
+ * later, which every cycle has to have.
+ */
+
+/* Whether it is this process's and thread's, has its queue, and may do that. */
 static inline int engine_usable(const Port *port, int may)
 {
-    return may && (port->queue_pair || port->shared) && port->process == engine_process();
+    return may && (port->queue_pair || port->shared) && port->process == engine_process() &&
+           port->thread == PyThread_get_thread_ident();
 }
 
 int engine_prepare(void);
@@ -253,9 +277,9 @@ struct engine_plain {
     PyObject *operation; /* its name */
     enum ibv_wr_opcode opcode;
     unsigned int flags;
-    Part *part;         /* NULL: the view's bytes go inline */
-    Py_buffer view;     /* its obj is NULL unless it is to be given back */
-    PyObject *remote;   /* RemoteMemory, or NULL */
+    Part *part;       /* NULL: the view's bytes go inline */
+    Py_buffer view;   /* its obj is NULL unless it is to be given back */
+    PyObject *remote; /* RemoteMemory, or NULL */
     struct ibv_sge sge;
     unsigned long long remote_address;
     unsigned int rkey;
@@ -266,9 +290,8 @@ int engine_read_send(Port *port, struct engine_plain *plain, PyObject *const *ar
 int engine_read_write(Port *port, struct engine_plain *plain, PyObject *const *arguments);
 int engine_read_read(Port *port, struct engine_plain *plain, PyObject *const *arguments);
 int engine_read_receive(Port *port, struct engine_plain *plain, PyObject *local);
-/* What a driver's answer to a post says: 0, all is posted; else one was refused with an errno;
-   negative: the device has all, and could not be told. */
-int engine_outcome(int error, int is_refused);
+/* port.c; nothing of it is posted: it leaves the tables, and gives back its memory and its slot. */
+void engine_take_back(Port *port, Request *request);
 
 /* port.c; a new request, None if it is not plain, NULL with an exception: */
 int engine_port_names(void);
@@ -286,10 +309,8 @@ PyObject *engine_chain_read(ChainPort *chain, PyObject *const *arguments);
 PyObject *engine_method(PyObject *module, PyObject *args);
 
 /* drain.c; what returns an int: 0 or more, or -errno: */
-int engine_take_events(Drain *drain);
-int engine_arm(Drain *drain);
-int engine_poll(Drain *drain);                /* into the batch, which is empty */
-long engine_deliver(Drain *drain, int direct); /* the batch; -1 with an exception */
+int engine_poll(Drain *drain);                 /* into the batch, which is empty */
+long engine_deliver(Drain *drain, int direct); /* the batch; how many */
 void engine_watch_over(Drain *drain);
 
 #endif

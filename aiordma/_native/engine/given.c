@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 struct engine_given engine_given;
+const struct aiordma_data_path *engine_path;
 
 static unsigned int forks;
 
@@ -17,10 +18,60 @@ unsigned int engine_process(void)
     return forks;
 }
 
+/* Of this thread: a drain, and what it calls, has one. */
+static _Thread_local PyObject *kept;
+
+void engine_keep_error(void)
+{
+    PyObject *type, *value, *trace;
+
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (value && trace)
+        PyException_SetTraceback(value, trace);
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    if (kept)
+        Py_XDECREF(value);
+    else
+        kept = value;
+}
+
+int engine_keep_interrupt(void)
+{
+    if (!PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_Exception))
+        return 0;
+    engine_keep_error();
+    return 1;
+}
+
+int engine_interrupted(void)
+{
+    PyObject *error = kept;
+
+    if (!error)
+        return 0;
+    kept = NULL;
+    PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_DECREF(error);
+    return -1;
+}
+
+PyObject *engine_call_surely(PyObject *object, PyObject *name)
+{
+    PyObject *result = PyObject_CallMethodNoArgs(object, name);
+
+    for (int i = 1; !result && i < ENGINE_ATTEMPTS && engine_keep_interrupt(); i++)
+        result = PyObject_CallMethodNoArgs(object, name);
+    return result;
+}
+
 void engine_log(const char *text, PyObject *object)
 {
     PyObject *type, *value, *trace;
 
+    if (!PyErr_Occurred() || engine_keep_interrupt())
+        return;
     PyErr_Fetch(&type, &value, &trace);
     PyErr_NormalizeException(&type, &value, &trace);
     if (value && trace)
@@ -31,7 +82,7 @@ void engine_log(const char *text, PyObject *object)
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(trace);
-    if (!result)
+    if (!result && !engine_keep_interrupt())
         PyErr_WriteUnraisable(object);
     Py_XDECREF(result);
 }
@@ -62,14 +113,21 @@ int engine_prepare(void)
         {&engine_given.drain_failed, "drain_failed"},
         {&engine_given.post_refused, "post_refused"},
         {&engine_given.doorbell_failed, "doorbell_failed"},
+        {&engine_given.grant, "grant"},
+        {&engine_given.require_own_loop, "require_own_loop"},
+        {&engine_given.is_closed, "is_closed"},
+        {&engine_given.request_unretrieved, "request_unretrieved"},
+        {&engine_given.send, "send"},
+        {&engine_given.throw, "throw"},
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (!*names[i].place &&
-            !(*names[i].place = PyUnicode_InternFromString(names[i].text)))
+        if (!*names[i].place && !(*names[i].place = PyUnicode_InternFromString(names[i].text)))
             return -1;
     if (!engine_given.with_context)
         engine_given.with_context = Py_BuildValue("(s)", "context");
-    if (!engine_given.with_context)
+    if (!engine_given.with_none)
+        engine_given.with_none = Py_BuildValue("(O)", Py_None);
+    if (!engine_given.with_context || !engine_given.with_none)
         return -1;
     if (!prepared && pthread_atfork(NULL, NULL, forked)) {
         PyErr_SetString(PyExc_OSError, "pthread_atfork failed");

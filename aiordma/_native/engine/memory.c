@@ -34,8 +34,7 @@ static PyMemberDef region_members[] = {
 };
 
 PyTypeObject engine_region_type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "aiordma._native._engine.RegionBase",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.RegionBase",
     .tp_basicsize = sizeof(RegionBase),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .tp_new = PyType_GenericNew,
@@ -55,10 +54,14 @@ static int part_init(Part *part, PyObject *args, PyObject *kwargs)
     Py_ssize_t length;
     unsigned int lkey;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!KnI", names, &engine_region_type,
-                                     &region, &address, &length, &lkey))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!KnI", names, &engine_region_type, &region,
+                                     &address, &length, &lkey))
         return -1;
-    Py_XSETREF(part->region, (RegionBase *)Py_NewRef(region));
+    if (part->region) {
+        PyErr_SetString(PyExc_TypeError, "a slice is made once: take another one");
+        return -1;
+    }
+    part->region = (RegionBase *)Py_NewRef(region);
     part->address = address;
     part->length = length;
     part->lkey = lkey;
@@ -71,16 +74,10 @@ static int part_traverse(Part *part, visitproc visit, void *arg)
     return 0;
 }
 
-static int part_clear(Part *part)
-{
-    Py_CLEAR(part->region);
-    return 0;
-}
-
 static void part_dealloc(Part *part)
 {
     PyObject_GC_UnTrack(part);
-    part_clear(part);
+    Py_XDECREF(part->region);
     Py_TYPE(part)->tp_free((PyObject *)part);
 }
 
@@ -106,15 +103,13 @@ static PyGetSetDef part_properties[] = {
 };
 
 PyTypeObject engine_part_type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "aiordma._native._engine.Part",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.Part",
     .tp_basicsize = sizeof(Part),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .tp_new = PyType_GenericNew,
     .tp_init = (initproc)part_init,
     .tp_dealloc = (destructor)part_dealloc,
     .tp_traverse = (traverseproc)part_traverse,
-    .tp_clear = (inquiry)part_clear,
     .tp_members = part_members,
     .tp_getset = part_properties,
 };
@@ -129,8 +124,7 @@ static PyMemberDef slots_members[] = {
 };
 
 PyTypeObject engine_slots_type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "aiordma._native._engine.Slots",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.Slots",
     .tp_basicsize = sizeof(Slots),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .tp_new = PyType_GenericNew,
@@ -147,11 +141,10 @@ int engine_take_slot(Slots *slots)
 
 void engine_give_slot(Slots *slots)
 {
-    if (!slots->waiting) {
-        slots->free++;
+    slots->free++;
+    if (!slots->waiting)
         return;
-    }
-    PyObject *result = PyObject_CallMethod((PyObject *)slots, "give", NULL);
+    PyObject *result = engine_call_surely((PyObject *)slots, engine_given.grant);
     Py_XDECREF(result);
     if (!result)
         engine_log("giving back a slot failed", (PyObject *)slots);

@@ -8,8 +8,7 @@
 #include <structmember.h>
 
 typedef struct {
-    PyObject_HEAD
-    PyObject *general; /* the function */
+    PyObject_HEAD PyObject *general; /* the function */
     PyObject *(*plain)(Port *port, PyObject *const *arguments);
     PyObject *(*collected)(ChainPort *chain, PyObject *const *arguments);
     Py_ssize_t count; /* of arguments, without self */
@@ -81,16 +80,10 @@ static int method_traverse(Method *method, visitproc visit, void *arg)
     return 0;
 }
 
-static int method_clear(Method *method)
-{
-    Py_CLEAR(method->general);
-    return 0;
-}
-
 static void method_dealloc(Method *method)
 {
     PyObject_GC_UnTrack(method);
-    method_clear(method);
+    Py_XDECREF(method->general);
     Py_TYPE(method)->tp_free((PyObject *)method);
 }
 
@@ -132,8 +125,7 @@ PyObject *engine_method(PyObject *module, PyObject *args)
 }
 
 PyTypeObject engine_method_type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "aiordma._native._engine.Method",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.Method",
     .tp_basicsize = sizeof(Method),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
                 Py_TPFLAGS_METHOD_DESCRIPTOR,
@@ -145,5 +137,4 @@ PyTypeObject engine_method_type = {
     .tp_repr = (reprfunc)represent,
     .tp_dealloc = (destructor)method_dealloc,
     .tp_traverse = (traverseproc)method_traverse,
-    .tp_clear = (inquiry)method_clear,
 };

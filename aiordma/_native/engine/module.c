@@ -9,13 +9,20 @@ static int use(PyObject **place, PyObject *object)
 
 static PyObject *give(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"completion", "remote", "wait_elsewhere", "log", NULL};
-    PyObject *completion = NULL, *remote = NULL, *wait = NULL, *log = NULL;
+    static char *names[] = {"completion", "remote", "wait_elsewhere", "log", "detached",
+                            "deliver",    NULL};
+    PyObject *completion = NULL, *remote = NULL, *wait = NULL, *log = NULL, *detached = NULL;
+    PyObject *deliver = NULL;
 
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO", names, &completion, &remote, &wait,
-                                     &log))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOO", names, &completion, &remote, &wait,
+                                     &log, &detached, &deliver))
         return NULL;
+    if (completion && !(PyType_Check(completion) &&
+                        PyType_IsSubtype((PyTypeObject *)completion, &engine_completion_type))) {
+        PyErr_SetString(PyExc_TypeError, "completion: a subclass of CompletionFields");
+        return NULL;
+    }
     if (completion)
         use(&engine_given.completion_class, completion);
     if (remote)
@@ -24,27 +31,51 @@ static PyObject *give(PyObject *module, PyObject *args, PyObject *kwargs)
         use(&engine_given.wait_elsewhere, wait);
     if (log)
         use(&engine_given.log, log);
+    if (detached)
+        use(&engine_given.detached, detached);
+    if (deliver)
+        use(&engine_given.deliver, deliver);
+    Py_RETURN_NONE;
+}
+
+static PyObject *use_data_path(PyObject *module, PyObject *address)
+{
+    (void)module;
+    void *path = PyLong_AsVoidPtr(address);
+    if (!path && PyErr_Occurred())
+        return NULL;
+    engine_path = path;
     Py_RETURN_NONE;
 }
 
 static PyMethodDef functions[] = {
+    {"use_data_path", use_data_path, METH_O,
+     "use_data_path($module, address, /)\n--\n\nPost and drain by this table of functions."},
     {"method", engine_method, METH_VARARGS,
-     "method(name, function): the function as a method whose plain calls go to the port's\n"
+     "method($module, name, function, /)\n--\n\n"
+     "The function as a method whose plain calls go to the port's\n"
      "send, receive, write or read without it."},
     {"give", (PyCFunction)(void (*)(void))give, METH_VARARGS | METH_KEYWORDS,
-     "give(completion=, remote=, wait_elsewhere=, log=): Python's part."},
+     "give(completion=, remote=, wait_elsewhere=, log=, detached=, deliver=): Python's part."},
+    {"uninterrupted", (PyCFunction)(void (*)(void))engine_uninterrupted,
+     METH_FASTCALL | METH_KEYWORDS,
+     "uninterrupted(function, ...): call it; a SIGINT meanwhile is handled behind it."},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "aiordma._native._engine",
-    .m_doc = "The hot path in C.",
-    .m_size = -1,
-    .m_methods = functions,
-};
+/* The types and what Python gives are of the process: a second interpreter would use the first
+   one's objects, and put its own in their place. */
+static int refuse_subinterpreter(void)
+{
+    if (PyInterpreterState_Get() == PyInterpreterState_Main())
+        return 0;
+    PyErr_SetString(PyExc_ImportError,
+                    "aiordma works in the main interpreter only: import it there, and not in a "
+                    "subinterpreter");
+    return -1;
+}
 
-PyMODINIT_FUNC PyInit__engine(void)
+static int execute(PyObject *module)
 {
     const struct {
         const char *name;
@@ -57,15 +88,38 @@ PyMODINIT_FUNC PyInit__engine(void)
         {"Spinner", &engine_spinner_type},     {"OpenRequests", &engine_open_type},
         {"Method", &engine_method_type},       {"ChainPort", &engine_chain_type},
         {"SharedPort", &engine_shared_type},   {"CompletionFields", &engine_completion_type},
+        {"Steps", &engine_steps_type},
     };
-    if (engine_prepare() || engine_port_names())
-        return NULL;
-    PyObject *module = PyModule_Create(&definition);
-    for (size_t i = 0; module && i < sizeof(types) / sizeof(types[0]); i++)
+    if (refuse_subinterpreter() || engine_prepare() || engine_prepare_interrupts() ||
+        engine_port_names())
+        return -1;
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
         if (PyType_Ready(types[i].type) ||
             PyModule_AddObjectRef(module, types[i].name, (PyObject *)types[i].type))
-            Py_CLEAR(module);
-    if (module && engine_completion_names())
-        Py_CLEAR(module);
-    return module;
+            return -1;
+    return engine_completion_names();
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, execute},
+#ifdef Py_mod_multiple_interpreters
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+#ifdef Py_mod_gil
+    {Py_mod_gil, Py_MOD_GIL_USED}, /* a free-threaded build turns the GIL on */
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "aiordma._native._engine",
+    .m_doc = "The hot path in C.",
+    .m_methods = functions,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__engine(void)
+{
+    return PyModuleDef_Init(&definition);
 }

@@ -78,8 +78,12 @@ static int open_has(OpenRequests *open, PyObject *object)
 }
 
 static PyMethodDef methods[] = {
-    {"add", (PyCFunction)open_add, METH_O, "Count one in."},
-    {"discard", (PyCFunction)open_discard, METH_O, "Count it no more; nothing if it was not."},
+    {"add", (PyCFunction)open_add, METH_O,
+     "add($self, request, /)\n--\n\n"
+     "Count one in."},
+    {"discard", (PyCFunction)open_discard, METH_O,
+     "discard($self, request, /)\n--\n\n"
+     "Count it no more; nothing if it was not."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -89,8 +93,7 @@ static PySequenceMethods sequence = {
 };
 
 PyTypeObject engine_open_type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "aiordma._native._engine.OpenRequests",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.OpenRequests",
     .tp_basicsize = sizeof(OpenRequests),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_new = PyType_GenericNew,

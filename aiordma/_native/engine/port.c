@@ -5,29 +5,30 @@
  */
 #include "engine.h"
 
-#include <errno.h>
 #include <structmember.h>
 
-static int port_init(Port *port, PyObject *args, PyObject *kwargs)
+static PyObject *port_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"owner", "drain", "sends", "receives", "open", "loop", "domain",
-                            NULL};
+    static char *names[] = {"owner", "drain", "sends", "receives", "open", "loop", "domain", NULL};
     PyObject *owner, *drain, *sends, *receives, *open, *loop, *domain;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!O!O!OO", names, &owner,
-                                     &engine_drain_type, &drain, &engine_slots_type, &sends,
-                                     &engine_slots_type, &receives, &engine_open_type, &open, &loop,
-                                     &domain))
-        return -1;
-    Py_XSETREF(port->owner, Py_NewRef(owner));
-    Py_XSETREF(port->drain, (Drain *)Py_NewRef(drain));
-    Py_XSETREF(port->sends, (Slots *)Py_NewRef(sends));
-    Py_XSETREF(port->receives, (Slots *)Py_NewRef(receives));
-    Py_XSETREF(port->open, (OpenRequests *)Py_NewRef(open));
-    Py_XSETREF(port->loop, loop == Py_None ? NULL : Py_NewRef(loop));
-    Py_XSETREF(port->domain, Py_NewRef(domain));
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!O!O!OO", names, &owner, &engine_drain_type,
+                                     &drain, &engine_slots_type, &sends, &engine_slots_type,
+                                     &receives, &engine_open_type, &open, &loop, &domain))
+        return NULL;
+    Port *port = (Port *)type->tp_alloc(type, 0);
+    if (!port)
+        return NULL;
+    port->owner = Py_NewRef(owner);
+    port->drain = (Drain *)Py_NewRef(drain);
+    port->sends = (Slots *)Py_NewRef(sends);
+    port->receives = (Slots *)Py_NewRef(receives);
+    port->open = (OpenRequests *)Py_NewRef(open);
+    port->loop = loop == Py_None ? NULL : Py_NewRef(loop);
+    port->domain = Py_NewRef(domain);
     port->process = engine_process();
-    return 0;
+    port->thread = PyThread_get_thread_ident();
+    return (PyObject *)port;
 }
 
 static int port_traverse(Port *port, visitproc visit, void *arg)
@@ -45,11 +46,6 @@ static int port_traverse(Port *port, visitproc visit, void *arg)
 
 static int port_clear(Port *port)
 {
-    Py_CLEAR(port->owner);
-    Py_CLEAR(port->drain);
-    Py_CLEAR(port->open);
-    Py_CLEAR(port->loop);
-    Py_CLEAR(port->domain);
     Py_CLEAR(port->remote);
     return 0;
 }
@@ -58,8 +54,13 @@ static void port_dealloc(Port *port)
 {
     PyObject_GC_UnTrack(port);
     port_clear(port);
-    Py_CLEAR(port->sends);
-    Py_CLEAR(port->receives);
+    Py_XDECREF(port->owner);
+    Py_XDECREF(port->drain);
+    Py_XDECREF(port->sends);
+    Py_XDECREF(port->receives);
+    Py_XDECREF(port->open);
+    Py_XDECREF(port->loop);
+    Py_XDECREF(port->domain);
     Py_TYPE(port)->tp_free((PyObject *)port);
 }
 
@@ -82,8 +83,8 @@ static int read_local(Port *port, struct engine_plain *plain, PyObject *local, i
 {
     if (PyObject_TypeCheck(local, &engine_part_type)) {
         Part *part = (Part *)local;
-        RegionBase *region = part->region;
-        if (!region->usable || region->domain != port->domain || !part->length ||
+        RegionBase *region = part->region; /* NULL: a slice without its constructor */
+        if (!region || !region->usable || region->domain != port->domain || !part->length ||
             (uint64_t)part->length > port->max_message || (uint64_t)part->length >> 32 ||
             (is_target && !region->writable))
             return 0;
@@ -109,7 +110,8 @@ static int read_local(Port *port, struct engine_plain *plain, PyObject *local, i
 /* What most requests aim at is what the one before aimed at. */
 static int read_remote(Port *port, struct engine_plain *plain, PyObject *remote)
 {
-    unsigned long long address, length, rkey;
+    unsigned long long address = port->remote_address, length = port->remote_length,
+                       rkey = port->rkey;
 
     if (remote != port->remote) {
         if ((PyObject *)Py_TYPE(remote) != engine_given.remote_class)
@@ -121,19 +123,13 @@ static int read_remote(Port *port, struct engine_plain *plain, PyObject *remote)
         port->remote_address = address;
         port->remote_length = length;
         port->rkey = (unsigned int)rkey;
+        /* Freeing the old one may run the program's code, which may post to another one. */
         Py_XSETREF(port->remote, Py_NewRef(remote));
     }
     plain->remote = remote;
-    plain->remote_address = port->remote_address;
-    plain->rkey = port->rkey;
-    return port->remote_length == plain->sge.length;
-}
-
-int engine_outcome(int error, int is_refused)
-{
-    if (error < 0)
-        error = error == -1 && errno ? errno : -error;
-    return is_refused ? (error ? error : EINVAL) : -error;
+    plain->remote_address = address;
+    plain->rkey = (unsigned int)rkey;
+    return length == plain->sge.length;
 }
 
 /* Say what the driver did with it: 0, posted; else refused with an errno; negative: it has it, and
@@ -142,12 +138,10 @@ static int give_to_device(Port *port, const struct engine_plain *plain, uint64_t
                           int is_receive)
 {
     struct ibv_sge sge = plain->sge;
-    int error;
 
     if (is_receive) {
         struct ibv_recv_wr receive = {.wr_id = wr_id, .sg_list = &sge, .num_sge = 1}, *none;
-        error = ibv_post_recv(port->queue_pair, &receive, &none);
-        return error == -1 && errno ? errno : abs(error);
+        return abs(engine_path->post_receives(port->queue_pair, NULL, &receive, &none));
     }
     struct ibv_send_wr send = {
         .wr_id = wr_id,
@@ -157,18 +151,23 @@ static int give_to_device(Port *port, const struct engine_plain *plain, uint64_t
         .send_flags = plain->flags | IBV_SEND_SIGNALED,
         .wr.rdma = {.remote_addr = plain->remote_address, .rkey = plain->rkey},
     };
-    struct ibv_send_wr *refused = NULL;
-    error = ibv_post_send(port->queue_pair, &send, &refused);
-    return engine_outcome(error, refused != NULL);
+    struct ibv_send_wr *refused;
+    return engine_path->post_sends(port->queue_pair, &send, &refused);
+}
+
+void engine_take_back(Port *port, Request *request)
+{
+    if (request->wr_id)
+        Py_XDECREF(engine_table_take(port->drain->table, request->wr_id));
+    engine_leave(port->open, request);
+    engine_drop(request);
+    engine_give_slot(request->is_receive ? port->receives : port->sends);
 }
 
 /* The device refused it: undo everything, and let Python raise why. */
 static PyObject *refuse(Port *port, Request *request, int error)
 {
-    Py_XDECREF(engine_table_take(port->drain->table, request->wr_id));
-    engine_leave(port->open, request);
-    engine_drop(request);
-    engine_give_slot(request->is_receive ? port->receives : port->sends);
+    engine_take_back(port, request);
     PyObject *number = PyLong_FromLong(error);
     if (!number)
         return NULL;
@@ -186,13 +185,22 @@ static PyObject *refuse(Port *port, Request *request, int error)
 static void doorbell_failed(Port *port, int error)
 {
     PyObject *number = PyLong_FromLong(error);
-    PyObject *result = number ? PyObject_CallMethodOneArg(
-                                    port->owner, engine_given.doorbell_failed, number)
-                              : NULL;
+    PyObject *result =
+        number ? PyObject_CallMethodOneArg(port->owner, engine_given.doorbell_failed, number)
+               : NULL;
     Py_XDECREF(number);
     Py_XDECREF(result);
     if (!result)
         engine_log("ending %r failed", port->owner);
+}
+
+/* Asked again where no more of the program's code can run before the device has the request. What
+   was given runs such code as it is read (__index__, buffers), and so does the garbage collector,
+   as the request is made; it may close the queue pair, or the region that was not held yet. */
+static int is_still_usable(const Port *port, const Part *part, int is_receive)
+{
+    return engine_usable(port, is_receive ? port->can_receive : port->ready) &&
+           (!part || part->region->usable);
 }
 
 static PyObject *post(Port *port, const struct engine_plain *plain, int is_receive)
@@ -203,23 +211,25 @@ static PyObject *post(Port *port, const struct engine_plain *plain, int is_recei
     if (!engine_take_slot(slots)) {
         drain->fruitless = 0; /* this look is not one of those that may be left out */
         drain->look(drain);   /* some may have ended, that nobody awaits */
-        /* Their end can have been what a retired region waited for to be closed. */
-        if ((plain->part && !plain->part->region->usable) || !engine_take_slot(slots))
-            Py_RETURN_NONE; /* the general way raises, or waits */
+        if (engine_interrupted())
+            return NULL;
+        if (!engine_take_slot(slots))
+            Py_RETURN_NONE; /* the general path raises, or waits */
     }
     Request *request = engine_request(port, plain->operation, plain->sge.length, plain->part,
                                       plain->remote, is_receive);
     if (!request) {
-        slots->free++;
+        engine_give_slot(slots);
         return NULL;
     }
+    int is_usable = is_still_usable(port, plain->part, is_receive);
     /* Entered before the device can know of it; only its own refusal takes it out again. */
-    request->wr_id = engine_table_add(drain->table, (PyObject *)request);
+    if (is_usable)
+        request->wr_id = engine_table_add(drain->table, (PyObject *)request);
     if (!request->wr_id) {
-        engine_drop(request);
-        engine_give_slot(slots);
+        engine_take_back(port, request);
         Py_DECREF(request);
-        return NULL;
+        return is_usable ? NULL : Py_NewRef(Py_None); /* the general path says why */
     }
     engine_enter(port->open, request);
     drain->crossings++;
@@ -242,6 +252,8 @@ static PyObject *finish(Port *port, struct engine_plain *plain, int is_plain, in
                                       : Py_NewRef(Py_None);
     if (plain->view.obj)
         PyBuffer_Release(&plain->view);
+    if (engine_interrupted())
+        Py_CLEAR(result);
     return result;
 }
 
@@ -283,9 +295,8 @@ static int one_sided(Port *port, struct engine_plain *plain, PyObject *local, Py
 int engine_read_write(Port *port, struct engine_plain *plain, PyObject *const *arguments)
 {
     *plain = (struct engine_plain){.operation = names[2], .opcode = IBV_WR_RDMA_WRITE};
-    return engine_usable(port, port->ready)
-               ? one_sided(port, plain, arguments[0], arguments[1], 0)
-               : 0;
+    return engine_usable(port, port->ready) ? one_sided(port, plain, arguments[0], arguments[1], 0)
+                                            : 0;
 }
 
 int engine_read_read(Port *port, struct engine_plain *plain, PyObject *const *arguments)
@@ -340,24 +351,32 @@ static PyObject *port_read(Port *port, PyObject *const *arguments, Py_ssize_t co
 
 static PyObject *port_open(Port *port, PyObject *args)
 {
-    unsigned long long queue_pair;
-    if (!PyArg_ParseTuple(args, "KKn", &queue_pair, &port->max_message, &port->max_inline))
+    unsigned long long queue_pair, max_message;
+    Py_ssize_t max_inline;
+    if (!PyArg_ParseTuple(args, "KKn", &queue_pair, &max_message, &max_inline))
         return NULL;
+    port->max_message = max_message;
+    port->max_inline = max_inline;
     port->queue_pair = (struct ibv_qp *)(uintptr_t)queue_pair;
     Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
     {"open", (PyCFunction)port_open, METH_VARARGS,
-     "open(queue_pair, max_message, max_inline): there is a queue pair, at that address."},
+     "open($self, queue_pair, max_message, max_inline, /)\n--\n\n"
+     "There is a queue pair, at that address."},
     {"send", (PyCFunction)port_send, METH_O,
-     "send(data): post a message; None: it is not a plain one."},
+     "send($self, data, /)\n--\n\n"
+     "Post a message; None: it is not a plain one."},
     {"receive", (PyCFunction)receive, METH_O,
-     "receive(memory): post a receive; None: it is not a plain one."},
+     "receive($self, memory, /)\n--\n\n"
+     "Post a receive; None: it is not a plain one."},
     {"write", (PyCFunction)(void (*)(void))port_write, METH_FASTCALL,
-     "write(data, remote): post a WRITE; None: it is not a plain one."},
+     "write($self, data, remote, /)\n--\n\n"
+     "Post a WRITE; None: it is not a plain one."},
     {"read", (PyCFunction)(void (*)(void))port_read, METH_FASTCALL,
-     "read(remote, memory): post a READ; None: it is not a plain one."},
+     "read($self, remote, memory, /)\n--\n\n"
+     "Post a READ; None: it is not a plain one."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -367,16 +386,15 @@ static PyMemberDef members[] = {
     {"can_read", T_BOOL, offsetof(Port, can_read), 0, "READs were agreed on"},
     {"feeds", T_BOOL, offsetof(Port, feeds), 0, "its receives are a queue of messages'"},
     {"tells", T_BOOL, offsetof(Port, tells), 0, "the owner wants to hear of each end"},
+    {"thread", T_ULONG, offsetof(Port, thread), 0, "the only thread that may post"},
     {NULL, 0, 0, 0, NULL},
 };
 
 PyTypeObject engine_port_type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "aiordma._native._engine.Port",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.Port",
     .tp_basicsize = sizeof(Port),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
-    .tp_new = PyType_GenericNew,
-    .tp_init = (initproc)port_init,
+    .tp_new = port_new,
     .tp_dealloc = (destructor)port_dealloc,
     .tp_traverse = (traverseproc)port_traverse,
     .tp_clear = (inquiry)port_clear,

@@ -1,4 +1,4 @@
-/* A posted work request; its reference, and the rule of cancellation, are in request.py. */
+/* A posted work request; its counterpart is in _requests/python.py. */
 #include "engine.h"
 
 #include <structmember.h>
@@ -27,7 +27,8 @@ static Request *make(void)
 
 static void unmake(Request *request)
 {
-    if (!SPARE || spare_count == SPARE) {
+    /* Python finalizes an object once, and would not finalize the next request in its place. */
+    if (!SPARE || spare_count == SPARE || request->finalized) {
         Py_TYPE(request)->tp_free((PyObject *)request);
         return;
     }
@@ -35,7 +36,7 @@ static void unmake(Request *request)
     request->wr_id = 0;
     request->length = 0;
     request->completes_as = 0;
-    request->is_receive = request->state = request->at_once = 0;
+    request->is_receive = request->state = request->at_once = request->retrieved = 0;
     request->weak = NULL;
     spare[spare_count++] = request;
 }
@@ -59,47 +60,61 @@ Request *engine_request(Port *port, PyObject *operation, Py_ssize_t length, Part
     return request;
 }
 
-/* Call a method of everything that it holds. */
-static int each_held(PyObject *held, PyObject *method)
+/* Release the first `count` of a tuple's memory. */
+static void release_held(PyObject *held, Py_ssize_t count)
 {
-    PyObject *all = PySequence_Fast(held, "what a request holds is a sequence");
-    int failed = all ? 0 : -1;
-
-    for (Py_ssize_t i = 0; all && i < PySequence_Fast_GET_SIZE(all); i++) {
-        PyObject *memory = PySequence_Fast_GET_ITEM(all, i);
-        PyObject *result = PyObject_CallMethodNoArgs(memory, method);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *memory = PyTuple_GET_ITEM(held, i);
+        PyObject *result = PyObject_CallMethodNoArgs(memory, engine_given.release);
         Py_XDECREF(result);
-        if (!result && method == engine_given.release) {
+        if (!result)
             engine_log("releasing the memory of %r failed", memory);
-        } else if (!result) {
-            failed = -1;
-            break;
-        }
     }
-    Py_XDECREF(all);
-    return failed;
 }
 
-static int request_init(Request *request, PyObject *args, PyObject *kwargs)
+/* Hold all of a tuple's memory, or none of it, with an exception. */
+static int hold_all(PyObject *held)
 {
-    static char *names[] = {"owner", "operation", "length", "held",
-                            "remote", "is_receive", NULL};
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(held); i++) {
+        PyObject *result = PyObject_CallMethodNoArgs(PyTuple_GET_ITEM(held, i), engine_given.hold);
+        Py_XDECREF(result);
+        if (!result) {
+            PyObject *type, *value, *trace;
+            PyErr_Fetch(&type, &value, &trace);
+            release_held(held, i);
+            PyErr_Restore(type, value, trace);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static PyObject *request_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"owner", "operation", "length", "held", "remote", "is_receive", NULL};
     PyObject *owner, *operation, *held, *remote = Py_None;
     Py_ssize_t length;
     int is_receive = 0;
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OUnO|O$p", names, &owner, &operation, &length,
                                      &held, &remote, &is_receive))
-        return -1;
-    Py_XSETREF(request->owner, Py_NewRef(owner));
-    Py_XSETREF(request->operation, Py_NewRef(operation));
-    Py_XSETREF(request->remote, remote == Py_None ? NULL : Py_NewRef(remote));
+        return NULL;
+    Request *request = (Request *)type->tp_alloc(type, 0);
+    if (!request)
+        return NULL;
+    request->owner = Py_NewRef(owner);
+    request->operation = Py_NewRef(operation);
+    request->remote = remote == Py_None ? NULL : Py_NewRef(remote);
     request->length = length;
     request->is_receive = (char)is_receive;
-    if (each_held(held, engine_given.hold))
-        return -1;
-    Py_XSETREF(request->held, Py_NewRef(held));
-    return 0;
+    PyObject *all = PySequence_Tuple(held); /* of our own: nothing changes it meanwhile */
+    if (!all || hold_all(all)) {
+        Py_XDECREF(all);
+        Py_DECREF(request);
+        return NULL;
+    }
+    request->held = all;
+    return (PyObject *)request;
 }
 
 static int request_traverse(Request *request, visitproc visit, void *arg)
@@ -118,29 +133,51 @@ static int request_traverse(Request *request, visitproc visit, void *arg)
     return 0;
 }
 
+/* How it ended stays as well: exceptions and completions clear themselves. */
 static int request_clear(Request *request)
 {
-    Py_CLEAR(request->owner);
-    Py_CLEAR(request->held);
-    Py_CLEAR(request->remote);
-    Py_CLEAR(request->result);
-    Py_CLEAR(request->error);
     Py_CLEAR(request->run);
     Py_CLEAR(request->waiters);
     Py_CLEAR(request->callbacks);
     Py_CLEAR(request->inner);
-    Py_CLEAR(request->part);
-    Py_CLEAR(request->port);
     return 0;
+}
+
+/* An error that nobody has retrieved is reported, as asyncio reports a future's. */
+static void request_finalize(Request *request)
+{
+    PyObject *type, *value, *trace;
+
+    request->finalized = 1;
+    if (request->state != FAILED || request->retrieved || !request->owner)
+        return;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *result = PyObject_CallMethodOneArg(request->owner, engine_given.request_unretrieved,
+                                                 (PyObject *)request);
+    Py_XDECREF(result);
+    if (!result)
+        engine_log("the failure of %r could not be reported", (PyObject *)request);
+    request->retrieved = 1;
+    PyErr_Restore(type, value, trace);
 }
 
 static void request_dealloc(Request *request)
 {
+    if (request->state == FAILED && !request->retrieved &&
+        PyObject_CallFinalizerFromDealloc((PyObject *)request))
+        return; /* somebody holds it again */
     PyObject_GC_UnTrack(request);
     if (request->weak)
         PyObject_ClearWeakRefs((PyObject *)request);
     request_clear(request);
+    Py_CLEAR(request->owner);
     Py_CLEAR(request->operation);
+    Py_CLEAR(request->held);
+    Py_CLEAR(request->remote);
+    Py_CLEAR(request->result);
+    Py_CLEAR(request->error);
+    Py_CLEAR(request->part);
+    Py_CLEAR(request->port);
     unmake(request);
 }
 
@@ -190,8 +227,7 @@ static void release_part(Request *request)
     request->part = NULL;
     part->region->users--;
     if (part->region->retired && !part->region->users) {
-        PyObject *result = PyObject_CallMethodNoArgs((PyObject *)part->region,
-                                                     engine_given.close);
+        PyObject *result = PyObject_CallMethodNoArgs((PyObject *)part->region, engine_given.close);
         Py_XDECREF(result);
         if (!result) /* a region's last user closes it, which can fail */
             engine_log("releasing the memory of %r failed", (PyObject *)request);
@@ -206,8 +242,7 @@ static void release(Request *request)
     if (!held)
         return;
     request->held = NULL;
-    if (each_held(held, engine_given.release))
-        engine_log("releasing the memory of %r failed", (PyObject *)request);
+    release_held(held, PyTuple_GET_SIZE(held));
     Py_DECREF(held);
 }
 
@@ -219,8 +254,8 @@ static void account(Request *request)
         engine_give_slot(request->is_receive ? port->receives : port->sends);
         return;
     }
-    PyObject *result = PyObject_CallMethodOneArg(request->owner, engine_given.request_ended,
-                                                 (PyObject *)request);
+    PyObject *result =
+        PyObject_CallMethodOneArg(request->owner, engine_given.request_ended, (PyObject *)request);
     Py_XDECREF(result);
     if (!result)
         engine_log("the end of %r could not be accounted for", (PyObject *)request);
@@ -238,7 +273,7 @@ static void wake_all(Request *request)
         if (Py_IS_TYPE(waiter, &engine_waiter_type)) {
             failed = engine_wake((Waiter *)waiter);
         } else {
-            PyObject *result = PyObject_CallMethodNoArgs(waiter, engine_given.wake);
+            PyObject *result = engine_call_surely(waiter, engine_given.wake);
             failed = result ? 0 : -1;
             Py_XDECREF(result);
         }
@@ -248,17 +283,23 @@ static void wake_all(Request *request)
     Py_DECREF(waiters);
 }
 
+/* It is ours, and may be called twice: an interrupt half way loses nothing. */
 static void call_inner(Request *request)
 {
     PyObject *inner = request->inner;
     if (!inner)
         return;
     request->inner = NULL;
-    PyObject *result = PyObject_CallOneArg(inner, (PyObject *)request);
-    Py_XDECREF(result);
+    PyObject *result = NULL;
+    for (int i = 0; !result && i < ENGINE_ATTEMPTS; i++) {
+        result = PyObject_CallOneArg(inner, (PyObject *)request);
+        if (!result && !engine_keep_interrupt())
+            break;
+    }
     Py_DECREF(inner);
     if (!result)
         engine_log("a callback of %r failed", (PyObject *)request);
+    Py_XDECREF(result);
 }
 
 static void call_all(Request *request)
@@ -268,8 +309,7 @@ static void call_all(Request *request)
         return;
     request->callbacks = NULL;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(callbacks); i++) {
-        PyObject *result = PyObject_CallOneArg(PyList_GET_ITEM(callbacks, i),
-                                               (PyObject *)request);
+        PyObject *result = PyObject_CallOneArg(PyList_GET_ITEM(callbacks, i), (PyObject *)request);
         Py_XDECREF(result);
         if (!result)
             engine_log("a callback of %r failed", (PyObject *)request);
@@ -290,7 +330,11 @@ static void end(Request *request)
 
 static void fail(Request *request, PyObject *error)
 {
-    request->error = error; /* takes it over */
+    PyObject *run = request->run;
+    if (run && PyList_CheckExact(run) && PyList_GET_SIZE(run) &&
+        PyList_GET_ITEM(run, PyList_GET_SIZE(run) - 1) != (PyObject *)request)
+        request->retrieved = 1; /* the last one of its run tells of it */
+    request->error = error;     /* takes it over */
     request->state = FAILED;
 }
 
@@ -300,8 +344,19 @@ static void explain(Request *request, const struct aiordma_completion *completio
     PyObject *error = NULL;
     if (raw) {
         PyObject *arguments[] = {request->owner, (PyObject *)request, raw};
-        error = PyObject_VectorcallMethod(engine_given.request_failed, arguments, 3, NULL);
+        for (int i = 0; !error && i < ENGINE_ATTEMPTS; i++) {
+            error = PyObject_VectorcallMethod(engine_given.request_failed, arguments, 3, NULL);
+            if (!error && !engine_keep_interrupt())
+                break;
+        }
         Py_DECREF(raw);
+    }
+    if (!error && !PyErr_Occurred())
+        PyErr_SetString(PyExc_RuntimeError, "interrupts kept the failure from being explained");
+    if (error && !PyExceptionInstance_Check(error)) {
+        PyErr_Format(PyExc_TypeError, "request_failed of %R returned %R, no exception",
+                     request->owner, error);
+        Py_CLEAR(error);
     }
     if (!error) {
         /* Whatever it was, it is how the request ends: it must not hang. */
@@ -314,16 +369,25 @@ static void explain(Request *request, const struct aiordma_completion *completio
     fail(request, error);
 }
 
+/* A borrowed member of a run before the last one; NULL: there is none at that place. */
+static Request *earlier_in_run(PyObject *run, Py_ssize_t at, const Request *last)
+{
+    PyObject *earlier = PySequence_Fast_GET_ITEM(run, at);
+    return earlier != (const PyObject *)last && Py_IS_TYPE(earlier, &engine_request_type)
+               ? (Request *)earlier
+               : NULL;
+}
+
 int engine_run_is_quiet(const Request *last)
 {
     if (!PyList_CheckExact(last->run))
         return 0;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(last->run); i++) {
-        const Request *earlier = (const Request *)PyList_GET_ITEM(last->run, i);
-        if (earlier == last)
+        const Request *earlier = earlier_in_run(last->run, i, last);
+        if (!earlier)
             break;
-        if (earlier->state == IN_FLIGHT && (earlier->port != last->port || earlier->callbacks ||
-                                            earlier->held))
+        if (earlier->state == IN_FLIGHT &&
+            (earlier->port != last->port || earlier->callbacks || earlier->held))
             return 0;
     }
     return 1;
@@ -355,19 +419,22 @@ static void end_run(Request *request)
     request->run = NULL;
     PyObject *all = PySequence_Fast(run, "a run is a sequence");
     for (Py_ssize_t i = 0; all && i < PySequence_Fast_GET_SIZE(all); i++) {
-        PyObject *earlier = PySequence_Fast_GET_ITEM(all, i);
-        if (earlier == (PyObject *)request)
+        Request *earlier = earlier_in_run(all, i, request);
+        if (!earlier)
             break;
-        if (((Request *)earlier)->state != IN_FLIGHT)
+        if (earlier->state != IN_FLIGHT)
             continue;
-        if (end_with((Request *)earlier, request))
-            continue;
-        PyObject *arguments[] = {request->owner, earlier, (PyObject *)request};
-        PyObject *result =
-            PyObject_VectorcallMethod(engine_given.run_ended, arguments, 3, NULL);
-        Py_XDECREF(result);
-        if (!result)
-            engine_log("the run of %r could not be ended", (PyObject *)request);
+        Py_INCREF(earlier);
+        if (!end_with(earlier, request)) {
+            earlier->retrieved = 1; /* if it fails, this one tells of it */
+            PyObject *arguments[] = {request->owner, (PyObject *)earlier, (PyObject *)request};
+            PyObject *result =
+                PyObject_VectorcallMethod(engine_given.run_ended, arguments, 3, NULL);
+            Py_XDECREF(result);
+            if (!result)
+                engine_log("the run of %r could not be ended", (PyObject *)request);
+        }
+        Py_DECREF(earlier);
     }
     if (!all)
         engine_log("the run of %r could not be ended", (PyObject *)request);
@@ -394,18 +461,29 @@ void engine_drop(Request *request)
     release(request);
 }
 
+/* A copy for each caller that gets the error: a raise adds the caller's frames to an exception. */
+static PyObject *own_error(Request *request)
+{
+    request->retrieved = 1;
+    return engine_given.detached ? PyObject_CallOneArg(engine_given.detached, request->error)
+                                 : Py_NewRef(request->error);
+}
+
 static PyObject *result_of(Request *request)
 {
+    PyObject *error;
+
     switch (request->state) {
     case SUCCEEDED:
-        if (!request->result)
-            request->result = engine_completion(&request->completion);
+        if (!request->result) /* making it may run the collector, and so this once more */
+            Py_XSETREF(request->result, engine_completion(&request->completion));
         return Py_XNewRef(request->result);
     case FAILED:
-        /* Raised once per await: without this, every raise would add to one traceback. */
-        if (PyException_SetTraceback(request->error, Py_None))
-            return NULL;
-        PyErr_SetObject((PyObject *)Py_TYPE(request->error), request->error);
+        error = own_error(request);
+        if (error) {
+            PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+            Py_DECREF(error);
+        }
         return NULL;
     default:
         PyErr_Format(PyExc_RuntimeError, "%R has not ended: await it", request);
@@ -482,6 +560,10 @@ static const struct engine_awaited awaited_calls = {
 static PyObject *await_elsewhere(Request *request, PyObject *waiter)
 {
     PyObject *arguments[] = {(PyObject *)request, waiter};
+    if (!engine_given.wait_elsewhere) {
+        PyErr_SetString(PyExc_RuntimeError, "the engine was not given wait_elsewhere");
+        return NULL;
+    }
     return PyObject_Vectorcall(engine_given.wait_elsewhere, arguments, 2, NULL);
 }
 
@@ -505,8 +587,11 @@ static PyObject *pause_once(Request *request)
 
 static PyObject *request_await(Request *request)
 {
+    request->retrieved = 1; /* also if the await is cancelled, which abandons the result */
     if (request->state == IN_FLIGHT && request->port && engine_usable(request->port, 1))
         request->port->drain->look(request->port->drain);
+    if (engine_interrupted())
+        return NULL;
     if (request->state != IN_FLIGHT) {
         /* Awaited as it is, it does not pause. */
         return has_to_pause(request) ? pause_once(request) : Py_NewRef(request);
@@ -514,6 +599,12 @@ static PyObject *request_await(Request *request)
     if (!request->wr_id) {
         PyErr_Format(PyExc_RuntimeError, "%R is part of a chain that is not posted yet", request);
         return NULL;
+    }
+    if (request->port && request->port->thread != PyThread_get_thread_ident()) {
+        PyObject *ours = PyObject_CallMethodNoArgs(request->owner, engine_given.require_own_loop);
+        if (!ours)
+            return NULL;
+        Py_DECREF(ours);
     }
     PyObject *waiter = make_waiter(request), *result = NULL;
     if (!waiter || add_waiter(request, waiter)) {
@@ -568,8 +659,8 @@ static PyObject *request_str(Request *request)
 {
     if (!request->remote)
         return PyUnicode_FromFormat("%U of %zd bytes", request->operation, request->length);
-    return PyUnicode_FromFormat("%U of %zd bytes (remote: %S)", request->operation,
-                                request->length, request->remote);
+    return PyUnicode_FromFormat("%U of %zd bytes (remote: %S)", request->operation, request->length,
+                                request->remote);
 }
 
 static PyObject *request_repr(Request *request)
@@ -605,7 +696,12 @@ static PyObject *request_result(Request *request, PyObject *none)
 static PyObject *request_exception(Request *request, PyObject *none)
 {
     (void)none;
-    return Py_NewRef(request->error ? request->error : Py_None);
+    return request->error ? own_error(request) : Py_NewRef(Py_None);
+}
+
+static PyObject *none_unless_interrupted(void)
+{
+    return engine_interrupted() ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *call_now(Request *request, PyObject *callback)
@@ -614,7 +710,7 @@ static PyObject *call_now(Request *request, PyObject *callback)
     Py_XDECREF(result);
     if (!result)
         engine_log("a callback of %r failed", (PyObject *)request);
-    Py_RETURN_NONE;
+    return none_unless_interrupted();
 }
 
 static PyObject *request_add_done_callback(Request *request, PyObject *callback)
@@ -635,20 +731,27 @@ static PyObject *request_tell(Request *request, PyObject *callback)
     Py_RETURN_NONE;
 }
 
+static PyObject *list_of(PyObject *list)
+{
+    return list ? PyList_GetSlice(list, 0, PyList_GET_SIZE(list)) : PyList_New(0);
+}
+
 static PyObject *request_remove_done_callback(Request *request, PyObject *callback)
 {
-    long removed = 0;
-    for (Py_ssize_t i = 0; request->callbacks && i < PyList_GET_SIZE(request->callbacks);) {
-        int is_it = PyObject_RichCompareBool(PyList_GET_ITEM(request->callbacks, i), callback,
-                                             Py_EQ);
-        if (is_it < 0 || (is_it && PySequence_DelItem(request->callbacks, i)))
-            return NULL;
-        if (is_it)
-            removed++;
-        else
-            i++;
+    PyObject *known = list_of(request->callbacks), *kept = PyList_New(0);
+    int failed = !known || !kept;
+
+    for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(known); i++) {
+        int is_it = PyObject_RichCompareBool(PyList_GET_ITEM(known, i), callback, Py_EQ);
+        failed = is_it < 0 || (!is_it && PyList_Append(kept, PyList_GET_ITEM(known, i)));
     }
-    return PyLong_FromLong(removed);
+    Py_ssize_t removed = failed ? 0 : PyList_GET_SIZE(known) - PyList_GET_SIZE(kept);
+    /* Comparing runs the program's code, by which the request may have ended. */
+    if (!failed && removed && request->callbacks)
+        Py_XSETREF(request->callbacks, Py_NewRef(kept));
+    Py_XDECREF(known);
+    Py_XDECREF(kept);
+    return failed ? NULL : PyLong_FromSsize_t(removed);
 }
 
 static PyObject *request_cancelled(Request *request, PyObject *none)
@@ -676,7 +779,7 @@ static PyObject *request_complete(Request *request, PyObject *raw)
     if (engine_read_completion(raw, &c))
         return NULL;
     engine_complete(request, &c);
-    Py_RETURN_NONE;
+    return none_unless_interrupted();
 }
 
 static PyObject *request_fail(Request *request, PyObject *error)
@@ -689,19 +792,14 @@ static PyObject *request_fail(Request *request, PyObject *error)
         fail(request, Py_NewRef(error));
         end(request);
     }
-    Py_RETURN_NONE;
+    return none_unless_interrupted();
 }
 
 static PyObject *request_drop(Request *request, PyObject *none)
 {
     (void)none;
     release(request);
-    Py_RETURN_NONE;
-}
-
-static PyObject *list_of(PyObject *list)
-{
-    return list ? PyList_GetSlice(list, 0, PyList_GET_SIZE(list)) : PyList_New(0);
+    return none_unless_interrupted();
 }
 
 static PyObject *request_waiters(Request *request, void *closure)
@@ -717,31 +815,59 @@ static PyObject *request_callbacks(Request *request, void *closure)
 }
 
 static PyMethodDef methods[] = {
-    {"done", (PyCFunction)request_done, METH_NOARGS, "Whether it has ended."},
+    {"done", (PyCFunction)request_done, METH_NOARGS,
+     "done($self, /)\n--\n\n"
+     "Return whether the request has ended.\n\n"
+     "Raises: nothing."},
     {"result", (PyCFunction)request_result, METH_NOARGS,
-     "Return the completion of an ended request.\n\nRaises:\n    WorkCompletionError: it failed.\n"
+     "result($self, /)\n--\n\n"
+     "Return the completion of an ended request.\n\n"
+     "Raises:\n"
+     "    WorkCompletionError: it failed.\n"
+     "    RdmaError: the chain that it was part of was not posted.\n"
      "    RuntimeError: it is still in flight."},
     {"exception", (PyCFunction)request_exception, METH_NOARGS,
-     "Return the error of an ended request, None if it succeeded or is in flight."},
+     "exception($self, /)\n--\n\n"
+     "Return the error of an ended request, None if it succeeded or is in flight. Each\n"
+     "call returns an exception of its own, as each await raises one.\n\n"
+     "Raises: nothing."},
     {"add_done_callback", (PyCFunction)request_add_done_callback, METH_O,
-     "Call back once it has ended: at once if it has, else on the loop's thread as the completion\n"
-     "is delivered. Keep it short. What it raises is logged."},
+     "add_done_callback($self, callback, /)\n--\n\n"
+     "Call a function with the request once it has ended: at once if it has, else on\n"
+     "the loop's thread as the completion is delivered. Keep it short. What it raises is\n"
+     "logged.\n\n"
+     "Raises: nothing."},
     {"tell", (PyCFunction)request_tell, METH_O,
-     "add_done_callback, of one that runs no code of the program's: it may be called inside\n"
+     "tell($self, callback, /)\n--\n\n"
+     "Add a done callback that runs no code of the program's: it may be called inside\n"
      "another request's post."},
     {"remove_done_callback", (PyCFunction)request_remove_done_callback, METH_O,
-     "Forget a callback; return how many were forgotten. What asyncio.wait needs."},
+     "remove_done_callback($self, callback, /)\n--\n\n"
+     "Remove a callback, and return how often it had been added. asyncio.wait calls\n"
+     "this.\n\n"
+     "Raises: nothing."},
     {"cancelled", (PyCFunction)request_cancelled, METH_NOARGS,
-     "Never: no verb takes one posted request back. What asyncio.wait needs."},
+     "cancelled($self, /)\n--\n\n"
+     "Return False: no verb takes one posted request back. asyncio.wait calls this.\n\n"
+     "Raises: nothing."},
     {"tells_for", (PyCFunction)request_tells_for, METH_O,
-     "Be the one whose end tells of the end of those before it in a run, up to itself."},
-    {"complete", (PyCFunction)request_complete, METH_O, "End with a completion."},
+     "tells_for($self, run, /)\n--\n\n"
+     "Complete the unsignaled requests before this one in a run, when this one\n"
+     "completes."},
+    {"complete", (PyCFunction)request_complete, METH_O,
+     "complete($self, raw, /)\n--\n\n"
+     "End with a completion."},
     {"fail", (PyCFunction)request_fail, METH_O,
-     "End without a completion: the queue pair is gone, or it never was posted. One that has\n"
-     "ended stays as it is."},
+     "fail($self, error, /)\n--\n\n"
+     "End without a completion: the queue pair is gone, or the request was never\n"
+     "posted. A request that has ended stays as it is. The error is stored: raise only\n"
+     "copies of it."},
     {"drop", (PyCFunction)request_drop, METH_NOARGS,
+     "drop($self, /)\n--\n\n"
      "Undo the construction of a request that the device did not take."},
-    {"forget_waiter", (PyCFunction)request_forget_waiter, METH_O, "Wake it no more."},
+    {"forget_waiter", (PyCFunction)request_forget_waiter, METH_O,
+     "forget_waiter($self, waiter, /)\n--\n\n"
+     "Do not wake a waiter any more."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -767,20 +893,28 @@ static PyAsyncMethods awaiting = {
 };
 
 PyTypeObject engine_request_type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "aiordma.WorkRequest",
-    .tp_doc = "A posted work request. Await it for its WorkCompletion; any number of tasks may,\n"
-              "any "
-              "number of times.\n\nAwaiting raises the WorkCompletionError that ended it. "
-              "Cancelling an await leaves the request\nin flight and its memory held; the "
-              "completion then is nobody's news. `operation` names the\nrequest (SEND, RECV, "
-              "RDMA_READ, RDMA_WRITE, ...), `length` is its local bytes.",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma.WorkRequest",
+    .tp_doc =
+        "WorkRequest(owner, operation, length, held, remote=None, *, is_receive=False)\n"
+        "--\n\n"
+        "A posted work request. Await it for its WorkCompletion; any number of tasks may,\n"
+        "any number of times.\n\n"
+        "`operation` names the request (SEND, RECV, RDMA_READ, RDMA_WRITE, ...), `length` is\n"
+        "its local bytes. An error that nobody retrieves, by awaiting, `result` or\n"
+        "`exception`, is reported (docs/guarantees.md).\n\n"
+        "Raises:\n"
+        "    WorkCompletionError: awaiting it: it failed.\n"
+        "    RdmaError: awaiting it: the chain that it was part of was not posted.\n"
+        "    RuntimeError: awaiting it: the chain that it is part of is not posted yet.\n"
+        "    EventLoopError: awaited outside of its event loop.\n\n"
+        "Cancellation: the request stays in flight, and its memory held; its completion is\n"
+        "then discarded.",
     .tp_basicsize = sizeof(Request),
     .tp_weaklistoffset = offsetof(Request, weak),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_new = PyType_GenericNew,
-    .tp_init = (initproc)request_init,
+    .tp_new = request_new,
     .tp_dealloc = (destructor)request_dealloc,
+    .tp_finalize = (destructor)request_finalize,
     .tp_traverse = (traverseproc)request_traverse,
     .tp_clear = (inquiry)request_clear,
     .tp_str = (reprfunc)request_str,

@@ -59,7 +59,8 @@ static enum end deliver(Spinner *spinner, Drain *drain, int found)
     if (!found)
         return NOTHING;
     spinner->found += (unsigned long long)found;
-    return engine_deliver(drain, 1) < 0 ? FAILED_WITH_EXCEPTION : FOUND;
+    (void)engine_deliver(drain, 1);
+    return engine_interrupted() ? FAILED_WITH_EXCEPTION : FOUND;
 }
 
 static int is_at_rest(const Drain *drain)
@@ -77,7 +78,7 @@ static enum end look(Spinner *spinner, PyObject *drains, int arm)
             continue;
         int found = (int)(drain->tail - drain->head);
         if (!found) {
-            found = arm ? engine_arm(drain) : 0;
+            found = arm ? engine_path->arm_queues(&drain->data) : 0;
             if (!found)
                 found = engine_poll(drain);
         }
@@ -102,7 +103,7 @@ static enum end serve(Spinner *spinner, PyObject *drains, const struct epoll_eve
         if (!drain->enabled)
             continue; /* its channel may be gone */
         for (int j = 0; j < count; j++)
-            is_ready |= ready[j].data.fd == drain->channel->fd;
+            is_ready |= ready[j].data.fd == drain->data.channel->fd;
         if (!is_ready)
             continue;
         ours++;
@@ -112,7 +113,7 @@ static enum end serve(Spinner *spinner, PyObject *drains, const struct epoll_eve
         drain->crossings++;
         int found = (int)(drain->tail - drain->head);
         if (!found) {
-            found = engine_take_events(drain);
+            found = engine_path->take_events(&drain->data);
             if (!found)
                 found = engine_poll(drain);
         }
@@ -131,15 +132,15 @@ static enum end wait(Spinner *spinner, PyObject *drains, int epoll, int64_t nano
     int count;
 
     Py_BEGIN_ALLOW_THREADS
-    /* epoll_pwait2 knows nanoseconds; an older kernel rounds up. */
-    count = epoll_pwait2(epoll, ready, READY, nanoseconds < 0 ? NULL : &time, NULL);
+        /* epoll_pwait2 knows nanoseconds; an older kernel rounds up. */
+        count = epoll_pwait2(epoll, ready, READY, nanoseconds < 0 ? NULL : &time, NULL);
     if (count < 0 && errno == ENOSYS) {
         int64_t milliseconds = nanoseconds < 0 ? -1 : (nanoseconds + 999999) / 1000000;
         count = epoll_wait(epoll, ready, READY,
                            milliseconds > INT32_MAX ? INT32_MAX : (int)milliseconds);
     }
-    Py_END_ALLOW_THREADS
-    if (count < 0) {
+    Py_END_ALLOW_THREADS if (count < 0)
+    {
         if (errno != EINTR) {
             PyErr_SetFromErrno(PyExc_OSError);
             return FAILED_WITH_EXCEPTION;
@@ -233,17 +234,25 @@ static PyObject *spinner_select(Spinner *spinner, PyObject *args)
     }
     spinner->dirty = 0;
     Py_INCREF(drains); /* one of them may be closed by whoever runs here */
-    enum end end = until <= now() ? look(spinner, drains, 0)
-                                  : run(spinner, drains, epoll, until);
+    enum end end = until <= now() ? look(spinner, drains, 0) : run(spinner, drains, epoll, until);
     Py_DECREF(drains);
     if (end == FAILED_WITH_EXCEPTION)
         return NULL;
     return PyBool_FromLong(end == OTHERS);
 }
 
+static PyObject *spinner_takes(Spinner *spinner, PyObject *drain)
+{
+    (void)spinner;
+    return PyBool_FromLong(PyObject_TypeCheck(drain, &engine_drain_type));
+}
+
 static PyMethodDef methods[] = {
+    {"takes", (PyCFunction)spinner_takes, METH_O,
+     "takes($self, drain, /)\n--\n\nWhether it can poll that drain."},
     {"select", (PyCFunction)spinner_select, METH_VARARGS,
-     "select(epoll, drains, timeout): look for completions and deliver them, sleep as epoll does,\n"
+     "select($self, epoll, drains, timeout, /)\n--\n\n"
+     "Look for completions and deliver them, sleep as epoll does,\n"
      "until the loop has something to do, another descriptor is ready, or the timeout is over.\n"
      "Return whether another descriptor is."},
     {NULL, NULL, 0, NULL},
@@ -258,8 +267,7 @@ static PyMemberDef members[] = {
 };
 
 PyTypeObject engine_spinner_type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "aiordma._native._engine.Spinner",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.Spinner",
     .tp_basicsize = sizeof(Spinner),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = PyType_GenericNew,

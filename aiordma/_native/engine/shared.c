@@ -13,15 +13,6 @@ struct shared_receive {
     Request *request;
 };
 
-/* The port holds nothing of it any more. */
-static void take_back(Port *port, Request *request)
-{
-    Py_XDECREF(engine_table_take(port->drain->table, request->wr_id));
-    engine_leave(port->open, request);
-    engine_drop(request);
-    engine_give_slot(port->receives);
-}
-
 /* All that were made; the exception that is set stays. */
 static void take_all_back(Port *port, struct shared_receive *all, Py_ssize_t made)
 {
@@ -29,7 +20,7 @@ static void take_all_back(Port *port, struct shared_receive *all, Py_ssize_t mad
 
     PyErr_Fetch(&type, &value, &trace);
     for (Py_ssize_t i = 0; i < made; i++)
-        take_back(port, all[i].request);
+        engine_take_back(port, all[i].request);
     PyErr_Restore(type, value, trace);
 }
 
@@ -84,15 +75,14 @@ static int enter_all(Port *port, struct shared_receive *all, Py_ssize_t count)
 static int give_to_device(Port *port, struct shared_receive *all, Py_ssize_t count,
                           Py_ssize_t *taken)
 {
-    struct ibv_recv_wr *refused = NULL;
+    struct ibv_recv_wr *refused;
 
     port->drain->crossings++;
-    int error = ibv_post_srq_recv(port->shared, &all->work, &refused);
-    error = abs(engine_outcome(error, refused != NULL));
+    int error = abs(engine_path->post_receives(NULL, port->shared, &all->work, &refused));
     for (*taken = 0; *taken < count && &all[*taken].work != refused; ++*taken)
         ;
     for (Py_ssize_t i = *taken; i < count; i++)
-        take_back(port, all[i].request);
+        engine_take_back(port, all[i].request);
     engine_watch_over(port->drain);
     return error;
 }
@@ -151,8 +141,12 @@ static PyObject *shared_post(Port *port, PyObject *given)
         return NULL;
     Py_ssize_t count = PyList_GET_SIZE(parts);
     if (count > port->receives->free) {
-        port->drain->fruitless = 0; /* this look is not one of those that may be left out */
+        port->drain->fruitless = 0;     /* this look is not one of those that may be left out */
         port->drain->look(port->drain); /* some may have ended, that nobody awaits */
+        if (engine_interrupted()) {
+            Py_DECREF(parts);
+            return NULL;
+        }
     }
     if (!count || count > port->receives->free) {
         Py_DECREF(parts);
@@ -162,6 +156,8 @@ static PyObject *shared_post(Port *port, PyObject *given)
     PyObject *result = all ? post_all(port, parts, all) : PyErr_NoMemory();
     PyMem_Free(all);
     Py_DECREF(parts);
+    if (engine_interrupted())
+        Py_CLEAR(result);
     return result;
 }
 
@@ -176,16 +172,17 @@ static PyObject *shared_open(Port *port, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"open_shared", (PyCFunction)shared_open, METH_VARARGS,
-     "open_shared(queue, max_message): there is a queue, at that address."},
+     "open_shared($self, queue, max_message, /)\n--\n\n"
+     "There is a queue, at that address."},
     {"post", (PyCFunction)shared_post, METH_O,
-     "post(memory): post a receive for each slice in the list, as one chain. Return the requests;\n"
+     "post($self, parts, /)\n--\n\n"
+     "Post a receive for each slice in the list, as one chain. Return the requests;\n"
      "(errno, those that were posted); or None: they are not plain, or too many."},
     {NULL, NULL, 0, NULL},
 };
 
 PyTypeObject engine_shared_type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "aiordma._native._engine.SharedPort",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.SharedPort",
     .tp_basicsize = sizeof(Port),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_base = &engine_port_type, /* and whatever the collector has to know */

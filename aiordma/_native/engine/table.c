@@ -1,14 +1,18 @@
-/* The in-flight table; its reference is inflight.py. */
+/* The in-flight table; its counterpart is in _requests/python.py. */
 #include "engine.h"
 
-enum { NONE = UINT32_MAX };
+enum { NONE = UINT32_MAX, LEAST = 64 };
+/* A slot that has had more generations is kept, so that those that follow do not go round soon. */
+#define MOST_GENERATIONS_DROPPED (1u << 31)
 
 static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     (void)args, (void)kwargs;
     Table *table = (Table *)type->tp_alloc(type, 0);
-    if (table)
-        table->first_free = NONE;
+    if (!table)
+        return NULL;
+    table->first_free = NONE;
+    table->first_generation = 1;
     return (PyObject *)table;
 }
 
@@ -36,7 +40,7 @@ static void table_dealloc(Table *table)
 
 static int grow(Table *table)
 {
-    uint32_t capacity = table->capacity ? 2 * table->capacity : 64;
+    uint32_t capacity = table->capacity ? 2 * table->capacity : LEAST;
     Slot *slots = PyMem_Realloc(table->slots, capacity * sizeof(*slots));
     if (!slots) {
         PyErr_NoMemory();
@@ -57,7 +61,7 @@ uint64_t engine_table_add(Table *table, PyObject *entry)
         if (table->used == table->capacity && grow(table))
             return 0;
         at = table->used++;
-        table->slots[at].generation = 1;
+        table->slots[at].generation = table->first_generation;
     }
     table->slots[at].entry = Py_NewRef(entry);
     table->live++;
@@ -88,6 +92,47 @@ PyObject *engine_table_take(Table *table, uint64_t wr_id)
     table->first_free = at;
     table->live--;
     return entry;
+}
+
+/*
+ * Drop the free slots behind the last live one. New slots begin with a generation that none of these
+ * has had, so that a late completion of theirs finds nothing.
+ */
+static void shrink(Table *table)
+{
+    uint32_t capacity = table->capacity;
+
+    while (table->used) {
+        const Slot *last = &table->slots[table->used - 1];
+        if (last->entry || last->generation > MOST_GENERATIONS_DROPPED)
+            break;
+        if (table->first_generation < last->generation)
+            table->first_generation = last->generation;
+        table->used--;
+    }
+    /* The lowest are used first, so that the end becomes free again. */
+    table->first_free = NONE;
+    for (uint32_t at = table->used; at--;)
+        if (!table->slots[at].entry) {
+            table->slots[at].next_free = table->first_free;
+            table->first_free = at;
+        }
+    while (capacity > LEAST && table->used <= capacity / 2)
+        capacity /= 2;
+    if (capacity == table->capacity)
+        return;
+    Slot *slots = PyMem_Realloc(table->slots, capacity * sizeof(*slots));
+    if (!slots)
+        return; /* the larger one works as well */
+    table->slots = slots;
+    table->capacity = capacity;
+}
+
+static PyObject *table_shrink(Table *table, PyObject *none)
+{
+    (void)none;
+    shrink(table);
+    Py_RETURN_NONE;
 }
 
 static PyObject *table_add(Table *table, PyObject *entry)
@@ -139,13 +184,20 @@ static PyObject *table_of(PyObject *type, PyObject *item)
 
 static PyMethodDef methods[] = {
     {"add", (PyCFunction)table_add, METH_O,
+     "add($self, entry, /)\n--\n\n"
      "Keep the entry, and return the wr_id that finds it."},
     {"take", (PyCFunction)table_take, METH_O,
+     "take($self, wr_id, /)\n--\n\n"
      "Remove and return the entry of a wr_id; None if it is not, or no longer, in flight."},
+    {"shrink", (PyCFunction)table_shrink, METH_NOARGS,
+     "shrink($self, /)\n--\n\n"
+     "Give back the free slots behind the last live one."},
     {"age", (PyCFunction)table_age, METH_VARARGS,
+     "age($self, slot, generation, /)\n--\n\n"
      "Move a free slot on to a generation, as if it had been used so often, and return whether\n"
      "it was free. For tests of what comes after 2**32 uses."},
     {"entries", (PyCFunction)table_entries, METH_NOARGS,
+     "entries($self, /)\n--\n\n"
      "Return the live entries, oldest slot first."},
     {"__class_getitem__", table_of, METH_O | METH_CLASS, NULL},
     {NULL, NULL, 0, NULL},
@@ -158,16 +210,16 @@ static PyObject *table_slots(Table *table, void *closure)
 }
 
 static PyGetSetDef properties[] = {
-    {"slots", (getter)table_slots, NULL, "How many it ever needed at once.", NULL},
+    {"slots", (getter)table_slots, NULL,
+     "How many there are: as many as were needed at once since the last shrink, or more.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PySequenceMethods sequence = {.sq_length = (lenfunc)table_length};
 
 PyTypeObject engine_table_type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "aiordma.InFlightTable",
-    .tp_doc = "Slots of live entries. All operations take constant time; it grows by need.",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma.InFlightTable",
+    .tp_doc = "Slots of live entries. `add` and `take` take constant time; it grows by need.",
     .tp_basicsize = sizeof(Table),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_new = table_new,

@@ -27,7 +27,7 @@ Waiter *engine_waiter(PyObject *loop)
 
 void engine_await(Waiter *waiter, PyObject *awaited, const struct engine_awaited *calls)
 {
-    waiter->awaited = Py_NewRef(awaited);
+    Py_XSETREF(waiter->awaited, Py_NewRef(awaited));
     waiter->calls = calls;
 }
 
@@ -43,7 +43,6 @@ static int waiter_traverse(Waiter *waiter, visitproc visit, void *arg)
 
 static int waiter_clear(Waiter *waiter)
 {
-    Py_CLEAR(waiter->loop);
     Py_CLEAR(waiter->callback);
     Py_CLEAR(waiter->context);
     Py_CLEAR(waiter->message);
@@ -55,20 +54,69 @@ static void waiter_dealloc(Waiter *waiter)
 {
     PyObject_GC_UnTrack(waiter);
     waiter_clear(waiter);
+    Py_XDECREF(waiter->loop);
     PyObject_GC_Del(waiter);
 }
 
 /* -- waking ------------------------------------------------------------------------------- */
 
+/* Whether the exception that is set means that the loop was closed: it runs no task any more, and
+   the exception is cleared. */
+static int is_over(PyObject *loop)
+{
+    PyObject *type, *value, *trace;
+
+    if (!PyErr_ExceptionMatches(PyExc_RuntimeError))
+        return 0;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *closed = PyObject_CallMethodNoArgs(loop, engine_given.is_closed);
+    int over = closed == Py_True;
+    PyErr_Clear();
+    Py_XDECREF(closed);
+    if (!over) {
+        PyErr_Restore(type, value, trace);
+        return 0;
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    return 1;
+}
+
+/* The waiter itself is what is called, and it calls back once: so it can be scheduled again where
+   an interrupt leaves open whether it was. */
 static int call_soon(Waiter *waiter)
 {
-    PyObject *arguments[] = {waiter->loop, waiter->callback, (PyObject *)waiter,
-                             waiter->context};
-    PyObject *handle =
-        PyObject_VectorcallMethod(engine_given.call_soon, arguments, 3,
-                                  waiter->context ? engine_given.with_context : NULL);
-    Py_XDECREF(handle);
-    return handle ? 0 : -1;
+    PyObject *arguments[] = {waiter->loop, (PyObject *)waiter, waiter->context};
+    for (int i = 0; i < ENGINE_ATTEMPTS; i++) {
+        PyObject *handle =
+            PyObject_VectorcallMethod(engine_given.call_soon, arguments, 2,
+                                      waiter->context ? engine_given.with_context : NULL);
+        Py_XDECREF(handle);
+        if (handle || is_over(waiter->loop))
+            return 0;
+        if (!engine_keep_interrupt())
+            break;
+    }
+    return -1;
+}
+
+/* Call back, once. */
+static PyObject *call_back(Waiter *waiter)
+{
+    PyObject *callback = waiter->callback;
+    if (!callback)
+        Py_RETURN_NONE;
+    waiter->callback = NULL;
+    PyObject *result = PyObject_CallOneArg(callback, (PyObject *)waiter);
+    Py_DECREF(callback);
+    return result;
+}
+
+static PyObject *waiter_call(Waiter *waiter, PyObject *args, PyObject *kwargs)
+{
+    (void)args, (void)kwargs;
+    return call_back(waiter);
 }
 
 static int schedule(Waiter *waiter)
@@ -92,15 +140,14 @@ void engine_collect_woken(PyObject *list)
 /* Run a task's next step in its own context; 1: it could not be entered here. */
 static int step(Waiter *waiter)
 {
-    PyObject *callback = Py_NewRef(waiter->callback), *context = Py_XNewRef(waiter->context);
-    PyObject *result = NULL;
+    PyObject *context = Py_XNewRef(waiter->context), *result = NULL;
     int failed = 0;
 
     if (context && PyContext_Enter(context)) {
         PyErr_Clear();
         failed = 1;
     } else {
-        result = PyObject_CallOneArg(callback, (PyObject *)waiter);
+        result = call_back(waiter);
         failed = result ? 0 : -1;
         Py_XDECREF(result);
         if (context) {
@@ -111,7 +158,6 @@ static int step(Waiter *waiter)
             PyErr_Restore(type, value, trace);
         }
     }
-    Py_DECREF(callback);
     Py_XDECREF(context);
     return failed;
 }
@@ -254,7 +300,7 @@ static PyObject *waiter_wait(PyObject *waiter, PyObject *none)
 static PyObject *waiter_wake(Waiter *waiter, PyObject *none)
 {
     (void)none;
-    if (engine_wake(waiter))
+    if (engine_wake(waiter) || engine_interrupted())
         return NULL;
     Py_RETURN_NONE;
 }
@@ -275,7 +321,7 @@ static PyObject *waiter_add_done_callback(Waiter *waiter, PyObject *const *argum
     waiter->callback = Py_NewRef(arguments[0]);
     if (keywords && PyTuple_GET_SIZE(keywords))
         waiter->context = Py_NewRef(arguments[1]);
-    if (waiter->state != WAITING && call_soon(waiter))
+    if (waiter->state != WAITING && (call_soon(waiter) || engine_interrupted()))
         return NULL;
     Py_RETURN_NONE;
 }
@@ -302,7 +348,7 @@ static PyObject *waiter_cancel(Waiter *waiter, PyObject *args, PyObject *kwargs)
     waiter->state = CANCELLED;
     Py_XSETREF(waiter->message, Py_NewRef(message));
     leave(waiter);
-    if (waiter->callback && call_soon(waiter))
+    if (waiter->callback && (call_soon(waiter) || engine_interrupted()))
         return NULL;
     Py_RETURN_TRUE;
 }
@@ -360,8 +406,11 @@ static PyObject *waiter_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 
 static PyMethodDef methods[] = {
     {"wake", (PyCFunction)waiter_wake, METH_NOARGS,
+     "wake($self, /)\n--\n\n"
      "Let the waiting task go on; idempotent. A wake before the wait is not lost."},
-    {"wait", waiter_wait, METH_NOARGS, "Return what to await, once."},
+    {"wait", waiter_wait, METH_NOARGS,
+     "wait($self, /)\n--\n\n"
+     "Return what to await, once."},
     {"send", (PyCFunction)waiter_send_method, METH_O, NULL},
     {"throw", (PyCFunction)(void (*)(void))waiter_throw, METH_FASTCALL, NULL},
     {"close", (PyCFunction)waiter_close, METH_NOARGS, NULL},
@@ -387,8 +436,7 @@ static PyAsyncMethods awaiting = {
 };
 
 PyTypeObject engine_waiter_type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "aiordma._native._engine.Waiter",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.Waiter",
     .tp_doc = "One task's wait for one wake-up, on an asyncio loop.",
     .tp_basicsize = sizeof(Waiter),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
@@ -396,6 +444,7 @@ PyTypeObject engine_waiter_type = {
     .tp_dealloc = (destructor)waiter_dealloc,
     .tp_traverse = (traverseproc)waiter_traverse,
     .tp_clear = (inquiry)waiter_clear,
+    .tp_call = (ternaryfunc)waiter_call,
     .tp_iter = waiter_self,
     .tp_iternext = (iternextfunc)waiter_next,
     .tp_methods = methods,

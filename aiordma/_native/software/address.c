@@ -95,8 +95,7 @@ static int copy_found(struct rdma_addrinfo *to, const struct rdma_addrinfo *hint
         to->ai_port_space = found->ai_protocol == IPPROTO_UDP ? RDMA_PS_UDP : RDMA_PS_TCP;
     if (hints->ai_flags & RAI_PASSIVE) {
         to->ai_flags = RAI_PASSIVE;
-        return copy_address(&to->ai_src_addr, &to->ai_src_len, found->ai_addr,
-                            found->ai_addrlen);
+        return copy_address(&to->ai_src_addr, &to->ai_src_len, found->ai_addr, found->ai_addrlen);
     }
     return copy_address(&to->ai_dst_addr, &to->ai_dst_len, found->ai_addr, found->ai_addrlen);
 }
@@ -137,8 +136,8 @@ static int is_bad(const struct rdma_addrinfo *hints)
 }
 
 /* 0, a code of getaddrinfo, or -1 with errno. */
-static int cm_getaddrinfo(const char *node, const char *service,
-                          const struct rdma_addrinfo *hints, struct rdma_addrinfo **out)
+static int cm_getaddrinfo(const char *node, const char *service, const struct rdma_addrinfo *hints,
+                          struct rdma_addrinfo **out)
 {
     static const struct rdma_addrinfo none;
 
@@ -151,8 +150,7 @@ static int cm_getaddrinfo(const char *node, const char *service,
     struct rdma_addrinfo *result = calloc(1, sizeof(*result));
     if (!result)
         return fail(ENOMEM);
-    int code = node || service ? look_up(node, service, hints, result)
-                               : copy_hints(hints, result);
+    int code = node || service ? look_up(node, service, hints, result) : copy_hints(hints, result);
     if (!code && !result->ai_src_len && hints->ai_src_len)
         code = copy_address(&result->ai_src_addr, &result->ai_src_len, hints->ai_src_addr,
                             hints->ai_src_len);

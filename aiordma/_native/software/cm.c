@@ -25,9 +25,9 @@ static int create_id(struct rdma_event_channel *channel, struct rdma_cm_id **id,
     if (!channel || !id || (port_space != RDMA_PS_TCP && port_space != RDMA_PS_UDP))
         return sw_result(EINVAL);
     sw_lock();
-    struct sw_identifier *identifier = sw_new_identifier(
-        channel, context, port_space,
-        port_space == RDMA_PS_TCP ? &sw_stream_space : &sw_datagram_space);
+    struct sw_identifier *identifier =
+        sw_new_identifier(channel, context, port_space,
+                          port_space == RDMA_PS_TCP ? &sw_stream_space : &sw_datagram_space);
     sw_unlock();
     if (!identifier)
         return sw_result(ENOMEM);
@@ -108,8 +108,7 @@ static int move_on(struct ibv_qp *queue_pair)
     return calls->modify_qp(queue_pair, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN);
 }
 
-static int cm_create_qp(struct rdma_cm_id *id, struct ibv_pd *domain,
-                        struct ibv_qp_init_attr *attr)
+static int cm_create_qp(struct rdma_cm_id *id, struct ibv_pd *domain, struct ibv_qp_init_attr *attr)
 {
     if (!id || !attr || id->qp || !id->verbs || attr->qp_type != id->qp_type)
         return sw_result(EINVAL);
@@ -186,11 +185,10 @@ static int keep_parameters(struct sw_identifier *identifier,
         return EINVAL;
     if (!parameters)
         parameters = &defaults;
-    if (sw_is_stream(identifier) &&
-        ((parameters->responder_resources != RDMA_MAX_RESP_RES &&
-          parameters->responder_resources > SW_MOST_DEPTH) ||
-         (parameters->initiator_depth != RDMA_MAX_INIT_DEPTH &&
-          parameters->initiator_depth > SW_MOST_DEPTH)))
+    if (sw_is_stream(identifier) && ((parameters->responder_resources != RDMA_MAX_RESP_RES &&
+                                      parameters->responder_resources > SW_MOST_DEPTH) ||
+                                     (parameters->initiator_depth != RDMA_MAX_INIT_DEPTH &&
+                                      parameters->initiator_depth > SW_MOST_DEPTH)))
         return EINVAL;
     identifier->parameters = *parameters;
     if (!parameters->private_data)
@@ -359,8 +357,7 @@ static int set_identifiers_option(struct sw_identifier *identifier, int name, co
         identifier->has_ack_timeout = 1;
         return 0;
     case RDMA_OPTION_ID_REUSEADDR:
-        if (identifier->state != SW_CM_IDLE &&
-            (!number || identifier->state == SW_CM_LISTENING))
+        if (identifier->state != SW_CM_IDLE && (!number || identifier->state == SW_CM_LISTENING))
             return EINVAL;
         identifier->reuse_address = !!number;
         return 0;

@@ -54,8 +54,7 @@ static int is_same_host(const struct sockaddr *one, const struct sockaddr *other
                ((const struct sockaddr_in *)(const void *)other)->sin_addr.s_addr;
     const struct sockaddr_in6 *a = (const struct sockaddr_in6 *)(const void *)one;
     const struct sockaddr_in6 *b = (const struct sockaddr_in6 *)(const void *)other;
-    return IN6_ARE_ADDR_EQUAL(&a->sin6_addr, &b->sin6_addr) &&
-           a->sin6_scope_id == b->sin6_scope_id;
+    return IN6_ARE_ADDR_EQUAL(&a->sin6_addr, &b->sin6_addr) && a->sin6_scope_id == b->sin6_scope_id;
 }
 
 static int is_one_family(const struct sw_identifier *identifier)
@@ -103,14 +102,14 @@ int sw_bind_device(struct sw_identifier *identifier)
     if (is_wildcard(&addresses->src_addr))
         return 0;
     sw_gid_of(&addresses->src_addr, &gids->sgid);
-    if (sw_gid_index(&gids->sgid) < 0 && !is_loopback(identifier))
-        return ENODEV;
+    if (!is_loopback(identifier) && sw_gid_index(&gids->sgid) < 0)
+        return errno;
     if (addresses->dst_addr.sa_family)
         sw_gid_of(&addresses->dst_addr, &gids->dgid);
     gids->pkey = htobe16(0xffff);
     struct sw_context *context = sw_manager_context();
     if (!context)
-        return ENOMEM;
+        return errno;
     identifier->ibv.verbs = &context->verbs.context;
     identifier->ibv.port_num = 1;
     return 0;

@@ -19,8 +19,9 @@
 
 enum {
     BURST = 64,
-    REMEMBERED = 256, /* of the questions that were answered last */
-    FIRST_PATIENCE = 100, /* milliseconds; doubled each time, up to the most */
+    WORK_OF_PACKET = 16 * SW_FRAME_WORK, /* every identifier may have to be looked at */
+    REMEMBERED = 256,                    /* of the questions that were answered last */
+    FIRST_PATIENCE = 100,                /* milliseconds; doubled each time, up to the most */
     MOST_PATIENCE = 4096,
     TRIES = 15,
     HOP_LIMIT = 64,
@@ -46,7 +47,7 @@ struct sw_service {
     struct sw_udp_way way;
     uint64_t transaction;
     uint32_t number, tries;
-    int failure; /* to send it */
+    int failure;                    /* to send it */
     struct sw_identifier *listener; /* that it was put to; NULL once that is gone */
 };
 
@@ -143,15 +144,14 @@ static int count_waiting(const struct sw_identifier *listener)
     const struct sw_event_channel *channel = (const void *)listener->ibv.channel;
     int count = 0;
 
-    for (const struct sw_event *event = channel ? channel->first : NULL; event;
-         event = event->next)
+    for (const struct sw_event *event = channel ? channel->first : NULL; event; event = event->next)
         if (event->counted == listener && event->ibv.event == RDMA_CM_EVENT_CONNECT_REQUEST)
             count++;
     return count;
 }
 
-static void set_address(struct sockaddr_storage *to, const struct in6_addr *address,
-                        uint16_t port, uint32_t interface)
+static void set_address(struct sockaddr_storage *to, const struct in6_addr *address, uint16_t port,
+                        uint32_t interface)
 {
     union ibv_gid gid;
 
@@ -254,8 +254,8 @@ static int answer(struct sw_identifier *identifier, enum sw_sidr_status status)
     if (service->listener) {
         struct sw_service *heard = service->listener->service;
         struct answer *kept =
-            find_answer(heard, &service->way.path.destination,
-                        service->way.path.destination_port, reply.transaction, reply.number);
+            find_answer(heard, &service->way.path.destination, service->way.path.destination_port,
+                        reply.transaction, reply.number);
         if (kept) {
             kept->reply = reply;
             kept->is_answered = 1;
@@ -305,8 +305,7 @@ static int ask(struct sw_identifier *identifier)
     };
     uint8_t mad[SW_MAD];
 
-    memcpy(request.private_data, identifier->private_data,
-           identifier->parameters.private_data_len);
+    memcpy(request.private_data, identifier->private_data, identifier->parameters.private_data_len);
     sw_sidr_write_request(mad, &request);
     return send_mad(&service->udp, &service->way, mad);
 }
@@ -385,7 +384,7 @@ static int fill_way(struct sw_identifier *identifier, struct ibv_ah_attr *attr)
     memcpy(&ours, &path->source, sizeof(ours));
     int index = sw_gid_index(&ours);
     if (index < 0)
-        return ENODEV;
+        return errno;
     attr->is_global = 1;
     attr->port_num = 1;
     memcpy(&attr->grh.dgid, &path->destination, sizeof(attr->grh.dgid));
@@ -462,10 +461,11 @@ static void ready(struct sw_watch *watch, uint32_t events)
 
     if (events & EPOLLERR)
         read_refusals(service);
-    for (int i = 0; i < BURST; i++) {
+    for (int i = 0; i < BURST && !sw_turn_is_over(); i++) {
         ssize_t size = sw_udp_receive(&service->udp, packet, sizeof(packet), &from);
         if (size < 0 && (errno == EAGAIN || errno == EBADF))
             return;
+        sw_add_work(WORK_OF_PACKET);
         if (size >= 0 && (size_t)size <= sizeof(packet))
             read_packet(service, &from, packet, (size_t)size);
     }

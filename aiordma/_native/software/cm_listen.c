@@ -1,13 +1,15 @@
 /*
- * The TCP port space: its passive side, and the whole of it. A listener hears out whoever
- * connects: when the request has come it becomes an identifier, which the program accepts or
- * rejects. Who says nothing is dropped after a while, and the program never learns of it.
+ * The TCP port space: its passive side, and the whole of it. A listener reads the request of each
+ * peer that connects: when it has arrived it becomes an identifier, which the program accepts or
+ * rejects. A silent peer is dropped after some seconds, or earlier where there are many
+ * (cm_handshakes.h), and the program never learns of it.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* accept4 */
 #endif
 #include "cm_listen.h"
 
+#include <fcntl.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -16,50 +18,40 @@
 
 #include "cm_addresses.h"
 #include "cm_stream.h"
+#include "events.h"
 
 enum {
-    REQUEST_MILLISECONDS = 10000, /* for a peer's request to come, once TCP connected */
-    HEARD_MILLISECONDS = 60000,   /* for its first frame, after we accepted */
-    RETRY_MILLISECONDS = 100,     /* a listener's, out of descriptors */
-    MOST_HANDSHAKES = 1024,       /* that one listener waits for */
+    HEARD_MILLISECONDS = 60000, /* for a peer's first frame, after the program accepted */
+    RETRY_MILLISECONDS = 100,   /* a listener's, without a descriptor or memory */
+    RETRIES = 20,               /* before a peer is turned away for that */
+    CALM_MILLISECONDS = 10000,  /* after which a shortage is reported anew */
+    TCP_BACKLOG = 4096,         /* silent peers must not fill it before the engine empties it */
     ACCEPTS_AT_ONCE = 16,
 };
 
 /* -- the side that listens --------------------------------------------------------------------- */
 
-static void unlink_handshake(struct sw_connection *handshake)
+/* Without memory, or a descriptor: listen_again. Returns whether there is a timer. */
+static int retry_later(struct sw_connection *listener)
 {
-    struct sw_connection *listener = handshake->listener;
-    struct sw_connection **link = &listener->handshakes;
-
-    while (*link && *link != handshake)
-        link = &(*link)->next;
-    if (*link)
-        *link = handshake->next;
-    listener->handshake_count--;
-    handshake->next = handshake->listener = NULL;
-    sw_cancel(&handshake->timer);
+    return !sw_call_later(&listener->identifier->timer, RETRY_MILLISECONDS);
 }
 
 static void accept_again(struct sw_connection *listener)
 {
-    if (listener->handshake_count < MOST_HANDSHAKES && listener->waiting < listener->backlog)
-        sw_rewatch(&listener->watch, EPOLLIN);
+    if (listener->waiting < listener->backlog && sw_rewatch(&listener->watch, EPOLLIN))
+        retry_later(listener);
 }
 
-static void drop_handshake(struct sw_connection *handshake)
+static void drop_handshake(struct sw_handshake *handshake)
 {
-    struct sw_connection *listener = handshake->listener;
+    struct sw_connection *peer = SW_CONTAINER(handshake, struct sw_connection, handshake);
+    struct sw_connection *listener = peer->listener;
 
-    unlink_handshake(handshake);
-    sw_reset_connection(handshake);
-    free(handshake);
+    sw_end_handshake(handshake);
+    sw_reset_connection(peer);
+    free(peer);
     accept_again(listener);
-}
-
-static void handshake_expired(struct sw_timer *timer)
-{
-    drop_handshake(SW_CONTAINER(timer, struct sw_connection, timer));
 }
 
 /* An answer to what was asked, but for depths and private data. */
@@ -83,12 +75,12 @@ static struct sw_mpa reply_to(const struct sw_mpa *request)
 }
 
 /* What no program could take: say no in its name. */
-static void refuse(struct sw_connection *handshake)
+static void refuse(struct sw_connection *peer)
 {
-    struct sw_mpa reply = reply_to(&handshake->peer);
+    struct sw_mpa reply = reply_to(&peer->peer);
 
     reply.rejects = 1;
-    if (sw_write_handshake(handshake, &reply)) {
+    if (sw_write_handshake(peer, &reply)) {
         /* It learns as much from the end. */
     }
 }
@@ -112,14 +104,24 @@ static struct sw_event *event_of_request(struct sw_identifier *listener,
     return event;
 }
 
-/* The handshake becomes an identifier's connection. */
-static int request_arrived(struct sw_connection *handshake)
+/* Its program need not answer any more: an accept would fail. */
+static void asking_peer_left(struct sw_watch *watch, uint32_t events)
 {
-    struct sw_connection *listening = handshake->listener;
+    struct sw_connection *peer = SW_CONTAINER(watch, struct sw_connection, watch);
+
+    (void)events;
+    sw_unwatch(watch);
+    sw_report_last(peer->identifier, RDMA_CM_EVENT_CONNECT_ERROR, -ECONNRESET);
+}
+
+/* The peer's connection becomes an identifier's. */
+static int request_arrived(struct sw_connection *peer)
+{
+    struct sw_connection *listening = peer->listener;
     struct sw_identifier *listener = listening->identifier;
 
-    if (handshake->peer.markers || handshake->peer.private_size > UINT8_MAX) {
-        refuse(handshake);
+    if (peer->peer.markers || peer->peer.private_size > UINT8_MAX) {
+        refuse(peer);
         return EOPNOTSUPP;
     }
     if (listening->waiting >= listening->backlog)
@@ -129,23 +131,25 @@ static int request_arrived(struct sw_connection *handshake)
         return ENOMEM;
     struct rdma_addr *addresses = &identifier->ibv.route.addr;
     struct sw_event *event = NULL;
-    int error = sw_get_socket_address(handshake->fd, getsockname, &addresses->src_storage);
+    int error = sw_get_socket_address(peer->fd, getsockname, &addresses->src_storage);
     if (!error)
-        error = sw_get_socket_address(handshake->fd, getpeername, &addresses->dst_storage);
+        error = sw_get_socket_address(peer->fd, getpeername, &addresses->dst_storage);
     if (!error)
         error = sw_bind_device(identifier);
     if (!error) {
-        event = event_of_request(listener, identifier, &handshake->peer);
+        event = event_of_request(listener, identifier, &peer->peer);
         error = event ? 0 : ENOMEM;
     }
     if (error) {
         sw_drop_identifier(identifier);
         return error;
     }
-    unlink_handshake(handshake);
-    sw_unwatch(&handshake->watch); /* nothing more is due before the answer */
-    handshake->identifier = identifier;
-    identifier->connection = handshake;
+    sw_end_handshake(&peer->handshake);
+    peer->watch.ready = asking_peer_left;       /* nothing else is due before the answer */
+    (void)sw_rewatch(&peer->watch, EPOLLRDHUP); /* it was watched: this cannot fail */
+    peer->identifier = identifier;
+    peer->listener = NULL;
+    identifier->connection = peer;
     listening->waiting++;
     sw_report(event);
     return 0;
@@ -153,81 +157,186 @@ static int request_arrived(struct sw_connection *handshake)
 
 static void read_request(struct sw_watch *watch, uint32_t events)
 {
-    struct sw_connection *handshake = SW_CONTAINER(watch, struct sw_connection, watch);
+    struct sw_connection *peer = SW_CONTAINER(watch, struct sw_connection, watch);
 
     (void)events;
-    int error = sw_read_handshake(handshake, 0);
+    int error = sw_read_handshake(peer, 0);
     if (error == EAGAIN)
         return;
-    struct sw_connection *listener = handshake->listener;
+    struct sw_connection *listener = peer->listener;
     if (!error)
-        error = request_arrived(handshake);
+        error = request_arrived(peer);
     if (error == EOPNOTSUPP) {
         /* Closed in the usual way, so that the refusal arrives. */
-        unlink_handshake(handshake);
-        sw_close_connection(handshake);
-        free(handshake);
+        sw_end_handshake(&peer->handshake);
+        sw_close_connection(peer);
+        free(peer);
     } else if (error) {
-        drop_handshake(handshake);
+        drop_handshake(&peer->handshake);
     }
     accept_again(listener);
 }
 
-static int hear_out(struct sw_connection *listener, int fd)
+static int await_request(struct sw_connection *listener, int fd, const struct sockaddr *from)
 {
-    struct sw_connection *handshake = sw_new_connection(NULL);
+    struct sw_connection *peer = sw_new_connection(NULL);
 
-    if (!handshake) {
+    if (!peer) {
         close(fd);
         return ENOMEM;
     }
-    handshake->fd = fd;
+    peer->fd = fd;
     sw_device.counts.sockets++;
-    handshake->listener = listener;
-    handshake->next = listener->handshakes;
-    listener->handshakes = handshake;
-    listener->handshake_count++;
-    handshake->watch.ready = read_request;
-    handshake->timer.expired = handshake_expired;
+    peer->listener = listener;
+    peer->watch.ready = read_request;
+    peer->handshake.drop = drop_handshake;
     int error = 0, on = 1;
     if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)))
         error = errno;
     if (!error)
-        error = sw_watch(&handshake->watch, fd, EPOLLIN);
+        error = sw_watch(&peer->watch, fd, EPOLLIN);
     if (!error)
-        error = sw_call_later(&handshake->timer, REQUEST_MILLISECONDS);
+        error = sw_begin_handshake(&peer->handshake, from);
     if (error)
-        drop_handshake(handshake);
+        drop_handshake(&peer->handshake);
     return error;
+}
+
+/* -- descriptors run out ------------------------------------------------------------------------- */
+
+static int is_shortage(int error)
+{
+    return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
+static void calmed_down(struct sw_timer *timer)
+{
+    SW_CONTAINER(timer, struct sw_connection, calm)->is_short = 0;
+}
+
+/* Tell the program, once, that the listener turns peers away, and why. */
+static void report_shortage(struct sw_connection *listener, int reason)
+{
+    if (!listener->is_short) {
+        struct sw_event *event =
+            sw_new_event(listener->identifier, RDMA_CM_EVENT_CONNECT_ERROR, -reason);
+        if (!event)
+            return; /* the next peer tries again */
+        sw_report(event);
+    }
+    listener->is_short = 1;
+    listener->calm.expired = calmed_down;
+    if (sw_call_later(&listener->calm, CALM_MILLISECONDS))
+        listener->is_short = 0;
+}
+
+/* A peer learns at once that it is not served, instead of waiting for its own time limit. */
+static void turn_away(int fd)
+{
+    struct linger hard = {.l_onoff = 1};
+
+    if (setsockopt(fd, SOL_SOCKET, SO_LINGER, &hard, sizeof(hard))) {
+        /* Then it ends in the usual way. */
+    }
+    close(fd);
+}
+
+/* Without a descriptor for the next peer the spare one gives way to it for a moment. */
+static int turn_next_away(struct sw_connection *listener)
+{
+    if (listener->spare < 0)
+        return EMFILE;
+    close(listener->spare);
+    int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC);
+    if (fd >= 0)
+        turn_away(fd);
+    listener->spare = sw_new_signal();
+    return fd < 0 ? EMFILE : 0; /* a thread of the program's may have been faster */
+}
+
+/* The peer that waits keeps the listener readable: try again a little later. */
+static void pause_listener(struct sw_connection *listener)
+{
+    if (retry_later(listener))
+        (void)sw_rewatch(&listener->watch, 0);
 }
 
 static void listen_again(struct sw_timer *timer)
 {
-    accept_again(SW_CONTAINER(timer, struct sw_identifier, timer)->connection);
+    struct sw_connection *listener = SW_CONTAINER(timer, struct sw_identifier, timer)->connection;
+
+    if (listener->spare < 0)
+        listener->spare = sw_new_signal();
+    accept_again(listener);
+}
+
+/*
+ * There was no descriptor, or no memory, for a peer, and no half-open handshake to give way. It
+ * waits in TCP's own queue at first, since the shortage may be over soon.
+ */
+static int accept_nobody(struct sw_connection *listener, int reason)
+{
+    int error = reason;
+
+    report_shortage(listener, reason);
+    if (listener->retries < RETRIES)
+        listener->retries++;
+    else if (reason == EMFILE || reason == ENFILE)
+        error = turn_next_away(listener);
+    if (error)
+        pause_listener(listener);
+    return error;
+}
+
+/* The same socket at the lowest number that is free, so that those kept for the program stay so. */
+static int low_descriptor(int fd)
+{
+    int lower = sw_is_scarce(fd) ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
+
+    if (lower < 0)
+        return fd;
+    close(fd);
+    return lower;
+}
+
+static int accept_one(struct sw_connection *listener)
+{
+    struct sockaddr_storage from;
+    socklen_t size = sizeof(from);
+    int fd = accept4(listener->fd, (struct sockaddr *)&from, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    int error = fd < 0 ? errno : 0;
+
+    if (is_shortage(error) && sw_evict_handshake())
+        return 0; /* the next turn has what that one had */
+    if (is_shortage(error))
+        return accept_nobody(listener, error);
+    if (error)
+        return error;
+    listener->retries = 0;
+    if (sw_is_scarce(fd) && !sw_evict_handshake()) {
+        report_shortage(listener, EMFILE);
+        turn_away(fd);
+        return 0;
+    }
+    error = await_request(listener, low_descriptor(fd), (struct sockaddr *)&from);
+    if (is_shortage(error))
+        report_shortage(listener, error);
+    return error;
 }
 
 static void accept_some(struct sw_watch *watch, uint32_t events)
 {
     struct sw_connection *listener = SW_CONTAINER(watch, struct sw_connection, watch);
-    int fd = 0, error = 0;
+    int error = 0;
 
     (void)events;
-    for (int i = 0; i < ACCEPTS_AT_ONCE; i++) {
-        /* Who comes when there is no room waits in TCP's own queue. */
-        if (listener->handshake_count >= MOST_HANDSHAKES ||
-            listener->waiting >= listener->backlog) {
-            sw_rewatch(&listener->watch, 0);
+    for (int i = 0; i < ACCEPTS_AT_ONCE && !error; i++) {
+        if (listener->waiting >= listener->backlog) {
+            /* Further peers wait in TCP's own queue until the program takes a request. */
+            (void)sw_rewatch(&listener->watch, 0);
             return;
         }
-        fd = accept4(listener->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        error = fd < 0 ? errno : hear_out(listener, fd);
-        if (error)
-            break;
-    }
-    if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
-        /* Who waits makes the listener readable all the time: look again a little later. */
-        if (!sw_call_later(&listener->identifier->timer, RETRY_MILLISECONDS))
-            sw_rewatch(&listener->watch, 0);
+        error = accept_one(listener);
     }
 }
 
@@ -238,7 +347,9 @@ static int start_listening(struct sw_identifier *identifier, int backlog)
     connection->watch.ready = accept_some;
     connection->backlog = (uint32_t)backlog;
     identifier->timer.expired = listen_again;
-    if (listen(connection->fd, backlog))
+    if (connection->spare < 0)
+        connection->spare = sw_new_signal();
+    if (connection->spare < 0 || listen(connection->fd, TCP_BACKLOG))
         return errno;
     return sw_watch(&connection->watch, connection->fd, EPOLLIN);
 }
@@ -347,15 +458,20 @@ static int reject_request(struct sw_identifier *identifier)
 
 /* -- the end of an identifier ------------------------------------------------------------------- */
 
-/* A listener goes: those that it hears out are reset. */
-static void forget_handshakes(struct sw_connection *connection)
+/* A listener is destroyed: half-open handshakes of its peers are reset. */
+static void forget_listener(struct sw_connection *listener)
 {
-    while (connection->handshakes) {
-        struct sw_connection *handshake = connection->handshakes;
-        unlink_handshake(handshake);
-        sw_reset_connection(handshake);
-        free(handshake);
+    struct sw_handshake *each = sw_oldest_handshake(), *newer;
+
+    sw_cancel(&listener->calm);
+    for (; each; each = newer) {
+        newer = each->newer;
+        if (SW_CONTAINER(each, struct sw_connection, handshake)->listener == listener)
+            drop_handshake(each);
     }
+    if (listener->spare >= 0)
+        close(listener->spare);
+    listener->spare = -1;
 }
 
 static void forget(struct sw_identifier *identifier)
@@ -365,7 +481,8 @@ static void forget(struct sw_identifier *identifier)
 
     if (!connection)
         return;
-    forget_handshakes(connection);
+    if (connection->backlog)
+        forget_listener(connection);
     if (before == SW_CM_REQUESTED) {
         identifier->parameters.private_data_len = 0;
         reject_request(identifier); /* whoever waits is told no */
@@ -386,9 +503,13 @@ static void forked(struct sw_identifier *identifier)
 {
     const struct sw_connection *connection = identifier->connection;
 
+    if (!connection)
+        return;
     /* Those that are watched are the engine's to close. */
-    if (connection && connection->fd >= 0 && !connection->watch.slot)
+    if (connection->fd >= 0 && !connection->watch.slot)
         close(connection->fd);
+    if (connection->spare >= 0)
+        close(connection->spare);
 }
 
 const struct sw_port_space sw_stream_space = {

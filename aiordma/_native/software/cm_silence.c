@@ -21,7 +21,7 @@
 enum {
     MOST_QUESTIONS = 127, /* TCP's own limit */
     LOOK_MILLISECONDS = 500,
-    LEAST_MILLISECONDS = 1000, /* of silence: TCP's own clock is coarse */
+    LEAST_MILLISECONDS = 1000,  /* of silence: TCP's own clock is coarse */
     MOST_MILLISECONDS = 900000, /* as TCP has it: then it gives up by itself */
 };
 

@@ -33,7 +33,7 @@ struct sw_connection *sw_new_connection(struct sw_identifier *identifier)
 
     if (connection) {
         connection->identifier = identifier;
-        connection->fd = -1;
+        connection->fd = connection->spare = -1;
     }
     return connection;
 }
@@ -87,8 +87,7 @@ static int open_socket(struct sw_identifier *identifier, int family)
     /* A port is free again at once; who shares one among us is sw_check_port's to say. */
     if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) ||
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) ||
-        (family == AF_INET6 &&
-         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &alone, sizeof(alone))))
+        (family == AF_INET6 && setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &alone, sizeof(alone))))
         error = errno;
     if (error) {
         close(fd);
@@ -125,7 +124,7 @@ static void tidy_address(struct sockaddr_storage *address)
 }
 
 int sw_get_socket_address(int fd, int (*get)(int, struct sockaddr *, socklen_t *),
-                       struct sockaddr_storage *address)
+                          struct sockaddr_storage *address)
 {
     socklen_t size = sizeof(*address);
 
@@ -299,7 +298,7 @@ int sw_attach_pair(struct sw_identifier *identifier)
 }
 
 void sw_report_established(struct sw_identifier *identifier, const struct sw_terms *terms,
-                               int has_data)
+                           int has_data)
 {
     struct sw_event *event = sw_new_event(identifier, RDMA_CM_EVENT_ESTABLISHED, 0);
     struct sw_connection *connection = identifier->connection;
@@ -433,7 +432,9 @@ static void delay_is_over(struct sw_timer *timer)
     if (sw_call_later(&identifier->timer, REPLY_MILLISECONDS)) {
         /* The engine runs: this is its own call. */
     }
-    sw_rewatch(&identifier->connection->watch, EPOLLIN);
+    int error = sw_rewatch(&identifier->connection->watch, EPOLLIN);
+    if (error)
+        give_up_for(identifier, error);
 }
 
 static void await_reply(struct sw_identifier *identifier)
@@ -446,11 +447,11 @@ static void await_reply(struct sw_identifier *identifier)
     if (sw_fault(AIORDMA_FAULT_CONNECT_DELAYED, &fault)) {
         identifier->timer.expired = delay_is_over;
         if (!sw_call_later(&identifier->timer, fault.milliseconds)) {
-            sw_rewatch(&connection->watch, 0);
+            (void)sw_rewatch(&connection->watch, 0);
             return;
         }
     }
-    sw_rewatch(&connection->watch, EPOLLIN);
+    (void)sw_rewatch(&connection->watch, EPOLLIN); /* it was watched: this cannot fail */
 }
 
 static void connected(struct sw_watch *watch, uint32_t events)

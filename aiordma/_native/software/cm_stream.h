@@ -5,29 +5,34 @@
 #ifndef AIORDMA_SOFTWARE_CM_STREAM_H
 #define AIORDMA_SOFTWARE_CM_STREAM_H
 
+#include "cm_handshakes.h"
 #include "cm_silence.h"
 #include "connected.h"
 #include "identifier.h"
 #include "mpa.h"
 
-/* Of an identifier, or, until its request has come, of a peer that a listener hears out. */
+/* Of an identifier, or, until its request has arrived, of a peer of a listener. */
 struct sw_connection {
     struct sw_watch watch;
-    struct sw_timer timer; /* of a peer without an identifier; else that has one */
     struct sw_identifier *identifier;
     struct sw_queue_pair *pair; /* while it is to be connected, or is */
     int fd;                     /* -1: none, or the stream's */
     uint8_t frame[SW_MPA_MOST];
     size_t arrived;
-    struct sw_mpa peer; /* what it said, in frame */
+    struct sw_mpa peer;        /* what it said, in frame */
     struct sw_silence silence; /* while it is connected */
 
     /* a listener's */
-    struct sw_connection *handshakes; /* of peers whose request has not come */
-    uint32_t handshake_count, waiting; /* waiting: requests that the program has not taken */
+    uint32_t waiting; /* requests that the program has not taken */
     uint32_t backlog;
+    int spare;            /* a descriptor to be closed where there is no other; -1: none */
+    uint32_t retries;     /* to accept, since the last success */
+    int is_short;         /* of descriptors or memory, lately, and the program knows */
+    struct sw_timer calm; /* runs until it has not been short for a while */
 
-    struct sw_connection *listener, *next; /* among its handshakes */
+    /* a peer's whose request has not arrived */
+    struct sw_handshake handshake;
+    struct sw_connection *listener;
 };
 
 struct sw_connection *sw_new_connection(struct sw_identifier *identifier);

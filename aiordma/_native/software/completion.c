@@ -9,6 +9,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include "blocks.h"
 #include "faults.h"
 
 static struct sw_queue *queue_of(struct ibv_cq *queue)
@@ -179,7 +180,7 @@ static void ack_cq_events(struct ibv_cq *queue, unsigned int count)
         return;
     sw_lock();
     queue->comp_events_completed += count;
-    pthread_cond_broadcast(&sw_device.changed);
+    sw_changed();
     sw_unlock();
 }
 
@@ -221,10 +222,10 @@ static void end_poll(struct ibv_cq_ex *queue)
     (void)queue; /* nothing is held between the two */
 }
 
-#define READS(type, name, field)                             \
-    static type read_##name(struct ibv_cq_ex *queue)         \
-    {                                                        \
-        return ((struct sw_queue *)queue)->current.field;    \
+#define READS(type, name, field)                          \
+    static type read_##name(struct ibv_cq_ex *queue)      \
+    {                                                     \
+        return ((struct sw_queue *)queue)->current.field; \
     }
 READS(enum ibv_wc_opcode, opcode, opcode)
 READS(uint32_t, vendor_err, vendor_err)
@@ -488,15 +489,25 @@ struct sw_progress *sw_progress_of(const struct ibv_qp *queue_pair)
 
 /* -- queues ---------------------------------------------------------------------------------- */
 
-static struct ibv_cq_ex *new_queue(struct ibv_context *context, uint32_t entries,
-                                   void *cq_context, struct ibv_comp_channel *channel,
-                                   int ignores_overrun)
+/* Only entries that have been used cost memory, and none does once the queue is destroyed. */
+static struct ibv_wc *new_ring(uint32_t entries)
+{
+    return sw_map(entries * sizeof(struct ibv_wc));
+}
+
+static void free_ring(struct ibv_wc *ring, uint32_t entries)
+{
+    sw_unmap(ring, entries * sizeof(*ring));
+}
+
+static struct ibv_cq_ex *new_queue(struct ibv_context *context, uint32_t entries, void *cq_context,
+                                   struct ibv_comp_channel *channel, int ignores_overrun)
 {
     struct sw_queue *queue = calloc(1, sizeof(*queue));
 
     if (!queue)
         return NULL;
-    queue->ring = calloc(entries, sizeof(*queue->ring));
+    queue->ring = new_ring(entries);
     if (!queue->ring) {
         free(queue);
         errno = ENOMEM;
@@ -523,7 +534,7 @@ static struct ibv_cq_ex *new_queue(struct ibv_context *context, uint32_t entries
     }
     sw_unlock();
     if (!is_room) {
-        free(queue->ring);
+        free_ring(queue->ring, entries);
         free(queue);
         errno = ENOMEM;
         return NULL;
@@ -553,8 +564,7 @@ static struct ibv_cq *create_cq(struct ibv_context *context, int entries, void *
     return (struct ibv_cq *)new_queue(context, (uint32_t)entries, cq_context, channel, 0);
 }
 
-static struct ibv_cq_ex *create_cq_ex(struct ibv_context *context,
-                                      struct ibv_cq_init_attr_ex *attr)
+static struct ibv_cq_ex *create_cq_ex(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr)
 {
     int error = EINVAL;
     uint32_t flags = 0;
@@ -585,10 +595,11 @@ static int resize_cq(struct ibv_cq *public, int entries)
 
     if (!queue || entries < 1 || entries > SW_MOST_COMPLETIONS)
         return EINVAL;
-    struct ibv_wc *ring = calloc((size_t)entries, sizeof(*ring)), *old = ring;
+    struct ibv_wc *ring = new_ring((uint32_t)entries), *old = ring;
     if (!ring)
         return ENOMEM;
     int error = 0;
+    uint32_t old_size = (uint32_t)entries;
     sw_lock();
     if ((uint32_t)entries < queue->count) {
         error = EINVAL;
@@ -596,13 +607,14 @@ static int resize_cq(struct ibv_cq *public, int entries)
         for (uint32_t i = 0; i < queue->count; i++)
             ring[i] = queue->ring[(queue->head + i) % queue->size];
         old = queue->ring;
+        old_size = queue->size;
         queue->ring = ring;
         queue->head = 0;
         queue->size = (uint32_t)entries;
         queue->ibv.cqe = entries;
     }
     sw_unlock();
-    free(old);
+    free_ring(old, old_size);
     return error;
 }
 
@@ -636,7 +648,7 @@ static int destroy_cq(struct ibv_cq *public)
     sw_unlock();
     pthread_cond_destroy(&public->cond);
     pthread_mutex_destroy(&public->mutex);
-    free(queue->ring);
+    free_ring(queue->ring, queue->size);
     free(queue);
     return 0;
 }

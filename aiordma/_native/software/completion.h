@@ -24,9 +24,9 @@ struct sw_queue {
     uint32_t waiting; /* events on its channel that nobody has taken */
     uint32_t taken;   /* of comp_events_completed's kind */
     struct sw_subject subject;
-    struct sw_queue *next;  /* on the channel */
-    struct ibv_wc current;  /* that ibv_start_poll or ibv_next_poll has taken */
-    struct sw_progress own; /* without a channel */
+    struct sw_queue *next;        /* on the channel */
+    struct ibv_wc current;        /* that ibv_start_poll or ibv_next_poll has taken */
+    struct sw_progress own;       /* without a channel */
     struct sw_progress *progress; /* the channel's, or its own */
     /* Faults (completion.c). */
     struct sw_late *late;

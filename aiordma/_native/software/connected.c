@@ -45,6 +45,19 @@ static void go_on(struct sw_stream *stream)
         sw_stream_rewatch(stream);
 }
 
+static void rested(struct sw_timer *timer)
+{
+    struct sw_stream *stream = SW_CONTAINER(timer, struct sw_stream, rest);
+
+    if (!stream->is_blocked)
+        sw_transmit(stream);
+    if (!stream->pair)
+        return;
+    sw_process(stream);
+    if (stream->pair)
+        sw_stream_rewatch(stream);
+}
+
 static void ready(struct sw_watch *watch, uint32_t events)
 {
     struct sw_stream *stream = SW_CONTAINER(watch, struct sw_stream, watch);
@@ -64,30 +77,25 @@ static void ready(struct sw_watch *watch, uint32_t events)
 static struct sw_stream *new_stream(int fd, const struct sw_terms *terms)
 {
     struct sw_stream *stream = calloc(1, sizeof(*stream));
-    uint32_t depth = terms->inbound_depth ? terms->inbound_depth : 1;
 
     if (!stream)
         return NULL;
-    stream->in.size = SW_IN_SIZE;
-    stream->in.bytes = malloc(SW_IN_SIZE);
-    stream->answers = calloc(depth, sizeof(*stream->answers));
-    if (terms->crc)
-        stream->copies = malloc(SW_OUT_BYTES + SW_MOST_PAYLOAD);
-    if (!stream->in.bytes || !stream->answers || (terms->crc && !stream->copies) ||
-        terms->already_size > SW_IN_SIZE) {
-        sw_stream_discard(stream);
-        return NULL;
+    if (terms->already_size) {
+        stream->in = terms->already_size > SW_BLOCK_ROOM ? NULL : sw_take_block();
+        if (!stream->in) {
+            sw_stream_discard(stream);
+            return NULL;
+        }
+        memcpy(stream->in->bytes, terms->already, terms->already_size);
+        stream->in->end = (uint32_t)terms->already_size;
     }
-    stream->from = &stream->in;
     stream->fd = fd;
     stream->terms = *terms;
     stream->terms.already = NULL;
-    if (terms->already_size)
-        memcpy(stream->in.bytes, terms->already, terms->already_size);
-    stream->in.end = (uint32_t)terms->already_size;
     stream->must_announce = terms->is_initiator && terms->sends_ready;
     stream->watch.ready = ready;
     stream->held.release = sw_nothing_took_it;
+    stream->rest.expired = rested;
     for (int queue = 0; queue < SW_QUEUES; queue++)
         stream->sequence[queue] = stream->expected[queue] = 1;
     /* Sinks are numbers that a peer cannot guess before it is asked to fill one. */
@@ -140,7 +148,7 @@ int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *t
         }
     }
     sw_transmit(stream);
-    if (stream->pair && stream->in.end)
+    if (stream->pair && stream->in)
         sw_process(stream);
     return 0;
 }

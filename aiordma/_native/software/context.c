@@ -125,8 +125,7 @@ static int query_port_ex(struct ibv_context *context, uint8_t port, struct ibv_p
     return 0;
 }
 
-static int query_port(struct ibv_context *context, uint8_t port,
-                      struct _compat_ibv_port_attr *attr)
+static int query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *attr)
 {
     /* The structure as it was before its last field came. */
     return query_port_ex(context, port, (struct ibv_port_attr *)(void *)attr,
@@ -175,8 +174,10 @@ static struct sw_context *new_context(void)
     if (!context)
         return NULL;
     int fd = sw_new_signal();
-    if (fd < 0) {
-        int error = errno;
+    int error = fd < 0 ? errno : sw_watch_gids();
+    if (error) {
+        if (fd >= 0)
+            close(fd);
         free(context);
         errno = error;
         return NULL;
@@ -193,7 +194,6 @@ static struct sw_context *new_context(void)
     context->next = sw_device.contexts;
     sw_device.contexts = context;
     sw_device.counts.contexts++;
-    sw_watch_gids();
     return context;
 }
 

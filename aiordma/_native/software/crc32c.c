@@ -80,9 +80,8 @@ three_blocks(uint64_t crc, const unsigned char *at, size_t block, uint32_t once,
     return _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(moved)) ^ third;
 }
 
-__attribute__((target("sse4.2,pclmul"))) static uint32_t by_instruction(uint32_t start,
-                                                                        const unsigned char *at,
-                                                                        size_t size)
+__attribute__((target("sse4.2,pclmul"))) static uint32_t
+by_instruction(uint32_t start, const unsigned char *at, size_t size)
 {
     uint64_t crc = start;
 

@@ -20,11 +20,6 @@ enum {
     TRIES = 4096,
 };
 
-struct sw_address_handle {
-    struct ibv_ah ibv;
-    struct sw_udp_way way;
-};
-
 /* A group that a queue pair is attached to. */
 struct attachment {
     struct sw_watch watch;
@@ -151,8 +146,7 @@ static int init_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct
 
 static enum ibv_wc_status send_one(struct sw_queue_pair *pair, const struct sw_send *send)
 {
-    const struct sw_address_handle *handle = (const void *)send->address_handle;
-    struct sw_udp_way way = handle->way;
+    struct sw_udp_way way = send->way;
     uint8_t packet[SW_ROCE_MOST];
     struct sw_roce_datagram datagram = {
         .destination_qpn = send->remote_qpn & 0xffffff,
@@ -219,8 +213,7 @@ static int can_receive(const struct sw_queue_pair *pair)
  * nobody is to end a queue pair with a datagram that is too long. */
 static int has_room(const struct sw_queue_pair *pair, uint32_t size)
 {
-    const struct sw_receives *receives =
-        pair->shared ? &pair->shared->receives : &pair->receives;
+    const struct sw_receives *receives = pair->shared ? &pair->shared->receives : &pair->receives;
     uint64_t room = 0;
 
     if (!receives->count)
@@ -264,10 +257,11 @@ static void receive(struct sw_datagrams *datagrams, const struct sw_udp *udp,
     struct sw_roce_datagram datagram;
     struct sw_udp_way way;
 
-    for (int i = 0; i < BURST; i++) {
+    for (int i = 0; i < BURST && !sw_turn_is_over(); i++) {
         ssize_t size = sw_udp_receive(udp, packet, sizeof(packet), &way);
         if (size < 0 && (errno == EAGAIN || errno == EBADF))
             return;
+        sw_add_work(SW_FRAME_WORK + SW_DATAGRAM_MTU);
         if (size < 0 || (size_t)size > sizeof(packet) ||
             (group && memcmp(group, &way.path.destination, sizeof(*group))) ||
             sw_roce_read(packet, (size_t)size, &way.path, &datagram))

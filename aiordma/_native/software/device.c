@@ -1,10 +1,11 @@
 /*
- * The device's state: its lock, and its random numbers.
+ * The device's state: its lock, the turns of those who hold it, and its random numbers.
  */
 #include "device.h"
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/random.h>
 
 struct sw_device sw_device = {
@@ -14,21 +15,120 @@ struct sw_device sw_device = {
             .dev_name = SW_NAME},
     .lock = PTHREAD_MUTEX_INITIALIZER,
     .changed = PTHREAD_COND_INITIALIZER,
+    .memory = {.most_held = SW_MOST_HELD},
 };
+
+/*
+ * A mutex gives the lock to whichever thread asks first, and a thread that asks again at once is
+ * faster than one that has to be woken: so the engine, which asks for ever, would keep it. It
+ * sleeps on `returned` instead, until as many threads have had the lock as waited for it.
+ */
+static struct {
+    uint32_t waiting; /* threads that wait for the mutex, without the engine's; atomic */
+    /* the lock guards the rest */
+    uint32_t owed; /* threads that have to have the lock before the engine has it again */
+    int gives_way; /* the engine sleeps */
+    pthread_cond_t returned;
+    uint32_t sleepers, changes; /* threads in sw_wait; calls of sw_changed */
+    uint64_t work;              /* of this turn */
+} turns = {.returned = PTHREAD_COND_INITIALIZER};
+
+static uint32_t waiting(void)
+{
+    return __atomic_load_n(&turns.waiting, __ATOMIC_RELAXED);
+}
+
+/* A thread that was counted as waiting has the lock. */
+static void end_waiting(void)
+{
+    __atomic_sub_fetch(&turns.waiting, 1, __ATOMIC_RELAXED);
+    if (turns.owed)
+        turns.owed--;
+}
+
+/* Whether the lock is the engine's again, which has to be woken then. */
+static int is_returned(void)
+{
+    if (!turns.gives_way || turns.owed)
+        return 0;
+    turns.gives_way = 0;
+    return 1;
+}
 
 void sw_lock(void)
 {
-    pthread_mutex_lock(&sw_device.lock);
+    if (pthread_mutex_trylock(&sw_device.lock)) {
+        __atomic_add_fetch(&turns.waiting, 1, __ATOMIC_RELAXED);
+        pthread_mutex_lock(&sw_device.lock);
+        end_waiting();
+    }
+    turns.work = 0;
 }
 
 void sw_unlock(void)
 {
+    int wakes_engine = is_returned();
+
     pthread_mutex_unlock(&sw_device.lock);
+    if (wakes_engine)
+        pthread_cond_signal(&turns.returned);
 }
 
 void sw_wait(void)
 {
-    pthread_cond_wait(&sw_device.changed, &sw_device.lock);
+    const uint32_t before = turns.changes;
+
+    turns.sleepers++;
+    if (is_returned())
+        pthread_cond_signal(&turns.returned);
+    while (turns.changes == before)
+        pthread_cond_wait(&sw_device.changed, &sw_device.lock);
+    end_waiting();
+}
+
+void sw_changed(void)
+{
+    /* From now on they wait for the lock. */
+    turns.changes++;
+    __atomic_add_fetch(&turns.waiting, turns.sleepers, __ATOMIC_RELAXED);
+    turns.sleepers = 0;
+    pthread_cond_broadcast(&sw_device.changed);
+}
+
+void sw_lock_engine(void)
+{
+    pthread_mutex_lock(&sw_device.lock);
+}
+
+void sw_give_way(void)
+{
+    turns.owed = waiting();
+    turns.gives_way = turns.owed != 0;
+    while (turns.gives_way)
+        pthread_cond_wait(&turns.returned, &sw_device.lock);
+}
+
+void sw_begin_turn(void)
+{
+    turns.work = 0;
+}
+
+void sw_add_work(uint64_t bytes)
+{
+    turns.work += bytes;
+}
+
+int sw_turn_is_over(void)
+{
+    return turns.work >= (waiting() ? SW_SHORT_TURN : SW_LONG_TURN);
+}
+
+void sw_lock_forked(void)
+{
+    pthread_mutex_init(&sw_device.lock, NULL);
+    pthread_cond_init(&sw_device.changed, NULL);
+    memset(&turns, 0, sizeof(turns));
+    pthread_cond_init(&turns.returned, NULL);
 }
 
 void sw_random(void *bytes, size_t size)

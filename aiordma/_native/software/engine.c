@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BATCH = 64, FIRST_SLOTS = 64 };
+enum { BATCH = 64, PART_OF_TURN = 8, FIRST_SLOTS = 64 };
 
 /* A slot's number and its generation together are what epoll gives back: an event that was
  * taken for a watch which is gone meanwhile meets another generation, and nobody. */
@@ -30,8 +30,8 @@ static struct {
     pthread_t thread;
     struct slot *slots; /* slot 0 is the bell's */
     uint32_t slot_count, first_free;
-    struct sw_timer *timers;  /* the next to expire first */
-    uint64_t sleeps_until;    /* 0: it does not sleep */
+    struct sw_timers timers;
+    uint64_t sleeps_until; /* 0: it does not sleep */
 } engine;
 
 static uint64_t now(void)
@@ -57,6 +57,7 @@ static void serve(const struct epoll_event *event)
     uint32_t generation = (uint32_t)(event->data.u64 >> 32);
     uint64_t count;
 
+    sw_add_work(SW_FRAME_WORK);
     if (!slot) {
         if (read(engine.bell, &count, sizeof(count)) < 0) {
             /* Somebody else's ring has been read already. */
@@ -70,35 +71,40 @@ static void serve(const struct epoll_event *event)
 
 void sw_serve(int epoll)
 {
-    struct epoll_event events[BATCH];
-    int count = epoll_wait(epoll, events, BATCH, 0);
+    struct epoll_event events[PART_OF_TURN];
+    int count;
 
-    for (int i = 0; i < count; i++)
-        serve(&events[i]);
+    /* All that epoll returned are served, or it would return the first of them again and again. */
+    do {
+        count = epoll_wait(epoll, events, PART_OF_TURN, 0);
+        for (int i = 0; i < count; i++)
+            serve(&events[i]);
+    } while (count == PART_OF_TURN && !sw_turn_is_over());
 }
 
 static void expire(void)
 {
-    struct sw_timer *timer;
-
     /* Those that a timer sets anew wait for the next round, so that sockets get their turn. */
     uint64_t time = now();
-    while ((timer = engine.timers) && timer->deadline <= time) {
-        engine.timers = timer->next;
-        timer->deadline = 0;
-        timer->next = NULL;
+    for (;;) {
+        sw_give_way();
+        struct sw_timer *timer = engine.timers.first;
+        if (!timer || timer->deadline > time)
+            break;
+        sw_begin_turn();
+        sw_timers_remove(&engine.timers, timer);
         timer->expired(timer);
     }
 }
 
 static int patience(void)
 {
-    if (!engine.timers)
+    if (!engine.timers.first)
         return -1;
     uint64_t time = now();
-    if (engine.timers->deadline <= time)
+    if (engine.timers.first->deadline <= time)
         return 0;
-    uint64_t left = (engine.timers->deadline - time + 999999) / 1000000;
+    uint64_t left = (engine.timers.first->deadline - time + 999999) / 1000000;
     return left > 60000 ? 60000 : (int)left;
 }
 
@@ -110,21 +116,18 @@ static void *run(void *unused)
     if (prctl(PR_SET_NAME, "aiordma-engine")) {
         /* Then it has the program's name. */
     }
-    sw_lock();
+    sw_lock_engine();
     for (;;) {
         int timeout = patience();
-        engine.sleeps_until = engine.timers ? engine.timers->deadline : UINT64_MAX;
+        engine.sleeps_until = engine.timers.first ? engine.timers.first->deadline : UINT64_MAX;
         sw_unlock();
         int count = epoll_wait(engine.epoll, events, BATCH, timeout);
-        sw_lock();
+        sw_lock_engine();
         engine.sleeps_until = 0;
         for (int i = 0; i < count; i++) {
+            sw_give_way();
+            sw_begin_turn();
             serve(&events[i]);
-            if (i + 1 < count) {
-                /* A program that posts has its turn between two sockets. */
-                sw_unlock();
-                sw_lock();
-            }
         }
         expire();
     }
@@ -245,18 +248,18 @@ int sw_watch(struct sw_watch *watch, int fd, uint32_t events)
     return 0;
 }
 
-void sw_rewatch(struct sw_watch *watch, uint32_t events)
+int sw_rewatch(struct sw_watch *watch, uint32_t events)
 {
     if (!watch->slot || watch->events == events)
-        return;
+        return 0;
     /* Without events it is taken out: errors and hang-ups would be told for ever else. */
     int operation = !events ? EPOLL_CTL_DEL : watch->events ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
     watch->events = events;
     struct epoll_event event = event_of(watch);
-    if (epoll_ctl(watch->epoll, operation, watch->fd, &event)) {
-        /* Only an ADD can fail, for want of memory: the next rewatch tries again. */
-        watch->events = 0;
-    }
+    if (!epoll_ctl(watch->epoll, operation, watch->fd, &event) || operation != EPOLL_CTL_ADD)
+        return 0;
+    watch->events = 0;
+    return errno;
 }
 
 int sw_move(struct sw_watch *watch, int epoll)
@@ -294,31 +297,18 @@ void sw_unwatch(struct sw_watch *watch)
 
 void sw_cancel(struct sw_timer *timer)
 {
-    struct sw_timer **link = &engine.timers;
-
-    if (!timer->deadline)
-        return;
-    while (*link && *link != timer)
-        link = &(*link)->next;
-    if (*link)
-        *link = timer->next;
-    timer->next = NULL;
-    timer->deadline = 0;
+    if (timer->deadline)
+        sw_timers_remove(&engine.timers, timer);
 }
 
 int sw_call_later(struct sw_timer *timer, uint32_t milliseconds)
 {
-    struct sw_timer **link = &engine.timers;
-
     sw_cancel(timer);
     int error = start();
     if (error)
         return error;
     timer->deadline = now() + (uint64_t)milliseconds * 1000000u;
-    while (*link && (*link)->deadline <= timer->deadline)
-        link = &(*link)->next;
-    timer->next = *link;
-    *link = timer;
+    sw_timers_add(&engine.timers, timer);
     if (engine.sleeps_until > timer->deadline)
         ring();
     return 0;

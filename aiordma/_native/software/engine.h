@@ -3,6 +3,7 @@
 #define AIORDMA_SOFTWARE_ENGINE_H
 
 #include "device.h"
+#include "timers.h"
 
 /* A descriptor that the engine's thread waits for. ready runs there, with the lock held. */
 struct sw_watch {
@@ -15,20 +16,20 @@ struct sw_watch {
 
 /* Start watching; the engine's thread is started by the first. The watch is the caller's memory. */
 int sw_watch(struct sw_watch *watch, int fd, uint32_t events);
-/* Change what is waited for; 0 events: nothing for now. */
-void sw_rewatch(struct sw_watch *watch, uint32_t events);
+/*
+ * Change what is waited for; 0 events: nothing for now. Only from nothing to something can fail, for
+ * want of memory: then nothing is waited for, and the caller must try again later, or do without.
+ */
+int sw_rewatch(struct sw_watch *watch, uint32_t events);
 /* ready is not called any more; before the descriptor is closed. Nothing if not watched. */
 void sw_unwatch(struct sw_watch *watch);
-/* Have it wait in another epoll, which sw_serve is called for; -1: in the engine's own. */
+/*
+ * Have it wait in another epoll, which sw_serve is called for; -1: in the engine's own. If that has
+ * no memory for it, it waits where it did.
+ */
 int sw_move(struct sw_watch *watch, int epoll);
 /* Serve what is ready in such an epoll. */
 void sw_serve(int epoll);
-
-struct sw_timer {
-    void (*expired)(struct sw_timer *timer); /* on the engine's thread, with the lock held */
-    uint64_t deadline;                       /* 0: not running */
-    struct sw_timer *next;
-};
 
 /* Run once, milliseconds from now: 0 as soon as the engine can. One that runs is set anew. */
 int sw_call_later(struct sw_timer *timer, uint32_t milliseconds);

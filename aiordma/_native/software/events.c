@@ -158,7 +158,7 @@ static void ack_async_event(struct ibv_async_event *event)
     }
     sw_lock();
     ++*acknowledged;
-    pthread_cond_broadcast(&sw_device.changed);
+    sw_changed();
     sw_unlock();
 }
 

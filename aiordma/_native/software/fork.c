@@ -16,9 +16,11 @@
 #include <string.h>
 
 #include "../event_subjects.h"
+#include "cm_handshakes.h"
 #include "cm_silence.h"
 #include "gids.h"
 #include "identifier.h"
+#include "stream.h"
 
 static struct aiordma_provider inner; /* what the rooms filled in */
 
@@ -71,10 +73,10 @@ static int is_foreign_async_event(const struct ibv_async_event *event)
 
 /* -- guards ---------------------------------------------------------------------------------- */
 
-#define REFUSE(result)  \
-    do {                \
-        errno = EPERM;  \
-        return result;  \
+#define REFUSE(result) \
+    do {               \
+        errno = EPERM; \
+        return result; \
     } while (0)
 
 #define GUARD(type, result, name, foreign, parameters, arguments) \
@@ -97,95 +99,95 @@ static int is_foreign_async_event(const struct ibv_async_event *event)
             inner.name arguments;                        \
     }
 
-GUARD_ERRNO(close_device, is_foreign_context(context), (struct ibv_context *context), (context))
+GUARD_ERRNO(close_device, is_foreign_context(context), (struct ibv_context * context), (context))
 GUARD_ERRNO(query_device, is_foreign_context(context),
-            (struct ibv_context *context, struct ibv_device_attr *attr), (context, attr))
+            (struct ibv_context * context, struct ibv_device_attr *attr), (context, attr))
 GUARD_ERRNO(query_port, is_foreign_context(context),
-            (struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *attr),
+            (struct ibv_context * context, uint8_t port, struct _compat_ibv_port_attr *attr),
             (context, port, attr))
 GUARD_INT(query_gid, is_foreign_context(context),
-          (struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid),
+          (struct ibv_context * context, uint8_t port, int index, union ibv_gid *gid),
           (context, port, index, gid))
 GUARD_ERRNO(query_gid_ex, is_foreign_context(context),
-            (struct ibv_context *context, uint32_t port, uint32_t index,
+            (struct ibv_context * context, uint32_t port, uint32_t index,
              struct ibv_gid_entry *entry, uint32_t flags, size_t entry_size),
             (context, port, index, entry, flags, entry_size))
 GUARD(ssize_t, -EPERM, query_gid_table, is_foreign_context(context),
-      (struct ibv_context *context, struct ibv_gid_entry *entries, size_t most, uint32_t flags,
+      (struct ibv_context * context, struct ibv_gid_entry *entries, size_t most, uint32_t flags,
        size_t entry_size),
       (context, entries, most, flags, entry_size))
 GUARD_INT(query_pkey, is_foreign_context(context),
-          (struct ibv_context *context, uint8_t port, int index, uint16_t *pkey),
+          (struct ibv_context * context, uint8_t port, int index, uint16_t *pkey),
           (context, port, index, pkey))
 GUARD_INT(get_async_event, is_foreign_context(context),
-          (struct ibv_context *context, struct ibv_async_event *event), (context, event))
-GUARD_VOID(ack_async_event, is_foreign_async_event(event), (struct ibv_async_event *event),
+          (struct ibv_context * context, struct ibv_async_event *event), (context, event))
+GUARD_VOID(ack_async_event, is_foreign_async_event(event), (struct ibv_async_event * event),
            (event))
 
-GUARD_NULL(struct ibv_pd, alloc_pd, is_foreign_context(context), (struct ibv_context *context),
+GUARD_NULL(struct ibv_pd, alloc_pd, is_foreign_context(context), (struct ibv_context * context),
            (context))
-GUARD_ERRNO(dealloc_pd, FOREIGN(domain), (struct ibv_pd *domain), (domain))
+GUARD_ERRNO(dealloc_pd, FOREIGN(domain), (struct ibv_pd * domain), (domain))
 GUARD_NULL(struct ibv_mr, reg_mr, FOREIGN(domain),
-           (struct ibv_pd *domain, void *address, size_t length, int access),
+           (struct ibv_pd * domain, void *address, size_t length, int access),
            (domain, address, length, access))
 GUARD_NULL(struct ibv_mr, reg_mr_iova, FOREIGN(domain),
-           (struct ibv_pd *domain, void *address, size_t length, uint64_t iova, int access),
+           (struct ibv_pd * domain, void *address, size_t length, uint64_t iova, int access),
            (domain, address, length, iova, access))
 GUARD_NULL(struct ibv_mr, reg_mr_iova2, FOREIGN(domain),
-           (struct ibv_pd *domain, void *address, size_t length, uint64_t iova,
+           (struct ibv_pd * domain, void *address, size_t length, uint64_t iova,
             unsigned int access),
            (domain, address, length, iova, access))
 GUARD(int, IBV_REREG_MR_ERR_INPUT, rereg_mr, FOREIGN(region),
-      (struct ibv_mr *region, int flags, struct ibv_pd *domain, void *address, size_t length,
+      (struct ibv_mr * region, int flags, struct ibv_pd *domain, void *address, size_t length,
        int access),
       (region, flags, domain, address, length, access))
-GUARD_ERRNO(dereg_mr, FOREIGN(region), (struct ibv_mr *region), (region))
+GUARD_ERRNO(dereg_mr, FOREIGN(region), (struct ibv_mr * region), (region))
 
 GUARD_NULL(struct ibv_comp_channel, create_comp_channel, is_foreign_context(context),
-           (struct ibv_context *context), (context))
-GUARD_ERRNO(destroy_comp_channel, FOREIGN(channel), (struct ibv_comp_channel *channel), (channel))
+           (struct ibv_context * context), (context))
+GUARD_ERRNO(destroy_comp_channel, FOREIGN(channel), (struct ibv_comp_channel * channel), (channel))
 GUARD_NULL(struct ibv_cq, create_cq, is_foreign_context(context) || FOREIGN(channel),
-           (struct ibv_context *context, int entries, void *cq_context,
+           (struct ibv_context * context, int entries, void *cq_context,
             struct ibv_comp_channel *channel, int vector),
            (context, entries, cq_context, channel, vector))
-GUARD_ERRNO(resize_cq, FOREIGN(queue), (struct ibv_cq *queue, int entries), (queue, entries))
-GUARD_ERRNO(destroy_cq, FOREIGN(queue), (struct ibv_cq *queue), (queue))
+GUARD_ERRNO(resize_cq, FOREIGN(queue), (struct ibv_cq * queue, int entries), (queue, entries))
+GUARD_ERRNO(destroy_cq, FOREIGN(queue), (struct ibv_cq * queue), (queue))
 GUARD_INT(get_cq_event, FOREIGN(channel),
-          (struct ibv_comp_channel *channel, struct ibv_cq **queue, void **cq_context),
+          (struct ibv_comp_channel * channel, struct ibv_cq **queue, void **cq_context),
           (channel, queue, cq_context))
-GUARD_VOID(ack_cq_events, FOREIGN(queue), (struct ibv_cq *queue, unsigned int count),
+GUARD_VOID(ack_cq_events, FOREIGN(queue), (struct ibv_cq * queue, unsigned int count),
            (queue, count))
 
 GUARD_NULL(struct ibv_qp, create_qp, FOREIGN(domain),
-           (struct ibv_pd *domain, struct ibv_qp_init_attr *attr), (domain, attr))
+           (struct ibv_pd * domain, struct ibv_qp_init_attr *attr), (domain, attr))
 GUARD_ERRNO(modify_qp, FOREIGN(queue_pair),
-            (struct ibv_qp *queue_pair, struct ibv_qp_attr *attr, int mask),
+            (struct ibv_qp * queue_pair, struct ibv_qp_attr *attr, int mask),
             (queue_pair, attr, mask))
 GUARD_ERRNO(query_qp, FOREIGN(queue_pair),
-            (struct ibv_qp *queue_pair, struct ibv_qp_attr *attr, int mask,
+            (struct ibv_qp * queue_pair, struct ibv_qp_attr *attr, int mask,
              struct ibv_qp_init_attr *init),
             (queue_pair, attr, mask, init))
-GUARD_ERRNO(destroy_qp, FOREIGN(queue_pair), (struct ibv_qp *queue_pair), (queue_pair))
+GUARD_ERRNO(destroy_qp, FOREIGN(queue_pair), (struct ibv_qp * queue_pair), (queue_pair))
 GUARD_NULL(struct ibv_srq, create_srq, FOREIGN(domain),
-           (struct ibv_pd *domain, struct ibv_srq_init_attr *init), (domain, init))
+           (struct ibv_pd * domain, struct ibv_srq_init_attr *init), (domain, init))
 GUARD_ERRNO(modify_srq, FOREIGN(queue),
-            (struct ibv_srq *queue, struct ibv_srq_attr *attr, int mask), (queue, attr, mask))
-GUARD_ERRNO(query_srq, FOREIGN(queue), (struct ibv_srq *queue, struct ibv_srq_attr *attr),
+            (struct ibv_srq * queue, struct ibv_srq_attr *attr, int mask), (queue, attr, mask))
+GUARD_ERRNO(query_srq, FOREIGN(queue), (struct ibv_srq * queue, struct ibv_srq_attr *attr),
             (queue, attr))
-GUARD_ERRNO(destroy_srq, FOREIGN(queue), (struct ibv_srq *queue), (queue))
+GUARD_ERRNO(destroy_srq, FOREIGN(queue), (struct ibv_srq * queue), (queue))
 
 GUARD_NULL(struct ibv_ah, create_ah, FOREIGN(domain),
-           (struct ibv_pd *domain, struct ibv_ah_attr *attr), (domain, attr))
+           (struct ibv_pd * domain, struct ibv_ah_attr *attr), (domain, attr))
 GUARD_INT(init_ah_from_wc, is_foreign_context(context),
-          (struct ibv_context *context, uint8_t port, struct ibv_wc *completion,
+          (struct ibv_context * context, uint8_t port, struct ibv_wc *completion,
            struct ibv_grh *header, struct ibv_ah_attr *attr),
           (context, port, completion, header, attr))
-GUARD_ERRNO(destroy_ah, FOREIGN(handle), (struct ibv_ah *handle), (handle))
+GUARD_ERRNO(destroy_ah, FOREIGN(handle), (struct ibv_ah * handle), (handle))
 GUARD_ERRNO(attach_mcast, FOREIGN(queue_pair),
-            (struct ibv_qp *queue_pair, const union ibv_gid *gid, uint16_t lid),
+            (struct ibv_qp * queue_pair, const union ibv_gid *gid, uint16_t lid),
             (queue_pair, gid, lid))
 GUARD_ERRNO(detach_mcast, FOREIGN(queue_pair),
-            (struct ibv_qp *queue_pair, const union ibv_gid *gid, uint16_t lid),
+            (struct ibv_qp * queue_pair, const union ibv_gid *gid, uint16_t lid),
             (queue_pair, gid, lid))
 
 static struct rdma_event_channel *guard_create_event_channel(void)
@@ -198,59 +200,59 @@ static struct rdma_event_channel *guard_create_event_channel(void)
 }
 
 GUARD_VOID(destroy_event_channel, is_foreign_channel(channel),
-           (struct rdma_event_channel *channel), (channel))
+           (struct rdma_event_channel * channel), (channel))
 GUARD_INT(get_cm_event, is_foreign_channel(channel),
-          (struct rdma_event_channel *channel, struct rdma_cm_event **event), (channel, event))
-GUARD_INT(ack_cm_event, is_foreign_cm_event(event), (struct rdma_cm_event *event), (event))
+          (struct rdma_event_channel * channel, struct rdma_cm_event **event), (channel, event))
+GUARD_INT(ack_cm_event, is_foreign_cm_event(event), (struct rdma_cm_event * event), (event))
 GUARD_INT(create_id, is_foreign_channel(channel),
-          (struct rdma_event_channel *channel, struct rdma_cm_id **id, void *context,
+          (struct rdma_event_channel * channel, struct rdma_cm_id **id, void *context,
            enum rdma_port_space port_space),
           (channel, id, context, port_space))
-GUARD_INT(destroy_id, is_foreign_id(id), (struct rdma_cm_id *id), (id))
-GUARD_INT(bind_addr, is_foreign_id(id), (struct rdma_cm_id *id, struct sockaddr *address),
+GUARD_INT(destroy_id, is_foreign_id(id), (struct rdma_cm_id * id), (id))
+GUARD_INT(bind_addr, is_foreign_id(id), (struct rdma_cm_id * id, struct sockaddr *address),
           (id, address))
 GUARD_INT(resolve_addr, is_foreign_id(id),
-          (struct rdma_cm_id *id, struct sockaddr *source, struct sockaddr *destination,
+          (struct rdma_cm_id * id, struct sockaddr *source, struct sockaddr *destination,
            int timeout_ms),
           (id, source, destination, timeout_ms))
-GUARD_INT(resolve_route, is_foreign_id(id), (struct rdma_cm_id *id, int timeout_ms),
+GUARD_INT(resolve_route, is_foreign_id(id), (struct rdma_cm_id * id, int timeout_ms),
           (id, timeout_ms))
 GUARD_INT(cm_create_qp, is_foreign_id(id) || FOREIGN(domain),
-          (struct rdma_cm_id *id, struct ibv_pd *domain, struct ibv_qp_init_attr *attr),
+          (struct rdma_cm_id * id, struct ibv_pd *domain, struct ibv_qp_init_attr *attr),
           (id, domain, attr))
-GUARD_VOID(cm_destroy_qp, is_foreign_id(id), (struct rdma_cm_id *id), (id))
-GUARD_INT(connect, is_foreign_id(id),
-          (struct rdma_cm_id *id, struct rdma_conn_param *parameters), (id, parameters))
-GUARD_INT(listen, is_foreign_id(id), (struct rdma_cm_id *id, int backlog), (id, backlog))
-GUARD_INT(accept, is_foreign_id(id),
-          (struct rdma_cm_id *id, struct rdma_conn_param *parameters), (id, parameters))
+GUARD_VOID(cm_destroy_qp, is_foreign_id(id), (struct rdma_cm_id * id), (id))
+GUARD_INT(connect, is_foreign_id(id), (struct rdma_cm_id * id, struct rdma_conn_param *parameters),
+          (id, parameters))
+GUARD_INT(listen, is_foreign_id(id), (struct rdma_cm_id * id, int backlog), (id, backlog))
+GUARD_INT(accept, is_foreign_id(id), (struct rdma_cm_id * id, struct rdma_conn_param *parameters),
+          (id, parameters))
 GUARD_INT(reject, is_foreign_id(id),
-          (struct rdma_cm_id *id, const void *private_data, uint8_t length),
+          (struct rdma_cm_id * id, const void *private_data, uint8_t length),
           (id, private_data, length))
-GUARD_INT(disconnect, is_foreign_id(id), (struct rdma_cm_id *id), (id))
-GUARD_INT(establish, is_foreign_id(id), (struct rdma_cm_id *id), (id))
-GUARD_INT(notify, is_foreign_id(id), (struct rdma_cm_id *id, enum ibv_event_type event),
+GUARD_INT(disconnect, is_foreign_id(id), (struct rdma_cm_id * id), (id))
+GUARD_INT(establish, is_foreign_id(id), (struct rdma_cm_id * id), (id))
+GUARD_INT(notify, is_foreign_id(id), (struct rdma_cm_id * id, enum ibv_event_type event),
           (id, event))
 GUARD_INT(migrate_id, is_foreign_id(id) || is_foreign_channel(channel),
-          (struct rdma_cm_id *id, struct rdma_event_channel *channel), (id, channel))
+          (struct rdma_cm_id * id, struct rdma_event_channel *channel), (id, channel))
 GUARD_INT(init_qp_attr, is_foreign_id(id),
-          (struct rdma_cm_id *id, struct ibv_qp_attr *attr, int *mask), (id, attr, mask))
+          (struct rdma_cm_id * id, struct ibv_qp_attr *attr, int *mask), (id, attr, mask))
 GUARD_INT(join_multicast, is_foreign_id(id),
-          (struct rdma_cm_id *id, struct sockaddr *group, void *context), (id, group, context))
+          (struct rdma_cm_id * id, struct sockaddr *group, void *context), (id, group, context))
 GUARD_INT(join_multicast_ex, is_foreign_id(id),
-          (struct rdma_cm_id *id, struct rdma_cm_join_mc_attr_ex *attr, void *context),
+          (struct rdma_cm_id * id, struct rdma_cm_join_mc_attr_ex *attr, void *context),
           (id, attr, context))
-GUARD_INT(leave_multicast, is_foreign_id(id), (struct rdma_cm_id *id, struct sockaddr *group),
+GUARD_INT(leave_multicast, is_foreign_id(id), (struct rdma_cm_id * id, struct sockaddr *group),
           (id, group))
-GUARD_INT(set_local_ece, is_foreign_id(id), (struct rdma_cm_id *id, struct ibv_ece *ece),
+GUARD_INT(set_local_ece, is_foreign_id(id), (struct rdma_cm_id * id, struct ibv_ece *ece),
           (id, ece))
-GUARD_INT(get_remote_ece, is_foreign_id(id), (struct rdma_cm_id *id, struct ibv_ece *ece),
+GUARD_INT(get_remote_ece, is_foreign_id(id), (struct rdma_cm_id * id, struct ibv_ece *ece),
           (id, ece))
 GUARD_INT(reject_ece, is_foreign_id(id),
-          (struct rdma_cm_id *id, const void *private_data, uint8_t length),
+          (struct rdma_cm_id * id, const void *private_data, uint8_t length),
           (id, private_data, length))
 GUARD_INT(set_option, is_foreign_id(id),
-          (struct rdma_cm_id *id, int level, int name, void *value, size_t length),
+          (struct rdma_cm_id * id, int level, int name, void *value, size_t length),
           (id, level, name, value, length))
 
 /* -- what the child's inline functions meet -------------------------------------------------- */
@@ -324,8 +326,8 @@ static struct ibv_cq_ex *refuse_create_cq_ex(struct ibv_context *context,
     REFUSE(NULL);
 }
 
-static int refuse_query_port(struct ibv_context *context, uint8_t port,
-                             struct ibv_port_attr *attr, size_t size)
+static int refuse_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr,
+                             size_t size)
 {
     (void)context;
     (void)port;
@@ -366,18 +368,18 @@ static void refuse_all(struct verbs_context *verbs)
 
 static void in_child(void)
 {
-    /* Those that waited for either are not here. */
-    pthread_mutex_init(&sw_device.lock, NULL);
-    pthread_cond_init(&sw_device.changed, NULL);
+    sw_lock_forked();
     for (struct sw_context *context = sw_device.contexts; context; context = context->next)
         refuse_all(&context->verbs);
     sw_device.generation++;
     sw_device.contexts = sw_device.manager = NULL;
     memset(&sw_device.counts, 0, sizeof(sw_device.counts));
     sw_engine_forked();
+    sw_streams_forked();
     sw_gids_forked();
     sw_identifiers_forked();
     sw_silence_forked();
+    sw_handshakes_forked();
     sw_memory_forked();
     sw_queue_pairs_forked();
 }

@@ -54,8 +54,8 @@ uint32_t sw_frame_write(char *to, struct sw_frame *frame)
 {
     frame->header = frame->is_tagged ? SW_TAGGED_HEADER : SW_UNTAGGED_HEADER;
     to = put16(to, (uint16_t)(frame->header - SW_LENGTH_FIELD + frame->payload));
-    *to++ = (char)((frame->is_tagged ? DDP_TAGGED : 0) | (frame->is_last ? DDP_LAST : 0) |
-                   DDP_VERSION);
+    *to++ =
+        (char)((frame->is_tagged ? DDP_TAGGED : 0) | (frame->is_last ? DDP_LAST : 0) | DDP_VERSION);
     *to++ = (char)(RDMAP_VERSION | frame->operation);
     if (frame->is_tagged) {
         to = put32(to, frame->stag);
@@ -73,8 +73,10 @@ uint32_t sw_frame_write(char *to, struct sw_frame *frame)
 static int check_operation(const struct sw_frame *frame, struct sw_reason *reason)
 {
     static const uint8_t queues[] = {
-        [SW_READ_REQUEST] = SW_QUEUE_REQUEST,   [SW_TERMINATE] = SW_QUEUE_TERMINATE,
-        [SW_ATOMIC_REQUEST] = SW_QUEUE_REQUEST, [SW_ATOMIC_RESPONSE] = SW_QUEUE_ATOMIC,
+        [SW_READ_REQUEST] = SW_QUEUE_REQUEST,
+        [SW_TERMINATE] = SW_QUEUE_TERMINATE,
+        [SW_ATOMIC_REQUEST] = SW_QUEUE_REQUEST,
+        [SW_ATOMIC_RESPONSE] = SW_QUEUE_ATOMIC,
     };
     int is_tagged = frame->operation == SW_WRITE || frame->operation == SW_READ_RESPONSE;
 

@@ -66,13 +66,14 @@ static void see_gid(const union ibv_gid *gid, unsigned int interface)
     gids.entries[index].is_used = gids.entries[index].is_seen = 1;
 }
 
-static void refresh_gids(void)
+/* Where it fails the table stays as it was. */
+static int refresh_gids(void)
 {
     struct ifaddrs *addresses, *at;
     union ibv_gid gid;
 
     if (getifaddrs(&addresses))
-        return; /* the table stays as it was */
+        return errno;
     for (int i = 0; i < SW_MOST_GIDS; i++)
         gids.entries[i].is_seen = 0;
     /* First what is there already, so that a new address does not take its place. */
@@ -93,6 +94,7 @@ static void refresh_gids(void)
         }
     }
     freeifaddrs(addresses);
+    return 0;
 }
 
 static void news(struct sw_watch *watch, uint32_t events)
@@ -103,33 +105,42 @@ static void news(struct sw_watch *watch, uint32_t events)
     (void)events;
     while (recv(watch->fd, message, sizeof(message), 0) >= 0 || errno == ENOBUFS)
         continue;
-    refresh_gids();
+    (void)refresh_gids();
     if (gids.has_changed)
         sw_raise_port(IBV_EVENT_GID_CHANGE);
     gids.has_changed = 0;
 }
 
-/* Where the kernel's news cannot be had, there are no events of it. */
-void sw_watch_gids(void)
+static int is_shortage(int error)
+{
+    return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
+int sw_watch_gids(void)
 {
     struct sockaddr_nl groups = {
         .nl_family = AF_NETLINK,
         .nl_groups = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR,
     };
+    int error = 0;
 
     if (gids.watch.slot)
-        return;
+        return 0;
     int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, NETLINK_ROUTE);
     if (fd < 0)
-        return;
+        return is_shortage(errno) ? errno : 0;
     gids.watch.ready = news;
-    if (bind(fd, (struct sockaddr *)&groups, sizeof(groups)) ||
-        sw_watch(&gids.watch, fd, EPOLLIN)) {
+    if (bind(fd, (struct sockaddr *)&groups, sizeof(groups)))
+        error = errno;
+    if (!error)
+        error = sw_watch(&gids.watch, fd, EPOLLIN);
+    if (error) {
         close(fd);
-        return;
+        return is_shortage(error) ? error : 0;
     }
-    refresh_gids();
+    (void)refresh_gids();
     gids.has_changed = 0;
+    return 0;
 }
 
 void sw_unwatch_gids(void)
@@ -148,8 +159,12 @@ void sw_gids_forked(void)
 
 int sw_gid_index(const union ibv_gid *gid)
 {
-    refresh_gids();
-    return find_gid(gid);
+    int error = refresh_gids();
+    int index = find_gid(gid);
+
+    if (index < 0)
+        errno = error ? error : ENODEV;
+    return index;
 }
 
 static int read_gid(int index, struct ibv_gid_entry *entry)
@@ -168,8 +183,10 @@ static int read_gid(int index, struct ibv_gid_entry *entry)
 
 int sw_gid_entry(int index, struct ibv_gid_entry *entry)
 {
-    refresh_gids();
-    return read_gid(index, entry);
+    int error = refresh_gids();
+    int missing = read_gid(index, entry);
+
+    return missing == ENODATA && error ? error : missing;
 }
 
 void sw_address_of(const union ibv_gid *gid, struct sockaddr_storage *address)
@@ -237,7 +254,7 @@ static ssize_t query_gid_table(struct ibv_context *context, struct ibv_gid_entry
     if (!context || !entries || !most || flags || !entry_size)
         return -EINVAL;
     sw_lock();
-    refresh_gids();
+    (void)refresh_gids();
     for (int i = 0; i < SW_MOST_GIDS; i++) {
         if (read_gid(i, &found))
             continue;

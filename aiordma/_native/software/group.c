@@ -56,8 +56,11 @@ static int prepare(struct sw_identifier *identifier, const union ibv_gid *group,
 
     sw_gid_of(&identifier->ibv.route.addr.src_addr, &ours);
     int index = sw_gid_index(&ours);
-    if (index < 0 || sw_gid_entry(index, &entry))
-        return ENODEV;
+    if (index < 0)
+        return errno;
+    int error = sw_gid_entry(index, &entry);
+    if (error)
+        return error == ENODATA ? ENODEV : error;
     attr->is_global = 1;
     attr->port_num = 1;
     attr->grh.dgid = *group;
@@ -97,9 +100,9 @@ static int join(struct sw_identifier *identifier, const union ibv_gid *group, in
     struct sw_event *event = sw_new_event(identifier, RDMA_CM_EVENT_MULTICAST_JOIN, 0);
     uint32_t interface = 0;
 
-    int error = membership && event ? prepare(identifier, group, &event->ibv.param.ud.ah_attr,
-                                              &interface)
-                                    : ENOMEM;
+    int error = membership && event
+                    ? prepare(identifier, group, &event->ibv.param.ud.ah_attr, &interface)
+                    : ENOMEM;
     if (error) {
         free(event);
         free(membership);
@@ -140,10 +143,11 @@ static int join_group(struct rdma_cm_id *id, const struct sockaddr *address, int
     if (!id)
         return sw_result(EINVAL);
     sw_lock();
-    int error = id->ps == RDMA_PS_UDP && id->verbs && (identifier->state == SW_CM_BOUND ||
-                                                       identifier->state == SW_CM_ADDRESS_RESOLVED)
-                    ? group_of(identifier, address, &group)
-                    : EINVAL;
+    int error =
+        id->ps == RDMA_PS_UDP && id->verbs &&
+                (identifier->state == SW_CM_BOUND || identifier->state == SW_CM_ADDRESS_RESOLVED)
+            ? group_of(identifier, address, &group)
+            : EINVAL;
     if (!error && *find(identifier, &group))
         error = EADDRINUSE;
     if (!error)

@@ -147,9 +147,9 @@ void sw_drop_group_events(struct sw_identifier *identifier, const union ibv_gid 
     if (!channel || !channel->first)
         return;
     for (struct sw_event **link = &channel->first; (event = *link);) {
-        int tells = event->counted == identifier &&
-                    (event->ibv.event == RDMA_CM_EVENT_MULTICAST_JOIN ||
-                     event->ibv.event == RDMA_CM_EVENT_MULTICAST_ERROR);
+        int tells =
+            event->counted == identifier && (event->ibv.event == RDMA_CM_EVENT_MULTICAST_JOIN ||
+                                             event->ibv.event == RDMA_CM_EVENT_MULTICAST_ERROR);
         if (tells && !memcmp(&event->ibv.param.ud.ah_attr.grh.dgid, group, sizeof(*group))) {
             *link = event->next;
             free(event);
@@ -196,9 +196,8 @@ struct sw_identifier *sw_new_identifier(struct rdma_event_channel *channel, void
 
 struct sw_identifier *sw_new_requesting(struct sw_identifier *listener)
 {
-    struct sw_identifier *identifier =
-        sw_new_identifier(listener->ibv.channel, listener->ibv.context, listener->ibv.ps,
-                          listener->space);
+    struct sw_identifier *identifier = sw_new_identifier(
+        listener->ibv.channel, listener->ibv.context, listener->ibv.ps, listener->space);
 
     if (!identifier)
         return NULL;
@@ -350,7 +349,7 @@ static int ack_cm_event(struct rdma_cm_event *raw)
     }
     sw_lock();
     event->counted->unacknowledged--;
-    pthread_cond_broadcast(&sw_device.changed);
+    sw_changed();
     sw_unlock();
     free(event);
     return 0;

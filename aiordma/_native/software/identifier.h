@@ -55,8 +55,8 @@ struct sw_port_space {
     int (*reject)(struct sw_identifier *identifier);
     int (*disconnect)(struct sw_identifier *identifier);
     void (*request_taken)(struct sw_identifier *listener); /* by the program */
-    void (*forget)(struct sw_identifier *identifier); /* it is being destroyed */
-    void (*forked)(struct sw_identifier *identifier); /* a parent's: close its socket */
+    void (*forget)(struct sw_identifier *identifier);      /* it is being destroyed */
+    void (*forked)(struct sw_identifier *identifier);      /* a parent's: close its socket */
     struct sw_told told; /* of the queue pair that the identifier has */
 };
 
@@ -68,7 +68,7 @@ struct sw_identifier {
     int has_port;            /* took one for itself: nobody else may, but who shares it */
     uint8_t tos, ack_timeout, reuse_address, ipv6_only;
     int has_tos, has_ipv6_only, has_ack_timeout;
-    struct sw_timer timer;  /* of the step that is under way: resolved, timed out */
+    struct sw_timer timer;             /* of the step that is under way: resolved, timed out */
     struct rdma_conn_param parameters; /* of connect or accept; private_data in private_data[] */
     uint8_t private_data[256];
     struct sw_event *last_event; /* there from the start, so that the end is told in any case */

@@ -28,6 +28,7 @@ enum {
     SW_MOST_MESSAGE = 1 << 30,
     SW_COMPLETION_VECTORS = 1,
     SW_DATAGRAM_MTU = 4096,
+    SW_MOST_HELD = 256 << 20, /* bytes that hold back what peers sent; see software.h */
 };
 
 #define SW_LARGEST_REGION ((uint64_t)1 << 56)

@@ -18,7 +18,7 @@ enum {
     REMOTE = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
     WRITING = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
     KNOWN = IBV_ACCESS_LOCAL_WRITE | REMOTE | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED |
-            IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB,
+        IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB,
     FIRST_BUCKETS = 1024,
 };
 
@@ -196,13 +196,23 @@ static int populate(const void *address, size_t length, int access)
     return check_mapped(start, length, page);
 }
 
-static int check_registration(const void *address, size_t length, uint64_t iova, int access)
+/* is_of_file: set where there is no error. */
+static int check_registration(const void *address, size_t length, uint64_t iova, int access,
+                              int *is_of_file)
 {
     int error = check_access(access);
 
     if (!error)
         error = check_range(address, length, iova);
-    return error ? error : populate(address, length, access);
+    if (!error)
+        error = populate(address, length, access);
+    if (error)
+        return error;
+    *is_of_file = sw_is_of_file(address, length);
+    /* A process that may not be copied by the kernel could be ended by its accesses. */
+    char byte;
+    struct sw_memory first = {(char *)(uintptr_t)address, *is_of_file};
+    return *is_of_file ? sw_copy_from(&byte, first, sizeof(byte)) : 0;
 }
 
 /* -- regions ------------------------------------------------------------------------------ */
@@ -236,7 +246,7 @@ static struct sw_region *new_region(struct ibv_pd *domain)
 }
 
 static struct ibv_mr *register_region(struct ibv_pd *domain, void *address, size_t length,
-                                      uint64_t base, int access)
+                                      uint64_t base, int access, int is_of_file)
 {
     sw_lock();
     struct sw_region *region = new_region(domain);
@@ -245,6 +255,7 @@ static struct ibv_mr *register_region(struct ibv_pd *domain, void *address, size
         region->ibv.length = length;
         region->base = base;
         region->access = access;
+        region->is_of_file = is_of_file;
     }
     sw_unlock();
     if (!region)
@@ -254,13 +265,15 @@ static struct ibv_mr *register_region(struct ibv_pd *domain, void *address, size
 
 static struct ibv_mr *reg_mr(struct ibv_pd *domain, void *address, size_t length, int access)
 {
-    int error = domain ? check_registration(address, length, (uintptr_t)address, access) : EINVAL;
+    int is_of_file = 0, error = EINVAL;
 
+    if (domain)
+        error = check_registration(address, length, (uintptr_t)address, access, &is_of_file);
     if (error) {
         errno = error;
         return NULL;
     }
-    return register_region(domain, address, length, base_of(address, access), access);
+    return register_region(domain, address, length, base_of(address, access), access, is_of_file);
 }
 
 static struct ibv_mr *reg_mr_iova2(struct ibv_pd *domain, void *address, size_t length,
@@ -268,17 +281,17 @@ static struct ibv_mr *reg_mr_iova2(struct ibv_pd *domain, void *address, size_t 
 {
     /* ibv_reg_mr is a macro that calls this with the address itself for an iova. */
     int zero_based = (access & IBV_ACCESS_ZERO_BASED) != 0;
-    int error = EINVAL;
+    int is_of_file = 0, error = EINVAL;
 
     if (domain && !(zero_based && iova && iova != (uintptr_t)address)) {
         uint64_t checked = zero_based ? (uintptr_t)address : iova;
-        error = check_registration(address, length, checked, (int)access);
+        error = check_registration(address, length, checked, (int)access, &is_of_file);
     }
     if (error) {
         errno = error;
         return NULL;
     }
-    return register_region(domain, address, length, zero_based ? 0 : iova, (int)access);
+    return register_region(domain, address, length, zero_based ? 0 : iova, (int)access, is_of_file);
 }
 
 static struct ibv_mr *reg_mr_iova(struct ibv_pd *domain, void *address, size_t length,
@@ -289,7 +302,7 @@ static struct ibv_mr *reg_mr_iova(struct ibv_pd *domain, void *address, size_t l
 
 /* What a region will be; refused before anything is changed. */
 static int check_change(const struct sw_region *region, int flags, const struct ibv_pd *domain,
-                        const void *address, size_t length, int access)
+                        const void *address, size_t length, int access, int *is_of_file)
 {
     if (!flags || flags & ~IBV_REREG_MR_FLAGS_SUPPORTED)
         return EINVAL;
@@ -301,15 +314,17 @@ static int check_change(const struct sw_region *region, int flags, const struct 
         address = region->ibv.addr;
         length = region->ibv.length;
     }
-    return check_registration(address, length, (uintptr_t)address, access);
+    return check_registration(address, length, (uintptr_t)address, access, is_of_file);
 }
 
 static int rereg_mr(struct ibv_mr *public, int flags, struct ibv_pd *domain, void *address,
                     size_t length, int access)
 {
     struct sw_region *region = (struct sw_region *)public;
-    int error = region ? check_change(region, flags, domain, address, length, access) : EINVAL;
+    int is_of_file = 0, error = EINVAL;
 
+    if (region)
+        error = check_change(region, flags, domain, address, length, access, &is_of_file);
     if (!error) {
         sw_lock();
         /* Windows stand for a part of what it was. */
@@ -331,6 +346,8 @@ static int rereg_mr(struct ibv_mr *public, int flags, struct ibv_pd *domain, voi
         if (!error && (flags & IBV_REREG_MR_CHANGE_TRANSLATION ||
                        was_zero_based != (region->access & IBV_ACCESS_ZERO_BASED)))
             region->base = base_of(public->addr, region->access);
+        if (!error)
+            region->is_of_file = is_of_file;
         sw_unlock();
     }
     if (error)
@@ -534,13 +551,13 @@ void sw_unbind_all(struct ibv_qp *queue_pair)
 
 /* length is not 0. */
 static enum sw_refusal place(char *start, uint64_t base, uint64_t size, uint64_t address,
-                             uint64_t length, char **memory)
+                             uint64_t length, char **at)
 {
     if (length - 1 > UINT64_MAX - address)
         return SW_WRAP;
     if (address < base || address - base > size || length > size - (address - base))
         return SW_BOUNDS;
-    *memory = start + (address - base);
+    *at = start + (address - base);
     return SW_REACHED;
 }
 
@@ -548,9 +565,9 @@ static enum sw_refusal place(char *start, uint64_t base, uint64_t size, uint64_t
 static char nothing[1];
 
 enum sw_refusal sw_reach_local(struct ibv_pd *domain, const struct ibv_sge *part, int access,
-                               char **memory)
+                               struct sw_memory *memory)
 {
-    *memory = nothing;
+    *memory = (struct sw_memory){.at = nothing};
     if (!part->length)
         return SW_REACHED;
     struct sw_key *key = find(part->lkey);
@@ -561,12 +578,14 @@ enum sw_refusal sw_reach_local(struct ibv_pd *domain, const struct ibv_sge *part
         return SW_DOMAIN;
     if ((region->access & access) != access)
         return SW_ACCESS;
+    memory->is_of_file = region->is_of_file;
     return place(region->ibv.addr, region->base, region->ibv.length, part->addr, part->length,
-                 memory);
+                 &memory->at);
 }
 
 static enum sw_refusal reach_window(struct ibv_qp *queue_pair, struct sw_window *window,
-                                    uint64_t address, uint64_t length, int access, char **memory)
+                                    uint64_t address, uint64_t length, int access,
+                                    struct sw_memory *memory)
 {
     if (!window->region)
         return SW_NO_KEY;
@@ -575,13 +594,14 @@ static enum sw_refusal reach_window(struct ibv_qp *queue_pair, struct sw_window 
         return SW_DOMAIN;
     if ((window->access & access) != access)
         return SW_ACCESS;
-    return place(window->memory, window->base, window->length, address, length, memory);
+    memory->is_of_file = window->region->is_of_file;
+    return place(window->memory, window->base, window->length, address, length, &memory->at);
 }
 
 enum sw_refusal sw_reach_remote(struct ibv_qp *queue_pair, uint32_t number, uint64_t address,
-                                uint64_t length, int access, char **memory)
+                                uint64_t length, int access, struct sw_memory *memory)
 {
-    *memory = nothing;
+    *memory = (struct sw_memory){.at = nothing};
     if (!length)
         return SW_REACHED;
     struct sw_key *key = find(number);
@@ -594,7 +614,8 @@ enum sw_refusal sw_reach_remote(struct ibv_qp *queue_pair, uint32_t number, uint
         return SW_DOMAIN;
     if ((region->access & access) != access)
         return SW_ACCESS;
-    return place(region->ibv.addr, region->base, region->ibv.length, address, length, memory);
+    memory->is_of_file = region->is_of_file;
+    return place(region->ibv.addr, region->base, region->ibv.length, address, length, &memory->at);
 }
 
 void sw_memory_forked(void)

@@ -53,10 +53,10 @@ size_t sw_mpa_write(uint8_t *to, const struct sw_mpa *frame)
     put_16(to + PRIVATE_LENGTH, (unsigned int)size);
     uint8_t *at = to + SW_MPA_HEADER;
     if (frame->enhanced) {
-        put_16(at, with_bits(frame->inbound_depth, frame->peer_to_peer,
-                             frame->ready_by_empty_frame));
-        put_16(at + 2, with_bits(frame->outbound_depth, frame->ready_by_write,
-                                 frame->ready_by_read));
+        put_16(at,
+               with_bits(frame->inbound_depth, frame->peer_to_peer, frame->ready_by_empty_frame));
+        put_16(at + 2,
+               with_bits(frame->outbound_depth, frame->ready_by_write, frame->ready_by_read));
         at += SW_MPA_DEPTHS;
     }
     if (frame->private_size)

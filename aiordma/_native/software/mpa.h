@@ -18,11 +18,11 @@ enum {
 
 struct sw_mpa {
     int is_reply;
-    unsigned int revision;   /* 1 or 2 */
-    int markers, crc;        /* what its sender wants to receive; wants on every frame */
-    int rejects;             /* a reply's: no */
-    int enhanced;            /* revision 2: all of what follows is there */
-    int peer_to_peer;        /* the initiator speaks first, by a frame that says nothing: */
+    unsigned int revision; /* 1 or 2 */
+    int markers, crc;      /* what its sender wants to receive; wants on every frame */
+    int rejects;           /* a reply's: no */
+    int enhanced;          /* revision 2: all of what follows is there */
+    int peer_to_peer;      /* the initiator speaks first, by a frame that says nothing: */
     int ready_by_empty_frame, ready_by_write, ready_by_read;
     uint16_t inbound_depth, outbound_depth; /* IRD, ORD of its sender; 14 bits */
     const uint8_t *private_data;            /* in the buffer that was read */

@@ -51,15 +51,22 @@ void sw_unhold(struct sw_held *held)
     held->link = NULL;
 }
 
-/* Those of earlier ticks, or all. */
+/* One of earlier ticks, or any. */
+static struct sw_held *find_held(const struct sw_progress *progress, int any)
+{
+    struct sw_held *held = progress->held;
+
+    while (held && !any && held->tick == progress->tick)
+        held = held->next;
+    return held;
+}
+
+/* Those of earlier ticks, or all. What one of them leads to may end others. */
 static void release(struct sw_progress *progress, int is_late, int all)
 {
-    struct sw_held *next;
+    struct sw_held *held;
 
-    for (struct sw_held *held = progress->held; held; held = next) {
-        next = held->next;
-        if (!all && held->tick == progress->tick)
-            continue;
+    while ((held = find_held(progress, all))) {
         sw_unhold(held);
         held->release(held, is_late);
     }
@@ -83,8 +90,7 @@ static void release_after_turn(struct sw_progress *progress)
 /* Whether it could: the engine's epoll may find no memory for them. */
 static int take_back(struct sw_progress *progress)
 {
-    sw_rewatch(&progress->watch, EPOLLIN);
-    if (!progress->watch.events)
+    if (sw_rewatch(&progress->watch, EPOLLIN))
         return 0;
     if (progress->outer >= 0 &&
         epoll_ctl(progress->outer, EPOLL_CTL_DEL, progress->watch.fd, NULL)) {
@@ -124,7 +130,7 @@ static void lend(struct sw_progress *progress)
         sw_cancel(&progress->timer);
         return;
     }
-    sw_rewatch(&progress->watch, 0);
+    (void)sw_rewatch(&progress->watch, 0);
     progress->is_lent = 1;
 }
 
@@ -225,19 +231,28 @@ void sw_progress_join(struct sw_progress *progress, struct sw_member *member)
     progress->members = member;
 }
 
-void sw_progress_leave(struct sw_member *member)
+static void take_out(struct sw_member *member)
 {
-    if (!member->progress)
-        return;
     *member->link = member->next;
     if (member->next)
         member->next->link = member->link;
     member->progress = NULL;
-    /* It must go in any case: what waits for it is told by the engine, or by nobody. */
-    uint32_t events = member->watch->events;
-    sw_rewatch(member->watch, 0);
+}
+
+void sw_progress_leave(struct sw_member *member)
+{
+    if (member->progress && !sw_move(member->watch, -1))
+        take_out(member);
+}
+
+void sw_progress_part(struct sw_member *member)
+{
+    sw_progress_leave(member);
+    if (!member->progress)
+        return;
+    (void)sw_rewatch(member->watch, 0);
     if (sw_move(member->watch, -1)) {
         /* Nothing is waited for: nothing can fail. */
     }
-    sw_rewatch(member->watch, events);
+    take_out(member);
 }

@@ -7,7 +7,7 @@
 /* Something that is kept back for the program's next post to take along. */
 struct sw_held {
     void (*release)(struct sw_held *held, int is_late); /* nothing took it along */
-    struct sw_held *next, **link; /* link NULL: it is not held */
+    struct sw_held *next, **link;                       /* link NULL: it is not held */
     uint32_t tick;
 };
 
@@ -24,12 +24,12 @@ struct sw_progress {
     int is_lent;
     struct sw_timer timer; /* runs while they are */
     uint32_t looks, looks_before, tick;
-    uint32_t pace;         /* of the looks while they are not */
+    uint32_t pace; /* of the looks while they are not */
     uint64_t pace_since;
     struct sw_held *held;
     int has_polled; /* since something was held */
     uint32_t looks_in_vain;
-    int serves;            /* they are being served, in the program's thread */
+    int serves; /* they are being served, in the program's thread */
 };
 
 /* A socket that may be among them. */
@@ -42,9 +42,14 @@ struct sw_member {
 void sw_progress_begin(struct sw_progress *progress, int outer);
 /* No socket is in it any more. */
 void sw_progress_end(struct sw_progress *progress);
-/* A socket comes, or goes back to the engine. If it cannot come it stays where it is. */
+/*
+ * A socket comes, or goes back to the engine. If it cannot, for want of memory, it stays where it
+ * is, and is served there.
+ */
 void sw_progress_join(struct sw_progress *progress, struct sw_member *member);
 void sw_progress_leave(struct sw_member *member);
+/* It goes in any case: what it is in may be destroyed. It may not be watched from then on. */
+void sw_progress_part(struct sw_member *member);
 /* The program looks for an event, or polls an empty queue. Whether there was something to serve. */
 int sw_progress_look(struct sw_progress *progress, int is_poll);
 /* It has taken an event, or completions. */

@@ -219,7 +219,7 @@ enum ibv_wc_status sw_scatter(struct ibv_pd *domain, const struct ibv_sge *parts
                               uint32_t offset, const void *bytes, uint32_t size)
 {
     const char *from = bytes;
-    char *memory;
+    struct sw_memory memory;
 
     for (int i = 0; i < count && size; i++) {
         if (offset >= parts[i].length) {
@@ -230,7 +230,9 @@ enum ibv_wc_status sw_scatter(struct ibv_pd *domain, const struct ibv_sge *parts
         uint32_t here = size < room ? size : room;
         if (sw_reach_local(domain, &parts[i], IBV_ACCESS_LOCAL_WRITE, &memory))
             return IBV_WC_LOC_PROT_ERR;
-        memcpy(memory + offset, from, here);
+        memory.at += offset;
+        if (sw_copy_to(memory, from, here))
+            return IBV_WC_LOC_PROT_ERR;
         from += here;
         size -= here;
         offset = 0;
@@ -241,7 +243,8 @@ enum ibv_wc_status sw_scatter(struct ibv_pd *domain, const struct ibv_sge *parts
 enum ibv_wc_status sw_gather(struct ibv_pd *domain, const struct ibv_sge *parts, int count,
                              uint32_t offset, void *bytes, uint32_t size)
 {
-    char *to = bytes, *memory;
+    struct sw_memory memory;
+    char *to = bytes;
 
     for (int i = 0; i < count && size; i++) {
         if (offset >= parts[i].length) {
@@ -252,7 +255,9 @@ enum ibv_wc_status sw_gather(struct ibv_pd *domain, const struct ibv_sge *parts,
         uint32_t here = size < room ? size : room;
         if (sw_reach_local(domain, &parts[i], 0, &memory))
             return IBV_WC_LOC_PROT_ERR;
-        memcpy(to, memory + offset, here);
+        memory.at += offset;
+        if (sw_copy_from(to, memory, here))
+            return IBV_WC_LOC_PROT_ERR;
         to += here;
         size -= here;
         offset = 0;
@@ -260,11 +265,10 @@ enum ibv_wc_status sw_gather(struct ibv_pd *domain, const struct ibv_sge *parts,
     return size ? IBV_WC_LOC_LEN_ERR : IBV_WC_SUCCESS;
 }
 
-enum ibv_wc_status sw_fill_receive(struct sw_queue_pair *pair, uint32_t offset,
-                                   const void *bytes, uint32_t size)
+enum ibv_wc_status sw_fill_receive(struct sw_queue_pair *pair, uint32_t offset, const void *bytes,
+                                   uint32_t size)
 {
-    return sw_scatter(pair->ibv.pd, pair->taken.parts, pair->taken.part_count, offset, bytes,
-                      size);
+    return sw_scatter(pair->ibv.pd, pair->taken.parts, pair->taken.part_count, offset, bytes, size);
 }
 
 void sw_finish_receive(struct sw_queue_pair *pair, struct ibv_wc *what, int solicited)

@@ -7,10 +7,16 @@
 
 #include "completion.h"
 #include "memory.h"
+#include "roce.h"
 #include "shared_receive.h"
 
 struct sw_identifier;
 struct sw_queue_pair;
+
+struct sw_address_handle {
+    struct ibv_ah ibv;
+    struct sw_udp_way way;
+};
 
 struct sw_send {
     uint64_t wr_id;
@@ -25,7 +31,7 @@ struct sw_send {
     int part_count;
     struct ibv_sge *parts; /* room for max_send_sge */
     char *inlined;         /* room for max_inline_data; in use if flags has IBV_SEND_INLINE */
-    struct ibv_ah *address_handle;
+    struct sw_udp_way way; /* the address handle's, which may be gone before it is used */
     uint32_t remote_qpn, remote_qkey;
     struct ibv_mw *window;
     uint32_t window_key;
@@ -44,8 +50,8 @@ struct sw_transport {
     int (*open)(struct sw_queue_pair *pair); /* it is being made: sets ibv.qp_num */
     void (*close)(struct sw_queue_pair *pair);
     void (*transmit)(struct sw_queue_pair *pair); /* there is work in the send queue */
-    void (*resume)(struct sw_queue_pair *pair); /* a receive, for the message that is held back */
-    void (*end)(struct sw_queue_pair *pair);    /* it is in ERR, or RESET */
+    void (*resume)(struct sw_queue_pair *pair);   /* a receive, for the message that is held back */
+    void (*end)(struct sw_queue_pair *pair);      /* it is in ERR, or RESET */
 };
 
 /* What the connection manager is told of an identifier's queue pair. */
@@ -62,9 +68,11 @@ struct sw_queue_pair {
     struct ibv_qp_attr attributes; /* as modified; state is ibv.state */
     struct sw_queue_pair *next;    /* in the table of queue pairs */
 
-    struct sw_send *sends; /* a ring: done .. [oldest, next) sent, [next, end) waiting */
-    struct ibv_sge *send_parts;
+    struct sw_send *sends;      /* a ring: done .. [oldest, next) sent, [next, end) waiting */
+    struct ibv_sge *send_parts; /* parts_each for a slot */
+    uint32_t parts_each;
     char *inlined;
+    size_t sends_mapped; /* bytes of all three: only what has been posted costs memory */
     uint32_t send_size, oldest, next_send, end; /* free-running counters; slot = counter % size,
         and size a power of two, so that it stays so where they wrap */
 
@@ -78,7 +86,7 @@ struct sw_queue_pair {
 
     struct sw_subject subject;
     const struct sw_transport *transport;
-    void (*posted)(void); /* tell who looks while there is work; or NULL */
+    void (*posted)(void);             /* tell who looks while there is work; or NULL */
     struct sw_stream *stream;         /* RC's, once connected (stream.h) */
     struct sw_datagrams *datagrams;   /* UD's (datagram.c) */
     struct sw_identifier *identifier; /* the connection manager's, if it has one for it */
@@ -110,8 +118,8 @@ void sw_flush_receives(struct sw_queue_pair *pair);
  */
 int sw_take_receive(struct sw_queue_pair *pair, int wait);
 /* Scatter bytes into the taken receive; LOC_LEN_ERR where they do not fit, LOC_PROT_ERR. */
-enum ibv_wc_status sw_fill_receive(struct sw_queue_pair *pair, uint32_t offset,
-                                   const void *bytes, uint32_t size);
+enum ibv_wc_status sw_fill_receive(struct sw_queue_pair *pair, uint32_t offset, const void *bytes,
+                                   uint32_t size);
 /*
  * Complete the taken receive. what has opcode, byte_len, wc_flags, imm_data, src_qp, status...;
  * wr_id and qp_num are set here.

@@ -19,12 +19,15 @@
 /* From here on, payload is read straight into its place instead of by way of the buffer. */
 enum { WORTH_IT = 2048, MOST_READS = 32 };
 
+/* What a read has room for at least, where the buffer holds the beginning of a frame. */
+enum { LEAST_ROOM = 4096, FEW_ANSWERS = 4 };
+
 static const struct sw_reason UNEXPECTED = {SW_LAYER_RDMAP, 2, 6};
 
 static struct sw_reason access_reason(enum sw_refusal refusal)
 {
-    static const uint8_t codes[] = {[SW_NO_KEY] = 0, [SW_BOUNDS] = 1, [SW_ACCESS] = 2,
-                                    [SW_DOMAIN] = 3, [SW_WRAP] = 4};
+    static const uint8_t codes[] = {
+        [SW_NO_KEY] = 0, [SW_BOUNDS] = 1, [SW_ACCESS] = 2, [SW_DOMAIN] = 3, [SW_WRAP] = 4};
 
     return (struct sw_reason){SW_LAYER_RDMAP, 1, codes[refusal]};
 }
@@ -32,8 +35,8 @@ static struct sw_reason access_reason(enum sw_refusal refusal)
 /* DDP's codes for the same, of a tagged message. */
 static struct sw_reason tagged_reason(enum sw_refusal refusal)
 {
-    static const uint8_t codes[] = {[SW_NO_KEY] = 0, [SW_BOUNDS] = 1, [SW_DOMAIN] = 2,
-                                    [SW_WRAP] = 3};
+    static const uint8_t codes[] = {
+        [SW_NO_KEY] = 0, [SW_BOUNDS] = 1, [SW_DOMAIN] = 2, [SW_WRAP] = 3};
 
     if (refusal == SW_ACCESS)
         return access_reason(refusal);
@@ -92,7 +95,7 @@ static int begin_send(struct sw_stream *stream)
 static int begin_write(struct sw_stream *stream)
 {
     const struct sw_frame *frame = &stream->frame;
-    char *memory;
+    struct sw_memory memory;
 
     if (!frame->payload && frame->is_last)
         return 1; /* reaches nothing: the announcement is one */
@@ -152,14 +155,40 @@ static int begin_whole(struct sw_stream *stream, uint32_t size)
     return 1;
 }
 
+/* Most peers ask for little at a time. */
+static int grow_answers(struct sw_stream *stream)
+{
+    uint32_t depth = stream->terms.inbound_depth, size = stream->answer_size;
+    uint32_t more = size ? 2 * size : FEW_ANSWERS;
+
+    if (more > depth)
+        more = depth;
+    struct sw_answer *answers = calloc(more, sizeof(*answers));
+    if (!answers)
+        return ENOMEM;
+    for (uint32_t i = 0; i < stream->answer_count; i++)
+        answers[i] = stream->answers[(stream->answer_first + i) % size];
+    free(stream->answers);
+    stream->answers = answers;
+    stream->answer_size = more;
+    stream->answer_first = 0;
+    return 0;
+}
+
 static int begin_question(struct sw_stream *stream, uint32_t size)
 {
     int result = begin_whole(stream, size);
 
+    if (result != 1)
+        return result;
     /* No room for it: the peer asks for more at a time than was agreed. */
-    if (result == 1 && stream->answer_count >= stream->terms.inbound_depth)
+    if (stream->answer_count >= stream->terms.inbound_depth)
         return refuse(stream, (struct sw_reason){SW_LAYER_DDP, 2, 2});
-    return result;
+    if (stream->answer_count == stream->answer_size && grow_answers(stream)) {
+        sw_stream_starved(stream);
+        return -1;
+    }
+    return 1;
 }
 
 static int begin(struct sw_stream *stream)
@@ -189,6 +218,12 @@ static int begin(struct sw_stream *stream)
 
 /* -- payload that goes into memory ------------------------------------------------------------- */
 
+/* A piece of memory that is filled with one copy. */
+struct place {
+    struct sw_memory memory;
+    uint32_t size;
+};
+
 static int is_placed(enum sw_operation operation)
 {
     switch (operation) {
@@ -205,9 +240,9 @@ static int is_placed(enum sw_operation operation)
 }
 
 static int locate_parts(struct sw_stream *stream, const struct ibv_sge *parts, int count,
-                        uint32_t offset, uint32_t size, struct iovec *to)
+                        uint32_t offset, uint32_t size, struct place *to)
 {
-    char *memory;
+    struct sw_memory memory;
     int found = 0;
 
     for (int i = 0; i < count && size; i++) {
@@ -219,11 +254,35 @@ static int locate_parts(struct sw_stream *stream, const struct ibv_sge *parts, i
         uint32_t here = size < room ? size : room;
         if (sw_reach_local(stream->pair->ibv.pd, &parts[i], IBV_ACCESS_LOCAL_WRITE, &memory))
             return -1;
-        to[found++] = (struct iovec){memory + offset, here};
+        memory.at += offset;
+        to[found++] = (struct place){memory, here};
         size -= here;
         offset = 0;
     }
     return size ? -1 : found;
+}
+
+/* The frame's payload cannot go where it belongs: the pair fails. Returns -1. */
+static int fail_placing(struct sw_stream *stream, enum sw_refusal refusal)
+{
+    struct ibv_wc completion = {.status = IBV_WC_LOC_PROT_ERR, .opcode = IBV_WC_RECV};
+    struct sw_send *send;
+    uint32_t counter;
+
+    switch (stream->frame.operation) {
+    case SW_WRITE:
+        return refuse(stream, tagged_reason(refusal));
+    case SW_READ_RESPONSE:
+        send = sw_first_asked(stream, &counter);
+        if (!send)
+            return refuse(stream, tagged_reason(SW_NO_KEY));
+        sw_end_sent(stream->pair, counter); /* those before it were carried out */
+        sw_stream_failed_send(stream, send, IBV_WC_LOC_PROT_ERR);
+        return -1;
+    default:
+        sw_finish_receive(stream->pair, &completion, 0);
+        return refuse(stream, (struct sw_reason){SW_LAYER_RDMAP, 0, 0});
+    }
 }
 
 /*
@@ -231,45 +290,32 @@ static int locate_parts(struct sw_stream *stream, const struct ibv_sge *parts, i
  * SW_MOST_PARTS. Looked up each time, since memory may go between two pieces of a frame.
  * Returns how many, or -1: it was refused, and the pair has failed.
  */
-static int locate(struct sw_stream *stream, uint32_t size, struct iovec *to)
+static int locate(struct sw_stream *stream, uint32_t size, struct place *to)
 {
     struct sw_queue_pair *pair = stream->pair;
     const struct sw_frame *frame = &stream->frame;
+    enum sw_refusal refusal = SW_NO_KEY; /* nobody else's where the memory is our program's */
     struct sw_send *send;
     uint32_t counter;
-    int found;
-    char *memory;
+    int found = -1;
 
     switch (frame->operation) {
-    case SW_WRITE: {
-        enum sw_refusal refusal =
-            sw_reach_remote(&pair->ibv, frame->stag, frame->offset + stream->placed, size,
-                            IBV_ACCESS_REMOTE_WRITE, &memory);
-        if (refusal)
-            return refuse(stream, tagged_reason(refusal));
-        to[0] = (struct iovec){memory, size};
-        return 1;
-    }
+    case SW_WRITE:
+        refusal = sw_reach_remote(&pair->ibv, frame->stag, frame->offset + stream->placed, size,
+                                  IBV_ACCESS_REMOTE_WRITE, &to->memory);
+        to->size = size;
+        found = refusal ? -1 : 1;
+        break;
     case SW_READ_RESPONSE:
         send = sw_first_asked(stream, &counter);
-        if (!send)
-            return refuse(stream, tagged_reason(SW_NO_KEY));
-        found = locate_parts(stream, send->parts, send->part_count, send->progress, size, to);
-        if (found < 0) {
-            sw_end_sent(pair, counter); /* those before it were carried out */
-            sw_stream_failed_send(stream, send, IBV_WC_LOC_PROT_ERR);
-        }
-        return found;
+        if (send)
+            found = locate_parts(stream, send->parts, send->part_count, send->progress, size, to);
+        break;
     default:
         found = locate_parts(stream, pair->taken.parts, pair->taken.part_count,
                              stream->message_size, size, to);
-        if (found < 0) {
-            struct ibv_wc completion = {.status = IBV_WC_LOC_PROT_ERR, .opcode = IBV_WC_RECV};
-            sw_finish_receive(pair, &completion, 0);
-            return refuse(stream, (struct sw_reason){SW_LAYER_RDMAP, 0, 0});
-        }
-        return found;
     }
+    return found < 0 ? fail_placing(stream, refusal) : found;
 }
 
 static void account(struct sw_stream *stream, uint32_t size)
@@ -297,7 +343,7 @@ static int place(struct sw_stream *stream)
 {
     uint32_t here = sw_waiting_size(stream->from);
     uint32_t left = stream->frame.payload - stream->placed;
-    struct iovec parts[SW_MOST_PARTS];
+    struct place parts[SW_MOST_PARTS];
 
     if (here > left)
         here = left;
@@ -307,8 +353,9 @@ static int place(struct sw_stream *stream)
     if (count < 0)
         return -1;
     for (int i = 0; i < count; i++) {
-        memcpy(parts[i].iov_base, sw_waiting_bytes(stream->from), parts[i].iov_len);
-        stream->from->start += (uint32_t)parts[i].iov_len;
+        if (sw_copy_to(parts[i].memory, sw_waiting_bytes(stream->from), parts[i].size))
+            return fail_placing(stream, SW_BOUNDS);
+        stream->from->start += parts[i].size;
     }
     account(stream, here);
     return 0;
@@ -320,8 +367,8 @@ static int end_send(struct sw_stream *stream)
 {
     struct sw_queue_pair *pair = stream->pair;
     const struct sw_frame *frame = &stream->frame;
-    int solicits = frame->operation == SW_SEND_SOLICITED ||
-                   frame->operation == SW_SEND_SOLICITED_INVALIDATE;
+    int solicits =
+        frame->operation == SW_SEND_SOLICITED || frame->operation == SW_SEND_SOLICITED_INVALIDATE;
 
     if (!frame->is_last)
         return 0;
@@ -369,17 +416,15 @@ static int end_immediate(struct sw_stream *stream, const char *payload)
         .imm_data = htonl(stream->immediate),
     };
     sw_note_message(stream);
-    sw_finish_receive(stream->pair, &completion,
-                      stream->frame.operation == SW_IMMEDIATE_SOLICITED);
+    sw_finish_receive(stream->pair, &completion, stream->frame.operation == SW_IMMEDIATE_SOLICITED);
     return 0;
 }
 
 static int end_read_request(struct sw_stream *stream, const char *payload)
 {
     struct sw_answer *answer =
-        &stream->answers[(stream->answer_first + stream->answer_count) %
-                         stream->terms.inbound_depth];
-    char *memory;
+        &stream->answers[(stream->answer_first + stream->answer_count) % stream->answer_size];
+    struct sw_memory memory;
 
     stream->expected[SW_QUEUE_REQUEST]++;
     memset(answer, 0, sizeof(*answer));
@@ -388,9 +433,9 @@ static int end_read_request(struct sw_stream *stream, const char *payload)
     if (answer->read.size) {
         enum sw_refusal refusal = SW_ACCESS;
         if (permits(stream, IBV_ACCESS_REMOTE_READ))
-            refusal = sw_reach_remote(&stream->pair->ibv, answer->read.source,
-                                      answer->read.source_offset, answer->read.size,
-                                      IBV_ACCESS_REMOTE_READ, &memory);
+            refusal =
+                sw_reach_remote(&stream->pair->ibv, answer->read.source, answer->read.source_offset,
+                                answer->read.size, IBV_ACCESS_REMOTE_READ, &memory);
         if (refusal)
             return refuse(stream, access_reason(refusal));
     }
@@ -401,10 +446,9 @@ static int end_read_request(struct sw_stream *stream, const char *payload)
 static int end_atomic_request(struct sw_stream *stream, const char *payload)
 {
     struct sw_answer *answer =
-        &stream->answers[(stream->answer_first + stream->answer_count) %
-                         stream->terms.inbound_depth];
+        &stream->answers[(stream->answer_first + stream->answer_count) % stream->answer_size];
     enum sw_refusal refusal = SW_ACCESS;
-    char *memory;
+    struct sw_memory memory;
 
     stream->expected[SW_QUEUE_REQUEST]++;
     memset(answer, 0, sizeof(*answer));
@@ -414,9 +458,9 @@ static int end_atomic_request(struct sw_stream *stream, const char *payload)
     if (answer->atomic.operation != SW_FETCH_ADD && answer->atomic.operation != SW_COMPARE_SWAP)
         return refuse(stream, UNEXPECTED);
     if (permits(stream, IBV_ACCESS_REMOTE_ATOMIC))
-        refusal = sw_reach_remote(&stream->pair->ibv, answer->atomic.stag, answer->atomic.offset,
-                                  8, IBV_ACCESS_REMOTE_ATOMIC, &memory);
-    if (!refusal && (uintptr_t)memory % 8)
+        refusal = sw_reach_remote(&stream->pair->ibv, answer->atomic.stag, answer->atomic.offset, 8,
+                                  IBV_ACCESS_REMOTE_ATOMIC, &memory);
+    if (!refusal && (uintptr_t)memory.at % 8)
         refusal = SW_BOUNDS;
     if (refusal)
         return refuse(stream, access_reason(refusal));
@@ -442,8 +486,8 @@ static int end_atomic_response(struct sw_stream *stream, const char *payload)
     sw_atomic_response_read(payload, &number, &value);
     if (!send || send->opcode == IBV_WR_RDMA_READ || number != send->sink)
         return refuse(stream, UNEXPECTED);
-    enum ibv_wc_status status = sw_scatter(stream->pair->ibv.pd, send->parts, send->part_count, 0,
-                                           &value, sizeof(value));
+    enum ibv_wc_status status =
+        sw_scatter(stream->pair->ibv.pd, send->parts, send->part_count, 0, &value, sizeof(value));
     if (status) {
         sw_end_sent(stream->pair, counter); /* those before it were carried out */
         sw_stream_failed_send(stream, send, status);
@@ -486,8 +530,7 @@ static enum ibv_wc_status status_of(const struct sw_reason *reason)
 /* Whether the header that a TERMINATE shows was that of a frame of this request. */
 static int is_of(const struct sw_send *send, const struct sw_frame *header)
 {
-    int is_write =
-        send->opcode == IBV_WR_RDMA_WRITE || send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+    int is_write = send->opcode == IBV_WR_RDMA_WRITE || send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
     int is_question = send->opcode == IBV_WR_RDMA_READ ||
                       send->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
                       send->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
@@ -630,6 +673,7 @@ static int go_on(struct sw_stream *stream)
         return 0;
     stream->from->start += trailer;
     stream->has_frame = 0;
+    sw_add_work(SW_FRAME_WORK + frame->payload);
     if (!stream->has_heard) {
         stream->has_heard = 1;
         if (stream->pair->identifier)
@@ -646,32 +690,6 @@ static int is_answer(enum sw_operation operation)
            operation == SW_TERMINATE;
 }
 
-/* Keep a whole frame for later. 0: there is no room for it. */
-static int keep(struct sw_stream *stream, uint32_t size)
-{
-    struct sw_buffer *kept = &stream->kept;
-
-    if (kept->end - kept->start + size > sw_most_kept(stream))
-        return 0;
-    if (kept->start && kept->end + size > kept->size) {
-        memmove(kept->bytes, kept->bytes + kept->start, kept->end - kept->start);
-        kept->end -= kept->start;
-        kept->start = 0;
-    }
-    if (kept->end + size > kept->size) {
-        uint32_t more = 2 * (kept->end + size);
-        char *bytes = realloc(kept->bytes, more);
-        if (!bytes)
-            return 0;
-        kept->bytes = bytes;
-        kept->size = more;
-    }
-    memcpy(kept->bytes + kept->end, sw_waiting_bytes(&stream->in), size);
-    kept->end += size;
-    stream->in.start += size;
-    return 1;
-}
-
 /*
  * While a message waits for its receive, answers to our own questions still arrive behind it: the
  * receive may well be posted only when one of them is here. They overtake; all else keeps its
@@ -682,10 +700,12 @@ static int overtake(struct sw_stream *stream)
 {
     struct sw_frame frame;
     struct sw_reason reason;
-    uint32_t here = sw_waiting_size(&stream->in);
 
-    stream->from = &stream->in;
-    int found = sw_frame_read(sw_waiting_bytes(&stream->in), here, &frame, &reason);
+    stream->from = stream->in;
+    if (!stream->in)
+        return 0;
+    uint32_t here = sw_waiting_size(stream->in);
+    int found = sw_frame_read(sw_waiting_bytes(stream->in), here, &frame, &reason);
     if (found < 0) {
         stream->blamed_size = 0;
         return refuse(stream, reason);
@@ -694,7 +714,14 @@ static int overtake(struct sw_stream *stream)
     if (!found || here < size)
         return 0;
     if (!is_answer(frame.operation)) {
-        stream->is_full = !keep(stream, size);
+        sw_add_work(SW_FRAME_WORK + size);
+        enum sw_keeping keeping = sw_keep(stream, sw_waiting_bytes(stream->in), size);
+        if (keeping == SW_NO_MEMORY) {
+            sw_stream_starved(stream);
+            return -1;
+        }
+        stream->is_full = keeping == SW_NO_ROOM;
+        stream->in->start += stream->is_full ? 0 : size;
         return !stream->is_full;
     }
     int result = next_frame(stream);
@@ -707,7 +734,11 @@ static int step(struct sw_stream *stream)
     /* A message that is in the middle of its frame has its receive. */
     if (stream->pair->is_waiting)
         return overtake(stream);
-    stream->from = sw_waiting_size(&stream->kept) ? &stream->kept : &stream->in;
+    if (stream->kept)
+        sw_kept_is_read(stream);
+    stream->from = stream->kept ? stream->kept : stream->in;
+    if (!stream->from)
+        return 0;
     if (!stream->has_frame) {
         int result = next_frame(stream);
         if (result != 1)
@@ -716,27 +747,33 @@ static int step(struct sw_stream *stream)
     return go_on(stream);
 }
 
+static void give_empty_back(struct sw_stream *stream)
+{
+    if (!stream->in || sw_waiting_size(stream->in))
+        return;
+    sw_give_block(stream->in);
+    stream->in = NULL;
+}
+
 void sw_process(struct sw_stream *stream)
 {
     int result;
 
+    sw_cancel(&stream->rest);
     do {
         stream->is_full = stream->has_ended;
         do
             result = step(stream);
-        while (result == 1);
+        while (result == 1 && !sw_turn_is_over());
         if (!stream->pair)
             return;
-        if (stream->has_ended && !stream->pair->is_waiting) {
+        if (result == 1) {
+            sw_stream_rest(stream);
+        } else if (stream->has_ended && !stream->pair->is_waiting) {
             sw_stream_broken(stream, 0);
             return;
         }
-        struct sw_buffer *in = &stream->in;
-        if (in->start) {
-            memmove(in->bytes, in->bytes + in->start, in->end - in->start);
-            in->end -= in->start;
-            in->start = 0;
-        }
+        give_empty_back(stream);
         /* An answer may be due, or a READ may follow one that has its answer. */
         if (!stream->is_blocked)
             sw_reply(stream);
@@ -747,19 +784,45 @@ void sw_process(struct sw_stream *stream)
 static int next_parts(struct sw_stream *stream, struct iovec *parts, uint32_t *direct)
 {
     uint32_t left = stream->frame.payload - stream->placed;
+    struct place places[SW_MOST_PARTS];
     int count = 0;
 
     *direct = 0;
-    if (stream->has_frame && is_placed(stream->frame.operation) && !stream->in.end &&
+    if (stream->has_frame && is_placed(stream->frame.operation) && !stream->in->end &&
         left >= WORTH_IT) {
-        count = locate(stream, left, parts);
+        count = locate(stream, left, places);
         if (count < 0)
             return -1;
+        for (int i = 0; i < count; i++)
+            parts[i] = (struct iovec){places[i].memory.at, places[i].size};
         *direct = left;
     }
     parts[count++] =
-        (struct iovec){stream->in.bytes + stream->in.end, stream->in.size - stream->in.end};
+        (struct iovec){stream->in->bytes + stream->in->end, SW_BLOCK_ROOM - stream->in->end};
     return count;
+}
+
+/*
+ * Have a buffer with room for more. What it holds is the beginning of a frame, and is moved to its
+ * front where that is no more than has been read of it, or where it would not find room else. 0:
+ * no memory.
+ */
+static int make_room(struct sw_stream *stream)
+{
+    struct sw_block *in = stream->in;
+
+    if (!in) {
+        stream->in = sw_stream_block(stream);
+        return stream->in != NULL;
+    }
+    uint32_t waiting = sw_waiting_size(in);
+    if (in->start && (in->start >= waiting || SW_BLOCK_ROOM - in->end < LEAST_ROOM)) {
+        memmove(in->bytes, sw_waiting_bytes(in), waiting);
+        sw_device.memory.moved += waiting;
+        in->start = 0;
+        in->end = waiting;
+    }
+    return 1;
 }
 
 void sw_receive(struct sw_stream *stream, uint32_t events)
@@ -776,7 +839,18 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
             sw_stream_is_hopeless(stream);
         return;
     }
+    if (stream->rest.deadline) {
+        /* There may be no room for more before the rest of what is here. */
+        sw_process(stream);
+        if (stream->pair)
+            sw_stream_rewatch(stream);
+        return;
+    }
     for (int i = 0; i < MOST_READS; i++) {
+        if (!make_room(stream)) {
+            sw_stream_starved(stream);
+            return;
+        }
         int count = next_parts(stream, parts, &direct);
         if (count < 0)
             return;
@@ -786,6 +860,10 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
         if (size < 0 && errno == EAGAIN)
             break;
         sw_device.reads++;
+        if (size < 0 && errno == EFAULT && direct) {
+            fail_placing(stream, SW_BOUNDS);
+            return;
+        }
         if (!size && stream->pair->is_waiting) {
             /* The peer has sent all that it wanted, and that waits for receives. */
             stream->has_ended = stream->has_left = stream->is_full = 1;
@@ -800,15 +878,17 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
         uint32_t placed = taken < direct ? taken : direct;
         if (placed)
             account(stream, placed);
-        stream->in.end += taken - placed;
+        stream->in->end += taken - placed;
         if (sw_stream_carried(stream, taken))
             return;
         sw_process(stream);
-        if (!stream->pair || stream->is_full)
+        if (!stream->pair || stream->is_full || sw_turn_is_over())
             break;
         if (taken < room)
             break; /* there was no more */
     }
-    if (stream->pair)
-        sw_stream_rewatch(stream);
+    if (!stream->pair)
+        return;
+    give_empty_back(stream);
+    sw_stream_rewatch(stream);
 }

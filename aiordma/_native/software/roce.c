@@ -16,8 +16,8 @@ enum {
     IPV4_HEADER = 20,
     IPV6_HEADER = 40,
     UDP_HEADER = 8,
-    IP_UDP = 17,      /* the protocol's number */
-    GRH_NEXT = 27,    /* InfiniBand's, in a GRH that is no IPv6 header */
+    IP_UDP = 17,   /* the protocol's number */
+    GRH_NEXT = 27, /* InfiniBand's, in a GRH that is no IPv6 header */
     DONT_FRAGMENT = 0x40,
 };
 
@@ -61,8 +61,7 @@ static int is_ipv4(const struct in6_addr *address)
 
 int sw_roce_is_group(const struct in6_addr *address)
 {
-    return address->s6_addr[0] == 0xff ||
-           (is_ipv4(address) && address->s6_addr[12] >> 4 == 0xe);
+    return address->s6_addr[0] == 0xff || (is_ipv4(address) && address->s6_addr[12] >> 4 == 0xe);
 }
 
 /* -- the CRC of Ethernet, eight bytes at a time -------------------------------------- */
@@ -248,8 +247,8 @@ static uint32_t ipv4_sum(const uint8_t *header)
 void sw_roce_grh(uint8_t grh[SW_GRH], const struct sw_roce_path *path, size_t size)
 {
     uint8_t header[IPV6_HEADER];
-    uint32_t length = ip_header(header, path, UDP_HEADER + size, path->traffic_class,
-                                path->hop_limit);
+    uint32_t length =
+        ip_header(header, path, UDP_HEADER + size, path->traffic_class, path->hop_limit);
 
     if (length == IPV4_HEADER)
         put_16(header + 10, ~ipv4_sum(header));

@@ -40,6 +40,12 @@ struct sw_roce_path {
     uint8_t traffic_class, hop_limit; /* only for the 40 bytes of a receive */
 };
 
+/* A path, and the interface of its own end: the scope of link-local addresses and of groups. */
+struct sw_udp_way {
+    struct sw_roce_path path;
+    uint32_t interface;
+};
+
 struct sw_roce_datagram {
     uint32_t destination_qpn, source_qpn, psn, qkey;
     uint32_t immediate; /* as it goes over the wire */

@@ -7,25 +7,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "blocks.h"
 #include "faults.h"
 
 /* -- rings of receives ----------------------------------------------------------------------- */
 
 int sw_receives_make(struct sw_receives *receives, uint32_t size, uint32_t most_parts)
 {
-    /* calloc may answer NULL to a size of 0, which is none too few. */
-    struct sw_receive *ring = calloc((size_t)size + 1, sizeof(*ring));
-    struct ibv_sge *parts = calloc((size_t)size * most_parts + 1, sizeof(*parts));
+    const size_t slots = ((size_t)size + 1) * sizeof(*receives->ring);
 
-    if (!ring || !parts) {
-        free(ring);
-        free(parts);
+    /* Only slots that have been used cost memory. */
+    receives->mapped = slots + (size_t)size * most_parts * sizeof(*receives->parts);
+    receives->ring = sw_map(receives->mapped);
+    if (!receives->ring)
         return ENOMEM;
-    }
-    for (uint32_t i = 0; i < size; i++)
-        ring[i].parts = parts + (size_t)i * most_parts;
-    receives->ring = ring;
-    receives->parts = parts;
+    receives->parts = (struct ibv_sge *)(void *)((char *)receives->ring + slots);
     receives->size = size;
     receives->most_parts = most_parts;
     receives->head = receives->count = 0;
@@ -34,9 +30,15 @@ int sw_receives_make(struct sw_receives *receives, uint32_t size, uint32_t most_
 
 void sw_receives_free(struct sw_receives *receives)
 {
-    free(receives->ring);
-    free(receives->parts);
+    sw_unmap(receives->ring, receives->mapped);
     memset(receives, 0, sizeof(*receives));
+}
+
+/* A slot that is to be filled: one more than there is room for is there as well. */
+static struct sw_receive *slot_of(struct sw_receives *receives, uint32_t slot)
+{
+    receives->ring[slot].parts = receives->parts + (size_t)slot * receives->most_parts;
+    return &receives->ring[slot];
 }
 
 int sw_receives_add(struct sw_receives *receives, const struct ibv_recv_wr *request)
@@ -47,7 +49,7 @@ int sw_receives_add(struct sw_receives *receives, const struct ibv_recv_wr *requ
     if (receives->count == receives->size)
         return ENOMEM;
     uint32_t slot = (receives->head + receives->count) % receives->size;
-    struct sw_receive *receive = &receives->ring[slot];
+    struct sw_receive *receive = slot_of(receives, slot);
     receive->wr_id = request->wr_id;
     receive->part_count = request->num_sge;
     for (int i = 0; i < request->num_sge; i++)
@@ -84,7 +86,7 @@ static int resize(struct sw_receives *receives, uint32_t size)
     int error = sw_receives_make(&other, size, receives->most_parts);
     if (error)
         return error;
-    while (sw_receives_take(receives, &other.ring[other.count]))
+    while (sw_receives_take(receives, slot_of(&other, other.count)))
         other.count++;
     sw_receives_free(receives);
     *receives = other;
@@ -107,8 +109,7 @@ void sw_raise_shared_receive(struct ibv_srq *queue, enum ibv_event_type type)
 
 static int check_attributes(const struct ibv_srq_attr *attr)
 {
-    return attr->max_wr < 1 || attr->max_wr > SW_MOST_WORK_REQUESTS ||
-                   attr->max_sge > SW_MOST_PARTS
+    return attr->max_wr < 1 || attr->max_wr > SW_MOST_WORK_REQUESTS || attr->max_sge > SW_MOST_PARTS
                ? EINVAL
                : 0;
 }

@@ -14,6 +14,7 @@ struct sw_receive {
 struct sw_receives {
     struct sw_receive *ring;
     struct ibv_sge *parts;
+    size_t mapped; /* bytes of both */
     uint32_t size, head, count, most_parts;
 };
 

@@ -66,9 +66,8 @@ static void write_header(uint8_t *mad, int attribute, uint64_t transaction, uint
 
 static int is_ours(const uint8_t *mad, size_t size, uint64_t attribute)
 {
-    return size == SW_MAD && mad[0] == MAD_VERSION && mad[1] == CM_CLASS &&
-           mad[2] == CM_VERSION && mad[3] == METHOD_SEND &&
-           get(mad + AT_ATTRIBUTE, 2) == attribute;
+    return size == SW_MAD && mad[0] == MAD_VERSION && mad[1] == CM_CLASS && mad[2] == CM_VERSION &&
+           mad[3] == METHOD_SEND && get(mad + AT_ATTRIBUTE, 2) == attribute;
 }
 
 static int is_ipv4(const struct in6_addr *address)
@@ -117,8 +116,7 @@ int sw_sidr_read_request(const uint8_t *mad, size_t size, struct sw_sidr_request
         return EBADMSG;
     uint64_t service = get(mad + AT_REQUEST_SERVICE, 8);
     int version = data[AT_IP_VERSION] >> 4;
-    if ((service & ~(uint64_t)0xffff) != UDP_SERVICES || data[0] ||
-        (version != 4 && version != 6))
+    if ((service & ~(uint64_t)0xffff) != UDP_SERVICES || data[0] || (version != 4 && version != 6))
         return EBADMSG;
     request->transaction = get(mad + AT_TRANSACTION, 8);
     request->number = (uint32_t)get(mad + AT_NUMBER, 4);

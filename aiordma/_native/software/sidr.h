@@ -20,7 +20,7 @@ enum {
 
 enum sw_sidr_status {
     SW_SIDR_FOUND,
-    SW_SIDR_NOBODY,  /* no such service */
+    SW_SIDR_NOBODY, /* no such service */
     SW_SIDR_REFUSED,
 };
 

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "blocks.h"
 #include "connected.h"
 #include "datagram.h"
 
@@ -41,9 +42,7 @@ static void free_pair(struct sw_queue_pair *pair)
 {
     sw_receives_free(&pair->receives);
     free(pair->taken.parts);
-    free(pair->inlined);
-    free(pair->send_parts);
-    free(pair->sends);
+    sw_unmap(pair->sends, pair->sends_mapped);
     pthread_cond_destroy(&pair->ibv.cond);
     pthread_mutex_destroy(&pair->ibv.mutex);
     free(pair);
@@ -56,17 +55,18 @@ static int make_rings(struct sw_queue_pair *pair)
 
     for (pair->send_size = 1; pair->send_size < cap->max_send_wr;)
         pair->send_size *= 2;
-    pair->sends = calloc(pair->send_size + 1, sizeof(*pair->sends));
-    pair->send_parts = calloc((size_t)(pair->send_size + 1) * parts, sizeof(struct ibv_sge));
-    pair->inlined = malloc((size_t)pair->send_size * cap->max_inline_data + 1);
+    /* One mapping for all: the slots, their parts, and their inline data. */
+    const size_t slots = pair->send_size * sizeof(*pair->sends);
+    const size_t all_parts = pair->send_size * parts * sizeof(struct ibv_sge);
+    pair->sends_mapped = slots + all_parts + (size_t)pair->send_size * cap->max_inline_data;
+    pair->sends = sw_map(pair->sends_mapped);
     uint32_t most = pair->shared ? pair->shared->receives.most_parts : cap->max_recv_sge;
     pair->taken.parts = calloc(most + 1, sizeof(struct ibv_sge));
-    if (!pair->sends || !pair->send_parts || !pair->inlined || !pair->taken.parts)
+    if (!pair->sends || !pair->taken.parts)
         return ENOMEM;
-    for (uint32_t i = 0; i < pair->send_size; i++) {
-        pair->sends[i].parts = pair->send_parts + (size_t)i * parts;
-        pair->sends[i].inlined = pair->inlined + (size_t)i * cap->max_inline_data;
-    }
+    pair->send_parts = (struct ibv_sge *)(void *)((char *)pair->sends + slots);
+    pair->parts_each = parts;
+    pair->inlined = (char *)pair->sends + slots + all_parts;
     return pair->shared ? 0
                         : sw_receives_make(&pair->receives, cap->max_recv_wr, cap->max_recv_sge);
 }
@@ -92,8 +92,7 @@ static struct sw_queue_pair *new_pair(struct ibv_pd *domain, struct ibv_qp_init_
     if (attr->srq)
         pair->capacity.max_recv_wr = pair->capacity.max_recv_sge = 0;
     pair->signals_all = attr->sq_sig_all;
-    pair->transport =
-        attr->qp_type == IBV_QPT_UD ? &sw_datagram_transport : &sw_stream_transport;
+    pair->transport = attr->qp_type == IBV_QPT_UD ? &sw_datagram_transport : &sw_stream_transport;
     if (make_rings(pair)) {
         free_pair(pair);
         return NULL;

@@ -25,7 +25,7 @@ void sw_stream_rewatch(struct sw_stream *stream)
         sw_progress_leave(&stream->member);
     }
     if (stream->is_dead) {
-        sw_rewatch(&stream->watch, 0);
+        (void)sw_rewatch(&stream->watch, 0);
         return;
     }
     uint32_t events = stream->is_blocked ? EPOLLOUT : 0;
@@ -33,17 +33,36 @@ void sw_stream_rewatch(struct sw_stream *stream)
     /* While there is no room for what waits behind a message without a receive, TCP holds the
      * peer back. Only its end is of interest then, once: it cannot be told to wait. */
     events |= stream->is_full ? (uint32_t)EPOLLET | EPOLLRDHUP : EPOLLIN;
-    sw_rewatch(&stream->watch, events);
+    (void)sw_rewatch(&stream->watch, events); /* from something to something: it cannot fail */
+}
+
+void sw_stream_rest(struct sw_stream *stream)
+{
+    if (sw_call_later(&stream->rest, 0)) {
+        /* The engine runs, or there would be no stream. */
+    }
 }
 
 /* -- the end ------------------------------------------------------------------------------- */
 
+/* What only a queue pair needs. */
+static void give_buffers_back(struct sw_stream *stream)
+{
+    while (stream->kept) {
+        stream->kept->start = stream->kept->end;
+        sw_kept_is_read(stream);
+    }
+    sw_give_block(stream->in);
+    sw_give_blocks(stream->copies);
+    free(stream->answers);
+    stream->in = stream->copies = NULL;
+    stream->answers = NULL;
+    stream->answer_size = stream->answer_count = 0;
+}
+
 void sw_stream_discard(struct sw_stream *stream)
 {
-    free(stream->answers);
-    free(stream->copies);
-    free(stream->kept.bytes);
-    free(stream->in.bytes);
+    give_buffers_back(stream);
     free(stream);
 }
 
@@ -77,14 +96,17 @@ static void linger_expired(struct sw_timer *timer)
     release(stream);
 }
 
-/* Send what is left of the last word, then the end. A socket that is full is waited for. */
+/*
+ * Send what is left of the last word, then the end. A socket that is full is waited for. If it cannot
+ * be watched, the timer ends it all the same.
+ */
 static void say_last_word(struct sw_stream *stream)
 {
     while (stream->last_sent < stream->last_size) {
         ssize_t sent = send(stream->fd, stream->last_word + stream->last_sent,
                             stream->last_size - stream->last_sent, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (sent < 0 && (errno == EAGAIN || errno == EINTR)) {
-            sw_rewatch(&stream->watch, EPOLLIN | EPOLLOUT);
+            (void)sw_rewatch(&stream->watch, EPOLLIN | EPOLLOUT);
             return;
         }
         if (sent < 0)
@@ -94,18 +116,19 @@ static void say_last_word(struct sw_stream *stream)
     stream->last_size = 0;
     if (!stream->is_reset)
         shutdown(stream->fd, SHUT_WR);
-    sw_rewatch(&stream->watch, EPOLLIN);
+    (void)sw_rewatch(&stream->watch, EPOLLIN);
 }
 
 /* What still comes is of no use, and is read all the same, until the peer ends its side. */
 static void lingering(struct sw_watch *watch, uint32_t events)
 {
     struct sw_stream *stream = SW_CONTAINER(watch, struct sw_stream, watch);
+    char unread[16384];
 
     if (events & EPOLLOUT && stream->last_size)
         say_last_word(stream);
-    for (int i = 0; i < 16; i++) {
-        ssize_t size = recv(stream->fd, stream->in.bytes, stream->in.size, MSG_DONTWAIT);
+    for (int i = 0; i < 64; i++) {
+        ssize_t size = recv(stream->fd, unread, sizeof(unread), MSG_DONTWAIT);
         if (size > 0)
             continue;
         if (size < 0 && (errno == EAGAIN || errno == EINTR))
@@ -162,7 +185,7 @@ static int send_held(struct sw_stream *stream)
         ssize_t sent = send(stream->fd, frame, sizeof(frame), MSG_DONTWAIT | MSG_NOSIGNAL);
         if (sent != (ssize_t)sizeof(frame))
             return sent < 0; /* the peer then learns no more than that it ended */
-        stream->answer_first = (stream->answer_first + 1) % stream->terms.inbound_depth;
+        stream->answer_first = (stream->answer_first + 1) % stream->answer_size;
     }
     return 1;
 }
@@ -173,13 +196,15 @@ static void see_off(struct sw_stream *stream)
 
     if (stream->held.link)
         is_whole = send_held(stream);
-    sw_progress_leave(&stream->member);
+    sw_progress_part(&stream->member);
+    sw_cancel(&stream->rest);
     stream->pair = NULL;
     /* In the middle of a frame nothing can be said any more. */
     const struct sw_out_frame *out = &stream->out[stream->out_first];
     int is_between = !stream->out_count || out->left == out->size;
     if (stream->terminate_size && is_between && is_whole)
         stream->last_size = compose_terminate(stream, stream->last_word);
+    give_buffers_back(stream);
     stream->watch.ready = lingering;
     stream->timer.expired = linger_expired;
     say_last_word(stream);
@@ -258,8 +283,8 @@ void sw_stream_refused(struct sw_stream *stream, struct sw_reason reason)
     int is_access = (reason.layer == SW_LAYER_RDMAP && reason.type == 1) ||
                     (reason.layer == SW_LAYER_DDP && reason.type == 1);
 
-    stream->terminate_size = sw_terminate_write(stream->terminate, &reason, stream->blamed,
-                                                stream->blamed_size);
+    stream->terminate_size =
+        sw_terminate_write(stream->terminate, &reason, stream->blamed, stream->blamed_size);
     sw_raise_queue_pair(&stream->pair->ibv,
                         is_access ? IBV_EVENT_QP_ACCESS_ERR : IBV_EVENT_QP_REQ_ERR);
     sw_queue_pair_failed(stream->pair);
@@ -273,6 +298,144 @@ void sw_stream_failed_send(struct sw_stream *stream, struct sw_send *send,
     stream->terminate_size = sw_terminate_write(stream->terminate, &reason, NULL, 0);
     sw_end_send(stream->pair, send, status);
     sw_queue_pair_failed(stream->pair);
+}
+
+void sw_stream_starved(struct sw_stream *stream)
+{
+    struct sw_reason reason = {SW_LAYER_RDMAP, 0, 0}; /* a local error */
+
+    stream->terminate_size = sw_terminate_write(stream->terminate, &reason, NULL, 0);
+    sw_raise_queue_pair(&stream->pair->ibv, IBV_EVENT_QP_FATAL);
+    sw_queue_pair_failed(stream->pair);
+}
+
+/* -- what is kept -------------------------------------------------------------------------- */
+
+static struct sw_stream *keepers;
+
+static int waits_for_answer(const struct sw_stream *stream)
+{
+    return stream->asked || stream->has_word_due;
+}
+
+static uint32_t most_kept(const struct sw_stream *stream)
+{
+    return waits_for_answer(stream) ? SW_KEPT_FOR_ANSWERS : SW_KEPT_SIZE;
+}
+
+static uint32_t kept_size(const struct sw_stream *stream)
+{
+    return stream->kept ? stream->kept_end - stream->kept->start : 0;
+}
+
+/* Whether another block may be kept, of those that all streams keep together. */
+static int has_share(const struct sw_stream *stream)
+{
+    uint64_t most = sw_device.memory.most_held;
+
+    if (!waits_for_answer(stream))
+        most /= 2;
+    return sw_device.memory.held + SW_BLOCK_SIZE <= most;
+}
+
+/* End the stream that keeps most, if that is more than so many bytes. */
+static int end_one_that_keeps(uint32_t least)
+{
+    struct sw_stream *most = NULL;
+
+    for (struct sw_stream *keeper = keepers; keeper; keeper = keeper->next_keeper)
+        if (keeper->kept_end > (most ? most->kept_end : least))
+            most = keeper;
+    if (most)
+        sw_stream_starved(most);
+    return most != NULL;
+}
+
+/* One that waits for no answer may keep SW_KEPT_SIZE, and does not end so that others keep more. */
+static int make_share(struct sw_stream *stream)
+{
+    uint32_t least = stream->kept_end > SW_KEPT_SIZE ? stream->kept_end : SW_KEPT_SIZE;
+
+    while (!has_share(stream))
+        if (!end_one_that_keeps(least))
+            return 0;
+    return 1;
+}
+
+struct sw_block *sw_stream_block(const struct sw_stream *stream)
+{
+    struct sw_block *block = sw_take_block();
+
+    while (!block && end_one_that_keeps(stream->kept_end))
+        block = sw_take_block();
+    return block;
+}
+
+static int add_block(struct sw_stream *stream)
+{
+    struct sw_block *block = sw_stream_block(stream);
+
+    if (!block)
+        return 0;
+    if (!stream->kept) {
+        stream->kept = block;
+        stream->next_keeper = keepers;
+        if (keepers)
+            keepers->keeper_link = &stream->next_keeper;
+        stream->keeper_link = &keepers;
+        keepers = stream;
+    } else {
+        stream->kept_last->next = block;
+    }
+    stream->kept_last = block;
+    sw_device.memory.held += SW_BLOCK_SIZE;
+    return 1;
+}
+
+enum sw_keeping sw_keep(struct sw_stream *stream, const char *frame, uint32_t size)
+{
+    if (kept_size(stream) + size > most_kept(stream))
+        return SW_NO_ROOM;
+    if (!stream->kept || stream->kept_last->end + size > SW_BLOCK_ROOM) {
+        if (!waits_for_answer(stream) && !has_share(stream))
+            return SW_NO_ROOM;
+        if (!make_share(stream) || !add_block(stream))
+            return SW_NO_MEMORY;
+    }
+    memcpy(stream->kept_last->bytes + stream->kept_last->end, frame, size);
+    stream->kept_last->end += size;
+    stream->kept_end += size;
+    return SW_KEPT;
+}
+
+void sw_kept_is_read(struct sw_stream *stream)
+{
+    struct sw_block *first = stream->kept;
+
+    if (first->start < first->end)
+        return;
+    stream->kept = first->next;
+    stream->kept_end -= first->end;
+    sw_device.memory.held -= SW_BLOCK_SIZE;
+    sw_give_block(first);
+    if (stream->kept)
+        return;
+    *stream->keeper_link = stream->next_keeper;
+    if (stream->next_keeper)
+        stream->next_keeper->keeper_link = stream->keeper_link;
+}
+
+void sw_streams_forked(void)
+{
+    keepers = NULL;
+    sw_device.memory.held = sw_device.memory.blocks = 0;
+}
+
+int sw_finds_room(const struct sw_stream *stream)
+{
+    return stream->pair && stream->is_full && !stream->has_ended &&
+           kept_size(stream) + SW_MOST_FRAME <= most_kept(stream) &&
+           (waits_for_answer(stream) || has_share(stream));
 }
 
 /* -- faults -------------------------------------------------------------------------------- */

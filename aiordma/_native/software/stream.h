@@ -7,19 +7,20 @@
 
 #include <sys/uio.h>
 
+#include "blocks.h"
 #include "frame.h"
 #include "queue_pair.h"
 
 /* What the two sides agreed on in the MPA handshake. */
 struct sw_terms {
-    int crc;               /* CRC32C on every frame, both ways */
+    int crc; /* CRC32C on every frame, both ways */
     int is_initiator;
-    int must_hear_first;   /* the accepting side sends nothing before a frame has come */
-    int must_hear_soon;    /* ... or some time has passed: the peer announces nothing */
-    int sends_ready;       /* the initiator sends a WRITE of no bytes first (RFC 6581 RTR) */
-    int gives_word;        /* the peer answers READs of no bytes: it is one of our own kind */
+    int must_hear_first; /* the accepting side sends nothing before a frame has come */
+    int must_hear_soon;  /* ... or some time has passed: the peer announces nothing */
+    int sends_ready;     /* the initiator sends a WRITE of no bytes first (RFC 6581 RTR) */
+    int gives_word;      /* the peer answers READs of no bytes: it is one of our own kind */
     uint16_t inbound_depth, outbound_depth; /* READs and atomics outstanding: IRD, ORD */
-    const void *already;   /* bytes behind the handshake that have been read */
+    const void *already;                    /* bytes behind the handshake that have been read */
     size_t already_size;
 };
 
@@ -28,38 +29,23 @@ struct sw_answer {
     int is_atomic;
     struct sw_read_request read;
     struct sw_atomic_request atomic;
-    uint32_t done; /* of a READ: bytes put into frames */
+    uint32_t done;     /* of a READ: bytes put into frames */
     uint32_t sequence; /* the question's */
 };
 
 enum { SW_OUT_FRAMES = 16, SW_OUT_PARTS = 96, SW_OUT_BYTES = 262144 };
 
-struct sw_buffer {
-    char *bytes;
-    uint32_t size, start, end; /* what waits is [start, end) */
-};
-
-static inline const char *sw_waiting_bytes(const struct sw_buffer *buffer)
-{
-    return buffer->bytes + buffer->start;
-}
-
-static inline uint32_t sw_waiting_size(const struct sw_buffer *buffer)
-{
-    return buffer->end - buffer->start;
-}
-
 /* A frame that is composed, and not yet wholly TCP's. */
 struct sw_out_frame {
     char header[SW_UNTAGGED_HEADER + SW_ATOMIC_REQUEST_SIZE]; /* and a payload of ours */
-    char trailer[8];      /* padding and CRC */
+    char trailer[8];                                          /* padding and CRC */
     uint32_t size, left;  /* bytes in all, and those that TCP has not taken */
     struct sw_send *send; /* whose memory the payload is; NULL: an answer, or only ours */
     int ends;             /* the send is over with this frame */
     uint32_t offset, payload;
-    uint32_t stag;        /* of an answer's memory; payload bytes at address */
+    uint32_t stag; /* of an answer's memory; payload bytes at address */
     uint64_t address;
-    const char *memory;   /* where that was when the frame was composed */
+    const char *memory; /* where that was when the frame was composed */
     int is_answer;
 };
 
@@ -69,13 +55,14 @@ struct sw_stream {
     struct sw_progress *progress; /* where it may be; NULL: its queues are of different channels */
     int merit;                    /* how many of its packets made completions of late */
     struct sw_timer timer;
+    struct sw_timer rest;       /* runs while there is something to go on with, in another turn */
     struct sw_queue_pair *pair; /* NULL: over, only TCP has to be seen off */
     struct sw_terms terms;
     int fd;
-    int has_heard; /* a frame of the peer */
+    int has_heard;    /* a frame of the peer */
     uint64_t carried; /* bytes, both ways */
-    int is_dead;   /* a fault's: it neither sends nor hears */
-    int is_reset;  /* another one's: closing it resets the connection */
+    int is_dead;      /* a fault's: it neither sends nor hears */
+    int is_reset;     /* another one's: closing it resets the connection */
 
     /* sending */
     struct sw_out_frame out[SW_OUT_FRAMES];
@@ -83,35 +70,38 @@ struct sw_stream {
     struct iovec parts[SW_OUT_PARTS];
     int part_first, part_count;
     uint32_t out_bytes;
-    char *copies; /* with a CRC, of the memory that is answered with: it may change before TCP has
-                     it, and the CRC would not be its own. Room for a whole queue of frames */
-    uint32_t copied;
-    int is_blocked; /* TCP takes no more for now */
-    int must_announce; /* the initiator's first frame */
+    struct sw_block *copies; /* of memory that may change or go before TCP has it: what is answered
+                     with, where there is a CRC, which would not be its own, and mappings of files.
+                     The last one first */
+    int is_blocked;          /* TCP takes no more for now */
+    int must_announce;       /* the initiator's first frame */
     uint32_t sequence[SW_QUEUES];
-    uint32_t sending_offset; /* of the send that is under way: bytes put into frames */
-    int sent_immediate;      /* its immediate data have gone before it */
-    struct sw_answer *answers; /* a ring of terms.inbound_depth */
-    uint32_t answer_first, answer_count;
-    int answers_next; /* whose turn it is */
-    struct sw_held held; /* answers of no bytes, which the next post takes along */
-    int is_unanswered;   /* a message has come since the last post */
-    int chats;           /* how many were answered by a post, of late */
-    uint32_t asked;   /* READs and atomics without their answer */
-    int needs_word;   /* something was sent that no question follows yet */
-    int has_word_due; /* a question of ours is under way: a READ of no bytes, whose answer says
+    uint32_t sending_offset;   /* of the send that is under way: bytes put into frames */
+    int sent_immediate;        /* its immediate data have gone before it */
+    struct sw_answer *answers; /* a ring, which grows to terms.inbound_depth */
+    uint32_t answer_size, answer_first, answer_count;
+    int answers_next;     /* whose turn it is */
+    struct sw_held held;  /* answers of no bytes, which the next post takes along */
+    int is_unanswered;    /* a message has come since the last post */
+    int chats;            /* how many were answered by a post, of late */
+    uint32_t asked;       /* READs and atomics without their answer */
+    int needs_word;       /* something was sent that no question follows yet */
+    int has_word_due;     /* a question of ours is under way: a READ of no bytes, whose answer says
                          that all before it has arrived */
     uint32_t word_covers; /* ... which is what was posted before this counter */
     uint32_t word_sink;
-    uint32_t number;  /* the last one's sink, or number */
+    uint32_t number; /* the last one's sink, or number */
 
     /* receiving */
-    struct sw_buffer in;    /* as it comes from TCP */
-    struct sw_buffer kept;  /* whole frames, behind a message that waits for its receive */
-    struct sw_buffer *from; /* the one of the two that is being read */
-    int is_full;            /* kept takes no more: TCP holds the peer back */
-    int has_ended;          /* so did the peer, behind what waits */
-    int has_left;           /* the same, or TCP says so; no request is answered any more */
+    struct sw_block *in;   /* as it comes from TCP; NULL: nothing waits to be read */
+    struct sw_block *kept; /* whole frames, behind a message that waits for its receive: a list */
+    struct sw_block *kept_last;
+    uint32_t kept_end; /* bytes of these; what has been read of the first one is among them */
+    struct sw_stream *next_keeper, **keeper_link; /* of those that have any; link NULL: not one */
+    struct sw_block *from;                        /* where the frame is read: kept, or in */
+    int is_full;                                  /* no more is kept: TCP holds the peer back */
+    int has_ended;                                /* so did the peer, behind what waits */
+    int has_left; /* the same, or TCP says so; no request is answered any more */
     uint32_t expected[SW_QUEUES];
     struct sw_frame frame;
     int has_frame;
@@ -142,26 +132,35 @@ static inline int sw_gives_word(const struct sw_stream *stream)
     return stream->terms.gives_word && stream->terms.inbound_depth;
 }
 
-enum {
-    SW_IN_SIZE = SW_MOST_FRAME + 4096,
-    SW_KEPT_SIZE = 4 << 20,
-    SW_KEPT_FOR_ANSWERS = 64 << 20,
-};
+enum { SW_KEPT_SIZE = 4 << 20, SW_KEPT_FOR_ANSWERS = 64 << 20 };
 
-static inline uint32_t sw_most_kept(const struct sw_stream *stream)
-{
-    return stream->asked || stream->has_word_due ? SW_KEPT_FOR_ANSWERS : SW_KEPT_SIZE;
-}
+enum sw_keeping { SW_KEPT, SW_NO_ROOM, SW_NO_MEMORY };
 
+/*
+ * Keep a whole frame for later, behind those that are kept. NO_ROOM: the stream has as much as it
+ * may have, or all streams together have. One that waits for an answer is not told that: it may
+ * come behind what there is no room for. The stream that keeps most ends instead, if that is more
+ * than one that waits for nothing may keep, or this one does: NO_MEMORY.
+ */
+enum sw_keeping sw_keep(struct sw_stream *stream, const char *frame, uint32_t size);
+/* Give back the first block of what is kept, once it has been read. */
+void sw_kept_is_read(struct sw_stream *stream);
 /* Whether there is room again where there was none: something has been asked since. */
-static inline int sw_finds_room(const struct sw_stream *stream)
-{
-    return stream->pair && stream->is_full && !stream->has_ended &&
-           sw_waiting_size(&stream->kept) + SW_MOST_FRAME <= sw_most_kept(stream);
-}
+int sw_finds_room(const struct sw_stream *stream);
+/* What is kept is the parent's. */
+void sw_streams_forked(void);
+/*
+ * Borrow a block. Where there is no memory, a stream that keeps more than this one ends. NULL: none
+ * does.
+ */
+struct sw_block *sw_stream_block(const struct sw_stream *stream);
+/* There is no memory for what the connection needs, so it ends. */
+void sw_stream_starved(struct sw_stream *stream);
 
 /* Wait for what there is to wait for. */
 void sw_stream_rewatch(struct sw_stream *stream);
+/* Its turn is over: the engine goes on with it soon. */
+void sw_stream_rest(struct sw_stream *stream);
 /* A fault (faults.h) may break a stream here. Whether it did. */
 int sw_stream_carried(struct sw_stream *stream, size_t bytes);
 /* The same, before a post goes out: DEAD_PEER, or DROP_AFTER_REQUESTS. */

@@ -60,6 +60,20 @@ void aiordma_software_counts(struct aiordma_software_counts *counts)
     sw_unlock();
 }
 
+void aiordma_software_memory(struct aiordma_software_memory *memory)
+{
+    sw_lock();
+    *memory = sw_device.memory;
+    sw_unlock();
+}
+
+void aiordma_software_limit_held(uint64_t bytes)
+{
+    sw_lock();
+    sw_device.memory.most_held = bytes;
+    sw_unlock();
+}
+
 int aiordma_software_raise(uint32_t event, void *pointer)
 {
     enum aiordma_subject subject = aiordma_subject_of(event);

@@ -12,10 +12,40 @@
 #include "crc32c.h"
 #include "faults.h"
 
-/* What is sent at a time before others have their turn. */
-enum { TURN_BYTES = 4 << 20 };
-
 /* -- frames ---------------------------------------------------------------------------------- */
+
+/* Have the frame point at a copy of memory, which may change or go before TCP has it. */
+static int add_copy(struct sw_stream *stream, struct sw_memory memory, uint32_t size)
+{
+    struct sw_block *block = stream->copies;
+
+    if (!block || block->end + size > SW_BLOCK_ROOM) {
+        block = sw_stream_block(stream);
+        if (!block)
+            return ENOMEM;
+        block->next = stream->copies;
+        stream->copies = block;
+    }
+    char *copy = block->bytes + block->end;
+    int error = sw_copy_from(copy, memory, size);
+    if (error)
+        return error;
+    block->end += size;
+    stream->parts[stream->part_count++] = (struct iovec){copy, size};
+    return 0;
+}
+
+/* Back to when the last block was this one, and held so many bytes. */
+static void drop_copies(struct sw_stream *stream, struct sw_block *last, uint32_t size)
+{
+    while (stream->copies != last) {
+        struct sw_block *block = stream->copies;
+        stream->copies = block->next;
+        sw_give_block(block);
+    }
+    if (last)
+        last->end = size;
+}
 
 /* What is wrong with the memory of a frame; its iovecs are added where nothing is. */
 static int add_parts(struct sw_stream *stream, struct sw_out_frame *frame)
@@ -23,18 +53,17 @@ static int add_parts(struct sw_stream *stream, struct sw_out_frame *frame)
     struct sw_queue_pair *pair = stream->pair;
     const struct sw_send *send = frame->send;
     uint32_t offset = frame->offset, left = frame->payload;
-    char *memory;
+    struct sw_memory memory;
+    int error;
 
     if (frame->is_answer) {
-        if (sw_reach_remote(&pair->ibv, frame->stag, frame->address, left,
-                            IBV_ACCESS_REMOTE_READ, &memory))
+        if (sw_reach_remote(&pair->ibv, frame->stag, frame->address, left, IBV_ACCESS_REMOTE_READ,
+                            &memory))
             return EACCES;
-        frame->memory = memory;
-        if (stream->copies) {
-            memory = memcpy(stream->copies + stream->copied, memory, left);
-            stream->copied += left;
-        }
-        stream->parts[stream->part_count++] = (struct iovec){memory, left};
+        frame->memory = memory.at;
+        if (stream->terms.crc || memory.is_of_file)
+            return add_copy(stream, memory, left);
+        stream->parts[stream->part_count++] = (struct iovec){memory.at, left};
         return 0;
     }
     if (send->flags & IBV_SEND_INLINE) {
@@ -50,7 +79,11 @@ static int add_parts(struct sw_stream *stream, struct sw_out_frame *frame)
         uint32_t here = left < room ? left : room;
         if (sw_reach_local(pair->ibv.pd, &send->parts[i], 0, &memory))
             return EACCES;
-        stream->parts[stream->part_count++] = (struct iovec){memory + offset, here};
+        memory.at += offset;
+        if (!memory.is_of_file)
+            stream->parts[stream->part_count++] = (struct iovec){memory.at, here};
+        else if ((error = add_copy(stream, memory, here)))
+            return error;
         left -= here;
         offset = 0;
     }
@@ -76,15 +109,20 @@ static struct sw_out_frame *new_frame(struct sw_stream *stream)
 static int add_frame(struct sw_stream *stream, struct sw_out_frame *frame, struct sw_frame *what,
                      uint32_t own)
 {
-    int first = stream->part_count;
+    int first = stream->part_count, error = 0;
+    struct sw_block *copies = stream->copies;
+    uint32_t copied = copies ? copies->end : 0;
     struct aiordma_fault fault;
 
     what->payload = own ? own : frame->payload;
     uint32_t header = sw_frame_write(frame->header, what);
     stream->parts[stream->part_count++] = (struct iovec){frame->header, header + own};
-    if (frame->payload && add_parts(stream, frame)) {
+    if (frame->payload)
+        error = add_parts(stream, frame);
+    if (error) {
         stream->part_count = first;
-        return EACCES;
+        drop_copies(stream, copies, copied);
+        return error;
     }
     uint32_t padding = sw_padding(header, what->payload);
     memset(frame->trailer, 0, sizeof(frame->trailer));
@@ -115,13 +153,12 @@ static int compose_word(struct sw_stream *stream);
 
 static int is_reachable(struct sw_queue_pair *pair, const struct sw_send *send, int access)
 {
-    char *memory;
+    struct sw_memory memory;
 
     if (send->flags & IBV_SEND_INLINE)
         return 1;
     for (int i = 0; i < send->part_count; i++)
-        if (send->parts[i].length &&
-            sw_reach_local(pair->ibv.pd, &send->parts[i], access, &memory))
+        if (send->parts[i].length && sw_reach_local(pair->ibv.pd, &send->parts[i], access, &memory))
             return 0;
     return 1;
 }
@@ -172,8 +209,7 @@ static int fail_in_turn(struct sw_stream *stream, struct sw_send *send, enum ibv
 static int compose_piece(struct sw_stream *stream, struct sw_send *send)
 {
     struct sw_queue_pair *pair = stream->pair;
-    int is_write =
-        send->opcode == IBV_WR_RDMA_WRITE || send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+    int is_write = send->opcode == IBV_WR_RDMA_WRITE || send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
     uint32_t offset = stream->sending_offset, left = send->length - offset;
 
     if (!offset && !stream->sent_immediate && !is_reachable(pair, send, 0))
@@ -212,7 +248,12 @@ static int compose_piece(struct sw_stream *stream, struct sw_send *send)
     }
     int more_follows = send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
     frame->ends = what.is_last && !more_follows;
-    if (add_frame(stream, frame, &what, 0))
+    int error = add_frame(stream, frame, &what, 0);
+    if (error == ENOMEM) {
+        sw_stream_starved(stream);
+        return 1;
+    }
+    if (error)
         return fail_in_turn(stream, send, IBV_WC_LOC_PROT_ERR);
     stream->sending_offset += frame->payload;
     send->stage = SW_BEGUN;
@@ -375,23 +416,34 @@ static uint64_t masked_sum(uint64_t one, uint64_t other, uint64_t mask)
     return sum;
 }
 
-static uint64_t carry_out_atomic(const struct sw_atomic_request *request, char *memory)
+static uint64_t result_of(const struct sw_atomic_request *request, uint64_t before)
 {
-    uint64_t *value = (uint64_t *)(void *)memory;
-    uint64_t before = __atomic_load_n(value, __ATOMIC_SEQ_CST), after;
+    if (request->operation == SW_FETCH_ADD)
+        return masked_sum(before, request->operand, request->operand_mask);
+    if ((before ^ request->compare) & request->compare_mask)
+        return before;
+    return (before & ~request->operand_mask) | (request->operand & request->operand_mask);
+}
 
+/* before: set to what was there. Fails where the memory is gone. */
+static int carry_out_atomic(const struct sw_atomic_request *request, struct sw_memory memory,
+                            uint64_t *before)
+{
+    uint64_t *value = (uint64_t *)(void *)memory.at, after;
+
+    if (memory.is_of_file) {
+        /* Atomic among the device's requests, which have our lock, and no further. */
+        int error = sw_copy_from(before, memory, sizeof(*before));
+        after = error ? 0 : result_of(request, *before);
+        return error || after == *before ? error : sw_copy_to(memory, &after, sizeof(after));
+    }
+    *before = __atomic_load_n(value, __ATOMIC_SEQ_CST);
     /* The program's own threads may change it meanwhile. */
-    do {
-        if (request->operation == SW_FETCH_ADD)
-            after = masked_sum(before, request->operand, request->operand_mask);
-        else if ((before ^ request->compare) & request->compare_mask)
-            return before;
-        else
-            after = (before & ~request->operand_mask) |
-                    (request->operand & request->operand_mask);
-    } while (!__atomic_compare_exchange_n(value, &before, after, 0, __ATOMIC_SEQ_CST,
-                                          __ATOMIC_SEQ_CST));
-    return before;
+    do
+        after = result_of(request, *before);
+    while (
+        !__atomic_compare_exchange_n(value, before, after, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+    return 0;
 }
 
 /* What it asks for has gone meanwhile. What was answered before is sent first. */
@@ -421,20 +473,20 @@ static int refuse_answer(struct sw_stream *stream)
 static int answer_atomic(struct sw_stream *stream, const struct sw_atomic_request *request)
 {
     struct sw_out_frame *frame = new_frame(stream);
-    struct sw_frame what = {.operation = SW_ATOMIC_RESPONSE, .is_last = 1,
-                            .queue = SW_QUEUE_ATOMIC};
-    char *memory;
+    struct sw_frame what = {
+        .operation = SW_ATOMIC_RESPONSE, .is_last = 1, .queue = SW_QUEUE_ATOMIC};
+    struct sw_memory memory;
+    uint64_t before;
 
     if (sw_reach_remote(&stream->pair->ibv, request->stag, request->offset, 8,
                         IBV_ACCESS_REMOTE_ATOMIC, &memory) ||
-        (uintptr_t)memory % 8)
+        (uintptr_t)memory.at % 8 || carry_out_atomic(request, memory, &before))
         return refuse_answer(stream);
     what.sequence = next_sequence(stream, SW_QUEUE_ATOMIC);
-    sw_atomic_response_write(frame->header + SW_UNTAGGED_HEADER, request->number,
-                             carry_out_atomic(request, memory));
+    sw_atomic_response_write(frame->header + SW_UNTAGGED_HEADER, request->number, before);
     add_frame(stream, frame, &what, SW_ATOMIC_RESPONSE_SIZE);
     stream->answer_count--;
-    stream->answer_first = (stream->answer_first + 1) % stream->terms.inbound_depth;
+    stream->answer_first = (stream->answer_first + 1) % stream->answer_size;
     return 1;
 }
 
@@ -458,12 +510,17 @@ static int compose_answer(struct sw_stream *stream)
         .stag = answer->read.sink,
         .offset = answer->read.sink_offset + answer->done,
     };
-    if (add_frame(stream, frame, &what, 0))
+    int error = add_frame(stream, frame, &what, 0);
+    if (error == ENOMEM) {
+        sw_stream_starved(stream);
+        return 1;
+    }
+    if (error)
         return refuse_answer(stream);
     answer->done += frame->payload;
     if (what.is_last) {
         stream->answer_count--;
-        stream->answer_first = (stream->answer_first + 1) % stream->terms.inbound_depth;
+        stream->answer_first = (stream->answer_first + 1) % stream->answer_size;
     }
     return 1;
 }
@@ -506,7 +563,7 @@ static void compose(struct sw_stream *stream)
  */
 static struct sw_out_frame *find_gone(struct sw_stream *stream)
 {
-    char *memory;
+    struct sw_memory memory;
 
     for (uint32_t i = 0; i < stream->out_count; i++) {
         struct sw_out_frame *frame = &stream->out[(stream->out_first + i) % SW_OUT_FRAMES];
@@ -514,7 +571,7 @@ static struct sw_out_frame *find_gone(struct sw_stream *stream)
         if (frame->is_answer && frame->payload &&
             (sw_reach_remote(&stream->pair->ibv, frame->stag, frame->address, frame->payload,
                              IBV_ACCESS_REMOTE_READ, &memory) ||
-             memory != frame->memory))
+             memory.at != frame->memory))
             return frame;
         if (frame->send && frame->payload && !is_reachable(stream->pair, frame->send, 0))
             return frame;
@@ -551,39 +608,67 @@ static void advance(struct sw_stream *stream, size_t taken)
             sw_end_send(stream->pair, frame->send, IBV_WC_SUCCESS);
     }
     stream->part_first = stream->part_count = 0;
-    stream->copied = 0;
+    sw_give_blocks(stream->copies);
+    stream->copies = NULL;
+}
+
+/* The memory of a frame that is composed is gone. */
+static void fail_frame(struct sw_stream *stream, const struct sw_out_frame *frame)
+{
+    if (!frame->is_answer) {
+        sw_stream_failed_send(stream, frame->send, IBV_WC_LOC_PROT_ERR);
+        return;
+    }
+    stream->blamed_size = 0; /* its question may have been answered, but for this */
+    sw_stream_refused(stream, (struct sw_reason){SW_LAYER_RDMAP, 1, 0}); /* invalid STag */
 }
 
 void sw_transmit(struct sw_stream *stream)
 {
+    int most_parts = SW_OUT_PARTS;
+
     sw_unhold(&stream->held);
     if (stream->is_dead)
         return;
     struct sw_out_frame *gone = find_gone(stream);
-    if (gone && gone->is_answer) {
-        stream->blamed_size = 0; /* its question may have been answered, but for this */
-        sw_stream_refused(stream, (struct sw_reason){SW_LAYER_RDMAP, 1, 0}); /* invalid STag */
-        return;
-    }
     if (gone) {
-        sw_stream_failed_send(stream, gone->send, IBV_WC_LOC_PROT_ERR);
+        fail_frame(stream, gone);
         return;
     }
-    size_t sent = 0;
-    for (;;) {
+    for (int has_sent = 0;;) {
         if (!stream->out_count)
             compose(stream);
         if (!stream->pair)
             return;
         if (!stream->out_count)
             break;
+        /* A peer that reads as fast as we write must not keep the lock, or the program that
+         * posted: the engine goes on. While is_full it is told of new room only, not of this. */
+        if (has_sent && sw_turn_is_over()) {
+            if (stream->is_full)
+                sw_stream_rest(stream);
+            else
+                stream->is_blocked = 1;
+            break;
+        }
         struct msghdr message = {
             .msg_iov = stream->parts + stream->part_first,
             .msg_iovlen = (size_t)(stream->part_count - stream->part_first),
         };
+        if (message.msg_iovlen > (size_t)most_parts)
+            message.msg_iovlen = (size_t)most_parts;
         ssize_t taken = sendmsg(stream->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (taken < 0 && errno == EINTR)
             continue;
+        if (taken < 0 && errno == EFAULT) {
+            /* Not mapped any more. Part by part, all before it goes out. */
+            if (message.msg_iovlen > 1) {
+                most_parts = 1;
+                continue;
+            }
+            fail_frame(stream, &stream->out[stream->out_first]);
+            return;
+        }
         /* Where the peer has gone, its last word may still wait to be read, before the end. */
         if (taken < 0 && (errno == EAGAIN || errno == EPIPE || errno == ECONNRESET)) {
             stream->is_blocked = 1;
@@ -596,13 +681,8 @@ void sw_transmit(struct sw_stream *stream)
         advance(stream, (size_t)taken);
         if (sw_stream_carried(stream, (size_t)taken))
             return;
-        sent += (size_t)taken;
-        /* A peer that reads as fast as we write must not keep the lock, or the program that
-         * posted: the engine goes on. While is_full it is told of new room only, not of this. */
-        if (sent >= TURN_BYTES && !stream->is_full) {
-            stream->is_blocked = 1;
-            break;
-        }
+        sw_add_work((uint64_t)taken);
+        has_sent = 1;
     }
     sw_stream_rewatch(stream);
 }
@@ -648,7 +728,7 @@ static int can_wait(const struct sw_stream *stream)
         return 0;
     for (uint32_t i = 0; i < stream->answer_count; i++) {
         const struct sw_answer *answer =
-            &stream->answers[(stream->answer_first + i) % stream->terms.inbound_depth];
+            &stream->answers[(stream->answer_first + i) % stream->answer_size];
         if (answer->is_atomic || answer->read.size)
             return 0;
     }

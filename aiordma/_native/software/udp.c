@@ -147,13 +147,12 @@ static int join_on(const struct sw_udp *udp, const struct in6_addr *group, uint3
     if (is_ipv4(group)) {
         struct ip_mreqn request = {.imr_ifindex = (int)interface};
         memcpy(&request.imr_multiaddr, group->s6_addr + 12, 4);
-        return setsockopt(udp->fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof(request))
-                   ? errno
-                   : 0;
+        return setsockopt(udp->fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof(request)) ? errno
+                                                                                             : 0;
     }
     struct ipv6_mreq request = {.ipv6mr_multiaddr = *group, .ipv6mr_interface = interface};
     return setsockopt(udp->fd, IPPROTO_IPV6, IPV6_JOIN_GROUP, &request, sizeof(request)) ? errno
-                                                                                          : 0;
+                                                                                         : 0;
 }
 
 static int join_everywhere(const struct sw_udp *udp, const struct in6_addr *group)
@@ -228,8 +227,7 @@ int sw_udp_open_member(struct sw_udp *udp, const struct in6_addr *group, uint32_
 
 /* -- sending ------------------------------------------------------------------------- */
 
-static void add_control(struct msghdr *message, int level, int type, const void *data,
-                        size_t size)
+static void add_control(struct msghdr *message, int level, int type, const void *data, size_t size)
 {
     char *control = message->msg_control;
     struct cmsghdr *header = (void *)(control + message->msg_controllen);
@@ -358,8 +356,7 @@ static void read_control(const struct cmsghdr *header, struct sw_udp_way *way)
     }
 }
 
-ssize_t sw_udp_receive(const struct sw_udp *udp, void *packet, size_t room,
-                       struct sw_udp_way *way)
+ssize_t sw_udp_receive(const struct sw_udp *udp, void *packet, size_t room, struct sw_udp_way *way)
 {
     union any_address from;
     union control control;

@@ -16,12 +16,6 @@ struct sw_udp {
     uint16_t port;
 };
 
-/* A path, and the interface of its own end: the scope of link-local addresses and of groups. */
-struct sw_udp_way {
-    struct sw_roce_path path;
-    uint32_t interface;
-};
-
 enum {
     SW_UDP_IPV6_ONLY = 1,
     SW_UDP_SHARED = 2, /* with others of the same mind */
@@ -47,8 +41,7 @@ int sw_udp_send(const struct sw_udp *udp, const struct sw_udp_way *way, const vo
  * The size of what came, which may be more than there was room for, or -1 and errno. The way is
  * the sender's: from it to us; the interface is that which it came in by.
  */
-ssize_t sw_udp_receive(const struct sw_udp *udp, void *packet, size_t room,
-                       struct sw_udp_way *way);
+ssize_t sw_udp_receive(const struct sw_udp *udp, void *packet, size_t room, struct sw_udp_way *way);
 /*
  * Take the oldest of the errors that ICMP told of, with whom it was sent to: a positive errno, or
  * 0 when there is none.

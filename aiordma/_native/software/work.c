@@ -71,9 +71,9 @@ static int check_send(const struct sw_queue_pair *pair, const struct ibv_send_wr
     }
     if (is_atomic(opcode) && (*length != 8 || request->wr.atomic.remote_addr % 8))
         return EINVAL;
-    if (opcode == IBV_WR_BIND_MW && (!request->bind_mw.mw ||
-                                     request->bind_mw.mw->type != IBV_MW_TYPE_2 ||
-                                     request->bind_mw.mw->pd != pair->ibv.pd))
+    if (opcode == IBV_WR_BIND_MW &&
+        (!request->bind_mw.mw || request->bind_mw.mw->type != IBV_MW_TYPE_2 ||
+         request->bind_mw.mw->pd != pair->ibv.pd))
         return EINVAL;
     return 0;
 }
@@ -98,12 +98,12 @@ static void copy_inline(struct sw_send *send, const struct ibv_send_wr *request)
 static void copy_send(struct sw_queue_pair *pair, struct sw_send *send,
                       const struct ibv_send_wr *request, uint32_t length)
 {
-    struct ibv_sge *parts = send->parts;
-    char *inlined = send->inlined;
+    const size_t slot = (size_t)(send - pair->sends);
+    struct ibv_sge *parts = pair->send_parts + slot * pair->parts_each;
 
     memset(send, 0, sizeof(*send));
     send->parts = parts;
-    send->inlined = inlined;
+    send->inlined = pair->inlined + slot * pair->capacity.max_inline_data;
     send->wr_id = request->wr_id;
     send->opcode = request->opcode;
     send->flags = request->send_flags | (pair->signals_all ? IBV_SEND_SIGNALED : 0);
@@ -120,7 +120,7 @@ static void copy_send(struct sw_queue_pair *pair, struct sw_send *send,
     else
         send->immediate = request->imm_data;
     if (pair->ibv.qp_type == IBV_QPT_UD) {
-        send->address_handle = request->wr.ud.ah;
+        send->way = ((const struct sw_address_handle *)request->wr.ud.ah)->way;
         send->remote_qpn = request->wr.ud.remote_qpn;
         send->remote_qkey = request->wr.ud.remote_qkey;
     } else if (is_atomic(send->opcode)) {
@@ -206,9 +206,8 @@ static int bind_mw(struct ibv_qp *queue_pair, struct ibv_mw *window, struct ibv_
     else if (!send)
         error = ENOMEM;
     if (!error) {
-        struct ibv_send_wr request = {.wr_id = bind->wr_id,
-                                      .opcode = IBV_WR_BIND_MW,
-                                      .send_flags = bind->send_flags};
+        struct ibv_send_wr request = {
+            .wr_id = bind->wr_id, .opcode = IBV_WR_BIND_MW, .send_flags = bind->send_flags};
         request.bind_mw.mw = window;
         request.bind_mw.rkey = ibv_inc_rkey(window->rkey);
         request.bind_mw.bind_info = bind->bind_info;

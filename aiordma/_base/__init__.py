@@ -1,0 +1,3 @@
+"""Values without input or output: enums, errors, options, states, addresses, the provider."""
+
+__all__ = ()

@@ -1,0 +1,228 @@
+"""Checks of what callers pass. Each error has the terms of the call: the function, the parameter,
+its value, and what is expected (pure).
+
+`call` is the function's name as typed; without one the text begins with the parameter's.
+"""
+
+import difflib
+import math
+import reprlib
+import sys
+from collections.abc import Iterable
+from operator import index
+from typing import Any, TypeVar
+
+if sys.version_info >= (3, 12):
+    from collections.abc import Buffer
+else:
+    from typing_extensions import Buffer
+
+__all__ = (
+    "Buffer",
+    "buffers",
+    "data",
+    "instance",
+    "member",
+    "nearest",
+    "optional_seconds",
+    "out_of_range",
+    "resource",
+    "seconds",
+    "seconds_within",
+    "shown",
+    "text",
+    "whole_number",
+    "wrong_type",
+    "wrong_value",
+)
+
+Member = TypeVar("Member")
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+_MOST_BYTES = 24
+_MOST_BITS = 128
+_BITS: dict[float, int] = {(1 << bits) - 1: bits for bits in (16, 24, 32, 64)}
+
+
+def shown(value: object) -> str:
+    """Return a value as messages show it: its repr, cut where it is long."""
+    if isinstance(value, bytes | bytearray) and len(value) > _MOST_BYTES:
+        return f"{bytes(value[:_MOST_BYTES])!r}..."
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return f"an int of {value.bit_length()} bits"  # Python prints none of some thousand digits
+    return _SHORT.repr(value)
+
+
+def _where(call: str) -> str:
+    return f"{call}(): " if call else ""
+
+
+def wrong_type(value: object, name: str, expected: str, call: str = "") -> TypeError:
+    """Return the error for a value of a type that will not do."""
+    kind = type(value).__name__
+    return TypeError(f"{_where(call)}{name}={shown(value)} ({kind}): expected {expected}")
+
+
+def wrong_value(value: object, name: str, expected: str, call: str = "") -> ValueError:
+    """Return the error for a value of the right type that will not do."""
+    return ValueError(f"{_where(call)}{name}={shown(value)}: expected {expected}")
+
+
+def out_of_range(value: float, name: str, least: float, most: float, call: str = "") -> ValueError:
+    """Return the error for a number beyond its limits."""
+    bits = f" ({_BITS[most]} bits)" if most in _BITS else ""
+    return ValueError(f"{_where(call)}{name}={shown(value)} is not in {least}..{most}{bits}")
+
+
+def whole_number(value: Any, name: str, least: int, most: int, call: str = "") -> int:
+    """Return a whole number within limits, as an int. numpy's are whole numbers, bools are not.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is beyond the limits.
+    """
+    if type(value) is not int:
+        try:
+            if isinstance(value, bool):
+                raise TypeError
+            value = index(value)
+        except TypeError:
+            expected = f"a whole number in {least}..{most}"
+            raise wrong_type(value, name, expected, call) from None
+    if not least <= value <= most:
+        raise out_of_range(value, name, least, most, call)
+    return int(value)
+
+
+def seconds(value: Any, name: str, call: str = "") -> float:
+    """Return a time in seconds.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not a number (NaN).
+    """
+    if isinstance(value, bool) or not hasattr(type(value), "__float__"):
+        raise wrong_type(value, name, "a number of seconds", call)
+    try:
+        number = float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    if math.isnan(number):
+        raise wrong_value(value, name, "a number of seconds", call)
+    return number
+
+
+def seconds_within(value: Any, name: str, least: float, most: float, call: str = "") -> float:
+    """`seconds`, within limits. Raises as that, and ValueError: it is beyond the limits."""
+    number = seconds(value, name, call)
+    if not least <= number <= most:
+        raise out_of_range(value, name, least, most, call)
+    return number
+
+
+def optional_seconds(value: Any, name: str, call: str = "") -> float | None:
+    """`seconds`, or None. Raises as that."""
+    return None if value is None else seconds(value, name, call)
+
+
+def text(value: Any, name: str, expected: str, call: str = "") -> str:
+    """Return a str that C can take: not empty, and without a NUL.
+
+    Raises:
+        TypeError: it is no str.
+        ValueError: it is empty, or has a NUL.
+    """
+    if not isinstance(value, str):
+        raise wrong_type(value, name, expected, call)
+    if not value:
+        raise wrong_value(value, name, expected, call)
+    if "\0" in value:
+        raise ValueError(f"{_where(call)}{name}={shown(value)} holds a NUL")
+    return value
+
+
+def data(value: Any, name: str, call: str = "") -> bytes:
+    """Return a copy of bytes, or of what has them.
+
+    Raises:
+        TypeError: it is neither bytes nor bytearray nor memoryview.
+    """
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, bytearray | memoryview):
+        expected = f"bytes{', such as text.encode()' if isinstance(value, str) else ''}"
+        raise wrong_type(value, name, expected, call)
+    return bytes(value)
+
+
+def instance(
+    value: object, name: str, kind: type[object], call: str = "", expected: str = ""
+) -> None:
+    """Do nothing for a value of a class.
+
+    Raises:
+        TypeError: it is of another.
+    """
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise wrong_type(value, name, expected or f"{article} {kind.__name__}", call)
+
+
+def resource(value: object, name: str, expected: str, call: str = "") -> None:
+    """Do nothing for an object of the driver's, or what stands in for one: cffi checks its kind.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not hasattr(value, "pointer"):
+        raise wrong_type(value, name, expected, call)
+
+
+def member(value: Any, name: str, kind: type[Member], call: str = "") -> Member:
+    """Return a member of an enumeration, or the one with that number.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: the enumeration has no such number.
+    """
+    if isinstance(value, kind):
+        return value
+    known = [f"{kind.__name__}.{one.name}" for one in kind]  # type: ignore[attr-defined]
+    expected = f"one of {', '.join(known)}" if len(known) <= 16 else f"a {kind.__name__}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise wrong_type(value, name, expected, call)
+    for one in kind:  # type: ignore[attr-defined]
+        if one == value:
+            found: Member = one
+            return found
+    raise wrong_value(value, name, expected, call)
+
+
+def buffers(value: Any, name: str, call: str, *single: type) -> list[Any]:
+    """Return the parts of one request as a list. What each of them is, is not looked at.
+
+    Args:
+        value: what was passed.
+        name: the parameter.
+        call: the function.
+        single: classes of one buffer, which also could be iterated, beside Python's own.
+
+    Raises:
+        TypeError: it is one buffer, or no iterable.
+    """
+    if type(value) is list:
+        return value.copy()
+    if isinstance(value, (str, bytes, bytearray, memoryview, *single)):
+        raise wrong_type(value, name, f"a list of buffers, such as [{name}]", call)
+    try:
+        return list(value)
+    except TypeError:
+        raise wrong_type(value, name, "a list of buffers", call) from None
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return what to say of a name that is unknown: the one that was probably meant, else all."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"

@@ -1,0 +1,532 @@
+"""The exception families, and the checkers for C's return conventions.
+
+Who is at fault is in the class: a `VerbsCallError` is a call that C refused (with what to do about
+it), a `WorkCompletionError` a request that was accepted and failed, a `RdmaConnectionError` the
+peer or the way to it. What ends a connection is a builtin ConnectionError as well, which programs
+written for sockets catch (a VerbsCallError is an OSError). Misuse by the caller is Python's own
+TypeError, ValueError and IndexError, and anyio's ClosedResourceError and BusyResourceError.
+"""
+
+import builtins
+import copy
+import errno as errno_module
+import math
+import os
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self, TypeVar
+
+import anyio
+
+from aiordma._base.enums import AsyncEventType
+from aiordma._base.enums import WorkCompletionStatus as Status
+from aiordma._base.hints import hint as hint_for
+from aiordma._native import ffi, given
+
+__all__ = (
+    "REJECT_REASONS",
+    "AddressError",
+    "BusyError",
+    "ClosedError",
+    "ConnectTimeoutError",
+    "DeviceEventError",
+    "DeviceRemovedError",
+    "DisconnectedError",
+    "EventLoopError",
+    "FlushedError",
+    "ForkError",
+    "LocalAccessError",
+    "LocalLengthError",
+    "LocalProtectionError",
+    "LocalQueuePairError",
+    "MulticastError",
+    "NoDeviceError",
+    "NotSupportedError",
+    "PartialPostError",
+    "QueueFullError",
+    "RdmaConnectionError",
+    "RdmaError",
+    "ReceiverNotReadyError",
+    "RejectedError",
+    "RemoteAccessError",
+    "RemoteInvalidRequestError",
+    "RemoteOperationError",
+    "RetryExceededError",
+    "RouteError",
+    "UnreachableError",
+    "VerbsCallError",
+    "WorkCompletionError",
+    "cause_text",
+    "check_minus_one",
+    "check_negative_errno",
+    "check_pointer",
+    "check_positive_errno",
+    "check_supported",
+    "completion_error",
+    "detached",
+    "retry_seconds",
+)
+
+
+class RdmaError(Exception):
+    """The root of what aiordma raises about RDMA itself. It can be pickled, as every exception
+    that may have to reach another process, and takes a cause of aiordma's with it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = dict(self.__dict__)
+        if isinstance(self.__cause__, RdmaError):
+            state["__cause__"] = self.__cause__
+        return _restore, (type(self), self.args), state
+
+
+def _restore(family: type[RdmaError], args: tuple[Any, ...]) -> RdmaError:
+    """Make an error again around its constructor, which would make the text a second time."""
+    error = family.__new__(family, *args)
+    if isinstance(error, OSError):
+        OSError.__init__(error, *args)
+    return error
+
+
+Stored = TypeVar("Stored", bound=BaseException)
+
+
+@given("detached")
+def detached(error: Stored) -> Stored:
+    """Copy an exception that is stored, to raise the copy or to store it.
+
+    A raise adds a traceback to an exception: the frames of the callers, and with them all that
+    their local variables hold, such as exported buffers. So a stored exception is never raised
+    itself.
+
+    Returns:
+        An exception of the same class, with the same arguments, attributes and cause, but without
+        a traceback or a context. (The same one without its traceback, if its class cannot be
+        copied.)
+    """
+    try:
+        again = copy.copy(error)
+    except Exception:
+        return error.with_traceback(None)
+    cause = error.__cause__
+    again.__cause__ = detached(cause) if isinstance(cause, RdmaError) else cause
+    again.__suppress_context__ = error.__suppress_context__
+    return again
+
+
+def cause_text(error: BaseException) -> str:
+    """Return an exception's text, or its class's name if it has none."""
+    return str(error) or type(error).__name__
+
+
+class NotSupportedError(RdmaError):
+    """The device or the installed library lacks a capability; the message names both."""
+
+
+class NoDeviceError(RdmaError, builtins.ConnectionError):
+    """There is no RDMA device, or no stack to reach one; the message says how to get one. Also a
+    builtin ConnectionError, for programs that catch what their sockets raise."""
+
+
+class ClosedError(RdmaError, anyio.ClosedResourceError):
+    """You used an object after closing it."""
+
+
+class BusyError(RdmaError, anyio.BusyResourceError):
+    """The device, or another task, still works with it."""
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)  # anyio's own makes another sentence of it
+
+
+class QueueFullError(RdmaError, anyio.WouldBlock):
+    """A post found its work queue full. Nothing was posted: await a request, then post again."""
+
+
+class ForkError(RdmaError):
+    """A forked child used what its parent opened. Nothing was done; open it anew in the child."""
+
+
+class EventLoopError(RdmaError, RuntimeError):
+    """You used an object outside of the event loop that it belongs to: from another thread, in
+    another loop, or after its loop has ended. The message names both. Nothing was posted."""
+
+
+class VerbsCallError(RdmaError, OSError):
+    """A call into libibverbs or librdmacm failed.
+
+    `errno` is C's, `call` the function's name in the man pages; the text says which limit or
+    attribute is at fault where that is known.
+    """
+
+    call: str
+    was_taken = False
+    """Of a post: the device has it all the same, and may execute it."""
+
+    def __init__(self, error: int, call: str, hint: str | None = None) -> None:
+        hints = [text for text in (hint_for(call, error), hint) if text]
+        text = ". ".join([f"{call}: {os.strerror(error)}", *hints])
+        super().__init__(error, text)
+        self.call = call
+
+
+class PartialPostError(VerbsCallError):
+    """The device took a chain up to a request that it refused.
+
+    `refused` is the index of that one (C's bad_wr); it and those behind it were not posted, and
+    hold nothing. `posted` are the requests before it: live, and to be awaited as ever.
+    """
+
+    def __init__(self, error: int, call: str, hint: str, posted: Sequence[Any]) -> None:
+        text = f"request {len(posted)} of the chain was refused, those before it are posted"
+        super().__init__(error, call, f"{text}. {hint}")
+        self.posted: list[Any] = list(posted)
+        self.refused: int = len(posted)
+
+
+class DeviceEventError(RdmaError, builtins.ConnectionError, anyio.BrokenResourceError):
+    """The device reported that something of it failed, outside of any work request.
+
+    It ends connections, and so is a builtin ConnectionError as well.
+
+    `event` is the asynchronous event (man ibv_get_async_event), `what` was hit.
+    """
+
+    def __init__(self, event: AsyncEventType, what: str) -> None:
+        super().__init__(f"{what}: the device reports {event.name} (man ibv_get_async_event)")
+        self.event = event
+        self.what = what
+
+
+# ---------------------------------------------------------------------------------------------
+# Work completions
+
+
+class WorkCompletionError(RdmaError, builtins.ConnectionError, anyio.BrokenResourceError):
+    """A posted work request failed. The queue pair is in the error state afterwards: the
+    connection has ended, which is why this is a builtin ConnectionError as well.
+
+    `status`, `vendor_err` and `qp_num` are the work completion's; no other field of a failed
+    completion is valid (man ibv_poll_cq). `request` describes what was posted.
+    """
+
+    _statuses: ClassVar[tuple[Status, ...]] = ()
+    meaning: ClassVar[str] = ""
+
+    def __init__(
+        self, status: int, request: str, *, vendor_err: int = 0, qp_num: int = 0, why: str = ""
+    ) -> None:
+        try:
+            self.status: Status | int = Status(status)
+            name = f"IBV_WC_{Status(status).name}"
+        except ValueError:  # newer than we are
+            self.status, name = status, f"unknown status {status}"
+        text = f"{request} failed: {why or self.meaning or 'see man ibv_poll_cq'} ({name}"
+        text += f", vendor error {vendor_err:#x})" if vendor_err else ")"
+        super().__init__(text)
+        self.request = request
+        self.vendor_err = vendor_err
+        self.qp_num = qp_num
+
+
+class LocalLengthError(WorkCompletionError):
+    """A message did not fit the receive that it met, or a length is out of the device's range."""
+
+    _statuses = (Status.LOC_LEN_ERR,)
+    meaning = (
+        "the peer's message is longer than the receive that it met: make the connection with a "
+        "larger receive_size= (a shared receive queue: buffer_size=), or post longer receives; or "
+        "a length is beyond the device's limit"
+    )
+
+
+class LocalQueuePairError(WorkCompletionError):
+    """The queue pair could not process the request (also: some local access errors of rxe)."""
+
+    _statuses = (Status.LOC_QP_OP_ERR, Status.LOC_EEC_OP_ERR)
+    meaning = (
+        "the local queue pair could not process it (rxe says so of a message, too, that is longer "
+        "than its receive: see receive_size=)"
+    )
+
+
+class LocalProtectionError(WorkCompletionError):
+    """A local buffer is not registered, not in this protection domain, or out of its bounds."""
+
+    _statuses = (Status.LOC_PROT_ERR,)
+    meaning = "a local buffer is not registered for it, or lies outside its region"
+
+
+class LocalAccessError(WorkCompletionError):
+    """A remote operation met a local region without the needed permission."""
+
+    _statuses = (Status.LOC_ACCESS_ERR,)
+    meaning = "the local region does not permit the operation"
+
+
+class RemoteInvalidRequestError(WorkCompletionError):
+    """The peer's device called the request invalid: mostly, its receive was too small."""
+
+    _statuses = (Status.REM_INV_REQ_ERR, Status.REM_INV_RD_REQ_ERR)
+    meaning = (
+        "the peer's device refused it as invalid: the message is longer than the receive that it "
+        "met there (the peer's receive_size=, or what it posts by itself), or the peer does not "
+        "accept this operation"
+    )
+
+
+class RemoteAccessError(WorkCompletionError):
+    """The peer's device refused an access: wrong rkey, out of bounds, or without permission. Or
+    the peer died: its kernel deregisters its memory before it disconnects."""
+
+    _statuses = (Status.REM_ACCESS_ERR,)
+    meaning = (
+        "the peer's device refused the access: the rkey is unknown or revoked (also because the "
+        "peer died, which deregisters its memory before it disconnects), the range lies outside "
+        "its region, or the region does not permit this operation"
+    )
+
+
+class RemoteOperationError(WorkCompletionError):
+    """The peer's device failed to carry out the operation."""
+
+    _statuses = (Status.REM_OP_ERR, Status.REM_ABORT_ERR, Status.BAD_RESP_ERR)
+    meaning = (
+        "the peer's device could not complete it (rxe says so of a message, too, that is longer "
+        "than the peer's receive: see its receive_size=)"
+    )
+
+
+class RetryExceededError(WorkCompletionError):
+    """The peer stopped acknowledging: it died, or the network between us did.
+
+    `retry_count` and `ack_timeout` are those that were in force (see ConnectionOptions), None where
+    they are not known.
+    """
+
+    _statuses = (Status.RETRY_EXC_ERR, Status.RESP_TIMEOUT_ERR)
+    meaning = "the peer did not acknowledge it within all retries (retry_count x ack_timeout)"
+
+    def __init__(
+        self,
+        status: int,
+        request: str,
+        *,
+        vendor_err: int = 0,
+        qp_num: int = 0,
+        retry_count: int | None = None,
+        ack_timeout: int | None = None,
+    ) -> None:
+        why = ""
+        if retry_count is not None and ack_timeout is not None:
+            why = _unacknowledged(retry_count, ack_timeout)
+        super().__init__(status, request, vendor_err=vendor_err, qp_num=qp_num, why=why)
+        self.retry_count = retry_count
+        self.ack_timeout = ack_timeout
+
+
+def retry_seconds(retry_count: int, ack_timeout: int) -> float:
+    """Return how long a device waits for an acknowledgement before it gives up; an ack_timeout of 0
+    is for ever."""
+    return (retry_count + 1) * 4.096e-6 * 2**ack_timeout if ack_timeout else math.inf
+
+
+def _unacknowledged(retry_count: int, ack_timeout: int) -> str:
+    """Say how long the device has waited, and what to do if that is too short."""
+    once = retry_seconds(0, ack_timeout)
+    if retry_count == 0:
+        return (
+            f"retry_count=0 allows no retransmission, and the peer did not acknowledge it within "
+            f"ack_timeout={ack_timeout} ({once:.3g} s); one lost packet is enough. Give a "
+            "retry_count of 1 to 6"
+        )
+    return (
+        f"the peer did not acknowledge it within {retry_seconds(retry_count, ack_timeout):.3g} s "
+        f"(retry_count={retry_count} retransmissions after ack_timeout={ack_timeout}, "
+        f"{once:.3g} s, each): it died, or the network between. If it is only slow, raise "
+        "ack_timeout"
+    )
+
+
+class ReceiverNotReadyError(WorkCompletionError):
+    """The peer had no receive posted, for longer than rnr_retry_count allows."""
+
+    _statuses = (Status.RNR_RETRY_EXC_ERR,)
+    meaning = "the peer had no receive posted within all RNR retries"
+
+
+class FlushedError(WorkCompletionError):
+    """The queue pair went to its error state, or was closed, before the request was carried out.
+
+    `__cause__` is the first error that was not a flush, where there was one. The text names it.
+    """
+
+    _statuses = (Status.WR_FLUSH_ERR,)
+    meaning = "it was flushed, because the queue pair had failed or was closed"
+
+    def __str__(self) -> str:
+        text, cause = super().__str__(), self.__cause__
+        if cause is None:
+            return text
+        # What caused it stands in place of what it can be.
+        text = text.replace(self.meaning, "it was flushed", 1)
+        return f"{text}: {cause_text(cause)}"
+
+
+def _families_by_status() -> dict[int, type[WorkCompletionError]]:
+    found: dict[int, type[WorkCompletionError]] = {}
+    for family in WorkCompletionError.__subclasses__():
+        for status in family._statuses:
+            if status in found:
+                raise RuntimeError(f"{status!r} is claimed twice")
+            found[status] = family
+    return found
+
+
+_BY_STATUS = _families_by_status()
+
+
+def completion_error(
+    status: int,
+    request: str,
+    *,
+    vendor_err: int = 0,
+    qp_num: int = 0,
+    retries: tuple[int, int] | None = None,
+) -> WorkCompletionError:
+    """Make the error for a work completion's status; an unknown status gives the base class.
+    `retries` are the retry_count and the ack_timeout in force."""
+    family = _BY_STATUS.get(status, WorkCompletionError)
+    if family is RetryExceededError and retries is not None:
+        return RetryExceededError(
+            status,
+            request,
+            vendor_err=vendor_err,
+            qp_num=qp_num,
+            retry_count=retries[0],
+            ack_timeout=retries[1],
+        )
+    return family(status, request, vendor_err=vendor_err, qp_num=qp_num)
+
+
+# ---------------------------------------------------------------------------------------------
+# Connections
+
+
+class RdmaConnectionError(RdmaError, builtins.ConnectionError):
+    """The peer, or the way to it, failed. Also a builtin ConnectionError."""
+
+    @classmethod
+    def of_call(cls, what: str, error: VerbsCallError) -> Self:
+        """Make one for a call that C refused; its `errno` is the call's."""
+        made = cls(f"{what}: {error}")
+        made.errno = error.errno
+        return made
+
+
+class AddressError(RdmaConnectionError):
+    """No RDMA device reaches the address, or the address does not resolve."""
+
+    is_unreached = False
+    """Whether it is for want of a device that is on the way there."""
+
+
+class RouteError(RdmaConnectionError):
+    """The address is known, and no path to it was found."""
+
+
+class UnreachableError(RdmaConnectionError):
+    """The peer's connection manager did not answer."""
+
+
+class MulticastError(RdmaConnectionError):
+    """A multicast group was not joined, or the network ended the membership."""
+
+
+class RejectedError(RdmaConnectionError, ConnectionRefusedError):
+    """The peer, or its connection manager, said no.
+
+    `private_data` is what a peer's program sent with its refusal (it may be zero-padded);
+    `reason` is the CM's number (InfiniBand spec, table of REJ reasons; on iWARP an errno).
+    """
+
+    def __init__(self, message: str, *, reason: int, private_data: bytes) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.private_data = private_data
+
+
+class ConnectTimeoutError(RdmaConnectionError, TimeoutError):
+    """A step of connecting took longer than you allowed; the message says which."""
+
+
+class DisconnectedError(RdmaConnectionError, anyio.BrokenResourceError):
+    """The peer closed the connection, or broke it."""
+
+
+class DeviceRemovedError(DisconnectedError):
+    """The RDMA device went away under the connection."""
+
+
+REJECT_REASONS: dict[int, str] = {
+    1: "the peer has no queue pair left",
+    3: "the peer has no resources left",
+    4: "the peer's connection manager gave up waiting",
+    5: "the peer does not support the request",
+    8: "nobody listens on that port (a device's addresses also need a moment after it appears)",
+    10: "the queue pair number is still in use at the peer: try again",
+    28: "the peer's program refused",
+    35: "the peer does not take these options (ECE): try without",
+    -errno_module.ECONNREFUSED: "nobody listens on that port, or the peer's program refused",
+    -errno_module.ECONNRESET: (
+        "the peer closed the TCP connection in the handshake: its program ended, or what listens "
+        "there does not speak iWARP (MPA)"
+    ),
+    -errno_module.EPROTO: (
+        "what listens there answered, and not as iWARP does (MPA): it is a plain TCP server, or "
+        "another program's"
+    ),
+    -errno_module.ETIMEDOUT: "the peer did not answer",
+}
+
+# ---------------------------------------------------------------------------------------------
+# One checker per return convention; each call site names its convention by choosing one
+
+_UNSAID = errno_module.EIO  # for a call that failed without setting errno
+
+
+def check_positive_errno(result: int, call: str, hint: str | None = None) -> None:
+    """For most verbs: 0, or a positive errno."""
+    if result:
+        # Some providers answer -1 with errno, or -errno, against the man page.
+        if result < -1:
+            result = -result
+        raise VerbsCallError(result if result > 0 else ffi.errno or _UNSAID, call, hint)
+
+
+def check_supported(error: int, what: str, device: str) -> None:
+    """For an errno of a call that not every device has: refuse in our own words if it is that.
+
+    Raises:
+        NotSupportedError: names what the device lacks.
+    """
+    if error in (errno_module.EOPNOTSUPP, errno_module.ENOSYS):
+        raise NotSupportedError(f"{what}: {device} or its library cannot")
+
+
+def check_minus_one(result: int, call: str, hint: str | None = None) -> None:
+    """For the rdma_ calls: 0, or -1 with errno."""
+    if result:
+        raise VerbsCallError(ffi.errno or _UNSAID, call, hint)
+
+
+def check_pointer(result: Any, call: str, hint: str | None = None) -> Any:
+    """For the calls that create: a pointer, or NULL with errno."""
+    if result == ffi.NULL:
+        raise VerbsCallError(ffi.errno or errno_module.ENOMEM, call, hint)
+    return result
+
+
+def check_negative_errno(result: int, call: str) -> int:
+    """For our own C functions: a count, or -errno."""
+    if result < 0:
+        raise VerbsCallError(-result, call)
+    return result

@@ -1,0 +1,203 @@
+"""Which tables of C calls lie below: libibverbs and librdmacm, by dlopen, and the software device.
+
+Here, and in `device_choice` on top of it, devices are chosen. No line above knows which it got.
+"""
+
+import errno
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from aiordma._base.arguments import text
+from aiordma._base.errors import ForkError, NoDeviceError, NotSupportedError, VerbsCallError
+from aiordma._base.process import here
+from aiordma._native import lib, load_rdma_core, load_software
+
+__all__ = (
+    "SOFTWARE",
+    "Provider",
+    "checked_device",
+    "provider_of",
+    "rdma_core",
+    "real_devices_are_here",
+    "software",
+    "usual_provider",
+    "wanted_device",
+)
+
+SOFTWARE = "software"
+"""The built-in device's name."""
+
+HELD_MIB = "AIORDMA_SOFTWARE_HELD_MIB"
+"""The environment's limit of what the software device holds back of what peers sent."""
+
+_DEVICES = Path("/sys/class/infiniband")
+
+
+class Provider:
+    """A table of verbs and rdma_cm calls; each slot is an attribute, named as in provider.h.
+
+    Args:
+        name: what it is.
+        table: the slots.
+        remedy: what helps where one is empty.
+        connects_at_once: no device's connect waits for the network within the call.
+        outlives_forks: a child can use its connection manager although its parent did.
+
+    Raises:
+        NotSupportedError: (on use of a slot) what lies below lacks the function.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        table: Any,
+        remedy: str = "",
+        *,
+        connects_at_once: bool = False,
+        outlives_forks: bool = False,
+    ) -> None:
+        self.name = name
+        self.table = table
+        self.connects_at_once = connects_at_once
+        self._remedy = remedy
+        self._outlives_forks = outlives_forks
+        self._user: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<Provider {self.name}>"
+
+    def use_manager(self) -> None:
+        """Note that this process uses the connection manager, before its first call into it.
+
+        Raises:
+            ForkError: the process that this one was forked from did. librdmacm keeps the devices
+                open that it has used, and the kernel refuses a child that uses them.
+        """
+        if self._user is None:
+            self._user = here.pid
+        if self._user != here.pid and not self._outlives_forks:
+            raise ForkError(
+                f"process {self._user}, of which this one, {here.pid}, is a forked child, has used "
+                "real RDMA devices, and librdmacm keeps them open: a child cannot have its own. "
+                'Start children by "spawn" or "forkserver", or before the first use, or use '
+                f'device="{SOFTWARE}"'
+            )
+
+    def __getattr__(self, slot: str) -> Callable[..., Any]:
+        pointer: Any = getattr(self.table, slot)
+        if not pointer:
+            raise NotSupportedError(
+                f"{self.name} has no {slot}" + (f": {self._remedy}" if self._remedy else "")
+            )
+        # Found once, then an ordinary attribute.
+        call: Callable[..., Any] = pointer
+        setattr(self, slot, call)
+        return call
+
+
+@cache
+def rdma_core() -> Provider:
+    """Return the system's libibverbs and librdmacm, opened at the first call.
+
+    Raises:
+        NoDeviceError: one of the two is not installed; the message names the packages.
+    """
+    try:
+        table = load_rdma_core()
+    except OSError as error:
+        raise NoDeviceError(
+            f"rdma-core's libraries cannot be opened ({error}). Install them: "
+            "`apt-get install libibverbs1 librdmacm1 ibverbs-providers` on Debian, "
+            "`dnf install libibverbs librdmacm` on Fedora"
+        ) from error
+    return Provider("the installed rdma-core", table, "a newer one is needed")
+
+
+@cache
+def software() -> Provider:
+    """Return the built-in software device, which is there on every Linux.
+
+    Raises:
+        ValueError: AIORDMA_SOFTWARE_HELD_MIB, which is read at the first call, is no such number.
+    """
+    limit = os.environ.get(HELD_MIB)
+    if limit is not None:
+        limit_held(limit)
+    return Provider(
+        "the built-in software device", load_software(), connects_at_once=True, outlives_forks=True
+    )
+
+
+def limit_held(mib: str) -> None:
+    """Limit the memory in which the software device holds back what peers sent.
+
+    Raises:
+        ValueError: it is not a whole number of MiB, of at least 1.
+    """
+    if not mib.isascii() or not mib.isdigit() or not 1 <= int(mib) < 1 << 40:
+        raise ValueError(
+            f"{HELD_MIB}={mib!r}: give a whole number of MiB, at least 1, in which the software "
+            "device holds back messages that find no receive (256 without it)"
+        )
+    lib.aiordma_software_limit_held(int(mib) << 20)
+
+
+def provider_of(device: str) -> Provider:
+    """Return what the device of this name belongs to.
+
+    Raises:
+        NoDeviceError: it is not the software device, and rdma-core is not installed.
+    """
+    return software() if device == SOFTWARE else rdma_core()
+
+
+def real_devices_are_here() -> bool:
+    """Whether the kernel has an RDMA device; looks into one directory, and opens nothing else.
+
+    Raises:
+        VerbsCallError: there are no file descriptors left.
+    """
+    try:
+        return _DEVICES.exists() and any(True for _ in _DEVICES.iterdir())
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise VerbsCallError(error.errno, f"reading {_DEVICES}") from error
+        return False
+
+
+def checked_device(device: object, call: str, name: str = "device") -> str:
+    """Return a device's name, or "auto".
+
+    Raises:
+        TypeError, ValueError: it is neither.
+    """
+    return text(device, name, f"'auto', {SOFTWARE!r}, or a device's name such as 'rxe0'", call)
+
+
+def wanted_device(device: str = "auto") -> str | None:
+    """Return the name of the device that is insisted on, by the caller or, where that one says
+    "auto", by the environment's AIORDMA_DEVICE; None for whichever reaches the address."""
+    if device == "auto":
+        device = os.environ.get("AIORDMA_DEVICE") or "auto"
+    return None if device == "auto" else device
+
+
+def usual_provider(device: str = "auto") -> Provider:
+    """Return where to look where no address decides: the wanted device's, or rdma-core where it is
+    installed and the kernel has a device, else the software device.
+
+    Raises:
+        NoDeviceError: a real device is wanted by name, and rdma-core is not installed.
+    """
+    wanted = wanted_device(device)
+    if wanted is not None:
+        return provider_of(wanted)
+    if real_devices_are_here():
+        try:
+            return rdma_core()
+        except NoDeviceError:
+            pass
+    return software()

@@ -1,0 +1,126 @@
+"""Memory as ranges: bounds-checked slices, and what a peer needs to reach ours (pure)."""
+
+import struct
+from dataclasses import dataclass
+from operator import index
+from typing import ClassVar
+
+from aiordma._base.arguments import shown, whole_number, wrong_type
+from aiordma._native import given
+
+__all__ = ("RemoteMemory", "resolve_slice")
+
+
+def resolve_slice(key: slice, length: int, what: str, hint: str = "") -> tuple[int, int]:
+    """Return (offset, length) of a slice of something `length` bytes long.
+
+    Unlike Python's own sequences this clamps nothing: RDMA would read or write elsewhere.
+
+    Args:
+        key: the slice.
+        length: of what is sliced.
+        what: it is called in messages.
+        hint: how to get at its bytes, for those who iterate over it.
+
+    Raises:
+        IndexError: a bound lies outside, or the end lies before the start.
+        TypeError: not a slice of whole numbers.
+        ValueError: a step other than 1.
+    """
+    if not isinstance(key, slice):
+        text = f"{what} is taken by slice, [start:stop], not by {type(key).__name__}"
+        raise TypeError(f"{text}; {hint}" if hint else text)
+    if key.step not in (None, 1):
+        raise ValueError(f"{what} is contiguous: a slice of it has no step")
+    start = 0 if key.start is None else index(key.start)
+    stop = length if key.stop is None else index(key.stop)
+    start += length if start < 0 else 0
+    stop += length if stop < 0 else 0
+    if not 0 <= start <= stop <= length:
+        raise IndexError(
+            f"[{'' if key.start is None else key.start}:{'' if key.stop is None else key.stop}] "
+            f"lies outside {what} of {length} bytes"
+        )
+    return start, stop - start
+
+
+_MOST = 2**64 - 1
+_HINT = "its bytes are at the peer: await connection.read_bytes(remote)"
+
+
+@given("remote")
+@dataclass(frozen=True, slots=True)
+class RemoteMemory:
+    """A range of a peer's registered memory: what one-sided operations aim at.
+
+    Slicing gives a part of it, checked against its bounds here, before the peer's device would
+    break the connection over it. `pack()` and `unpack()` carry it in a message: 20 bytes, network
+    byte order: address (8), length (8), rkey (4).
+
+    Raises:
+        TypeError, ValueError: a field is not a number, or out of range; the message names it.
+    """
+
+    address: int
+    length: int
+    rkey: int
+
+    WIRE: ClassVar[struct.Struct] = struct.Struct("!QQI")
+
+    def __post_init__(self) -> None:
+        # Now, and not in the middle of a post: this runs the numbers' own code.
+        if not type(self.address) is type(self.length) is type(self.rkey) is int:
+            for name in ("address", "length", "rkey"):
+                number = whole_number(getattr(self, name), name, -_MOST, _MOST)
+                object.__setattr__(self, name, number)
+        if not (self.address >= 0 and self.length >= 0 and 0 <= self.rkey < 2**32):
+            raise ValueError(f"not a range of remote memory: {self._numbers()}")
+        # Even the empty part behind its last byte has an address.
+        if self.address + self.length >= 2**64:
+            raise ValueError(f"the range ends beyond the address space: {self._numbers()}")
+
+    def _numbers(self) -> str:
+        numbers = {name: shown(getattr(self, name)) for name in ("address", "length", "rkey")}
+        return ", ".join(f"{name}={number}" for name, number in numbers.items())
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, key: slice) -> "RemoteMemory":
+        """Return a part of the range.
+
+        Raises:
+            IndexError: the slice lies outside.
+        """
+        offset, length = resolve_slice(key, self.length, "remote memory", _HINT)
+        return RemoteMemory(self.address + offset, length, self.rkey)
+
+    def pack(self) -> bytes:
+        """Return the 20 bytes that `unpack` turns back into this range at the peer.
+
+        Raises: nothing.
+        """
+        return self.WIRE.pack(self.address, self.length, self.rkey)
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview) -> "RemoteMemory":
+        """Read what `pack` wrote at the peer.
+
+        A range can be of any length: it is what the peer says. `read_bytes` has a limit; before
+        you allocate by `length` yourself, compare it with one of yours.
+
+        Raises:
+            TypeError: no bytes.
+            ValueError: not 20 bytes, or not a range.
+        """
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise wrong_type(data, "data", "the 20 bytes that pack() returned", "unpack")
+        size = memoryview(data).nbytes
+        if size != cls.WIRE.size:
+            raise ValueError(
+                f"a packed RemoteMemory has {cls.WIRE.size} bytes, and this has {size}"
+            )
+        return cls(*cls.WIRE.unpack(data))
+
+    def __str__(self) -> str:
+        return f"{self.length} bytes at {self.address:#x}, rkey {self.rkey:#x}"

@@ -1,0 +1,185 @@
+"""Pure tables: the queue pair's transitions, and a connection's life by CM event.
+
+The transitions are those of man ibv_modify_qp (InfiniBand spec vol. 1, 11.2.5.2, table 91); they
+let a bad modify be refused with the attribute's name, where C would say EINVAL.
+"""
+
+from enum import Enum
+
+from aiordma._base.enums import CmEventType, QueuePairState, QueuePairType
+from aiordma._base.enums import QueuePairAttribute as Attribute
+
+__all__ = (
+    "ENDS_A_REQUEST",
+    "ConnectionState",
+    "allowed_attributes",
+    "check_transition",
+    "next_state",
+)
+
+_S = QueuePairState
+_Transition = tuple[QueuePairState, QueuePairState]
+_Sets = tuple[Attribute, Attribute]
+
+_RC, _UC, _UD = QueuePairType.RC, QueuePairType.UC, QueuePairType.UD
+_NONE = Attribute(0)
+_INIT = Attribute.PKEY_INDEX | Attribute.PORT
+_ALT = Attribute.ALT_PATH
+_PATH = Attribute.AV | Attribute.PATH_MTU | Attribute.DEST_QPN | Attribute.RQ_PSN
+_RESPONDER = Attribute.MAX_DEST_RD_ATOMIC | Attribute.MIN_RNR_TIMER
+_REQUESTER = (
+    Attribute.TIMEOUT | Attribute.RETRY_CNT | Attribute.RNR_RETRY | Attribute.MAX_QP_RD_ATOMIC
+)
+_CUR, _ACCESS, _QKEY = Attribute.CUR_STATE, Attribute.ACCESS_FLAGS, Attribute.QKEY
+_MIG = Attribute.PATH_MIG_STATE
+_RNR = Attribute.MIN_RNR_TIMER
+_DRAINED = Attribute.AV | Attribute.PKEY_INDEX | _ALT | _ACCESS | _MIG
+
+# (from, to) -> service -> (required, optional). STATE itself is always required.
+_TABLE: dict[_Transition, dict[QueuePairType, _Sets]] = {
+    (_S.RESET, _S.INIT): {
+        _RC: (_INIT | _ACCESS, _NONE),
+        _UC: (_INIT | _ACCESS, _NONE),
+        _UD: (_INIT | _QKEY, _NONE),
+    },
+    (_S.INIT, _S.INIT): {
+        _RC: (_NONE, _INIT | _ACCESS),
+        _UC: (_NONE, _INIT | _ACCESS),
+        _UD: (_NONE, _INIT | _QKEY),
+    },
+    (_S.INIT, _S.RTR): {
+        _RC: (_PATH | _RESPONDER, _ALT | _ACCESS | Attribute.PKEY_INDEX),
+        _UC: (_PATH, _ALT | _ACCESS | Attribute.PKEY_INDEX),
+        _UD: (_NONE, Attribute.PKEY_INDEX | _QKEY),
+    },
+    (_S.RTR, _S.RTS): {
+        _RC: (Attribute.SQ_PSN | _REQUESTER, _CUR | _ACCESS | _RNR | _ALT | _MIG),
+        _UC: (Attribute.SQ_PSN, _CUR | _ACCESS | _ALT | _MIG),
+        _UD: (Attribute.SQ_PSN, _CUR | _QKEY),
+    },
+    (_S.RTS, _S.RTS): {
+        _RC: (_NONE, _CUR | _ACCESS | _RNR | _ALT | _MIG),
+        _UC: (_NONE, _CUR | _ACCESS | _ALT | _MIG),
+        _UD: (_NONE, _CUR | _QKEY),
+    },
+    (_S.RTS, _S.SQD): {
+        _RC: (_NONE, Attribute.EN_SQD_ASYNC_NOTIFY),
+        _UC: (_NONE, Attribute.EN_SQD_ASYNC_NOTIFY),
+        _UD: (_NONE, Attribute.EN_SQD_ASYNC_NOTIFY),
+    },
+    (_S.SQD, _S.RTS): {
+        _RC: (_NONE, _CUR | _ACCESS | _RNR | _ALT | _MIG),
+        _UC: (_NONE, _CUR | _ACCESS | _ALT | _MIG),
+        _UD: (_NONE, _CUR | _QKEY),
+    },
+    (_S.SQD, _S.SQD): {
+        _RC: (_NONE, _DRAINED | Attribute.PORT | _REQUESTER | _RESPONDER),
+        _UC: (_NONE, _DRAINED),
+        _UD: (_NONE, Attribute.PKEY_INDEX | _QKEY),
+    },
+    (_S.SQE, _S.RTS): {
+        _UC: (_NONE, _CUR | _ACCESS),
+        _UD: (_NONE, _CUR | _QKEY),
+    },
+}
+
+
+def _always(current: QueuePairState) -> tuple[QueuePairState, ...]:
+    """Where any queue pair goes from a state; one in RESET has nothing that could err."""
+    return (_S.RESET,) if current is _S.RESET else (_S.RESET, _S.ERR)
+
+
+def allowed_attributes(
+    service: QueuePairType, current: QueuePairState, target: QueuePairState
+) -> tuple[Attribute, Attribute]:
+    """Return (required, optional) attributes of a transition, STATE left out.
+
+    Raises:
+        ValueError: the transition does not exist for this service.
+    """
+    if target in _always(current):
+        return _NONE, _NONE
+    try:
+        return _TABLE[current, target][service]
+    except KeyError:
+        ways = [t.name for (c, t), by in _TABLE.items() if c is current and service in by]
+        ways += [state.name for state in _always(current)]
+        raise ValueError(
+            f"a {service.name} queue pair does not go from {current.name} to {target.name}; from "
+            f"{current.name} it goes to {', '.join(dict.fromkeys(ways))}"
+        ) from None
+
+
+def check_transition(
+    service: QueuePairType,
+    current: QueuePairState,
+    target: QueuePairState,
+    given: Attribute,
+) -> None:
+    """Refuse a modify whose attributes do not fit the transition, naming the attribute.
+
+    Raises:
+        ValueError: a required attribute is missing, or one is given that does not belong.
+    """
+    required, optional = allowed_attributes(service, current, target)
+    given &= ~Attribute.STATE
+    missing, extra = required & ~given, given & ~(required | optional)
+    for problem, names in (("needs", missing), ("does not take", extra)):
+        if names:
+            raise ValueError(
+                f"{current.name} to {target.name} of a {service.name} queue pair {problem} "
+                + ", ".join(str(flag.name) for flag in names)
+            )
+
+
+class ConnectionState(Enum):
+    """Where a connection stands in its life. It only ever moves down this list."""
+
+    RESOLVING_ADDRESS = "resolving the address"
+    RESOLVING_ROUTE = "resolving the route"
+    CONNECTING = "connecting"
+    ACCEPTING = "accepting"
+    ESTABLISHED = "established"
+    DISCONNECTED = "disconnected by the peer"
+    BROKEN = "broken"
+    CLOSED = "closed"
+
+
+_C = ConnectionState
+_E = CmEventType
+
+_EVENTS: dict[tuple[ConnectionState, CmEventType], ConnectionState] = {
+    (_C.RESOLVING_ADDRESS, _E.ADDR_RESOLVED): _C.RESOLVING_ROUTE,
+    (_C.RESOLVING_ADDRESS, _E.ADDR_ERROR): _C.BROKEN,
+    (_C.RESOLVING_ROUTE, _E.ROUTE_RESOLVED): _C.CONNECTING,
+    (_C.RESOLVING_ROUTE, _E.ROUTE_ERROR): _C.BROKEN,
+    (_C.CONNECTING, _E.ESTABLISHED): _C.ESTABLISHED,
+    (_C.CONNECTING, _E.CONNECT_ERROR): _C.BROKEN,
+    (_C.CONNECTING, _E.UNREACHABLE): _C.BROKEN,
+    (_C.CONNECTING, _E.REJECTED): _C.BROKEN,
+    (_C.CONNECTING, _E.DISCONNECTED): _C.DISCONNECTED,
+    (_C.ACCEPTING, _E.ESTABLISHED): _C.ESTABLISHED,
+    (_C.ACCEPTING, _E.CONNECT_ERROR): _C.BROKEN,
+    (_C.ACCEPTING, _E.UNREACHABLE): _C.BROKEN,
+    (_C.ACCEPTING, _E.REJECTED): _C.BROKEN,
+    (_C.ACCEPTING, _E.DISCONNECTED): _C.DISCONNECTED,
+    (_C.ESTABLISHED, _E.DISCONNECTED): _C.DISCONNECTED,
+}
+
+ENDS_A_REQUEST = frozenset(
+    {_E.DISCONNECTED, _E.UNREACHABLE, _E.CONNECT_ERROR, _E.REJECTED, _E.DEVICE_REMOVAL}
+)
+"""What says of a peer that waits to be accepted that it has gone."""
+
+_ENDED = (_C.DISCONNECTED, _C.BROKEN, _C.CLOSED)
+
+
+def next_state(state: ConnectionState, event: CmEventType) -> ConnectionState:
+    """Return where a CM event leads; an event without effect in a state leaves the state alone.
+
+    DEVICE_REMOVAL breaks whatever is alive. ADDR_CHANGE is a hint and TIMEWAIT_EXIT bookkeeping:
+    neither changes anything.
+    """
+    if event is _E.DEVICE_REMOVAL and state not in _ENDED:
+        return _C.BROKEN
+    return _EVENTS.get((state, event), state)

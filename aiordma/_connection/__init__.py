@@ -1,0 +1,3 @@
+"""Connections: connect, listen, messages, posts and chains, shared receive queues."""
+
+__all__ = ()

@@ -1,0 +1,370 @@
+"""A connection request that a listener received, until the program accepts or rejects it."""
+
+import logging
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Unpack
+
+import anyio
+
+from aiordma._base.connection_parameters import (
+    MAX_ACCEPT_PRIVATE_DATA,
+    MAX_REJECT_PRIVATE_DATA,
+    ConnectionParameters,
+    Ece,
+    check_private_data,
+)
+from aiordma._base.errors import (
+    ClosedError,
+    DisconnectedError,
+    RdmaConnectionError,
+    VerbsCallError,
+)
+from aiordma._base.interrupts import deferring, deferring_steps
+from aiordma._base.opening import opens
+from aiordma._base.options import ConnectionKeywords, ConnectionOptions
+from aiordma._base.process import here, require_same_process
+from aiordma._base.socket_address import SocketAddress
+from aiordma._base.states import ENDS_A_REQUEST, ConnectionState
+from aiordma._connection.connection import Connection
+from aiordma._connection.connector import failed_event, failed_handshake, parameters
+from aiordma._connection.shared_source import ListenerReceives
+from aiordma._endpoint.endpoint import Endpoint
+from aiordma._loop.event_loop import require_here
+from aiordma._loop.threads import outwait
+from aiordma._runtime.reactor import Reactor
+from aiordma.verbs.identifier import Event, Identifier
+
+__all__ = ("ConnectionRequest",)
+
+logger: logging.Logger = logging.getLogger("aiordma")
+
+_warned: set[str] = set()
+"""What the log of this process has been told once."""
+
+
+class ConnectionRequest:
+    """A peer that wants to connect: `accept`, `prepare` or `reject` it, once."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        options: ConnectionOptions,
+        accept_timeout: float,
+        receives: ListenerReceives,
+        identifier: Identifier,
+        event: Event,
+    ) -> None:
+        reactor.retain()  # until it is answered; then whoever has the identifier has it
+        self._process = here.pid
+        self._reactor = reactor
+        self._options = options
+        self._accept_timeout = accept_timeout
+        self._receives = receives
+        self._identifier = identifier
+        self._event = event
+        self._gone: Event | None = None
+        self._answered = False
+        self._abandoned = False
+        self._accepting: Endpoint | None = None
+        self.origin = ""
+        self.was_taken = False  # by the program
+        self.private_data: bytes = event.private_data
+        """What the peer sent along; RDMA pads it with zeros."""
+        self.peer_address: SocketAddress | None = identifier.peer_address
+        """The peer's (host, port)."""
+
+    def __repr__(self) -> str:
+        return f"<ConnectionRequest from {self.peer_address}>"
+
+    @property
+    def parameters(self) -> ConnectionParameters:
+        """What the peer asks for. The depths are seen from here: it wants to have
+        `responder_resources` READs and atomics outstanding here, and lets us have `initiator_depth`
+        there. We are to repeat a message `rnr_retry_count` times that finds no receive at the peer,
+        and to retransmit `retry_count` times, in place of which our option of that name is used.
+        iWARP carries neither retries nor a queue pair number: they are 0."""
+        event = self._event
+        return ConnectionParameters(
+            private_data=event.private_data,
+            responder_resources=event.responder_resources,
+            initiator_depth=event.initiator_depth,
+            retry_count=event.retry_count,
+            rnr_retry_count=event.rnr_retry_count,
+            qpn=event.qpn,
+            shared_receive=event.shared_receive,
+            flow_control=event.flow_control,
+        )
+
+    @property
+    def ece(self) -> Ece:
+        """The options of enhanced connection establishment that the peer offers; zeros if none.
+        Ask before you answer.
+
+        Raises:
+            NotSupportedError: the device's handshake (iWARP's), or librdmacm, has no such thing.
+            ClosedError: the request has been answered already.
+        """
+        if self._answered:
+            raise ClosedError("this connection request has been answered")
+        return self._identifier.remote_ece
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the peer has left, as far as the device tells (iWARP devices of the kernel do
+        not)."""
+        return self._gone is not None
+
+    @property
+    def was_answered(self) -> bool:
+        """Whether it was accepted or rejected, or is being."""
+        return self._answered
+
+    def handle_event(self, event: Event) -> None:
+        """Take a CM event of our identifier: the peer can go while it waits for the answer."""
+        if event.type in ENDS_A_REQUEST:
+            self._gone = event
+
+    def _answer(self) -> None:
+        require_same_process(self._process, repr(self))
+        require_here(self._reactor.loop, self)
+        if self._answered:
+            raise ClosedError("this connection request has been answered")
+        self._answered = True
+
+    @opens
+    async def accept(
+        self, *, private_data: bytes = b"", **options: Unpack[ConnectionKeywords]
+    ) -> Connection:
+        """Accept, and return the established connection.
+
+        Args:
+            private_data: up to 196 bytes for the peer's program.
+            options: in place of the listener's (except `tos`, which is settled by now).
+
+        Raises:
+            RdmaConnectionError: the peer has gone, or did not finish in time.
+            ClosedError: the request has been answered already, the listener gave it up, or its
+                shared receive queue was closed.
+            NotSupportedError: the device has no shared receive queues, for `shared_receive`.
+            TypeError, ValueError: an argument is invalid, or beyond the device; the message names
+                it.
+            VerbsCallError: no thread could be started, or no file descriptors are left.
+            EventLoopError, ForkError: called outside of its event loop, or in a forked child.
+
+        Cancellation: the peer is rejected or disconnected, and nothing is left.
+
+        See: man rdma_accept.
+        """
+        private_data = check_private_data(
+            private_data, MAX_ACCEPT_PRIVATE_DATA, "an accept", "accept"
+        )
+        accept = ConnectionRequest.accept
+        chosen = ConnectionOptions.of(accept, options) if options else self._options
+        connection = await self._prepare(chosen)
+        await connection.establish(private_data=private_data)
+        return connection
+
+    @opens
+    async def prepare(self, **options: Unpack[ConnectionKeywords]) -> Connection:
+        """Make the connection with its queue pair, and do not accept yet: post receives on it, then
+        accept with its `establish`.
+
+        A program that posts its receives itself (receive_buffers=0) needs this where the peer sends
+        as soon as it is connected: on devices without RNR (siw), a message that arrives before its
+        receive is posted ends the connection.
+
+            async with request.prepare(receive_buffers=0) as connection:
+                receives = [connection.post_recv(buffer) for buffer in buffers]
+                await connection.establish()
+
+        Closing the connection before `establish` rejects the peer. Until then the peer waits, at
+        most for its own time limit.
+
+        Args:
+            options: as of `accept`.
+
+        Raises: as `ConnectionRequest.accept`.
+
+        Cancellation: the peer is rejected, and nothing is left.
+        """
+        prepare = ConnectionRequest.prepare
+        chosen = ConnectionOptions.of(prepare, options) if options else self._options
+        return await self._prepare(chosen)
+
+    async def _prepare(self, chosen: ConnectionOptions) -> Connection:
+        self._answer()
+        identifier = self._identifier
+        try:
+            self._require_wanted()
+            hub = await self._reactor.hub(identifier)
+        except BaseException:
+            await self._give_back()
+            raise
+        # From here the endpoint owns the identifier, and the use of the reactor.
+        endpoint = Endpoint(self._reactor, hub, identifier, chosen, ConnectionState.ACCEPTING)
+        endpoint.life.origin = endpoint.life.origin or self.origin
+        self._reactor.subscribe(identifier, endpoint.handle_event, endpoint)
+        async with self._closing_on_failure(endpoint):
+            self._require_wanted()
+            identifier.set_ack_timeout(chosen.ack_timeout)
+            shared = await self._receives.on(endpoint)
+            await endpoint.open(shared_receive=shared)
+            connection = Connection(endpoint, shared, partial(self._establish, endpoint))
+            connection.prepare()
+        return connection
+
+    def _establish(self, endpoint: Endpoint, private_data: bytes) -> Awaitable[bytes]:
+        private_data = check_private_data(
+            private_data, MAX_ACCEPT_PRIVATE_DATA, "an accept", "establish"
+        )
+        return self._accept(endpoint, private_data)
+
+    async def _accept(self, endpoint: Endpoint, private_data: bytes) -> bytes:
+        async with self._closing_on_failure(endpoint):
+            if endpoint.state is not ConnectionState.ACCEPTING:
+                raise failed_handshake(self._what, endpoint)
+            self._require_wanted()
+            self._accepting = endpoint
+            if endpoint.hub.is_iwarp:
+                # The two sides settle the depths by themselves (RFC 6581), and TCP retransmits.
+                self._identifier.accept(parameters(endpoint.options, private_data))
+            else:
+                self._warn_of_no_retries(endpoint.options)
+                offered = self._offered(endpoint.options)
+                self._identifier.accept_with_own_retries(parameters(offered, private_data))
+            with anyio.move_on_after(self._accept_timeout):
+                if not await endpoint.connected():
+                    raise failed_handshake(self._what, endpoint)
+                endpoint.established()
+                return self.private_data
+            raise DisconnectedError(
+                f"{self._what}: the peer did not finish within {self._accept_timeout:g} s"
+            )
+
+    @asynccontextmanager
+    async def _closing_on_failure(self, endpoint: Endpoint) -> AsyncIterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            await endpoint.aclose()
+            if isinstance(error, VerbsCallError):
+                # Calls on an identifier whose peer has gone fail in many ways.
+                raise RdmaConnectionError.of_call(self._what, error) from error
+            raise
+
+    @property
+    def _what(self) -> str:
+        return f"accept {self.peer_address}"
+
+    def _require_wanted(self) -> None:
+        if self._abandoned:
+            raise ClosedError(f"{self._what}: the listener gave it up")
+        if self._gone is not None:
+            raise failed_event(self._what, self._gone)
+
+    def _warn_of_no_retries(self, chosen: ConnectionOptions) -> None:
+        if self._event.retry_count or _warned:
+            return
+        _warned.add("retry_count=0")
+        logger.warning(
+            "the peer %s connects with retry_count=0: its device ends the connection over the "
+            "first packet that is lost or late. Ours retransmits (retry_count=%d)",
+            self.peer_address,
+            chosen.retry_count,
+        )
+
+    def _offered(self, chosen: ConnectionOptions) -> ConnectionOptions:
+        # No more than the peer offers; its numbers come from our viewpoint (man rdma_accept).
+        event = self._event
+        return replace(
+            chosen,
+            responder_resources=min(chosen.responder_resources, event.responder_resources),
+            initiator_depth=min(chosen.initiator_depth, event.initiator_depth),
+        )
+
+    @deferring_steps
+    async def reject(self, private_data: bytes = b"") -> None:
+        """Reject the peer: its connect raises RejectedError.
+
+        Args:
+            private_data: up to 148 bytes for the peer's program.
+
+        Raises:
+            TypeError, ValueError: the private data is not bytes, or too much; the request can still
+                be answered.
+            ClosedError: the request has been answered already.
+            EventLoopError, ForkError: called outside of its event loop, or in a forked child.
+
+        Cancellation: the peer is rejected all the same, and nothing is left.
+
+        See: man rdma_reject.
+        """
+        private_data = check_private_data(
+            private_data, MAX_REJECT_PRIVATE_DATA, "a reject", "reject"
+        )
+        self._answer()
+        self._refuse(private_data)
+        await self._give_back()
+
+    @deferring_steps
+    async def aclose(self) -> None:
+        """Reject the peer, if the request has not been answered. Idempotent.
+
+        Raises:
+            EventLoopError: called outside of its event loop; the message says what became of the
+                request.
+            ForkError: called in a forked child.
+
+        Cancellation: as `ConnectionRequest.reject`.
+        """
+        if not self._answered:
+            self._reactor.require_here(self, self.close)
+            await self.reject()
+
+    @deferring
+    def close(self) -> None:
+        """`aclose` in the background, whichever event loop runs here."""
+        if not self._answered:
+            self._answered = True
+            self._refuse(b"")
+            self._give_back_later(lambda: None)
+
+    def left_open(self) -> str:
+        """For the reactor: how the warning that it was not answered names it."""
+        return repr(self) if self.was_taken and not self._answered else ""
+
+    def reject_later(self, then: Callable[[], None], private_data: bytes = b"") -> None:
+        """`reject` in the background, and then `then`, on the loop's thread."""
+        self._answer()
+        self._refuse(private_data)
+        self._give_back_later(then)
+
+    def abandon(self) -> None:
+        """Let the `accept` that runs in another task raise ClosedError; if it has returned, or is
+        about to, close its connection in the background."""
+        self._abandoned = True
+        if self._accepting is not None:
+            self._accepting.close()
+
+    def _refuse(self, private_data: bytes) -> None:
+        try:
+            self._identifier.reject(private_data)
+        except VerbsCallError as error:
+            logger.debug("rejecting %s: %s", self.peer_address, error)  # it has gone already
+
+    async def _give_back(self) -> None:
+        given = anyio.Event()
+        self._give_back_later(given.set)
+        await outwait(given)
+
+    def _give_back_later(self, then: Callable[[], None]) -> None:
+        self._reactor.unsubscribe(self._identifier)
+        self._reactor.destroy(self._identifier.close, lambda: self._reactor.release(then))
+
+    def __del__(self) -> None:
+        if not getattr(self, "_answered", True) and self._process == here.pid:
+            warnings.warn(f"unanswered {self!r}", ResourceWarning, stacklevel=1, source=self)

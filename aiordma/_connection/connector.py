@@ -1,0 +1,465 @@
+"""connect(): from a name and a port to a connection, a step at a time, each with its error."""
+
+import errno
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Unpack
+
+import anyio
+
+from aiordma._base.arguments import instance, optional_seconds, wrong_type
+from aiordma._base.enums import CmEventType
+from aiordma._base.errors import (
+    REJECT_REASONS,
+    AddressError,
+    ConnectTimeoutError,
+    DeviceRemovedError,
+    DisconnectedError,
+    RdmaConnectionError,
+    RejectedError,
+    RouteError,
+    UnreachableError,
+    VerbsCallError,
+    detached,
+)
+from aiordma._base.hints import descriptors_hint
+from aiordma._base.opening import opens
+from aiordma._base.options import ConnectionKeywords, ConnectionOptions
+from aiordma._base.provider import Provider, checked_device, wanted_device
+from aiordma._base.states import ConnectionState, next_state
+from aiordma._connection.connection import Connection
+from aiordma._connection.shared_receive import SharedReceiveQueue
+from aiordma._endpoint.endpoint import Endpoint
+from aiordma._loop.threads import PEERS, outwait, start_call
+from aiordma._runtime.address_lookup import checked_host, checked_port, numeric_address
+from aiordma._runtime.device_choice import with_device
+from aiordma._runtime.hub import DeviceHub
+from aiordma._runtime.reactor import Reactor, acquire_reactor
+from aiordma.verbs.identifier import (
+    MAX_CONNECT_PRIVATE_DATA,
+    ConnectionParameters,
+    Event,
+    Identifier,
+    check_private_data,
+)
+
+__all__ = (
+    "connect",
+    "failed_event",
+    "failed_handshake",
+    "numeric_address",
+    "parameters",
+    "prepare_connection",
+)
+
+logger: logging.Logger = logging.getLogger("aiordma")
+
+ROUTE_TIMEOUT_MS = 2000
+"""For one question to a subnet manager, which InfiniBand repeats; Ethernet asks nobody."""
+
+MOST_SECONDS = 1_000_000.0
+"""As good as for ever, and still a number of milliseconds that the kernel takes."""
+
+_S = ConnectionState
+
+
+@opens
+async def connect(
+    host: str,
+    port: int,
+    *,
+    private_data: bytes = b"",
+    source: tuple[str, int] | None = None,
+    timeout: float | None = 30.0,
+    device: str = "auto",
+    reuse_address: bool = False,
+    shared_receive: SharedReceiveQueue | None = None,
+    **options: Unpack[ConnectionKeywords],
+) -> Connection:
+    """Connect to a listening peer over RDMA: await it, or enter it with `async with`.
+
+    Args:
+        host: a name or a numeric address of the peer's RDMA interface. An IPv6 link-local one has
+            our interface behind it: "fe80::1%eth0".
+        port: its port in RDMA's TCP port space. On iWARP (siw, the software device) that is TCP's
+            own, shared with sockets; on RoCE and InfiniBand it is separate.
+        private_data: up to 56 bytes for the peer's program, beside the request.
+        source: bind to this (host, port) first; port 0 for any.
+        timeout: seconds for all steps together; None for as long as it takes.
+        device: "auto" takes the real RDMA device that reaches the address, else the built-in
+            "software" one; a name insists on one. The environment's AIORDMA_DEVICE is used in place
+            of "auto" where set.
+        reuse_address: with a source port: share it with other connections that set this as well.
+        shared_receive: take receives from there; receive_* options have no effect then.
+        options: see ConnectionOptions.
+
+    Raises:
+        AddressError, RouteError, RejectedError, UnreachableError, ConnectTimeoutError: the step
+            that failed and why; all are ConnectionError.
+        RdmaConnectionError: the driver refused a call, for instance because this process has no
+            file descriptors left; the message names the limit. `errno` is the call's.
+        NoDeviceError: a real device is insisted on, and there is none here.
+        TypeError, ValueError: an argument is invalid; the message names it, and what is expected.
+        ClosedError, EventLoopError: `shared_receive` is closed, or belongs to another event loop.
+        ForkError: this process is a child of one that used real devices.
+
+    Cancellation: nothing is left; the peer sees a connection that ends, or none.
+
+    See: man rdma_cm (Client operation), rdma_connect.
+    """
+    private_data = check_private_data(
+        private_data, MAX_CONNECT_PRIVATE_DATA, "a connection request", "connect"
+    )
+    chosen = ConnectionOptions.of(connect, options)
+    attempt = _Attempt("connect", host, port, chosen, timeout, device)
+    attempt.take(source, reuse_address, shared_receive)
+    with attempt.limited():
+        connection = await attempt.prepare()
+        await connection.establish(private_data=private_data)
+    return connection
+
+
+@opens
+async def prepare_connection(
+    host: str,
+    port: int,
+    *,
+    source: tuple[str, int] | None = None,
+    timeout: float | None = 30.0,
+    device: str = "auto",
+    reuse_address: bool = False,
+    shared_receive: SharedReceiveQueue | None = None,
+    **options: Unpack[ConnectionKeywords],
+) -> Connection:
+    """Make the connection with its queue pair, and do not connect yet: post receives on it, then
+    connect with its `establish`. For a peer that sends first, and receives that you post yourself.
+
+        async with aiordma.prepare_connection(host, port, receive_buffers=0) as connection:
+            receives = [connection.post_recv(buffer) for buffer in buffers]
+            await connection.establish()
+
+    Args:
+        host, port, source, device, reuse_address, shared_receive, options: as of `connect`.
+        timeout: seconds for the address, the route and the queue pair together, and once more for
+            `establish`; None for as long as it takes.
+
+    Raises:
+        AddressError, RouteError, ConnectTimeoutError: the step that failed and why; all are
+            ConnectionError.
+        RdmaConnectionError: the driver refused a call, for instance because this process has no
+            file descriptors left.
+        NoDeviceError: a real device is insisted on, and there is none here.
+        TypeError, ValueError: an argument is invalid; the message names it, and what is expected.
+        ClosedError, EventLoopError: `shared_receive` is closed, or belongs to another event loop.
+        ForkError: this process is a child of one that used real devices.
+
+    Cancellation: nothing is left; the peer was not asked.
+    """
+    chosen = ConnectionOptions.of(prepare_connection, options)
+    attempt = _Attempt("prepare_connection", host, port, chosen, timeout, device)
+    attempt.take(source, reuse_address, shared_receive)
+    with attempt.limited():
+        return await attempt.prepare()
+
+
+class _Attempt:
+    """One connect: the step it is at, and the way back from there."""
+
+    def __init__(
+        self,
+        call: str,
+        host: str,
+        port: int,
+        options: ConnectionOptions,
+        timeout: float | None,
+        device: str,
+    ) -> None:
+        self.host, self.port = checked_host(host, "host", call), checked_port(port, "port", call)
+        timeout = optional_seconds(timeout, "timeout", call)
+        device = checked_device(device, call)
+        self._call = call
+        self.target = f"{host}:{port}"
+        self.options = options
+        self.timeout = timeout
+        seconds = MOST_SECONDS if timeout is None else min(timeout, MOST_SECONDS)
+        self.timeout_ms = int(seconds * 1000)
+        self.chosen_device = device
+        self.source: tuple[str, int] | None = None
+        self.reuse_address = False
+        self.shared_receive: SharedReceiveQueue | None = None
+        self.step = "looking up the name"
+        self._device = wanted_device(device)
+        self._state = _S.RESOLVING_ADDRESS
+        self._event: Event | None = None
+        self._changed = anyio.Event()
+        self._calling = False
+
+    def take(
+        self,
+        source: tuple[str, int] | None,
+        reuse_address: bool,
+        shared_receive: SharedReceiveQueue | None,
+    ) -> None:
+        """Take what is not always given, or refuse it."""
+        if source is not None:
+            if not isinstance(source, tuple | list) or len(source) != 2:
+                expected = "(host, port), with port 0 for any"
+                raise wrong_type(source, "source", expected, self._call)
+            host, port = source
+            self.source = (
+                checked_host(host, "source[0]", self._call),
+                checked_port(port, "source[1]", self._call),
+            )
+        self.reuse_address = reuse_address
+        if shared_receive is not None:
+            instance(shared_receive, "shared_receive", SharedReceiveQueue, self._call)
+            self.shared_receive = shared_receive
+
+    @contextmanager
+    def limited(self) -> Iterator[None]:
+        """Bound the steps within, and name the step that failed."""
+        try:
+            with anyio.fail_after(self.timeout):
+                yield
+        except TimeoutError:
+            raise ConnectTimeoutError(
+                f"connect to {self.target}: {self.step} took longer than {self.timeout:g} s"
+            ) from None
+        except VerbsCallError as error:
+            raise _refused_call(f"connect to {self.target}: {self.step}", error) from error
+
+    async def prepare(self) -> Connection:
+        """Everything up to the queue pair."""
+        family, bound = socket.AF_UNSPEC, None
+        if self.source is not None:
+            bound = (await numeric_address(self.source[0]), self.source[1])
+            family = socket.AF_INET6 if ":" in bound[0] else socket.AF_INET
+        target = await numeric_address(self.host, family)
+        return await with_device(
+            self.chosen_device, target, lambda provider: self._prepare(provider, target, bound)
+        )
+
+    async def _prepare(
+        self, provider: Provider, host: str, source: tuple[str, int] | None
+    ) -> Connection:
+        self._state = _S.RESOLVING_ADDRESS
+        reactor = await acquire_reactor(provider)
+        try:
+            identifier = Identifier(reactor.channel)
+        except BaseException:
+            reactor.release()
+            raise
+        reactor.subscribe(identifier, self._handle)
+        try:
+            hub = await self._resolve(reactor, identifier, host, source)
+        except BaseException:
+            reactor.unsubscribe(identifier)
+            gone = anyio.Event()
+            reactor.destroy(identifier.close, lambda: reactor.release(gone.set))
+            await outwait(gone)
+            raise
+        # From here the endpoint owns the identifier, and the use of the reactor.
+        endpoint = Endpoint(reactor, hub, identifier, self.options, _S.CONNECTING)
+        reactor.subscribe(identifier, endpoint.handle_event, endpoint)
+        async with self._closing_on_failure(endpoint):
+            self.step = "making the queue pair"
+            await endpoint.open(shared_receive=self.shared_receive)
+            handshake = partial(self._establish, endpoint, identifier)
+            connection = Connection(endpoint, self.shared_receive, handshake)
+            connection.prepare()
+        return connection
+
+    def _establish(
+        self, endpoint: Endpoint, identifier: Identifier, private_data: bytes
+    ) -> Awaitable[bytes]:
+        private_data = check_private_data(
+            private_data, MAX_CONNECT_PRIVATE_DATA, "a connection request", "establish"
+        )
+        return self._connect(endpoint, identifier, private_data)
+
+    async def _connect(
+        self, endpoint: Endpoint, identifier: Identifier, private_data: bytes
+    ) -> bytes:
+        self.step = "waiting for the peer to accept"
+        with self.limited():
+            async with self._closing_on_failure(endpoint):
+                if endpoint.state is _S.CONNECTING:
+                    await self._ask(endpoint, identifier, parameters(self.options, private_data))
+                if not await endpoint.connected():
+                    raise failed_handshake(f"connect to {self.target}", endpoint)
+                endpoint.established()
+                event = endpoint.last_event
+        return event.private_data if event else b""
+
+    @asynccontextmanager
+    async def _closing_on_failure(self, endpoint: Endpoint) -> AsyncIterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            if not self._calling:  # else it is closed when the driver's call has returned
+                await endpoint.aclose()
+            if isinstance(error, VerbsCallError):
+                raise _refused_call(f"connect to {self.target}", error) from error
+            raise
+
+    async def _resolve(
+        self,
+        reactor: Reactor,
+        identifier: Identifier,
+        host: str,
+        source: tuple[str, int] | None,
+    ) -> DeviceHub:
+        identifier.set_ack_timeout(self.options.ack_timeout)
+        if self.options.tos is not None:
+            identifier.set_tos(self.options.tos)
+        if self.reuse_address:
+            identifier.set_reuse_address(True)
+        self.step = "resolving the address"
+        try:
+            identifier.resolve_address(host, self.port, source, self.timeout_ms)
+        except VerbsCallError as error:
+            raise AddressError.of_call(f"connect to {self.target}", error) from error
+        await self._until(_S.RESOLVING_ROUTE)
+        hub = await reactor.hub(identifier)
+        if self._device is not None and hub.context.device_name != self._device:
+            raise AddressError(
+                f"connect to {self.target}: {hub.context.device_name} reaches that address, "
+                f"not {self._device}, which was asked for"
+            )
+        self.step = "resolving the route"
+        try:
+            identifier.resolve_route(min(self.timeout_ms, ROUTE_TIMEOUT_MS))
+        except VerbsCallError as error:
+            raise RouteError.of_call(f"connect to {self.target}", error) from error
+        await self._until(_S.CONNECTING)
+        return hub
+
+    async def _ask(
+        self, endpoint: Endpoint, identifier: Identifier, request: ConnectionParameters
+    ) -> None:
+        if not endpoint.hub.is_iwarp or identifier.provider.connects_at_once:
+            identifier.connect(request)
+            return
+        # A driver may connect its TCP stream within the call (siw does), which takes as long as TCP
+        # likes. Nobody can destroy the identifier meanwhile: whoever gives up leaves it to us.
+        returned = anyio.Event()
+        errors: list[BaseException] = []
+        abandoned = False
+
+        def then(error: BaseException | None) -> None:
+            self._calling = False
+            endpoint.calls.end()
+            if error is not None:
+                errors.append(error)
+            returned.set()
+            if abandoned:
+                endpoint.close()
+
+        withdraw = start_call(endpoint.loop, lambda: identifier.connect(request), then, PEERS)
+        self._calling = True
+        endpoint.calls.begin()
+        try:
+            await returned.wait()
+        except BaseException:
+            if withdraw():  # it waited for a worker: nothing was called
+                self._calling = False
+                endpoint.calls.end()
+            abandoned = True
+            raise
+        for error in errors:
+            raise error
+
+    def _handle(self, event: Event) -> None:
+        self._state = next_state(self._state, event.type)
+        self._event = event
+        self._changed.set()
+
+    async def _until(self, goal: ConnectionState) -> None:
+        while self._state is not goal:
+            if self._state is _S.BROKEN:
+                raise failed_event(f"connect to {self.target}", self._event)
+            self._changed = anyio.Event()
+            await self._changed.wait()
+
+
+def _refused_call(what: str, error: VerbsCallError) -> RdmaConnectionError:
+    """Return the ConnectionError for a call that the driver refused."""
+    text = f"{what}: {error}"
+    if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
+        reason = -error.errno
+        return RejectedError(f"{text}: {REJECT_REASONS[reason]}", reason=reason, private_data=b"")
+    if error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH):
+        return UnreachableError(text)
+    if error.errno == errno.EPROTO:
+        text += f": {REJECT_REASONS[-error.errno]}"
+    refused = RdmaConnectionError(text)
+    refused.errno = error.errno
+    return refused
+
+
+def parameters(options: ConnectionOptions, private_data: bytes) -> ConnectionParameters:
+    """Return what goes to the peer."""
+    return ConnectionParameters(
+        private_data=private_data,
+        responder_resources=options.responder_resources,
+        initiator_depth=options.initiator_depth,
+        retry_count=options.retry_count,
+        rnr_retry_count=options.rnr_retry_count,
+    )
+
+
+def failed_handshake(what: str, endpoint: Endpoint) -> Exception:
+    """Return why an endpoint's handshake failed."""
+    if endpoint.cause is not None:
+        return detached(endpoint.cause)
+    return failed_event(what, endpoint.last_event)
+
+
+def failed_event(what: str, event: Event | None) -> Exception:
+    """Turn the CM event that ended an attempt into its error."""
+    if event is None:
+        return RdmaConnectionError(f"{what}: no reason was given")
+    status = event.status
+    if status == -1:
+        # Not EPERM: a call inside librdmacm failed, and set errno, which is gone by now.
+        text = "librdmacm gave no reason (status -1)"
+    else:
+        text = os.strerror(-status) if status < 0 else f"status {status}"
+    shortage = descriptors_hint(-status)
+    if shortage is not None:
+        text = f"{text}. {shortage}"
+    kind = event.type
+    if kind is CmEventType.ADDR_ERROR:
+        if shortage is None:
+            text += (
+                ". Either nobody has it, or no RDMA device reaches it (`rdma link` lists devices "
+                "and their interfaces)"
+            )
+        error = AddressError(f"{what}: resolving the address failed: {text}")
+        error.errno = None if shortage is None else -status
+        error.is_unreached = status == -errno.ENODEV
+        return error
+    if kind is CmEventType.ROUTE_ERROR:
+        return RouteError(f"{what}: resolving the route failed: {text}")
+    if kind is CmEventType.REJECTED:
+        reason = REJECT_REASONS.get(status, text)
+        return RejectedError(
+            f"{what}: rejected ({status}): {reason}",
+            reason=status,
+            private_data=event.private_data,
+        )
+    if kind is CmEventType.UNREACHABLE:
+        return UnreachableError(f"{what}: the peer's connection manager did not answer: {text}")
+    if kind is CmEventType.DISCONNECTED:
+        return DisconnectedError(f"{what}: the peer disconnected at once")
+    if kind is CmEventType.DEVICE_REMOVAL:
+        return DeviceRemovedError(f"{what}: the RDMA device was removed")
+    if status == -errno.EPROTO:
+        text += f": {REJECT_REASONS[status]}"
+    failure = RdmaConnectionError(f"{what}: {kind.label}: {text}")
+    failure.errno = None if shortage is None else -status
+    return failure

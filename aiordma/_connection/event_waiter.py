@@ -1,0 +1,97 @@
+"""What a task needs to go from step to step with an identifier of its own."""
+
+from collections import deque
+
+import anyio
+
+from aiordma._base.enums import CmEventType
+from aiordma._base.errors import MulticastError, UnreachableError, detached
+from aiordma._connection.connector import failed_event
+from aiordma._loop.threads import outwait
+from aiordma._runtime.reactor import Reactor
+from aiordma.verbs.identifier import Event, Identifier
+
+__all__ = ("EventWaiter", "failure_of", "give_back")
+
+_FAILURES = (
+    CmEventType.ADDR_ERROR,
+    CmEventType.ROUTE_ERROR,
+    CmEventType.CONNECT_ERROR,
+    CmEventType.UNREACHABLE,
+    CmEventType.REJECTED,
+    CmEventType.MULTICAST_ERROR,
+    CmEventType.DEVICE_REMOVAL,
+)
+
+_REFUSALS = {
+    1: "nobody takes datagrams at that port",
+    2: "its program refused",
+    3: "it has no queue pair for that port",
+    4: "it redirects to another port, which aiordma does not follow",
+    5: "it speaks another version of the question",
+}
+"""The status of a peer's answer in the UDP port space (`ib_cm_sidr_status` of the kernel)."""
+
+
+class EventWaiter:
+    """Takes an identifier's events, and waits for the one that a step ends with.
+
+    Args:
+        what: the whole undertaking, for messages.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._events: deque[Event] = deque()
+        self._failure: Exception | None = None
+        self._changed = anyio.Event()
+
+    def handle(self, event: Event) -> None:
+        """Take an event (an EventHandler)."""
+        self._events.append(event)
+        self._changed.set()
+
+    def fail(self, error: Exception) -> None:
+        """End the waiting with an error: no event will be taken any more."""
+        self._failure = error
+        self._changed.set()
+
+    async def until(self, kind: CmEventType) -> Event:
+        """Wait for an event of that kind.
+
+        Raises:
+            RdmaConnectionError: one came that says why it never will.
+            Exception: what `fail` was given.
+        """
+        while True:
+            # One by one: what means nothing here must not hide what came before it.
+            while self._events:
+                event = self._events.popleft()
+                if event.type is kind:
+                    return event
+                if event.type in _FAILURES:
+                    raise failure_of(self.what, event)
+            if self._failure is not None:
+                raise detached(self._failure)
+            self._changed = anyio.Event()
+            await self._changed.wait()
+
+
+def failure_of(what: str, event: Event) -> Exception:
+    """Turn an event that ended an undertaking into its error."""
+    if event.type is CmEventType.UNREACHABLE and event.status in _REFUSALS:
+        return UnreachableError(f"{what}: {_REFUSALS[event.status]} (status {event.status})")
+    error = failed_event(what, event)
+    if event.type is CmEventType.MULTICAST_ERROR:
+        refused = MulticastError(str(error))
+        refused.errno = getattr(error, "errno", None)
+        return refused
+    return error
+
+
+async def give_back(reactor: Reactor, identifier: Identifier) -> None:
+    """Destroy an identifier, and give up its use of the reactor, whatever cancels the task."""
+    reactor.unsubscribe(identifier)
+    gone = anyio.Event()
+    reactor.destroy(identifier.close, lambda: reactor.release(gone.set))
+    await outwait(gone)

@@ -1,0 +1,276 @@
+"""The handshakes of a listener's `accept()`, side by side: a peer that does not finish its own
+holds up nobody.
+
+Each runs in a task of the listener's, because it can outlast the call that began it: that call may
+be cancelled, or return another peer. What is established then is for the next call. The listener
+ends all of them when it is closed, and counts them until they are gone.
+"""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+from functools import partial
+
+from aiordma._base.errors import ClosedError, cause_text
+from aiordma._base.fair_queue import FairQueue, source_of
+from aiordma._base.opening import opens
+from aiordma._base.origin import origin
+from aiordma._base.socket_address import SocketAddress, address_text
+from aiordma._connection.connection import Connection
+from aiordma._connection.connection_request import ConnectionRequest
+from aiordma._loop.event_loop import EventLoop, Timer, Waiter
+from aiordma._loop.threads import Once, outwait
+
+__all__ = ("Handshake", "Handshakes")
+
+logger: logging.Logger = logging.getLogger("aiordma")
+
+SLOW_SECONDS = 0.1
+"""After which a handshake is slow: another may begin beside it."""
+
+MOST_HANDSHAKES = 128
+"""In progress at the same time. For one more, a slow one is ended."""
+
+
+class _Caller:
+    """A call that waits for a connection."""
+
+    def __init__(self, private_data: bytes, waiter: Waiter) -> None:
+        self.private_data = private_data
+        self.waiter = waiter
+        self.origin = origin()
+        self.result: Handshake | None = None
+
+
+class Handshake:
+    """One peer's, from its start until its connection is returned, or its error raised."""
+
+    def __init__(self, loop: EventLoop, request: ConnectionRequest, private_data: bytes) -> None:
+        self.request = request
+        self.private_data = private_data
+        self.is_slow = False
+        self.is_adopted = False
+        self.was_ended = False  # by the listener
+        self.timer: Timer | None = None
+        self.returned = Once(loop)
+        self.connection: Connection | None = None
+        self.error: Exception | None = None
+
+    @property
+    def peer_address(self) -> SocketAddress | None:
+        """The peer's (host, port)."""
+        return self.request.peer_address
+
+    @opens
+    async def accept(self) -> Connection:
+        """Wait until it is established: for one that was adopted, once.
+
+        Raises:
+            RdmaConnectionError: the peer has gone, or did not finish in time.
+
+        Cancellation: the peer is disconnected, and nothing is left.
+        """
+        try:
+            await self.returned.wait()
+        except BaseException:
+            self.request.abandon()
+            await outwait(self.returned)
+            if self.connection is not None:
+                await self.connection.aclose()
+            raise
+        return self.take()
+
+    def take(self) -> Connection:
+        """Return the connection, or raise the error; once."""
+        connection, error = self.connection, self.error
+        self.connection = self.error = None
+        try:
+            if error is not None:
+                raise error
+            if connection is None:
+                raise ClosedError(f"accept {address_text(self.peer_address)}: it was cancelled")
+            return connection
+        finally:
+            del error  # its traceback holds this frame
+
+
+class Handshakes:
+    """See the module.
+
+    Args:
+        loop: the listener's.
+        requests: that wait to be accepted.
+        on_leave: called when the listener ends a handshake.
+        on_left: called once for each of these, when nothing is left of it.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        requests: FairQueue[ConnectionRequest],
+        on_leave: Callable[[], None],
+        on_left: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._requests = requests
+        self._on_leave = on_leave
+        self._on_left = on_left
+        self._running: FairQueue[Handshake] = FairQueue()
+        self._finished: deque[Handshake] = deque()
+        self._callers: deque[_Caller] = deque()
+
+    def __len__(self) -> int:
+        return len(self._running) + len(self._finished)
+
+    async def accept(self, private_data: bytes) -> Connection | None:
+        """Return the connection of the first peer that is established; None after `release`.
+
+        Raises:
+            RdmaConnectionError: as of ConnectionRequest.accept.
+
+        Cancellation: what is in progress goes on, for the next call.
+        """
+        self._end_others(private_data)
+        caller = _Caller(private_data, self._loop.waiter())
+        self._callers.append(caller)
+        try:
+            self.advance()
+            await caller.waiter.wait()
+        except BaseException:
+            if caller in self._callers:
+                self._callers.remove(caller)
+            elif caller.result is not None:
+                self._finished.appendleft(caller.result)
+                self.advance()
+            raise
+        return None if caller.result is None else caller.result.take()
+
+    def advance(self) -> None:
+        """Hand over what has finished, and begin what is wanted: after every change."""
+        self._hand_over()
+        while self._requests and self._has_room():
+            caller = self._next_caller()
+            if caller is None:
+                return
+            self._begin(self._requests.popleft(), caller)
+
+    def release(self) -> None:
+        """Let every `accept` return."""
+        while self._callers:
+            self._callers.popleft().waiter.wake()
+
+    def close(self) -> None:
+        """End every handshake, and close what nobody has taken, in the background."""
+        for handshake in [*self._running, *self._finished]:
+            self._end(handshake)
+        self.release()
+
+    def adopt(self) -> list[Handshake]:
+        """Return what earlier calls left behind, to be accepted one by one: it is the caller's."""
+        adopted = [] if self._callers else [*self._running, *self._finished]
+        for handshake in adopted:
+            handshake.is_adopted = True
+            self._forget(handshake)
+        return adopted
+
+    # -- which to begin -----------------------------------------------------------------------
+
+    def _next_caller(self) -> _Caller | None:
+        """Return whom the next handshake is for. For each call, one is in progress that is not
+        slow, and for each slow one another: so their number doubles while all are slow."""
+        wanted = Counter(caller.private_data for caller in self._callers)
+        for handshake in self._running:
+            if handshake.private_data in wanted:
+                wanted[handshake.private_data] += 1 if handshake.is_slow else -1
+        return next((each for each in self._callers if wanted[each.private_data] > 0), None)
+
+    def _has_room(self) -> bool:
+        return len(self._running) < MOST_HANDSHAKES or self._running.greediest().is_slow
+
+    def _begin(self, request: ConnectionRequest, caller: _Caller) -> None:
+        if len(self._running) >= MOST_HANDSHAKES:
+            victim = self._running.greediest()
+            logger.info(
+                "%s did not finish its handshake, and gave way to another peer",
+                address_text(victim.peer_address),
+            )
+            self._end(victim)
+        request.origin = caller.origin or request.origin
+        handshake = Handshake(self._loop, request, caller.private_data)
+        self._running.append(handshake, source_of(request.peer_address))
+        handshake.timer = self._loop.call_later(SLOW_SECONDS, partial(self._is_slow, handshake))
+        self._loop.spawn(partial(self._run, handshake), "aiordma: a handshake")
+
+    def _is_slow(self, handshake: Handshake) -> None:
+        handshake.is_slow = True
+        self.advance()
+
+    # -- how they end -------------------------------------------------------------------------
+
+    async def _run(self, handshake: Handshake) -> None:
+        if handshake.was_ended:
+            return
+        try:
+            accepting = handshake.request.accept(private_data=handshake.private_data)
+            handshake.connection = await accepting
+        except Exception as error:
+            handshake.error = error
+        finally:
+            handshake.returned.set()
+            self._returned(handshake)
+
+    def _returned(self, handshake: Handshake) -> None:
+        if handshake.was_ended:
+            self._on_left()
+        elif not handshake.is_adopted:
+            self._forget(handshake)
+            if handshake.connection is not None or handshake.error is not None:
+                self._finished.append(handshake)
+                self.advance()
+
+    def _hand_over(self) -> None:
+        for handshake in list(self._finished):
+            data = handshake.private_data
+            caller = next((each for each in self._callers if each.private_data == data), None)
+            if caller is not None:
+                self._finished.remove(handshake)
+                self._callers.remove(caller)
+                caller.result = handshake
+                caller.waiter.wake()
+            elif handshake.error is not None:
+                self._finished.remove(handshake)
+                peer, text = address_text(handshake.peer_address), cause_text(handshake.error)
+                logger.info("%s was not accepted: %s", peer, text)
+
+    def _end_others(self, private_data: bytes) -> None:
+        """End what no call would return: each returns a peer that got its own private data."""
+        kept = {private_data, *(caller.private_data for caller in self._callers)}
+        for handshake in [*self._running, *self._finished]:
+            if handshake.private_data not in kept:
+                self._end(handshake)
+
+    def _forget(self, handshake: Handshake) -> None:
+        if handshake in self._running:
+            self._running.remove(handshake)
+        if handshake in self._finished:
+            self._finished.remove(handshake)
+        if handshake.timer is not None:
+            handshake.timer.cancel()
+
+    def _end(self, handshake: Handshake) -> None:
+        handshake.was_ended = True
+        self._on_leave()
+        self._forget(handshake)
+        request, connection = handshake.request, handshake.connection
+        if not request.was_answered:
+            request.reject_later(self._on_left)  # its task has not begun, and may never
+            return
+        request.abandon()
+        if connection is not None and not self._loop.has_ended:
+            self._loop.spawn(partial(self._close, connection), "aiordma: closing a connection")
+
+    async def _close(self, connection: Connection) -> None:
+        try:
+            await connection.aclose()
+        finally:
+            self._on_left()

@@ -1,0 +1,56 @@
+"""What a shared receive queue is made with, and what of it a device can give."""
+
+from dataclasses import dataclass
+
+from aiordma._base.arguments import whole_number
+from aiordma._base.errors import NotSupportedError
+from aiordma._runtime.hub import DeviceHub
+
+__all__ = ("MOST_WORK_REQUESTS", "SharedReceiveSettings")
+
+MOST_WORK_REQUESTS = 2**32 - 1
+"""As many as max_wr can say; a device has fewer."""
+
+DEFAULT_SGE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SharedReceiveSettings:
+    """What a shared receive queue is made with; see `open_shared_receive`."""
+
+    depth: int = 64
+    max_sge: int | None = None
+    buffers: int = 0
+    buffer_size: int = 16384
+
+    def check(self, hub: DeviceHub) -> None:
+        """Refuse what the device cannot give.
+
+        Raises:
+            NotSupportedError: it has no shared receive queues.
+            ValueError: names the argument and the limit.
+        """
+        device, name = hub.attributes, hub.context.device_name
+        if not device.max_srq:
+            raise NotSupportedError(f"{name} has no shared receive queues (max_srq 0)")
+        for argument, value, limit in (
+            ("depth", self.depth, device.max_srq_wr),
+            ("max_sge", self.parts(hub), device.max_srq_sge),
+        ):
+            if not 1 <= value <= limit:
+                raise ValueError(f"{argument}={value}: {name} has 1..{limit}")
+
+    def parts(self, hub: DeviceHub) -> int:
+        """Return how many parts a receive may have on this device."""
+        if self.max_sge is not None:
+            return self.max_sge
+        return 1 if self.buffers else min(DEFAULT_SGE, hub.attributes.max_srq_sge)
+
+    def __post_init__(self) -> None:
+        whole_number(self.depth, "depth", 1, MOST_WORK_REQUESTS)
+        if self.max_sge is not None:
+            whole_number(self.max_sge, "max_sge", 1, MOST_WORK_REQUESTS)
+        whole_number(self.buffers, "buffers", 0, MOST_WORK_REQUESTS)
+        if self.buffers > self.depth:
+            raise ValueError(f"buffers={self.buffers} is not in 0..{self.depth} (the depth)")
+        whole_number(self.buffer_size, "buffer_size", 1, 1 << 30)

@@ -1,0 +1,165 @@
+"""Where connections get a shared receive queue from: `open_shared_receive`, or their listener."""
+
+import anyio
+
+from aiordma._base.arguments import whole_number, wrong_type
+from aiordma._base.errors import AddressError
+from aiordma._base.opening import opens
+from aiordma._base.provider import Provider, checked_device, wanted_device
+from aiordma._connection.shared_receive import SharedReceiveQueue
+from aiordma._connection.shared_settings import MOST_WORK_REQUESTS, SharedReceiveSettings
+from aiordma._endpoint.endpoint import Endpoint
+from aiordma._loop.threads import outwait
+from aiordma._runtime.address_lookup import checked_host, numeric_address
+from aiordma._runtime.device_choice import with_device
+from aiordma._runtime.hub import DeviceHub
+from aiordma._runtime.reactor import acquire_reactor
+from aiordma.verbs.identifier import Identifier
+
+__all__ = ("ListenerReceives", "open_shared_receive")
+
+
+@opens
+async def open_shared_receive(
+    host: str,
+    *,
+    depth: int | None = None,
+    max_sge: int | None = None,
+    buffers: int = 0,
+    buffer_size: int = 16384,
+    device: str = "auto",
+) -> SharedReceiveQueue:
+    """Open a queue of receives for many connections (ibv_create_srq), to be given to `listen` and
+    `connect` as `shared_receive=`. Use it as an async context manager, around its connections.
+
+    Args:
+        host: a local address: connections over the device that has it can use it.
+        depth: receives that may be posted; None: as many as `buffers`, or 64.
+        max_sge: parts that one receive may have; None: 8, or what the device has.
+        buffers: receives that it posts by itself, from a pool, so that each connection's
+            `receive()` works; 0: you post them, with `post_srq_recv`.
+        buffer_size: bytes of each of these: the longest message that the peers may send.
+        device: "auto", or the name of the device that the address has to be on, "software" for the
+            built-in one. With "auto", that has every address that no real one has.
+
+    Raises:
+        AddressError: the address is on no RDMA device, or on another one.
+        NotSupportedError: the device has no shared receive queues.
+        TypeError: an argument is of another type; the message says what is expected.
+        ValueError: an argument is out of range; the message names it and the limit.
+        NoDeviceError: a real device is insisted on, and there is none here.
+        VerbsCallError: the driver refused.
+        ForkError: this process is a child of one that used real devices.
+
+    Cancellation: nothing is left.
+
+    See: man ibv_create_srq.
+    """
+    host = checked_host(host, "host", "open_shared_receive")
+    call = "open_shared_receive"
+    device = checked_device(device, call)
+    if depth is not None:
+        depth = whole_number(depth, "depth", 1, MOST_WORK_REQUESTS, call)
+    if max_sge is not None:
+        max_sge = whole_number(max_sge, "max_sge", 1, MOST_WORK_REQUESTS, call)
+    buffers = whole_number(buffers, "buffers", 0, MOST_WORK_REQUESTS, call)
+    buffer_size = whole_number(buffer_size, "buffer_size", 1, 1 << 30, call)
+    wanted_depth = depth if depth is not None else buffers or 64
+    settings = SharedReceiveSettings(wanted_depth, max_sge, buffers, buffer_size)
+    wanted = wanted_device(device)
+    numeric = await numeric_address(host)
+
+    async def attempt(provider: Provider) -> SharedReceiveQueue:
+        return await _open(provider, host, numeric, wanted, settings)
+
+    return await with_device(device, numeric, attempt)
+
+
+async def _open(
+    provider: Provider,
+    host: str,
+    numeric: str,
+    wanted: str | None,
+    settings: SharedReceiveSettings,
+) -> SharedReceiveQueue:
+    reactor = await acquire_reactor(provider)
+    try:
+        identifier = Identifier(reactor.channel)
+    except BaseException:
+        reactor.release()
+        raise
+    try:
+        identifier.bind(numeric, 0)
+        if not identifier.device_key:
+            raise AddressError(
+                f"{host} is not the address of one RDMA device: a shared receive queue belongs "
+                "to one"
+            )
+        hub = await reactor.hub(identifier)
+        if wanted is not None and hub.context.device_name != wanted:
+            raise AddressError(
+                f"{host} is on {hub.context.device_name}, not on {wanted}, which was asked for"
+            )
+    except BaseException:
+        gone = anyio.Event()
+        reactor.destroy(identifier.close, lambda: reactor.release(gone.set))
+        await outwait(gone)
+        raise
+    shared = SharedReceiveQueue(reactor, hub, settings, identifier)
+    try:
+        await shared.open()
+    except BaseException:
+        await shared.aclose()
+        raise
+    return shared
+
+
+class ListenerReceives:
+    """Where the connections of one listener take their receives from: None, a queue that is given,
+    or pooled ones of `shared_receive` receives each, one for each device that peers come over."""
+
+    def __init__(self, shared_receive: SharedReceiveQueue | int | None, size: int) -> None:
+        self._given = shared_receive if isinstance(shared_receive, SharedReceiveQueue) else None
+        self._settings: SharedReceiveSettings | None = None
+        if shared_receive is not None and self._given is None:
+            if isinstance(shared_receive, bool) or not isinstance(shared_receive, int):
+                expected = "a SharedReceiveQueue, or a number of receives"
+                raise wrong_type(shared_receive, "shared_receive", expected, "listen")
+            whole_number(shared_receive, "shared_receive", 1, MOST_WORK_REQUESTS, "listen")
+            self._settings = SharedReceiveSettings(shared_receive, 1, shared_receive, size)
+        self._made: dict[DeviceHub, SharedReceiveQueue] = {}
+        self._making = anyio.Lock()
+        self._closed = False
+
+    async def on(self, endpoint: Endpoint) -> SharedReceiveQueue | None:
+        """Return the queue for a connection that is being accepted, which is its member then.
+
+        Raises:
+            ValueError: beyond the device, or the given queue is on another one.
+            ClosedError: the given queue was closed.
+            VerbsCallError: the driver refused.
+        """
+        if self._settings is None:
+            return self._given
+        hub = endpoint.hub
+        async with self._making:
+            shared = self._made.get(hub)
+            if shared is None or shared.cause is not None:
+                endpoint.reactor.retain()
+                shared = SharedReceiveQueue(endpoint.reactor, hub, self._settings)
+                try:
+                    await shared.open()
+                except BaseException:
+                    await shared.aclose()
+                    raise
+                self._made[hub] = shared
+            shared.join(endpoint)
+        if self._closed:
+            shared.close_when_unused()
+        return shared
+
+    def close(self) -> None:
+        """Close what was made once its last connection has ended."""
+        self._closed = True
+        for shared in self._made.values():
+            shared.close_when_unused()

@@ -1,0 +1,257 @@
+"""Queue pairs without the connection manager: you carry the addresses from one side to the other.
+
+What the CM does for connections is done here by hand, as ibv_rc_pingpong and its kin do it: each
+side tells the other its queue pair's number, first packet number and port, over whatever it has.
+"""
+
+import secrets
+from dataclasses import dataclass
+from typing import Unpack
+
+from aiordma._base.arguments import data, instance, member, whole_number
+from aiordma._base.enums import (
+    Access,
+    AtomicCapability,
+    LinkLayer,
+    Mtu,
+    QueuePairState,
+    QueuePairType,
+)
+from aiordma._base.errors import NotSupportedError
+from aiordma._base.opening import opens
+from aiordma._base.options import ConnectionKeywords, ConnectionOptions
+from aiordma._base.provider import checked_device, provider_of
+from aiordma._base.states import ConnectionState
+from aiordma._connection.connection import Connection
+from aiordma._connection.shared_receive import SharedReceiveQueue
+from aiordma._endpoint.endpoint import Endpoint
+from aiordma._runtime.reactor import acquire_reactor
+from aiordma._runtime.unmanaged_identifier import Unmanaged
+from aiordma.verbs import MOST_LID, AddressVector
+
+__all__ = ("QueuePairAddress", "UnmanagedConnection", "open_queue_pair")
+
+_REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePairAddress:
+    """What one side has to know of the other: queue pair number, the number of the first packet
+    that it sends (24 bits), its port's GID, and on InfiniBand its LID.
+
+    Raises:
+        TypeError, ValueError: a field is of another type or out of range; the message names it.
+    """
+
+    qpn: int
+    psn: int
+    gid: bytes
+    lid: int = 0
+
+    def __post_init__(self) -> None:
+        for name, most in (("qpn", 2**24 - 1), ("psn", 2**24 - 1), ("lid", MOST_LID)):
+            object.__setattr__(self, name, whole_number(getattr(self, name), name, 0, most))
+        object.__setattr__(self, "gid", data(self.gid, "gid"))
+        if len(self.gid) != 16:
+            raise ValueError(f"a gid has 16 bytes, and this has {len(self.gid)}")
+
+
+@opens
+async def open_queue_pair(
+    device: str,
+    *,
+    service: QueuePairType = QueuePairType.RC,
+    port: int = 1,
+    gid_index: int = 0,
+    shared_receive: SharedReceiveQueue | None = None,
+    **options: Unpack[ConnectionKeywords],
+) -> "UnmanagedConnection":
+    """Make a queue pair on a device, to be connected by `UnmanagedConnection.connect_to`.
+
+    Args:
+        device: its name, such as "rxe0".
+        service: RC or UC. (Datagrams: `open_datagram`.)
+        port: of the device, from 1.
+        gid_index: which of the port's GIDs it uses; on RoCE this is the address and the version.
+        shared_receive: take receives from there; receive_* options have no effect then.
+        options: see ConnectionOptions.
+
+    Raises:
+        NoDeviceError: there is no such device.
+        NotSupportedError: an iWARP device, whose queue pairs only the connection manager connects.
+        TypeError, ValueError: an argument is invalid, or beyond the device; the message names it.
+        VerbsCallError: the driver refused.
+        ClosedError, EventLoopError: `shared_receive` is closed, or belongs to another event loop.
+        ForkError: this process is a child of one that used real devices.
+
+    Cancellation: nothing is left.
+
+    See: man ibv_create_qp.
+    """
+    call = "open_queue_pair"
+    device = checked_device(device, call)
+    service = member(service, "service", QueuePairType, call)
+    if service is QueuePairType.UD:
+        raise ValueError("a UD queue pair is no connection: open_datagram() makes one")
+    port = whole_number(port, "port", 1, 255, call)
+    gid_index = whole_number(gid_index, "gid_index", 0, 2**31 - 1, call)
+    if shared_receive is not None:
+        instance(shared_receive, "shared_receive", SharedReceiveQueue, call)
+    chosen = ConnectionOptions.of(open_queue_pair, options)
+    reactor = await acquire_reactor(provider_of(device))
+    try:
+        hub = await reactor.hub_of(device)
+        if hub.is_iwarp:
+            raise NotSupportedError(
+                f"queue pairs without the connection manager: {device} is an iWARP device, whose "
+                "queue pairs are connected by the connection manager only"
+            )
+        ports = hub.attributes.phys_port_cnt
+        if not 1 <= port <= ports:
+            raise ValueError(f"port={port}: {device} has 1..{ports}")
+        attributes = hub.context.query_port(port)
+        if not 0 <= gid_index < attributes.gid_tbl_len:
+            raise ValueError(f"gid_index={gid_index}: {device} has 0..{attributes.gid_tbl_len - 1}")
+    except BaseException:
+        reactor.release()
+        raise
+    # From here the endpoint owns the use of the reactor.
+    unmanaged = Unmanaged(port)
+    endpoint = Endpoint(reactor, hub, unmanaged, chosen, ConnectionState.CONNECTING)
+    reactor.subscribe(unmanaged, endpoint.handle_event, endpoint)
+    try:
+        await endpoint.open(service, shared_receive)
+        connection = UnmanagedConnection(endpoint, gid_index, shared_receive)
+        await endpoint.calls.run(connection.initialize)
+        connection.prepare()
+    except BaseException:
+        await endpoint.aclose()
+        raise
+    return connection
+
+
+class UnmanagedConnection(Connection):
+    """A Connection whose queue pair you connect yourself.
+
+    It learns of the peer's end only from its own requests, which then fail with RetryExceededError
+    (never, on UC).
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, gid_index: int, shared: SharedReceiveQueue | None = None
+    ) -> None:
+        super().__init__(endpoint, shared)
+        port = endpoint.identifier.port
+        context = endpoint.hub.context
+        self._gid_index = gid_index
+        self._port = port
+        self._connecting = False
+        self.address: QueuePairAddress = QueuePairAddress(
+            endpoint.qpn,
+            secrets.randbits(24),
+            context.query_gid(port, gid_index),
+            context.query_port(port).lid,
+        )
+        """What the peer has to know."""
+
+    @property
+    def service(self) -> QueuePairType:
+        """RC or UC."""
+        return self._endpoint.service
+
+    def initialize(self) -> None:
+        """RESET to INIT; for `open_queue_pair`."""
+        access = _REMOTE
+        if self._endpoint.service is QueuePairType.UC:
+            access = Access.REMOTE_WRITE
+        elif self._endpoint.hub.attributes.atomic_cap is not AtomicCapability.NONE:
+            access |= Access.REMOTE_ATOMIC
+        pair = self._endpoint.queue_pair
+        assert pair is not None
+        pair.modify(QueuePairState.INIT, pkey_index=0, port=self._port, access=access)
+
+    async def connect_to(
+        self,
+        peer: QueuePairAddress,
+        *,
+        path_mtu: Mtu | None = None,
+        service_level: int = 0,
+        hop_limit: int = 64,
+        traffic_class: int = 0,
+    ) -> None:
+        """Connect to the peer's queue pair (INIT to RTR to RTS). Once, and on both sides before
+        either sends.
+
+        Args:
+            peer: the other side's `address`.
+            path_mtu: None: the port's active one. The same on both sides.
+            service_level, hop_limit, traffic_class: of the path to the peer.
+
+        Raises:
+            TypeError, ValueError: an argument is invalid, or it is connected already.
+            VerbsCallError: the device refused; the message names the transition. It is closed.
+            ClosedError, DisconnectedError, DeviceEventError, WorkCompletionError: the connection
+                has ended; the error is its cause.
+            EventLoopError, ForkError: called outside of its event loop, or in a forked child.
+
+        Cancellation: the connection is closed.
+
+        See: man ibv_modify_qp.
+        """
+        endpoint = self._endpoint
+        instance(peer, "peer", QueuePairAddress, "connect_to", "the peer's QueuePairAddress")
+        if path_mtu is not None:
+            path_mtu = member(path_mtu, "path_mtu", Mtu, "connect_to")
+        endpoint.require_usable()
+        if self._connecting or endpoint.state is not ConnectionState.CONNECTING:
+            raise ValueError(f"{self!r} has been connected, or is being")
+        if path_mtu is None:
+            path_mtu = endpoint.hub.context.query_port(self._port).active_mtu
+        roce = endpoint.hub.context.query_port(self._port).link_layer is LinkLayer.ETHERNET
+        vector = AddressVector(
+            port=self._port,
+            gid=peer.gid if roce or any(peer.gid[8:]) else None,
+            gid_index=self._gid_index,
+            lid=peer.lid,
+            hop_limit=hop_limit,
+            traffic_class=traffic_class,
+            service_level=service_level,
+        )
+        mtu = path_mtu
+        self._connecting = True
+        try:
+            await endpoint.calls.run(lambda: self._connect(peer, vector, mtu))
+            endpoint.require_usable()
+        except BaseException:
+            await endpoint.aclose()
+            raise
+        if endpoint.state is ConnectionState.CONNECTING:
+            endpoint.state = ConnectionState.ESTABLISHED
+            endpoint.was_established = True
+        endpoint.established()
+        self.begin(b"")
+
+    def _connect(self, peer: QueuePairAddress, vector: AddressVector, path_mtu: Mtu) -> None:
+        pair, options = self._endpoint.queue_pair, self._endpoint.options
+        device = self._endpoint.hub.attributes
+        assert pair is not None
+        common = {"path_mtu": path_mtu, "dest_qp_num": peer.qpn, "rq_psn": peer.psn}
+        if self.service is QueuePairType.UC:
+            pair.modify(QueuePairState.RTR, address=vector, **common)
+            pair.modify(QueuePairState.RTS, sq_psn=self.address.psn)
+            return
+        pair.modify(
+            QueuePairState.RTR,
+            address=vector,
+            max_dest_rd_atomic=min(options.responder_resources, device.max_qp_rd_atom),
+            min_rnr_timer=options.min_rnr_timer,
+            **common,
+        )
+        pair.modify(
+            QueuePairState.RTS,
+            sq_psn=self.address.psn,
+            timeout=options.ack_timeout,
+            retry_cnt=options.retry_count,
+            rnr_retry=options.rnr_retry_count,
+            max_rd_atomic=min(options.initiator_depth, device.max_qp_init_rd_atom),
+        )

@@ -1,0 +1,3 @@
+"""Datagram sockets: peers, groups, and address handles."""
+
+__all__ = ()

@@ -1,0 +1,183 @@
+"""The life of a datagram socket: its queue pair, its receives, its handles, its groups, their end.
+
+Peers that resolve its port are answered here, each with the queue pair's number: no connection is
+made, and nothing of it stays.
+"""
+
+import logging
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack
+
+import anyio
+
+from aiordma._base.enums import CmEventType, QueuePairType
+from aiordma._base.errors import ClosedError, VerbsCallError
+from aiordma._base.interrupts import deferring, deferring_steps
+from aiordma._base.options import ConnectionOptions
+from aiordma._base.socket_address import SocketAddress, address_text
+from aiordma._base.states import ConnectionState
+from aiordma._datagram.address_handles import AddressHandles
+from aiordma._datagram.local_gid import find_gid
+from aiordma._datagram.message import Senders
+from aiordma._datagram.multicast import MulticastGroup
+from aiordma._datagram.peer import UDP_QKEY, DatagramPeer
+from aiordma._datagram.queue import DatagramQueue
+from aiordma._endpoint.endpoint import Endpoint
+from aiordma._loop.threads import in_thread, outwait
+from aiordma._runtime.hub import DeviceHub
+from aiordma._runtime.reactor import Reactor
+from aiordma.verbs import GRH_BYTES
+from aiordma.verbs.identifier import ConnectionParameters, Event, Identifier
+
+__all__ = ("DatagramEndpoint",)
+
+logger: logging.Logger = logging.getLogger("aiordma")
+
+BACKLOG = 128
+
+
+class DatagramEndpoint(Endpoint):
+    """See the module. `start` before use, `aclose` always."""
+
+    header_parts = 1
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        hub: DeviceHub,
+        identifier: Identifier,
+        options: ConnectionOptions,
+        private_data: bytes,
+        most_handles: int,
+    ) -> None:
+        super().__init__(reactor, hub, identifier, options, ConnectionState.ESTABLISHED)
+        self.was_established = True  # there is no handshake
+        self.handles: AddressHandles = AddressHandles(self.loop, reactor, hub.domain, most_handles)
+        self.groups: dict[str, MulticastGroup] = {}
+        self.senders: Senders | None = None
+        self.received: DatagramQueue | None = None
+        self.gid: bytes = bytes(16)
+        self.gid_index: int = 0
+        self.lid: int = 0
+        self.local: SocketAddress | None = identifier.local_address
+        self.mtu: int = 0
+        self.qkey: int = UDP_QKEY
+        self._identifier = identifier
+        self._private_data = private_data
+        self._most_handles = most_handles
+        self._resolving: set[anyio.CancelScope] = set()
+        self.life.on_close.append(self.handles.close)
+
+    def __repr__(self) -> str:
+        state = "" if self.cause is None else f": {self.state.value}"
+        name = self.hub.context.device_name
+        return f"<Datagram {self.qpn:#x} at {self.local} on {name}{state}>"
+
+    @property
+    def name(self) -> str:
+        """What users know it as, for messages."""
+        return f"the datagram socket at {address_text(self.local)}"
+
+    async def start(self, host: str, qkey: int) -> None:
+        """Make the queue pair, post its receives, and answer those who resolve its port.
+
+        Raises:
+            ValueError: an option is beyond the device; the message names it and the limit.
+            VerbsCallError: the driver refused.
+        """
+        context, port = self.hub.context, self.identifier.port
+        attributes = await in_thread(self.loop, lambda: context.query_port(port))
+        self.mtu = attributes.active_mtu.bytes
+        self.lid = attributes.lid
+        self.gid_index, self.gid = await in_thread(self.loop, lambda: find_gid(context, port, host))
+        await self.open(QueuePairType.UD)
+        pair = self.queue_pair
+        assert pair is not None
+        if qkey != UDP_QKEY:
+            await self.calls.run(lambda: pair.modify(qkey=qkey))
+            self.qkey = qkey
+        self.senders = Senders(
+            context, port, self.gid_index, qkey=self.qkey, most=self._most_handles
+        )
+        self.received = DatagramQueue(self, GRH_BYTES + self.mtu, self.senders)
+        if self.options.receive_buffers:
+            self.received.fill()
+        if qkey == UDP_QKEY:
+            # The connection manager would tell peers this key in any case.
+            self._identifier.listen(BACKLOG)
+
+    # -- those who resolve us -----------------------------------------------------------------
+
+    def handle_event(self, event: Event) -> None:
+        """Take a CM event of our identifier."""
+        if event.type is CmEventType.CONNECT_REQUEST:
+            self._answer(event)
+        else:
+            super().handle_event(event)
+
+    def _answer(self, event: Event) -> None:
+        self.reactor.retain()
+        identifier = Identifier(self.reactor.channel, key=event.new_key)
+        if self.cause is None:
+            answer = ConnectionParameters(private_data=self._private_data, qpn=self.qpn)
+            try:
+                identifier.accept(answer)
+            except VerbsCallError as error:
+                # The peer asks again, or gives up.
+                logger.debug("answering %s: %s", identifier.peer_address, error)
+        self.reactor.destroy(identifier.close, self.reactor.release)
+
+    # -- those whom we resolve ----------------------------------------------------------------
+
+    async def resolve(self, resolving: Awaitable[DatagramPeer]) -> DatagramPeer:
+        """Await it, for as long as the socket lives. Raises what the socket ended with."""
+        scope = anyio.CancelScope()
+        self._resolving.add(scope)
+        try:
+            with scope:
+                return await resolving
+        finally:
+            self._resolving.remove(scope)
+        self.require_usable()
+        raise ClosedError("this datagram socket is at its end")
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        for scope in self._resolving:
+            scope.cancel()
+        super()._end()
+
+    def require_usable(self) -> None:
+        """Do nothing while requests may be posted. Raises as Endpoint's."""
+        self.require_same_process()
+        if self.state is ConnectionState.CLOSED:
+            raise ClosedError("this datagram socket is closed")
+        super().require_usable()
+
+    @deferring
+    def close(self) -> None:
+        """End, and then give back everything, in the background. Idempotent."""
+        if not self.is_inherited:
+            for group in list(self.groups.values()):
+                group.leave_later()
+        super().close()
+
+    def _give_back(self) -> None:
+        if self.received is not None:
+            self.received.discard()
+        super()._give_back()
+
+    @deferring_steps
+    async def aclose(self) -> None:
+        """`close`, and wait for it, whatever cancels the task: it is short."""
+        if self.is_inherited:
+            return
+        if not self.life.closed.is_set():
+            self.reactor.require_here(self, self.close)
+        groups = list(self.groups.values())
+        async with AsyncExitStack() as all_of_them:
+            all_of_them.push_async_callback(outwait, self.handles.ended)
+            for group in groups:
+                all_of_them.push_async_callback(outwait, group.left)
+            all_of_them.push_async_callback(super().aclose)

@@ -1,0 +1,33 @@
+"""Which entry of a port's GID table stands for one of our own IP addresses."""
+
+import ipaddress
+
+from aiordma._base.enums import GidType
+from aiordma._native import ffi
+from aiordma.verbs import Context
+
+__all__ = ("find_gid",)
+
+
+def find_gid(context: Context, port: int, host: str) -> tuple[int, bytes]:
+    """Return (index, gid) of a numeric address. On RoCE an address has an entry for each version:
+    version 2 is preferred, which routers pass on. On InfiniBand, where a GID is no IP address, it
+    is the port's first.
+
+    It asks the kernel for one entry after the other: run it in a thread.
+    """
+    address = ipaddress.ip_address(host)
+    wanted = address.packed if address.version == 6 else bytes(10) + b"\xff\xff" + address.packed
+    found: int | None = None
+    raw = ffi.new("struct ibv_gid_entry *")
+    size = ffi.sizeof("struct ibv_gid_entry")
+    for index in range(context.query_port(port).gid_tbl_len):
+        if context.provider.query_gid_ex(context.pointer, port, index, raw, 0, size):
+            continue  # an empty entry
+        if bytes(raw.gid.raw) == wanted and (found is None or raw.gid_type == GidType.ROCE_V2):
+            found = index
+            if raw.gid_type == GidType.ROCE_V2:
+                break
+    if found is None:
+        return 0, context.query_gid(port, 0)
+    return found, wanted

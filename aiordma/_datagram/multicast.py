@@ -1,0 +1,225 @@
+"""Multicast groups: joined with an identifier each, and left with it.
+
+librdmacm attaches a queue pair to a group by itself only if the joining identifier made it. Ours
+listens for those who want to resolve it, and an identifier that listens joins nothing.
+"""
+
+import errno
+import ipaddress
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+
+import anyio
+
+from aiordma._base.enums import CmEventType, PortSpace
+from aiordma._base.errors import (
+    ClosedError,
+    ConnectTimeoutError,
+    MulticastError,
+    NotSupportedError,
+    VerbsCallError,
+    detached,
+)
+from aiordma._base.interrupts import deferring, deferring_steps
+from aiordma._connection.event_waiter import EventWaiter, failure_of
+from aiordma._datagram.peer import DatagramPeer
+from aiordma._endpoint.endpoint import Endpoint
+from aiordma._loop.threads import Once, in_thread, outwait
+from aiordma.verbs import QueuePair
+from aiordma.verbs.identifier import Event, Identifier
+
+__all__ = ("MulticastGroup", "check_group", "join_group")
+
+logger: logging.Logger = logging.getLogger("aiordma")
+
+_NOT_SUPPORTED = (errno.EOPNOTSUPP, 524)
+"""The kernel's own ENOTSUPP comes out of it as well, which C has no name for."""
+
+
+def check_group(host: str, source: str) -> str:
+    """Return a group's address in its usual form.
+
+    Raises:
+        ValueError: it is none, or not of the same IP version as our own address `source`.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError as error:
+        raise ValueError(f"{host!r} is no numeric address: a group has no name") from error
+    if not address.is_multicast:
+        raise ValueError(f"{host} is no multicast address: those are 224.0.0.0/4 and ff00::/8")
+    if address.version != ipaddress.ip_address(source).version:
+        raise ValueError(f"{host} cannot be joined from {source}: another version of IP")
+    return str(address)
+
+
+class MulticastGroup:
+    """A group that a datagram socket has joined: send to it with `socket.send(data, group)`.
+
+    What others send to it arrives with `socket.receive()`, unless it was joined with send_only.
+    What the socket itself sends arrives there as well, if the device loops multicast back. Made
+    by `Datagram.join`; left with `leave`, and when the socket closes.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, identifier: Identifier, address: str, send_only: bool
+    ) -> None:
+        self.address = address
+        """The group's numeric address."""
+        self.send_only = send_only
+        """Whether it was joined only to send."""
+        self._endpoint = endpoint
+        self._reactor = endpoint.reactor
+        self._identifier = identifier
+        self._waiter = EventWaiter(f"join {address}")
+        self._peer: DatagramPeer | None = None
+        self._failure: Exception | None = None
+        self._attached: tuple[QueuePair, bytes, int] | None = None
+        self._leaving = False
+        self.left: Once = Once(endpoint.loop)
+        self.on_left: Callable[[], object] = lambda: None
+        self._reactor.retain()
+        self._reactor.subscribe(identifier, self._handle)
+
+    def __repr__(self) -> str:
+        return f"<MulticastGroup {self.address}{', left' if self._leaving else ''}>"
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether it has been joined, and neither left nor lost."""
+        return self._peer is not None and not self._leaving and self._failure is None
+
+    @property
+    def peer(self) -> DatagramPeer:
+        """The destination of datagrams to all members.
+
+        Raises:
+            ClosedError: the group was left.
+            MulticastError, DeviceRemovedError: the membership ended; what ended it.
+        """
+        if self._failure is not None:
+            raise detached(self._failure)
+        if self._peer is None or self._leaving:
+            raise ClosedError(f"the group {self.address} has been left")
+        return self._peer
+
+    def _handle(self, event: Event) -> None:
+        self._waiter.handle(event)
+        if self._peer is not None and event.type in (
+            CmEventType.MULTICAST_ERROR,
+            CmEventType.DEVICE_REMOVAL,
+        ):
+            self._failure = failure_of(f"the group {self.address}", event)
+            logger.warning("%s", self._failure)
+
+    async def enter(self, source: str) -> None:
+        """Join it; for `join_group`."""
+        self._identifier.bind(source, 0)
+        self._identifier.join_multicast(self.address, send_only=self.send_only)
+        event = await self._waiter.until(CmEventType.MULTICAST_JOIN)
+        if event.address is None or event.address.gid is None:
+            raise MulticastError(f"join {self.address}: no way to the group was given")
+        self._endpoint.require_usable()
+        self._peer = DatagramPeer(event.address, event.qpn, event.qkey)
+        if not self.send_only:
+            await in_thread(self._endpoint.loop, self._attach)
+
+    def _attach(self) -> None:
+        pair = self._endpoint.queue_pair
+        assert pair is not None
+        assert self._peer is not None
+        gid, lid = self._peer.address.gid, self._peer.address.lid
+        assert gid is not None
+        pair.attach_multicast(gid, lid)
+        self._attached = pair, gid, lid
+
+    @deferring
+    def leave_later(self) -> None:
+        """`leave` in the background. Idempotent; `left` is set once it is done."""
+        if self._leaving:
+            return
+        self._leaving = True
+        self._reactor.unsubscribe(self._identifier)
+        self._waiter.fail(ClosedError(f"join {self.address}: the socket was closed"))
+
+        def leave() -> None:
+            with ExitStack() as last_first:
+                last_first.callback(self._identifier.close)
+                last_first.callback(self._leave_network)
+                last_first.callback(self._detach)
+
+        self._reactor.destroy(leave, lambda: self._reactor.release(self._left))
+
+    def _left(self) -> None:
+        self.on_left()
+        self.left.set()
+
+    def _detach(self) -> None:
+        if self._attached is not None:
+            pair, gid, lid = self._attached
+            with suppress(ClosedError):  # destroyed meanwhile, and detached with that
+                pair.detach_multicast(gid, lid)
+
+    def _leave_network(self) -> None:
+        try:
+            self._identifier.leave_multicast(self.address)
+        except VerbsCallError as error:
+            logger.debug("leaving %s: %s", self.address, error)  # it never was joined
+
+    @deferring_steps
+    async def leave(self) -> None:
+        """Leave the group: no more is received from it, nor can be sent. Idempotent. What was
+        posted to it before goes out all the same.
+
+        Raises:
+            EventLoopError: called outside of its event loop; the message says what became of the
+                group.
+
+        Cancellation: the group is left all the same, and the call returns once it is.
+
+        See: man rdma_leave_multicast.
+        """
+        if not self.left.is_set():
+            self._reactor.require_here(self, self.leave_later)
+        self.leave_later()
+        await outwait(self.left)
+
+
+@deferring_steps
+async def join_group(
+    endpoint: Endpoint,
+    address: str,
+    source: str,
+    *,
+    send_only: bool,
+    timeout: float | None,
+    groups: dict[str, MulticastGroup],
+) -> MulticastGroup:
+    """Join a group with a datagram endpoint. See Datagram.join. The group is among `groups` until
+    it is left."""
+    if address in groups:
+        raise ValueError(f"{address} is joined already: leave it first")
+    identifier = Identifier(endpoint.reactor.channel, PortSpace.UDP)
+    group = MulticastGroup(endpoint, identifier, address, send_only)
+    groups[address] = group
+    group.on_left = lambda: groups.pop(address, None)
+    try:
+        with anyio.fail_after(timeout):
+            await group.enter(source)
+    except BaseException as error:
+        await group.leave()
+        if isinstance(error, VerbsCallError) and error.errno in _NOT_SUPPORTED:
+            device = endpoint.hub.context.device_name
+            raise NotSupportedError(
+                f"multicast group {address}: the kernel joins no such group with {device} "
+                "(Linux's connection manager joins none of IPv6 on RoCE v2)"
+            ) from error
+        if isinstance(error, VerbsCallError):
+            raise MulticastError.of_call(f"join {address}", error) from error
+        if isinstance(error, TimeoutError) and not isinstance(error, ConnectTimeoutError):
+            raise ConnectTimeoutError(
+                f"join {address}: the network did not confirm it within {timeout:g} s"
+            ) from None
+        raise
+    return group

@@ -1,0 +1,42 @@
+"""Registering memory with an endpoint: for its requests, and for its peer."""
+
+from aiordma._base.arguments import Buffer
+from aiordma._base.enums import Access
+from aiordma._base.interrupts import deferring_steps
+from aiordma._endpoint.endpoint import Endpoint
+from aiordma._loop.threads import in_thread
+from aiordma.verbs import MemoryRegion
+
+__all__ = ("register", "register_in_thread")
+
+
+def register(endpoint: Endpoint, buffer: Buffer, access: Access | None) -> MemoryRegion:
+    """Register a buffer until the endpoint's end. See `Connection.register`."""
+    endpoint.require_usable()
+    region = MemoryRegion(endpoint.hub.domain, buffer, access)
+    endpoint.adopt(region)
+    return region
+
+
+@deferring_steps
+async def register_in_thread(
+    endpoint: Endpoint, buffer: Buffer, access: Access | None
+) -> MemoryRegion:
+    """`register`, in a worker thread. Cancelled, nothing stays registered."""
+    endpoint.require_usable()
+    made: list[MemoryRegion] = []
+    endpoint.reactor.retain()  # what the thread registers with must not be closed under it
+    try:
+        await in_thread(
+            endpoint.loop,
+            lambda: made.append(MemoryRegion(endpoint.hub.domain, buffer, access)),
+        )
+        endpoint.require_usable()
+    except BaseException:
+        for region in made:
+            region.close()
+        raise
+    finally:
+        endpoint.reactor.release()
+    endpoint.adopt(made[0])
+    return made[0]

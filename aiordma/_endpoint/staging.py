@@ -1,0 +1,308 @@
+"""From what users pass to what devices take: registered memory, inline bytes, or a leased copy.
+
+Registered memory is posted as it is. Plain bytes to be sent are copied inline or into the pool when
+they are short, and registered for the one request when they are long. Plain buffers to be filled
+are always registered: the device writes to them itself.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from aiordma._base.arguments import buffers, shown
+from aiordma._base.enums import Access, SendFlag, names_of
+from aiordma._base.interrupts import deferring, deferring_steps
+from aiordma._loop.event_loop import EventLoop
+from aiordma._loop.threads import in_thread, start_destroy
+from aiordma._requests.request import Holdable, WorkRequest
+from aiordma._runtime.hub import DeviceHub
+from aiordma._runtime.reactor import Reactor
+from aiordma.verbs import Capacity, LocalMemory, MemoryRegion, MemorySlice
+from aiordma.verbs.memory import address_of, flat_view, gather
+
+__all__ = ("PARTS", "THREAD_LIMIT", "Poster", "Staged", "Staging", "call_of", "several")
+
+PARTS = "parts[{}]"
+"""The parameter of calls that take several buffers, and the place of one in it."""
+
+COPY_LIMIT = 1 << 16
+"""Plain bytes up to this length are copied; longer ones are cheaper to register."""
+THREAD_LIMIT = 1 << 20
+"""Registering more than this in one go would be felt by the event loop."""
+
+_SGE = struct.Struct("=QII")
+_INLINE = int(SendFlag.INLINE)
+
+
+@dataclass(slots=True)
+class Staged:
+    """The local side of one work request. Post it, or `abandon` it."""
+
+    sges: bytes
+    count: int
+    length: int
+    held: list[Holdable] = field(default_factory=list)
+    flags: int = 0
+    leases: list[Holdable] = field(default_factory=list)
+    temporary: list[MemoryRegion] = field(default_factory=list)
+    alive: Any = None
+    """What inline sges point into, until the post has copied it."""
+
+    def own(self) -> None:
+        """Copy what goes inline, so that its owner may change it before the post."""
+        if self.alive is not None:
+            self.alive = bytes(self.alive)
+            self.sges = _SGE.pack(address_of(self.alive), self.length, 0)
+
+
+class Poster(Protocol):
+    """What buffers are prepared for: an endpoint, or a shared receive queue."""
+
+    loop: EventLoop
+    hub: DeviceHub
+    reactor: Reactor
+    capacity: Capacity
+    max_message: int
+    regions: dict[int, MemoryRegion]
+
+    def adopt(self, region: MemoryRegion) -> None:
+        """Close the region with it, if it is not closed before."""
+
+
+class Staging:
+    """Prepares and cleans up buffers for one endpoint."""
+
+    def __init__(self, endpoint: Poster) -> None:
+        self._endpoint = endpoint
+
+    # -- memory of the user -------------------------------------------------------------------
+
+    def source(self, parts: Iterable[LocalMemory], where: str) -> Staged:
+        """Prepare what the device will read.
+
+        Args:
+            parts: registered memory, or anything with a buffer.
+            where: the call and its parameter, for messages: "post_send(): data", or with a {} for
+                the place of a part, "post_sendv(): parts[{}]".
+
+        Raises:
+            TypeError: a part has no buffer.
+            ValueError: too many parts, or longer than the device's messages, or closed.
+            VerbsCallError: registering failed.
+        """
+        given = list(parts)
+        self._check_count(len(given), "max_send_sge", where)
+        if all(isinstance(part, MemoryRegion | MemorySlice) for part in given):
+            return self._registered(given, where)
+        views = [_bytes_of(part, where, i) for i, part in enumerate(given)]
+        length = sum(view.nbytes for view in views)
+        self.check_length(length, where)
+        if length <= self._endpoint.capacity.max_inline_data:
+            if not length:
+                return Staged(b"", 0, 0)
+            data = views[0] if len(views) == 1 else memoryview(b"".join(views))
+            sge = _SGE.pack(address_of(data), length, 0)
+            return Staged(sge, 1, length, flags=_INLINE, alive=data)
+        if length <= COPY_LIMIT:
+            lease = self._endpoint.hub.pool.lease(length)
+            at = 0
+            target = lease.memory.view
+            for view in views:
+                target[at : at + view.nbytes] = view
+                at += view.nbytes
+            return Staged(lease.memory.sge, 1, length, [lease], leases=[lease])
+        return self._register(given, where)
+
+    def target(self, parts: Iterable[LocalMemory], where: str) -> Staged:
+        """Prepare what the device will write to. Arguments and errors are those of `source`, and
+        TypeError for memory that is read-only or registered without LOCAL_WRITE."""
+        given = list(parts)
+        self._check_count(len(given), "max_send_sge", where)
+        return self._target(given, where)
+
+    def receive(self, parts: Iterable[LocalMemory], where: str) -> Staged:
+        """Prepare a receive. Arguments and errors are those of `target`."""
+        given = list(parts)
+        self._check_count(len(given), "max_recv_sge", where)
+        return self._target(given, where)
+
+    def _target(self, given: list[LocalMemory], where: str) -> Staged:
+        for i, part in enumerate(given):
+            if isinstance(part, MemoryRegion | MemorySlice):
+                region = _as_slice(part).region
+                region.require_open()
+                if not region.access & Access.LOCAL_WRITE:
+                    raise TypeError(f"{where.format(i)}={part!r}: {_not_writable(region)}")
+            elif flat_view(part, where, i).readonly:
+                raise TypeError(
+                    f"{where.format(i)}={shown(part)}: {type(part).__name__} is read-only: give a "
+                    "bytearray, or another writable buffer, for the device to write to"
+                )
+        if all(isinstance(part, MemoryRegion | MemorySlice) for part in given):
+            return self._registered(given, where)
+        return self._register(given, where)
+
+    def is_heavy(self, parts: Iterable[LocalMemory], where: str) -> bool:
+        """Whether preparing this blocks for long enough to be given to a worker thread."""
+        return (
+            sum(
+                flat_view(part, where, i).nbytes
+                for i, part in enumerate(parts)
+                if not isinstance(part, MemoryRegion | MemorySlice)
+            )
+            > THREAD_LIMIT
+        )
+
+    async def prepare(
+        self,
+        stage: Callable[[Iterable[LocalMemory], str], Staged],
+        parts: Sequence[LocalMemory],
+        where: str,
+    ) -> Staged:
+        """Call `source` or `target`, in a worker thread where it would hold up the loop. Cancelled,
+        nothing is left of it."""
+        if self.is_heavy(parts, where):
+            return await self._prepare_in_thread(lambda: stage(parts, where))
+        return stage(parts, where)
+
+    @deferring_steps
+    async def _prepare_in_thread(self, stage: Callable[[], Staged]) -> Staged:
+        made: list[Staged] = []
+        reactor = self._endpoint.reactor
+        reactor.retain()  # what the thread registers with must not be closed under it
+        try:
+            await in_thread(self._endpoint.loop, lambda: made.append(stage()))
+        except BaseException:
+            for staged in made:
+                self.abandon(staged)
+            raise
+        finally:
+            reactor.release()
+        return made[0]
+
+    # -- how ----------------------------------------------------------------------------------
+
+    def _registered(self, parts: list[Any], where: str) -> Staged:
+        slices = [_as_slice(part) for part in parts]
+        domain = self._endpoint.hub.domain
+        for part in slices:
+            part.region.require_open()
+            if part.region.domain is not domain:
+                raise ValueError(
+                    "this memory is registered with another device or event loop: register it "
+                    "with this connection"
+                )
+        length = sum(part.length for part in slices)
+        self.check_length(length, where)
+        parts_ = [part for part in slices if part.length]
+        return Staged(gather(parts_), len(parts_), length, list(slices))
+
+    def _register(self, parts: list[Any], where: str) -> Staged:
+        temporary: list[MemoryRegion] = []
+        slices: list[MemorySlice] = []
+        try:
+            for part in parts:
+                if isinstance(part, MemoryRegion | MemorySlice):
+                    slices.append(_as_slice(part))
+                elif flat_view(part).nbytes:
+                    region = MemoryRegion(self._endpoint.hub.domain, part)
+                    temporary.append(region)
+                    slices.append(region[:])
+            staged = self._registered(slices, where)
+        except BaseException:
+            for region in temporary:
+                region.close()
+            raise
+        staged.temporary = temporary
+        for region in temporary:
+            self._endpoint.adopt(region)
+        return staged
+
+    def abandon(self, staged: Staged) -> None:
+        """Give back what was prepared for a request that was not posted."""
+        for lease in staged.leases:
+            lease.release()
+        self._give_back(staged.temporary)
+
+    def posted(self, staged: Staged, request: WorkRequest) -> None:
+        """Arrange for temporary registrations to end with the request, whoever awaits it."""
+        if staged.temporary:
+            request.add_done_callback(lambda _: self._give_back(staged.temporary))
+
+    @deferring
+    def _give_back(self, regions: list[MemoryRegion]) -> None:
+        # Whoever takes a region off the endpoint's list closes it: we, or the endpoint's end.
+        taken = [self._endpoint.regions.pop(id(region), None) for region in regions]
+        mine = [region for region in taken if region is not None]
+
+        def close() -> None:
+            for region in mine:
+                region.retire()
+
+        if sum(region.length for region in mine) > THREAD_LIMIT:
+            reactor = self._endpoint.reactor
+            reactor.retain()
+            start_destroy(self._endpoint.loop, close, lambda _error: reactor.release())
+        else:
+            close()
+
+    # -- limits -------------------------------------------------------------------------------
+
+    def _check_count(self, count: int, option: str, where: str) -> None:
+        most = getattr(self._endpoint.capacity, option)
+        if count > most:
+            raise ValueError(
+                f"{call_of(where)}(): {count} parts: one request takes at most {most}; ask for "
+                f"more with {option}= (the device has {self._endpoint.hub.attributes.max_sge})"
+            )
+
+    def check_length(self, length: int, where: str) -> None:
+        """Do nothing for a length that the device carries.
+
+        Raises:
+            ValueError: it is longer; the message names the limit.
+        """
+        most = self._endpoint.max_message
+        if length > most:
+            raise ValueError(
+                f"{call_of(where)}(): {length} bytes in one request: "
+                f"{self._endpoint.hub.context.device_name} carries at most {most}"
+            )
+
+
+def call_of(where: str) -> str:
+    """Return the function's name of a place such as `Staging.source` takes."""
+    return where.partition("()")[0]
+
+
+def _not_writable(region: MemoryRegion) -> str:
+    text = (
+        f"it was registered with {names_of(region.access)}, and for the device to write to it "
+        "takes Access.LOCAL_WRITE"
+    )
+    if region.view.readonly:
+        text += ", which its read-only buffer rules out: register a bytearray"
+    return text
+
+
+def several(parts: Iterable[LocalMemory], call: str) -> list[LocalMemory]:
+    """Return the parts of a request as a list of ours.
+
+    Raises:
+        TypeError: it is one buffer, or no iterable.
+    """
+    return buffers(parts, "parts", call, MemoryRegion, MemorySlice)
+
+
+def _as_slice(part: MemoryRegion | MemorySlice) -> MemorySlice:
+    return part if isinstance(part, MemorySlice) else part[:]
+
+
+def _bytes_of(part: LocalMemory, where: str, place: int) -> memoryview:
+    # Registered memory beside plain bytes is copied, or gathered, with them.
+    if isinstance(part, MemoryRegion | MemorySlice):
+        registered = _as_slice(part)
+        registered.region.require_open()
+        return registered.view
+    return flat_view(part, where, place)

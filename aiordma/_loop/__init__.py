@@ -1,0 +1,3 @@
+"""asyncio, uvloop and trio behind one face; the polling loop; worker threads."""
+
+__all__ = ()

@@ -1,0 +1,457 @@
+"""The only module that imports an event loop: asyncio (uvloop too) and trio behind one face.
+
+Everything above watches file descriptors, waits and sleeps through an `EventLoop`, so that no
+other file knows which loop runs. Callbacks run on the loop's thread, between tasks.
+"""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from threading import current_thread, get_ident, main_thread
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from aiordma._base.errors import EventLoopError
+from aiordma._base.interrupts import uninterrupted
+from aiordma._loop.polling import PollingEventLoop
+from aiordma._native import Steps, deliver_interrupts
+from aiordma._native import Waiter as AsyncioWaiter
+
+if TYPE_CHECKING:
+    import trio
+
+__all__ = ("EventLoop", "Timer", "Waiter", "current_event_loop", "require_here")
+
+logger: logging.Logger = logging.getLogger("aiordma")
+
+
+class Waiter(Protocol):
+    """One task's wait for one wake-up. A wake before the wait is not lost."""
+
+    def wake(self) -> None:
+        """Let the waiting task go on; idempotent."""
+
+    def wait(self) -> Awaitable[Any]:
+        """Return what to await, once."""
+
+
+class Timer(Protocol):
+    """A scheduled callback."""
+
+    def cancel(self) -> None:
+        """Do not call it any more."""
+
+
+class EventLoop(Protocol):
+    """What aiordma needs of an event loop."""
+
+    asyncio_loop: asyncio.AbstractEventLoop | None
+    """What it is a face of, if that is asyncio's, or behaves as it does (uvloop)."""
+
+    thread: int
+    """The thread that it was last seen to run on."""
+
+    from_thread: str
+    """How another thread has something done on this loop, for messages."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was closed, or its run is over: it calls nothing back any more. Timers and
+        descriptors are then ignored."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it runs in some thread, and so calls back soon."""
+
+    def is_running_here(self) -> bool:
+        """Whether it is the loop that runs in this thread."""
+
+    def abandon(self) -> None:
+        """Count it as ended: its tasks were dropped unfinished."""
+
+    def undelivered(self) -> list[Callable[[], None]]:
+        """Take the callbacks from threads that came after its end."""
+
+    def watch(self, fd: int, callback: Callable[[], None], *, hot: bool = False) -> None:
+        """Call back whenever the descriptor is readable.
+
+        Args:
+            fd: the descriptor.
+            callback: what to call.
+            hot: interrupts are not deferred for it: an interrupted call loses nothing.
+        """
+
+    def unwatch(self, fd: int) -> None:
+        """Stop that; before the descriptor is closed."""
+
+    def poll(self, drain: object) -> bool:
+        """Return whether the loop polls the drain from now on, and arms its queues before it
+        sleeps: most loops do not."""
+
+    def unpoll(self, drain: object) -> None:
+        """Poll it no more."""
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        """Call back after some seconds; 0 means in the next round of the loop."""
+
+    def call_from_thread(self, callback: Callable[[], None]) -> None:
+        """Call back on the loop's thread; to be called from another. If it has ended, the callback
+        is kept for `undelivered`."""
+
+    def report(self, message: str, error: Exception) -> None:
+        """Tell of an error that no task can be told, in any thread, also if the loop has ended: by
+        asyncio's exception handler (`loop.set_exception_handler`); on trio, which has none, in
+        the log."""
+
+    def waiter(self) -> Waiter:
+        """Make a waiter for the calling task.
+
+        Raises:
+            EventLoopError: the task is another loop's.
+        """
+
+    def spawn(self, function: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        """Run a coroutine function in the background; its exceptions are logged."""
+
+
+async def _logged(function: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    try:
+        await function()
+    except Exception:
+        logger.exception("%s failed", name)
+
+
+class _Begun(Coroutine[Any, Any, None]):
+    """A coroutine that defers interrupts in each step, and that begins before it is cancelled:
+    asyncio does not begin a task at all that is cancelled first."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._steps = Steps(coroutine)
+        self._begun = False
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return cast("Generator[Any, Any, None]", self._steps)
+
+    def send(self, value: Any) -> Any:
+        self._begun = True
+        return self._steps.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        if not self._begun:
+            self.send(None)
+        return self._steps.throw(*error)
+
+    def close(self) -> None:
+        self._steps.close()
+
+
+def _is_trios(handler: object) -> bool:
+    return (getattr(handler, "__module__", None) or "").startswith("trio.")
+
+
+def _interrupt_trio(interrupt: KeyboardInterrupt) -> None:
+    """Let trio raise a KeyboardInterrupt in its main task, as it does for Ctrl-C: out of a system
+    task it would be an internal error of trio's. Raises it where trio does not handle SIGINT."""
+    handler = signal.getsignal(signal.SIGINT)
+    is_main = current_thread() is main_thread()
+    if not is_main or not _is_trios(handler):
+        raise interrupt
+    signal.raise_signal(signal.SIGINT)
+
+
+@deliver_interrupts
+def _deliver(handler: Callable[[int, None], object], error: BaseException | None) -> bool:
+    """Have a deferred SIGINT handled by the loop that runs here, between its tasks; an error was
+    raised by the handler already. Return whether a loop runs."""
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        if error is not None and not isinstance(error, KeyboardInterrupt):
+            return False
+        if not _is_trios(handler):
+            return False
+        handler(signal.SIGINT, None)  # without a frame to judge by, trio raises it in its main task
+        return True
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    loop.call_soon(_interrupt, handler, error)
+    return True
+
+
+def _interrupt(handler: Callable[[int, None], object], error: BaseException | None) -> None:
+    if error is not None:
+        raise error
+    handler(signal.SIGINT, None)
+
+
+def _call(callback: Callable[[], None], fd: int) -> None:
+    # As asyncio does by itself: one failure is no reason to be deaf from then on.
+    try:
+        callback()
+    except Exception:
+        logger.exception("the callback of fd %d failed", fd)
+
+
+class _Never:
+    """A timer of a loop that has ended."""
+
+    def cancel(self) -> None:
+        pass
+
+
+class _Face:
+    """What is known of a loop beside what it does."""
+
+    def __init__(self) -> None:
+        self.thread = get_ident()
+        self._thread_name = current_thread().name
+        self._abandoned = False
+        self._undelivered: deque[Callable[[], None]] = deque()
+
+    def abandon(self) -> None:
+        self._abandoned = True
+
+    def undelivered(self) -> list[Callable[[], None]]:
+        return [self._undelivered.popleft() for _ in range(len(self._undelivered))]
+
+
+class _AsyncioEventLoop(_Face):
+    asyncio_loop: asyncio.AbstractEventLoop | None
+
+    from_thread = (
+        "loop.call_soon_threadsafe(...), asyncio.run_coroutine_threadsafe(...) or "
+        "anyio.from_thread.run(...)"
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._loop = self.asyncio_loop = loop
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"{self._loop!r} at {id(self._loop):#x}, of thread {self._thread_name!r}"
+
+    @property
+    def has_ended(self) -> bool:
+        return self._abandoned or self._loop.is_closed()
+
+    @property
+    def is_running(self) -> bool:
+        return self._loop.is_running()
+
+    def is_running_here(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
+
+    def watch(self, fd: int, callback: Callable[[], None], *, hot: bool = False) -> None:
+        if not self.has_ended:
+            self._loop.add_reader(fd, callback if hot else uninterrupted(callback))
+
+    def unwatch(self, fd: int) -> None:
+        if not self._loop.is_closed():
+            self._loop.remove_reader(fd)
+
+    def poll(self, drain: object) -> bool:
+        return isinstance(self._loop, PollingEventLoop) and self._loop.poll(drain)
+
+    def unpoll(self, drain: object) -> None:
+        if isinstance(self._loop, PollingEventLoop):
+            self._loop.unpoll(drain)
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        if self.has_ended:
+            return _Never()
+        if not delay:
+            return self._loop.call_soon(uninterrupted(callback))
+        return self._loop.call_later(delay, uninterrupted(callback))
+
+    def call_from_thread(self, callback: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(uninterrupted(callback))
+        except RuntimeError:  # the loop is closed
+            self._undelivered.append(callback)
+
+    def report(self, message: str, error: Exception) -> None:
+        self._loop.call_exception_handler({"message": message, "exception": error})
+
+    def waiter(self) -> Waiter:
+        require_here(self, "what this task waits for")
+        return AsyncioWaiter(self._loop)
+
+    def spawn(self, function: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        # The loop itself holds tasks weakly.
+        task = self._loop.create_task(_Begun(_logged(function, name)), name=name)
+        # A program may close its loop without cancelling what runs there. asyncio would then
+        # complain of a task that the program never made.
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _TrioWaiter:
+    __slots__ = ("_event",)
+
+    def __init__(self, event: "trio.Event") -> None:
+        self._event = event
+
+    def wake(self) -> None:
+        self._event.set()
+
+    def wait(self) -> Awaitable[None]:
+        return self._event.wait()
+
+
+class _TrioEventLoop(_Face):
+    """Descriptors and timers are system tasks: they end with the run, not with a nursery."""
+
+    asyncio_loop: asyncio.AbstractEventLoop | None = None
+    from_thread = "trio.from_thread.run_sync(..., trio_token=...) or anyio.from_thread.run(...)"
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self._trio = module
+        self._token: trio.lowlevel.TrioToken = module.lowlevel.current_trio_token()
+        self._watched: dict[int, trio.CancelScope] = {}
+
+    def __repr__(self) -> str:
+        return f"<trio run> at {id(self._token):#x}, of thread {self._thread_name!r}"
+
+    @property
+    def has_ended(self) -> bool:
+        if not self._abandoned:
+            try:
+                self._token.run_sync_soon(_nothing, idempotent=True)
+            except self._trio.RunFinishedError:
+                self._abandoned = True
+        return self._abandoned
+
+    @property
+    def is_running(self) -> bool:
+        return not self.has_ended
+
+    def is_running_here(self) -> bool:
+        lowlevel = self._trio.lowlevel
+        return lowlevel.in_trio_run() and lowlevel.current_trio_token() is self._token
+
+    def watch(self, fd: int, callback: Callable[[], None], *, hot: bool = False) -> None:
+        scope = self._trio.CancelScope()
+        self._watched[fd] = scope
+
+        async def wait_and_call() -> None:
+            with scope:
+                # Unwatched before the first wait, the number may be another descriptor's by now.
+                while not scope.cancel_called:
+                    try:
+                        await self._trio.lowlevel.wait_readable(fd)
+                    except self._trio.ClosedResourceError:
+                        return  # unwatch() woke us
+                    if not scope.cancel_called:
+                        try:
+                            _call(callback, fd)
+                        except KeyboardInterrupt as interrupt:
+                            _interrupt_trio(interrupt)
+
+        self.spawn(wait_and_call, f"aiordma: watch fd {fd}")
+
+    def unwatch(self, fd: int) -> None:
+        scope = self._watched.pop(fd, None)
+        if scope is not None:
+            scope.cancel()
+            # trio allows one waiter per descriptor, and wants to be told before the close.
+            self._trio.lowlevel.notify_closing(fd)
+
+    def poll(self, drain: object) -> bool:
+        return False
+
+    def unpoll(self, drain: object) -> None:
+        pass
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        scope = self._trio.CancelScope(shield=True)
+        timer: Timer = scope
+
+        async def sleep_and_call() -> None:
+            # Shielded, as the end of the run cancels every system task: what closes then needs it.
+            with scope:
+                await self._trio.sleep(delay)
+                try:
+                    callback()
+                except KeyboardInterrupt as interrupt:
+                    _interrupt_trio(interrupt)
+
+        self.spawn(sleep_and_call, "aiordma: timer")
+        return timer
+
+    def call_from_thread(self, callback: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                callback()
+            except KeyboardInterrupt as interrupt:
+                _interrupt_trio(interrupt)
+
+        try:
+            self._token.run_sync_soon(run)
+        except self._trio.RunFinishedError:
+            self._undelivered.append(callback)
+
+    def report(self, message: str, error: Exception) -> None:
+        logger.error("%s", message, exc_info=error)
+
+    def waiter(self) -> Waiter:
+        require_here(self, "what this task waits for")
+        return _TrioWaiter(self._trio.Event())
+
+    def spawn(self, function: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        self._trio.lowlevel.spawn_system_task(_logged, function, name, name=name)
+
+
+def _nothing() -> None:
+    pass
+
+
+def require_here(loop: EventLoop, what: object) -> None:
+    """Do nothing in the loop's tasks and callbacks, or on its thread between its runs.
+
+    Args:
+        loop: which what is used belongs to.
+        what: is used; its repr is for the message.
+
+    Raises:
+        EventLoopError: this is another thread, another loop runs here, or the loop has ended.
+    """
+    if loop.is_running_here():
+        loop.thread = get_ident()
+        return
+    name = what if isinstance(what, str) else repr(what)
+    if loop.has_ended:
+        raise EventLoopError(f"{name} belongs to the event loop {loop!r}, which has ended")
+    try:
+        here = f"the event loop {current_event_loop()!r} runs here"
+    except RuntimeError:
+        if loop.thread == get_ident():
+            return
+        here = f"this is thread {current_thread().name!r}"
+    raise EventLoopError(
+        f"{name} belongs to the event loop {loop!r}, and {here}: use it in its own event loop, "
+        f"from another thread by {loop.from_thread}"
+    )
+
+
+def current_event_loop() -> EventLoop:
+    """Return the face of the loop that runs this task.
+
+    Raises:
+        RuntimeError: no asyncio or trio loop is running here.
+    """
+    try:
+        return _AsyncioEventLoop(asyncio.get_running_loop())
+    except RuntimeError:
+        module = sys.modules.get("trio")
+        if module is not None and module.lowlevel.in_trio_run():
+            return _TrioEventLoop(module)
+    raise RuntimeError("aiordma was called outside a running asyncio or trio event loop")

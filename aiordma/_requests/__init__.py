@@ -1,0 +1,3 @@
+"""Work requests, the in-flight table, the drain, credits, and pools of registered memory."""
+
+__all__ = ()

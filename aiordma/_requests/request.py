@@ -1,0 +1,40 @@
+"""WorkRequest, of whichever backend; what the engine calls in Python for one; and how many requests
+are ended at once.
+"""
+
+import logging
+from collections.abc import Callable, Generator, Iterable
+from contextlib import ExitStack
+from typing import Any
+
+from aiordma._loop.event_loop import Waiter
+from aiordma._native import given
+from aiordma._requests.select import Holdable, OpenRequests, RequestOwner, WorkRequest
+from aiordma.verbs import WorkCompletion
+
+__all__ = ("Holdable", "OpenRequests", "RequestOwner", "WorkRequest", "fail_all")
+
+logger: logging.Logger = logging.getLogger("aiordma")
+
+
+@given("wait_elsewhere")
+def _wait_elsewhere(request: WorkRequest, waiter: Waiter) -> Generator[Any, Any, WorkCompletion]:
+    """Await a request of the engine's on a loop that the engine does not know."""
+    try:
+        yield from waiter.wait().__await__()
+    finally:
+        request.forget_waiter(waiter)
+    return request.result()
+
+
+@given("log")
+def _log(text: str, about: object, error: BaseException) -> None:
+    logger.error(text, *([about] if "%r" in text else []), exc_info=error)
+
+
+def fail_all(requests: Iterable[WorkRequest], explain: Callable[[WorkRequest], Exception]) -> None:
+    """End requests without completions, all of them, whatever the callback of one raises: an
+    interrupt (KeyboardInterrupt) goes on behind the last one."""
+    with ExitStack() as last_first:
+        for request in reversed(list(requests)):
+            last_first.callback(lambda each: each.fail(explain(each)), request)

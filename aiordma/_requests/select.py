@@ -1,0 +1,76 @@
+"""The one place that chooses between the two backends, by the environment variable
+AIORDMA_BACKEND: `c` (the default), the engine in C (`_native/engine/`), or `python`, the same in
+Python (`python`), for reading, for comparing, and for debugging.
+
+Both have one interface, which `python` documents, and the same tests run on both.
+"""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from aiordma._native import c_backend
+from aiordma._requests import python
+from aiordma._requests.python import BATCH, ClosedPort, Entry, Holdable, RequestOwner
+
+__all__ = (
+    "BACKEND",
+    "BATCH",
+    "ChainPort",
+    "ClosedPort",
+    "Drain",
+    "Entry",
+    "Holdable",
+    "InFlightTable",
+    "OpenRequests",
+    "Port",
+    "RequestOwner",
+    "SharedPort",
+    "WorkRequest",
+    "plain_calls",
+)
+
+Function = TypeVar("Function")
+
+BACKENDS = {"c": c_backend, "python": python}
+
+
+def _asked() -> str:
+    name = os.environ.get("AIORDMA_BACKEND", "c")
+    if name not in BACKENDS:
+        raise ImportError(f"AIORDMA_BACKEND={name!r}: it is one of {', '.join(BACKENDS)}")
+    return name
+
+
+BACKEND = _asked()
+"""Which one it is."""
+
+if TYPE_CHECKING:
+    from aiordma._requests.python import (
+        ChainPort,
+        Drain,
+        InFlightTable,
+        OpenRequests,
+        Port,
+        SharedPort,
+        WorkRequest,
+    )
+else:
+    InFlightTable = BACKENDS[BACKEND].InFlightTable
+    WorkRequest = BACKENDS[BACKEND].WorkRequest
+    OpenRequests = BACKENDS[BACKEND].OpenRequests
+    Drain = BACKENDS[BACKEND].Drain
+    Port = BACKENDS[BACKEND].Port
+    SharedPort = BACKENDS[BACKEND].SharedPort
+    ChainPort = BACKENDS[BACKEND].ChainPort
+
+
+def plain_calls(name: str) -> Callable[[Function], Function]:
+    """Decorate a method whose plain calls `self._plain` takes, by its method of this name: those
+    without keywords, unless that answers None. The engine makes them without entering Python."""
+
+    def choose(method: Function) -> Function:
+        chosen: Function = c_backend.method(name, method) if BACKEND == "c" else method
+        return chosen
+
+    return choose

@@ -1,0 +1,87 @@
+"""Failed requests whose error nobody retrieved: reported together, once for each connection."""
+
+from collections.abc import Sequence
+
+from aiordma._base.errors import ClosedError, DeviceRemovedError, DisconnectedError, FlushedError
+from aiordma._loop.event_loop import EventLoop
+from aiordma._requests.request import WorkRequest
+
+__all__ = ("Unretrieved",)
+
+NAMED = 3
+"""Requests that a report names; it counts the others."""
+
+
+class Unretrieved:
+    """Collects what the finalizers of requests tell, until their owner has ended, and then reports
+    it as asyncio reports a future's exception that was never retrieved.
+
+    Args:
+        loop: where the report goes to.
+    """
+
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
+        self._failed: list[tuple[str, bool, Exception]] = []
+        self._owner = ""
+        self._cause: Exception | None = None
+        self._scheduled = self._ended = self._reported = False
+
+    def add(self, request: WorkRequest) -> None:
+        """Take note of a failed request; in any thread, since a finalizer calls this."""
+        error = request.exception()
+        if error is None or self._reported or not request.wr_id:
+            return  # the last: it is of a chain that was not posted
+        self._failed.append((str(request), request.is_receive, error))
+        if self._ended:
+            self._schedule()
+
+    def end(self, owner: str, cause: Exception | None) -> None:
+        """Report from now on: all requests have ended.
+
+        Args:
+            owner: what they were posted on, for the message.
+            cause: why that has ended.
+        """
+        self._owner, self._cause, self._ended = owner, cause, True
+        if self._failed:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        # Not at once: many requests go together.
+        if not self._scheduled:
+            self._scheduled = True
+            if self._loop.has_ended:
+                self._report()
+            else:
+                self._loop.call_from_thread(self._report)
+
+    def _report(self) -> None:
+        self._scheduled = False
+        failed = [each for each in self._failed if not self._is_orderly(*each)]
+        self._failed.clear()
+        if not failed or self._reported:
+            return
+        self._reported = True
+        errors = [error for _, _, error in failed]
+        # A flush only says that something else went wrong.
+        errors.sort(key=lambda error: isinstance(error, FlushedError))
+        self._loop.report(self._text([name for name, _, _ in failed]), errors[0])
+
+    def _is_orderly(self, _name: str, is_receive: bool, error: Exception) -> bool:
+        """Whether it is a receive that was left over as one of the two sides disconnected."""
+        cause = error.__cause__ or self._cause
+        return (
+            is_receive
+            and isinstance(error, FlushedError)
+            and isinstance(cause, ClosedError | DisconnectedError)
+            and not isinstance(cause, DeviceRemovedError)
+        )
+
+    def _text(self, names: Sequence[str]) -> str:
+        count = len(names)
+        text = f"{count} work request{'s' * (count > 1)} on {self._owner} failed, and the "
+        text += f"error{'s' * (count > 1)} never retrieved: {', '.join(names[:NAMED])}"
+        if count > NAMED:
+            text += f" and {count - NAMED} more"
+        return f"{text}. Await each posted request, or call its result() or exception()"

@@ -1,0 +1,331 @@
+"""From names to addresses, without blocking the loop, and librdmacm's own view of both."""
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import anyio
+
+from aiordma._base.arguments import member, text, whole_number, wrong_type
+from aiordma._base.enums import PortSpace, QueuePairType
+from aiordma._base.errors import AddressError, NoDeviceError
+from aiordma._base.hints import descriptors_hint
+from aiordma._base.provider import Provider, checked_device, rdma_core, software, usual_provider
+from aiordma._base.socket_address import SocketAddress, pack_address, unpack_address
+from aiordma._loop.event_loop import current_event_loop
+from aiordma._loop.threads import PEERS, start_call
+from aiordma._native import ffi, lib
+from aiordma.verbs import Device
+
+__all__ = (
+    "ResolvedAddress",
+    "checked_host",
+    "checked_port",
+    "devices",
+    "numeric_address",
+    "resolve",
+)
+
+Result = TypeVar("Result")
+
+_SERVICE = "a port in 0..65535, or a name from /etc/services"
+_SERVICES = {PortSpace.TCP: QueuePairType.RC, PortSpace.UDP: QueuePairType.UD}
+
+# man getaddrinfo: what each of its codes says.
+_REASONS = {
+    socket.EAI_NONAME: "nobody has this name, or it is no numeric address where one was asked for",
+    socket.EAI_AGAIN: "the name server does not answer for now: try again",
+    socket.EAI_FAIL: "the name server failed for good",
+    socket.EAI_SERVICE: "the service is neither a port number nor a name in /etc/services",
+    socket.EAI_FAMILY: "this address family is not supported",
+    socket.EAI_ADDRFAMILY: "the host has no address of this family",
+    socket.EAI_NODATA: "the host has no address",
+    socket.EAI_SOCKTYPE: "the port space has no such service",
+    socket.EAI_MEMORY: "out of memory",
+    socket.EAI_BADFLAGS: "the hints contradict each other",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedAddress:
+    """One answer of `resolve` (struct rdma_addrinfo), copied.
+
+    Attributes:
+        family: the address family of both ends.
+        service: of the queue pair that would talk.
+        port_space: where the port is.
+        source: our end, if known: with passive=True, the address to listen on.
+        destination: the peer, to connect to.
+        source_name, destination_name: canonical names, where the library gave them.
+        route: path records for an InfiniBand fabric, as bytes, if something resolved them.
+        private_data: what a connect is to send first so that the peer understands it.
+    """
+
+    family: socket.AddressFamily
+    service: QueuePairType
+    port_space: PortSpace
+    source: SocketAddress | None
+    destination: SocketAddress | None
+    source_name: str | None = None
+    destination_name: str | None = None
+    route: bytes = b""
+    private_data: bytes = b""
+
+
+async def resolve(
+    host: str | None,
+    service: str | int | None = None,
+    *,
+    passive: bool = False,
+    numeric_host: bool = False,
+    no_route: bool = False,
+    family: socket.AddressFamily | None = None,
+    port_space: PortSpace = PortSpace.TCP,
+    device: str = "auto",
+) -> list[ResolvedAddress]:
+    """Resolve a name and a service as librdmacm does: one address of the host, with what a local
+    address and route service (ibacm) knows about the path, if one runs.
+
+    `connect` and `listen` need none of this.
+
+    Args:
+        host: a name or a numeric address; None: any of ours, with passive=True.
+        service: a port, or a name from /etc/services; None is port 0.
+        passive: for an address to listen on (RAI_PASSIVE).
+        numeric_host: refuse names, and ask no name server (RAI_NUMERICHOST).
+        no_route: do not ask for the route (RAI_NOROUTE).
+        family: only addresses of this family: AF_INET or AF_INET6 (RAI_FAMILY).
+        port_space: TCP for connections, UDP for datagrams.
+        device: whose connection manager to ask: "auto" is librdmacm where there is a real device,
+            else the built-in software device's; "software" is that one, any other name librdmacm.
+
+    Raises:
+        AddressError: nothing was found; the message says why.
+        TypeError: an argument is of another type; the message says what is expected.
+        ValueError: neither host nor service, a port out of range, or a text with a NUL.
+        NoDeviceError: a real device is named, and rdma-core is not installed.
+        VerbsCallError: no thread could be started.
+        ForkError: this process is a child of one that used real devices.
+
+    Cancellation: the call returns at once; the lookup ends by itself, in a thread.
+
+    See: man rdma_getaddrinfo.
+    """
+    if host is None and service is None:
+        raise ValueError("neither a host nor a service to resolve")
+    call = "resolve"
+    if host is not None:
+        host = checked_host(host, "host", call)
+    if isinstance(service, str):
+        service = text(service, "service", _SERVICE, call)
+    elif service is not None:
+        if isinstance(service, bool) or not isinstance(service, int):
+            raise wrong_type(service, "service", _SERVICE, call)
+        service = whole_number(service, "service", 0, 0xFFFF, call)
+    port_space = member(port_space, "port_space", PortSpace, call)
+    if port_space not in _SERVICES:
+        raise ValueError(f"port_space={port_space!r}: only TCP and UDP have addresses to resolve")
+    if family is not None:
+        family = member(family, "family", socket.AddressFamily, call)
+    provider = usual_provider(checked_device(device, call))
+    hints = ffi.new("struct rdma_addrinfo *")
+    for wanted, flag in (
+        (passive, lib.RAI_PASSIVE),
+        (numeric_host, lib.RAI_NUMERICHOST),
+        (no_route, lib.RAI_NOROUTE),
+        (family is not None, lib.RAI_FAMILY),
+    ):
+        hints.ai_flags |= flag if wanted else 0
+    hints.ai_family = socket.AF_UNSPEC if family is None else family
+    hints.ai_port_space = port_space
+    hints.ai_qp_type = _SERVICES[port_space]
+    node, port = _text(host), _text(None if service is None else str(service))
+    what = f"{'any host' if host is None else repr(host)}, {service!r}"
+    return await _in_background(lambda: _resolve(provider, node, port, hints, what))
+
+
+def _text(given: str | None) -> Any:
+    return ffi.NULL if given is None else ffi.new("char[]", os.fsencode(given))
+
+
+def _resolve(
+    provider: Provider, node: Any, port: Any, hints: Any, what: str
+) -> list[ResolvedAddress]:
+    provider.use_manager()
+    out = ffi.new("struct rdma_addrinfo **")
+    code = provider.cm_getaddrinfo(node, port, hints, out)
+    if code:
+        raise _refusal(what, code, ffi.errno)
+    try:
+        found, entry = [], out[0]
+        while entry:
+            found.append(_copy(entry))
+            entry = entry.ai_next
+        return found
+    finally:
+        provider.cm_freeaddrinfo(out[0])
+
+
+def _refusal(what: str, code: int, error: int) -> AddressError:
+    # -1 is an rdma_ call's own failure, whose errno says why, and the C library's EAI_BADFLAGS.
+    if code == socket.EAI_SYSTEM or (code == -1 and error):
+        reason = os.strerror(error)
+    else:
+        reason = _REASONS.get(code, f"getaddrinfo's code {code}")
+    return AddressError(f"{what} does not resolve: {reason}")
+
+
+def _copy(entry: Any) -> ResolvedAddress:
+    return ResolvedAddress(
+        family=socket.AddressFamily(entry.ai_family),
+        service=QueuePairType(entry.ai_qp_type),
+        port_space=PortSpace(entry.ai_port_space),
+        source=_address(entry.ai_src_addr, entry.ai_src_len),
+        destination=_address(entry.ai_dst_addr, entry.ai_dst_len),
+        source_name=_name(entry.ai_src_canonname),
+        destination_name=_name(entry.ai_dst_canonname),
+        route=_bytes(entry.ai_route, entry.ai_route_len),
+        private_data=_bytes(entry.ai_connect, entry.ai_connect_len),
+    )
+
+
+def _bytes(pointer: Any, length: int) -> bytes:
+    return bytes(ffi.buffer(ffi.cast("char *", pointer), length)) if length else b""
+
+
+def _address(pointer: Any, length: int) -> SocketAddress | None:
+    return unpack_address(_bytes(pointer, length)) if length else None
+
+
+def _name(pointer: Any) -> str | None:
+    return os.fsdecode(ffi.string(pointer)) if pointer else None
+
+
+async def devices() -> list[Device]:
+    """Return the devices that the connection manager can use: the real ones, and last the built-in
+    software device. Those of `Device.names()` that are not among them have a transport that it does
+    not support.
+
+    librdmacm opens each of them at the first call, and keeps it open.
+
+    Raises:
+        VerbsCallError: no thread could be started.
+        ForkError: this process is a child of one that used real devices.
+
+    Cancellation: the call returns at once; the lookup ends by itself, in a thread.
+
+    See: man rdma_get_devices.
+    """
+    try:
+        providers = [rdma_core(), software()]
+    except NoDeviceError:
+        providers = [software()]
+    return await _in_background(
+        lambda: [device for provider in providers for device in _devices(provider)]
+    )
+
+
+def _devices(provider: Provider) -> list[Device]:
+    provider.use_manager()
+    count = ffi.new("int *")
+    listed = provider.get_devices(count)
+    if listed == ffi.NULL:
+        return []
+    try:
+        return [
+            Device(ffi.string(provider.get_device_name(listed[i].device)).decode())
+            for i in range(count[0])
+        ]
+    finally:
+        provider.free_devices(listed)
+
+
+async def _in_background(function: Callable[[], Result]) -> Result:
+    """Run in a worker thread what leaves nothing behind. A cancelled caller does not wait for it.
+
+    Raises:
+        VerbsCallError: no thread could be started.
+    """
+    returned = anyio.Event()
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def then(error: BaseException | None) -> None:
+        if error is not None:
+            errors.append(error)
+        returned.set()
+
+    withdraw = start_call(current_event_loop(), lambda: results.append(function()), then, PEERS)
+    try:
+        await returned.wait()
+    finally:
+        withdraw()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def checked_host(host: object, name: str, call: str) -> str:
+    """Return a host's name or address, which may be none that exists.
+
+    Raises:
+        TypeError, ValueError: it cannot be one.
+    """
+    return text(host, name, "a name or a numeric address such as '192.0.2.1'", call)
+
+
+def checked_port(port: object, name: str, call: str) -> int:
+    """Return a port's number.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    return whole_number(port, name, 0, 0xFFFF, call)
+
+
+async def numeric_address(host: str, family: int = socket.AF_UNSPEC) -> str:
+    """Look a name up without blocking the loop; a numeric address comes back as it is, an
+    interface behind a % as its index.
+
+    Args:
+        host: the name.
+        family: AF_INET or AF_INET6 takes only such addresses; otherwise IPv4 goes first.
+
+    Raises:
+        AddressError: the name does not resolve.
+    """
+    try:
+        numeric = unpack_address(pack_address(host, 0))
+    except ValueError:
+        numeric = None  # a name, or nonsense: the resolver says which
+    if numeric is not None and family in (socket.AF_UNSPEC, _family(numeric[0])):
+        return numeric[0]
+    try:
+        found = await _in_background(
+            lambda: socket.getaddrinfo(host, None, family, socket.SOCK_STREAM)
+        )
+    except (OSError, UnicodeError) as error:
+        raise _unresolved(host, error) from error
+    # IPv4 first: RoCE's and soft-RoCE's usual GIDs; IPv6 where there is nothing else.
+    addresses = sorted((entry[4] for entry in found), key=lambda address: len(address))
+    address, scope = str(addresses[0][0]), addresses[0][3] if len(addresses[0]) == 4 else 0
+    return f"{address.partition('%')[0]}%{scope}" if scope else address
+
+
+def _unresolved(host: str, error: Exception) -> AddressError:
+    # The resolver takes a file that it cannot open for one that is not there.
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as shortage:
+        why = descriptors_hint(shortage.errno or 0)
+        if why is not None:
+            unresolved = AddressError(f"{host!r} does not resolve: {shortage.strerror}. {why}")
+            unresolved.errno = shortage.errno
+            return unresolved
+    return AddressError(f"{host!r} does not resolve: {error}")
+
+
+def _family(address: str) -> int:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -1,0 +1,152 @@
+"""Dead peers of the kernel's iWARP devices.
+
+siw leaves it to TCP to notice that a peer has vanished, which takes a quarter of an hour (sysctl
+net.ipv4.tcp_retries2), and its sockets belong to the kernel, so that no option of ours reaches
+them. But the kernel answers questions about any socket (man sock_diag): whether TCP retransmits,
+and when the peer was last heard. So each connection asks about its own once a second. Where all is
+acknowledged and the answer to a READ is due, TCP has nothing to retransmit: then it is to be given
+something.
+"""
+
+import logging
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiordma._base.socket_address import SocketAddress
+from aiordma._loop.event_loop import EventLoop, Timer
+
+__all__ = ("TcpInfo", "TcpSilence", "parse_answer", "query_of", "tcp_info")
+
+logger: logging.Logger = logging.getLogger("aiordma")
+
+LOOK_SECONDS = 1.0
+
+_SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
+_BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY, of a question and of its answer
+_REQUEST = 1  # NLM_F_REQUEST
+_INFO = 2  # INET_DIAG_INFO
+_ANY_COOKIE = 0xFFFFFFFF  # INET_DIAG_NOCOOKIE
+_HEADER = struct.Struct("=IHHII")  # nlmsghdr
+_QUERY = struct.Struct("=BBBxI")  # inet_diag_req_v2 in front of its inet_diag_sockid
+_PORTS = struct.Struct("!HH")
+_REST = struct.Struct("=III")  # interface and cookie of an inet_diag_sockid
+_ANSWER_BYTES = 72  # inet_diag_msg
+_ATTRIBUTE = struct.Struct("=HH")  # nlattr
+_TCP_INFO = struct.Struct("=xxBB52xI")  # of tcp_info: retransmits, probes, last_ack_recv
+
+
+@dataclass(frozen=True, slots=True)
+class TcpInfo:
+    """What is of interest in struct tcp_info (man tcp, TCP_INFO).
+
+    Attributes:
+        retransmits: how often TCP has sent the oldest data again, or asked a closed window,
+            without an answer.
+        unheard: seconds since the last acknowledgement.
+    """
+
+    retransmits: int
+    unheard: float
+
+
+def query_of(local: SocketAddress, peer: SocketAddress) -> bytes:
+    """Make the question about the socket between two addresses."""
+    family = socket.AF_INET6 if ":" in local[0] else socket.AF_INET
+    (ours, _, zone), (theirs, _, _) = local[0].partition("%"), peer[0].partition("%")
+    interface = int(zone) if zone.isdecimal() else 0
+    body = (
+        _QUERY.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0xFFFFFFFF)
+        + _PORTS.pack(local[1], peer[1])
+        + socket.inet_pton(family, ours).ljust(16, b"\0")
+        + socket.inet_pton(family, theirs).ljust(16, b"\0")
+        + _REST.pack(interface, _ANY_COOKIE, _ANY_COOKIE)
+    )
+    return _HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _REQUEST, 0, 0) + body
+
+
+def parse_answer(answer: bytes) -> TcpInfo | None:
+    """Read an answer; None if it says that there is no such socket, or nothing of TCP."""
+    if len(answer) < _HEADER.size or _HEADER.unpack_from(answer)[1] != _BY_FAMILY:
+        return None
+    at = _HEADER.size + _ANSWER_BYTES
+    while at + _ATTRIBUTE.size <= len(answer):
+        length, kind = _ATTRIBUTE.unpack_from(answer, at)
+        if kind == _INFO and length >= _ATTRIBUTE.size + _TCP_INFO.size:
+            retransmits, probes, unheard = _TCP_INFO.unpack_from(answer, at + _ATTRIBUTE.size)
+            return TcpInfo(retransmits + probes, unheard / 1000)
+        at += max((length + 3) & ~3, _ATTRIBUTE.size)
+    return None
+
+
+def tcp_info(local: SocketAddress, peer: SocketAddress) -> TcpInfo | None:
+    """Ask the kernel about the TCP socket between two addresses; None if it knows none, or cannot
+    tell (its module tcp_diag is missing)."""
+    kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    try:
+        with socket.socket(socket.AF_NETLINK, kind, _SOCK_DIAG) as diag:
+            diag.send(query_of(local, peer))
+            return parse_answer(diag.recv(4096))
+    except OSError as error:
+        logger.debug("asking for the TCP socket %s to %s: %s", local, peer, error)
+        return None
+
+
+class TcpSilence:
+    """Look once a second whether a connection's peer is dead, until `stop`.
+
+    It is when TCP has been retransmitting, and nothing of the peer was heard, for `patience`
+    seconds. A peer that answers TCP is alive, however long its program takes.
+
+    Args:
+        loop: where to look.
+        addresses: our end's and the peer's.
+        patience: seconds.
+        probe: called when nothing was heard for a second, and TCP does not retransmit: sends
+            something if an answer of the peer is due.
+        on_silence: called once, when the peer is dead.
+        ask: asks the kernel; another one for tests.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        addresses: tuple[SocketAddress, SocketAddress],
+        patience: float,
+        probe: Callable[[], object],
+        on_silence: Callable[[], object],
+        ask: Callable[[SocketAddress, SocketAddress], TcpInfo | None] = tcp_info,
+    ) -> None:
+        self._loop = loop
+        self._addresses = addresses
+        self._patience = max(patience, LOOK_SECONDS)
+        self._probe = probe
+        self._on_silence = on_silence
+        self._ask = ask
+        self._since: float | None = None
+        self._stopped = False
+        self._timer: Timer = loop.call_later(LOOK_SECONDS, self._look)
+
+    def stop(self) -> None:
+        """Look no more. Idempotent."""
+        self._stopped = True
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        info = self._ask(*self._addresses)
+        now = time.monotonic()
+        if info is None or not info.retransmits:
+            self._since = None
+            if info is not None and info.unheard >= LOOK_SECONDS:
+                self._probe()
+        elif self._since is None:
+            self._since = now  # before that there may have been nothing to answer for hours
+        else:
+            self._since = max(self._since, now - info.unheard)
+        if self._since is not None and now - self._since >= self._patience:
+            self._stopped = True
+            self._on_silence()
+        if not self._stopped:  # which the probe may have led to, too
+            self._timer = self._loop.call_later(LOOK_SECONDS, self._look)

@@ -1,0 +1,129 @@
+"""Where the connection manager's events arrive.
+
+Every event is copied out of librdmacm and acknowledged in the same C call that took it, so that
+no identifier's destruction waits for one of ours (man rdma_ack_cm_event, rdma_destroy_id).
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from aiordma._base.enums import CmEventType
+from aiordma._base.errors import NoDeviceError, VerbsCallError, check_negative_errno, check_pointer
+from aiordma._base.provider import Provider, checked_device, usual_provider
+from aiordma._native import ffi, lib
+from aiordma.verbs import AddressVector, Resource
+
+__all__ = ("Event", "EventChannel")
+
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_WITH_ADDRESS = (CmEventType.ESTABLISHED, CmEventType.MULTICAST_JOIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A copied and acknowledged CM event. `key` finds its identifier, `new_key` the one that a
+    connection request made. Depths are from the receiver's viewpoint.
+
+    `address` is the way to the peer of the UDP port space (with ESTABLISHED), or to a multicast
+    group (with MULTICAST_JOIN); `qpn` and `qkey` go with it.
+    """
+
+    type: CmEventType
+    status: int
+    key: int
+    new_key: int
+    private_data: bytes
+    responder_resources: int
+    initiator_depth: int
+    retry_count: int
+    rnr_retry_count: int
+    qpn: int
+    qkey: int = 0
+    address: AddressVector | None = None
+    flow_control: bool = False
+    shared_receive: bool = False
+
+
+class EventChannel(Resource):
+    """Where the events of many identifiers arrive; `fd` becomes readable. Non-blocking.
+
+    Args:
+        device: the name of the device, or "auto": the one that AIORDMA_DEVICE names, else all real
+            ones where this machine has any, else the built-in software device.
+
+    Raises:
+        NoDeviceError: there is no RDMA stack here; the message says how to get one.
+        VerbsCallError: there are no file descriptors left, or no memory.
+        TypeError, ValueError: the device's name is invalid.
+        ForkError: this process is a child of one that used real devices.
+
+    See: man rdma_create_event_channel.
+    """
+
+    def __init__(self, device: str | Provider = "auto") -> None:
+        if not isinstance(device, Provider):
+            device = usual_provider(checked_device(device, "EventChannel"))
+        super().__init__()
+        provider = device
+        self.provider = provider
+        try:
+            provider.use_manager()
+            self.pointer: Any = check_pointer(
+                provider.create_event_channel(), "rdma_create_event_channel"
+            )
+        except VerbsCallError as error:
+            self._abandon()
+            if error.errno in _SHORTAGES:
+                raise
+            raise NoDeviceError(str(error)) from error
+        except BaseException:
+            self._abandon()
+            raise
+        self.fd: int = self.pointer.fd
+        os.set_blocking(self.fd, False)
+        self._raw = ffi.new("struct aiordma_cm_event *")
+
+    def events(self) -> Iterator[Event]:
+        """Take the waiting events one by one, each acknowledged before it is returned.
+
+        Taking an event is where librdmacm works on the connection (it moves the queue pair), and
+        that can fail: the call's error is raised, and the next call goes on behind it.
+
+        Raises:
+            VerbsCallError: librdmacm could not do what the event is about.
+
+        See: man rdma_get_cm_event, rdma_ack_cm_event.
+        """
+        raw = self._raw
+        while not self._closed and check_negative_errno(
+            lib.aiordma_next_cm_event(self.provider.table, self.pointer, raw), "rdma_get_cm_event"
+        ):
+            try:
+                kind = CmEventType(raw.event)
+            except ValueError:  # newer than we are, and acknowledged: it has no effect here
+                continue
+            request = kind is CmEventType.CONNECT_REQUEST
+            yield Event(
+                type=kind,
+                status=raw.status,
+                key=raw.listen_id if request else raw.id,
+                new_key=raw.id if request else 0,
+                private_data=bytes(ffi.buffer(raw.private_data, raw.private_data_length)),
+                responder_resources=raw.responder_resources,
+                initiator_depth=raw.initiator_depth,
+                retry_count=raw.retry_count,
+                rnr_retry_count=raw.rnr_retry_count,
+                flow_control=bool(raw.flow_control),
+                shared_receive=bool(raw.srq),
+                qpn=raw.qp_num,
+                qkey=raw.qkey,
+                address=AddressVector.read(raw.address)
+                if kind in _WITH_ADDRESS and raw.address.port_num
+                else None,
+            )
+
+    def _destroy(self) -> None:
+        self.provider.destroy_event_channel(self.pointer)

@@ -1,0 +1,634 @@
+"""The connection manager, synchronous and never blocking: channel, identifiers, events.
+
+Waiting for events, and timeouts, are the reactor's business.
+"""
+
+import errno
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+from aiordma._base.arguments import instance, member, resource, whole_number
+from aiordma._base.connection_parameters import (
+    DEVICE_MAXIMUM,
+    MAX_ACCEPT_PRIVATE_DATA,
+    MAX_CONNECT_PRIVATE_DATA,
+    MAX_DATAGRAM_ACCEPT_PRIVATE_DATA,
+    MAX_DATAGRAM_CONNECT_PRIVATE_DATA,
+    MAX_REJECT_PRIVATE_DATA,
+    ConnectionParameters,
+    Ece,
+    check_private_data,
+)
+from aiordma._base.enums import (
+    AsyncEventType,
+    PortSpace,
+    QueuePairAttribute,
+    QueuePairState,
+    QueuePairType,
+    Transport,
+)
+from aiordma._base.errors import NotSupportedError, VerbsCallError, check_minus_one
+from aiordma._base.hints import cannot_bind
+from aiordma._base.provider import Provider
+from aiordma._base.socket_address import SocketAddress, pack_address, unpack_address
+from aiordma._native import ffi, lib
+from aiordma.verbs import (
+    Capacity,
+    CompletionQueue,
+    Context,
+    ProtectionDomain,
+    QueuePair,
+    RawSharedReceiveQueue,
+    Resource,
+)
+from aiordma.verbs.event_channel import Event, EventChannel
+from aiordma.verbs.queue_pair import modify_arguments
+
+__all__ = (
+    "DEVICE_MAXIMUM",
+    "MAX_ACCEPT_PRIVATE_DATA",
+    "MAX_CONNECT_PRIVATE_DATA",
+    "MAX_DATAGRAM_ACCEPT_PRIVATE_DATA",
+    "MAX_DATAGRAM_CONNECT_PRIVATE_DATA",
+    "MAX_REJECT_PRIVATE_DATA",
+    "ConnectionParameters",
+    "Ece",
+    "Event",
+    "EventChannel",
+    "Identifier",
+    "check_private_data",
+)
+
+
+# (of connections, of the UDP port space)
+_CONNECT = (MAX_CONNECT_PRIVATE_DATA, MAX_DATAGRAM_CONNECT_PRIVATE_DATA)
+_ACCEPT = (MAX_ACCEPT_PRIVATE_DATA, MAX_DATAGRAM_ACCEPT_PRIVATE_DATA)
+_REJECT = (MAX_REJECT_PRIVATE_DATA, MAX_DATAGRAM_ACCEPT_PRIVATE_DATA)
+
+
+@contextmanager
+def _explaining(host: str) -> Iterator[None]:
+    """Say what is wrong with an address to bind to that no interface, or no device, has."""
+    try:
+        yield
+    except VerbsCallError as error:
+        if error.errno not in (errno.ENODEV, errno.EADDRNOTAVAIL):
+            raise
+        raise VerbsCallError(error.errno, error.call, cannot_bind(host, error.errno)) from None
+
+
+_MOST_INT = 2**31 - 1
+
+
+def _c_int(value: int) -> bytes:
+    return value.to_bytes(4, sys.byteorder)
+
+
+class Identifier(Resource):
+    """A CM identifier (`rdma_cm_id`): RDMA's socket. Every call here returns at once.
+
+    Args:
+        channel: where its events arrive, under `key`.
+        port_space: which service it belongs to.
+        key: adopt the identifier that a CONNECT_REQUEST event made, instead of creating one.
+
+    Raises:
+        TypeError, ValueError: an argument is of another type.
+        VerbsCallError: librdmacm refused.
+        ClosedError, ForkError: the channel is closed, or was opened by the parent of this process.
+
+    See: man rdma_create_id.
+    """
+
+    closing_rank = 1
+
+    def __init__(
+        self, channel: EventChannel, port_space: PortSpace = PortSpace.TCP, *, key: int = 0
+    ) -> None:
+        resource(channel, "channel", "an EventChannel", "Identifier")
+        port_space = member(port_space, "port_space", PortSpace, "Identifier")
+        super().__init__(channel)
+        self.provider: Provider = channel.provider
+        self.channel: EventChannel = channel
+        self.queue_pair: QueuePair | None = None
+        if key:
+            self.pointer: Any = ffi.cast("struct rdma_cm_id *", key)
+        else:
+            out = ffi.new("struct rdma_cm_id **")
+            try:
+                check_minus_one(
+                    self.provider.create_id(channel.pointer, out, ffi.NULL, port_space),
+                    "rdma_create_id",
+                )
+            except BaseException:
+                self._abandon()
+                raise
+            self.pointer = out[0]
+        self.key: int = int(ffi.cast("uintptr_t", self.pointer))
+        self.port_space: PortSpace = PortSpace(self.pointer.ps)
+
+    def __repr__(self) -> str:
+        return f"<Identifier {self.key:#x}>"
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        """Call a function of librdmacm, named without its rdma_, on this identifier."""
+        self.require_open()
+        check_minus_one(getattr(self.provider, name)(self.pointer, *arguments), f"rdma_{name}")
+
+    def set_option(self, name: int, value: bytes) -> None:
+        """Set an option of level RDMA_OPTION_ID.
+
+        Args:
+            name: RDMA_OPTION_ID_...
+            value: as C reads it.
+
+        Raises:
+            VerbsCallError: librdmacm refused.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man rdma_set_option.
+        """
+        self._call("set_option", lib.RDMA_OPTION_ID, name, ffi.from_buffer(value), len(value))
+
+    def set_ack_timeout(self, exponent: int) -> None:
+        """Wait 4.096 us x 2^exponent for an acknowledgement; before connect or accept.
+
+        Raises:
+            as `Identifier.set_option`.
+            TypeError, ValueError: the exponent is not in 0..31.
+
+        See: man rdma_set_option.
+        """
+        self._set_byte("ack_timeout", lib.RDMA_OPTION_ID_ACK_TIMEOUT, exponent, 31)
+
+    def set_tos(self, tos: int) -> None:
+        """Mark what is sent with a type of service: the IPv4 field, or IPv6's traffic class. Before
+        the route is resolved, on iWARP before connect or listen.
+
+        Raises:
+            as `Identifier.set_option`.
+            TypeError, ValueError: not in 0..255.
+
+        See: man rdma_set_option.
+        """
+        self._set_byte("tos", lib.RDMA_OPTION_ID_TOS, tos, 255)
+
+    def set_reuse_address(self, reuse: bool) -> None:
+        """Share the address and port with other identifiers that set this as well; before `bind`.
+        One that listens must be alone all the same.
+
+        Raises: as `Identifier.set_option`.
+
+        See: man rdma_set_option.
+        """
+        self.set_option(lib.RDMA_OPTION_ID_REUSEADDR, _c_int(reuse))
+
+    def set_ipv6_only(self, only: bool) -> None:
+        """Choose whether `bind` to the IPv6 wildcard leaves IPv4's port free; before `bind`.
+
+        Raises: as `Identifier.set_option`.
+
+        See: man rdma_set_option.
+        """
+        self.set_option(lib.RDMA_OPTION_ID_AFONLY, _c_int(only))
+
+    def _set_byte(self, what: str, option: int, value: int, most: int) -> None:
+        self.set_option(option, bytes([whole_number(value, what, 0, most)]))
+
+    def migrate(self, channel: EventChannel) -> None:
+        """Let events arrive at another channel from now on, the waiting ones too; `key` stays. No
+        other thread may take events of either channel meanwhile.
+
+        Raises:
+            VerbsCallError: librdmacm refused.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man rdma_migrate_id.
+        """
+        channel.require_open()
+        self._call("migrate_id", channel.pointer)
+        self._move(channel)
+        self.channel = channel
+
+    def bind(self, host: str, port: int) -> None:
+        """Take a local address; port 0 takes a free one.
+
+        Raises:
+            TypeError, ValueError: the host is not a numeric address, or the port is out of range.
+            VerbsCallError: the address or port cannot be had; the message says why.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man rdma_bind_addr.
+        """
+        address = ffi.from_buffer(pack_address(host, port))
+        with _explaining(host):
+            self._call("bind_addr", ffi.cast("struct sockaddr *", address))
+
+    def listen(self, backlog: int) -> None:
+        """Report connection requests to the bound address.
+
+        Raises:
+            TypeError, ValueError: the backlog is no number, or out of range.
+            VerbsCallError: the port is taken, or librdmacm refused.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man rdma_listen.
+        """
+        self._call("listen", whole_number(backlog, "backlog", 0, _MOST_INT, "listen"))
+
+    def resolve_address(
+        self, host: str, port: int, source: tuple[str, int] | None, timeout_ms: int
+    ) -> None:
+        """Find the device that reaches an address; ADDR_RESOLVED or ADDR_ERROR follows.
+
+        Args:
+            host, port: the peer's, numeric.
+            source: bind to this (host, port) first; None: to any.
+            timeout_ms: milliseconds.
+
+        Raises:
+            TypeError, ValueError: an address is not numeric, or the time out of range.
+            VerbsCallError: the source cannot be had, or librdmacm refused.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man rdma_resolve_addr.
+        """
+        timeout_ms = whole_number(timeout_ms, "timeout_ms", 0, _MOST_INT, "resolve_address")
+        target = ffi.from_buffer(pack_address(host, port))
+        origin = ffi.from_buffer(pack_address(*source)) if source else ffi.NULL
+        with _explaining(source[0]) if source else nullcontext():
+            self._call(
+                "resolve_addr",
+                ffi.cast("struct sockaddr *", origin),
+                ffi.cast("struct sockaddr *", target),
+                timeout_ms,
+            )
+
+    def resolve_route(self, timeout_ms: int) -> None:
+        """Find the path; ROUTE_RESOLVED or ROUTE_ERROR follows.
+
+        Args:
+            timeout_ms: milliseconds.
+
+        Raises:
+            TypeError, ValueError: the time is out of range.
+            VerbsCallError: no address is resolved, or librdmacm refused.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man rdma_resolve_route.
+        """
+        timeout_ms = whole_number(timeout_ms, "timeout_ms", 0, _MOST_INT, "resolve_route")
+        self._call("resolve_route", timeout_ms)
+
+    @property
+    def device_key(self) -> int:
+        """Tells devices apart: the address of the opened device; 0 before one is known."""
+        self.require_open()
+        return int(ffi.cast("uintptr_t", self.pointer.verbs))
+
+    @property
+    def port(self) -> int:
+        """The device's port that it is bound to."""
+        self.require_open()
+        return int(self.pointer.port_num)
+
+    def context(self) -> Context:
+        """Return the device of a resolved, or requesting, identifier. librdmacm owns it.
+
+        Raises:
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+        """
+        self.require_open()
+        return Context(self.provider, self.pointer.verbs, owned=False)
+
+    def create_queue_pair(
+        self,
+        domain: ProtectionDomain,
+        send_queue: CompletionQueue,
+        receive_queue: CompletionQueue,
+        capacity: Capacity,
+        service: QueuePairType = QueuePairType.RC,
+        shared_receive: RawSharedReceiveQueue | None = None,
+    ) -> QueuePair:
+        """Create the queue pair that librdmacm will move through its states.
+
+        Args:
+            domain, send_queue, receive_queue, service, shared_receive: as of `QueuePair.create`.
+            capacity: its depths.
+
+        Raises:
+            ValueError: the capacity is beyond the device; the message names the attribute.
+            VerbsCallError: the driver refused.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man rdma_create_qp.
+        """
+        self.require_open()
+
+        def make(request: Any) -> Any:
+            check_minus_one(
+                self.provider.cm_create_qp(self.pointer, domain.pointer, request),
+                "rdma_create_qp",
+                f"Asked for {capacity} (of these, devices do not announce their most for "
+                "max_inline_data: try less)",
+            )
+            return self.pointer.qp
+
+        def unmake(_pointer: Any) -> None:
+            self.provider.cm_destroy_qp(self.pointer)
+
+        pair = QueuePair(
+            domain,
+            send_queue,
+            receive_queue,
+            service,
+            capacity,
+            make=make,
+            unmake=unmake,
+            shared_receive=shared_receive,
+        )
+        self.queue_pair = pair
+        return pair
+
+    def connect(self, parameters: ConnectionParameters) -> None:
+        """Ask the peer to connect; ESTABLISHED, or an error event, follows. CONNECT_RESPONSE if
+        librdmacm has not made the queue pair: then the program moves it on, and calls `establish`.
+        In the UDP port space: ask for the peer's queue pair and qkey.
+
+        Raises:
+            TypeError, ValueError: a parameter is invalid; the message names it.
+            VerbsCallError: no route is resolved, or librdmacm refused.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man rdma_connect.
+        """
+        instance(parameters, "parameters", ConnectionParameters, "connect")
+        parameters.check(self._most(*_CONNECT), "a connection request")
+        raw, _data = parameters.to_c()
+        self._call("connect", raw)
+
+    def accept(self, parameters: ConnectionParameters) -> None:
+        """Accept a connection request; ESTABLISHED, or an error event, follows (in the UDP port
+        space no event: the answer is sent, and that is all). The retry_count is not used: on
+        InfiniBand and RoCE the peer's counts for both sides.
+
+        Raises:
+            TypeError, ValueError: a parameter is invalid; the message names it.
+            VerbsCallError: the peer has gone, or librdmacm refused.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man rdma_accept.
+        """
+        instance(parameters, "parameters", ConnectionParameters, "accept")
+        parameters.check(self._most(*_ACCEPT), "an accept")
+        raw, _data = parameters.to_c()
+        self._call("accept", raw)
+
+    def accept_with_own_retries(self, parameters: ConnectionParameters) -> None:
+        """`accept`, with our retry_count in force on our queue pair. Not on iWARP.
+
+        librdmacm would bring the queue pair to RTS with the retry_count of the peer's request,
+        which is 0 for some (the kernel's 9P client), so that the first packet lost or late ends the
+        connection. A queue pair keeps the count with which it came to RTS. So we bring it there,
+        and librdmacm, which moves only what it finds in the identifier, does not find it.
+        """
+        pair = self.queue_pair
+        assert pair is not None
+        device = pair.domain.context.query()
+        responder_resources = min(parameters.responder_resources, device.max_qp_rd_atom)
+        initiator_depth = min(parameters.initiator_depth, device.max_qp_init_rd_atom)
+        parameters = replace(
+            parameters,
+            responder_resources=responder_resources,
+            initiator_depth=initiator_depth,
+            qpn=pair.qpn,
+            shared_receive=pair.has_shared_receive,
+        )
+        pair.modify(**self.init_qp_attr(QueuePairState.INIT))
+        ready_to_receive = self.init_qp_attr(QueuePairState.RTR)
+        pair.modify(**(ready_to_receive | {"max_dest_rd_atomic": responder_resources}))
+        ready_to_send = self.init_qp_attr(QueuePairState.RTS)
+        own = {"max_rd_atomic": initiator_depth, "retry_cnt": parameters.retry_count}
+        pair.modify(**(ready_to_send | own))
+        self.pointer.qp = ffi.NULL
+        try:
+            self.accept(parameters)
+        finally:
+            self.pointer.qp = pair.pointer
+
+    def reject(self, private_data: bytes = b"") -> None:
+        """Reject a connection request.
+
+        Args:
+            private_data: for the peer's program: up to 148 bytes, 136 in the UDP port space.
+
+        Raises:
+            TypeError, ValueError: the private data is not bytes, or too much.
+            VerbsCallError: the peer has gone, or librdmacm refused.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man rdma_reject.
+        """
+        self.require_open()
+        self._reject("reject", private_data)
+
+    def _reject(self, call: str, private_data: bytes) -> None:
+        private_data = check_private_data(private_data, self._most(*_REJECT), "a reject", call)
+        data = ffi.new("uint8_t[]", private_data or b"\0")
+        self._call(call, data, len(private_data))
+
+    def _most(self, connected: int, datagram: int) -> int:
+        return datagram if self.port_space is PortSpace.UDP else connected
+
+    def disconnect(self) -> None:
+        """Move the queue pair to its error state, and disconnect from the peer.
+
+        Raises:
+            VerbsCallError: librdmacm refused; for instance, it is not connected.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man rdma_disconnect.
+        """
+        self._call("disconnect")
+
+    # -- for queue pairs that librdmacm has not made ------------------------------------------
+
+    def init_qp_attr(self, state: QueuePairState) -> dict[str, Any]:
+        """Return what QueuePair.modify takes to bring a queue pair of this connection to a state:
+        INIT once a device is known, RTR and RTS once the peer is. Earlier they are incomplete, and
+        `modify` names what is missing.
+
+        Raises:
+            TypeError, ValueError: this is not a QueuePairState.
+            VerbsCallError: no device is bound.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man rdma_init_qp_attr.
+        """
+        state = member(state, "state", QueuePairState, "init_qp_attr")
+        raw, mask = ffi.new("struct ibv_qp_attr *"), ffi.new("int *")
+        raw.qp_state = state
+        self._call("init_qp_attr", raw, mask)
+        return modify_arguments(raw, QueuePairAttribute(mask[0]))
+
+    def establish(self) -> None:
+        """Finish a connect after CONNECT_RESPONSE, with the queue pair in RTS; the peer gets
+        ESTABLISHED.
+
+        Raises:
+            ValueError: librdmacm made the queue pair, and does this by itself.
+            VerbsCallError: there is no handshake to be finished.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man rdma_establish.
+        """
+        self._require_own_queue_pair("establish")
+        self._call("establish")
+
+    def notify(self, event: AsyncEventType = AsyncEventType.COMM_EST) -> None:
+        """Report a message that arrived before the last packet of the handshake, which may have got
+        lost: ESTABLISHED follows, if it has not been reported.
+
+        Args:
+            event: COMM_EST.
+
+        Raises:
+            TypeError, ValueError: this is not an AsyncEventType.
+            VerbsCallError: there is no handshake to be finished.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man rdma_notify.
+        """
+        event = member(event, "event", AsyncEventType, "notify")
+        try:
+            self._call("notify", event)
+        except VerbsCallError as error:
+            if error.errno != errno.EISCONN:  # that word has come meanwhile
+                raise
+
+    def set_local_ece(self, ece: Ece) -> None:
+        """Offer options with the next connect, or agree to some with the next accept.
+
+        Raises:
+            TypeError: this is not an Ece.
+            ValueError: librdmacm made the queue pair, and settles this by itself.
+            NotSupportedError: the device's handshake, or librdmacm, has no ECE.
+            VerbsCallError: librdmacm refused.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man rdma_set_local_ece.
+        """
+        instance(ece, "ece", Ece, "set_local_ece")
+        raw = self._ece("set_local_ece")
+        raw.vendor_id, raw.options = ece.vendor_id, ece.options
+        self._call("set_local_ece", raw)
+
+    @property
+    def remote_ece(self) -> Ece:
+        """What the peer offered with its request, or agreed to; zeros if nothing.
+
+        Raises: as `Identifier.set_local_ece`.
+
+        See: man rdma_get_remote_ece.
+        """
+        raw = self._ece("remote_ece")
+        self._call("get_remote_ece", raw)
+        return Ece(raw.vendor_id, raw.options)
+
+    def reject_ece(self, private_data: bytes = b"") -> None:
+        """Reject, since the offered options do not suit: the peer may try without.
+
+        Args:
+            private_data: as of `reject`.
+
+        Raises:
+            as `Identifier.set_local_ece`.
+            as `Identifier.reject`.
+
+        See: man rdma_reject_ece.
+        """
+        self._ece("reject_ece")
+        self._reject("reject_ece", private_data)
+
+    def _ece(self, call: str) -> Any:
+        self._require_own_queue_pair(call)
+        if self.device_key:
+            device = self.context()
+            device.close()
+            if device.transport is Transport.IWARP:
+                raise NotSupportedError(
+                    f"{call}: {device.device_name} is an iWARP device, whose handshake has no ECE "
+                    "(enhanced connection establishment)"
+                )
+        return ffi.new("struct ibv_ece *")
+
+    def _require_own_queue_pair(self, call: str) -> None:
+        self.require_open()
+        if self.pointer.qp:
+            raise ValueError(f"{call}: librdmacm made the queue pair, and sees to this by itself")
+
+    # -- multicast ----------------------------------------------------------------------------
+
+    def join_multicast(self, host: str, *, send_only: bool = False) -> None:
+        """Join a group of the bound device's network; MULTICAST_JOIN, which has the address vector
+        to send to, or MULTICAST_ERROR follows. librdmacm attaches its queue pair to the group when
+        that event is taken, unless only to send.
+
+        Args:
+            host: the group's numeric address.
+            send_only: do not receive from it.
+
+        Raises:
+            TypeError, ValueError: the host is not a numeric address.
+            NotSupportedError: librdmacm is older than such joins.
+            VerbsCallError: no device is bound, or it has no multicast.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man rdma_join_multicast_ex.
+        """
+        address = ffi.from_buffer(pack_address(host, 0))
+        request = ffi.new("struct rdma_cm_join_mc_attr_ex *")
+        request.comp_mask = lib.RDMA_CM_JOIN_MC_ATTR_ADDRESS | lib.RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS
+        request.join_flags = (
+            lib.RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER
+            if send_only
+            else lib.RDMA_MC_JOIN_FLAG_FULLMEMBER
+        )
+        request.addr = ffi.cast("struct sockaddr *", address)
+        self._call("join_multicast_ex", request, ffi.NULL)
+
+    def leave_multicast(self, host: str) -> None:
+        """Leave a group that was joined with this host, joined by now or not. Destroying the
+        identifier leaves all of them.
+
+        Raises:
+            TypeError, ValueError: the host is not a numeric address.
+            VerbsCallError: it was not joined.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man rdma_leave_multicast.
+        """
+        address = ffi.from_buffer(pack_address(host, 0))
+        self._call("leave_multicast", ffi.cast("struct sockaddr *", address))
+
+    # -- the two ends -------------------------------------------------------------------------
+
+    @property
+    def local_address(self) -> SocketAddress | None:
+        """Our end's (host, port), once bound or resolved."""
+        self.require_open()
+        return unpack_address(bytes(ffi.buffer(lib.aiordma_local_address(self.pointer), 28)))
+
+    @property
+    def peer_address(self) -> SocketAddress | None:
+        """The other end's (host, port), once known."""
+        self.require_open()
+        return unpack_address(bytes(ffi.buffer(lib.aiordma_peer_address(self.pointer), 28)))
+
+    def _destroy(self) -> None:
+        if self.queue_pair is not None:
+            self.queue_pair.close()
+        check_minus_one(self.provider.destroy_id(self.pointer), "rdma_destroy_id")

@@ -1,0 +1,94 @@
+"""A peer that asks for a connection and, once it was accepted, says nothing until it is told to."""
+
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, suppress
+
+import anyio
+from anyio import to_thread
+
+from aiordma import CmEventType, ConnectionParameters, EventChannel, QueuePairState
+from aiordma._base.provider import SOFTWARE
+from tests.device.identifiers import expect, next_event, resolved
+from tests.device.test_own_queue_pairs import End
+from tests.devices import ADDRESS, DEVICE
+from tests.unit.mpa_peer import LOWER, UPPER, Frame
+from tests.unit.stream_peer import tagged
+
+WRITE = 0
+SECONDS = 60
+
+_S = QueuePairState
+_ENDS = (CmEventType.REJECTED, CmEventType.DISCONNECTED, CmEventType.CONNECT_ERROR)
+
+
+class SilentPeer(ABC):
+    """Its calls may block: the coroutines run them in a thread."""
+
+    async def finish(self) -> bytes:
+        """Finish the handshake, and return the private data that it was accepted with."""
+        return await to_thread.run_sync(self._finish)
+
+    async def ended(self) -> None:
+        """Return once the other side has ended the handshake, or the connection."""
+        await to_thread.run_sync(self._await_end)
+
+    @abstractmethod
+    def _finish(self) -> bytes: ...
+
+    @abstractmethod
+    def _await_end(self) -> None: ...
+
+
+class _PlainPeer(SilentPeer):
+    """Of the software device: a plain socket."""
+
+    def __init__(self, port: int, stack: ExitStack) -> None:
+        self._socket = stack.enter_context(socket.create_connection((ADDRESS, port), SECONDS))
+        self._socket.sendall(Frame(inbound=4 | UPPER, outbound=4 | UPPER | LOWER).pack())
+
+    def _finish(self) -> bytes:
+        reply = Frame.receive(self._socket)
+        assert reply.is_reply
+        self._socket.sendall(tagged(WRITE, 0, 0))
+        return reply.private_data
+
+    def _await_end(self) -> None:
+        with suppress(ConnectionResetError):
+            while self._socket.recv(1000):
+                pass
+
+
+class _VerbsPeer(SilentPeer):
+    """Of a RoCE device: a client with its own queue pair, which has to call rdma_establish."""
+
+    def __init__(self, port: int, stack: ExitStack) -> None:
+        self._channel = stack.enter_context(EventChannel())
+        self._identifier = resolved(self._channel, port, stack)
+        self._end = End(stack.enter_context(self._identifier.context()), stack)
+        self._end.move(self._identifier, _S.INIT)
+        self._identifier.connect(ConnectionParameters(qpn=self._end.pair.qpn))
+
+    def _finish(self) -> bytes:
+        data = expect(self._channel, CmEventType.CONNECT_RESPONSE).private_data
+        self._end.move(self._identifier, _S.RTR, _S.RTS)
+        self._identifier.establish()
+        return data
+
+    def _await_end(self) -> None:
+        while next_event(self._channel).type not in _ENDS:
+            pass
+
+
+@asynccontextmanager
+async def silent_peer(port: int) -> AsyncIterator[SilentPeer]:
+    """Yield a peer that has asked for a connection."""
+    made = _PlainPeer if DEVICE == SOFTWARE else _VerbsPeer
+    with ExitStack() as stack:
+        peer = await to_thread.run_sync(made, port, stack)
+        try:
+            yield peer
+        finally:
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(stack.close)

@@ -1,0 +1,240 @@
+"""`Listener.accept()` while peers do not finish their handshakes: which peer it returns, and what
+becomes of the others."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+import aiordma
+from aiordma._connection import handshakes
+from tests.device.players import Outcome, both_ways, reactor_in_use, until
+from tests.device.silent_peer import silent_peer
+from tests.devices import ADDRESS
+
+pytestmark = [pytest.mark.anyio]
+
+slow = pytest.mark.capability("slow_handshakes")
+
+
+def listen(**options: Any) -> Any:
+    """A listener whose handshakes do not time out within a test."""
+    return aiordma.listen(ADDRESS, 0, **{"accept_timeout": 3600.0} | options)
+
+
+@asynccontextmanager
+async def passed_over(
+    listener: aiordma.Listener, private_data: bytes = b""
+) -> AsyncIterator[tuple[aiordma.Connection, aiordma.Connection]]:
+    """Yield (client, server), where the server was accepted past the peers that are silent."""
+    async with anyio.create_task_group() as group:
+        accepting = Outcome()
+        group.start_soon(accepting.of, lambda: listener.accept(private_data=private_data))
+        client = await aiordma.connect(ADDRESS, listener.port)
+    assert accepting.error is None
+    async with client, accepting.value as server:
+        assert server.peer_address == client.local_address
+        yield client, server
+
+
+@slow
+async def test_accept_returns_the_first_established() -> None:
+    async with (
+        listen() as listener,
+        silent_peer(listener.port),
+        passed_over(listener) as (client, server),
+    ):
+        assert len(listener._handshakes) == 1  # the silent one's goes on
+        await both_ways(client, server)
+
+
+@slow
+async def test_late_peer_is_for_the_next_accept() -> None:
+    async with listen() as listener, silent_peer(listener.port) as late:
+        async with passed_over(listener):
+            await late.finish()
+            async with listener.accept() as server:
+                assert server.is_connected
+        assert len(listener._handshakes) == 0
+
+
+@slow
+async def test_cancelled_accept_leaves_its_handshake() -> None:
+    async with listen() as listener, silent_peer(listener.port) as late:
+        async with anyio.create_task_group() as group:
+            group.start_soon(listener.accept)
+            await until(lambda: len(listener._handshakes) == 1)
+            group.cancel_scope.cancel()
+        await late.finish()
+        async with listener.accept() as server:
+            assert server.is_connected
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89])
+async def test_accept_cancelled_at_any_turn_loses_no_peer(turns: int) -> None:
+    async with listen() as listener, anyio.create_task_group() as group:
+        connecting, accepting = Outcome(), Outcome()
+        group.start_soon(connecting.of, lambda: aiordma.connect(ADDRESS, listener.port))
+        await until(lambda: len(listener._requests) == 1)
+        async with anyio.create_task_group() as cancelled:
+            cancelled.start_soon(accepting.of, listener.accept)
+            for _ in range(turns):
+                await anyio.lowlevel.checkpoint()
+            cancelled.cancel_scope.cancel()
+        async with accepting.value or await listener.accept() as server:
+            await until(lambda: bool(connecting.value or connecting.error))
+            async with connecting.value as client:
+                await both_ways(client, server)
+    assert not reactor_in_use()
+
+
+@slow
+async def test_closing_ends_handshakes() -> None:
+    async with listen() as listener, silent_peer(listener.port) as silent:
+        async with anyio.create_task_group() as group:
+            accepting = Outcome()
+            group.start_soon(accepting.of, listener.accept)
+            await until(lambda: len(listener._handshakes) == 1)
+            await listener.aclose()
+        assert isinstance(accepting.error, aiordma.ClosedError)
+        await silent.ended()
+    assert not reactor_in_use()
+
+
+async def test_closing_ends_a_handshake_as_it_begins() -> None:
+    for turns in (0, 1, 2, 3, 5, 8, 13):
+        async with listen() as listener, anyio.create_task_group() as group:
+            connecting, accepting = Outcome(), Outcome()
+            group.start_soon(connecting.of, lambda: aiordma.connect(ADDRESS, listener.port))
+            await until(lambda: len(listener._requests) == 1)
+            group.start_soon(accepting.of, listener.accept)
+            for _ in range(turns):
+                await anyio.lowlevel.checkpoint()
+            await listener.aclose()
+        if accepting.value is None:
+            assert isinstance(accepting.error, aiordma.ClosedError)
+        for outcome in (connecting, accepting):
+            if outcome.value is not None:
+                await outcome.value.aclose()
+    assert not reactor_in_use()
+
+
+@slow
+async def test_closing_ends_connections_nobody_took() -> None:
+    async with listen() as listener, silent_peer(listener.port) as late, passed_over(listener):
+        await late.finish()
+        await until(lambda: len(listener._handshakes._finished) == 1)
+        await listener.aclose()
+        await late.ended()
+    assert not reactor_in_use()
+
+
+@slow
+async def test_serving_takes_handshakes_left_behind() -> None:
+    served = anyio.Event()
+
+    async def handler(connection: aiordma.Connection) -> None:
+        served.set()
+        await connection.ended()
+
+    async with listen() as listener, silent_peer(listener.port) as late:
+        async with passed_over(listener), anyio.create_task_group() as group:
+            group.start_soon(listener.serve, handler)
+            await late.finish()
+            await served.wait()
+            group.cancel_scope.cancel()
+        await late.ended()
+
+
+@slow
+async def test_cancelled_serve_ends_handshakes_left_behind() -> None:
+    async with listen() as listener, silent_peer(listener.port) as silent:
+        async with passed_over(listener), anyio.create_task_group() as group:
+            group.start_soon(listener.serve, aiordma.Connection.ended)
+            await until(lambda: len(listener._handshakes) == 0)
+            await anyio.wait_all_tasks_blocked()
+            group.cancel_scope.cancel()
+        await silent.ended()
+
+
+@slow
+async def test_accept_raises_that_a_peer_did_not_finish() -> None:
+    async with listen(accept_timeout=0.2) as listener, silent_peer(listener.port) as silent:
+        with pytest.raises(aiordma.DisconnectedError, match=r"did not finish within 0\.2 s"):
+            await listener.accept()
+        await silent.ended()
+
+
+@slow
+async def test_failure_without_a_caller_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "aiordma")
+    async with listen() as listener:
+        async with silent_peer(listener.port), anyio.create_task_group() as group:
+            group.start_soon(listener.accept)
+            await until(lambda: len(listener._handshakes) == 1)
+            group.cancel_scope.cancel()
+        await until(lambda: len(listener._handshakes) == 0)  # the peer has left
+    (record,) = [record for record in caplog.records if record.module == "handshakes"]
+    assert "was not accepted: " in record.getMessage()
+
+
+@slow
+async def test_accepted_peers_got_the_calls_private_data() -> None:
+    async with listen() as listener, silent_peer(listener.port) as one:
+        async with passed_over(listener, b"one") as (client, _):
+            assert client.private_data.rstrip(b"\0") == b"one"
+        async with silent_peer(listener.port) as two, passed_over(listener, b"two") as (client, _):
+            assert client.private_data.rstrip(b"\0") == b"two"
+            await one.ended()
+            assert (await two.finish()).rstrip(b"\0") == b"two"
+            async with listener.accept(private_data=b"two") as server:
+                assert server.is_connected
+
+
+@slow
+async def test_silent_peers_give_way_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshakes, "MOST_HANDSHAKES", 2)
+    async with (
+        listen() as listener,
+        silent_peer(listener.port) as oldest,
+        silent_peer(listener.port) as newest,
+        passed_over(listener) as (client, server),
+    ):
+        await oldest.ended()
+        await both_ways(client, server)
+        await newest.finish()
+        async with listener.accept() as other:
+            assert other.is_connected
+
+
+async def test_several_accepts_at_once_get_a_peer_each() -> None:
+    async with listen() as listener, anyio.create_task_group() as group:
+        accepting = [Outcome() for _ in range(3)]
+        for outcome in accepting:
+            group.start_soon(outcome.of, listener.accept)
+        clients = [await aiordma.connect(ADDRESS, listener.port) for _ in range(3)]
+    servers = [outcome.value for outcome in accepting]
+    peers = {server.peer_address for server in servers}
+    assert peers == {client.local_address for client in clients}
+    for connection in clients + servers:
+        await connection.aclose()
+
+
+async def test_only_as_many_peers_are_accepted_as_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshakes, "SLOW_SECONDS", 3600.0)  # a busy machine's would count as slow
+    async with listen() as listener, anyio.create_task_group() as group:
+        connecting = [Outcome() for _ in range(3)]
+        for outcome in connecting:
+            group.start_soon(outcome.of, lambda: aiordma.connect(ADDRESS, listener.port))
+        await until(lambda: len(listener._requests) == 3)
+        async with listener.accept():
+            assert (len(listener._requests), len(listener._handshakes)) == (2, 0)
+        await listener.aclose()
+        await until(lambda: all(bool(each.value or each.error) for each in connecting))
+        refused = [each for each in connecting if isinstance(each.error, aiordma.RejectedError)]
+        assert len(refused) == 2
+        (established,) = [each.value for each in connecting if each.value is not None]
+        await established.aclose()

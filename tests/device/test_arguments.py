@@ -1,0 +1,618 @@
+"""Whatever is passed to the public functions and methods: what will not do is refused in the terms
+of the call, by the parameter's name, and nothing of it is left."""
+
+import inspect
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import pytest
+
+import aiordma
+from aiordma import RemoteMemory
+from tests.device.players import (
+    OWN_RECEIVES,
+    REMOTE,
+    both_ways,
+    connected,
+    one_loop,
+    reactor_in_use,
+)
+from tests.device.test_bad_input import held
+from tests.devices import ADDRESS
+
+pytestmark = pytest.mark.anyio
+
+HUGE = 1 << 20_000  # more digits than Python prints
+BUFFER, PARTS, MANY = object(), object(), object()
+REMOTE_RANGE, TEXT, DATA, SECONDS, ACCESS = object(), object(), object(), object(), object()
+
+
+class Whole:
+    """A whole number of so many bits, or one of an enumeration."""
+
+    def __init__(self, bits: int, *, signed: bool = False, none: bool = False) -> None:
+        self.wrong = ["1", b"1", 1.0, True, object(), [1]] + ([] if none else [None])
+        self.beyond = [1 << bits, HUGE, -HUGE] + ([] if signed else [-1])
+
+
+class An:
+    """An object of one of our classes."""
+
+
+def bad_values(kind: object) -> list[tuple[Any, type[Exception]]]:
+    """What a parameter of a kind refuses, and with which exception."""
+    wrong: list[Any]
+    beyond: list[Any] = []
+    if isinstance(kind, Whole):
+        wrong, beyond = kind.wrong, kind.beyond
+    elif kind is BUFFER:
+        wrong = ["text", 5, None, 1.5, object(), [b"x"]]
+    elif kind is PARTS:
+        wrong = [b"abc", bytearray(b"abc"), memoryview(b"abc"), "abc", 5, None]
+        wrong += [[5], ["x"], [bytearray(1), None]]
+    elif kind is MANY:
+        wrong = [b"abc", bytearray(b"abc"), "abc", 5, None, [5], [[bytearray(8), "x"]]]
+    elif kind is REMOTE_RANGE:
+        wrong = [None, 5, b"twenty bytes in here", (0, 8, 1)]
+    elif kind is TEXT:
+        wrong, beyond = [None, 5, b"127.0.0.1", ["127.0.0.1"]], ["", "a\0b"]
+    elif kind is DATA:
+        wrong = ["text", 5, [1, 2], 1.5]
+    elif kind is SECONDS:
+        wrong, beyond = ["3", b"3", True, [1.0]], [float("nan")]
+    elif kind is ACCESS:
+        wrong, beyond = ["read", 1.5, True, [1]], [-1, 1 << 40]
+    else:
+        assert kind is An
+        wrong = [5, "x", b"x", object()]
+    return [(value, TypeError) for value in wrong] + [(value, ValueError) for value in beyond]
+
+
+@dataclass
+class World:
+    """What the calls under test are made on."""
+
+    client: aiordma.Connection
+    server: aiordma.Connection
+    region: aiordma.MemoryRegion
+    remote: RemoteMemory
+    listener: aiordma.Listener
+
+
+@dataclass
+class Call:
+    """A call that works with its arguments as they are, but for the one that is replaced."""
+
+    use: Callable[..., Any]
+    arguments: Callable[[World], dict[str, Any]]
+    kinds: dict[str, object]
+    needs: str | None = None
+
+
+WORD, ANY32 = Whole(64, signed=True), Whole(32, none=True)
+
+CONNECTION: dict[str, Call] = {
+    "post_send": Call(
+        lambda w, data, **k: w.client.post_send(data, **k), lambda w: {}, {"data": BUFFER}
+    ),
+    "post_sendv": Call(
+        lambda w, parts, **k: w.client.post_sendv(parts, **k), lambda w: {}, {"parts": PARTS}
+    ),
+    "send": Call(lambda w, item, **k: w.client.send(item, **k), lambda w: {}, {"item": BUFFER}),
+    "sendv": Call(lambda w, parts, **k: w.client.sendv(parts, **k), lambda w: {}, {"parts": PARTS}),
+    "post_recv": Call(
+        lambda w, buffer: w.client.post_recv(buffer), lambda w: {}, {"buffer": BUFFER}
+    ),
+    "post_recvv": Call(lambda w, parts: w.client.post_recvv(parts), lambda w: {}, {"parts": PARTS}),
+    "post_read": Call(
+        lambda w, remote, local: w.client.post_read(remote, local),
+        lambda w: {"remote": w.remote, "local": bytearray(8)},
+        {"remote": REMOTE_RANGE, "local": BUFFER},
+    ),
+    "post_readv": Call(
+        lambda w, remote, parts: w.client.post_readv(remote, parts),
+        lambda w: {"remote": w.remote, "parts": [bytearray(8)]},
+        {"remote": REMOTE_RANGE, "parts": PARTS},
+        "scattered_read",
+    ),
+    "read": Call(
+        lambda w, remote, local: w.client.read(remote, local),
+        lambda w: {"remote": w.remote, "local": bytearray(8)},
+        {"remote": REMOTE_RANGE, "local": BUFFER},
+    ),
+    "readv": Call(
+        lambda w, remote, parts: w.client.readv(remote, parts),
+        lambda w: {"remote": w.remote, "parts": [bytearray(8)]},
+        {"remote": REMOTE_RANGE, "parts": PARTS},
+        "scattered_read",
+    ),
+    "read_bytes": Call(
+        lambda w, remote, **k: w.client.read_bytes(remote, **k),
+        lambda w: {"remote": w.remote},
+        {"remote": REMOTE_RANGE, "max_bytes": Whole(64)},
+    ),
+    "post_write": Call(
+        lambda w, local, remote: w.client.post_write(local, remote),
+        lambda w: {"remote": w.remote, "local": bytes(8)},
+        {"remote": REMOTE_RANGE, "local": BUFFER},
+    ),
+    "post_writev": Call(
+        lambda w, parts, remote: w.client.post_writev(parts, remote),
+        lambda w: {"remote": w.remote, "parts": [bytes(8)]},
+        {"remote": REMOTE_RANGE, "parts": PARTS},
+    ),
+    "write": Call(
+        lambda w, local, remote: w.client.write(local, remote),
+        lambda w: {"remote": w.remote, "local": bytes(8)},
+        {"remote": REMOTE_RANGE, "local": BUFFER},
+    ),
+    "writev": Call(
+        lambda w, parts, remote: w.client.writev(parts, remote),
+        lambda w: {"remote": w.remote, "parts": [bytes(8)]},
+        {"remote": REMOTE_RANGE, "parts": PARTS},
+    ),
+    "post_compare_swap": Call(
+        lambda w, **k: w.client.post_compare_swap(**k),
+        lambda w: {"local": bytearray(8), "remote": w.remote, "compare": 0, "swap": 1},
+        {"local": BUFFER, "remote": REMOTE_RANGE, "compare": WORD, "swap": WORD},
+        "atomics",
+    ),
+    "post_fetch_add": Call(
+        lambda w, **k: w.client.post_fetch_add(**k),
+        lambda w: {"local": bytearray(8), "remote": w.remote, "add": 0},
+        {"local": BUFFER, "remote": REMOTE_RANGE, "add": WORD},
+        "atomics",
+    ),
+    "compare_swap": Call(
+        lambda w, **k: w.client.compare_swap(**k),
+        lambda w: {"remote": w.remote, "compare": 0, "swap": 1},
+        {"remote": REMOTE_RANGE, "compare": WORD, "swap": WORD},
+        "atomics",
+    ),
+    "fetch_add": Call(
+        lambda w, **k: w.client.fetch_add(**k),
+        lambda w: {"remote": w.remote, "add": 0},
+        {"remote": REMOTE_RANGE, "add": WORD},
+        "atomics",
+    ),
+    "register": Call(
+        lambda w, **k: w.client.register(**k),
+        lambda w: {"buffer": bytearray(8)},
+        {"buffer": BUFFER, "access": ACCESS},
+    ),
+    "register_in_thread": Call(
+        lambda w, **k: w.client.register_in_thread(**k),
+        lambda w: {"buffer": bytearray(8)},
+        {"buffer": BUFFER, "access": ACCESS},
+    ),
+    "open_window": Call(
+        lambda w, kind: w.client.open_window(kind),
+        lambda w: {},
+        {"kind": Whole(32)},
+        "memory_windows",
+    ),
+    "bind": Call(
+        lambda w, **k: w.client.bind(**k),
+        lambda w: {"memory": w.region[:8], "access": aiordma.Access.REMOTE_READ},
+        {"memory": An, "access": ACCESS, "kind": Whole(32)},
+        "memory_windows",
+    ),
+    "revoke": Call(lambda w, window: w.client.revoke(window), lambda w: {}, {"window": An}),
+    "post_bind_window": Call(
+        lambda w, **k: w.client.post_bind_window(**k),
+        lambda w: {"memory": w.region[:8], "access": aiordma.Access.REMOTE_READ},
+        {"window": An},
+        "memory_windows",
+    ),
+    "post_invalidate": Call(
+        lambda w, window: w.client.post_invalidate(window), lambda w: {}, {"window": An}
+    ),
+}
+
+
+def _with_immediate(name: str) -> Call:
+    kinds = CONNECTION[name].kinds
+    return Call(
+        lambda w, **k: getattr(w.client, name)(**k),
+        lambda w: {
+            **({"remote": w.remote} if "remote" in kinds else {}),
+            next(kind for kind in kinds if kind != "remote"): (
+                [bytes(8)] if "parts" in kinds else bytes(8)
+            ),
+        },
+        {"immediate": ANY32},
+        "immediate",
+    )
+
+
+for _name in ("post_send", "post_sendv", "send", "sendv", "post_write", "post_writev"):
+    CONNECTION[f"{_name} with immediate"] = _with_immediate(_name)
+
+NO_PARAMETERS = {
+    *("aclose", "receive", "receive_message", "send_eof", "prepare"),
+    *("extra", "begin", "chain", "ended", "query"),  # of anyio; for the listener; a flag
+    "establish",  # below
+}
+
+
+def test_every_method_of_a_connection_is_in_the_table() -> None:
+    methods = {
+        name
+        for name, value in inspect.getmembers(aiordma.Connection, callable)
+        if not name.startswith("_")
+    }
+    assert methods - NO_PARAMETERS - set(CONNECTION) == set()
+
+
+async def _used(call: Call, world: World, arguments: dict[str, Any]) -> None:
+    result = call.use(world, **arguments)
+    if inspect.isawaitable(result):
+        await result
+
+
+async def refuses(call: Call, name: str, parameter: str, world: World) -> None:
+    """Try every bad value; each is refused, and what the refusal says names call and parameter."""
+    function = name.partition(" ")[0]
+    for value, error in bad_values(call.kinds[parameter]):
+        arguments = {**call.arguments(world), parameter: value}
+        with pytest.raises(error) as caught:
+            await _used(call, world, arguments)
+        assert type(caught.value) is error, value if value is not HUGE else "huge"
+        text = str(caught.value)
+        assert parameter in text, text
+        assert len(text) < 600
+        if parameter not in ("buffer", "access", "kind"):  # which are checked where they are used
+            assert text.startswith(f"{function}(): {parameter}"), text
+
+
+@one_loop
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.capability(call.needs)] if call.needs else [])
+        for name, call in CONNECTION.items()
+    ],
+)
+async def test_a_connection_refuses_in_the_terms_of_the_call(name: str) -> None:
+    call = CONNECTION[name]
+    options = {"max_send_wr": 4, **OWN_RECEIVES}
+    async with (
+        connected(server=OWN_RECEIVES, client=options) as (client, server),
+        aiordma.listen(ADDRESS, 0) as listener,
+    ):
+        region = client.register(bytearray(64), REMOTE)
+        remote = RemoteMemory(server.register(bytearray(64), REMOTE).address & ~7, 8, 1)
+        world = World(client, server, region, remote, listener)
+        before = held(client)
+        for parameter in call.kinds:
+            await refuses(call, name, parameter, world)
+            assert held(client) == before
+        # It works on, and so do all of its slots.
+        for i in range(6):
+            receive = server.post_recv(bytearray(8))
+            await client.send(b"intact")
+            assert (await receive).byte_len == 6, i
+        assert await client.read(server.register(bytearray(8), REMOTE).remote(), bytearray(8))
+
+
+CHAINED = ("post_send", "post_sendv", "post_read", "post_write", "post_writev")
+
+
+@one_loop
+@pytest.mark.parametrize("name", CHAINED)
+async def test_a_chain_refuses_in_the_terms_of_the_call(name: str) -> None:
+    call = CONNECTION[name]
+    async with connected() as (client, server):
+        remote = server.register(bytearray(8), REMOTE).remote()
+        world = World(client, server, client.register(bytearray(8)), remote, None)  # type: ignore[arg-type]
+        before = held(client)
+        with client.chain() as chain:
+            world.client = chain  # type: ignore[assignment]
+            for parameter in call.kinds:
+                await refuses(call, name, parameter, world)
+            assert chain.requests == []
+        assert held(client) == before
+        await both_ways(client, server)
+
+
+@one_loop
+async def test_a_shared_receive_queue_refuses_in_the_terms_of_the_call() -> None:
+    async with aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
+        calls = {
+            "post_srq_recv": Call(
+                lambda w, buffers: shared.post_srq_recv(buffers), lambda w: {}, {"buffers": MANY}
+            ),
+            "register": Call(
+                lambda w, buffer: shared.register(buffer), lambda w: {}, {"buffer": BUFFER}
+            ),
+            "limit": Call(lambda w, count: shared.limit(count), lambda w: {}, {"count": Whole(32)}),
+            "resize": Call(
+                lambda w, depth: shared.resize(depth), lambda w: {}, {"depth": Whole(32)}
+            ),
+            "connection_of": Call(
+                lambda w, completion: shared.connection_of(completion),
+                lambda w: {},
+                {"completion": An},
+            ),
+        }
+        for name, call in calls.items():
+            for parameter in call.kinds:
+                await refuses(call, name, parameter, None)  # type: ignore[arg-type]
+        assert (shared.posted, shared.hub.pool.leased, len(shared.hub.in_flight)) == (0, 0, 0)
+        assert len(shared.post_srq_recv([bytearray(8)] * 8)) == 8
+
+
+@one_loop
+@pytest.mark.capability("datagrams")
+async def test_a_datagram_socket_refuses_in_the_terms_of_the_call() -> None:
+    async with aiordma.open_datagram(ADDRESS, receive_buffers=4) as socket:
+        ours = await socket.resolve(ADDRESS, socket.port)
+
+        def sending(name: str) -> Call:
+            data = {"parts": [b"x"]} if name.endswith("v") else {"data": b"x"}
+            kinds = {"parts": PARTS} if name.endswith("v") else {"data": BUFFER}
+            return Call(
+                lambda w, **k: getattr(socket, name)(**k),
+                lambda w: {**data, "peer": ours},
+                {**kinds, "peer": An, "immediate": ANY32},
+            )
+
+        names = ("post_ud_send", "post_ud_sendv", "send", "sendv")
+        calls = {name: sending(name) for name in names}
+        calls["resolve"] = Call(
+            lambda w, **k: socket.resolve(**k),
+            lambda w: {"host": ADDRESS, "port": socket.port},
+            {"host": TEXT, "port": Whole(16), "private_data": DATA, "timeout": SECONDS},
+        )
+        calls["peer"] = Call(
+            lambda w, **k: socket.peer(**k),
+            lambda w: {"gid": socket.gid, "qpn": socket.qpn},
+            {"gid": DATA, "qpn": Whole(24), "qkey": ANY32, "lid": Whole(16)},
+        )
+        calls["join"] = Call(
+            lambda w, **k: socket.join(**k),
+            lambda w: {"group": "239.1.2.3"},
+            {"group": TEXT, "timeout": SECONDS},
+        )
+        before = held(socket)  # type: ignore[arg-type]
+        for name, call in calls.items():
+            for parameter in call.kinds:
+                await refuses(call, name, parameter, None)  # type: ignore[arg-type]
+        assert held(socket) == before  # type: ignore[arg-type]
+        await socket.send(b"to myself", ours)
+        assert (await socket.receive()).data == b"to myself"
+    async with aiordma.open_datagram(ADDRESS, receive_buffers=0) as socket:
+        receives = {"post_recv": ("buffer", BUFFER), "post_recvv": ("parts", PARTS)}
+        for name, (parameter, kind) in receives.items():
+            call = Call(
+                lambda w, n=name, **k: getattr(socket, n)(**k), lambda w: {}, {parameter: kind}
+            )
+            await refuses(call, name, parameter, None)  # type: ignore[arg-type]
+        assert socket._endpoint.hub.pool.leased == 0
+
+
+@one_loop
+async def test_accepting_and_rejecting_refuse_and_stay_possible() -> None:
+    fields = aiordma.ConnectionOptions.__dataclass_fields__
+    options: dict[str, object] = dict.fromkeys(fields, Whole(31))
+    options |= {"tos": Whole(31, none=True), "linger": SECONDS}
+    async with aiordma.listen(ADDRESS, 0) as listener, anyio.create_task_group() as group:
+        group.start_soon(_talk, listener.port)
+        request = await listener.request()
+        calls = {
+            "accept": Call(
+                lambda w, **k: request.accept(**k), lambda w: {}, {"private_data": DATA, **options}
+            ),
+            "reject": Call(
+                lambda w, **k: request.reject(**k), lambda w: {}, {"private_data": DATA}
+            ),
+            "serve": Call(
+                lambda w, **k: listener.serve(**k),
+                lambda w: {"handler": _talk},
+                {"handler": An, "task_group": An},
+            ),
+        }
+        for name, call in calls.items():
+            for parameter in call.kinds:
+                await refuses(call, name, parameter, None)  # type: ignore[arg-type]
+        for value, error in bad_values(DATA):
+            with pytest.raises(error, match=r"^accept\(\): private_data"):
+                await listener.accept(private_data=value)
+        calls["prepare"] = Call(lambda w, **k: request.prepare(**k), lambda w: {}, options)
+        for parameter in options:
+            await refuses(calls["prepare"], "prepare", parameter, None)  # type: ignore[arg-type]
+        async with request.prepare() as connection:
+            establish = Call(
+                lambda w, **k: connection.establish(**k), lambda w: {}, {"private_data": DATA}
+            )
+            await refuses(establish, "establish", "private_data", None)  # type: ignore[arg-type]
+            await connection.establish()
+            assert await connection.receive() == b"hello"
+
+
+async def _talk(port: int) -> None:
+    async with aiordma.connect(ADDRESS, port) as connection:
+        await connection.send(b"hello")
+
+
+OPTIONS = {name: Whole(31) for name in aiordma.ConnectionOptions.__dataclass_fields__} | {
+    "tos": Whole(31, none=True),
+    "linger": SECONDS,
+}
+DATAGRAM_OPTIONS = (
+    "receive_buffers",
+    "max_recv_wr",
+    "max_send_wr",
+    "max_send_sge",
+    "max_recv_sge",
+    "max_inline_data",
+)
+OPENERS: dict[str, tuple[dict[str, Any], dict[str, object]]] = {
+    "connect": (
+        {"host": ADDRESS, "port": 1},
+        {
+            "host": TEXT,
+            "port": Whole(16),
+            "private_data": DATA,
+            "source": An,
+            "timeout": SECONDS,
+            "device": TEXT,
+            "shared_receive": An,
+            **OPTIONS,
+        },
+    ),
+    "prepare_connection": (
+        {"host": ADDRESS, "port": 1},
+        {
+            "host": TEXT,
+            "port": Whole(16),
+            "source": An,
+            "timeout": SECONDS,
+            "device": TEXT,
+            "shared_receive": An,
+            **OPTIONS,
+        },
+    ),
+    "listen": (
+        {"host": ADDRESS, "port": 0},
+        {
+            "host": TEXT,
+            "port": Whole(16),
+            "backlog": Whole(31),
+            "device": TEXT,
+            "accept_timeout": SECONDS,
+            **OPTIONS,
+        },
+    ),
+    "open_datagram": (
+        {"host": ADDRESS, "port": 0},
+        {
+            "host": TEXT,
+            "port": Whole(16),
+            "device": TEXT,
+            "most_handles": Whole(31),
+            "qkey": Whole(32),
+            "private_data": DATA,
+            **dict.fromkeys(DATAGRAM_OPTIONS, Whole(31)),
+        },
+    ),
+    "open_shared_receive": (
+        {"host": ADDRESS},
+        {
+            "host": TEXT,
+            "depth": Whole(32, none=True),
+            "max_sge": Whole(32, none=True),
+            "buffers": Whole(32),
+            "buffer_size": Whole(32),
+            "device": TEXT,
+        },
+    ),
+    "open_queue_pair": (
+        {"device": "nothing0"},
+        {
+            "device": TEXT,
+            "service": Whole(31),
+            "port": Whole(8),
+            "gid_index": Whole(31),
+            "shared_receive": An,
+            **OPTIONS,
+        },
+    ),
+    "resolve": (
+        {"host": ADDRESS, "service": 1},
+        {"port_space": Whole(31), "family": Whole(31, none=True), "device": TEXT},
+    ),
+    "new_event_loop": ({}, {"spin": SECONDS}),
+}
+
+
+@one_loop
+@pytest.mark.parametrize("name", OPENERS)
+async def test_an_opener_refuses_before_anything_is_opened(name: str) -> None:
+    arguments, kinds = OPENERS[name]
+    call = Call(lambda w, **k: getattr(aiordma, name)(**k), lambda w: arguments, kinds)
+    for parameter in kinds:
+        await refuses(call, name, parameter, None)  # type: ignore[arg-type]
+    assert not reactor_in_use()
+
+
+@one_loop
+async def test_more_of_what_openers_refuse() -> None:
+    for source in ("127.0.0.1", ("127.0.0.1",), ("127.0.0.1", "0"), (None, 0), (b"x", 0)):
+        with pytest.raises(TypeError, match=r"^connect\(\): source"):
+            await aiordma.connect(ADDRESS, 1, source=source)  # type: ignore[arg-type]
+    for shared in ("4", 4.0, True, object()):
+        with pytest.raises(TypeError, match=r"^listen\(\): shared_receive="):
+            await aiordma.listen(ADDRESS, 0, shared_receive=shared)  # type: ignore[arg-type]
+    for service in (1.0, True, b"80", ["80"]):
+        with pytest.raises(TypeError, match=r"^resolve\(\): service="):
+            await aiordma.resolve(ADDRESS, service)  # type: ignore[arg-type]
+    assert not reactor_in_use()
+
+
+TYPOS = {
+    "recieve_size": "receive_size",
+    "private_date": "private_data",
+    "timout": "timeout",
+    "max_send_rw": "max_send_wr",
+    "recv_buffers": "receive_buffers",
+}
+
+
+@one_loop
+@pytest.mark.parametrize("typo", TYPOS)
+async def test_an_unknown_option_is_told_the_nearest_name(typo: str) -> None:
+    given: Any = {typo: 1}
+    meant = rf"^connect\(\) has no parameter '{typo}': did you mean '{TYPOS[typo]}'\?$"
+    with pytest.raises(TypeError, match=meant):
+        await aiordma.connect(ADDRESS, 1, **given)
+    if typo not in ("private_date", "timout"):
+        for name in ("listen", "open_queue_pair"):
+            with pytest.raises(TypeError, match=rf"^{name}\(\) has no .* mean '{TYPOS[typo]}'"):
+                await getattr(aiordma, name)(ADDRESS, **given)
+
+
+@one_loop
+async def test_an_unknown_option_of_an_accept_leaves_the_request() -> None:
+    given: Any = {"recieve_size": 1}
+    async with aiordma.listen(ADDRESS, 0) as listener, anyio.create_task_group() as group:
+        group.start_soon(_talk, listener.port)
+        request = await listener.request()
+        with pytest.raises(TypeError, match=r"^accept\(\) has no .* mean 'receive_size'"):
+            await request.accept(**given)
+        async with request.accept() as connection:
+            assert await connection.receive() == b"hello"
+
+
+@one_loop
+async def test_an_option_like_no_other_is_told_all_names() -> None:
+    given: Any = {"xyzzy": 1}
+    with pytest.raises(TypeError, match=r"there are ack_timeout, .*private_data.*tos"):
+        await aiordma.connect(ADDRESS, 1, **given)
+
+
+@one_loop
+async def test_what_counts_as_a_number_or_bytes_is_taken() -> None:
+    class Whole8:
+        def __index__(self) -> int:
+            return 8
+
+    eight: Any = Whole8()
+    data: Any = bytearray(b"who I am")
+    async with aiordma.listen(ADDRESS, 0, receive_buffers=eight, backlog=eight) as listener:
+        assert listener.options.receive_buffers == 8
+        async with anyio.create_task_group() as group:
+            group.start_soon(_talk_with, listener.port, data)
+            request = await listener.request()
+            assert request.private_data.rstrip(b"\0") == b"who I am"
+            async with request.accept(private_data=memoryview(b"welcome")) as connection:  # type: ignore[arg-type]
+                assert await connection.receive() == b"hello"
+
+
+async def _talk_with(port: int, data: bytes) -> None:
+    async with aiordma.connect(ADDRESS, port, private_data=data, timeout=10**400) as connection:
+        assert connection.private_data.rstrip(b"\0") == b"welcome"
+        await connection.sendv(part for part in (b"he", array("B", b"llo")))

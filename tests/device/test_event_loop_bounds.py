@@ -1,0 +1,378 @@
+"""What belongs to an event loop is used there: from elsewhere it is refused, with both named, and
+closed as far as that goes without its loop."""
+
+import asyncio
+import gc
+import threading
+import time
+import warnings
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import pytest
+
+import aiordma
+from aiordma._loop.polling import new_event_loop
+from aiordma._loop.threads import calls_under_way
+from tests.conftest import BACKENDS
+from tests.device.players import OWN_RECEIVES, both_ways, connected
+from tests.devices import ADDRESS, DEVICE, kernel_objects
+
+pytestmark = pytest.mark.above_the_device
+
+NAMES_BOTH = (
+    r"belongs to the event loop .*'MainThread'.*and the event loop .*'elsewhere'.* runs here"
+)
+NAMES_THREAD = r"belongs to the event loop .*'MainThread'.*this is thread 'elsewhere'.*{}"
+
+
+def in_a_thread(function: Callable[[], Any]) -> Any:
+    """Run a function in a thread; return its result, or raise what it raised."""
+    results: list[Any] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="elsewhere")
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive(), "it hangs"
+    for error in errors:
+        raise error
+    return results[0]
+
+
+async def elsewhere(function: Callable[[], Any]) -> Any:
+    """`in_a_thread`, while this event loop goes on."""
+    return await anyio.to_thread.run_sync(in_a_thread, function)
+
+
+# -- another thread -------------------------------------------------------------------------------
+
+POSTS: dict[str, Callable[[aiordma.Connection, aiordma.MemoryRegion, Any], object]] = {
+    "send": lambda c, region, remote: c.post_send(b"inline"),
+    "send of a region": lambda c, region, remote: c.post_send(region),
+    "sendv": lambda c, region, remote: c.post_sendv([b"one", b"two"]),
+    "recv": lambda c, region, remote: c.post_recv(region),
+    "read": lambda c, region, remote: c.post_read(remote, region),
+    "write": lambda c, region, remote: c.post_write(region, remote),
+    "register": lambda c, region, remote: c.register(bytearray(8)),
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("post", POSTS.values(), ids=POSTS)
+async def test_a_post_from_another_thread_is_refused(
+    post: Callable[[aiordma.Connection, aiordma.MemoryRegion, Any], object],
+    anyio_backend: tuple[str, Any],
+) -> None:
+    async with connected(client=OWN_RECEIVES) as (client, server):
+        region = client.register(bytearray(8))
+        remote = server.register(bytearray(8), aiordma.Access.REMOTE_WRITE).remote()
+        way = "trio.from_thread.run" if anyio_backend[0] == "trio" else "call_soon_threadsafe"
+        with pytest.raises(aiordma.EventLoopError, match=NAMES_THREAD.format(way)):
+            await elsewhere(lambda: post(client, region, remote))
+        await client.send(b"works")
+        assert await server.receive() == b"works"
+
+
+@pytest.mark.anyio
+async def test_a_chain_from_another_thread_is_refused() -> None:
+    async with connected() as (client, server):
+
+        def post() -> None:
+            with client.chain() as chain:
+                chain.post_send(b"one")
+                chain.post_send(b"two")
+
+        with pytest.raises(aiordma.EventLoopError, match=NAMES_THREAD.format("from_thread")):
+            await elsewhere(post)
+        await both_ways(client, server)
+
+
+USES: dict[str, Callable[[aiordma.Connection], Awaitable[object]]] = {
+    "send": lambda c: c.send(b"x"),
+    "send of much": lambda c: c.send(bytes(8192)),
+    "receive": lambda c: c.receive(),
+    "ended": lambda c: c.ended(),
+    "aclose": lambda c: c.aclose(),
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+async def test_another_threads_event_loop_is_refused(
+    use: Callable[[aiordma.Connection], Awaitable[object]], anyio_backend: tuple[str, Any]
+) -> None:
+    async def use_it(connection: aiordma.Connection) -> None:
+        with pytest.raises(aiordma.EventLoopError, match=NAMES_BOTH):
+            await use(connection)
+
+    backend, options = anyio_backend
+    async with connected() as (client, server):
+        await elsewhere(lambda: anyio.run(use_it, client, backend=backend, backend_options=options))
+        await both_ways(client, server)
+
+
+@pytest.mark.anyio
+async def test_a_request_is_awaited_in_its_own_loop(anyio_backend: tuple[str, Any]) -> None:
+    async def wait(request: aiordma.WorkRequest) -> None:
+        with pytest.raises(aiordma.EventLoopError, match=NAMES_BOTH):
+            await request
+
+    backend, options = anyio_backend
+    async with connected(server=OWN_RECEIVES) as (client, server):
+        request = server.post_recv(server.register(bytearray(8)))
+        await elsewhere(lambda: anyio.run(wait, request, backend=backend, backend_options=options))
+        await client.send(b"arrives")
+        assert (await request).byte_len == 7
+
+
+# -- a loop that was closed, or stands still ------------------------------------------------------
+
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "polling": new_event_loop,
+}
+try:
+    import uvloop
+except ImportError:
+    pass
+else:
+    LOOPS["uvloop"] = uvloop.new_event_loop
+OWN_LOOPS = pytest.mark.parametrize("new_loop", LOOPS.values(), ids=LOOPS)
+
+
+async def open_pair() -> list[Any]:
+    """Return what is open: a connection with a receive in flight, its peer, and their listener."""
+    listener = await aiordma.listen(ADDRESS, 0, receive_buffers=0)
+    accepting = asyncio.ensure_future(listener.accept())
+    client = await aiordma.connect(ADDRESS, listener.port)
+    server = await accepting
+    server.post_recv(server.register(bytearray(8)))
+    return [client, server, listener]
+
+
+async def open_others() -> list[Any]:
+    """Return a datagram socket that is in a group, and a shared receive queue."""
+    socket = await aiordma.open_datagram(ADDRESS)
+    shared = await aiordma.open_shared_receive(ADDRESS, buffers=4)
+    return [socket, shared]
+
+
+def objects() -> dict[str, int]:
+    """Count the device's objects, but for streams, which the software device closes after them."""
+    return {kind: count for kind, count in kernel_objects(DEVICE).items() if kind != "sockets"}
+
+
+async def closing_fails(closable: Any, match: str) -> None:
+    with pytest.raises(aiordma.EventLoopError, match=match):
+        await closable.aclose()
+
+
+def without_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    """Collect what is left, and assert that nothing was warned of or logged."""
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+@OWN_LOOPS
+@pytest.mark.parametrize(
+    "open_some",
+    [
+        pytest.param(open_pair, id="connections"),
+        pytest.param(open_others, id="others", marks=pytest.mark.capability("datagrams")),
+    ],
+)
+def test_closing_on_a_closed_loop_gives_everything_back(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+    open_some: Callable[[], Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = objects()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loop = new_loop()
+        opened = loop.run_until_complete(open_some())
+        loop.close()
+        for closable in opened:
+            asyncio.run(closing_fails(closable, "belongs to the event loop.*has ended.*closed now"))
+        assert objects() == before
+        for closable in opened:
+            asyncio.run(closable.aclose())  # idempotent
+        del opened, closable, loop
+        without_warnings(caplog)
+
+
+@OWN_LOOPS
+def test_closing_on_a_closed_loop_ends_requests(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    loop, buffer = new_loop(), bytearray(8)
+    client, server, listener = loop.run_until_complete(open_pair())
+    request = server.post_recv(server.register(buffer))
+    loop.close()
+    assert not request.done()
+    for closable in (client, server, listener):
+        asyncio.run(closing_fails(closable, "has ended"))
+    assert isinstance(request.exception(), aiordma.FlushedError)
+    buffer += b"no longer exported"
+
+
+@OWN_LOOPS
+def test_a_task_that_waited_on_a_closed_loop_hinders_no_close(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    before = objects()
+    loop = new_loop()
+    client, server, listener = loop.run_until_complete(open_pair())
+
+    async def wait_for_a_moment() -> None:
+        waiting.append(asyncio.ensure_future(client.receive()))
+        waiting.append(asyncio.ensure_future(client.ended()))
+        await asyncio.sleep(0.01)
+
+    waiting: list[Any] = []
+    loop.run_until_complete(wait_for_a_moment())
+    loop.close()
+    for task in waiting:
+        task._log_destroy_pending = False
+    for closable in (client, server, listener):
+        asyncio.run(closing_fails(closable, "has ended"))
+    assert objects() == before
+
+
+@OWN_LOOPS
+def test_a_loop_that_stands_still_closes_later(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    loop = new_loop()
+    client, server, listener = loop.run_until_complete(open_pair())
+    asyncio.run(closing_fails(client, "belongs to the event loop.*stands still"))
+    in_a_thread(lambda: asyncio.run(closing_fails(server, "'elsewhere'.*stands still")))
+    assert client.is_connected
+    loop.run_until_complete(asyncio.sleep(0.01))
+    assert not client.is_connected
+    for closable in (client, server, listener):
+        loop.run_until_complete(closable.aclose())
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+
+
+@OWN_LOOPS
+def test_a_loop_may_go_on_in_another_thread(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    loop = new_loop()
+    client, server, listener = loop.run_until_complete(open_pair())
+
+    async def use_and_close() -> None:
+        await client.send(b"there")
+        for closable in (client, server, listener):
+            await closable.aclose()
+
+    in_a_thread(lambda: loop.run_until_complete(use_and_close()))
+    loop.close()
+
+
+def test_trio_closes_everything_at_its_end() -> None:
+    opened: list[Any] = []
+
+    async def leave_open() -> None:
+        opened.append(await aiordma.listen(ADDRESS, 0))
+
+    with pytest.warns(ResourceWarning, match="left open"):
+        anyio.run(leave_open, backend="trio")
+    asyncio.run(opened[0].aclose())
+
+
+# -- what was forgotten ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def warned() -> Iterator[list[warnings.WarningMessage]]:
+    """The warnings of the test."""
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        yield record
+
+
+def texts_of(warned: list[warnings.WarningMessage]) -> list[str]:
+    """Collect what is left, and return what was warned of."""
+    while calls_under_way():  # a worker that has just told the loop of its call's end
+        time.sleep(0.001)
+    gc.collect()
+    return [str(entry.message) for entry in warned if entry.category is ResourceWarning]
+
+
+@pytest.mark.anyio
+async def test_a_forgotten_connection_names_its_peer_and_place(
+    warned: list[warnings.WarningMessage],
+) -> None:
+    async with connected() as (_, server), await aiordma.listen(ADDRESS, 0) as listener:
+        accepted: list[aiordma.Connection] = []
+
+        async def accept() -> None:
+            accepted.append(await listener.accept())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(accept)
+            client = await aiordma.connect(ADDRESS, listener.port)
+        name = repr(client)
+        del client
+        gc.collect()
+        async with accepted.pop() as server:
+            with pytest.raises(anyio.EndOfStream):
+                await server.receive()
+    (text,) = texts_of(warned)
+    assert text.startswith(f"unclosed {name}, opened at {__file__}:")
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "uvloop", "trio"])
+def test_what_is_left_at_a_loops_end_is_named_once(
+    backend: str, warned: list[warnings.WarningMessage]
+) -> None:
+    kept: list[Any] = []
+
+    async def accept(listener: aiordma.Listener) -> None:
+        kept.append(await listener.accept())
+
+    async def leave_open() -> None:
+        listener = await aiordma.listen(ADDRESS, 0)
+        async with listener, anyio.create_task_group() as group:
+            group.start_soon(accept, listener)
+            kept.append(await aiordma.connect(ADDRESS, listener.port))
+
+    name, options = BACKENDS[backend]
+    anyio.run(leave_open, backend=name, backend_options=options)
+    kept.clear()
+    (text,) = texts_of(warned)
+    assert text.startswith("left open at the end of the event loop: <Connection to")
+    assert text.count("<Connection to (") == 2
+    assert text.count(f"opened at {__file__}:") == 2
+
+
+@OWN_LOOPS
+def test_a_loop_closed_and_collected_names_what_was_opened(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+    warned: list[warnings.WarningMessage],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = objects()
+    loop = new_loop()
+    opened = loop.run_until_complete(open_pair())
+    loop.close()
+    del loop, opened
+    texts = texts_of(warned)
+    assert objects() == before
+    assert "\n".join(texts).count("<Connection to (") == 2
+    assert "\n".join(texts).count("<Listener on") == 1
+    for text in texts:
+        assert text.startswith(("unclosed <Connection", "unclosed <Listener", "left open"))
+    without_warnings(caplog)

@@ -1,0 +1,115 @@
+"""What two sides ask of each other as they connect, and what is in force then."""
+
+import logging
+from typing import Any
+
+import anyio
+import pytest
+
+import aiordma
+from aiordma._connection import connection_request
+from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected
+from tests.devices import ADDRESS, DeviceUnderTest
+
+pytestmark = pytest.mark.anyio
+
+ASKED: dict[str, Any] = {"responder_resources": 2, "initiator_depth": 4}
+
+
+async def asked(listener: aiordma.Listener, **options: Any) -> aiordma.ConnectionParameters:
+    """What a listener is shown of a client that asks for these, and is refused."""
+    connecting = Outcome()
+    async with anyio.create_task_group() as group:
+        group.start_soon(connecting.of, lambda: aiordma.connect(ADDRESS, listener.port, **options))
+        request = await listener.request()
+        shown = request.parameters
+        await request.reject()
+    assert isinstance(connecting.error, aiordma.RejectedError)
+    return shown
+
+
+async def test_a_request_shows_the_depths_that_the_peer_asks_for() -> None:
+    async with aiordma.listen(ADDRESS, 0) as listener:
+        shown = await asked(listener, private_data=b"hello", **ASKED)
+    # From here: what the peer initiates is responded to here.
+    assert (shown.responder_resources, shown.initiator_depth) == (4, 2)
+    assert shown.private_data.rstrip(b"\0") == b"hello"
+
+
+@pytest.mark.capability("retries_carried")
+async def test_a_request_shows_the_retries_that_the_peer_asks_for() -> None:
+    async with aiordma.listen(ADDRESS, 0) as listener:
+        shown = await asked(listener, retry_count=3, rnr_retry_count=4)
+        assert (shown.retry_count, shown.rnr_retry_count) == (3, 4)
+        assert not shown.shared_receive
+        async with aiordma.prepare_connection(ADDRESS, listener.port) as client:
+            qpn = client._endpoint.qpn
+            connecting = Outcome()
+            async with anyio.create_task_group() as group:
+                group.start_soon(connecting.of, client.establish)
+                request = await listener.request()
+                assert request.parameters.qpn == qpn
+                await request.reject()
+
+
+async def test_a_request_shows_the_ece_or_says_why_not(device: DeviceUnderTest) -> None:
+    async with aiordma.listen(ADDRESS, 0) as listener, anyio.create_task_group() as group:
+        group.start_soon(Outcome().of, lambda: aiordma.connect(ADDRESS, listener.port))
+        request = await listener.request()
+        if device.lacks("ece"):
+            with pytest.raises(aiordma.NotSupportedError, match="ECE"):
+                _ = request.ece
+        else:
+            assert request.ece == aiordma.Ece(0, 0)
+        await request.reject()
+        with pytest.raises(aiordma.ClosedError, match="answered"):
+            _ = request.ece
+
+
+async def test_a_query_shows_what_is_in_force(device: DeviceUnderTest) -> None:
+    async with connected(client={"max_send_wr": 40}, server=OWN_RECEIVES) as (client, server):
+        found = client.query()
+        if not device.lacks("queue_pair_state"):
+            assert found.qp_state is aiordma.QueuePairState.RTS
+        assert found.cap.max_send_wr >= 40
+        assert server.query().cap.max_recv_wr >= server.options.max_recv_wr
+    with pytest.raises(aiordma.ClosedError):
+        client.query()
+
+
+@pytest.mark.capability("retries_carried")
+async def test_a_query_shows_the_negotiated_retries() -> None:
+    options = {"ack_timeout": 17, "retry_count": 3, "min_rnr_timer": 6, **ASKED}
+    async with connected(client=options) as (client, server):
+        found = client.query()
+        assert (found.timeout, found.retry_cnt, found.min_rnr_timer) == (17, 3, 6)
+        assert (found.max_rd_atomic, found.max_dest_rd_atomic) == (4, 2)
+        assert (server.query().max_rd_atomic, server.query().max_dest_rd_atomic) == (2, 4)
+        assert found.dest_qp_num == server._endpoint.qpn
+
+
+@pytest.mark.capability("retries_carried")
+async def test_the_servers_own_retry_count_is_in_force(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_request, "_warned", set())
+    with caplog.at_level(logging.WARNING, "aiordma"):
+        for _ in range(2):
+            async with connected(client={"retry_count": 0}, server={"retry_count": 5}) as (
+                client,
+                server,
+            ):
+                assert client.query().retry_cnt == 0
+                assert server.query().retry_cnt == 5
+                assert server.query().timeout == server.options.ack_timeout
+                await both_ways(client, server)
+    (record,) = caplog.records
+    assert "connects with retry_count=0" in record.getMessage()
+    assert "retry_count=5" in record.getMessage()
+
+
+@pytest.mark.capability("retries_carried")
+async def test_a_shared_queue_is_accepted_with_own_retries() -> None:
+    async with connected(client={"retry_count": 0}, server={"shared_receive": 8}) as ends:
+        await both_ways(*ends)
+        assert ends[1].query().retry_cnt == ends[1].options.retry_count

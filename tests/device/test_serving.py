@@ -1,0 +1,117 @@
+"""What `serve` logs as a handler fails: a line for the peer's fault, a traceback for its own."""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import anyio
+import pytest
+
+import aiordma
+from aiordma._base.socket_address import address_text
+from tests.device.players import until
+from tests.devices import ADDRESS
+
+pytestmark = [pytest.mark.anyio, pytest.mark.above_the_device]
+
+NOWHERE = aiordma.RemoteMemory(4096, 8, 1)
+
+Handler = Callable[[aiordma.Connection], Awaitable[None]]
+
+
+async def logged(
+    handler: Handler, caplog: pytest.LogCaptureFixture, *, stays: bool = False
+) -> logging.LogRecord:
+    """The one record of a handler whose peer sends a message, and leaves unless it stays."""
+    caplog.set_level(logging.INFO, "aiordma")
+    async with aiordma.listen(ADDRESS, 0) as listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, handler)
+        async with aiordma.connect(ADDRESS, listener.port) as client:
+            await client.send(b"go")
+            if stays:
+                await client.ended()
+        await until(lambda: bool(_of_the_listener(caplog)))
+        group.cancel_scope.cancel()
+    (record,) = _of_the_listener(caplog)
+    return record
+
+
+def _of_the_listener(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.module == "listener"]
+
+
+async def read_on(connection: aiordma.Connection) -> None:
+    while True:
+        await connection.receive()
+
+
+async def read_in_groups(connection: aiordma.Connection) -> None:
+    async with anyio.create_task_group() as outer:
+        outer.start_soon(anyio.sleep_forever)
+        async with anyio.create_task_group() as inner:
+            inner.start_soon(anyio.sleep_forever)
+            inner.start_soon(read_on, connection)
+
+
+async def fail_in_a_group(connection: aiordma.Connection) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(_fail, connection)
+        group.start_soon(read_on, connection)
+
+
+async def _fail(connection: aiordma.Connection) -> None:
+    await connection.ended()
+    raise KeyError("the handler's own")
+
+
+@pytest.mark.parametrize("handler", [read_on, read_in_groups])
+async def test_leaving_peer_is_one_line(handler: Handler, caplog: pytest.LogCaptureFixture) -> None:
+    record = await logged(handler, caplog)
+    assert record.levelno == logging.INFO
+    assert record.exc_info is None
+    assert "ended: peer " in record.getMessage()
+    assert record.getMessage().endswith(" disconnected")
+
+
+async def test_handlers_own_fault_keeps_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    record = await logged(fail_in_a_group, caplog)
+    assert record.levelno == logging.ERROR
+    assert record.exc_info is not None
+    error = record.exc_info[1]
+    assert isinstance(error, ExceptionGroup)
+    assert error.subgroup(KeyError) is not None
+    assert "the handler's own" in caplog.text
+
+
+@pytest.mark.capability("named_refusals")
+async def test_first_cause_is_named_before_its_flushes(caplog: pytest.LogCaptureFixture) -> None:
+    peers: list[str] = []
+
+    async def handler(connection: aiordma.Connection) -> None:
+        peers.append(address_text(connection.peer_address))
+        await connection.receive()
+        errors = []
+        requests = [connection.post_read(NOWHERE, bytearray(8)) for _ in range(3)]
+        for request in reversed(requests):  # a group has what was flushed first
+            try:
+                await request
+            except aiordma.RdmaError as error:
+                errors.append(error)
+        raise ExceptionGroup("handler", [ExceptionGroup("flushed", errors[:2]), errors[2]])
+
+    record = await logged(handler, caplog, stays=True)
+    assert record.levelno == logging.INFO
+    assert record.exc_info is None
+    assert record.getMessage().startswith(f"{peers[0]} ended: RDMA_READ of 8 bytes")
+    assert "IBV_WC_REM_ACCESS_ERR" in record.getMessage()
+    assert "FLUSH" not in record.getMessage()
+
+
+async def test_fault_without_a_text_is_named_by_its_class(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def handler(connection: aiordma.Connection) -> None:
+        await connection.receive()
+        raise anyio.BrokenResourceError
+
+    record = await logged(handler, caplog)
+    assert record.getMessage().endswith(" ended: BrokenResourceError")

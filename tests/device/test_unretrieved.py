@@ -1,0 +1,228 @@
+"""Failed requests that nobody awaits are reported, once for each connection."""
+
+import asyncio
+import gc
+import logging
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+import aiordma
+from aiordma._base.socket_address import address_text
+from tests.device.players import OWN_RECEIVES, REMOTE, connected
+from tests.devices import ADDRESS
+
+pytestmark = [pytest.mark.anyio, pytest.mark.above_the_device]
+
+NOWHERE = aiordma.RemoteMemory(4096, 8, 1)
+
+Report = tuple[str, BaseException | None]
+
+
+@pytest.fixture
+async def reports(caplog: pytest.LogCaptureFixture) -> AsyncIterator[list[Report]]:
+    """What asyncio's exception handler, or trio's log, is told."""
+    told: list[Report] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append((record.getMessage(), record.exc_info[1] if record.exc_info else None))
+
+    if in_trio():
+        handler = Handler(logging.ERROR)
+        logging.getLogger("aiordma").addHandler(handler)
+        yield told
+        logging.getLogger("aiordma").removeHandler(handler)
+        return
+    loop = asyncio.get_running_loop()
+    before = loop.get_exception_handler()
+    loop.set_exception_handler(
+        lambda _, context: told.append((context["message"], context.get("exception")))
+    )
+    yield told
+    loop.set_exception_handler(before)
+
+
+def in_trio() -> bool:
+    trio = sys.modules.get("trio")
+    return trio is not None and trio.lowlevel.in_trio_run()
+
+
+async def settle() -> None:
+    """Let everything be finalized, and the loop report it."""
+    gc.collect()
+    for _ in range(10):
+        await checkpoint()
+
+
+@pytest.mark.capability("named_refusals")
+async def test_failed_request_is_reported(reports: list[Report]) -> None:
+    async with connected() as (client, _):
+        peer = address_text(client.peer_address)
+        client.post_read(NOWHERE, bytearray(8))
+        await client.ended()
+        await settle()
+        ((text, error),) = reports
+        assert text.startswith(f"1 work request on the connection to {peer} failed")
+        assert "RDMA_READ of 8 bytes" in text
+        assert isinstance(error, aiordma.RemoteAccessError)
+
+
+@pytest.mark.capability("rnr")
+async def test_sends_dropped_by_close_are_one_report(reports: list[Report]) -> None:
+    async with connected(server=OWN_RECEIVES) as (client, _):
+        for _ in range(5):
+            client.post_send(b"nobody takes this")
+        await client.aclose()
+        await settle()
+        ((text, error),) = reports
+        assert text.startswith("5 work requests on the connection to ")
+        assert text.count("SEND of 17 bytes") == 3
+        assert " and 2 more. " in text
+        assert isinstance(error, aiordma.FlushedError)
+        assert "this connection was closed" in str(error)
+
+
+@pytest.mark.parametrize("who", ["we", "the peer"])
+async def test_receives_left_over_are_not_reported(reports: list[Report], who: str) -> None:
+    async with connected(server=OWN_RECEIVES) as (client, server):
+        for _ in range(64):
+            server.post_recv(bytearray(8))
+        await (server if who == "we" else client).aclose()
+        await server.ended()
+    await settle()
+    assert reports == []
+
+
+@pytest.mark.capability("named_refusals")
+async def test_failure_flushes_into_the_same_report(reports: list[Report]) -> None:
+    async with connected(client=OWN_RECEIVES) as (client, _):
+        client.post_read(NOWHERE, bytearray(8))
+        for _ in range(20):
+            client.post_recv(bytearray(8))
+        kept = client.post_recv(bytearray(8))
+        await client.ended()
+        await settle()
+        ((text, error),) = reports
+        assert text.startswith("21 work requests ")
+        assert isinstance(error, aiordma.RemoteAccessError)
+        del kept
+        await settle()
+        assert len(reports) == 1
+
+
+@pytest.mark.capability("rnr")
+async def test_request_that_is_kept_is_reported_when_it_goes(reports: list[Report]) -> None:
+    async with connected(server=OWN_RECEIVES) as (client, _):
+        kept = [client.post_send(b"nobody takes this")]
+        await client.aclose()
+        await settle()
+        assert reports == []
+        kept.clear()
+        await settle()
+        assert len(reports) == 1
+
+
+@pytest.mark.capability("rnr")
+async def test_retrieved_errors_are_not_reported(reports: list[Report]) -> None:
+    async with connected(server=OWN_RECEIVES) as (client, _):
+        sends = [client.post_send(b"nobody takes this") for _ in range(4)]
+        with anyio.move_on_after(0.01):
+            await sends[0]  # a cancelled await abandons the result
+        with anyio.move_on_after(0.01):
+            await client.send(b"nor this")
+        await client.aclose()
+        with pytest.raises(aiordma.FlushedError):
+            await sends[1]
+        with pytest.raises(aiordma.FlushedError):
+            sends[2].result()
+        assert sends[3].exception() is not None
+        sends.clear()
+        await settle()
+        assert reports == []
+
+
+async def test_requests_that_succeed_are_not_reported(reports: list[Report]) -> None:
+    async with connected() as (client, server):
+        memory = server.register(bytearray(64), REMOTE)
+        for _ in range(8):
+            client.post_write(b"12345678", memory.remote()[:8])
+        await client.write(b"12345678", memory.remote()[:8])
+    await settle()
+    assert reports == []
+
+
+@pytest.mark.capability("named_refusals")
+@pytest.mark.parametrize("awaited", [True, False])
+async def test_last_of_a_run_speaks_for_it(reports: list[Report], awaited: bool) -> None:
+    async with connected() as (client, _):
+        with client.chain(signal_last_only=True) as chain:
+            for _ in range(8):
+                chain.post_write(b"12345678", NOWHERE)
+        last = chain.requests[-1]
+        del chain
+        if awaited:
+            with pytest.raises(aiordma.WorkCompletionError):
+                await last
+        await client.ended()
+        del last
+        await settle()
+        assert len(reports) == (not awaited)
+
+
+async def test_chain_given_up_is_not_reported(reports: list[Report]) -> None:
+    async with connected() as (client, _):
+
+        def give_up() -> None:
+            with client.chain() as chain:
+                chain.post_send(b"one")
+                chain.post_send(b"two")
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            give_up()
+        await settle()
+    await settle()
+    assert reports == []
+
+
+@pytest.mark.capability("rnr")
+async def test_requests_in_a_cycle_are_reported(reports: list[Report]) -> None:
+    async with connected(server=OWN_RECEIVES) as (client, _):
+        around: list[Any] = [client.post_send(b"nobody takes this")]
+        around.append(around)
+        around[0].add_done_callback(lambda _, kept=around: None)
+        del around
+        await client.aclose()
+        await settle()
+        assert len(reports) == 1
+
+
+async def test_shared_receives_left_over_are_not_reported(reports: list[Report]) -> None:
+    async with aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
+        shared.post_srq_recv([bytearray(8) for _ in range(8)])
+    await settle()
+    assert reports == []
+
+
+@pytest.mark.capability("rnr")
+def test_closed_loop_reports_too() -> None:
+    told: list[str] = []
+    kept: list[Any] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: told.append(context["message"]))
+        async with connected(server=OWN_RECEIVES) as (client, _):
+            kept.append(client.post_send(b"nobody takes this"))
+
+    asyncio.run(main())
+    assert told == []
+    kept.clear()
+    gc.collect()
+    (text,) = told
+    assert "1 work request on the connection to " in text

@@ -1,0 +1,296 @@
+"""What is passed to the synchronous verbs objects: what will not do is refused by the parameter's
+name, before C sees it, and nothing is made of it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma import (
+    Capacity,
+    CompletionQueue,
+    ConnectionParameters,
+    MemoryRegion,
+    MemoryWindow,
+    QueuePair,
+    RemoteMemory,
+)
+from tests.device.test_arguments import ACCESS, BUFFER, DATA, HUGE, TEXT, An, Whole, bad_values
+from tests.devices import ADDRESS, DEVICE, kernel_objects
+
+
+class World:
+    """One object of each kind."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        enter = stack.enter_context
+        self.context = enter(aiordma.Device(DEVICE).open())
+        self.domain = enter(self.context.alloc_pd())
+        self.queue = enter(CompletionQueue(self.context, 8))
+        self.region = enter(MemoryRegion(self.domain, bytearray(64)))
+        self.pair = enter(
+            QueuePair.create(self.domain, self.queue, self.queue, capacity=Capacity(4, 4, 1, 1))
+        )
+        self.shared = enter(aiordma.RawSharedReceiveQueue(self.domain, 4))
+        self.channel = enter(aiordma.EventChannel(DEVICE))
+        self.identifier = enter(aiordma.Identifier(self.channel))
+        self.vector = aiordma.AddressVector(gid=bytes(16))
+
+
+Use = Callable[..., Any]
+SLICES = An
+NUMBER = Whole(64)
+# What is called; arguments that will do; what each parameter is.
+CALLS: dict[str, tuple[Use, Callable[[World], dict[str, Any]], dict[str, object]]] = {
+    "Device": (lambda w, name: aiordma.Device(name), lambda w: {}, {"name": TEXT}),
+    "query_port": (
+        lambda w, port: w.context.query_port(port),
+        lambda w: {},
+        {"port": Whole(8)},
+    ),
+    **{
+        name: (
+            lambda w, n=name, **k: getattr(w.context, n)(**k),
+            lambda w: {"port": 1, "index": 0},
+            {"port": Whole(8), "index": Whole(31, signed=True)},
+        )
+        for name in ("query_gid", "query_gid_entry", "query_pkey")
+    },
+    "ProtectionDomain": (
+        lambda w, context: aiordma.ProtectionDomain(context),
+        lambda w: {},
+        {"context": An},
+    ),
+    "CompletionChannel": (
+        lambda w, context: aiordma.CompletionChannel(context),
+        lambda w: {},
+        {"context": An},
+    ),
+    "CompletionQueue": (
+        lambda w, **k: CompletionQueue(**k),
+        lambda w: {"context": w.context, "entries": 8},
+        {"context": An, "entries": NUMBER, "channel": An, "comp_vector": Whole(31)},
+    ),
+    "resize": (lambda w, entries: w.queue.resize(entries), lambda w: {}, {"entries": NUMBER}),
+    "poll": (lambda w, most: w.queue.poll(most), lambda w: {}, {"most": Whole(31)}),
+    "MemoryRegion": (
+        lambda w, **k: MemoryRegion(**k),
+        lambda w: {"domain": w.domain, "buffer": bytearray(8)},
+        {
+            "domain": An,
+            "buffer": BUFFER,
+            "access": ACCESS,
+            "iova": Whole(64, none=True),
+        },
+    ),
+    "reregister": (
+        lambda w, **k: w.region.reregister(**k),
+        lambda w: {},
+        {"domain": An, "access": ACCESS},
+    ),
+    "MemoryWindow": (
+        lambda w, **k: MemoryWindow(**k),
+        lambda w: {"domain": w.domain},
+        {"domain": An, "kind": Whole(31)},
+    ),
+    "RawSharedReceiveQueue": (
+        lambda w, **k: aiordma.RawSharedReceiveQueue(**k),
+        lambda w: {"domain": w.domain, "max_wr": 4},
+        {"domain": An, "max_wr": NUMBER, "max_sge": NUMBER},
+    ),
+    "modify a shared receive queue": (
+        lambda w, **k: w.shared.modify(**k),
+        lambda w: {},
+        {"max_wr": Whole(32, none=True), "limit": Whole(32, none=True)},
+    ),
+    "create": (
+        lambda w, **k: QueuePair.create(w.domain, w.queue, w.queue, **k),
+        lambda w: {},
+        {"service": Whole(31), "capacity": An, "shared_receive": An},
+    ),
+    "create on": (
+        lambda w, **k: QueuePair.create(**k),
+        lambda w: {"domain": w.domain, "send_queue": w.queue, "receive_queue": w.queue},
+        {"domain": An, "send_queue": An, "receive_queue": An},
+    ),
+    "create with a capacity": (
+        lambda w, **k: QueuePair.create(w.domain, w.queue, w.queue, capacity=Capacity(**k)),
+        lambda w: {},
+        dict.fromkeys(Capacity.__dataclass_fields__, NUMBER),
+    ),
+    "query": (
+        lambda w, attributes: w.pair.query(attributes),
+        lambda w: {},
+        {"attributes": Whole(31)},
+    ),
+    "modify": (
+        lambda w, **k: w.pair.modify(**k),
+        lambda w: {},
+        {
+            "state": Whole(31, none=True),
+            "address": An,
+            "port": Whole(32),
+            "timeout": Whole(8),
+            "dest_qp_num": Whole(32),
+        },
+    ),
+    "post_send": (
+        lambda w, **k: w.pair.post_send(**k),
+        lambda w: {"wr_id": 1, "parts": [w.region[:8]]},
+        {
+            "wr_id": Whole(64),
+            "opcode": Whole(31),
+            "flags": Whole(31),
+            "remote": An,
+            "immediate": Whole(32),
+        },
+    ),
+    "post_recv": (
+        lambda w, **k: w.pair.post_recv(**k),
+        lambda w: {"wr_id": 1, "parts": [w.region[:8]]},
+        {"wr_id": Whole(64)},
+    ),
+    "attach_multicast": (
+        lambda w, **k: w.pair.attach_multicast(**k),
+        lambda w: {"gid": bytes(16)},
+        {"gid": DATA, "lid": Whole(16)},
+    ),
+    "AddressVector": (
+        lambda w, **k: aiordma.AddressVector(**k),
+        lambda w: {},
+        {"gid": DATA, "port": Whole(8), "lid": Whole(16), "flow_label": Whole(20)},
+    ),
+    "AddressHandle": (
+        lambda w, **k: aiordma.AddressHandle(**k),
+        lambda w: {"domain": w.domain, "vector": w.vector},
+        {"domain": An, "vector": An},
+    ),
+    "DatagramPeer": (
+        lambda w, **k: aiordma.DatagramPeer(**k),
+        lambda w: {"address": w.vector, "qpn": 1},
+        {"address": An, "qpn": Whole(24), "qkey": Whole(32)},
+    ),
+    "QueuePairAddress": (
+        lambda w, **k: aiordma.QueuePairAddress(**k),
+        lambda w: {"qpn": 1, "psn": 1, "gid": bytes(16)},
+        {"qpn": Whole(24), "psn": Whole(24), "gid": DATA, "lid": Whole(16)},
+    ),
+    "Ece": (
+        lambda w, **k: aiordma.Ece(**k),
+        lambda w: {"vendor_id": 1, "options": 1},
+        {"vendor_id": Whole(32), "options": Whole(32)},
+    ),
+    "ConnectionOptions": (
+        lambda w, **k: aiordma.ConnectionOptions(**k),
+        lambda w: {},
+        {"receive_size": Whole(31), "tos": Whole(8, none=True)},
+    ),
+    "RemoteMemory": (
+        lambda w, **k: RemoteMemory(**k),
+        lambda w: {"address": 0, "length": 1, "rkey": 1},
+        {"address": Whole(64), "length": Whole(64), "rkey": Whole(64)},
+    ),
+    "unpack": (lambda w, data: RemoteMemory.unpack(data), lambda w: {}, {"data": DATA}),
+    "EventChannel": (
+        lambda w, device: aiordma.EventChannel(device),
+        lambda w: {},
+        {"device": TEXT},
+    ),
+    "Identifier": (
+        lambda w, **k: aiordma.Identifier(**k),
+        lambda w: {"channel": w.channel},
+        {"channel": An, "port_space": Whole(31)},
+    ),
+    "bind": (
+        lambda w, **k: w.identifier.bind(**k),
+        lambda w: {"host": ADDRESS, "port": 0},
+        {"host": TEXT, "port": Whole(16)},
+    ),
+    "listen": (
+        lambda w, backlog: w.identifier.listen(backlog),
+        lambda w: {},
+        {"backlog": Whole(31)},
+    ),
+    "resolve_address": (
+        lambda w, **k: w.identifier.resolve_address(**k),
+        lambda w: {"host": ADDRESS, "port": 1, "source": None, "timeout_ms": 1},
+        {"host": TEXT, "port": Whole(16), "timeout_ms": Whole(31)},
+    ),
+    "resolve_route": (
+        lambda w, timeout_ms: w.identifier.resolve_route(timeout_ms),
+        lambda w: {},
+        {"timeout_ms": Whole(31)},
+    ),
+    "connect": (
+        lambda w, parameters: w.identifier.connect(parameters),
+        lambda w: {},
+        {"parameters": An},
+    ),
+    "connect with parameters": (
+        lambda w, **k: w.identifier.connect(ConnectionParameters(**k)),
+        lambda w: {},
+        {
+            "private_data": DATA,
+            "responder_resources": Whole(8),
+            "retry_count": Whole(3),
+            "qpn": Whole(24),
+        },
+    ),
+    "reject": (
+        lambda w, private_data: w.identifier.reject(private_data),
+        lambda w: {},
+        {"private_data": DATA},
+    ),
+    "set_tos": (lambda w, tos: w.identifier.set_tos(tos), lambda w: {}, {"tos": Whole(8)}),
+    "init_qp_attr": (
+        lambda w, state: w.identifier.init_qp_attr(state),
+        lambda w: {},
+        {"state": Whole(31)},
+    ),
+}
+NEEDS = {"MemoryWindow": "memory_windows", "RawSharedReceiveQueue": "srq_query"}
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with ExitStack() as stack:
+        yield World(stack)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.capability(NEEDS[name])] if name in NEEDS else [])
+        for name in CALLS
+    ],
+)
+def test_bad_values_are_refused_by_name(name: str, world: World) -> None:
+    use, arguments, kinds = CALLS[name]
+    before = kernel_objects(DEVICE)
+    for parameter, kind in kinds.items():
+        for value, error in bad_values(kind):
+            with pytest.raises(error) as caught:
+                use(world, **{**arguments(world), parameter: value})
+            text = str(caught.value)
+            assert type(caught.value) is error, f"{parameter}={'huge' if value is HUGE else value}"
+            assert parameter in text, text
+            assert len(text) < 600
+    assert kernel_objects(DEVICE) == before
+
+
+def test_parts_are_slices_of_registered_memory(world: World) -> None:
+    refused: tuple[Any, ...] = ([b"x"], ["x"], [5], [None], [world.region])
+    for parts in refused:
+        with pytest.raises(TypeError, match=r"^post_send\(\): parts=.* slices of registered"):
+            world.pair.post_send(1, parts)
+        with pytest.raises(TypeError, match=r"^post_recv\(\): parts=.* slices of registered"):
+            world.pair.post_recv(1, parts)
+        with pytest.raises(TypeError, match=r"^post_srq_recv\(\): parts=.* slices of registered"):
+            world.shared.post_srq_recv([(1, parts)])
+
+
+def test_an_unknown_attribute_is_told_the_nearest_name(world: World) -> None:
+    with pytest.raises(TypeError, match=r"'retry_count' is no attribute: did you mean 'retry_cnt'"):
+        world.pair.modify(retry_count=7)

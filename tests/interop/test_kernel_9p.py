@@ -1,0 +1,118 @@
+"""The Linux kernel's 9P client, which mounts a folder from examples/ninep.py over RDMA."""
+
+import os
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+import aiordma
+from examples import ninep
+from tests.devices import ADDRESS
+from tests.interop.programs import running
+
+pytestmark = [pytest.mark.anyio, pytest.mark.capability("kernel")]
+
+CLIENT_DEPTH = 16
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernel_client() -> None:
+    """Load the client, which the test bed's kernel has as modules."""
+    for module in ("9p", "9pnet_rdma"):
+        loaded = subprocess.run(["modprobe", module], capture_output=True, text=True)
+        if loaded.returncode:
+            pytest.skip(f"this kernel lacks the module {module}: {loaded.stderr.strip()}")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "root"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Path:
+    folder = tmp_path / "mount"
+    folder.mkdir()
+    return folder
+
+
+@asynccontextmanager
+async def mounted(root: Path, mount: Path) -> AsyncIterator[list[int]]:
+    """Serve `root`, and mount it; yields where the number of requests will be found."""
+    counts: list[int] = []
+
+    async def serve(listener: aiordma.Listener) -> None:
+        counts.append(await ninep.serve_client(await listener.request(), root))
+
+    async with (
+        aiordma.listen(ADDRESS, 0) as listener,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(serve, listener)
+        chosen = {
+            "trans": "rdma",
+            "version": "9p2000.L",
+            "port": listener.port,
+            "sq": CLIENT_DEPTH,
+            "rq": CLIENT_DEPTH,
+        }
+        listed = ",".join(f"{name}={value}" for name, value in chosen.items())
+        async with running("mount", "-t", "9p", "-o", listed, ADDRESS, str(mount)):
+            pass
+        try:
+            yield counts
+        finally:
+            with anyio.CancelScope(shield=True):
+                async with running("umount", str(mount)):
+                    pass
+
+
+async def run(*command: str | int | Path) -> str:
+    """Run a program that works on the mounted folder; returns what it wrote."""
+    async with running(*(str(word) for word in command), within=240) as program:
+        pass
+    return program.output
+
+
+async def test_the_kernel_lists_reads_and_writes(root: Path, mount: Path) -> None:
+    data = bytes(range(256)) * 4096
+    async with mounted(root, mount) as counts:
+        (root / "ours").write_bytes(data)
+        (root / "folder").mkdir()
+        assert (await run("ls", mount)).split() == ["folder", "ours"]
+        await run("cmp", mount / "ours", root / "ours")
+        await run("cp", mount / "ours", mount / "folder" / "theirs")
+        assert (root / "folder" / "theirs").read_bytes() == data
+        await run("mv", mount / "folder" / "theirs", mount / "moved")
+        await run("truncate", "-s", "100000", mount / "moved")
+        assert (root / "moved").read_bytes() == data[:100000]
+        await run("rm", "-r", mount / "folder", mount / "ours")
+        assert os.listdir(root) == ["moved"]
+    assert counts[0] > 2 * len(data) / ninep.MESSAGE_SIZE
+
+
+async def test_thousands_of_requests_of_the_kernel(root: Path, mount: Path) -> None:
+    async with mounted(root, mount) as counts:
+        # Each block is a request, as the client keeps no cache; four copies at a time.
+        (root / "source").write_bytes(bytes(range(250)) * 2000)
+        script = (
+            'for n in 1 2 3 4; do dd if="$0/source" of="$0/$n" bs=1000 status=none & done; wait'
+        )
+        await run("sh", "-c", script, mount)
+        for name in "1234":
+            await run("cmp", root / "source", root / name)
+    assert counts[0] > 4000
+
+
+async def test_the_kernel_mounts_again_and_again(root: Path, mount: Path) -> None:
+    (root / "file").write_text("here")
+    for _ in range(4):
+        async with mounted(root, mount) as counts:
+            assert await run("cat", mount / "file") == "here"
+        assert counts[0] > 0

@@ -1,0 +1,89 @@
+"""The backends in C and in Python have one interface, and one environment variable chooses."""
+
+import inspect
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma._native import c_backend
+from aiordma._requests import python
+from aiordma._requests.select import BACKEND
+
+CLASSES = (
+    "InFlightTable",
+    "WorkRequest",
+    "OpenRequests",
+    "Drain",
+    "Port",
+    "SharedPort",
+    "ChainPort",
+)
+
+
+def methods(kind: type) -> set[str]:
+    """The public methods that a class has of its own or inherits from those of its backend."""
+    return {
+        name
+        for name, value in inspect.getmembers(kind, inspect.isroutine)
+        if not name.startswith("_")
+    }
+
+
+def shape(kind: type, name: str) -> list[tuple[str, Any, bool]]:
+    """A method's parameters: their names, kinds, and whether they can be left out."""
+    return [
+        (each.name, each.kind, each.default is not each.empty)
+        for each in inspect.signature(getattr(kind, name)).parameters.values()
+    ]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_backends_have_the_same_methods(name: str) -> None:
+    in_c, in_python = getattr(c_backend, name), getattr(python, name)
+    assert methods(in_c) == methods(in_python)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_methods_in_c_have_real_signatures(name: str) -> None:
+    in_c, in_python = getattr(c_backend, name), getattr(python, name)
+    for method in sorted(methods(in_c)):
+        assert shape(in_c, method)[1:] == shape(in_python, method)[1:], method
+
+
+@pytest.mark.parametrize("method", sorted(methods(aiordma.WorkRequest)))
+def test_public_methods_of_a_request_are_documented(method: str) -> None:
+    text = inspect.getdoc(getattr(aiordma.WorkRequest, method))
+    assert text
+    assert "--" not in text
+
+
+def backend_of(name: str | None) -> subprocess.CompletedProcess[str]:
+    code = "import aiordma; print(aiordma.WorkRequest.done.__class__.__name__)"
+    environment = {key: value for key, value in os.environ.items() if key != "AIORDMA_BACKEND"}
+    if name is not None:
+        environment["AIORDMA_BACKEND"] = name
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(None, "method_descriptor"), ("c", "method_descriptor"), ("python", "function")],
+)
+def test_environment_variable_chooses_the_backend(name: str | None, kind: str) -> None:
+    assert backend_of(name).stdout == f"{kind}\n"
+
+
+def test_unknown_backend_is_refused() -> None:
+    run = backend_of("fortran")
+    assert run.returncode
+    assert "AIORDMA_BACKEND='fortran': it is one of c, python" in run.stderr
+
+
+def test_this_run_has_the_backend_that_it_was_given() -> None:
+    assert os.environ.get("AIORDMA_BACKEND", "c") == BACKEND

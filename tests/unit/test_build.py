@@ -1,0 +1,135 @@
+"""A build without a header, or a compiler, says which package has it, as pip's last word."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.unit.sources import ROOT
+
+COMPILER = """#!/bin/sh
+case "$(cat)" in *"$MISSING"*) echo "$MISSING: No such file or directory" >&2; exit 1;; esac
+"""
+PACKAGES = {
+    "infiniband/verbs.h": ("apt-get install libibverbs-dev`", "dnf install rdma-core-devel`"),
+    "rdma/rdma_cma.h": ("apt-get install librdmacm-dev`", "dnf install rdma-core-devel`"),
+    "Python.h": ("apt-get install python3-dev`", "dnf install python3-devel`"),
+    "include": (
+        "apt-get install python3-dev libibverbs-dev librdmacm-dev`",
+        "dnf install python3-devel rdma-core-devel`",
+    ),
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A copy of what a build reads: builds write into their folder."""
+    copy = tmp_path / "source"
+    shutil.copytree(
+        ROOT / "aiordma", copy / "aiordma", ignore=shutil.ignore_patterns("*.so", "__pycache__")
+    )
+    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    return copy
+
+
+PIP = ("-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index", ".")
+SETUP = ("setup.py", "-q", "build_ext")
+
+
+def build(
+    source: Path, compiler: str, missing: str = "-", command: tuple[str, ...] = SETUP
+) -> list[str]:
+    """What a build that fails prints."""
+    run = subprocess.run(
+        [sys.executable, *command],
+        cwd=source,
+        env={**os.environ, "CC": compiler, "MISSING": missing},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode
+    return (run.stdout + run.stderr).splitlines()
+
+
+@pytest.fixture
+def lacking(tmp_path: Path) -> str:
+    """A compiler that does not find what the environment's MISSING is part of."""
+    compiler = tmp_path / "cc"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    return str(compiler)
+
+
+@pytest.mark.parametrize("missing", PACKAGES)
+def test_a_missing_header_names_its_package(missing: str, source: Path, lacking: str) -> None:
+    line = build(source, lacking, missing)[-1]
+    assert line.startswith("error: aiordma cannot be compiled: missing C header: ")
+    for words in PACKAGES[missing]:
+        assert words in line
+    assert missing in line or missing == "include"
+
+
+def test_pip_shows_which_header_is_missing(source: Path, lacking: str) -> None:
+    shown = build(source, lacking, "infiniband/verbs.h", PIP)
+    (line,) = [line for line in shown if "error: aiordma" in line]
+    assert "apt-get install libibverbs-dev`" in line
+
+
+def test_a_missing_compiler_is_named(source: Path) -> None:
+    line = build(source, "no-such-compiler -O2")[-1]
+    assert "'no-such-compiler' cannot be run (No such file or directory)" in line
+    assert "apt-get install gcc`" in line
+
+
+RECORDING = """#!/bin/sh
+echo "$@" >> "$RECORD"
+while [ $# -gt 1 ]; do
+    shift
+    case "$last" in -o) : > "$1" ;; esac
+    last="$1"
+done
+"""
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_only_our_own_builds_fail_at_warnings(ours: bool, source: Path, tmp_path: Path) -> None:
+    # A newer compiler than ours warns of more, which must not keep anybody from installing.
+    compiler, record = tmp_path / "cc", tmp_path / "record"
+    compiler.write_text(RECORDING)
+    compiler.chmod(0o755)
+    environment = {**os.environ, "CC": str(compiler), "RECORD": str(record)}
+    environment.pop("AIORDMA_WERROR", None)
+    if ours:
+        environment["AIORDMA_WERROR"] = "1"
+    subprocess.run([sys.executable, *SETUP], cwd=source, env=environment, check=True, timeout=120)
+    compiled = [line for line in record.read_text().splitlines() if " -c " in line]
+    for extension in ("engine/port.c", "software/receive.c"):
+        (words,) = [line.split() for line in compiled if extension in line]
+        assert "-Wall" in words
+        assert ("-Werror" in words) is ours
+
+
+def test_wheels_hold_python_and_its_types_only(source: Path, tmp_path: Path) -> None:
+    command = (sys.executable, "setup.py", "-q", "build_py", "--build-lib", tmp_path / "built")
+    subprocess.run(command, cwd=source, check=True, timeout=120)
+    built = {path.suffix for path in (tmp_path / "built").rglob("*") if path.is_file()}
+    assert built == {".py", ".pyi", ".typed"}
+
+
+def test_source_distributions_hold_all_c_sources(source: Path, tmp_path: Path) -> None:
+    command = (sys.executable, "setup.py", "-q", "sdist", "--dist-dir", tmp_path / "made")
+    subprocess.run(command, cwd=source, check=True, timeout=120)
+    (archive,) = (tmp_path / "made").iterdir()
+    with tarfile.open(archive) as packed:
+        held = {name.partition("/")[2] for name in packed.getnames()}
+    native = source / "aiordma/_native"
+    needed = {str(path.relative_to(source)) for path in native.rglob("*.[ch]")}
+    assert len(needed) > 50
+    assert needed - held == set()
+    assert "aiordma/_native/_engine.pyi" in held

@@ -1,0 +1,112 @@
+"""How long sends in flight may still be acknowledged after the peer's disconnect."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiordma._base.enums import CmEventType
+from aiordma._base.options import ConnectionOptions
+from aiordma._base.states import ConnectionState
+from aiordma._endpoint.endpoint import Endpoint
+from aiordma._endpoint.lifecycle import Phase
+from aiordma._requests.request import WorkRequest
+from aiordma.verbs.event_channel import Event
+from tests.unit.numbers_device import Loop
+
+pytestmark = pytest.mark.anyio
+
+DISCONNECTED = Event(CmEventType.DISCONNECTED, 0, 1, 0, b"", 0, 0, 0, 0, 0)
+REMOVED = Event(CmEventType.DEVICE_REMOVAL, 0, 1, 0, b"", 0, 0, 0, 0, 0)
+SUCCESS = (1 << 32, *[0] * 13)
+
+
+class Pair:
+    """An established endpoint without a queue pair, and its requests in flight."""
+
+    def __init__(self, *, is_iwarp: bool = False, linger: float = 3.0) -> None:
+        self.loop = Loop()
+        hub: Any = SimpleNamespace(
+            loop=self.loop,
+            is_iwarp=is_iwarp,
+            draining=False,
+            drain=lambda: None,
+            drain_all=lambda: None,
+            in_flight=SimpleNamespace(take=lambda _: None),
+            on_failure=set(),
+            context=SimpleNamespace(device_name="numbers0"),
+        )
+        identifier: Any = SimpleNamespace(disconnect=lambda: None, peer_address=("192.0.2.1", 7471))
+        reactor: Any = SimpleNamespace()
+        options = ConnectionOptions(linger=linger)
+        self.endpoint = Endpoint(reactor, hub, identifier, options, ConnectionState.ESTABLISHED)
+        self.endpoint.was_established = True
+
+    def post(self, *, is_receive: bool = False) -> WorkRequest:
+        endpoint = self.endpoint
+        assert (endpoint.receives.slots if is_receive else endpoint.sends.slots).try_take()
+        request = WorkRequest(endpoint, "SEND", 8, (), is_receive=is_receive)
+        request.wr_id = 1 << 32
+        endpoint.requests.add(request)
+        return request
+
+    @property
+    def lingers(self) -> list[float]:
+        """The delays after which the endpoint ends."""
+        end = self.endpoint._end
+        return [t.delay for t in self.loop.timers if not t.cancelled and t.callback == end]
+
+
+async def test_sends_in_flight_get_the_linger_time() -> None:
+    pair = Pair()
+    pair.post()
+    pair.endpoint.handle_event(DISCONNECTED)
+    assert pair.lingers == [3.0]
+    assert pair.endpoint.life.phase is Phase.LIVE
+
+
+async def test_each_acknowledgement_starts_the_linger_time_anew() -> None:
+    pair = Pair()
+    first, second, receive = pair.post(), pair.post(), pair.post(is_receive=True)
+    pair.endpoint.handle_event(DISCONNECTED)
+    before = len(pair.loop.timers)
+    receive.complete(SUCCESS)
+    assert len(pair.loop.timers) == before  # a receive says nothing about the sends
+    first.complete(SUCCESS)
+    assert pair.lingers == [3.0]
+    assert len(pair.loop.timers) == before + 1
+    second.complete(SUCCESS)
+    assert pair.lingers == [0]  # nothing is left to wait for
+
+
+async def test_no_timer_lingers_once_the_endpoint_ends() -> None:
+    pair = Pair()
+    first, second = pair.post(), pair.post()
+    pair.endpoint.handle_event(DISCONNECTED)
+    pair.endpoint.close()
+    assert pair.lingers == []
+    first.complete(SUCCESS)
+    second.complete(SUCCESS)
+    assert pair.lingers == []
+
+
+async def test_without_sends_in_flight_it_ends_at_once() -> None:
+    pair = Pair()
+    pair.post(is_receive=True)
+    pair.endpoint.handle_event(DISCONNECTED)
+    assert pair.endpoint.life.phase > Phase.LIVE
+
+
+async def test_iwarp_does_not_linger() -> None:
+    # Acknowledgement and disconnect come in one TCP stream, in order.
+    pair = Pair(is_iwarp=True)
+    pair.post()
+    pair.endpoint.handle_event(DISCONNECTED)
+    assert pair.endpoint.life.phase > Phase.LIVE
+
+
+async def test_removed_device_does_not_linger() -> None:
+    pair = Pair()
+    pair.post()
+    pair.endpoint.handle_event(REMOVED)
+    assert pair.endpoint.life.phase > Phase.LIVE

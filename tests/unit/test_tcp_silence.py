@@ -1,0 +1,150 @@
+"""Dead peers of the kernel's iWARP devices: what the kernel tells of its TCP sockets."""
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aiordma._base.errors import retry_seconds
+from aiordma._base.options import ConnectionOptions
+from aiordma._runtime.tcp_silence import TcpInfo, TcpSilence, parse_answer, tcp_info
+
+ENDS = (("192.0.2.1", 1), ("192.0.2.2", 2))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_kernel_is_asked_about_a_socket(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        server = socket.create_server((host, 0), family=family)
+    except OSError as error:
+        pytest.skip(f"this machine lacks {host}: {error}")
+    with server, socket.create_connection(server.getsockname()[:2]) as client:
+        ours, peer = client.getsockname()[:2], client.getpeername()[:2]
+        info = tcp_info(ours, peer)
+        if info is None:
+            pytest.skip("this kernel lacks its module tcp_diag: modprobe tcp_diag")
+        assert info.retransmits == 0
+        assert info.unheard < 60
+    assert tcp_info(("192.0.2.1", 1), ("192.0.2.2", 2)) is None
+
+
+@pytest.mark.parametrize("answer", [b"", bytes(15), bytes(16), bytes(200)])
+def test_other_answers_tell_nothing(answer: bytes) -> None:
+    assert parse_answer(answer) is None
+
+
+class Loop:
+    """A loop whose clock the test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.time = 1000.0
+        self.timers: list[Callable[[], None]] = []
+        monkeypatch.setattr("aiordma._runtime.tcp_silence.time.monotonic", lambda: self.time)
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Any:
+        self.timers.append(callback)
+        return self
+
+    def cancel(self) -> None:
+        self.timers.clear()
+
+    def pass_seconds(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.time += 1
+            timers, self.timers = self.timers, []
+            for callback in timers:
+                callback()
+
+
+class Watched:
+    def __init__(self, loop: Loop, patience: float) -> None:
+        self.info: TcpInfo | None = TcpInfo(0, 0.0)
+        self.probes, self.last_probe = 0, 0
+        self.ends = 0
+        given: Any = loop
+        self.silence = TcpSilence(
+            given, ENDS, patience, self.probe, self.end, lambda ours, peer: self.info
+        )
+
+    def probe(self) -> None:
+        self.probes += 1
+        if self.probes == self.last_probe:
+            self.silence.stop()
+
+    def end(self) -> None:
+        self.ends += 1
+
+
+def test_a_peer_that_answers_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch)
+    watched = Watched(loop, 3)
+    loop.pass_seconds(100)
+    assert (watched.ends, watched.probes) == (0, 0)
+
+
+def test_a_peer_that_is_not_heard_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch)
+    watched = Watched(loop, 3)
+    watched.info = TcpInfo(0, 5.0)
+    loop.pass_seconds(2)
+    assert (watched.ends, watched.probes) == (0, 2)
+
+
+def test_a_silent_peer_is_dead_after_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch)
+    watched = Watched(loop, 3)
+    loop.pass_seconds(100)
+    watched.info = TcpInfo(1, 100.0)  # it had been idle for that long: the clock starts now
+    loop.pass_seconds(3)
+    assert watched.ends == 0
+    loop.pass_seconds(1)
+    assert watched.ends == 1
+    loop.pass_seconds(10)
+    assert (watched.ends, loop.timers) == (1, [])
+
+
+def test_a_peer_that_is_heard_again_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch)
+    watched = Watched(loop, 3)
+    for _ in range(10):
+        watched.info = TcpInfo(1, 2.0)
+        loop.pass_seconds(2)
+        watched.info = TcpInfo(0, 0.0)
+        loop.pass_seconds(1)
+    for _ in range(10):  # retransmits, and is acknowledged in between
+        watched.info = TcpInfo(1, 1.0)
+        loop.pass_seconds(1)
+    assert watched.ends == 0
+
+
+def test_an_unknown_socket_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch)
+    watched = Watched(loop, 3)
+    watched.info = None
+    loop.pass_seconds(100)
+    assert (watched.ends, watched.probes) == (0, 0)
+
+
+def test_a_stopped_watch_looks_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch)
+    watched = Watched(loop, 3)
+    watched.silence.stop()
+    watched.silence.stop()
+    assert loop.timers == []
+
+
+def test_a_probe_that_fails_stops_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch)
+    watched = Watched(loop, 3)
+    watched.info, watched.last_probe = TcpInfo(0, 5.0), 1
+    loop.pass_seconds(10)
+    assert (watched.probes, loop.timers) == (1, [])
+
+
+def test_the_defaults_notice_a_dead_peer_in_ten_seconds() -> None:
+    options = ConnectionOptions()
+    assert options.retry_count < 7  # which is for ever on rxe
+    # Hardware may take four times as long (InfiniBand specification, 9.7.6.1.3).
+    assert 4 * retry_seconds(options.retry_count, options.ack_timeout) < 10
