@@ -69,6 +69,12 @@ async def next_message(connection: Connection) -> bytes:
         raise PingError("the peer left in the middle of a round") from None
 
 
+def go_ahead(connection: Connection) -> None:
+    # Posted, not awaited: the client's next message, or its leaving, says how it went. The callback
+    # looks at the error, which would be reported otherwise: a client may leave without reading.
+    connection.post_send(GO_AHEAD).add_done_callback(aiordma.WorkRequest.exception)
+
+
 async def answer(connection: Connection, *, verify: bool = False, show: bool = False) -> int:
     """The server's side of one connection, until the client leaves; returns the rounds."""
     rounds = 0
@@ -77,8 +83,7 @@ async def answer(connection: Connection, *, verify: bool = False, show: bool = F
         source = described(message)
         text = buffer[: source.length]
         await connection.read(source, text)
-        # Posted, not awaited: the client's next message, or its leaving, says how it went.
-        connection.post_send(GO_AHEAD)
+        go_ahead(connection)
 
         received = bytes(text.view)
         if show:
@@ -89,7 +94,7 @@ async def answer(connection: Connection, *, verify: bool = False, show: bool = F
         length = received.find(b"\0") + 1 or source.length
         sink = described(await next_message(connection), least=length)
         await connection.write(text[:length], sink[:length])
-        connection.post_send(GO_AHEAD)
+        go_ahead(connection)
         rounds += 1
     return rounds
 
