@@ -24,6 +24,7 @@ from threading import get_ident
 from typing import Any, Generic, Protocol, TypeVar
 
 from aiordma._base.errors import detached
+from aiordma._base.interrupts import deferring
 from aiordma._base.process import here
 from aiordma._base.ranges import RemoteMemory
 from aiordma._loop.event_loop import EventLoop, Waiter
@@ -356,6 +357,7 @@ class WorkRequest:
         """
         self._run = run
 
+    @deferring
     def complete(self, raw: tuple[int, ...], /) -> None:
         """End with a completion."""
         if raw[1]:
@@ -368,6 +370,7 @@ class WorkRequest:
             for earlier in reversed(list(takewhile(lambda each: each is not self, run))):
                 last_first.callback(self._end_earlier, earlier)
 
+    @deferring
     def fail(self, error: Exception, /) -> None:
         """End without a completion: the queue pair is gone, or the request was never
         posted. A request that has ended stays as it is. The error is stored: raise only
@@ -424,6 +427,7 @@ class WorkRequest:
         except Exception:
             logger.exception("a callback of %r failed", self)
 
+    @deferring
     def drop(self) -> None:
         """Undo the construction of a request that the device did not take."""
         held, self._held = self._held, ()
@@ -509,6 +513,7 @@ class Drain:
         """How many were taken from the channel."""
         return int(self._drain.events)
 
+    @deferring
     def step(self, arm: bool, direct: bool, /) -> int:
         """Take the channel's events, poll a batch, deliver it; then arm, and poll once more.
 
@@ -669,18 +674,22 @@ class Port(ClosedPort):
         self._queue_pair = ffi.cast("struct ibv_qp *", queue_pair)
         self._max_message, self._max_inline = max_message, max_inline
 
+    @deferring
     def send(self, data: Any, /) -> WorkRequest | None:
         """Post a message; None: it is not a plain one."""
         return self._post_send(self._read_send(data))
 
+    @deferring
     def write(self, data: Any, remote: Any, /) -> WorkRequest | None:
         """Post a WRITE; None: it is not a plain one."""
         return self._post_send(self._read_write(data, remote))
 
+    @deferring
     def read(self, remote: Any, memory: Any, /) -> WorkRequest | None:
         """Post a READ; None: it is not a plain one."""
         return self._post_send(self._read_read(remote, memory))
 
+    @deferring
     def receive(self, memory: Any, /) -> WorkRequest | None:
         """Post a receive; None: it is not a plain one."""
         plain = self._read_receive(memory) if self._queue_pair else None
@@ -847,6 +856,7 @@ class SharedPort(Port):
         """There is a queue, at that address."""
         self._shared, self._max_message = ffi.cast("struct ibv_srq *", queue), max_message
 
+    @deferring
     def post(self, parts: list[Any], /) -> list[WorkRequest] | tuple[int, list[WorkRequest]] | None:
         """Post a receive for each part as one chain, with one call.
 
@@ -917,14 +927,17 @@ class ChainPort(ClosedPort):
         """How many requests there are."""
         return len(self._collected)
 
+    @deferring
     def send(self, data: Any, /) -> WorkRequest | None:
         """Collect a message; None: it is not a plain one."""
         return self._collect(None if self.over else self._port._read_send(data))
 
+    @deferring
     def write(self, data: Any, remote: Any, /) -> WorkRequest | None:
         """Collect a WRITE; None: it is not a plain one."""
         return self._collect(None if self.over else self._port._read_write(data, remote))
 
+    @deferring
     def read(self, remote: Any, memory: Any, /) -> WorkRequest | None:
         """Collect a READ; None: it is not a plain one."""
         return self._collect(None if self.over else self._port._read_read(remote, memory))
@@ -955,6 +968,7 @@ class ChainPort(ClosedPort):
         """List all, in order."""
         return [request for request, _ in self._collected]
 
+    @deferring
     def post(self, signal_last_only: bool, works: int = 0, sges: bytes = b"", /) -> int:
         """Post all requests in their order, with one call.
 

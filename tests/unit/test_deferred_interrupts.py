@@ -233,6 +233,5 @@ def walk(loop, first, stride):
 @pytest.mark.parametrize(("loop", "first"), [("asyncio", 0), ("uvloop", 4), ("trio", 8)])
 def test_interrupts_at_any_line_lose_nothing(loop: str, first: int) -> None:
     """Two SIGINT at a line of the package: the program ends, is told, and all is given back."""
-    # The backend in Python fails this (on uvloop), also when the suite runs on that backend.
     walk = f"walk({loop!r}, {first}, stride=20)\n"
-    run_child(PREPARED, RUN, WALK, walk, AIORDMA_BACKEND="c")
+    run_child(PREPARED, RUN, WALK, walk)
