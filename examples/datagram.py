@@ -19,7 +19,7 @@ ATTEMPTS = 5
 async def serve(bind: str, port: int) -> None:
     """Answer every question with its text in capitals, whoever asks."""
     async with aiordma.open_datagram(bind, port) as socket:
-        print(f"listening on {bind}:{socket.port}, queue pair {socket.qpn:#x}", flush=True)
+        print(f"listening on {bind}:{socket.port}, queue pair {socket.qp_num:#x}", flush=True)
         async for question in socket:
             answer = question.data.upper()
             await socket.send(answer, question.source, immediate=question.immediate)

@@ -40,10 +40,12 @@ from aiordma._loop.threads import in_thread
 from aiordma._requests.request import WorkRequest
 from aiordma._requests.select import plain_calls
 from aiordma.verbs import (
+    Context,
     LocalMemory,
     MemoryRegion,
     MemorySlice,
     MemoryWindow,
+    ProtectionDomain,
     QueuePairAttributes,
     WorkCompletion,
 )
@@ -186,6 +188,31 @@ class Connection(ObjectStream[bytes]):
     def device_name(self) -> str:
         """The RDMA device it runs on."""
         return self._endpoint.hub.context.device_name
+
+    @property
+    def qp_num(self) -> int:
+        """The number of our queue pair (`ibv_qp.qp_num`), by which the device, traces and the
+        peer's `query().dest_qp_num` name it. It stays the same after the connection has closed,
+        when the device can give the number to another queue pair."""
+        return self._endpoint.qpn
+
+    @property
+    def context(self) -> Context:
+        """The opened device (`ibv_context`), for queries and asynchronous events. All users of
+        the device in this event loop share it: do not close it.
+
+        It is the same object after the connection has closed. The last user that closes on this
+        event loop closes it; its calls then raise ClosedError."""
+        return self._endpoint.hub.context
+
+    @property
+    def domain(self) -> ProtectionDomain:
+        """The protection domain (`ibv_pd`) of the queue pair and of the regions that `register`
+        returns. All users of the device in this event loop share it: do not close it. Close what
+        you make with it (a MemoryRegion, for instance) before you close the last of them.
+
+        After the connection has closed: as `context`."""
+        return self._endpoint.hub.domain
 
     @property
     def options(self) -> ConnectionOptions:

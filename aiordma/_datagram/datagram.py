@@ -35,9 +35,11 @@ from aiordma.verbs import (
     GRH_BYTES,
     MOST_LID,
     AddressVector,
+    Context,
     LocalMemory,
     MemoryRegion,
     MemorySlice,
+    ProtectionDomain,
     SendWork,
 )
 from aiordma.verbs.identifier import (
@@ -239,9 +241,19 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         return self._endpoint.mtu
 
     @property
-    def qpn(self) -> int:
-        """Our queue pair's number."""
+    def qp_num(self) -> int:
+        """The number of our queue pair; after the socket has closed, too."""
         return self._endpoint.qpn
+
+    @property
+    def context(self) -> Context:
+        """The opened device, as `Connection.context`: shared, and not to be closed."""
+        return self._endpoint.hub.context
+
+    @property
+    def domain(self) -> ProtectionDomain:
+        """The protection domain, as `Connection.domain`: shared, and not to be closed."""
+        return self._endpoint.hub.domain
 
     @property
     def qkey(self) -> int:
@@ -250,8 +262,8 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
 
     @property
     def gid(self) -> bytes:
-        """Our address as a GID, 16 bytes: with `lid`, `qpn` and `qkey` what a peer needs to know
-        that does not resolve us."""
+        """Our address as a GID, 16 bytes. A peer that does not resolve us needs it, `lid`, `qp_num`
+        and `qkey`."""
         return self._endpoint.gid
 
     @property

@@ -30,7 +30,7 @@ async def sockets(
         await aiordma.open_datagram(ADDRESS, **(one or {})) as first,
         await aiordma.open_datagram(ADDRESS, **(other or {})) as second,
     ):
-        yield first, second, first.peer(second.gid, second.qpn, second.qkey)
+        yield first, second, first.peer(second.gid, second.qp_num, second.qkey)
 
 
 # -- every loop -----------------------------------------------------------------------------------
@@ -39,12 +39,12 @@ async def sockets(
 async def test_a_datagram_and_its_answer() -> None:
     async with sockets(other={"private_data": b"who I am"}) as (one, other, _):
         peer = await one.resolve(ADDRESS, other.port)
-        assert (peer.qpn, peer.qkey) == (other.qpn, UDP_QKEY)
+        assert (peer.qpn, peer.qkey) == (other.qp_num, UDP_QKEY)
         assert peer.private_data.rstrip(b"\0") == b"who I am"
         await one.send(b"hello", peer)
         message = await other.receive()
         assert (message.data, message.immediate) == (b"hello", None)
-        assert message.sender_qpn == message.source.qpn == one.qpn
+        assert message.sender_qpn == message.source.qpn == one.qp_num
         await other.send(b"and back", message.source, immediate=0xFEEDBEEF)
         answer = await one.receive()
         assert (answer.data, answer.immediate) == (b"and back", 0xFEEDBEEF)
@@ -176,7 +176,7 @@ async def test_what_finds_no_receive_is_dropped_and_later_ones_arrive() -> None:
 @one_loop
 async def test_another_qkey_is_dropped() -> None:
     async with sockets() as (one, other, peer):
-        await one.send(b"wrong", one.peer(other.gid, other.qpn, OTHER_QKEY))
+        await one.send(b"wrong", one.peer(other.gid, other.qp_num, OTHER_QKEY))
         await one.send(b"right", peer)
         assert (await other.receive()).data == b"right"
 
@@ -209,7 +209,7 @@ async def test_resolving_says_what_failed() -> None:
             await socket.resolve(*peer, timeout=0.2)
         with pytest.raises(ValueError, match="private_data of 181 bytes"):
             await socket.resolve(ADDRESS, socket.port, private_data=bytes(181))
-        assert (await socket.resolve(ADDRESS, socket.port)).qpn == socket.qpn
+        assert (await socket.resolve(ADDRESS, socket.port)).qpn == socket.qp_num
 
 
 @one_loop
@@ -337,7 +337,7 @@ async def test_a_forgotten_socket_is_closed_with_a_warning() -> None:
 async def test_a_removed_device_ends_the_socket() -> None:
     outcome = Outcome()
     async with await aiordma.open_datagram(ADDRESS) as socket:
-        peer = socket.peer(socket.gid, socket.qpn)
+        peer = socket.peer(socket.gid, socket.qp_num)
         await socket.send(b"arrived before", peer)
         async with anyio.create_task_group() as group:
             assert (await socket.receive()).data == b"arrived before"

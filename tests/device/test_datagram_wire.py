@@ -28,7 +28,7 @@ def gid_of(host: str) -> bytes:
 
 
 def port_of(socket: aiordma.Datagram) -> int:
-    return socket.qpn & 0xFFFF
+    return socket.qp_num & 0xFFFF
 
 
 def ends_of(taker: plain.socket, socket: aiordma.Datagram, host: str) -> Ends:
@@ -57,9 +57,9 @@ async def test_what_is_sent_is_what_the_specification_says(host: str, length: in
                 found.append(unpack(packet, ((host, source_port), (host, port))))
             first = found[0].psn
             assert found == [
-                Packet(data, 0xAB0000 | port, socket.qpn, 0x00112233, first, 0xFEEDBEEF, True),
+                Packet(data, 0xAB0000 | port, socket.qp_num, 0x00112233, first, 0xFEEDBEEF, True),
                 # The highest bit of a qkey asks for the queue pair's own.
-                Packet(data, 0xAB0000 | port, socket.qpn, UDP_QKEY, first + 1),
+                Packet(data, 0xAB0000 | port, socket.qp_num, UDP_QKEY, first + 1),
             ]
 
 
@@ -71,7 +71,7 @@ async def test_what_another_implementation_sends_is_received(host: str) -> None:
             ends = ends_of(sender, socket, host)
             for length in (0, 1, 3, 4, 4096):
                 data = os.urandom(length)
-                packet = Packet(data, socket.qpn, QPN, UDP_QKEY, immediate=length)
+                packet = Packet(data, socket.qp_num, QPN, UDP_QKEY, immediate=length)
                 sender.sendto(pack(packet, ends), ends[1])
                 message = await socket.receive()
                 assert (message.data, message.immediate) == (data, length)
@@ -110,7 +110,7 @@ async def test_what_is_wrong_is_dropped_and_the_socket_works_on() -> None:
     with plain_socket_at(host) as sender:
         async with await aiordma.open_datagram(host) as socket:
             ends = ends_of(sender, socket, host)
-            packet = Packet(b"right", socket.qpn, QPN, UDP_QKEY)
+            packet = Packet(b"right", socket.qp_num, QPN, UDP_QKEY)
             right = pack(packet, ends)
             almost = replace(packet, payload=b"wrong")
             wrong = hostile(pack(almost, ends), almost, ends)
@@ -146,7 +146,7 @@ async def test_a_question_is_answered_and_its_repetition_from_memory(host: str) 
             asked(asker, Question(ends, private_data=b"who asks"))
             answer = await heard(asker, ends)
             assert answer.status == 0
-            assert (answer.qpn, answer.qkey) == (socket.qpn, UDP_QKEY)
+            assert (answer.qpn, answer.qkey) == (socket.qp_num, UDP_QKEY)
             assert (answer.number, answer.transaction) == (0x11223344, 0x5566778899AABBCC)
             assert answer.service == UDP_SERVICES | socket.port
             assert answer.private_data == b"who I am".ljust(136, b"\0")
@@ -196,7 +196,7 @@ async def test_a_question_that_lies_is_not_answered(wrong: str) -> None:
             asked(asker, Question(ends, number=7))
             # Of two that are answered, the first is answered first.
             answer = await heard(asker, ends)
-            assert (answer.number, answer.qpn) == (7, socket.qpn)
+            assert (answer.number, answer.qpn) == (7, socket.qp_num)
 
 
 @one_loop
@@ -239,7 +239,7 @@ from tests.network import ip
 async def main():
     for host in ("127.0.0.1", "::1"):
         async with await aiordma.open_datagram(host, device="software") as socket:
-            peer = socket.peer(socket.gid, socket.qpn)
+            peer = socket.peer(socket.gid, socket.qp_num)
             for length in (1400, 1500, 4096, 1400):
                 await socket.send(bytes(length), peer)
                 print(len((await asyncio.wait_for(socket.receive(), 5)).data))

@@ -43,7 +43,7 @@ async def test_a_request_shows_the_retries_that_the_peer_asks_for() -> None:
         assert (shown.retry_count, shown.rnr_retry_count) == (3, 4)
         assert not shown.shared_receive
         async with aiordma.prepare_connection(ADDRESS, listener.port) as client:
-            qpn = client._endpoint.qpn
+            qpn = client.qp_num
             connecting = Outcome()
             async with anyio.create_task_group() as group:
                 group.start_soon(connecting.of, client.establish)
@@ -85,7 +85,7 @@ async def test_a_query_shows_the_negotiated_retries() -> None:
         assert (found.timeout, found.retry_cnt, found.min_rnr_timer) == (17, 3, 6)
         assert (found.max_rd_atomic, found.max_dest_rd_atomic) == (4, 2)
         assert (server.query().max_rd_atomic, server.query().max_dest_rd_atomic) == (2, 4)
-        assert found.dest_qp_num == server._endpoint.qpn
+        assert found.dest_qp_num == server.qp_num
 
 
 @pytest.mark.capability("retries_carried")
@@ -113,3 +113,32 @@ async def test_a_shared_queue_is_accepted_with_own_retries() -> None:
     async with connected(client={"retry_count": 0}, server={"shared_receive": 8}) as ends:
         await both_ways(*ends)
         assert ends[1].query().retry_cnt == ends[1].options.retry_count
+
+
+async def test_connection_has_the_objects_it_was_made_with(device: DeviceUnderTest) -> None:
+    async with connected() as (client, server):
+        assert client.qp_num != server.qp_num
+        if not device.lacks("retries_carried"):  # the handshake carries the number
+            assert server.query().dest_qp_num == client.qp_num
+        # One event loop opens a device once.
+        assert client.context is server.context
+        assert client.domain is server.domain
+        assert client.context.device_name == client.device_name
+        assert client.context.query_port(1).state is aiordma.PortState.ACTIVE
+        # Memory of that domain works for the connection, and is not closed with it.
+        memory = bytearray(b"registered by the domain")
+        with aiordma.MemoryRegion(client.domain, memory) as region:
+            await client.send(region)
+            assert await server.receive() == memory
+
+
+async def test_connection_keeps_its_number_and_objects_after_close() -> None:
+    async with connected() as (client, _):
+        number, context, domain = client.qp_num, client.context, client.domain
+        await client.aclose()
+        assert (client.qp_num, client.context, client.domain) == (number, context, domain)
+        context.query()  # the other side still uses the device
+    with pytest.raises(aiordma.ClosedError):
+        client.context.query()
+    with pytest.raises(aiordma.ClosedError):
+        aiordma.MemoryRegion(client.domain, bytearray(8))

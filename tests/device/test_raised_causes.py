@@ -164,7 +164,7 @@ async def test_closed_shared_queue_keeps_no_view() -> None:
 @pytest.mark.capability("datagrams")
 async def test_ended_datagram_socket_keeps_no_view() -> None:
     async with await aiordma.open_datagram(ADDRESS) as socket:
-        peer = socket.peer(socket.gid, socket.qpn)
+        peer = socket.peer(socket.gid, socket.qp_num)
         socket._endpoint.fail(aiordma.DeviceRemovedError("it was removed"))
         buffer = bytearray(64)
 

@@ -228,7 +228,7 @@ async def test_a_receive_whose_message_is_cut_off_ends_and_the_others_do_not() -
             (spare,) = shared.post_srq_recv([memory])
             with pytest.raises(aiordma.FlushedError) as caught:
                 await requests[2]
-            assert caught.value.qp_num == servers[0]._endpoint.qpn
+            assert caught.value.qp_num == servers[0].qp_num
             assert not spare.done()
             await clients[1].send(b"for the other")
             assert shared.connection_of(await spare) is servers[1]

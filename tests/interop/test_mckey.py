@@ -42,5 +42,5 @@ async def test_a_c_receiver(send_only: bool) -> None:
         await receiver.has_written("joined dgid:")
         group = await socket.join(GROUP, send_only=send_only)
         for number in range(COUNT):
-            await socket.send(bytes([number]) * 333, group, immediate=socket.qpn)
+            await socket.send(bytes([number]) * 333, group, immediate=socket.qp_num)
         await receiver.has_written("data transfers complete\n")

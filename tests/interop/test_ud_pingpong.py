@@ -21,7 +21,7 @@ LINE = re.compile(rb"([0-9a-f]{4}):([0-9a-f]{6}):[0-9a-f]{6}:([0-9a-f]{32})\0")
 
 
 def line_of(socket: aiordma.Datagram) -> bytes:
-    return f"{socket.lid:04x}:{socket.qpn:06x}:{0:06x}:{socket.gid.hex()}\0".encode()
+    return f"{socket.lid:04x}:{socket.qp_num:06x}:{0:06x}:{socket.gid.hex()}\0".encode()
 
 
 def peer_of(socket: aiordma.Datagram, line: bytes) -> aiordma.DatagramPeer:

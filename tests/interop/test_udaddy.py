@@ -21,7 +21,7 @@ async def answer_datagrams(socket: aiordma.Datagram, count: int) -> list[int]:
     messages = [await socket.receive() for _ in range(count)]
     for message in messages:
         assert message.immediate == message.sender_qpn
-        await socket.send(message.data, message.source, immediate=socket.qpn)
+        await socket.send(message.data, message.source, immediate=socket.qp_num)
     return [len(message.data) for message in messages]
 
 
@@ -41,7 +41,7 @@ async def test_a_c_server() -> None:
         async with await aiordma.open_datagram(ADDRESS) as socket:
             peer = await socket.resolve(ADDRESS, PORT)
             for number in range(COUNT):
-                await socket.send(bytes([number]) * 333, peer, immediate=socket.qpn)
+                await socket.send(bytes([number]) * 333, peer, immediate=socket.qp_num)
             answers = [await socket.receive() for _ in range(COUNT)]
             assert {answer.source.address.gid for answer in answers} == {peer.address.gid}
     assert server.output.endswith("data transfers complete\ntest complete\nreturn status 0\n")

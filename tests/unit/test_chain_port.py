@@ -64,7 +64,7 @@ def test_each_request_tells_what_it_was(signal_last_only: bool) -> None:
             assert completion.ok
             assert completion.operation is kinds[i % 3]
             assert completion.wr_id == request.wr_id
-            assert completion.qp_num == client._endpoint.qpn
+            assert completion.qp_num == client.qp_num
             seen.add(request.wr_id)
         assert len(seen) == 60
         assert len(client._endpoint.hub.in_flight) == client.options.receive_buffers * 2
