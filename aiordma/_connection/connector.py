@@ -32,6 +32,7 @@ from aiordma._base.options import ConnectionKeywords, ConnectionOptions
 from aiordma._base.provider import Provider, checked_device, wanted_device
 from aiordma._base.states import ConnectionState, next_state
 from aiordma._connection.connection import Connection
+from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._loop.threads import PEERS, outwait, start_call
@@ -190,7 +191,7 @@ class _Attempt:
         self.chosen_device = device
         self.source: tuple[str, int] | None = None
         self.reuse_address = False
-        self.shared_receive: SharedReceiveQueue | None = None
+        self.shared_receive: SharedReceiveEndpoint | None = None
         self.step = "looking up the name"
         self._device = wanted_device(device)
         self._state = _S.RESOLVING_ADDRESS
@@ -217,7 +218,7 @@ class _Attempt:
         self.reuse_address = reuse_address
         if shared_receive is not None:
             instance(shared_receive, "shared_receive", SharedReceiveQueue, self._call)
-            self.shared_receive = shared_receive
+            self.shared_receive = shared_receive._endpoint
 
     @contextmanager
     def limited(self) -> Iterator[None]:

@@ -111,7 +111,7 @@ class SharedReceiveLife:
         self._identifier = identifier
         self._open = OpenRequests()
         self._slots = Slots()
-        self._port: SharedPort | None = None
+        self.port: SharedPort | None = None
         self._set_depth(settings.depth)
         self._members: dict[Endpoint, _Stay] = {}
         self._tells_last: bool | None = None
@@ -124,7 +124,7 @@ class SharedReceiveLife:
 
     def __repr__(self) -> str:
         state = "ended" if self.cause is not None else f"{self.posted} of {self.depth} posted"
-        return f"<{type(self).__name__} on {self.device_name}: {state}>"
+        return f"<SharedReceiveQueue on {self.device_name}: {state}>"
 
     @property
     def cause(self) -> Exception | None:
@@ -159,16 +159,16 @@ class SharedReceiveLife:
         if self.cause is not None or self._settings.buffers:
             return
         loop = self.loop.asyncio_loop
-        self._port = SharedPort(
+        self.port = SharedPort(
             self, self.hub.steps, Slots(), self._slots, self._open, loop, self.hub.domain
         )
-        self._port.open_shared(self.raw.key, self.max_message)
-        self._port.can_receive = True
+        self.port.open_shared(self.raw.key, self.max_message)
+        self.port.can_receive = True
 
     def _hear_of_each_end(self, wanted: bool) -> None:
         # Those that were posted without Python's help end without it, too, unless it asks.
-        if self._port is not None:
-            self._port.tells = wanted
+        if self.port is not None:
+            self.port.tells = wanted
 
     async def open(self) -> None:
         """Make it. Whether it fails or not, `close` gives everything back.
@@ -221,8 +221,8 @@ class SharedReceiveLife:
             EventLoopError: this is another thread, or another event loop.
         """
         require_here(self.loop, self)
-        if self._port is not None:
-            self._port.thread = self.loop.thread  # a loop may go on in another thread
+        if self.port is not None:
+            self.port.thread = self.loop.thread  # a loop may go on in another thread
 
     def adopt(self, region: MemoryRegion) -> None:
         """Close the region with this queue, if it is not closed before."""
@@ -320,8 +320,8 @@ class SharedReceiveLife:
     def _end(self, cause: Exception) -> None:
         if self.cause is None:
             self.life.cause = cause
-            if self._port is not None:
-                self._port.can_receive = False
+            if self.port is not None:
+                self.port.can_receive = False
         self._destroy_if_due()
 
     def _destroy_if_due(self) -> None:
@@ -408,19 +408,7 @@ class SharedReceiveLife:
 
     @deferring_steps
     async def aclose(self) -> None:
-        """Destroy the queue, and wait for that. Idempotent.
-
-        Receives that are still posted end with FlushedError.
-
-        Raises:
-            BusyError: connections still take from it: close them first. Nothing has changed.
-            EventLoopError: called outside of its event loop; the message says what became of the
-                queue.
-
-        Cancellation: the queue closes all the same, and the call returns once it is closed.
-
-        See: man ibv_destroy_srq.
-        """
+        """Destroy the queue, and wait for that. Idempotent. See `SharedReceiveQueue.aclose`."""
         if self._members and not self.life.is_closing:
             raise BusyError(
                 f"{len(self._members)} connections take their receives from {self!r}: close them "

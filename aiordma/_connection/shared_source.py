@@ -6,6 +6,7 @@ from aiordma._base.arguments import whole_number, wrong_type
 from aiordma._base.errors import AddressError
 from aiordma._base.opening import opens
 from aiordma._base.provider import Provider, checked_device, wanted_device
+from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._connection.shared_settings import MOST_WORK_REQUESTS, SharedReceiveSettings
 from aiordma._endpoint.endpoint import Endpoint
@@ -105,13 +106,13 @@ async def _open(
         reactor.destroy(identifier.close, lambda: reactor.release(gone.set))
         await outwait(gone)
         raise
-    shared = SharedReceiveQueue(reactor, hub, settings, identifier)
+    shared = SharedReceiveEndpoint(reactor, hub, settings, identifier)
     try:
         await shared.open()
     except BaseException:
         await shared.aclose()
         raise
-    return shared
+    return SharedReceiveQueue(shared)
 
 
 class ListenerReceives:
@@ -119,19 +120,21 @@ class ListenerReceives:
     or pooled ones of `shared_receive` receives each, one for each device that peers come over."""
 
     def __init__(self, shared_receive: SharedReceiveQueue | int | None, size: int) -> None:
-        self._given = shared_receive if isinstance(shared_receive, SharedReceiveQueue) else None
+        self._given: SharedReceiveEndpoint | None = None
         self._settings: SharedReceiveSettings | None = None
-        if shared_receive is not None and self._given is None:
+        if isinstance(shared_receive, SharedReceiveQueue):
+            self._given = shared_receive._endpoint
+        elif shared_receive is not None:
             if isinstance(shared_receive, bool) or not isinstance(shared_receive, int):
                 expected = "a SharedReceiveQueue, or a number of receives"
                 raise wrong_type(shared_receive, "shared_receive", expected, "listen")
             whole_number(shared_receive, "shared_receive", 1, MOST_WORK_REQUESTS, "listen")
             self._settings = SharedReceiveSettings(shared_receive, 1, shared_receive, size)
-        self._made: dict[DeviceHub, SharedReceiveQueue] = {}
+        self._made: dict[DeviceHub, SharedReceiveEndpoint] = {}
         self._making = anyio.Lock()
         self._closed = False
 
-    async def on(self, endpoint: Endpoint) -> SharedReceiveQueue | None:
+    async def on(self, endpoint: Endpoint) -> SharedReceiveEndpoint | None:
         """Return the queue for a connection that is being accepted, which is its member then.
 
         Raises:
@@ -146,7 +149,7 @@ class ListenerReceives:
             shared = self._made.get(hub)
             if shared is None or shared.cause is not None:
                 endpoint.reactor.retain()
-                shared = SharedReceiveQueue(endpoint.reactor, hub, self._settings)
+                shared = SharedReceiveEndpoint(endpoint.reactor, hub, self._settings)
                 try:
                     await shared.open()
                 except BaseException:

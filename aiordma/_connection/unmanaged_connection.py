@@ -23,6 +23,7 @@ from aiordma._base.options import ConnectionKeywords, ConnectionOptions
 from aiordma._base.provider import checked_device, provider_of
 from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import Connection
+from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._runtime.reactor import acquire_reactor
@@ -97,6 +98,7 @@ async def open_queue_pair(
     gid_index = whole_number(gid_index, "gid_index", 0, 2**31 - 1, call)
     if shared_receive is not None:
         instance(shared_receive, "shared_receive", SharedReceiveQueue, call)
+    shared = None if shared_receive is None else shared_receive._endpoint
     chosen = ConnectionOptions.of(open_queue_pair, options)
     reactor = await acquire_reactor(provider_of(device))
     try:
@@ -120,8 +122,8 @@ async def open_queue_pair(
     endpoint = Endpoint(reactor, hub, unmanaged, chosen, ConnectionState.CONNECTING)
     reactor.subscribe(unmanaged, endpoint.handle_event, endpoint)
     try:
-        await endpoint.open(service, shared_receive)
-        connection = UnmanagedConnection(endpoint, gid_index, shared_receive)
+        await endpoint.open(service, shared)
+        connection = UnmanagedConnection(endpoint, gid_index, shared)
         await endpoint.calls.run(connection.initialize)
         connection.prepare()
     except BaseException:
@@ -138,7 +140,7 @@ class UnmanagedConnection(Connection):
     """
 
     def __init__(
-        self, endpoint: Endpoint, gid_index: int, shared: SharedReceiveQueue | None = None
+        self, endpoint: Endpoint, gid_index: int, shared: SharedReceiveEndpoint | None = None
     ) -> None:
         super().__init__(endpoint, shared)
         port = endpoint.identifier.port

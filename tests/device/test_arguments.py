@@ -341,7 +341,8 @@ async def test_a_shared_receive_queue_refuses_in_the_terms_of_the_call() -> None
         for name, call in calls.items():
             for parameter in call.kinds:
                 await refuses(call, name, parameter, None)  # type: ignore[arg-type]
-        assert (shared.posted, shared.hub.pool.leased, len(shared.hub.in_flight)) == (0, 0, 0)
+        hub = shared._endpoint.hub
+        assert (shared.posted, hub.pool.leased, len(hub.in_flight)) == (0, 0, 0)
         assert len(shared.post_srq_recv([bytearray(8)] * 8)) == 8
 
 

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 import aiordma
+from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from tests.device.players import Outcome, both_ways, members, one_loop, until
 from tests.devices import ADDRESS
 
@@ -47,7 +48,7 @@ async def test_each_connection_gets_its_own_messages_in_order() -> None:
 async def test_a_listeners_queue_lives_until_its_last_connection_ends() -> None:
     async with members(2, 4) as (clients, servers):  # its listener is closed by now
         shared = servers[0]._shared
-        assert isinstance(shared, aiordma.SharedReceiveQueue)
+        assert isinstance(shared, SharedReceiveEndpoint)
         assert shared is servers[1]._shared
         assert shared.members == 2
         await hear(servers[0], 1)
@@ -179,8 +180,8 @@ async def test_a_chain_beyond_the_free_slots_is_not_posted_at_all() -> None:
 @one_loop
 async def test_what_the_device_took_before_it_refused_is_live() -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
-        room = shared.raw.max_wr
-        shared._set_depth(8 * room)  # our own count would have refused it
+        room = shared._endpoint.raw.max_wr
+        shared._endpoint._set_depth(8 * room)  # our own count would have refused it
         memory, refused = shared.register(bytearray(64)), bytearray(8)
         with pytest.raises(aiordma.PartialPostError) as caught:
             shared.post_srq_recv([memory[:8]] * (4 * room) + [refused, memory[:8]])

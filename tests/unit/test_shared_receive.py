@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import aiordma
+from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_life import LAST_SECONDS
-from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._connection.shared_settings import SharedReceiveSettings
 from tests.alike import alike
 from tests.unit.numbers_device import Device, Loop
@@ -66,7 +66,7 @@ class Connection:
 
 def make(hub: Any, **settings: int) -> Any:
     reactor: Any = None
-    shared: Any = SharedReceiveQueue(reactor, hub, SharedReceiveSettings(**settings))
+    shared: Any = SharedReceiveEndpoint(reactor, hub, SharedReceiveSettings(**settings))
     shared._made = True
     return shared
 
@@ -162,7 +162,7 @@ def test_a_queue_that_fails_ends_its_members() -> None:
     (error,) = member.failures
     assert isinstance(error, aiordma.DeviceEventError)
     with pytest.raises(aiordma.DeviceEventError):
-        shared.post_srq_recv([bytearray(1)])
+        aiordma.SharedReceiveQueue(shared).post_srq_recv([bytearray(1)])
 
 
 def test_another_devices_connections_are_refused() -> None:
@@ -201,10 +201,10 @@ def test_a_queue_whose_device_could_not_be_told_fails_and_keeps_its_receives() -
     shared = make(hub)
     member, *_ = join(shared, 1)
     posted: list[Any] = [object(), object()]
-    assert shared._posted_in_part(5, posted, ["one", "other"]) is posted
+    assert shared.posted_in_part(5, posted, ["one", "other"]) is posted
     assert isinstance(shared.cause, aiordma.VerbsCallError)
     (failure,) = member.failures
     assert alike(failure, shared.cause)
     with pytest.raises(aiordma.PartialPostError, match="receive 1 of 2") as caught:
-        shared._posted_in_part(12, posted[:1], ["one", "other"])
+        shared.posted_in_part(12, posted[:1], ["one", "other"])
     assert (caught.value.refused, caught.value.errno) == (1, 12)
