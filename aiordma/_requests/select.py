@@ -1,8 +1,8 @@
 """The one place that chooses between the two backends, by the environment variable
 AIORDMA_BACKEND: `c` (the default), the engine in C (`_native/engine/`), or `python`, the same in
-Python (`python`), for reading, for comparing, and for debugging.
+Python (`python` and `python_ports`), for reading, for comparing, and for debugging.
 
-Both have one interface, which `python` documents, and the same tests run on both.
+Both have one interface, which these two modules document, and the same tests run on both.
 """
 
 import os
@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from aiordma._native import c_backend
-from aiordma._requests import python
-from aiordma._requests.python import BATCH, ClosedPort, Entry, Holdable, RequestOwner
+from aiordma._requests import python, python_ports
+from aiordma._requests.python import BATCH, Entry, Holdable, RequestOwner
+from aiordma._requests.python_ports import ClosedPort
 
 __all__ = (
     "BACKEND",
@@ -32,7 +33,8 @@ __all__ = (
 
 Function = TypeVar("Function")
 
-BACKENDS = {"c": c_backend, "python": python}
+BACKENDS = {"c": vars(c_backend), "python": {**vars(python), **vars(python_ports)}}
+"""The classes of each, by their names."""
 
 
 def _asked() -> str:
@@ -46,23 +48,16 @@ BACKEND = _asked()
 """Which one it is."""
 
 if TYPE_CHECKING:
-    from aiordma._requests.python import (
-        ChainPort,
-        Drain,
-        InFlightTable,
-        OpenRequests,
-        Port,
-        SharedPort,
-        WorkRequest,
-    )
+    from aiordma._requests.python import Drain, InFlightTable, OpenRequests, WorkRequest
+    from aiordma._requests.python_ports import ChainPort, Port, SharedPort
 else:
-    InFlightTable = BACKENDS[BACKEND].InFlightTable
-    WorkRequest = BACKENDS[BACKEND].WorkRequest
-    OpenRequests = BACKENDS[BACKEND].OpenRequests
-    Drain = BACKENDS[BACKEND].Drain
-    Port = BACKENDS[BACKEND].Port
-    SharedPort = BACKENDS[BACKEND].SharedPort
-    ChainPort = BACKENDS[BACKEND].ChainPort
+    InFlightTable = BACKENDS[BACKEND]["InFlightTable"]
+    WorkRequest = BACKENDS[BACKEND]["WorkRequest"]
+    OpenRequests = BACKENDS[BACKEND]["OpenRequests"]
+    Drain = BACKENDS[BACKEND]["Drain"]
+    Port = BACKENDS[BACKEND]["Port"]
+    SharedPort = BACKENDS[BACKEND]["SharedPort"]
+    ChainPort = BACKENDS[BACKEND]["ChainPort"]
 
 
 def plain_calls(name: str) -> Callable[[Function], Function]:

@@ -1,8 +1,9 @@
 /*
  * The hot path as Python objects in C: the in-flight table, the request and its awaiting, slots,
  * a queue pair's port, the drain. Each class does what the one of the same name in
- * _requests/python.py does, with the same interface (docs/performance.md says what it gains). The
- * caller holds the GIL, and keeps it: releasing it costs more than anything that is done here.
+ * _requests/python.py or python_ports.py does, with the same interface (docs/performance.md says
+ * what it gains). The caller holds the GIL, and keeps it: releasing it costs more than anything that
+ * is done here.
  */
 #ifndef AIORDMA_ENGINE_H
 #define AIORDMA_ENGINE_H

@@ -1,0 +1,470 @@
+"""The ports of the backend in Python: they make plain requests and post them.
+
+`python` has the other half of this backend, the requests themselves and what becomes of them.
+"""
+
+import errno
+import struct
+from threading import get_ident
+from typing import Any
+
+from aiordma._base.interrupts import deferring
+from aiordma._base.process import here
+from aiordma._base.ranges import RemoteMemory
+from aiordma._native import Part, Slots, ffi, lib
+from aiordma._requests.python import Drain, OpenRequests, WorkRequest
+from aiordma.verbs import MemorySlice
+from aiordma.verbs.memory import address_of, flat_view
+from aiordma.verbs.send_work import RECEIVE_REQUEST, pack_plain
+
+__all__ = ("ChainPort", "ClosedPort", "Port", "SharedPort")
+
+SGE = struct.Struct("=QII")
+"""struct ibv_sge: address, length, lkey."""
+
+_SEND, _WRITE, _READ = lib.IBV_WR_SEND, lib.IBV_WR_RDMA_WRITE, lib.IBV_WR_RDMA_READ
+_COMPLETES_AS = {_SEND: lib.IBV_WC_SEND, _WRITE: lib.IBV_WC_RDMA_WRITE, _READ: lib.IBV_WC_RDMA_READ}
+_SIGNALED, _INLINE = int(lib.IBV_SEND_SIGNALED), int(lib.IBV_SEND_INLINE)
+
+
+class ClosedPort:
+    """A port that posts nothing. None for an answer means: post it the general way."""
+
+    def __init__(self) -> None:
+        self.ready = False
+        """Whether sends may be posted."""
+        self.can_receive = False
+        self.can_read = False
+        """Whether READs were agreed on."""
+        self.tells = False
+        """Whether the owner wants to hear of each end."""
+        self.feeds = False
+        """Whether its receives are those of a queue of messages, and not the user's."""
+        self.thread: int = get_ident()
+        """The only thread that may post: the event loop's."""
+
+    def send(self, data: Any, /) -> WorkRequest | None:
+        """Post a message."""
+        return None
+
+    def receive(self, memory: Any, /) -> WorkRequest | None:
+        """Post a receive."""
+        return None
+
+    def write(self, data: Any, remote: Any, /) -> WorkRequest | None:
+        """Post a WRITE."""
+        return None
+
+    def read(self, remote: Any, memory: Any, /) -> WorkRequest | None:
+        """Post a READ."""
+        return None
+
+
+class _Plain:
+    """What is to be posted: one part, registered, or short enough to be sent inline."""
+
+    __slots__ = ("flags", "held", "length", "opcode", "operation", "remote", "sge", "source")
+
+    def __init__(
+        self, operation: str, opcode: int, memory: Part | memoryview, remote: RemoteMemory | None
+    ) -> None:
+        self.operation = operation
+        self.opcode = opcode
+        self.remote = remote
+        self.flags = 0
+        self.held: tuple[Any, ...] = ()
+        self.source: memoryview | None = None
+        if isinstance(memory, Part):
+            self.sge, self.length, self.held = memory.sge, memory.length, (memory,)
+        else:
+            self.source, self.length, self.flags = memory, memory.nbytes, _INLINE
+            self.sge = SGE.pack(address_of(memory), memory.nbytes, 0)
+
+    def pack(self, wr_id: int, flags: int) -> bytes:
+        """Return the struct aiordma_send_request."""
+        address, rkey = (0, 0) if self.remote is None else (self.remote.address, self.remote.rkey)
+        return pack_plain(wr_id, self.opcode, self.flags | flags, 1, address, rkey, 0)
+
+    def is_still_open(self) -> bool:
+        """Whether its region was not closed since it was read."""
+        return all(part.region.usable for part in self.held)
+
+
+class Port(ClosedPort):
+    """A queue pair, to post plain requests on: one part, registered, or short enough to be sent
+    inline. The answer to what is not plain is None.
+
+    Args:
+        owner: whose queue pair it is; it raises what the device refuses (`post_refused`), and is
+            notified of a failed doorbell (`doorbell_failed`).
+        drain: where its requests complete.
+        sends: the send queue's slots.
+        receives: the receive queue's.
+        posted: the owner's requests in flight.
+        loop: asyncio's, or None.
+        domain: where memory has to be registered.
+    """
+
+    def __init__(
+        self,
+        owner: Any,
+        drain: Drain,
+        sends: Slots,
+        receives: Slots,
+        posted: OpenRequests,
+        loop: object,
+        domain: object,
+    ) -> None:
+        super().__init__()
+        self._owner, self._drain, self._open, self._domain = owner, drain, posted, domain
+        self._sends, self._receives = sends, receives
+        self._process = here.pid
+        self._queue_pair = self._shared = ffi.NULL
+        self._max_message = self._max_inline = 0
+
+    def open(self, queue_pair: int, max_message: int, max_inline: int, /) -> None:
+        """There is a queue pair, at that address."""
+        self._queue_pair = ffi.cast("struct ibv_qp *", queue_pair)
+        self._max_message, self._max_inline = max_message, max_inline
+
+    @deferring
+    def send(self, data: Any, /) -> WorkRequest | None:
+        """Post a message; None: it is not a plain one."""
+        return self._post_send(self._read_send(data))
+
+    @deferring
+    def write(self, data: Any, remote: Any, /) -> WorkRequest | None:
+        """Post a WRITE; None: it is not a plain one."""
+        return self._post_send(self._read_write(data, remote))
+
+    @deferring
+    def read(self, remote: Any, memory: Any, /) -> WorkRequest | None:
+        """Post a READ; None: it is not a plain one."""
+        return self._post_send(self._read_read(remote, memory))
+
+    @deferring
+    def receive(self, memory: Any, /) -> WorkRequest | None:
+        """Post a receive; None: it is not a plain one."""
+        plain = self._read_receive(memory) if self._queue_pair else None
+        if plain is None or not _take_slot(self._receives):
+            return None
+        request = self._make(plain)
+        if not (self._is_usable(self.can_receive) and plain.is_still_open()):
+            self._take_back(request)
+            return None
+        self._enter(request)
+        error, _ = self._give_receives([request], plain.sge)
+        if error:
+            self._take_back(request)
+            self._owner.post_refused(error, True)
+        _watch_over(self._drain)
+        return request
+
+    # -- reading what is given ---------------------------------------------------------------------
+
+    def _is_usable(self, may: bool) -> bool:
+        return (
+            may
+            and bool(self._queue_pair or self._shared)
+            and self._process == here.pid
+            and self.thread == get_ident()
+        )
+
+    def _read_send(self, data: Any) -> _Plain | None:
+        memory = self._source(data) if self._is_usable(self.ready) else None
+        return None if memory is None else _Plain("SEND", _SEND, memory, None)
+
+    def _read_write(self, data: Any, remote: Any) -> _Plain | None:
+        memory = self._source(data) if self._is_usable(self.ready) else None
+        return self._one_sided("RDMA_WRITE", _WRITE, memory, remote)
+
+    def _read_read(self, remote: Any, memory: Any) -> _Plain | None:
+        target = self._target(memory) if self._is_usable(self.ready and self.can_read) else None
+        return self._one_sided("RDMA_READ", _READ, target, remote)
+
+    def _read_receive(self, memory: Any) -> _Plain | None:
+        target = self._target(memory) if self._is_usable(self.can_receive) else None
+        return None if target is None else _Plain("RECV", 0, target, None)
+
+    def _one_sided(
+        self, operation: str, opcode: int, memory: Part | memoryview | None, remote: Any
+    ) -> _Plain | None:
+        if memory is None or type(remote) is not RemoteMemory:
+            return None
+        plain = _Plain(operation, opcode, memory, remote)
+        return plain if remote.length == plain.length else None
+
+    def _source(self, memory: Any) -> Part | memoryview | None:
+        if isinstance(memory, MemorySlice):
+            return self._registered(memory)
+        try:
+            view = flat_view(memory)
+        except (TypeError, ValueError):
+            return None  # the general path says what is wrong with it
+        return view if 0 < view.nbytes <= self._max_inline else None
+
+    def _target(self, memory: Any) -> Part | None:
+        if not isinstance(memory, MemorySlice) or not memory.region.writable:
+            return None
+        return self._registered(memory)
+
+    def _registered(self, part: MemorySlice) -> Part | None:
+        is_plain = (
+            part.region.usable
+            and part.region.domain is self._domain
+            and 0 < part.length <= min(self._max_message, 2**32 - 1)
+        )
+        return part if is_plain else None
+
+    # -- posting -----------------------------------------------------------------------------------
+
+    def _post_send(self, plain: _Plain | None) -> WorkRequest | None:
+        if plain is None or not _take_slot(self._sends):
+            return None  # the general path raises, or waits
+        request = self._make(plain)
+        if not (self._is_usable(self.ready) and plain.is_still_open()):
+            self._take_back(request)
+            return None
+        self._enter(request)
+        error, _ = self._give_sends(plain.pack(request.wr_id, _SIGNALED), 1, plain.sge)
+        if error > 0:
+            self._take_back(request)
+            self._owner.post_refused(error, False)
+        if error < 0:
+            self._owner.doorbell_failed(-error)
+        _watch_over(self._drain)
+        return request
+
+    def _make(self, plain: _Plain) -> WorkRequest:
+        """Make a request that has its slot; it holds its memory."""
+        is_receive = plain.operation == "RECV"
+        try:
+            return WorkRequest(
+                self._owner,
+                plain.operation,
+                plain.length,
+                plain.held,
+                plain.remote,
+                is_receive=is_receive,
+            )
+        except BaseException:
+            _give_slot(self._receives if is_receive else self._sends)
+            raise
+
+    def _enter(self, request: WorkRequest) -> None:
+        # Before the device has it; only the device's refusal takes it out again.
+        request.wr_id = self._drain.in_flight.add(request)
+        self._open.add(request)
+
+    def _take_back(self, request: WorkRequest) -> None:
+        """Undo all of a request that the device does not have."""
+        self._drain.in_flight.take(request.wr_id)
+        self._open.discard(request)
+        request.drop()
+        _give_slot(self._receives if request.is_receive else self._sends)
+
+    def _give_sends(self, requests: bytes, count: int, sges: bytes) -> tuple[int, int]:
+        """Return C's errno (negative: the doorbell failed), and how many the device took."""
+        posted = ffi.new("uint32_t *")
+        self._drain.crossings += 1
+        error = lib.aiordma_post_send_chain(
+            self._queue_pair, requests, count, sges, len(sges), posted
+        )
+        return error, posted[0]
+
+    def _give_receives(self, requests: list[WorkRequest], sges: bytes) -> tuple[int, int]:
+        packed = b"".join([RECEIVE_REQUEST.pack(request.wr_id, 1, 0) for request in requests])
+        posted = ffi.new("uint32_t *")
+        self._drain.crossings += 1
+        error = lib.aiordma_post_recv_chain(
+            self._queue_pair, self._shared, packed, len(requests), sges, len(sges), posted
+        )
+        return abs(error), posted[0]
+
+
+def _watch_over(drain: Drain) -> None:
+    """Let the hub look for a lost event, now that something is in flight."""
+    if not drain.watched:
+        drain.hub.watch_over()
+
+
+def _take_slot(slots: Slots) -> bool:
+    if not slots.free or slots.waiting:
+        return False
+    slots.free -= 1
+    return True
+
+
+def _give_slot(slots: Any) -> None:
+    slots.free += 1
+    if slots.waiting:
+        slots.grant()
+
+
+class SharedPort(Port):
+    """A shared receive queue, to post plain receives on. Of a Port's arguments, the send queue's
+    slots are nobody's."""
+
+    def open_shared(self, queue: int, max_message: int, /) -> None:
+        """There is a queue, at that address."""
+        self._shared, self._max_message = ffi.cast("struct ibv_srq *", queue), max_message
+
+    @deferring
+    def post(self, parts: list[Any], /) -> list[WorkRequest] | tuple[int, list[WorkRequest]] | None:
+        """Post a receive for each part as one chain, with one call.
+
+        Returns:
+            The requests; or the errno with which the device refused one, and the requests before
+            it, which are posted; None: they are not plain, or too many, and nothing was posted.
+        """
+        if not self._shared or not isinstance(parts, list):
+            return None
+        all_plain: list[_Plain] = []
+        for part in list(parts):
+            plain = self._read_receive(part)
+            if plain is None:
+                return None
+            all_plain.append(plain)
+        if not all_plain or len(all_plain) > self._receives.free:
+            return None
+        requests: list[WorkRequest] = []
+        try:
+            for plain in all_plain:
+                self._receives.free -= 1
+                requests.append(self._make(plain))
+        except BaseException:
+            for request in requests:
+                self._take_back(request)
+            raise
+        are_plain = all(plain.is_still_open() for plain in all_plain)
+        if not (are_plain and self._is_usable(self.can_receive)):
+            for request in requests:
+                self._take_back(request)
+            return None
+        for request in requests:
+            self._enter(request)
+        error, taken = self._give_receives(requests, b"".join([p.sge for p in all_plain]))
+        for request in requests[taken:]:
+            self._take_back(request)
+        _watch_over(self._drain)
+        return (error, requests[:taken]) if error else requests
+
+
+class ChainPort(ClosedPort):
+    """The requests of one chain. It makes the plain ones: each takes its slot, and holds its
+    memory; bytes that are sent inline are copied. Nothing is posted before `post`.
+
+    Args:
+        port: the queue pair's.
+    """
+
+    def __init__(self, port: ClosedPort) -> None:
+        super().__init__()
+        if not isinstance(port, Port):
+            raise TypeError(f"ChainPort(): port={port!r} is no Port: there is no queue pair yet")
+        self._port = port
+        self.over: bool = False
+        """Whether nothing is collected any more: None is then all that it answers."""
+        self.posted: int = 0
+        """How many requests the device took."""
+        self._collected: list[tuple[WorkRequest, _Plain | None]] = []
+        self._is_posted = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether the queue pair may be posted on; if not, the owner says why."""
+        return self._port._is_usable(self._port.ready)
+
+    @property
+    def count(self) -> int:
+        """How many requests there are."""
+        return len(self._collected)
+
+    @deferring
+    def send(self, data: Any, /) -> WorkRequest | None:
+        """Collect a message; None: it is not a plain one."""
+        return self._collect(None if self.over else self._port._read_send(data))
+
+    @deferring
+    def write(self, data: Any, remote: Any, /) -> WorkRequest | None:
+        """Collect a WRITE; None: it is not a plain one."""
+        return self._collect(None if self.over else self._port._read_write(data, remote))
+
+    @deferring
+    def read(self, remote: Any, memory: Any, /) -> WorkRequest | None:
+        """Collect a READ; None: it is not a plain one."""
+        return self._collect(None if self.over else self._port._read_read(remote, memory))
+
+    def _collect(self, plain: _Plain | None) -> WorkRequest | None:
+        port = self._port
+        if plain is None or not _take_slot(port._sends):
+            return None
+        request = port._make(plain)
+        if self.over or not self.usable or not plain.is_still_open():
+            port._take_back(request)
+            return None
+        request.completes_as = _COMPLETES_AS[plain.opcode]
+        if plain.source is not None:
+            plain.source = memoryview(plain.source.tobytes())
+            plain.sge = SGE.pack(address_of(plain.source), plain.length, 0)
+        port._open.add(request)  # so that it ends with the queue pair, if it is never posted
+        self._collected.append((request, plain))
+        return request
+
+    def add(self, request: WorkRequest, /) -> None:
+        """One that is not plain, and was made elsewhere, is the next."""
+        if not isinstance(request, WorkRequest) or self.over:
+            raise ValueError("only a request is added, to a chain that is not over")
+        self._collected.append((request, None))
+
+    def requests(self) -> list[WorkRequest]:
+        """List all, in order."""
+        return [request for request, _ in self._collected]
+
+    @deferring
+    def post(self, signal_last_only: bool, works: int = 0, sges: bytes = b"", /) -> int:
+        """Post all requests in their order, with one call.
+
+        Args:
+            signal_last_only: only the last one is signaled.
+            works: the address of an array of struct aiordma_send_request: those that were added.
+            sges: their parts.
+
+        Returns:
+            C's errno, 0 if all were taken; a negative one: all were, and the device could not be
+            told.
+        """
+        port, requests = self._port, self.requests()
+        is_general = any(plain is None for _, plain in self._collected)
+        if not requests or self._is_posted or (is_general and not works):
+            raise ValueError("a chain is posted once, if there is anything in it")
+        self.over = self._is_posted = True
+        if signal_last_only:
+            for request in requests:
+                request.tells_for(requests)
+        if not self.usable:
+            return errno.ENOTCONN
+        packed, parts = self._pack(
+            signal_last_only, ffi.cast("struct aiordma_send_request *", works), sges
+        )
+        error, self.posted = port._give_sends(packed, len(requests), parts)
+        _watch_over(port._drain)
+        return error
+
+    def _pack(self, signal_last_only: bool, works: Any, sges: bytes) -> tuple[bytes, bytes]:
+        """Enter all into the in-flight table; return what the device is to get, and the parts."""
+        packed, parts, at = [], [], 0
+        for place, (request, plain) in enumerate(self._collected, start=1):
+            request.wr_id = self._port._drain.in_flight.add(request)
+            flags = 0 if signal_last_only and place < len(self._collected) else _SIGNALED
+            if plain is not None:
+                packed.append(plain.pack(request.wr_id, flags))
+                parts.append(plain.sge)
+                continue
+            works[0].wr_id = request.wr_id
+            works[0].send_flags |= flags
+            packed.append(ffi.buffer(works, ffi.sizeof(works[0]))[:])
+            end = at + SGE.size * works[0].sge_count
+            parts.append(sges[at:end])
+            works, at = works + 1, end
+        return b"".join(packed), b"".join(parts)
