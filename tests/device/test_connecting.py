@@ -27,8 +27,8 @@ from tests.devices import (
 
 pytestmark = pytest.mark.anyio
 
-A_WHILE = 0.5 if DEVICE == SOFTWARE else 1.0
-"""For all steps but the one that never ends."""
+A_WHILE = 1.0
+"""Seconds for all steps but the one that never ends."""
 
 
 async def test_private_data_goes_both_ways() -> None:

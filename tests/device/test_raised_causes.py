@@ -87,6 +87,7 @@ async def test_failed_wait_for_a_slot_keeps_no_buffer() -> None:
         async with anyio.create_task_group() as group:
             for buffer in buffers:
                 group.start_soon(send, buffer)
+        assert isinstance(failing.exception(), aiordma.RemoteAccessError)
         del group
         for buffer in buffers:
             _resize(buffer)

@@ -89,8 +89,10 @@ async def test_a_cancelled_wait_for_the_limit_leaves_nothing(
     async with await aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
         shared.post_srq_recv([bytearray(8)] * 2)
         limits = limits_of(shared, monkeypatch)
-        with anyio.move_on_after(0.1):
-            await shared.limit(2)
+        async with anyio.create_task_group() as group:
+            group.start_soon(shared.limit, 2)
+            await until(lambda: limits == [2])
+            group.cancel_scope.cancel()
         assert limits == [2, 0]
         async with anyio.create_task_group() as group:
             again = Outcome()

@@ -135,7 +135,7 @@ async def test_sums_are_right_where_the_peer_asks_for_them(spoilt: int) -> None:
         async with captured(port, with_sums=True) as capture:
             async with await aiordma.connect(ADDRESS, port, device=SOFTWARE) as connection:
                 for size in range(8):
-                    connection.post_send(bytes(size))
+                    await connection.send(bytes(size))
                 posted.set()
                 assert await connection.receive() == b"pong"
                 if spoilt:

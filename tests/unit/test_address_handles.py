@@ -12,6 +12,7 @@ from aiordma._datagram import address_handles
 from aiordma._datagram.address_handles import AddressHandles
 from aiordma._loop.event_loop import current_event_loop
 from aiordma.verbs import AddressVector
+from tests.unit.loops import until
 
 pytestmark = pytest.mark.anyio
 
@@ -37,7 +38,7 @@ class Device:
 
     def __init__(self) -> None:
         self.alive: list[AddressVector] = []
-        self.made = 0
+        self.begun = self.made = 0
         self.refuse = False
         self.ready = threading.Event()
         self.ready.set()
@@ -46,6 +47,7 @@ class Device:
 
 class Handle:
     def __init__(self, device: Any, vector: AddressVector) -> None:
+        device.begun += 1
         assert device.ready.wait(10)
         if device.refuse:
             raise VerbsCallError(12, "ibv_create_ah")
@@ -97,16 +99,12 @@ async def test_the_least_recently_used_goes_first_and_only_when_nobody_holds_it(
     other.release()
     handles.get(ONE).release()  # used after the other
     handles.get(THIRD).release()
-    with anyio.fail_after(10):
-        while OTHER in device.alive:
-            await anyio.sleep(0.001)
+    await until(lambda: OTHER not in device.alive)
     handles.get(OTHER).release()  # now the first one has to go, and is held
     await anyio.sleep(0.05)
     assert ONE in device.alive
     one.release()
-    with anyio.fail_after(10):
-        while ONE in device.alive:
-            await anyio.sleep(0.001)
+    await until(lambda: ONE not in device.alive)
     await ended(handles, device)
 
 
@@ -147,7 +145,7 @@ async def test_one_that_was_made_for_a_cancelled_task_is_kept_for_the_next(devic
     device.ready.clear()
     async with anyio.create_task_group() as group:
         group.start_soon(_obtain_and_release, handles)
-        await anyio.sleep(0.02)
+        await until(lambda: device.begun == 1)
         group.cancel_scope.cancel()
         device.ready.set()
     assert device.made == 1
@@ -162,11 +160,9 @@ async def test_two_tasks_that_make_the_same_one_leave_one(device: Device) -> Non
     async with anyio.create_task_group() as group:
         for _ in range(2):
             group.start_soon(_obtain_and_release, handles)
-        await anyio.sleep(0.02)
+        await until(lambda: device.begun == 2)
         device.ready.set()
-    with anyio.fail_after(10):
-        while len(handles) > 1:
-            await anyio.sleep(0.001)
+    await until(lambda: len(handles) <= 1)
     await ended(handles, device)
 
 
@@ -184,7 +180,7 @@ async def test_one_that_is_made_while_all_is_closed_is_destroyed(device: Device)
 
     async with anyio.create_task_group() as group:
         group.start_soon(obtain)
-        await anyio.sleep(0.02)
+        await until(lambda: device.begun == 1)
         handles.close()
         assert not handles.ended.is_set()
         device.ready.set()

@@ -8,6 +8,8 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
+from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -30,8 +32,10 @@ from tests.unit.mpa_peer import (
     expect,
     has_ended,
 )
+from tests.waiting import wait_until
 
 MOST_DEPTH = 128
+CLOSE_WAIT = "08"
 IP_PKTOPTIONS = 9
 
 
@@ -42,7 +46,7 @@ def nothing_is_left() -> Iterator[None]:
         identifier.bind(HOST, 0)
     before = software_objects()
     yield
-    limit = time.monotonic() + 5  # a stream that is over is seen off in the background
+    limit = time.monotonic() + 20  # the engine destroys ended streams
     while software_objects() != before and time.monotonic() < limit:
         time.sleep(0.02)
     assert software_objects() == before
@@ -184,11 +188,19 @@ def test_a_peer_that_says_nothing_is_dropped_and_holds_nobody_up(device: Device)
     assert has_ended(silent)
 
 
+def tcp_states(port: int, peer_port: int) -> set[str]:
+    """The states of TCP's sockets with these two ports, as in /proc/net/tcp."""
+    ends = f":{port:04X}", f":{peer_port:04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+    return {row[3] for row in rows if (row[1][-5:], row[2][-5:]) == ends}
+
+
 def test_a_peer_that_left_is_noticed_by_the_answer(device: Device) -> None:
-    peer, _ = ask(device, Frame())
+    peer, port = ask(device, Frame())
     request = device.identifier(expect(device.channel, CmEventType.CONNECT_REQUEST).new_key)
+    peer_port = peer.getsockname()[1]
     peer.close()
-    time.sleep(0.05)
+    wait_until(lambda: tcp_states(port, peer_port) == {CLOSE_WAIT})
     device.give_queue_pair(request)
     with pytest.raises(aiordma.VerbsCallError) as caught:
         request.accept(ConnectionParameters())
@@ -197,14 +209,19 @@ def test_a_peer_that_left_is_noticed_by_the_answer(device: Device) -> None:
 
 def test_requests_beyond_the_backlog_wait_until_one_is_taken(device: Device) -> None:
     _, port = device.listener(backlog=2)
-    before = software_objects()["sockets"]
-    for _ in range(3):
+    before = software_objects()
+
+    def has_made(count: int, kind: str) -> bool:
+        return software_objects()[kind] - before[kind] == count
+
+    for heard in (1, 2, 2):
         connection = socket.create_connection((HOST, port), timeout=5)
         peer = device.stack.enter_context(closing(connection))
         peer.sendall(Frame().pack())
-        time.sleep(0.05)
+        wait_until(partial(has_made, heard, "identifiers"))
+    time.sleep(0.05)
     # The third waits in TCP's own queue.
-    assert software_objects()["sockets"] - before == 2
+    assert has_made(2, "sockets")
     for _ in range(3):
         device.identifier(expect(device.channel, CmEventType.CONNECT_REQUEST).new_key)
 

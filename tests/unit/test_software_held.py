@@ -4,8 +4,7 @@ message finds no receive, buffers, and their limit for all connections together.
 import os
 import re
 import struct
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
@@ -25,6 +24,7 @@ from tests.unit.stream_peer import (
     tagged,
     untagged,
 )
+from tests.waiting import wait_until
 
 SUCCESS = WorkCompletionStatus.SUCCESS
 MIB = 1 << 20
@@ -118,13 +118,6 @@ def receive_in_order(wire: Wire, count: int, size: int) -> None:
         assert int.from_bytes(buffer, "big") == number
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.005)
-
-
 # -- what is held back ----------------------------------------------------------------------------
 
 
@@ -155,7 +148,7 @@ def test_idle_connection_borrows_nothing(stack: ExitStack) -> None:
     wire.pair.post_recv(1, [region[:]])
     whole = message(1, b"hello")
     wire.peer.sendall(whole[:9])
-    wait_for(lambda: memory("blocks") == 1)  # a part of a frame is kept
+    wait_until(lambda: memory("blocks") == 1)  # a part of a frame is kept
     wire.peer.sendall(whole[9:])
     assert wire.completions(1) == [(1, SUCCESS)]
     assert memory("blocks") == 0
@@ -166,13 +159,13 @@ def test_answers_with_sums_borrow_while_they_wait(stack: ExitStack) -> None:
     region = wire.region(bytearray(8 * MIB), Access.REMOTE_READ)
     payload = struct.pack(">IQIIQ", 9, 0, len(region), region.rkey, region.address)
     wire.peer.sendall(untagged(READ_REQUEST, 1, 1, payload))
-    wait_for(lambda: memory("blocks") > 1)
+    wait_until(lambda: memory("blocks") > 1)
     left = len(region)
     while left:
         heard = wire.hear()
         assert heard.operation == READ_RESPONSE
         left -= len(heard.payload)
-    wait_for(lambda: memory("blocks") == 0)
+    wait_until(lambda: memory("blocks") == 0)
 
 
 def test_many_questions_are_answered_in_order(stack: ExitStack) -> None:
@@ -245,7 +238,7 @@ def test_connection_that_holds_most_ends_first(stack: ExitStack) -> None:
         for wire in (greedy, modest):
             ask(wire)
         assert Flood(greedy, 3000).send(9 * MIB)
-        wait_for(lambda: memory("held") > 12 * MIB)
+        wait_until(lambda: memory("held") > 12 * MIB)
         flood = Flood(modest, 3000)
         assert flood.send(5 * MIB)
         expect(greedy.channel, CmEventType.DISCONNECTED)
@@ -273,7 +266,7 @@ def test_limit_of_the_environment_holds(monkeypatch: pytest.MonkeyPatch) -> None
 def test_child_begins_with_nothing_held(stack: ExitStack) -> None:
     wire = Wire(stack)
     Flood(wire, 3000).send(MIB)
-    wait_for(lambda: memory("held") > 0)
+    wait_until(lambda: memory("held") > 0)
     child = os.fork()
     if not child:
         os._exit(memory("held") + memory("blocks") != 0)

@@ -2,15 +2,12 @@
 
 import errno
 import os
-import re
 import resource
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
-from pathlib import Path
 
 import anyio
 import pytest
@@ -30,8 +27,10 @@ from aiordma import (
     QueuePairType,
 )
 from aiordma._native import ffi, lib
+from tests.unit.engine_thread import EngineThread
 from tests.unit.mpa_peer import HOST, Frame, expect
 from tests.unit.mpa_peer import Device as Players
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -252,21 +251,20 @@ def test_a_listener_out_of_descriptors_waits_for_one_without_spinning(players: P
     listener, port = players.listener()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with closing(socket.socket()) as peer:
-        lowest = peer.fileno()
+        engine = players.stack.enter_context(closing(EngineThread()))
         with closing(socket.socket()) as probe:
             lowest = probe.fileno()
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
         try:
             peer.connect((HOST, port))
             peer.sendall(Frame().pack())
-            before = time.process_time()
-            time.sleep(0.5)
-            assert time.process_time() - before < 0.2
-            told = [(event.type, event.key, event.status) for event in players.channel.events()]
-            assert told == [(CmEventType.CONNECT_ERROR, listener.key, -errno.EMFILE)]
+            event = expect(players.channel, CmEventType.CONNECT_ERROR)
+            assert (event.key, event.status) == (listener.key, -errno.EMFILE)
+            wait_until(engine.is_resting)
+            assert not list(players.channel.events())
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        players.identifier(expect(players.channel, CmEventType.CONNECT_REQUEST, 2).new_key)
+        players.identifier(expect(players.channel, CmEventType.CONNECT_REQUEST).new_key)
 
 
 @pytest.mark.anyio
@@ -313,16 +311,6 @@ async def test_a_peer_that_takes_its_time_is_not_taken_for_dead() -> None:
             await server.send(b"all of it")
 
 
-def engine_sleeps() -> int:
-    """How often the threads of this process but the calling one have slept."""
-    count = 0
-    for task in Path("/proc/self/task").iterdir():
-        if int(task.name) != threading.get_native_id():
-            (line,) = re.findall(r"^voluntary.*\t(\d+)$", (task / "status").read_text(), re.M)
-            count += int(line)
-    return count
-
-
 @pytest.mark.asyncio
 async def test_nobody_looks_for_dead_peers_where_nothing_is_due() -> None:
     async with (
@@ -331,15 +319,14 @@ async def test_nobody_looks_for_dead_peers_where_nothing_is_due() -> None:
     ):
         group.start_soon(listener.serve, _echo)
         async with await aiordma.connect(HOST, listener.port, device="software") as client:
-            for _ in range(2):  # what has been idle is looked after again, and is idle again
-                await client.send(b"awake")
-                await client.receive()
-                with anyio.fail_after(20):
-                    while True:
-                        before = engine_sleeps()
+            with closing(EngineThread()) as engine, anyio.fail_after(40):
+                for _ in range(2):  # what has been idle is looked after again, and is idle again
+                    await client.send(b"awake")
+                    await client.receive()
+                    before = -1
+                    while engine.sleeps != before:
+                        before = engine.sleeps
                         await anyio.sleep(1.2)  # two looks, where there are any
-                        if engine_sleeps() == before:
-                            break
         group.cancel_scope.cancel()
 
 
