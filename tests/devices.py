@@ -8,9 +8,7 @@ apply them there; tests import the rest from here.
 """
 
 import gc
-import json
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ from aiordma._loop.threads import THREAD_NAME, calls_under_way
 from aiordma.testing import software_objects
 from aiordma.verbs.identifier import EventChannel, Identifier
 from tests.conftest import DEVICE as DEVICE
+from tests.kernel_objects import kernel_counts
 
 # The test bed's interface has the former; the software device has every address.
 ADDRESS = "127.0.0.1" if DEVICE == SOFTWARE else "10.1.1.1"
@@ -195,16 +194,13 @@ def required_capabilities(request: pytest.FixtureRequest, device: DeviceUnderTes
 
 
 def kernel_objects(device: str) -> dict[str, int]:
-    """What there is on the device: pd, cq, qp, cm_id, mr, srq. The kernel counts them (rdma
-    resource show), and the software device counts its own, which are more kinds."""
+    """What there is on the device: pd, cq, qp, cm_id, mr, srq. The kernel counts them, and the
+    software device counts its own, which are more kinds."""
     if device == SOFTWARE:
         objects = software_objects()
         return {_KERNELS_NAMES.get(kind, kind): count for kind, count in objects.items()}
-    out = subprocess.run(
-        ["rdma", "-j", "resource", "show"], capture_output=True, text=True, check=True
-    )
-    (entry,) = [entry for entry in json.loads(out.stdout) if entry["ifname"] == device]
-    return {name: entry[name] for name in ("pd", "cq", "qp", "cm_id", "mr", "srq")}
+    counts = kernel_counts(device)
+    return {name: counts[name] for name in ("pd", "cq", "qp", "cm_id", "mr", "srq")}
 
 
 _KERNELS_NAMES = {
