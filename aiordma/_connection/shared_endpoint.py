@@ -130,7 +130,7 @@ class SharedReceiveEndpoint(SharedReceiveLife):
                 requests.append(WorkRequest(self, "RECV", one.length, one.held, is_receive=True))
         except BaseException:
             for request in requests:
-                request.drop()
+                request._drop()
             for one in staged:
                 self._staging.abandon(one)
             raise
@@ -151,7 +151,7 @@ class SharedReceiveEndpoint(SharedReceiveLife):
             self._open.discard(request)
             self._slots.free += 1
             self.hub.in_flight.take(request.wr_id)
-            request.drop()
+            request._drop()
             self._staging.abandon(one)
         if taken:
             self.hub.watch_over()

@@ -72,7 +72,7 @@ class Arrivals(Generic[Taken]):
                 self._endpoint.fail(error)
             return
         self._posted[request.wr_id] = lease
-        request.tell(self._arrived)
+        request._on_done(self._arrived)
 
     def _arrived(self, request: WorkRequest) -> None:
         # An interrupt (KeyboardInterrupt) may end this anywhere, and then it is called once more.

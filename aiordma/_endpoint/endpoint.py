@@ -405,14 +405,14 @@ class Endpoint:
         """End one that tells nothing (RequestOwner). A queue works in order: it succeeded, unless
         all that is known of the last one is that it was flushed."""
         self.hub.in_flight.take(earlier.wr_id)
-        earlier.tells_for(())  # or each would look through all those before it
+        earlier._set_run(())  # or each would look through all those before it
         cause = last.exception()
         if isinstance(cause, FlushedError):
-            earlier.fail(cause)
+            earlier._fail(cause)
         else:
             qpn = 0 if self.queue_pair is None else self.queue_pair.qpn
-            opcode = int(earlier.completes_as)
-            earlier.complete((earlier.wr_id, 0, opcode, 0, 0, 0, qpn, 0, 0, 0, 0, 0, 0, 0))
+            opcode = int(earlier._completes_as)
+            earlier._complete((earlier.wr_id, 0, opcode, 0, 0, 0, qpn, 0, 0, 0, 0, 0, 0, 0))
 
     def post_refused(self, error: int, is_receive: bool) -> None:
         """Raise what the device refused a post with; nothing was posted, nothing is held.

@@ -91,7 +91,7 @@ class WorkQueue:
         """The device has refused it: nothing of it is left."""
         self._owner.requests.discard(request)
         self._owner.hub.in_flight.take(request.wr_id)
-        request.drop()
+        request._drop()
         self.slots.give()
 
 
@@ -139,7 +139,7 @@ class SendQueue(WorkQueue):
 
     def _request(self, work: SendWork) -> WorkRequest:
         request = WorkRequest(self._owner, work.operation, work.length, work.held, work.remote)
-        request.completes_as = _COMPLETES_AS.get(work.opcode, WorkCompletionOpcode.SEND)
+        request._completes_as = _COMPLETES_AS.get(work.opcode, WorkCompletionOpcode.SEND)
         return request
 
     def _post_short(self, work: SendWork, request: WorkRequest) -> None:
@@ -203,7 +203,7 @@ class SendQueue(WorkQueue):
         for request in requests:
             self._enter(request)
             if signal_last_only:
-                request.tells_for(requests)
+                request._set_run(requests)
         assert self._owner.queue_pair is not None
         try:
             error, posted = self._owner.queue_pair.post_send_chain(

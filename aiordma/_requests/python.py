@@ -58,7 +58,7 @@ InTable = TypeVar("InTable")
 class Entry(Protocol):
     """What the in-flight table keeps."""
 
-    def complete(self, raw: tuple[int, ...], /) -> None:
+    def _complete(self, raw: tuple[int, ...], /) -> None:
         """Take the completion, in the fields' order of WorkCompletion."""
 
 
@@ -189,6 +189,7 @@ class WorkRequest:
     __slots__ = (
         "__weakref__",
         "_callbacks",
+        "_completes_as",
         "_error",
         "_held",
         "_owner",
@@ -196,7 +197,6 @@ class WorkRequest:
         "_retrieved",
         "_run",
         "_waiters",
-        "completes_as",
         "is_receive",
         "length",
         "operation",
@@ -219,7 +219,7 @@ class WorkRequest:
         self.remote: RemoteMemory | None = remote
         self.is_receive: bool = is_receive
         self.wr_id: int = 0
-        self.completes_as: int = 0
+        self._completes_as: int = 0
         self._owner = owner
         self._held = tuple(held)
         self._result: WorkCompletion | None = None
@@ -289,7 +289,7 @@ class WorkRequest:
         else:
             self._callbacks.append(callback)
 
-    def tell(self, callback: Callable[["WorkRequest"], object], /) -> None:
+    def _on_done(self, callback: Callable[["WorkRequest"], object], /) -> None:
         """Add a done callback that runs no code of the program's: it may be called inside
         another request's post.
         """
@@ -323,7 +323,7 @@ class WorkRequest:
             try:
                 yield from waiter.wait().__await__()
             finally:
-                self.forget_waiter(waiter)
+                self._forget_waiter(waiter)
         return self.result()
 
     def _hold_all(self) -> None:
@@ -335,17 +335,17 @@ class WorkRequest:
 
     # -- for the hub and the endpoint ---------------------------------------------------------
 
-    def tells_for(self, run: Sequence["WorkRequest"], /) -> None:
+    def _set_run(self, run: Sequence["WorkRequest"], /) -> None:
         """Complete the unsignaled requests before this one in a run, when this one
         completes.
         """
         self._run = run
 
     @deferring
-    def complete(self, raw: tuple[int, ...], /) -> None:
+    def _complete(self, raw: tuple[int, ...], /) -> None:
         """End with a completion."""
         if raw[1]:
-            self._fail(self._owner.request_failed(self, raw))
+            self._take_error(self._owner.request_failed(self, raw))
         else:
             self._result = WorkCompletion._make(raw)
         run, self._run = self._run, ()
@@ -355,17 +355,17 @@ class WorkRequest:
                 last_first.callback(self._end_earlier, earlier)
 
     @deferring
-    def fail(self, error: Exception, /) -> None:
+    def _fail(self, error: Exception, /) -> None:
         """End without a completion: the queue pair is gone, or the request was never
         posted. A request that has ended stays as it is. The error is stored: raise only
         copies of it.
         """
         if self.done():
             return
-        self._fail(error)
+        self._take_error(error)
         self._end()
 
-    def _fail(self, error: Exception) -> None:
+    def _take_error(self, error: Exception) -> None:
         self._error = error
         if self._run and self._run[-1] is not self:
             self._retrieved = True  # the last one of its run tells of it
@@ -375,7 +375,7 @@ class WorkRequest:
         if not getattr(self, "_retrieved", True) and self._error is not None:
             self._owner.request_unretrieved(self)
 
-    def forget_waiter(self, waiter: Waiter, /) -> None:
+    def _forget_waiter(self, waiter: Waiter, /) -> None:
         """Do not wake a waiter any more."""
         if waiter in self._waiters:
             self._waiters.remove(waiter)
@@ -412,7 +412,7 @@ class WorkRequest:
             logger.exception("a callback of %r failed", self)
 
     @deferring
-    def drop(self) -> None:
+    def _drop(self) -> None:
         """Undo the construction of a request that the device did not take."""
         held, self._held = self._held, ()
         for memory in held:
@@ -541,7 +541,7 @@ class Drain:
             if entry is None:
                 continue  # its queue pair is gone, and the request was ended then
             try:
-                entry.complete(raw)
+                entry._complete(raw)
             except Exception:
                 logger.exception("a callback of a completed work request failed")
             except BaseException as raised:  # once all of the batch are delivered

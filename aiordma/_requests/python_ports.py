@@ -260,7 +260,7 @@ class Port(ClosedPort):
         """Undo all of a request that the device does not have."""
         self._drain.in_flight.take(request.wr_id)
         self._open.discard(request)
-        request.drop()
+        request._drop()
         _give_slot(self._receives if request.is_receive else self._sends)
 
     def _give_sends(self, requests: bytes, count: int, sges: bytes) -> tuple[int, int]:
@@ -403,7 +403,7 @@ class ChainPort(ClosedPort):
         if self.over or not self.usable or not plain.is_still_open():
             port._take_back(request)
             return None
-        request.completes_as = _COMPLETES_AS[plain.opcode]
+        request._completes_as = _COMPLETES_AS[plain.opcode]
         if plain.source is not None:
             plain.source = memoryview(plain.source.tobytes())
             plain.sge = SGE.pack(address_of(plain.source), plain.length, 0)
@@ -441,7 +441,7 @@ class ChainPort(ClosedPort):
         self.over = self._is_posted = True
         if signal_last_only:
             for request in requests:
-                request.tells_for(requests)
+                request._set_run(requests)
         if not self.usable:
             return errno.ENOTCONN
         packed, parts = self._pack(

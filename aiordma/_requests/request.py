@@ -23,7 +23,7 @@ def _wait_elsewhere(request: WorkRequest, waiter: Waiter) -> Generator[Any, Any,
     try:
         yield from waiter.wait().__await__()
     finally:
-        request.forget_waiter(waiter)
+        request._forget_waiter(waiter)
     return request.result()
 
 
@@ -37,4 +37,4 @@ def fail_all(requests: Iterable[WorkRequest], explain: Callable[[WorkRequest], E
     interrupt (KeyboardInterrupt) goes on behind the last one."""
     with ExitStack() as last_first:
         for request in reversed(list(requests)):
-            last_first.callback(lambda each: each.fail(explain(each)), request)
+            last_first.callback(lambda each: each._fail(explain(each)), request)

@@ -34,6 +34,15 @@ def methods(kind: type) -> set[str]:
     }
 
 
+def internal(kind: type) -> set[str]:
+    """The methods of a class that only other modules of the package call, by an underscore."""
+    return {
+        name
+        for name, value in inspect.getmembers(kind, inspect.isroutine)
+        if name.startswith("_") and not name.startswith("__")
+    }
+
+
 def shape(kind: type, name: str) -> list[tuple[str, Any, bool]]:
     """A method's parameters: their names, kinds, and whether they can be left out."""
     return [
@@ -46,12 +55,13 @@ def shape(kind: type, name: str) -> list[tuple[str, Any, bool]]:
 def test_backends_have_the_same_methods(in_python: type) -> None:
     in_c = getattr(c_backend, in_python.__name__)
     assert methods(in_c) == methods(in_python)
+    assert internal(in_c) <= internal(in_python)
 
 
 @pytest.mark.parametrize("in_python", CLASSES)
 def test_methods_in_c_have_real_signatures(in_python: type) -> None:
     in_c = getattr(c_backend, in_python.__name__)
-    for method in sorted(methods(in_c)):
+    for method in sorted(methods(in_c) | internal(in_c)):
         assert shape(in_c, method)[1:] == shape(in_python, method)[1:], method
 
 

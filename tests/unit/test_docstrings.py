@@ -42,7 +42,6 @@ INTERNAL: dict[str, tuple[str, ...]] = {
     "Resource": ("find", "require_open"),
     "SendWork": ("fill", "fill_objects"),
     "UnmanagedConnection": ("initialize",),
-    "WorkRequest": ("complete", "drop", "fail", "forget_waiter", "tell", "tells_for"),
 }
 """Methods that only other modules of the package call, though they have no underscore. They need a
 docstring, and no contract."""

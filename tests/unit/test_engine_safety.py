@@ -142,14 +142,14 @@ def test_odd_use_of_whole_objects_does_not_crash() -> None:
             use(thing)
             gc.collect()
         request = whole()[4]
-        request.complete((0, 5, *[0] * 11))
+        request._complete((0, 5, *[0] * 11))
         try:
             request.result()
         except TypeError as error:
             assert "request_failed" in str(error)
         last = whole()[4]
-        last.tells_for([1, None, "x"])
-        last.complete((0, 0, *[0] * 11))
+        last._set_run([1, None, "x"])
+        last._complete((0, 0, *[0] * 11))
         assert last.done()
         """,
     )
@@ -165,7 +165,7 @@ def test_a_callback_whose_comparison_ends_the_request() -> None:
         class Callback:
             def __call__(self, request): pass
             def __eq__(self, other):
-                request.complete((0, 0, *[0] * 11))
+                request._complete((0, 0, *[0] * 11))
                 gc.collect()
                 return True
         for _ in range(8):

@@ -35,7 +35,7 @@ class Request:
         self.completions: list[tuple[int, ...]] = []
         self._then = then
 
-    def complete(self, raw: tuple[int, ...]) -> None:
+    def _complete(self, raw: tuple[int, ...]) -> None:
         self.completions.append(raw)
         self._then()
 

@@ -113,7 +113,7 @@ def test_an_interrupt_in_one_callback_leaves_the_others(engine: str) -> None:
             raise SystemExit("callback")
         for _ in range(3):
             request.add_done_callback(callback)
-        for end in (lambda: request.complete((1, 0, *[0] * 12)), lambda: callback_now()):
+        for end in (lambda: request._complete((1, 0, *[0] * 12)), lambda: callback_now()):
             callback_now = lambda: request.add_done_callback(callback)
             try:
                 end()

@@ -70,12 +70,12 @@ async def test_each_acknowledgement_starts_the_linger_time_anew() -> None:
     first, second, receive = pair.post(), pair.post(), pair.post(is_receive=True)
     pair.endpoint.handle_event(DISCONNECTED)
     before = len(pair.loop.timers)
-    receive.complete(SUCCESS)
+    receive._complete(SUCCESS)
     assert len(pair.loop.timers) == before  # a receive says nothing about the sends
-    first.complete(SUCCESS)
+    first._complete(SUCCESS)
     assert pair.lingers == [3.0]
     assert len(pair.loop.timers) == before + 1
-    second.complete(SUCCESS)
+    second._complete(SUCCESS)
     assert pair.lingers == [0]  # nothing is left to wait for
 
 
@@ -85,8 +85,8 @@ async def test_no_timer_lingers_once_the_endpoint_ends() -> None:
     pair.endpoint.handle_event(DISCONNECTED)
     pair.endpoint.close()
     assert pair.lingers == []
-    first.complete(SUCCESS)
-    second.complete(SUCCESS)
+    first._complete(SUCCESS)
+    second._complete(SUCCESS)
     assert pair.lingers == []
 
 

@@ -94,7 +94,7 @@ async def test_awaiting_gives_the_completion() -> None:
         group.start_soon(wait)
         await settle()
         assert results == []
-        request.complete(completion())
+        request._complete(completion())
     assert [result.byte_len for result in results] == [64]
     assert results[0].ok
     assert owner.ended == [request]
@@ -112,7 +112,7 @@ async def test_any_number_of_tasks_await_it_any_number_of_times() -> None:
         for _ in range(3):
             group.start_soon(wait)
         await settle()
-        request.complete(completion())
+        request._complete(completion())
     assert len(results) == 6
     assert len(set(map(id, results))) == 1
     assert await request is results[0]
@@ -120,7 +120,7 @@ async def test_any_number_of_tasks_await_it_any_number_of_times() -> None:
 
 async def test_what_has_ended_is_awaited_without_waiting() -> None:
     request = Owner().post()
-    request.complete(completion())
+    request._complete(completion())
 
     async def wait() -> Any:
         return await request
@@ -145,7 +145,7 @@ async def test_a_failure_is_raised_to_all_who_await() -> None:
         group.start_soon(wait)
         group.start_soon(wait)
         await settle()
-        request.complete(completion(WorkCompletionStatus.REM_ACCESS_ERR))
+        request._complete(completion(WorkCompletionStatus.REM_ACCESS_ERR))
     assert len(caught) == 2
     assert alike(caught[0], caught[1])
     assert alike(caught[0], request.exception())
@@ -161,7 +161,7 @@ async def test_its_end_without_a_completion_is_raised_with_its_cause() -> None:
     request = owner.post()
     error = FlushedError(WorkCompletionStatus.WR_FLUSH_ERR, str(request))
     error.__cause__ = ClosedError("this connection was closed")
-    request.fail(error)
+    request._fail(error)
     with pytest.raises(FlushedError) as caught:
         await request
     assert isinstance(caught.value.__cause__, ClosedError)
@@ -170,7 +170,7 @@ async def test_its_end_without_a_completion_is_raised_with_its_cause() -> None:
 
 async def test_raising_the_same_error_again_and_again_does_not_grow() -> None:
     request = Owner().post()
-    request.complete(completion(WorkCompletionStatus.REM_ACCESS_ERR))
+    request._complete(completion(WorkCompletionStatus.REM_ACCESS_ERR))
     lengths = set()
     for _ in range(20):
         with pytest.raises(RemoteAccessError) as caught:
@@ -206,7 +206,7 @@ async def test_each_unretrieved_error_is_told_once(in_a_cycle: bool) -> None:
             around: list[Any] = [request]
             around.append(around)
             del around
-        request.complete(FAILED)
+        request._complete(FAILED)
         owner.ended.clear()
         del request
         if in_a_cycle:
@@ -222,7 +222,7 @@ async def test_retrieved_error_is_not_told() -> None:
             with anyio.CancelScope() as scope:
                 scope.cancel()
                 await request
-        request.complete(FAILED)
+        request._complete(FAILED)
         if retrieve == "await":
             with pytest.raises(RemoteAccessError):
                 await request
@@ -242,12 +242,12 @@ async def test_collected_success_does_not_hide_the_next_error() -> None:
     owner = Owner()
     for _ in range(3):
         around: list[Any] = [owner.post()]
-        around[0].complete(completion())
+        around[0]._complete(completion())
         around.append(around)
         owner.ended.clear()
         del around
         gc.collect()
-        owner.post().complete(FAILED)
+        owner.post()._complete(FAILED)
         owner.ended.clear()
     assert len(owner.unretrieved) == 3
 
@@ -256,8 +256,8 @@ async def test_error_of_a_run_is_told_by_its_last_request() -> None:
     owner = Owner()
     run = [owner.post() for _ in range(3)]
     for request in run:
-        request.tells_for(run)
-        request.fail(ClosedError("closed"))
+        request._set_run(run)
+        request._fail(ClosedError("closed"))
     owner.ended.clear()
     del request, run
     gc.collect()
@@ -268,7 +268,7 @@ async def test_done_callback_does_not_retrieve_the_error() -> None:
     owner = Owner()
     request = owner.post()
     request.add_done_callback(lambda _: None)
-    request.complete(FAILED)
+    request._complete(FAILED)
     owner.ended.clear()
     del request
     gc.collect()
@@ -283,14 +283,14 @@ async def test_memory_is_held_from_the_post_to_the_completion(status: int) -> No
     owner = Owner()
     request = owner.post()
     assert owner.memory.users == 1
-    request.complete(completion(status))
+    request._complete(completion(status))
     assert owner.memory.history == ["hold", "release"]
 
 
 async def test_memory_is_held_to_the_end_without_a_completion() -> None:
     owner = Owner()
     request = owner.post()
-    request.fail(ClosedError("closed"))
+    request._fail(ClosedError("closed"))
     assert owner.memory.history == ["hold", "release"]
 
 
@@ -300,7 +300,7 @@ async def test_memory_is_released_before_anyone_hears_of_the_end() -> None:
     request = owner.post()
     heard = []
     request.add_done_callback(lambda _: heard.append(owner.memory.users))
-    request.complete(completion())
+    request._complete(completion())
     assert heard == [0]
     assert owner.users_at_end == [0]
 
@@ -316,7 +316,7 @@ async def test_cancelling_the_await_leaves_it_in_flight_and_its_memory_held() ->
     assert not request.done()
     assert owner.memory.history == ["hold"]
     assert owner.ended == []
-    request.complete(completion())
+    request._complete(completion())
     assert owner.memory.history == ["hold", "release"]
     assert (await request).ok  # the result is still there for others
 
@@ -339,7 +339,7 @@ async def test_one_cancelled_waiter_does_not_disturb_the_others() -> None:
         scope.cancel()
         await settle()
         assert len(request._waiters) == 2  # a cancelled one leaves nothing behind
-        request.complete(completion())
+        request._complete(completion())
     assert len(results) == 2
 
 
@@ -358,7 +358,7 @@ async def test_completion_and_cancellation_in_the_same_round_end_the_request_onc
             await settle()
             if cancel_first:
                 scope.cancel()
-            request.complete(completion())
+            request._complete(completion())
             scope.cancel()
         assert owner.memory.history == ["hold", "release"]
         assert owner.ended == [request]
@@ -367,7 +367,7 @@ async def test_completion_and_cancellation_in_the_same_round_end_the_request_onc
 async def test_a_request_that_the_device_did_not_take_holds_nothing() -> None:
     owner = Owner()
     request = owner.post()
-    request.drop()
+    request._drop()
     assert owner.memory.history == ["hold", "release"]
     assert owner.ended == []  # its slot is the poster's to give back
 
@@ -379,7 +379,7 @@ async def test_what_was_held_is_let_go() -> None:
     del memory
     gc.collect()
     assert alive() is not None
-    request.complete(completion())
+    request._complete(completion())
     gc.collect()
     assert alive() is None
 
@@ -388,7 +388,7 @@ async def test_all_parts_are_held_and_released() -> None:
     parts = [Memory() for _ in range(4)]
     request = WorkRequest(Owner(), "SEND", 8, parts)
     assert [part.users for part in parts] == [1, 1, 1, 1]
-    request.complete(completion())
+    request._complete(completion())
     assert [part.history for part in parts] == [["hold", "release"]] * 4
 
 
@@ -401,7 +401,7 @@ async def test_callbacks_are_called_once_in_order_and_at_once_after_the_end() ->
     request.add_done_callback(lambda _: called.append("first"))
     request.add_done_callback(lambda _: called.append("second"))
     assert called == []
-    request.complete(completion())
+    request._complete(completion())
     assert called == ["first", "second"]
     request.add_done_callback(lambda ended: called.append(f"late {ended is request}"))
     assert called == ["first", "second", "late True"]
@@ -428,7 +428,7 @@ async def test_a_callback_that_raises_is_logged_and_stops_nobody(
 
         group.start_soon(wait)
         await settle()
-        request.complete(completion())
+        request._complete(completion())
     assert called == ["second", "waiter"]
     assert "something broke in here" in caplog.text
     assert owner.memory.users == 0
@@ -442,7 +442,7 @@ async def test_a_callback_can_be_forgotten() -> None:
     request.add_done_callback(called.append)
     assert request.remove_done_callback(called.append) == 2
     assert request.remove_done_callback(called.append) == 0
-    request.complete(completion())
+    request._complete(completion())
     assert called == []
 
 
@@ -451,7 +451,7 @@ def test_asyncio_waits_for_the_first_of_several(use_uvloop: bool) -> None:
     async def main() -> None:
         owner = Owner()
         first, second = owner.post(), owner.post()
-        owner.loop.call_later(0, lambda: second.complete(completion()))
+        owner.loop.call_later(0, lambda: second._complete(completion()))
         waiting: Any = {first, second}
         done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         assert (done, pending) == ({second}, {first})
@@ -472,9 +472,9 @@ async def test_a_callback_can_post_the_next_request() -> None:
 
     request = owner.post()
     request.add_done_callback(again)
-    request.complete(completion())
+    request._complete(completion())
     while not posted[-1].done():
-        posted[-1].complete(completion())
+        posted[-1]._complete(completion())
     assert len(posted) == 3
     assert owner.memory.users == 0
 
@@ -488,9 +488,9 @@ async def test_it_says_what_it_is_and_how_it_stands() -> None:
     what = "RDMA_WRITE of 64 bytes (remote: 64 bytes at 0x1000, rkey 0x77)"
     assert str(request) == what
     assert repr(request) == f"<WorkRequest {what}, wr_id 0x100000000, in flight>"
-    request.complete(completion())
+    request._complete(completion())
     assert repr(request).endswith(", done>")
     failed = owner.post()
-    failed.complete(completion(WorkCompletionStatus.REM_ACCESS_ERR))
+    failed._complete(completion(WorkCompletionStatus.REM_ACCESS_ERR))
     assert repr(failed).endswith(", failed: RemoteAccessError>")
     assert str(WorkRequest(owner, "SEND", 5, [])) == "SEND of 5 bytes"

@@ -103,7 +103,7 @@ int engine_prepare(void)
         {&engine_given.run_ended, "run_ended"},
         {&engine_given.hold, "hold"},
         {&engine_given.release, "release"},
-        {&engine_given.complete, "complete"},
+        {&engine_given.complete, "_complete"},
         {&engine_given.waiter, "waiter"},
         {&engine_given.loop, "loop"},
         {&engine_given.wake, "wake"},

@@ -723,7 +723,7 @@ static PyObject *request_add_done_callback(Request *request, PyObject *callback)
     Py_RETURN_NONE;
 }
 
-static PyObject *request_tell(Request *request, PyObject *callback)
+static PyObject *request_on_done(Request *request, PyObject *callback)
 {
     if (request->state != IN_FLIGHT)
         return call_now(request, callback);
@@ -760,7 +760,7 @@ static PyObject *request_cancelled(Request *request, PyObject *none)
     Py_RETURN_FALSE;
 }
 
-static PyObject *request_tells_for(Request *request, PyObject *run)
+static PyObject *request_set_run(Request *request, PyObject *run)
 {
     Py_ssize_t count = PySequence_Length(run);
     if (count < 0)
@@ -837,8 +837,8 @@ static PyMethodDef methods[] = {
      "the loop's thread as the completion is delivered. Keep it short. What it raises is\n"
      "logged.\n\n"
      "Raises: nothing."},
-    {"tell", (PyCFunction)request_tell, METH_O,
-     "tell($self, callback, /)\n--\n\n"
+    {"_on_done", (PyCFunction)request_on_done, METH_O,
+     "_on_done($self, callback, /)\n--\n\n"
      "Add a done callback that runs no code of the program's: it may be called inside\n"
      "another request's post."},
     {"remove_done_callback", (PyCFunction)request_remove_done_callback, METH_O,
@@ -850,23 +850,23 @@ static PyMethodDef methods[] = {
      "cancelled($self, /)\n--\n\n"
      "Return False: no verb takes one posted request back. asyncio.wait calls this.\n\n"
      "Raises: nothing."},
-    {"tells_for", (PyCFunction)request_tells_for, METH_O,
-     "tells_for($self, run, /)\n--\n\n"
+    {"_set_run", (PyCFunction)request_set_run, METH_O,
+     "_set_run($self, run, /)\n--\n\n"
      "Complete the unsignaled requests before this one in a run, when this one\n"
      "completes."},
-    {"complete", (PyCFunction)request_complete, METH_O,
-     "complete($self, raw, /)\n--\n\n"
+    {"_complete", (PyCFunction)request_complete, METH_O,
+     "_complete($self, raw, /)\n--\n\n"
      "End with a completion."},
-    {"fail", (PyCFunction)request_fail, METH_O,
-     "fail($self, error, /)\n--\n\n"
+    {"_fail", (PyCFunction)request_fail, METH_O,
+     "_fail($self, error, /)\n--\n\n"
      "End without a completion: the queue pair is gone, or the request was never\n"
      "posted. A request that has ended stays as it is. The error is stored: raise only\n"
      "copies of it."},
-    {"drop", (PyCFunction)request_drop, METH_NOARGS,
-     "drop($self, /)\n--\n\n"
+    {"_drop", (PyCFunction)request_drop, METH_NOARGS,
+     "_drop($self, /)\n--\n\n"
      "Undo the construction of a request that the device did not take."},
-    {"forget_waiter", (PyCFunction)request_forget_waiter, METH_O,
-     "forget_waiter($self, waiter, /)\n--\n\n"
+    {"_forget_waiter", (PyCFunction)request_forget_waiter, METH_O,
+     "_forget_waiter($self, waiter, /)\n--\n\n"
      "Do not wake a waiter any more."},
     {NULL, NULL, 0, NULL},
 };
@@ -877,7 +877,7 @@ static PyMemberDef members[] = {
     {"remote", T_OBJECT, offsetof(Request, remote), READONLY, NULL},
     {"is_receive", T_BOOL, offsetof(Request, is_receive), READONLY, NULL},
     {"wr_id", T_ULONGLONG, offsetof(Request, wr_id), 0, NULL},
-    {"completes_as", T_UINT, offsetof(Request, completes_as), 0, NULL},
+    {"_completes_as", T_UINT, offsetof(Request, completes_as), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
