@@ -1,7 +1,7 @@
 """What tests against a device share: what it can do, and that nothing is left of them.
 
 A test names the capability that it needs, `@pytest.mark.capability("read")`, and is skipped by that
-name where the device under test lacks it. LACKS is the table of known differences.
+name where the device under test, or the machine that it is on, lacks it.
 
 A folder of such tests imports the three fixtures in its conftest.py, which is what makes pytest
 apply them there; tests import the rest from here.
@@ -43,93 +43,86 @@ def own_group(number: int) -> str:
     return f"239.{os.getpid() >> 8 & 0xFF}.{os.getpid() & 0xFF}.{number}"
 
 
-# What a device lacks, by its driver. docs/devices.md is this table in words.
-LACKS: dict[str, dict[str, str]] = {
+# Two tables of what is missing, by the driver of the device under test; docs/devices.md explains
+# the entries to users. This one is for what the device or its driver cannot do, wherever it runs.
+DEVICE_LACKS: dict[str, dict[str, str]] = {
     "software": {
-        "counted_rnr": "iWARP has no receiver-not-ready, and so no retries to be counted: a "
-        "message is held back until there is a receive, whatever rnr_retry_count says",
+        "counted_rnr": "iWARP has no receiver-not-ready, and so no retries to count: a message "
+        "waits until there is a receive, whatever rnr_retry_count is",
         "retries_carried": "iWARP's handshake carries no retry counts, and no queue pair number",
-        "torn_message": "the device looks at all parts of a message before it sends any, so that "
-        "none is cut off in its middle",
-        "explained_flush": "its end flushes before the connection manager tells why (no event is "
-        "taken while anything is destroyed), so that what was flushed may end without a cause",
-        "port_events": "its port is all network interfaces of this machine, and always up",
+        "torn_message": "the device checks all parts of a message before it sends any, so that no "
+        "message breaks off in its middle",
+        "explained_flush": "the end of a connection flushes its requests before the connection "
+        "manager reports the reason (no event is taken while anything is destroyed), so that a "
+        "flushed request may have no cause",
+        "port_events": "its port stands for all network interfaces, and is always up",
         "second_device": "there is one, which serves all addresses; its GID_CHANGE is tested by "
         "tests/unit/test_software_device.py",
         "queue pairs by hand": "iWARP queue pairs are connected by the connection manager only",
         "ece": "iWARP's handshake has no enhanced connection establishment",
-        "type_of_service": "iWARP's handshake does not carry it: each side marks what it sends as "
-        "its own tos= says",
+        "type_of_service": "iWARP's handshake does not carry it: each side marks its own packets "
+        "as its own tos= says",
         "rdma_establish": "iWARP has no rdma_establish, which a client that makes its own queue "
         "pair calls",
         "beside_the_built_in": "it is the built-in one",
-        "librdmacm": "it is not librdmacm's: a forked child opens it anew",
-        "kernel": "it is in the program; what it and siw say to each other is tested with siw",
+        "librdmacm": "it does not use librdmacm: a forked child opens it anew",
+        "kernel": "it is part of the program; the tests on siw connect it with siw",
     },
     "rxe": {
         "window_bounds": "rxe 6.1 checks an access through a memory window against the bounds of "
         "the region that it is bound to, not against the window's own",
-        "invalidation_told": "rxe 6.1 does not tell a program which rkey a message invalidated",
-        "ipv6_multicast": "Linux's connection manager joins no IPv6 group on RoCE v2 (ENOTSUPP)",
+        "invalidation_told": "rxe 6.1 does not report which rkey a message invalidated",
         "reregistration": "rxe 6.1 cannot change a region (ibv_rereg_mr)",
         "ignored_overruns": "rxe's completion queues cannot ignore an overrun",
         "iwarp": "RoCE is not iWARP, which the built-in software device speaks",
-        "plain_peers": "the kernel keeps RoCE v2's port: no plain socket can be a peer",
         "own_qkey": "rxe 6.1 sends a key whose highest bit is set as it is, not the queue pair's",
-        "datagram_length_checked": "rxe drops a datagram that is longer than the MTU, and says it "
-        "was sent, as InfiniBand has it (C10-93.1.1)",
-        "small_receives_kept": "rxe 6.1 ends a queue pair over a datagram that is longer than the "
-        "receive that it meets",
+        "datagram_length_checked": "rxe drops a datagram that is longer than the MTU, and reports "
+        "success, as InfiniBand has it (C10-93.1.1)",
+        "small_receives_kept": "rxe 6.1 ends a queue pair that gets a datagram longer than the "
+        "receive that it takes",
         "local_errors_named": "rxe 6.1 reports a request's memory that is not registered as "
         "LOC_QP_OP_ERR, not LOC_PROT_ERR",
-        "groups_by_hand": "what this machine sends to a group comes back to it only where the "
-        "connection manager has joined: attaching a queue pair is not enough",
         "handles_copied": "a program keeps an address handle until the datagrams posted with it "
         "have been sent, as the verbs have it; the built-in device copies it at the post",
-        "questions_wait": "Linux's connection manager refuses questions beyond a datagram port's "
-        "backlog",
-        "joins_checked": "Linux's connection manager joins what is no group, and joins twice",
-        "anew_in_a_child": "librdmacm keeps its devices open, and a forked child may not use them",
     },
     "siw": {
         "datagrams": "iWARP has no datagrams",
         "plain_peers": "iWARP has no datagrams",
         "rnr": "iWARP has no receiver-not-ready: a message without a receive ends the connection",
         "retries_carried": "iWARP's handshake carries no retry counts, and no queue pair number",
-        "queue_pair_state": "siw 6.1 does not tell a queue pair's state: ibv_query_qp says RESET",
-        "acknowledged_sends": "siw says that a SEND or WRITE is done once the local TCP has it; it "
-        "flushes a READ whose peer is dead",
+        "queue_pair_state": "siw 6.1 does not report a queue pair's state: ibv_query_qp says RESET",
+        "acknowledged_sends": "siw completes a SEND or WRITE once the local TCP has it; it flushes "
+        "a READ whose peer is dead",
         "atomics": "siw has no atomics (RFC 7306 is not implemented)",
         "immediate": "siw has no immediate data (RFC 7306 is not implemented)",
         "memory_windows": "siw has no memory windows (max_mw 0)",
         "heard_at_once": "siw's receive path gives up while the accept holds the queue pair's "
-        "lock; what arrives then waits for the next segment, and is lost if the peer leaves",
+        "lock; data that arrives then waits for the next segment, and is lost if the peer leaves",
         "slow_handshakes": "siw establishes a connection as it accepts it, without waiting for the "
         "peer",
         "passive_side_first": "iWARP's accepting side must not send before it has received (RFC "
         "5044, 7.1); siw refuses a handshake's answer that has data behind it",
         "scattered_read": "siw reads into one part only (max_sge_rd 1)",
-        "ordered_ends": "siw may end what is behind a READ before it: aiordma lets no READ into a "
-        "chain with signal_last_only there",
+        "ordered_ends": "siw may complete a request before the READ in front of it: aiordma lets "
+        "no READ into a chain with signal_last_only there",
         "fenced_reads": "siw ends a connection that fences a READ (siw_activate_tx_from_sq)",
         "short_reads_across_pages": "siw answers a READ of up to 32 bytes that lies on two "
         "pages with wrong bytes, unless one half is on each (siw_try_1seg)",
         "malformed_answers": "siw 6.1 stops the kernel (siw_cm_upcall, a null pointer in "
-        "kmemdup) if what it connects to answers with something other than MPA",
+        "kmemdup) if its peer answers a request to connect with something other than MPA",
         "read_permission": "siw lets a READ through that the region does not permit",
-        "named_refusals": "iWARP tells of a refused access by ending the connection, and siw "
-        "says no more than that; a WRITE has succeeded by then, as far as the sender knows",
+        "named_refusals": "iWARP reports a refused access by ending the connection, and siw gives "
+        "no reason; a WRITE has succeeded by then, as far as the sender knows",
         "connect_returns_at_once": "siw connects its TCP stream inside rdma_connect: a connect "
         "that is abandoned there is cleaned up when that has returned, in the background",
-        "explained_flush": "siw flushes before the connection manager tells why, so that what "
-        "was flushed may end without a cause",
+        "explained_flush": "siw flushes the requests before the connection manager reports the "
+        "reason, so that a flushed request may have no cause",
         "srq_query": "siw's driver has no call to query a shared receive queue",
         "srq_resize": "siw cannot resize a shared receive queue",
-        "torn_message": "siw looks at all parts of a message before it sends any, so that none is "
-        "cut off in its middle",
+        "torn_message": "siw checks all parts of a message before it sends any, so that no message "
+        "breaks off in its middle",
         "queue pairs by hand": "iWARP queue pairs are connected by the connection manager only",
         "resized_queues": "siw cannot resize a completion queue",
-        "anew_in_a_child": "librdmacm keeps its devices open, and a forked child may not use them",
         "reregistration": "siw cannot change a region (ibv_rereg_mr)",
         "ignored_overruns": "siw's completion queues cannot ignore an overrun",
         "extended_queues": "siw's library makes no extended completion queues, and so none with "
@@ -145,6 +138,30 @@ LACKS: dict[str, dict[str, str]] = {
     },
 }
 
+# This one is for what the machine under the device cannot do: its kernel, the connection manager
+# there, or librdmacm. The same device may do it elsewhere.
+MACHINE_LACKS: dict[str, dict[str, str]] = {
+    "software": {},
+    "rxe": {
+        "ipv6_multicast": "Linux's connection manager joins no IPv6 group on RoCE v2 (ENOTSUPP)",
+        "plain_peers": "the kernel keeps RoCE v2's port: no plain socket can be a peer",
+        "groups_by_hand": "Linux delivers a datagram that this machine sends to a group to this "
+        "machine only if the connection manager has joined: attaching a queue pair is not enough",
+        "questions_wait": "Linux's connection manager refuses requests for the queue pair of a "
+        "datagram port beyond the port's backlog",
+        "joins_checked": "Linux's connection manager joins an address that is no group, and joins "
+        "twice",
+        "anew_in_a_child": "librdmacm keeps its devices open, and a forked child may not use them",
+    },
+    "siw": {
+        "anew_in_a_child": "librdmacm keeps its devices open, and a forked child may not use them",
+    },
+}
+
+CAPABILITIES = frozenset(
+    name for table in (DEVICE_LACKS, MACHINE_LACKS) for names in table.values() for name in names
+)
+
 
 @dataclass(frozen=True)
 class DeviceUnderTest:
@@ -153,13 +170,18 @@ class DeviceUnderTest:
     address: str
 
     def lacks(self, capability: str) -> str | None:
-        return LACKS[self.driver].get(capability)
+        """What is missing, and why, or None: of the device, or of the machine under it."""
+        for owner, table in ((self.driver, DEVICE_LACKS), ("this machine", MACHINE_LACKS)):
+            reason = table[self.driver].get(capability)
+            if reason:
+                return f"{owner} lacks {capability}: {reason}"
+        return None
 
 
 @pytest.fixture(scope="session")
 def device() -> Iterator[DeviceUnderTest]:
     driver = DEVICE.rstrip("0123456789")
-    if driver not in LACKS:
+    if driver not in DEVICE_LACKS:
         pytest.fail(
             f"no RDMA device to test ({DEVICE}): run `make test-software`, `make test-rxe` or "
             "`make test-siw`",
@@ -187,10 +209,10 @@ def provider_under_test() -> Provider:
 def required_capabilities(request: pytest.FixtureRequest, device: DeviceUnderTest) -> None:
     for marker in request.node.iter_markers("capability"):
         (name,) = marker.args
-        assert any(name in table for table in LACKS.values()), f"no device lacks {name}"
+        assert name in CAPABILITIES, f"no device and no machine lacks {name}"
         reason = device.lacks(name)
         if reason:
-            pytest.skip(f"{device.driver} lacks {name}: {reason}")
+            pytest.skip(reason)
 
 
 def kernel_objects(device: str) -> dict[str, int]:

@@ -25,7 +25,7 @@ LOOPS = ("uvloop", "trio")
 # Tests of the repository itself, which has no C in it; and one that has its own place before the
 # C library, which is the sanitizers' here.
 WITHOUT = (
-    *("test_house_rules", "test_layers", "test_vm_", "test_public_surface", "test_verbs_page"),
+    *("test_layers", "test_vm_", "test_public_surface", "test_verbs_page"),
     "test_software_no_memory",
 )
 
