@@ -37,7 +37,7 @@ def run_alone(program: str) -> str:
         text=True,
         timeout=60,
     )
-    assert (ran.returncode, ran.stderr) == (0, "")
+    assert (ran.returncode, ran.stderr) == (0, ""), f"status {ran.returncode}\n{ran.stderr}"
     return ran.stdout
 
 

@@ -242,7 +242,7 @@ async def main():
             peer = socket.peer(socket.gid, socket.qp_num)
             for length in (1400, 1500, 4096, 1400):
                 await socket.send(bytes(length), peer)
-                print(len((await asyncio.wait_for(socket.receive(), 5)).data))
+                print(len((await asyncio.wait_for(socket.receive(), 30)).data))
 
 ip("link set lo mtu 1500 up")
 asyncio.run(main())
