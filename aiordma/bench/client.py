@@ -1,6 +1,7 @@
-"""The client: drives one workload, and measures it.
+"""The client: runs one workload, and measures it.
 
-As a user would write it who wants it fast: memory registered once, requests posted, each awaited.
+The code is what a user would write for speed: it registers memory once, posts requests, and
+awaits each one.
 """
 
 import socket
@@ -34,11 +35,11 @@ from aiordma.bench.workload import Workload
 __all__ = ("measure",)
 
 SETTLE_SECONDS = 0.05
-"""Until the server has posted its receives: without receiver-not-ready (siw) a message that came
-before them would end the connection, and with it, it would be told to wait."""
+"""Delay before the first message, in which the server posts its receives. An earlier message would
+end the connection on a device without receiver-not-ready (siw), and be retried on others."""
 
 LOST_SECONDS = 0.5
-"""A datagram without an answer for so long is lost."""
+"""Seconds after which a datagram without an answer counts as lost."""
 
 Drive = Callable[[int, Meter], Awaitable[None]]
 
@@ -58,12 +59,13 @@ async def measure(
     Args:
         host: the server's address.
         port: its port.
-        work: what to do.
-        seconds: for how long.
+        work: the workload.
+        seconds: the duration of the measurement.
         device: "auto", or the name of the RDMA device.
-        timed: note the time of each operation; else, with a depth above 1, only their number,
-            which saves two looks at the clock for each.
-        warm_up: seconds of the same before it; None: a tenth of `seconds`.
+        timed: record the time of each operation. If false and the depth is above 1, only count
+            operations, which saves reading the clock twice for each.
+        warm_up: seconds for which the workload runs before the measurement; None: a tenth of
+            `seconds`.
     """
     if work.operation == "datagrams":
         local = _address_towards(host)
@@ -118,7 +120,7 @@ async def _prepare(connection: Connection, work: Workload, timed: bool) -> Drive
         if work.depth == 1:
             return partial(_echo, connection, memory[: work.size], memory[work.size :])
         return partial(_echo_window, connection, work, memory[:])
-    # It begins on a page, so that no packet's payload lies on more pages than need be.
+    # Page-aligned, so that each packet's payload spans as few pages as possible.
     memory = connection.register(mmap(-1, work.size))
     local = memory[:]
     post: Callable[[], WorkRequest]
@@ -201,7 +203,7 @@ async def _chains(
     until: int,
     meter: Meter,
 ) -> None:
-    """Two chains in flight, of half the depth each."""
+    """Keep two chains in flight, each with half the depth."""
     length = max(1, work.depth // 2)
     chains: deque[list[WorkRequest]] = deque()
 
@@ -227,7 +229,7 @@ async def _datagrams(datagrams: Datagram, host: str, port: int, work: Workload) 
     payload = bytes(work.size)
 
     async def drive(until: int, meter: Meter) -> None:
-        # One that comes late answers for another: the samples are of answers, not of questions.
+        # A late answer is matched to a newer datagram: a sample is the time until some answer.
         began: deque[int] = deque()
         now = 0
         for _ in range(work.depth):
@@ -254,7 +256,7 @@ async def _datagrams(datagrams: Datagram, host: str, port: int, work: Workload) 
 
 
 def _address_towards(host: str) -> str:
-    """Our own address, as routing has it; nothing is sent."""
+    """Return the local address from which Linux routes to the host. This sends nothing."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)

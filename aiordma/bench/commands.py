@@ -1,4 +1,4 @@
-"""`aiordma bench`: a server, a client, or both here."""
+"""`aiordma bench`: runs a server, a client, or both."""
 
 import json
 from collections.abc import Callable, Coroutine
@@ -26,7 +26,7 @@ __all__ = ("main",)
 PORT = 7474
 USUAL = tuple(name for name in OPERATIONS if name != "chain")
 LARGEST_DATAGRAM = 1024
-"""What fits any path."""
+"""Bytes that fit into a datagram on every path."""
 
 bench: typer.Typer = typer.Typer(no_args_is_help=True, help="Measure latency and throughput.")
 
@@ -75,7 +75,7 @@ def local(
     tcp: Tcp = True,
     file: Json = None,
 ) -> None:
-    """Server and client on this machine, in two processes."""
+    """Run server and client on this machine, in two processes."""
     works = _works(operation, size, depth)
     seconds_of_polling = spin / 1e6 if polling else 0.0
     with serving(host, loop=loop, spin=seconds_of_polling, device=device) as ports:
@@ -121,7 +121,7 @@ def client(
     tcp: Tcp = True,
     file: Json = None,
 ) -> None:
-    """Measure with a server elsewhere."""
+    """Measure with a server on another machine."""
     works = _works(operation, size, depth)
     tasks = _over_rdma(works, host, port, seconds, device)
     if tcp and loop != "trio":

@@ -1,4 +1,4 @@
-"""The one place where the benchmark makes its event loop."""
+"""Creates the benchmark's event loop; no other module of the benchmark does."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -11,10 +11,10 @@ from aiordma import new_event_loop
 __all__ = ("LOOPS", "SPIN", "run")
 
 LOOPS = ("auto", "asyncio", "uvloop", "trio")
-"""auto: the one of `aiordma.new_event_loop`."""
+"""auto: the event loop of `aiordma.new_event_loop`."""
 
 SPIN = 50e-6
-"""Seconds; what that takes if nothing is said."""
+"""Default number of seconds for which `new_event_loop` polls before it sleeps."""
 
 Result = TypeVar("Result")
 
@@ -31,12 +31,12 @@ def run(
         main: the function.
         arguments: its arguments.
         loop: one of LOOPS.
-        spin: with "auto": for how many seconds, at most, the loop looks for completions before it
-            sleeps; 0: not at all.
+        spin: with "auto": the number of seconds, at most, for which the loop polls for completions
+            before it sleeps; 0: it does not poll.
 
     Raises:
-        ValueError: there is no such loop.
-        ImportError: it is not installed.
+        ValueError: `loop` is not in LOOPS.
+        ImportError: the loop is not installed.
     """
     if loop not in LOOPS:
         raise ValueError(f"loop={loop!r} is none of {', '.join(LOOPS)}")

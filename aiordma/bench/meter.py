@@ -1,4 +1,4 @@
-"""Measuring: samples of time, and what they cost the processor and the scheduler."""
+"""Measurements: the times of operations, and their cost in processor time and wake-ups."""
 
 import resource
 import time
@@ -15,18 +15,18 @@ PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured.
+    """The result of one measurement.
 
     Attributes:
-        name: of what.
+        name: the name of the workload.
         size: bytes per operation.
-        count: operations.
-        seconds: in all.
-        cpu_seconds: of this process, all threads, user and system.
+        count: the number of operations.
+        seconds: the duration of the measurement.
+        cpu_seconds: processor time of this process, all threads, user and system.
         wake_ups: how often the loop's thread slept and was woken.
-        samples: nanoseconds of each operation, in ascending order; empty where only the rate was
+        samples: nanoseconds of each operation, in ascending order; empty if only the rate was
             measured.
-        lost: datagrams without an answer.
+        lost: the number of datagrams without an answer.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Measurement:
 
     @property
     def megabytes_per_second(self) -> float:
-        """Payload, in 10**6 bytes: of an echo, one way."""
+        """Payload per second, in 10**6 bytes. An echo counts in one direction only."""
         return self.rate * self.size / 1e6
 
     @property
@@ -63,7 +63,7 @@ class Measurement:
         """The mean of the samples, in microseconds.
 
         Raises:
-            ValueError: there are none.
+            ValueError: there are no samples.
         """
         if not self.samples:
             raise ValueError("no samples: only the rate was measured")
@@ -73,12 +73,12 @@ class Measurement:
         """Return a percentile of the samples, in microseconds.
 
         Raises:
-            ValueError: there are none.
+            ValueError: there are no samples.
         """
         return percentile(self.samples, percent) / 1000
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the measurement as a dict for JSON."""
         found: dict[str, Any] = {
             "name": self.name,
             "size": self.size,
@@ -98,7 +98,7 @@ class Measurement:
 
 
 class Meter:
-    """Measures what happens in a `with` block: fill `samples` or set `count` in it."""
+    """Measures a `with` block, which appends to `samples` or sets `count`."""
 
     def __init__(self, name: str, size: int) -> None:
         self.name = name
@@ -121,10 +121,10 @@ class Meter:
         self._slept = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - self._slept
 
     def result(self) -> Measurement:
-        """Return what was measured.
+        """Return the measurement of the block.
 
         Raises:
-            ValueError: nothing was.
+            ValueError: the block completed no operation.
         """
         count = self.count or len(self.samples)
         if not count:

@@ -1,4 +1,4 @@
-"""Servers in processes of their own, on this machine."""
+"""Servers in separate processes on this machine."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ END_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where a server listens: for RDMA, for TCP streams, for a TCP protocol (0: not at all)."""
+    """A server's ports for RDMA, TCP streams and a TCP protocol (0: not served), and its pid."""
 
     rdma: int
     streams: int
@@ -31,7 +31,7 @@ class Ports:
 
 
 def main(settings: str) -> None:
-    """Be the server that `serving` starts."""
+    """Run the server, in the process that `serving` starts."""
     given = json.loads(settings)
     loop, spin = given.pop("loop"), given.pop("spin")
 
@@ -46,10 +46,10 @@ def main(settings: str) -> None:
 def serving(
     host: str, *, loop: str = "auto", spin: float = SPIN, device: str = "auto"
 ) -> Iterator[Ports]:
-    """Have a server on this machine during the block.
+    """Run a server on this machine during the block.
 
     Raises:
-        RuntimeError: it did not start; what it wrote is on standard error.
+        RuntimeError: the server did not start. Its own messages are on standard error.
     """
     settings = {"host": host, "port": 0, "device": device, "loop": loop, "spin": spin}
     with announcing([sys.executable, "-c", WORDS, json.dumps(settings)]) as (ports, pid):
@@ -59,11 +59,11 @@ def serving(
 
 @contextmanager
 def announcing(words: list[str]) -> Iterator[tuple[Any, int]]:
-    """Have a program during the block that prints a line of JSON once it serves; yields what that
-    says, and its process's number.
+    """Run a program during the block that prints a line of JSON when it is ready. Yield the value
+    of that line, and the process's pid.
 
     Raises:
-        RuntimeError: it ended without; what it wrote is on standard error.
+        RuntimeError: the program ended without the line. Its own messages are on standard error.
     """
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -1,4 +1,4 @@
-"""The server: what each workload needs of the other side, and TCP echoes to compare with."""
+"""The server: the peer of each workload, and TCP echo servers for comparison."""
 
 import logging
 from collections import deque
@@ -29,10 +29,10 @@ __all__ = ("RECEIVES", "serve")
 logger: logging.Logger = logging.getLogger("aiordma")
 
 RECEIVES = 512
-"""Posted for messages that come one way: as many as perftest posts."""
+"""Receives posted for a workload without answers: as many as perftest posts."""
 
 MOST_BYTES = 1 << 30
-"""As much memory as one client gets here: what a client asks for is no reason to allocate it."""
+"""Limit of the memory for one client: the client chooses sizes, and must not exhaust the server."""
 
 
 async def serve(
@@ -42,9 +42,9 @@ async def serve(
 
     Args:
         host: a local address.
-        port: for RDMA, connections and datagrams; 0 takes a free one.
-        announce: told of the RDMA port, the one of TCP streams and the one of a TCP protocol,
-            once all of them listen.
+        port: the RDMA port, for connections and datagrams; 0 takes a free port.
+        announce: called with the RDMA port, the port of TCP streams and the port of a TCP
+            protocol, once the server listens on all of them.
         device: "auto", or the name of the RDMA device.
     """
     async with (
@@ -81,15 +81,15 @@ async def _serve_one(request: ConnectionRequest) -> None:
             else:
                 await _take(connection, work)
     except DisconnectedError:
-        pass  # which is how a client ends
-    except (RdmaError, ValueError, OSError, MemoryError) as error:  # no client ends the server
+        pass  # clients end by disconnecting
+    except (RdmaError, ValueError, OSError, MemoryError) as error:  # the server keeps running
         logger.info("%s of %s ended: %s", work.name, request.peer_address, error)
     finally:
-        await request.aclose()  # rejects one that could not be accepted
+        await request.aclose()  # rejects a request that was not accepted
 
 
 def _memory(work: Workload) -> int:
-    """How many bytes of buffers a client's workload takes here."""
+    """Return the bytes of buffers that a client's workload takes on the server."""
     if work.operation == "echo":
         return work.size * _echo_receives(work.depth)
     if work.operation == "messages":
@@ -127,7 +127,7 @@ def _message_receives(depth: int) -> int:
 
 
 def _echo_receives(depth: int) -> int:
-    # The client has `depth` messages on their way to us; as many answers may wait for its receipt.
+    # `depth` messages can be in flight to the server, and `depth` answers can be unacknowledged.
     return 2 * depth + 1
 
 
@@ -135,7 +135,7 @@ async def _be_read_and_written(connection: Connection, work: Workload) -> None:
     memory = await connection.register_in_thread(
         mmap(-1, work.size), Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE
     )
-    # The client asks first: iWARP does not let the side that accepts begin.
+    # The client sends first: on iWARP, the accepting side must not.
     async for _ in connection:
         await connection.send(memory.remote().pack())
 
@@ -164,7 +164,7 @@ async def _echo_messages(connection: Connection) -> None:
 
 
 async def _take(connection: Connection, work: Workload) -> None:
-    # All into one place: nobody looks at it.
+    # All receives share one buffer, because its contents are not used.
     region = await connection.register_in_thread(mmap(-1, work.size))
     place = region[:]
     post_recv = connection.post_recv

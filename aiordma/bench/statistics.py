@@ -7,15 +7,15 @@ __all__ = ("median", "percentile", "ratio")
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return the smallest sample that `percent` of all samples do not exceed (nearest rank): a
-    value that was measured, never one between two.
+    """Return the smallest sample that `percent` of all samples do not exceed (nearest rank). The
+    result is always one of the samples, never interpolated.
 
     Args:
         ordered: the samples, in ascending order.
         percent: above 0, up to 100.
 
     Raises:
-        ValueError: no samples, or no such percentage.
+        ValueError: there are no samples, or `percent` is out of range.
     """
     if not ordered:
         raise ValueError("no samples: nothing was measured")
@@ -26,10 +26,10 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the middle of the values; of an even number, the mean of the two in the middle.
+    """Return the median: for an even number of values, the mean of the two in the middle.
 
     Raises:
-        ValueError: no values.
+        ValueError: there are no values.
     """
     if not values:
         raise ValueError("no values: nothing was measured")
@@ -41,7 +41,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def ratio(value: float | None, reference: float | None) -> float | None:
-    """Return value / reference, None where either is missing or there is nothing to divide by."""
+    """Return value / reference; None if either is None, or the reference is 0."""
     if value is None or not reference:
         return None
     return value / reference

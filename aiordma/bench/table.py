@@ -9,11 +9,11 @@ from aiordma.bench.meter import PERCENTILES, Measurement
 __all__ = ("Failure", "table_of")
 
 Failure = tuple[str, str]
-"""What could not be measured, and why."""
+"""A workload that could not be measured: its name, and the error."""
 
 
 def table_of(title: str, found: Sequence[Measurement | Failure]) -> Table:
-    """Return them as rows, without times where nothing could be measured."""
+    """Return the measurements as a table. The row of a failure has only its name."""
     table = Table(title=title, title_justify="left")
     table.add_column("", no_wrap=True)
     for heading in (*(f"p{percent:g} us" for percent in PERCENTILES), "per second", "MB/s"):

@@ -1,4 +1,4 @@
-"""The same round trip over TCP: asyncio's streams and its protocols, to compare with."""
+"""The same round trip over TCP, for comparison: by asyncio's streams, and by its protocols."""
 
 import asyncio
 import socket
@@ -12,17 +12,17 @@ from aiordma.bench.timing import deadline, perf_counter_ns
 __all__ = ("measure_protocol", "measure_streams", "serve_protocol", "serve_streams")
 
 LENGTH = 4
-"""A connection begins with the size of its messages."""
+"""Bytes of the first field on a connection: the size of its messages."""
 
 
 async def serve_streams(host: str, port: int) -> int:
-    """Echo in the background, by asyncio's streams; return the port. Nothing, and 0, where the
-    loop is trio's."""
+    """Start an echo server by asyncio's streams, and return its port. On trio, start no server and
+    return 0."""
     return await _serve(lambda: asyncio.start_server(_echo, host, port))
 
 
 async def serve_protocol(host: str, port: int) -> int:
-    """The same by a protocol."""
+    """Start an echo server by an asyncio protocol, as `serve_streams` does."""
     return await _serve(lambda: asyncio.get_running_loop().create_server(_Echo, host, port))
 
 
@@ -46,14 +46,14 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 class _Echo(asyncio.Protocol):
-    """Answers whatever arrives with the same bytes, as they come."""
+    """Sends all bytes back as they arrive, without the size that precedes them."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._head = LENGTH
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None
@@ -64,7 +64,7 @@ class _Echo(asyncio.Protocol):
 
 
 async def measure_streams(host: str, port: int, size: int, seconds: float) -> Measurement:
-    """Measure the round trip of `size` bytes, one at a time, by streams."""
+    """Measure the round trip of `size` bytes by streams, one at a time."""
     reader, writer = await asyncio.open_connection(host, port)
     writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     writer.write(size.to_bytes(LENGTH, "big"))
@@ -91,7 +91,7 @@ async def measure_streams(host: str, port: int, size: int, seconds: float) -> Me
 
 
 class _Exchange(asyncio.Protocol):
-    """Sends the next as soon as the last is back."""
+    """Sends the next message as soon as the previous one has come back."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -104,7 +104,7 @@ class _Exchange(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass
         self._transport.write(self.size.to_bytes(LENGTH, "big"))
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -140,7 +140,7 @@ class _Exchange(asyncio.Protocol):
 
 
 async def measure_protocol(host: str, port: int, size: int, seconds: float) -> Measurement:
-    """Measure the same by a protocol, which awaits nothing: callbacks only."""
+    """Measure the round trip of `size` bytes by a protocol: callbacks, without an await."""
     loop = asyncio.get_running_loop()
     _, exchange = await loop.create_connection(lambda: _Exchange(size), host, port)
     exchange.begin(Meter("", size), deadline(seconds / 10))

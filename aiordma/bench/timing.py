@@ -1,4 +1,4 @@
-"""The loops that time operations, for anything that can be awaited."""
+"""The loops that run and time operations, for any awaitable."""
 
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -10,16 +10,16 @@ from aiordma.bench.meter import Meter
 __all__ = ("deadline", "one_by_one", "perf_counter_ns", "pipelined", "timed_pipeline")
 
 BETWEEN_LOOKS = 64
-"""Operations between two looks at the clock, where only the rate is asked for."""
+"""Operations between two readings of the clock, if only the rate is measured."""
 
 
 def deadline(seconds: float) -> int:
-    """Return when that will be, by perf_counter_ns."""
+    """Return the time in so many seconds, on the clock of perf_counter_ns."""
     return perf_counter_ns() + round(seconds * 1e9)
 
 
 async def one_by_one(start: Callable[[], Awaitable[Any]], until: int, meter: Meter) -> None:
-    """Start one, await it, note how long that took, until it is time."""
+    """Start an operation, await it and record its time; repeat until the deadline."""
     samples = meter.samples
     before = perf_counter_ns()
     while before < until:
@@ -32,7 +32,7 @@ async def one_by_one(start: Callable[[], Awaitable[Any]], until: int, meter: Met
 async def pipelined(
     start: Callable[[], Awaitable[Any]], depth: int, until: int, meter: Meter
 ) -> None:
-    """Keep `depth` of them in flight, and await each; count them."""
+    """Keep `depth` operations in flight until the deadline, and count the completed ones."""
     window: deque[Awaitable[Any]] = deque(start() for _ in range(depth))
     count = depth
     while perf_counter_ns() < until:
@@ -48,7 +48,7 @@ async def pipelined(
 async def timed_pipeline(
     start: Callable[[], Awaitable[Any]], depth: int, until: int, meter: Meter
 ) -> None:
-    """The same, and note how long each took, from its start until it was awaited."""
+    """As `pipelined`, and record the time of each, from its start until its await returned."""
     samples = meter.samples
     window = deque((perf_counter_ns(), start()) for _ in range(depth))
     now = 0

@@ -1,4 +1,4 @@
-"""What is measured: an operation, a size, a depth; and how the client tells the server (pure)."""
+"""A workload: an operation, a size and a depth; and its encoding in private data (pure)."""
 
 import struct
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ __all__ = ("OPERATIONS", "Workload")
 
 OPERATIONS = ("echo", "messages", "send", "read", "write", "chain", "datagrams")
 """
-echo: a SEND to the server and its answer, with receives posted by hand.
+echo: a SEND to the server, and a SEND back, by `post_send` and `post_recv`.
 messages: the same by `send` and `receive`.
-send: SENDs one way.
-read, write: one-sided.
-chain: WRITEs, half of the depth with one call, every one of them signaled.
+send: SENDs to the server, without answers.
+read, write: READs or WRITEs of the server's memory.
+chain: WRITEs, all signaled; one call posts half of the depth.
 datagrams: as messages, by datagrams.
 """
 
@@ -22,12 +22,12 @@ MOST_DEPTH = 4096
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One thing to measure.
+    """An operation to measure, with its size and depth.
 
     Attributes:
         operation: one of OPERATIONS.
-        size: bytes of each.
-        depth: how many are in flight at a time.
+        size: bytes of each operation.
+        depth: how many operations are in flight at a time.
     """
 
     operation: str
@@ -47,25 +47,25 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """As rows are called: operation/size, and the window behind it."""
+        """The name of the row in the table: operation/size, with /window and the depth above 1."""
         name = f"{self.operation}/{self.size}"
         return name if self.depth == 1 else f"{name}/window{self.depth}"
 
     @property
     def is_one_sided(self) -> bool:
-        """Whether the server's program has no part in it."""
+        """Whether the operations complete without the server's program."""
         return self.operation in ("read", "write", "chain")
 
     def pack(self) -> bytes:
-        """Return what goes with the connection request."""
+        """Return the workload as private data of the connection request."""
         return self.WIRE.pack(self.MAGIC, OPERATIONS.index(self.operation), self.depth, self.size)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Read what `pack` wrote; RDMA may have padded it.
+        """Decode the private data that `pack` returned. The transport may have padded it.
 
         Raises:
-            ValueError: this is no benchmark's client, or one of another version.
+            ValueError: the data is not from a benchmark client of this version.
         """
         if len(data) < cls.WIRE.size or not data.startswith(cls.MAGIC):
             raise ValueError("no benchmark's client of this version")
