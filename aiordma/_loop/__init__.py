@@ -1,3 +1,3 @@
-"""asyncio, uvloop and trio behind one face; the polling loop; worker threads."""
+"""One interface to asyncio, uvloop and trio; the polling event loop; worker threads."""
 
 __all__ = ()

@@ -1,7 +1,7 @@
-"""The only module that imports an event loop: asyncio (uvloop too) and trio behind one face.
+"""One interface to asyncio, uvloop and trio. No other module imports an event loop.
 
-Everything above watches file descriptors, waits and sleeps through an `EventLoop`, so that no
-other file knows which loop runs. Callbacks run on the loop's thread, between tasks.
+The rest of the package watches file descriptors, waits and sleeps through an `EventLoop`, and does
+not depend on the loop. Callbacks run on the loop's thread, between tasks.
 """
 
 import asyncio
@@ -28,88 +28,89 @@ logger: logging.Logger = logging.getLogger("aiordma")
 
 
 class Waiter(Protocol):
-    """One task's wait for one wake-up. A wake before the wait is not lost."""
+    """Lets one task wait for one wake-up. A wake-up before the wait is not lost."""
 
     def wake(self) -> None:
-        """Let the waiting task go on; idempotent."""
+        """Wake the waiting task. Idempotent."""
 
     def wait(self) -> Awaitable[Any]:
-        """Return what to await, once."""
+        """Return an awaitable that completes on wake-up; call this once."""
 
 
 class Timer(Protocol):
     """A scheduled callback."""
 
     def cancel(self) -> None:
-        """Do not call it any more."""
+        """Cancel the callback."""
 
 
 class EventLoop(Protocol):
-    """What aiordma needs of an event loop."""
+    """The functions of an event loop that aiordma uses."""
 
     asyncio_loop: asyncio.AbstractEventLoop | None
-    """What it is a face of, if that is asyncio's, or behaves as it does (uvloop)."""
+    """The asyncio or uvloop loop; None on trio."""
 
     thread: int
-    """The thread that it was last seen to run on."""
+    """The thread on which `require_here` last found the loop running."""
 
     from_thread: str
-    """How another thread has something done on this loop, for messages."""
+    """The calls by which another thread runs code on this loop, for messages."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether it was closed, or its run is over: it calls nothing back any more. Timers and
-        descriptors are then ignored."""
+        """Whether the loop was closed or abandoned, or its run is over. A loop that has ended runs
+        no callbacks, and ignores timers and descriptors."""
 
     @property
     def is_running(self) -> bool:
-        """Whether it runs in some thread, and so calls back soon."""
+        """Whether the loop runs in some thread, and so runs callbacks soon."""
 
     def is_running_here(self) -> bool:
-        """Whether it is the loop that runs in this thread."""
+        """Whether this loop runs in this thread."""
 
     def abandon(self) -> None:
-        """Count it as ended: its tasks were dropped unfinished."""
+        """Treat the loop as ended, because its tasks were dropped unfinished."""
 
     def undelivered(self) -> list[Callable[[], None]]:
-        """Take the callbacks from threads that came after its end."""
+        """Return and forget the callbacks of `call_from_thread` after the loop's end."""
 
     def watch(self, fd: int, callback: Callable[[], None], *, hot: bool = False) -> None:
-        """Call back whenever the descriptor is readable.
+        """Call the callback whenever the descriptor is readable.
 
         Args:
             fd: the descriptor.
-            callback: what to call.
-            hot: interrupts are not deferred for it: an interrupted call loses nothing.
+            callback: the callback.
+            hot: do not defer interrupts during the callback, because it can be interrupted
+                without losing anything.
         """
 
     def unwatch(self, fd: int) -> None:
-        """Stop that; before the descriptor is closed."""
+        """Stop watching the descriptor. Call this before closing it."""
 
     def poll(self, drain: object) -> bool:
-        """Return whether the loop polls the drain from now on, and arms its queues before it
-        sleeps: most loops do not."""
+        """Let the loop poll the drain from now on, and arm its queues before it sleeps. Return
+        False, and do nothing, if the loop does not poll, as most loops."""
 
     def unpoll(self, drain: object) -> None:
-        """Poll it no more."""
+        """Stop polling the drain."""
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
-        """Call back after some seconds; 0 means in the next round of the loop."""
+        """Call the callback after some seconds; 0: in the loop's next iteration."""
 
     def call_from_thread(self, callback: Callable[[], None]) -> None:
-        """Call back on the loop's thread; to be called from another. If it has ended, the callback
-        is kept for `undelivered`."""
+        """Schedule the callback on the loop's thread, from another thread. If the loop has ended,
+        keep it for `undelivered`."""
 
     def report(self, message: str, error: Exception) -> None:
-        """Tell of an error that no task can be told, in any thread, also if the loop has ended: by
-        asyncio's exception handler (`loop.set_exception_handler`); on trio, which has none, in
-        the log."""
+        """Report an error that no task receives: to asyncio's exception handler
+        (`loop.set_exception_handler`), or, on trio, to the log. Works in every thread, and after
+        the loop's end."""
 
     def waiter(self) -> Waiter:
         """Make a waiter for the calling task.
 
         Raises:
-            EventLoopError: the task is another loop's.
+            EventLoopError: the task belongs to another loop.
         """
 
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
@@ -124,8 +125,8 @@ async def _logged(function: Callable[[], Coroutine[Any, Any, None]], name: str) 
 
 
 class _Begun(Coroutine[Any, Any, None]):
-    """A coroutine that defers interrupts in each step, and that begins before it is cancelled:
-    asyncio does not begin a task at all that is cancelled first."""
+    """A coroutine that defers interrupts in each step, and always begins. asyncio never begins a
+    task that is cancelled before its first step."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
         self._steps = Steps(coroutine)
@@ -152,8 +153,9 @@ def _is_trios(handler: object) -> bool:
 
 
 def _interrupt_trio(interrupt: KeyboardInterrupt) -> None:
-    """Let trio raise a KeyboardInterrupt in its main task, as it does for Ctrl-C: out of a system
-    task it would be an internal error of trio's. Raises it where trio does not handle SIGINT."""
+    """Let trio raise a KeyboardInterrupt in its main task, as it does for Ctrl-C. Raised from a
+    system task, it would be an internal error of trio. Raise it here if trio does not handle
+    SIGINT."""
     handler = signal.getsignal(signal.SIGINT)
     is_main = current_thread() is main_thread()
     if not is_main or not _is_trios(handler):
@@ -163,15 +165,15 @@ def _interrupt_trio(interrupt: KeyboardInterrupt) -> None:
 
 @deliver_interrupts
 def _deliver(handler: Callable[[int, None], object], error: BaseException | None) -> bool:
-    """Have a deferred SIGINT handled by the loop that runs here, between its tasks; an error was
-    raised by the handler already. Return whether a loop runs."""
+    """Let the loop that runs in this thread handle a deferred SIGINT, between its tasks. `error` is
+    an exception that the handler has already raised. Return whether a loop handles it."""
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_run():
         if error is not None and not isinstance(error, KeyboardInterrupt):
             return False
         if not _is_trios(handler):
             return False
-        handler(signal.SIGINT, None)  # without a frame to judge by, trio raises it in its main task
+        handler(signal.SIGINT, None)  # without a frame, trio raises it in its main task
         return True
     try:
         loop = asyncio.get_running_loop()
@@ -188,7 +190,7 @@ def _interrupt(handler: Callable[[int, None], object], error: BaseException | No
 
 
 def _call(callback: Callable[[], None], fd: int) -> None:
-    # As asyncio does by itself: one failure is no reason to be deaf from then on.
+    # Keep watching the descriptor after a failed callback, as asyncio does.
     try:
         callback()
     except Exception:
@@ -203,7 +205,7 @@ class _Never:
 
 
 class _Face:
-    """What is known of a loop beside what it does."""
+    """State that both implementations of `EventLoop` share."""
 
     def __init__(self) -> None:
         self.thread = get_ident()
@@ -284,10 +286,10 @@ class _AsyncioEventLoop(_Face):
         return AsyncioWaiter(self._loop)
 
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-        # The loop itself holds tasks weakly.
+        # The loop itself has only weak references to tasks.
         task = self._loop.create_task(_Begun(_logged(function, name)), name=name)
-        # A program may close its loop without cancelling what runs there. asyncio would then
-        # complain of a task that the program never made.
+        # A program may close its loop without cancelling its tasks. asyncio would then log an
+        # error about this task, which the program did not create.
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -307,7 +309,7 @@ class _TrioWaiter:
 
 
 class _TrioEventLoop(_Face):
-    """Descriptors and timers are system tasks: they end with the run, not with a nursery."""
+    """Descriptors and timers are system tasks, which end with the run, not with a nursery."""
 
     asyncio_loop: asyncio.AbstractEventLoop | None = None
     from_thread = "trio.from_thread.run_sync(..., trio_token=...) or anyio.from_thread.run(...)"
@@ -344,12 +346,12 @@ class _TrioEventLoop(_Face):
 
         async def wait_and_call() -> None:
             with scope:
-                # Unwatched before the first wait, the number may be another descriptor's by now.
+                # After an unwatch before the first wait, the number may belong to a new descriptor.
                 while not scope.cancel_called:
                     try:
                         await self._trio.lowlevel.wait_readable(fd)
                     except self._trio.ClosedResourceError:
-                        return  # unwatch() woke us
+                        return  # woken by unwatch()
                     if not scope.cancel_called:
                         try:
                             _call(callback, fd)
@@ -362,7 +364,7 @@ class _TrioEventLoop(_Face):
         scope = self._watched.pop(fd, None)
         if scope is not None:
             scope.cancel()
-            # trio allows one waiter per descriptor, and wants to be told before the close.
+            # trio allows one waiter per descriptor, and requires this call before the close.
             self._trio.lowlevel.notify_closing(fd)
 
     def poll(self, drain: object) -> bool:
@@ -376,7 +378,7 @@ class _TrioEventLoop(_Face):
         timer: Timer = scope
 
         async def sleep_and_call() -> None:
-            # Shielded, as the end of the run cancels every system task: what closes then needs it.
+            # The end of the run cancels every system task. Objects that close then need the timer.
             with scope:
                 await self._trio.sleep(delay)
                 try:
@@ -415,11 +417,12 @@ def _nothing() -> None:
 
 
 def require_here(loop: EventLoop, what: object) -> None:
-    """Do nothing in the loop's tasks and callbacks, or on its thread between its runs.
+    """Raise an error outside the loop's tasks and callbacks. On the loop's thread between its runs,
+    do nothing.
 
     Args:
-        loop: which what is used belongs to.
-        what: is used; its repr is for the message.
+        loop: the loop that the object belongs to.
+        what: the object, or a text that names it, for the message.
 
     Raises:
         EventLoopError: this is another thread, another loop runs here, or the loop has ended.
@@ -443,7 +446,7 @@ def require_here(loop: EventLoop, what: object) -> None:
 
 
 def current_event_loop() -> EventLoop:
-    """Return the face of the loop that runs this task.
+    """Return an `EventLoop` for the loop that runs this task.
 
     Raises:
         RuntimeError: no asyncio or trio loop is running here.

@@ -1,9 +1,9 @@
-"""An asyncio event loop that looks for completions before it sleeps.
+"""An asyncio event loop that polls for completions before it sleeps.
 
-What completes within some microseconds is found by polling the completion queues, without the
-system calls, the wake-up and the event that sleeping costs. The loop polls only where the last
-waits were short; else it arms the queues and sleeps, as any other loop does. It is asyncio's own
-loop but for the selector, whose `select` is where a loop has nothing else to do.
+Polling finds a request that completes within some microseconds, and saves the system calls, the
+wake-up and the event of a sleep. The loop polls only if the last waits were short. Otherwise it
+arms the completion queues and sleeps, as every loop does. It is asyncio's own loop with another
+selector: the loop calls `select` when it has nothing else to do.
 """
 
 import asyncio
@@ -25,18 +25,19 @@ SPIN = 50e-6
 """Seconds of polling before a sleep, at most."""
 
 _EXPECTED = 4
-"""How many long waits it takes to learn that polling does not pay (at most twice as many)."""
+"""Initial confidence of the spinner. A long wait subtracts 1, and at 0 the loop stops polling. A
+short wait adds 1, up to twice this value."""
 
 
 class _PollingSelector(selectors.EpollSelector):
-    """Looks for completions before it sleeps, for as long as that has paid lately. The work is the
-    engine's (select.c); without a drain of the engine's this is asyncio's own selector."""
+    """Polls for completions before it sleeps, while the recent waits are short. The engine does
+    this (select.c). Without a drain of the engine, this is asyncio's own selector."""
 
     def __init__(self, spin: float) -> None:
         super().__init__()
         self.spinner = Spinner()
         self._drains: tuple[object, ...] = ()
-        alone = len(os.sched_getaffinity(0)) == 1  # whoever is waited for could not run
+        alone = len(os.sched_getaffinity(0)) == 1  # polling would keep the peer from running
         self.spinner.most = 0 if alone else round(spin * 1e9)
         self.spinner.confidence = _EXPECTED
 
@@ -54,7 +55,7 @@ class _PollingSelector(selectors.EpollSelector):
 
 
 class PollingEventLoop(asyncio.SelectorEventLoop):
-    """See the module. Made by `new_event_loop`."""
+    """An event loop of `new_event_loop`."""
 
     def __init__(self, spin: float = SPIN) -> None:
         self._polling = _PollingSelector(spin)
@@ -62,17 +63,18 @@ class PollingEventLoop(asyncio.SelectorEventLoop):
         super().__init__(self._polling)
 
     def poll(self, drain: object) -> bool:
-        """Poll it from now on, and arm its queues before sleeping; return whether that is done."""
+        """Poll the drain from now on, and arm its queues before the loop sleeps. Return False, and
+        do nothing, for a drain of the Python backend."""
         if not self._spinner.takes(drain):
             return False
         self._polling.add(drain)
         return True
 
     def unpoll(self, drain: object) -> None:
-        """Poll it no more."""
+        """Stop polling the drain."""
         self._polling.remove(drain)
 
-    # Who is woken by polling may give the loop something to do: then it must not go on polling.
+    # A task that polling wakes can schedule callbacks. The loop must then stop polling to run them.
 
     def call_soon(
         self,
@@ -97,16 +99,17 @@ class PollingEventLoop(asyncio.SelectorEventLoop):
 
 
 def new_event_loop(spin: float = SPIN) -> PollingEventLoop:
-    """Return an asyncio event loop that polls before it sleeps: the loop factory of those who want
-    the last microseconds, `asyncio.Runner(loop_factory=aiordma.new_event_loop)`.
+    """Return an asyncio event loop that polls for completions before it sleeps, for the lowest
+    latency: `asyncio.Runner(loop_factory=aiordma.new_event_loop)`.
 
     Args:
-        spin: seconds that it polls before it sleeps, at most; 0 never polls. While the waits are
-            longer than that it does not poll either, nor on a single core. A loop that polls uses
-            its core, and whatever else the loop has to do goes first.
+        spin: seconds for which the loop polls before it sleeps, at most; 0: it never polls. The
+            loop does not poll either while the waits are longer than that, or if the process runs
+            on a single core. Polling uses the core, but callbacks and other descriptors have
+            priority.
 
     Raises:
-        TypeError: `spin` is no number.
+        TypeError: `spin` is not a number.
         ValueError: `spin` is not in 0..1.
     """
     spin = seconds(spin, "spin", "new_event_loop")
@@ -119,14 +122,14 @@ def run(main: Coroutine[Any, Any, T], *, spin: float = SPIN, debug: bool | None 
     """Run a coroutine as `asyncio.run` does, on the loop of `new_event_loop`.
 
     Args:
-        main: what to run.
+        main: the coroutine.
         spin: see `new_event_loop`.
         debug: asyncio's debug mode.
 
     Raises:
         as `new_event_loop`.
         RuntimeError: an event loop runs in this thread already.
-        Exception: what `main` raised.
+        Exception: the exception that `main` raised.
     """
     with asyncio.Runner(debug=debug, loop_factory=lambda: new_event_loop(spin)) as runner:
         return runner.run(main)

@@ -1,20 +1,20 @@
-"""Blocking calls into the driver, each run by a worker thread, each to its end.
+"""Blocking calls into the driver. A worker thread runs each call to its end.
 
-A call owns what it works on until it returns: a queue pair that is being created cannot be
-destroyed, memory that is being registered cannot be freed. So a call that has begun is never
-abandoned. A shielded scope would not do: asyncio's own cancellation (Task.cancel, wait_for, the end
-of asyncio.run) reaches through it, and ends the wait while the thread is still in C.
+A call owns its objects until it returns: a queue pair that is being created cannot be destroyed,
+and memory that is being registered cannot be freed. So a call that has begun is never abandoned. A
+shielded scope is not enough: asyncio's own cancellation (Task.cancel, wait_for, the end of
+asyncio.run) ignores it, and ends the wait while the thread is still in C.
 
-The workers are shared by every event loop of the process. Each `Lane` has its own, at most a fixed
-number, so that no call waits for ever behind calls of another kind: a call that a peer can hold up
-(`PEERS`) delays neither one that creates (`CREATES`) nor one that destroys (`DESTROYS`). A worker
-is started when a call finds none idle, and ends after `IDLE_SECONDS` without a call. Workers are
-daemons: no thread can call one back, and the program must be able to end. A forked child starts
-with no workers and no calls.
+All event loops of the process share the workers. Each `Lane` has its own workers, at most a fixed
+number, so that calls of one kind do not block calls of another kind: a call that waits for a peer
+(`PEERS`) delays neither creating calls (`CREATES`) nor destroying calls (`DESTROYS`). A lane starts
+a worker for a call if none is idle. A worker ends after `IDLE_SECONDS` without a call. Workers are
+daemons, because a call in C cannot be interrupted, and the program must be able to end. A forked
+child starts with no workers and no calls.
 
-A thread can fail to start (a limit of threads or of memory). While a lane has a worker, its calls
-wait for that one. Otherwise `start_call` raises, and `start_destroy`, which has no caller to raise
-to, tries again and at last runs the call on the event loop's own thread.
+A thread can fail to start (a limit of threads or of memory). If the lane has a worker, the call
+waits for it. Otherwise `start_call` raises. `start_destroy` has no caller that could handle an
+error: it tries again, and finally runs the call on the event loop's own thread.
 """
 
 import errno
@@ -51,20 +51,20 @@ logger: logging.Logger = logging.getLogger("aiordma")
 THREAD_NAME = "aiordma: a call into the driver"
 
 IDLE_SECONDS = 5.0
-"""How long a worker waits for another call before it ends."""
+"""Seconds that a worker waits for another call before it ends."""
 
 RETRY_SECONDS = 0.05
-"""How long after a failed start of a thread the first retry is; each further one waits twice as
-long."""
+"""Seconds between the failed start of a thread and the first retry. The delay doubles for each
+further retry."""
 
 RETRIES = 4
-"""After as many a destroy runs on the event loop's thread: after 0.75 s."""
+"""Number of retries before a destroying call runs on the event loop's thread, after 0.75 s."""
 
 Result = TypeVar("Result")
 
 
 class _Call:
-    """A function that waits for a worker, or is being run by one."""
+    """A function that waits for a worker, or that a worker runs."""
 
     __slots__ = ("run",)
 
@@ -89,19 +89,19 @@ class _Workers:
             return len(self._waiting) + self._count - self._idle
 
     def submit(self, call: _Call) -> bool:
-        """Queue a call, and return whether a worker will run it: there is one, or one was started.
-        The call stays queued either way."""
+        """Queue a call, start a worker if needed, and return whether there is a worker to run it.
+        The call stays queued in both cases."""
         with self._changed:
             self._waiting.append(call)
             return self._ensure_worker()
 
     def ensure_worker(self) -> bool:
-        """Return whether there is a worker to run what is queued; start one if there is none."""
+        """Start a worker if needed, and return whether there is a worker to run queued calls."""
         with self._changed:
             return self._ensure_worker()
 
     def withdraw(self, call: _Call) -> bool:
-        """Take a call out of the queue, and return whether it was still there: it never runs."""
+        """Take a call out of the queue, and return whether it was there. It then never runs."""
         with self._changed:
             try:
                 self._waiting.remove(call)
@@ -136,14 +136,14 @@ class _Workers:
                 call.run()
             except BaseException:
                 logger.exception("a call into the driver could not report its end")
-            del call, found  # an idle worker keeps nothing alive
+            del call, found  # an idle worker must not keep objects alive
 
 
 class Lane:
-    """The calls of one kind: those that wait for one another.
+    """The calls of one kind, which share a limited number of workers.
 
     Args:
-        max_workers: the most threads at the same time; further calls wait.
+        max_workers: the largest number of threads at a time; further calls wait.
     """
 
     def __init__(self, max_workers: int) -> None:
@@ -151,32 +151,33 @@ class Lane:
         self.reset()
 
     def reset(self) -> None:
-        """Begin with no worker. Those of before end once they are idle."""
+        """Begin with no worker. The previous workers end once they are idle."""
         self._process = here.pid
         self._workers = _Workers(self.max_workers)
 
     @property
     def workers(self) -> _Workers:
-        """This process's: a forked child has none of its parent's threads."""
+        """The workers of this process. A forked child has none of its parent's threads."""
         if self._process != here.pid:
             self.reset()
         return self._workers
 
 
 PEERS = Lane(64)
-"""Calls that last until a peer answers: siw connects within the call, RoCE asks for an address."""
+"""Calls that last until a peer answers: siw connects within the call, and RoCE resolves an address
+within the call."""
 
 CREATES = Lane(16)
-"""Calls that open, create or register something of this machine."""
+"""Calls that open, create or register an object on this machine."""
 
 DESTROYS = Lane(16)
-"""Calls that close or destroy something. None of them waits for a call of any lane."""
+"""Calls that close or destroy an object. None of them waits for a call of any lane."""
 
 _LANES = (PEERS, CREATES, DESTROYS)
 
 
 def calls_under_way() -> int:
-    """Return how many calls wait for a worker or run, of all event loops."""
+    """Return how many calls of all event loops wait for a worker or run."""
     return sum(lane.workers.calls for lane in _LANES)
 
 
@@ -204,15 +205,14 @@ def start_call(
     then: Callable[[BaseException | None], None],
     lane: Lane = CREATES,
 ) -> Callable[[], bool]:
-    """Run a function in a worker thread, and `then(error or None)` on the loop's thread once it has
-    returned.
+    """Run a function in a worker thread, and then `then(error or None)` on the loop's thread.
 
-    No task is involved, so no cancellation either. If the loop has ended by then, `then` is not
+    No task is involved, so nothing can be cancelled. If the loop has ended by then, `then` is not
     called.
 
     Returns:
-        A function that withdraws the call, and returns whether it could: the call had not begun,
-        and now neither `function` nor `then` is ever called.
+        A function that withdraws the call if it has not begun, and returns whether it did. Neither
+        `function` nor `then` is then called.
 
     Raises:
         VerbsCallError: no thread could be started, and the lane has none. Nothing was done.
@@ -229,10 +229,10 @@ def start_destroy(
     function: Callable[[], object],
     then: Callable[[BaseException | None], None],
 ) -> None:
-    """`start_call` for a function that destroys: it runs whatever happens.
+    """Run a destroying function as `start_call` does, but always run it.
 
-    While no thread can be started the call is retried by a timer, and after `RETRIES` retries it
-    runs on the loop's thread, which it may block for some milliseconds. If the loop has ended, both
+    If no thread can be started, a timer tries again. After `RETRIES` retries the function runs on
+    the loop's thread, which it may block for some milliseconds. If the loop has ended, both
     functions run in the calling thread, at once.
     """
     if loop.has_ended:
@@ -264,14 +264,14 @@ def _retry(loop: EventLoop, call: _Call, delay: float, left: int) -> None:
 
 
 class Once:
-    """An event that can be set after its loop has ended, too: then it wakes nobody."""
+    """An event that can also be set after its loop has ended. It then wakes no task."""
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
         self._event = anyio.Event()
 
     def set(self) -> None:
-        """Set it, and wake the tasks that wait. Idempotent."""
+        """Set the event, and wake the waiting tasks. Idempotent."""
         try:
             self._event.set()
         except RuntimeError:
@@ -279,17 +279,17 @@ class Once:
                 raise
 
     def is_set(self) -> bool:
-        """Whether it was set."""
+        """Whether the event is set."""
         return self._event.is_set()
 
     async def wait(self) -> None:
-        """Wait until it is set."""
+        """Wait until the event is set."""
         await self._event.wait()
 
 
 async def outwait(event: anyio.Event | Once) -> None:
-    """Wait for an event, whatever is raised in the wait: a cancellation, or trio's
-    KeyboardInterrupt. The last of those is raised once the event is set."""
+    """Wait for an event in spite of cancellations and trio's KeyboardInterrupt. The last such
+    exception is raised once the event is set."""
     interrupted: BaseException | None = None
     while not event.is_set():
         try:
@@ -307,8 +307,8 @@ async def in_thread(
 ) -> Result:
     """Run a function in a worker thread, to its end, and return its result.
 
-    Cancellation: the call runs to its end first. The caller gets no result: what the function
-    makes, it must also put where the caller's clean-up finds it.
+    Cancellation: the call first runs to its end. The caller gets no result, so the function must
+    also store what it creates where the caller's clean-up finds it.
 
     Raises:
         VerbsCallError: no thread could be started. Nothing was done.
@@ -330,8 +330,7 @@ async def in_thread(
 
 
 class Calls:
-    """Calls under way on one object, and what must not happen before they are back: destroying it
-    under a thread that works with it."""
+    """Counts the calls under way on one object, and delays its destruction until they return."""
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
@@ -340,7 +339,7 @@ class Calls:
 
     @deferring_steps
     async def run(self, function: Callable[[], Result]) -> Result:
-        """`in_thread`, counted."""
+        """Run a function as `in_thread` does, and count the call."""
         self.begin()
         try:
             return await in_thread(self._loop, function)
@@ -348,18 +347,18 @@ class Calls:
             self.end()
 
     def begin(self) -> None:
-        """Count a call that the caller runs."""
+        """Count the beginning of a call that the caller runs."""
         self._count += 1
 
     def end(self) -> None:
-        """It is back; on the loop's thread."""
+        """Count the end of such a call, on the loop's thread."""
         self._count -= 1
         then, self._then = (None, self._then) if self._count else (self._then, None)
         if then is not None:
             then()
 
     def delays(self, then: Callable[[], object]) -> bool:
-        """Return whether any is under way; if so, `then` is called when the last one is back."""
+        """Return whether a call is under way; if so, call `then` when the last one has returned."""
         if self._count:
             self._then = then
         return self._count > 0

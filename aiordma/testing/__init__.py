@@ -1,6 +1,6 @@
-"""For the tests of programs that use aiordma: faults on demand, and what is left behind.
+"""For the tests of programs that use aiordma: fault injection, and counts of leaked objects.
 
-Both are the software device's, so that such tests run anywhere::
+Both use the software device, so such tests run on every machine::
 
     with aiordma.testing.Faults(seed=7) as faults:
         faults.drop_connection(after_bytes=10_000)

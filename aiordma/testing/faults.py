@@ -1,7 +1,8 @@
-"""Faults on demand, on the software device: seeded, and so the same each time.
+"""Fault injection on the software device. The same seed and the same calls give the same faults.
 
-A fault waits until its kind of thing has happened `after` times, then strikes `times` times (0:
-each time), or by `chance`. Chance is drawn from the seed, in the order of the device's calls.
+A fault applies to one kind of operation. It skips the first `after` operations, then strikes the
+next `times` of them (0: all). With `chance`, it strikes each of them with that probability. The
+random numbers come from the seed, in the order of the device's calls.
 """
 
 import errno
@@ -23,11 +24,12 @@ _MINUS_ONE = frozenset(
         *("migrate_id", "reject", "resolve_addr", "resolve_route", "set_option"),
     }
 )
-"""Calls that answer -1 with errno; a pointer's answer is NULL, all others' the errno."""
+"""Calls that return -1 and set errno if they fail. Calls with a pointer as result return NULL and
+set errno; all other calls return the errno."""
 
 
 class Fault:
-    """A fault that was asked for. `struck` tells how often it has been carried out."""
+    """A fault of `Faults`. `struck` counts how often it was carried out."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -35,20 +37,20 @@ class Fault:
 
     @property
     def struck(self) -> int:
-        """How often it struck so far; after its end, in all."""
+        """How often the fault has struck."""
         found = lib.aiordma_software_fault_struck(self._number)
         if found >= 0:
             self._struck = found
         return self._struck
 
     def end(self) -> None:
-        """Strike no more. What was delayed still comes. Idempotent."""
+        """Remove the fault. Completions and events that it delayed still arrive. Idempotent."""
         _ = self.struck
         lib.aiordma_software_remove_fault(self._number)
 
 
 class _RefusedCall(Fault):
-    """Stands in a slot of the provider's table until it has struck often enough."""
+    """Replaces a call in the provider's table, until the call has failed `times` times."""
 
     def __init__(self, slot: str, error: int, after: int, times: int) -> None:
         super().__init__(-1)
@@ -82,10 +84,10 @@ class _RefusedCall(Fault):
 
 
 class Faults:
-    """The faults of a `with` block; none is left behind it.
+    """The faults of a `with` block. The end of the block removes all of them.
 
     Args:
-        seed: where chance begins.
+        seed: the seed of the random numbers, for `chance` and `spread`.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -131,11 +133,11 @@ class Faults:
         return fault
 
     def refuse_connection(self, *, after: int = 0, times: int = 1) -> Fault:
-        """A connect is refused, as if nobody listened: RejectedError."""
+        """Refuse a connect, as if the port had no listener: RejectedError."""
         return self._add(lib.AIORDMA_FAULT_CONNECT_REFUSED, after=after, times=times)
 
     def delay_connection(self, seconds: float, *, after: int = 0, times: int = 1) -> Fault:
-        """A connect takes so much longer."""
+        """Delay the reply to a connect by `seconds`."""
         return self._add(
             lib.AIORDMA_FAULT_CONNECT_DELAYED, seconds=seconds, after=after, times=times
         )
@@ -143,8 +145,8 @@ class Faults:
     def drop_connection(
         self, *, after_bytes: int | None = None, after_requests: int | None = None, times: int = 1
     ) -> Fault:
-        """A connection breaks, as by a reset: once it has carried so many bytes, or at the post
-        that follows so many others on all connections."""
+        """Reset a connection: when it has carried `after_bytes`, or at a post that follows
+        `after_requests` posts on all connections."""
         if (after_bytes is None) == (after_requests is None):
             raise ValueError("one of after_bytes and after_requests is needed")
         if after_bytes is not None:
@@ -153,8 +155,9 @@ class Faults:
         return self._add(lib.AIORDMA_FAULT_DROP_AFTER_REQUESTS, after=after_requests, times=times)
 
     def silence_peer(self, seconds: float, *, after: int = 0, times: int = 1) -> Fault:
-        """A peer dies without a word: the connection that posts next carries nothing more, and
-        breaks after so many seconds, when TCP gives up. Its READs end with RetryExceededError."""
+        """Silence a peer: the connection that posts next transfers nothing more, and breaks after
+        `seconds`, as TCP breaks it without acknowledgements. Its READs fail with
+        RetryExceededError."""
         return self._add(lib.AIORDMA_FAULT_DEAD_PEER, seconds=seconds, after=after, times=times)
 
     def delay_completions(
@@ -166,8 +169,8 @@ class Faults:
         after: int = 0,
         times: int = 0,
     ) -> Fault:
-        """Completions come later, by `seconds` and up to `spread` more. Those of one queue pair
-        keep their order; between queue pairs they are reordered by it."""
+        """Delay completions by `seconds` and a random time up to `spread`. The completions of one
+        queue pair stay in order. Completions of different queue pairs can be reordered."""
         return self._add(
             lib.AIORDMA_FAULT_COMPLETION_DELAYED,
             seconds=seconds,
@@ -178,11 +181,12 @@ class Faults:
         )
 
     def spurious_events(self, *, chance: float = 1.0, times: int = 0) -> Fault:
-        """A completion channel wakes the loop although nothing has completed."""
+        """Add events to a completion channel that wake the loop without a completion."""
         return self._add(lib.AIORDMA_FAULT_SPURIOUS_EVENT, chance=chance, times=times)
 
     def merge_events(self, seconds: float, *, chance: float = 1.0, times: int = 0) -> Fault:
-        """A completion channel's event comes later, and stands for all that completed till then."""
+        """Delay a completion channel's event. One event then announces every completion until it
+        arrives."""
         return self._add(
             lib.AIORDMA_FAULT_EVENT_DELAYED, seconds=seconds, chance=chance, times=times
         )
@@ -190,7 +194,7 @@ class Faults:
     def refuse_post(
         self, error: int = errno.ENOMEM, *, chance: float = 1.0, after: int = 0, times: int = 1
     ) -> Fault:
-        """A request is refused by the device when it is posted (sends and receives alike)."""
+        """Refuse a send or a receive when it is posted, with an errno."""
         return self._add(
             lib.AIORDMA_FAULT_POST_REFUSED, error=error, chance=chance, after=after, times=times
         )
@@ -198,26 +202,26 @@ class Faults:
     def refuse_call(
         self, slot: str, error: int = errno.ENOMEM, *, after: int = 0, times: int = 1
     ) -> Fault:
-        """A call of the device fails, named as in provider.h: "reg_mr", "create_cq", "connect"...
+        """Fail a call into the device, named as in provider.h: "reg_mr", "create_cq", "connect"...
 
         Raises:
-            NotSupportedError: there is no such call.
+            NotSupportedError: the device has no call of that name.
         """
         fault = _RefusedCall(slot, error, after, times)
         self._faults.append(fault)
         return fault
 
     def receiver_not_ready(self, seconds: float, *, after: int = 0, times: int = 1) -> Fault:
-        """A message finds no receive for so long, whatever is posted, and is held back."""
+        """Hold back a message for `seconds`, as if no receive were posted."""
         return self._add(lib.AIORDMA_FAULT_NOT_READY, seconds=seconds, after=after, times=times)
 
     def want_crc(self) -> Fault:
-        """No fault: connections made from now on have a CRC on every frame, which is asked for of
-        peers on other machines only."""
+        """Not a fault: request a CRC on every frame of connections made from now on. Without it,
+        the device requests a CRC only from peers on other machines."""
         return self._add(lib.AIORDMA_FAULT_CRC_WANTED, times=0)
 
     def corrupt_frame(self, *, after: int = 0, times: int = 1) -> Fault:
-        """A frame with a CRC is broken on its way. Its receiver ends the connection."""
+        """Corrupt a frame that has a CRC. Its receiver ends the connection."""
         return self._add(lib.AIORDMA_FAULT_CORRUPTED, after=after, times=times)
 
     def raise_event(
@@ -225,11 +229,11 @@ class Faults:
         event: AsyncEventType,
         target: QueuePair | CompletionQueue | RawSharedReceiveQueue | None = None,
     ) -> None:
-        """The device raises an asynchronous event, now: of the target, or of the device or its
-        port (to every context) where that is None.
+        """Raise an asynchronous event of the target, or, with None, of the device or its port (to
+        every context).
 
         Raises:
-            VerbsCallError: EINVAL: the event is about an object, and there is none.
+            VerbsCallError: EINVAL: this event needs a target.
         """
         pointer = ffi.NULL if target is None else ffi.cast("void *", target.pointer)
         check_positive_errno(lib.aiordma_software_raise(event, pointer), "aiordma_software_raise")

@@ -1,4 +1,4 @@
-"""What of the software device exists: a test compares it before and after."""
+"""Counts of the software device's objects, for a test to compare before and after."""
 
 from aiordma._native import ffi, lib
 
@@ -6,8 +6,8 @@ __all__ = ("software_objects",)
 
 
 def software_objects() -> dict[str, int]:
-    """Return how many of each kind of object this process has on the software device: domains,
-    regions, queue pairs, identifiers, sockets, ... The kinds may grow in number."""
+    """Return how many objects of each kind this process has on the software device: domains,
+    regions, queue pairs, identifiers, sockets, ... Later versions may add kinds."""
     counts = ffi.new("struct aiordma_software_counts *")
     lib.aiordma_software_counts(counts)
     fields = ffi.typeof("struct aiordma_software_counts").fields
