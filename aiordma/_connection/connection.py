@@ -118,7 +118,7 @@ class Connection(ObjectStream[bytes]):
         self.private_data: bytes = b""
         """What the peer's program sent along as it connected or accepted; may be zero-padded."""
 
-    def prepare(self) -> None:
+    def _post_pooled_receives(self) -> None:
         """Post the pooled receives; for the connector and the listener, before connecting."""
         self._begun = True  # from here on it is a fault to forget it
         if self._shared is None:
@@ -126,7 +126,7 @@ class Connection(ObjectStream[bytes]):
         else:
             self._shared.serve(self._endpoint, self._messages, self)
 
-    def begin(self, private_data: bytes) -> None:
+    def _set_established(self, private_data: bytes) -> None:
         """Take note that it is established; for the connector and the listener."""
         self._begun = True
         self._local = self._endpoint.identifier.local_address  # TCP may have chosen the port by now
@@ -166,7 +166,7 @@ class Connection(ObjectStream[bytes]):
             )
         pending, self._handshake = self._handshake(private_data), None
         self._begun = False  # if it fails, it closes the endpoint, on siw in the background
-        self.begin(await pending)
+        self._set_established(await pending)
 
     def __repr__(self) -> str:
         state = self._endpoint.state.value

@@ -70,8 +70,8 @@ class ConnectionRequest:
         self._answered = False
         self._abandoned = False
         self._accepting: Endpoint | None = None
-        self.origin = ""
-        self.was_taken = False  # by the program
+        self._origin = ""
+        self._was_taken = False  # by the program
         self.private_data: bytes = event.private_data
         """What the peer sent along; RDMA pads it with zeros."""
         self.peer_address: SocketAddress | None = identifier.peer_address
@@ -123,7 +123,7 @@ class ConnectionRequest:
         """Whether it was accepted or rejected, or is being."""
         return self._answered
 
-    def handle_event(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         """Take a CM event of our identifier: the peer can go while it waits for the answer."""
         if event.type in ENDS_A_REQUEST:
             self._gone = event
@@ -206,7 +206,7 @@ class ConnectionRequest:
             raise
         # From here the endpoint owns the identifier, and the use of the reactor.
         endpoint = Endpoint(self._reactor, hub, identifier, chosen, ConnectionState.ACCEPTING)
-        endpoint.life.origin = endpoint.life.origin or self.origin
+        endpoint.life.origin = endpoint.life.origin or self._origin
         self._reactor.subscribe(identifier, endpoint.handle_event, endpoint)
         async with self._closing_on_failure(endpoint):
             self._require_wanted()
@@ -214,7 +214,7 @@ class ConnectionRequest:
             shared = await self._receives.on(endpoint)
             await endpoint.open(shared_receive=shared)
             connection = Connection(endpoint, shared, partial(self._establish, endpoint))
-            connection.prepare()
+            connection._post_pooled_receives()
         return connection
 
     def _establish(self, endpoint: Endpoint, private_data: bytes) -> Awaitable[bytes]:
@@ -322,28 +322,28 @@ class ConnectionRequest:
         Cancellation: as `ConnectionRequest.reject`.
         """
         if not self._answered:
-            self._reactor.require_here(self, self.close)
+            self._reactor.require_here(self, self._close)
             await self.reject()
 
     @deferring
-    def close(self) -> None:
+    def _close(self) -> None:
         """`aclose` in the background, whichever event loop runs here."""
         if not self._answered:
             self._answered = True
             self._refuse(b"")
             self._give_back_later(lambda: None)
 
-    def left_open(self) -> str:
+    def _left_open(self) -> str:
         """For the reactor: how the warning that it was not answered names it."""
-        return repr(self) if self.was_taken and not self._answered else ""
+        return repr(self) if self._was_taken and not self._answered else ""
 
-    def reject_later(self, then: Callable[[], None], private_data: bytes = b"") -> None:
+    def _start_rejecting(self, then: Callable[[], None], private_data: bytes = b"") -> None:
         """`reject` in the background, and then `then`, on the loop's thread."""
         self._answer()
         self._refuse(private_data)
         self._give_back_later(then)
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """Let the `accept` that runs in another task raise ClosedError; if it has returned, or is
         about to, close its connection in the background."""
         self._abandoned = True

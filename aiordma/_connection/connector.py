@@ -271,7 +271,7 @@ class _Attempt:
             await endpoint.open(shared_receive=self.shared_receive)
             handshake = partial(self._establish, endpoint, identifier)
             connection = Connection(endpoint, self.shared_receive, handshake)
-            connection.prepare()
+            connection._post_pooled_receives()
         return connection
 
     def _establish(

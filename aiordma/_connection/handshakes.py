@@ -73,7 +73,7 @@ class Handshake:
         try:
             await self.returned.wait()
         except BaseException:
-            self.request.abandon()
+            self.request._abandon()
             await outwait(self.returned)
             if self.connection is not None:
                 await self.connection.aclose()
@@ -195,7 +195,7 @@ class Handshakes:
                 address_text(victim.peer_address),
             )
             self._end(victim)
-        request.origin = caller.origin or request.origin
+        request._origin = caller.origin or request._origin
         handshake = Handshake(self._loop, request, caller.private_data)
         self._running.append(handshake, source_of(request.peer_address))
         handshake.timer = self._loop.call_later(SLOW_SECONDS, partial(self._is_slow, handshake))
@@ -263,9 +263,9 @@ class Handshakes:
         self._forget(handshake)
         request, connection = handshake.request, handshake.connection
         if not request.was_answered:
-            request.reject_later(self._on_left)  # its task has not begun, and may never
+            request._start_rejecting(self._on_left)  # its task has not begun, and may never
             return
-        request.abandon()
+        request._abandon()
         if connection is not None and not self._loop.has_ended:
             self._loop.spawn(partial(self._close, connection), "aiordma: closing a connection")
 

@@ -41,7 +41,7 @@ from aiordma._loop.event_loop import Waiter, require_here
 from aiordma._loop.threads import Once, outwait
 from aiordma._runtime.address_lookup import checked_host, checked_port, numeric_address
 from aiordma._runtime.device_choice import with_device
-from aiordma._runtime.reactor import Reactor, acquire_reactor
+from aiordma._runtime.reactor import AtLoopEnd, Reactor, acquire_reactor
 from aiordma.verbs.device import require_device
 from aiordma.verbs.identifier import Event, Identifier
 
@@ -187,10 +187,10 @@ class Listener(AbstractListener[Connection]):
         receives: ListenerReceives,
     ) -> None:
         self._process = here.pid
-        self.reactor = reactor
+        self._reactor = reactor
         self.options = options
-        self.accept_timeout = accept_timeout
-        self.receives = receives
+        self._accept_timeout = accept_timeout
+        self._receives = receives
         self._identifier = identifier
         self._backlog = backlog
         self._device = device
@@ -201,8 +201,9 @@ class Listener(AbstractListener[Connection]):
         self._leaving = 0
         self._gave_back = Once(reactor.loop)
         self._handshakes = Handshakes(reactor.loop, self._requests, self._leaves, self._has_left)
-        self.origin: str = origin()
-        reactor.subscribe(identifier, self._handle, self)
+        self._origin: str = origin()
+        at_end = AtLoopEnd(self._left_open, self._close, self.aclose)
+        reactor.subscribe(identifier, self._handle, at_end)
 
     def __repr__(self) -> str:
         return f"<Listener on {'closed' if self._closed else self.local_address}>"
@@ -232,11 +233,12 @@ class Listener(AbstractListener[Connection]):
             elif event.type is CmEventType.CONNECT_ERROR:
                 self._log_shortage(-event.status)
             return
-        identifier = Identifier(self.reactor.channel, key=event.new_key)
+        identifier = Identifier(self._reactor.channel, key=event.new_key)
         request = ConnectionRequest(
-            self.reactor, self.options, self.accept_timeout, self.receives, identifier, event
+            self._reactor, self.options, self._accept_timeout, self._receives, identifier, event
         )
-        self.reactor.subscribe(identifier, partial(self._handle_waiting, request), request)
+        at_end = AtLoopEnd(request._left_open, request._close, request.aclose)
+        self._reactor.subscribe(identifier, partial(self._handle_waiting, request), at_end)
         source = source_of(request.peer_address)
         if self._closed or not self._is_ours(identifier):
             self._turn_away(request)
@@ -244,7 +246,7 @@ class Listener(AbstractListener[Connection]):
         if not self._has_room(source):
             self._turn_away(request, BACKLOG_IS_FULL)
             return
-        request.origin = self.origin
+        request._origin = self._origin
         self._requests.append(request, source)
         self._handshakes.advance()
         if self._requests and self._waiters:
@@ -265,7 +267,7 @@ class Listener(AbstractListener[Connection]):
     def _handle_waiting(self, request: ConnectionRequest, event: Event) -> None:
         """Forget a request whose peer left before the program took it: it has no place in the
         backlog."""
-        request.handle_event(event)
+        request._handle_event(event)
         if request.is_gone and request in self._requests:
             self._requests.remove(request)
             self._turn_away(request)
@@ -286,7 +288,7 @@ class Listener(AbstractListener[Connection]):
 
     def _turn_away(self, request: ConnectionRequest, reason: bytes = b"") -> None:
         self._leaves()
-        request.reject_later(self._has_left, reason)
+        request._start_rejecting(self._has_left, reason)
 
     def _leaves(self) -> None:
         self._leaving += 1
@@ -308,11 +310,11 @@ class Listener(AbstractListener[Connection]):
         Cancellation: no peer is lost; the next call returns it.
         """
         require_same_process(self._process, repr(self))
-        require_here(self.reactor.loop, self)
+        require_here(self._reactor.loop, self)
         while not self._requests:
             if self._has_ended:
                 raise self._end_error()
-            waiter = self.reactor.loop.waiter()
+            waiter = self._reactor.loop.waiter()
             self._waiters.append(waiter)
             try:
                 await waiter.wait()
@@ -323,7 +325,7 @@ class Listener(AbstractListener[Connection]):
                     self._waiters.popleft().wake()  # pass on the wake-up that found us cancelled
                 raise
         request = self._requests.popleft()
-        request.was_taken = True
+        request._was_taken = True
         return request
 
     @property
@@ -377,7 +379,7 @@ class Listener(AbstractListener[Connection]):
             private_data, MAX_ACCEPT_PRIVATE_DATA, "an accept", "accept"
         )
         require_same_process(self._process, repr(self))
-        require_here(self.reactor.loop, self)
+        require_here(self._reactor.loop, self)
         if self._has_ended:
             raise self._end_error()
         connection = await self._handshakes.accept(private_data)
@@ -459,28 +461,28 @@ class Listener(AbstractListener[Connection]):
         if self._process != here.pid:
             return  # all of it is the parent's
         if not self._gave_back.is_set():
-            self.reactor.require_here(self, self.close)
-        self.close()
+            self._reactor.require_here(self, self._close)
+        self._close()
         await outwait(self._gave_back)
 
     @deferring
-    def close(self) -> None:
+    def _close(self) -> None:
         """`aclose` in the background."""
         if self._closed:
             return
         self._closed = True
-        self.receives.close()
+        self._receives.close()
         self._wake_all()
         self._leaving += 1
         self._handshakes.close()
         while self._requests:
             self._turn_away(self._requests.popleft())
-        self.reactor.unsubscribe(self._identifier)
-        self.reactor.destroy(self._identifier.close, lambda: self.reactor.release(self._has_left))
+        self._reactor.unsubscribe(self._identifier)
+        self._reactor.destroy(self._identifier.close, lambda: self._reactor.release(self._has_left))
 
-    def left_open(self) -> str:
+    def _left_open(self) -> str:
         """For the reactor: how the warning that it was not closed names it."""
-        return "" if self._closed else with_origin(self, self.origin)
+        return "" if self._closed else with_origin(self, self._origin)
 
     def _wake_all(self) -> None:
         while self._waiters:
@@ -489,7 +491,7 @@ class Listener(AbstractListener[Connection]):
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self._process == here.pid:
             try:
-                warn_unclosed(f"unclosed {with_origin(self, self.origin)}", self)
+                warn_unclosed(f"unclosed {with_origin(self, self._origin)}", self)
             finally:
-                if self.reactor.loop.has_ended:
-                    self.reactor.close_elsewhere(self.close)
+                if self._reactor.loop.has_ended:
+                    self._reactor.close_elsewhere(self._close)

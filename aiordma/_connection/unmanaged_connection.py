@@ -124,8 +124,8 @@ async def open_queue_pair(
     try:
         await endpoint.open(service, shared)
         connection = UnmanagedConnection(endpoint, gid_index, shared)
-        await endpoint.calls.run(connection.initialize)
-        connection.prepare()
+        await endpoint.calls.run(connection._initialize)
+        connection._post_pooled_receives()
     except BaseException:
         await endpoint.aclose()
         raise
@@ -161,7 +161,7 @@ class UnmanagedConnection(Connection):
         """RC or UC."""
         return self._endpoint.service
 
-    def initialize(self) -> None:
+    def _initialize(self) -> None:
         """RESET to INIT; for `open_queue_pair`."""
         access = _REMOTE
         if self._endpoint.service is QueuePairType.UC:
@@ -231,7 +231,7 @@ class UnmanagedConnection(Connection):
             endpoint.state = ConnectionState.ESTABLISHED
             endpoint.was_established = True
         endpoint.established()
-        self.begin(b"")
+        self._set_established(b"")
 
     def _connect(self, peer: QueuePairAddress, vector: AddressVector, path_mtu: Mtu) -> None:
         pair, options = self._endpoint.queue_pair, self._endpoint.options

@@ -160,7 +160,7 @@ class DatagramEndpoint(Endpoint):
         """End, and then give back everything, in the background. Idempotent."""
         if not self.is_inherited:
             for group in list(self.groups.values()):
-                group.leave_later()
+                group._start_leaving()
         super().close()
 
     def _give_back(self) -> None:
@@ -179,5 +179,5 @@ class DatagramEndpoint(Endpoint):
         async with AsyncExitStack() as all_of_them:
             all_of_them.push_async_callback(outwait, self.handles.ended)
             for group in groups:
-                all_of_them.push_async_callback(outwait, group.left)
+                all_of_them.push_async_callback(outwait, group._has_left)
             all_of_them.push_async_callback(super().aclose)

@@ -77,8 +77,8 @@ class MulticastGroup:
         self._failure: Exception | None = None
         self._attached: tuple[QueuePair, bytes, int] | None = None
         self._leaving = False
-        self.left: Once = Once(endpoint.loop)
-        self.on_left: Callable[[], object] = lambda: None
+        self._has_left: Once = Once(endpoint.loop)
+        self._on_left: Callable[[], object] = lambda: None
         self._reactor.retain()
         self._reactor.subscribe(identifier, self._handle)
 
@@ -113,7 +113,7 @@ class MulticastGroup:
             self._failure = failure_of(f"the group {self.address}", event)
             logger.warning("%s", self._failure)
 
-    async def enter(self, source: str) -> None:
+    async def _join(self, source: str) -> None:
         """Join it; for `join_group`."""
         self._identifier.bind(source, 0)
         self._identifier.join_multicast(self.address, send_only=self.send_only)
@@ -135,8 +135,8 @@ class MulticastGroup:
         self._attached = pair, gid, lid
 
     @deferring
-    def leave_later(self) -> None:
-        """`leave` in the background. Idempotent; `left` is set once it is done."""
+    def _start_leaving(self) -> None:
+        """`leave` in the background. Idempotent; `_has_left` is set then."""
         if self._leaving:
             return
         self._leaving = True
@@ -149,11 +149,11 @@ class MulticastGroup:
                 last_first.callback(self._leave_network)
                 last_first.callback(self._detach)
 
-        self._reactor.destroy(leave, lambda: self._reactor.release(self._left))
+        self._reactor.destroy(leave, lambda: self._reactor.release(self._finish_leaving))
 
-    def _left(self) -> None:
-        self.on_left()
-        self.left.set()
+    def _finish_leaving(self) -> None:
+        self._on_left()
+        self._has_left.set()
 
     def _detach(self) -> None:
         if self._attached is not None:
@@ -180,10 +180,10 @@ class MulticastGroup:
 
         See: man rdma_leave_multicast.
         """
-        if not self.left.is_set():
-            self._reactor.require_here(self, self.leave_later)
-        self.leave_later()
-        await outwait(self.left)
+        if not self._has_left.is_set():
+            self._reactor.require_here(self, self._start_leaving)
+        self._start_leaving()
+        await outwait(self._has_left)
 
 
 @deferring_steps
@@ -203,10 +203,10 @@ async def join_group(
     identifier = Identifier(endpoint.reactor.channel, PortSpace.UDP)
     group = MulticastGroup(endpoint, identifier, address, send_only)
     groups[address] = group
-    group.on_left = lambda: groups.pop(address, None)
+    group._on_left = lambda: groups.pop(address, None)
     try:
         with anyio.fail_after(timeout):
-            await group.enter(source)
+            await group._join(source)
     except BaseException as error:
         await group.leave()
         if isinstance(error, VerbsCallError) and error.errno in _NOT_SUPPORTED:

@@ -9,9 +9,10 @@ call into the driver under way, counts as a user.
 import logging
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import anyio
@@ -29,7 +30,7 @@ from aiordma._runtime.unmanaged_identifier import Unmanaged, opened_device
 from aiordma.verbs import Context
 from aiordma.verbs.identifier import Event, EventChannel, Identifier
 
-__all__ = ("Reactor", "acquire_reactor", "current_reactors")
+__all__ = ("AtLoopEnd", "Reactor", "acquire_reactor", "current_reactors")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -57,6 +58,15 @@ class Closable(Protocol):
 
     async def aclose(self) -> None:
         """`close`, and wait for it, whatever is cancelled."""
+
+
+@dataclass(frozen=True)
+class AtLoopEnd:
+    """A Closable made of the private methods of a public object."""
+
+    left_open: Callable[[], str]
+    close: Callable[[], None]
+    aclose: Callable[[], Coroutine[Any, Any, None]]
 
 
 class Reactor:

@@ -277,7 +277,7 @@ async def test_a_depth_beyond_the_device_is_refused_with_its_limit(device: Any, 
         options: Any = {name: 200}
         with pytest.raises(ValueError, match=f"{name}=200: {device.name} has 0.."):
             await aiordma.connect(device.address, listener.port, **options)
-        assert listener.reactor.users == 1
+        assert listener._reactor.users == 1
 
 
 # -- the send queue is full -------------------------------------------------------------------

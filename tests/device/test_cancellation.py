@@ -234,8 +234,8 @@ async def test_a_connect_cancelled_at_any_step_leaves_nothing(
                 await anyio.lowlevel.checkpoint()
             group.cancel_scope.cancel()
         # What the peer has withdrawn is given back in the background.
-        await until(lambda: listener.reactor.users == 1 + len(listener._requests))
-        for hub in listener.reactor._hubs.values():
+        await until(lambda: listener._reactor.users == 1 + len(listener._requests))
+        for hub in listener._reactor._hubs.values():
             assert [queue.reserved for queue in hub._queues] == [0] * len(hub._queues)
             assert len(hub.in_flight) == 0
             assert hub.pool.leased == 0
@@ -252,8 +252,8 @@ async def test_a_connect_cancelled_after_any_number_of_turns_leaves_nothing() ->
                     await anyio.lowlevel.checkpoint()
                 group.cancel_scope.cancel()
             # What the peer has withdrawn is given back in the background.
-            await until(lambda: listener.reactor.users == 1 + len(listener._requests))
-            for hub in listener.reactor._hubs.values():
+            await until(lambda: listener._reactor.users == 1 + len(listener._requests))
+            for hub in listener._reactor._hubs.values():
                 assert sum(queue.reserved for queue in hub._queues) == 0
     assert not reactor_in_use()
 
@@ -287,4 +287,4 @@ async def test_a_cancelled_close_closes_all_the_same() -> None:
             await client.aclose()
         assert client._endpoint.life.has_ended
         # What the peer has withdrawn is given back in the background.
-        await until(lambda: listener.reactor.users == 1 + len(listener._requests))
+        await until(lambda: listener._reactor.users == 1 + len(listener._requests))

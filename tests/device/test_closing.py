@@ -246,7 +246,7 @@ async def test_a_connection_that_is_dropped_is_closed_with_a_warning() -> None:
             with pytest.raises(anyio.EndOfStream):
                 await server.receive()
         with anyio.fail_after(20):
-            while listener.reactor.users > 1:
+            while listener._reactor.users > 1:
                 await anyio.sleep(0.01)
         assert region.closed
 

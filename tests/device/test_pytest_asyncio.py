@@ -147,7 +147,7 @@ async def test_a_close_whose_task_is_cancelled_closes_all_the_same() -> None:
             assert region.closed
             assert identifier_of(client).closed
             await (await accepting).aclose()
-            assert listener.reactor.users == 1 + len(listener._requests)
+            assert listener._reactor.users == 1 + len(listener._requests)
     assert not reactor_in_use()
 
 
@@ -214,8 +214,8 @@ async def test_a_connect_whose_task_is_cancelled_at_any_turn_leaves_nothing() ->
             assert connecting.cancelled()
             # A request that the peer withdrew is given back in the background. And siw's connect,
             # which nothing can cut short, has the identifier until it returns.
-            await until(lambda: listener.reactor.users == 1 + len(listener._requests))
-            for hub in listener.reactor._hubs.values():
+            await until(lambda: listener._reactor.users == 1 + len(listener._requests))
+            for hub in listener._reactor._hubs.values():
                 assert sum(queue.reserved for queue in hub._queues) == 0
                 assert hub.pool.leased == 0
     assert not reactor_in_use()
@@ -246,7 +246,7 @@ async def test_an_accept_whose_task_is_cancelled_leaves_nothing(
         monkeypatch.undo()
         with pytest.raises(aiordma.RdmaConnectionError):
             await connecting
-        assert listener.reactor.users == 1
+        assert listener._reactor.users == 1
 
 
 async def test_a_long_send_whose_task_is_cancelled_keeps_slot_and_registration_in_order() -> None:

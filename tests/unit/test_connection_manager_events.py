@@ -104,7 +104,7 @@ def request_effect(kind: CmEventType) -> str:
         reactor, ConnectionOptions(), 1.0, NO_SHARED_RECEIVES, identifier(), asking
     )
     request._answered = True  # or it would warn that nobody has
-    request.handle_event(event(kind))
+    request._handle_event(event(kind))
     return NOTHING if request._gone is None else error_of(request._gone.type)
 
 

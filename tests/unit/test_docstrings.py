@@ -27,21 +27,16 @@ INTERNAL: dict[str, tuple[str, ...]] = {
     "AsyncEvents": ("require_here", "stop"),
     "BoundWindow": ("free", "posted", "require_bound", "revoking", "was_invalidated"),
     "Capacity": ("check", "fill", "read"),
-    "Connection": ("begin", "prepare"),
     "ConnectionOptions": ("of",),
     "ConnectionParameters": ("check", "to_c"),
-    "ConnectionRequest": ("abandon", "close", "handle_event", "left_open", "reject_later"),
     "Identifier": ("accept_with_own_retries",),
-    "Listener": ("close", "left_open"),
     "MemoryRegion": ("retire",),
     "MemorySlice": ("copy", "hold", "release"),
-    "MulticastGroup": ("enter", "leave_later"),
     "QueuePair": ("explain", "post_recv_raw", "post_send_raw"),
     "RawSharedReceiveQueue": ("post_packed",),
     "RdmaConnectionError": ("of_call",),
     "Resource": ("find", "require_open"),
     "SendWork": ("fill", "fill_objects"),
-    "UnmanagedConnection": ("initialize",),
 }
 """Methods that only other modules of the package call, though they have no underscore. They need a
 docstring, and no contract."""
