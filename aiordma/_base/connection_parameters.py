@@ -74,7 +74,7 @@ class ConnectionParameters:
     shared_receive: bool = False
     flow_control: bool = True
 
-    def check(self, most_private_data: int, call: str) -> None:
+    def _check(self, most_private_data: int, call: str) -> None:
         """Refuse values that C would cut off or misread.
 
         Args:
@@ -95,7 +95,7 @@ class ConnectionParameters:
         ):
             whole_number(getattr(self, name), name, 0, most)
 
-    def to_c(self) -> tuple[Any, Any]:
+    def _to_c(self) -> tuple[Any, Any]:
         """Return struct rdma_conn_param and the memory that it points to; keep both alive."""
         raw = ffi.new("struct rdma_conn_param *")
         data = ffi.new("uint8_t[]", bytes(self.private_data) or b"\0")

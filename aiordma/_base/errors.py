@@ -415,7 +415,7 @@ class RdmaConnectionError(RdmaError, builtins.ConnectionError):
     """The peer, or the way to it, failed. Also a builtin ConnectionError."""
 
     @classmethod
-    def of_call(cls, what: str, error: VerbsCallError) -> Self:
+    def _of_call(cls, what: str, error: VerbsCallError) -> Self:
         """Make one for a call that C refused; its `errno` is the call's."""
         made = cls(f"{what}: {error}")
         made.errno = error.errno

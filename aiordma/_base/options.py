@@ -119,7 +119,7 @@ class ConnectionOptions:
             object.__setattr__(self, name, _checked(name, getattr(self, name)))
 
     @classmethod
-    def of(cls, call: Callable[..., object], keywords: Mapping[str, Any]) -> Self:
+    def _of(cls, call: Callable[..., object], keywords: Mapping[str, Any]) -> Self:
         """Return the options that a function was called with; its name is in the errors.
 
         Raises:

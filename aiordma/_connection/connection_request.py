@@ -163,7 +163,7 @@ class ConnectionRequest:
             private_data, MAX_ACCEPT_PRIVATE_DATA, "an accept", "accept"
         )
         accept = ConnectionRequest.accept
-        chosen = ConnectionOptions.of(accept, options) if options else self._options
+        chosen = ConnectionOptions._of(accept, options) if options else self._options
         connection = await self._prepare(chosen)
         await connection.establish(private_data=private_data)
         return connection
@@ -192,7 +192,7 @@ class ConnectionRequest:
         Cancellation: the peer is rejected, and nothing is left.
         """
         prepare = ConnectionRequest.prepare
-        chosen = ConnectionOptions.of(prepare, options) if options else self._options
+        chosen = ConnectionOptions._of(prepare, options) if options else self._options
         return await self._prepare(chosen)
 
     async def _prepare(self, chosen: ConnectionOptions) -> Connection:
@@ -235,7 +235,7 @@ class ConnectionRequest:
             else:
                 self._warn_of_no_retries(endpoint.options)
                 offered = self._offered(endpoint.options)
-                self._identifier.accept_with_own_retries(parameters(offered, private_data))
+                self._identifier._accept_with_own_retries(parameters(offered, private_data))
             with anyio.move_on_after(self._accept_timeout):
                 if not await endpoint.connected():
                     raise failed_handshake(self._what, endpoint)
@@ -253,7 +253,7 @@ class ConnectionRequest:
             await endpoint.aclose()
             if isinstance(error, VerbsCallError):
                 # Calls on an identifier whose peer has gone fail in many ways.
-                raise RdmaConnectionError.of_call(self._what, error) from error
+                raise RdmaConnectionError._of_call(self._what, error) from error
             raise
 
     @property

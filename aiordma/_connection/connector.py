@@ -115,7 +115,7 @@ async def connect(
     private_data = check_private_data(
         private_data, MAX_CONNECT_PRIVATE_DATA, "a connection request", "connect"
     )
-    chosen = ConnectionOptions.of(connect, options)
+    chosen = ConnectionOptions._of(connect, options)
     attempt = _Attempt("connect", host, port, chosen, timeout, device)
     attempt.take(source, reuse_address, shared_receive)
     with attempt.limited():
@@ -160,7 +160,7 @@ async def prepare_connection(
 
     Cancellation: nothing is left; the peer was not asked.
     """
-    chosen = ConnectionOptions.of(prepare_connection, options)
+    chosen = ConnectionOptions._of(prepare_connection, options)
     attempt = _Attempt("prepare_connection", host, port, chosen, timeout, device)
     attempt.take(source, reuse_address, shared_receive)
     with attempt.limited():
@@ -323,7 +323,7 @@ class _Attempt:
         try:
             identifier.resolve_address(host, self.port, source, self.timeout_ms)
         except VerbsCallError as error:
-            raise AddressError.of_call(f"connect to {self.target}", error) from error
+            raise AddressError._of_call(f"connect to {self.target}", error) from error
         await self._until(_S.RESOLVING_ROUTE)
         hub = await reactor.hub(identifier)
         if self._device is not None and hub.context.device_name != self._device:
@@ -335,7 +335,7 @@ class _Attempt:
         try:
             identifier.resolve_route(min(self.timeout_ms, ROUTE_TIMEOUT_MS))
         except VerbsCallError as error:
-            raise RouteError.of_call(f"connect to {self.target}", error) from error
+            raise RouteError._of_call(f"connect to {self.target}", error) from error
         await self._until(_S.CONNECTING)
         return hub
 

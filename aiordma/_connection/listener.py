@@ -110,7 +110,7 @@ async def listen(
     accept_timeout = seconds(accept_timeout, "accept_timeout", call)
     if ipv6_only is not None and ":" not in host:
         raise ValueError(f"ipv6_only={ipv6_only}: {host!r} is no numeric IPv6 address")
-    chosen = ConnectionOptions.of(listen, options)
+    chosen = ConnectionOptions._of(listen, options)
     ListenerReceives(shared_receive, chosen.receive_size)  # what is wrong with these is said first
     wanted = wanted_device(device)
     if wanted is not None:

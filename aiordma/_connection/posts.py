@@ -144,10 +144,10 @@ class Posts:
         self._endpoint.require_usable()
         require_windows(self._endpoint)
         check_bindable(self._endpoint, window, memory, access, call)
-        flags, target = send_flags(fence), window.window
+        flags, target = send_flags(fence), window._window
         if target.kind is MemoryWindowType.TYPE_1:
             request = self._sink.bind(target, memory, int(access), flags, slot)
-            window.posted(request, memory, target.rkey)
+            window._note_bind(request, memory, target.rkey)
             return request
         rkey = target.next_rkey()
         work = SendWork(
@@ -161,7 +161,7 @@ class Posts:
             rkey=rkey,
         )
         request = self._sink.submit(work, None, slot)
-        window.posted(request, memory, rkey)
+        window._note_bind(request, memory, rkey)
         return request
 
     def invalidate(
@@ -171,13 +171,13 @@ class Posts:
         instance(window, "window", BoundWindow, call)
         self._endpoint.require_usable()
         require_windows(self._endpoint)
-        memory, flags = window.require_bound(), send_flags(fence)
-        if window.window.kind is MemoryWindowType.TYPE_1:
-            request = self._sink.bind(window.window, memory[:0], 0, flags, slot)
+        memory, flags = window._require_bound(), send_flags(fence)
+        if window._window.kind is MemoryWindowType.TYPE_1:
+            request = self._sink.bind(window._window, memory[:0], 0, flags, slot)
         else:
             work = SendWork("LOCAL_INV", _INVALIDATE, flags=flags, immediate=window.rkey)
             request = self._sink.submit(work, None, slot)
-        window.revoking(request)
+        window._note_invalidate(request)
         return request
 
 

@@ -139,7 +139,7 @@ class SharedReceiveEndpoint(SharedReceiveLife):
             request.wr_id = self.hub.in_flight.add(request)
             self._open.add(request)
             self._slots.free -= 1
-        error, taken = self.raw.post_packed(
+        error, taken = self.raw._post_packed(
             [
                 (request.wr_id, one.count, one.sges)
                 for request, one in zip(requests, staged, strict=True)

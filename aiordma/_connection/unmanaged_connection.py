@@ -99,7 +99,7 @@ async def open_queue_pair(
     if shared_receive is not None:
         instance(shared_receive, "shared_receive", SharedReceiveQueue, call)
     shared = None if shared_receive is None else shared_receive._endpoint
-    chosen = ConnectionOptions.of(open_queue_pair, options)
+    chosen = ConnectionOptions._of(open_queue_pair, options)
     reactor = await acquire_reactor(provider_of(device))
     try:
         hub = await reactor.hub_of(device)

@@ -119,7 +119,7 @@ async def open_datagram(
         max_recv_sge=max_recv_sge,
         max_inline_data=max_inline_data,
     )
-    options = ConnectionOptions.of(open_datagram, sizes)
+    options = ConnectionOptions._of(open_datagram, sizes)
     private_data = check_private_data(
         private_data,
         MAX_DATAGRAM_ACCEPT_PRIVATE_DATA,

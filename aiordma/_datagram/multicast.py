@@ -216,7 +216,7 @@ async def join_group(
                 "(Linux's connection manager joins none of IPv6 on RoCE v2)"
             ) from error
         if isinstance(error, VerbsCallError):
-            raise MulticastError.of_call(f"join {address}", error) from error
+            raise MulticastError._of_call(f"join {address}", error) from error
         if isinstance(error, TimeoutError) and not isinstance(error, ConnectTimeoutError):
             raise ConnectTimeoutError(
                 f"join {address}: the network did not confirm it within {timeout:g} s"

@@ -56,7 +56,7 @@ async def resolve_peer(
                 identifier.connect(parameters)
                 event = await waiter.until(CmEventType.ESTABLISHED)
             except VerbsCallError as error:
-                raise AddressError.of_call(what, error) from error
+                raise AddressError._of_call(what, error) from error
             finally:
                 await give_back(reactor, identifier)
     except TimeoutError:

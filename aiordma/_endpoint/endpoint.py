@@ -84,7 +84,7 @@ _ENDED = (ConnectionState.DISCONNECTED, ConnectionState.BROKEN, ConnectionState.
 class Window(Protocol):
     """A memory window of the queue pair."""
 
-    def free(self) -> None:
+    def _free(self) -> None:
         """Free the device's object, in any thread."""
 
     def close(self) -> None:
@@ -422,12 +422,12 @@ class Endpoint:
         """
         assert self.queue_pair is not None
         name = "ibv_post_recv" if is_receive else "ibv_post_send"
-        check_positive_errno(error, name, self.queue_pair.explain(1))
+        check_positive_errno(error, name, self.queue_pair._explain(1))
 
     def doorbell_failed(self, error: int) -> None:
         """End: the device has a request and could not be told, so that it may be executed yet."""
         assert self.queue_pair is not None
-        failure = VerbsCallError(error, "ibv_post_send", self.queue_pair.explain(1))
+        failure = VerbsCallError(error, "ibv_post_send", self.queue_pair._explain(1))
         failure.was_taken = True
         self.fail(failure)
 
@@ -605,7 +605,7 @@ class Endpoint:
         assert self.queue_pair is not None
         # Windows first: in rxe a bound one holds its queue pair, whose destruction waits for it.
         for window in list(self.windows.values()):
-            window.free()
+            window._free()
         self.queue_pair.close()
 
     def _finish(self) -> None:

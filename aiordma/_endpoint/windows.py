@@ -22,13 +22,13 @@ class BoundWindow:
     """A memory window of a connection: `remote` is what a peer may use while it is bound.
 
     While it is bound it holds its memory: the region cannot be closed. It lets go when revoking it
-    has succeeded, when the peer's SEND has invalidated it (`was_invalidated`), or as it is closed,
-    which the connection's end does at the latest.
+    has succeeded, when you report that the peer's SEND has invalidated it (`mark_invalidated`), or
+    as it is closed, which the connection's end does at the latest.
     """
 
     def __init__(self, endpoint: Endpoint, window: MemoryWindow) -> None:
         self._endpoint = endpoint
-        self.window = window
+        self._window = window
         self.rkey: int = 0
         self._memory: MemorySlice | None = None
         self._last: WorkRequest | None = None
@@ -50,10 +50,10 @@ class BoundWindow:
         Raises:
             ValueError: it is not bound.
         """
-        memory = self.require_bound()
+        memory = self._require_bound()
         return RemoteMemory(memory.address, memory.length, self.rkey)
 
-    def require_bound(self) -> MemorySlice:
+    def _require_bound(self) -> MemorySlice:
         """Return what it is bound to.
 
         Raises:
@@ -63,7 +63,7 @@ class BoundWindow:
             raise ValueError(f"{self!r}: bind it first")
         return self._memory
 
-    def posted(self, request: WorkRequest, memory: MemorySlice, rkey: int) -> None:
+    def _note_bind(self, request: WorkRequest, memory: MemorySlice, rkey: int) -> None:
         """Take note of a posted bind; if it fails, the window is as before."""
         memory.hold()
         self._memory, self.rkey, self._last = memory, rkey, request
@@ -71,12 +71,12 @@ class BoundWindow:
         def ended(_: WorkRequest) -> None:
             if request.exception() is not None:
                 self._let_go()
-            elif not self.window.closed:
-                self.window.rkey = rkey
+            elif not self._window.closed:
+                self._window.rkey = rkey
 
         request.add_done_callback(ended)
 
-    def revoking(self, request: WorkRequest) -> None:
+    def _note_invalidate(self, request: WorkRequest) -> None:
         """Take note of a posted invalidate."""
         self._last = request
 
@@ -86,8 +86,11 @@ class BoundWindow:
 
         request.add_done_callback(ended)
 
-    def was_invalidated(self) -> None:
-        """Take note that the peer's SEND with invalidate has ended it (its Message says so)."""
+    def mark_invalidated(self) -> None:
+        """Release the memory, after a message of the peer whose `invalidated` is our `rkey`.
+
+        Raises: nothing.
+        """
         self._let_go()
 
     def _let_go(self) -> None:
@@ -112,13 +115,13 @@ class BoundWindow:
             self._last.add_done_callback(lambda _: self.close())
             return
         self._endpoint.windows.pop(id(self), None)
-        self.free()
+        self._free()
         self._let_go()
 
-    def free(self) -> None:
+    def _free(self) -> None:
         """Free the device's window only; for the connection's end, in a thread."""
         try:
-            self.window.close()
+            self._window.close()
         except VerbsCallError as error:
             logger.warning("%r: %s", self, error)
 
@@ -140,7 +143,7 @@ def check_bindable(
         ClosedError: the window, or the region.
     """
     instance(window, "window", BoundWindow, call, "a BoundWindow of open_window()")
-    window.window.require_open()
+    window._window.require_open()
     expected = "a slice of registered memory, such as region[:]"
     instance(memory, "memory", MemorySlice, call, expected)
     if isinstance(access, bool) or not isinstance(access, int):
@@ -168,5 +171,5 @@ def check_bindable(
             f"the region was registered with {names_of(given)}: a window that is written to takes "
             "Access.LOCAL_WRITE"
         )
-    if memory.region.domain is not window.window.domain:
+    if memory.region.domain is not window._window.domain:
         raise ValueError("the window and the memory belong to different devices or event loops")

@@ -147,7 +147,7 @@ class SendQueue(WorkQueue):
         assert self._owner.queue_pair is not None
         remote = work.remote
         try:
-            self._owner.queue_pair.post_send_raw(
+            self._owner.queue_pair._post_send_raw(
                 request.wr_id,
                 work.opcode,
                 int(work.flags) | _SIGNALED,
@@ -302,7 +302,7 @@ class ReceiveQueue(WorkQueue):
             slot.hand_over()
         assert self._owner.queue_pair is not None
         try:
-            self._owner.queue_pair.post_recv_raw(request.wr_id, sges, count)
+            self._owner.queue_pair._post_recv_raw(request.wr_id, sges, count)
         except RdmaError:
             self._take_back(request)
             raise

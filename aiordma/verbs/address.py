@@ -57,7 +57,7 @@ class AddressVector:
                 raise ValueError(f"a gid has 16 bytes, and this has {len(self.gid)}")
 
     @classmethod
-    def read(cls, raw: Any) -> "AddressVector":
+    def _read(cls, raw: Any) -> "AddressVector":
         """Read a struct ibv_ah_attr."""
         return cls(
             port=raw.port_num,
@@ -70,7 +70,7 @@ class AddressVector:
             service_level=raw.sl,
         )
 
-    def fill(self, raw: Any) -> None:
+    def _fill(self, raw: Any) -> None:
         """Write into a struct ibv_ah_attr."""
         raw.port_num = self.port
         raw.dlid = self.lid
@@ -118,7 +118,7 @@ class AddressVector:
             ),
             "ibv_init_ah_from_wc",
         )
-        return cls.read(raw)
+        return cls._read(raw)
 
 
 class AddressHandle(Resource):
@@ -141,7 +141,7 @@ class AddressHandle(Resource):
         self.domain = domain
         self.vector = vector
         raw = ffi.new("struct ibv_ah_attr *")
-        vector.fill(raw)
+        vector._fill(raw)
         try:
             self.pointer: Any = check_pointer(
                 domain.provider.create_ah(domain.pointer, raw), "ibv_create_ah", str(vector)

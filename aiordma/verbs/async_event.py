@@ -127,7 +127,7 @@ class AsyncEvents:
             self._waits_in = 0
         raise StopAsyncIteration
 
-    def require_here(self) -> None:
+    def _require_here(self) -> None:
         """Do nothing where `stop` may be called.
 
         Raises:
@@ -139,7 +139,7 @@ class AsyncEvents:
                 "context there, or cancel that task first"
             )
 
-    def stop(self) -> None:
+    def _stop(self) -> None:
         """Wake a waiting task, before the descriptor is closed."""
         if self._waits_in:
             anyio.notify_closing(self._context.async_fd)

@@ -337,11 +337,11 @@ class Context(Resource):
         See: man ibv_close_device.
         """
         if not self._closed:
-            self._async_events.require_here()
+            self._async_events._require_here()
         super().close()
 
     def _destroy(self) -> None:
-        self._async_events.stop()
+        self._async_events._stop()
         if self._owned:
             check_positive_errno(self.provider.close_device(self.pointer), "ibv_close_device")
 

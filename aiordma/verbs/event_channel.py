@@ -120,7 +120,7 @@ class EventChannel(Resource):
                 shared_receive=bool(raw.srq),
                 qpn=raw.qp_num,
                 qkey=raw.qkey,
-                address=AddressVector.read(raw.address)
+                address=AddressVector._read(raw.address)
                 if kind in _WITH_ADDRESS and raw.address.port_num
                 else None,
             )

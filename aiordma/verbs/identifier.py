@@ -366,8 +366,8 @@ class Identifier(Resource):
         See: man rdma_connect.
         """
         instance(parameters, "parameters", ConnectionParameters, "connect")
-        parameters.check(self._most(*_CONNECT), "a connection request")
-        raw, _data = parameters.to_c()
+        parameters._check(self._most(*_CONNECT), "a connection request")
+        raw, _data = parameters._to_c()
         self._call("connect", raw)
 
     def accept(self, parameters: ConnectionParameters) -> None:
@@ -383,11 +383,11 @@ class Identifier(Resource):
         See: man rdma_accept.
         """
         instance(parameters, "parameters", ConnectionParameters, "accept")
-        parameters.check(self._most(*_ACCEPT), "an accept")
-        raw, _data = parameters.to_c()
+        parameters._check(self._most(*_ACCEPT), "an accept")
+        raw, _data = parameters._to_c()
         self._call("accept", raw)
 
-    def accept_with_own_retries(self, parameters: ConnectionParameters) -> None:
+    def _accept_with_own_retries(self, parameters: ConnectionParameters) -> None:
         """`accept`, with our retry_count in force on our queue pair. Not on iWARP.
 
         librdmacm would bring the queue pair to RTS with the retry_count of the peer's request,

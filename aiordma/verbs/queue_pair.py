@@ -48,7 +48,7 @@ class Capacity:
     max_recv_sge: int = 4
     max_inline_data: int = 64
 
-    def check(self, context: Context) -> None:
+    def _check(self, context: Context) -> None:
         """Refuse what the device cannot give.
 
         Raises:
@@ -67,13 +67,13 @@ class Capacity:
                 raise ValueError(f"{name}={value}: {context.device_name} has 0..{limit}")
         whole_number(self.max_inline_data, "max_inline_data", 0, 2**32 - 1)
 
-    def fill(self, raw: Any) -> None:
+    def _fill(self, raw: Any) -> None:
         """Write into a struct ibv_qp_cap."""
         for name in Capacity.__dataclass_fields__:
             setattr(raw, name, getattr(self, name))
 
     @classmethod
-    def read(cls, raw: Any) -> "Capacity":
+    def _read(cls, raw: Any) -> "Capacity":
         """Read a struct ibv_qp_cap."""
         return cls(**{name: getattr(raw, name) for name in cls.__dataclass_fields__})
 
@@ -145,7 +145,7 @@ def modify_arguments(raw: Any, mask: QueuePairAttribute) -> dict[str, Any]:
     if mask & QueuePairAttribute.STATE:
         arguments["state"] = QueuePairState(raw.qp_state)
     if mask & QueuePairAttribute.AV:
-        arguments["address"] = AddressVector.read(raw.ah_attr)
+        arguments["address"] = AddressVector._read(raw.ah_attr)
     return arguments
 
 
@@ -186,7 +186,7 @@ class QueuePair(Resource):
         unmake: Callable[[Any], None],
         shared_receive: RawSharedReceiveQueue | None = None,
     ) -> None:
-        capacity.check(domain.context)
+        capacity._check(domain.context)
         works_with: list[Resource] = [send_queue, receive_queue]
         if shared_receive is not None:
             works_with.append(shared_receive)
@@ -204,13 +204,13 @@ class QueuePair(Resource):
         request.qp_type = service
         if shared_receive is not None:
             request.srq = shared_receive.pointer
-        capacity.fill(request.cap)
+        capacity._fill(request.cap)
         try:
             self.pointer: Any = make(request)
         except BaseException:
             self._abandon()
             raise
-        self.capacity: Capacity = Capacity.read(request.cap)
+        self.capacity: Capacity = Capacity._read(request.cap)
         self.qpn: int = self.pointer.qp_num
         self.key: int = int(ffi.cast("uintptr_t", self.pointer))
 
@@ -305,7 +305,7 @@ class QueuePair(Resource):
             path_mtu=Mtu(raw.path_mtu),
             dest_qp_num=raw.dest_qp_num,
             qp_access_flags=Access(raw.qp_access_flags),
-            cap=Capacity.read(raw.cap),
+            cap=Capacity._read(raw.cap),
             port_num=raw.port_num,
             timeout=raw.timeout,
             retry_cnt=raw.retry_cnt,
@@ -353,7 +353,7 @@ class QueuePair(Resource):
         if address is not None:
             instance(address, "address", AddressVector, "modify")
             mask |= QueuePairAttribute.AV
-            address.fill(raw.ah_attr)
+            address._fill(raw.ah_attr)
         for name, value in attributes.items():
             if name not in _FIELDS:
                 raise TypeError(f"modify(): {name!r} is no attribute: {nearest(name, _FIELDS)}")
@@ -411,7 +411,7 @@ class QueuePair(Resource):
         if opcode not in _PLAIN_OPCODES:
             raise NotSupportedError(f"{opcode.name} cannot be posted with these arguments")
         address, rkey = (0, 0) if remote is None else (remote.address, remote.rkey)
-        self.post_send_raw(
+        self._post_send_raw(
             wr_id, opcode, flags, gather(parts, call), len(parts), address, rkey, immediate
         )
 
@@ -430,9 +430,9 @@ class QueuePair(Resource):
         See: man ibv_post_recv.
         """
         wr_id = whole_number(wr_id, "wr_id", 0, 2**64 - 1, "post_recv")
-        self.post_recv_raw(wr_id, gather(parts, "post_recv"), len(parts))
+        self._post_recv_raw(wr_id, gather(parts, "post_recv"), len(parts))
 
-    def post_send_raw(
+    def _post_send_raw(
         self,
         wr_id: int,
         opcode: int,
@@ -455,13 +455,13 @@ class QueuePair(Resource):
             self.require_open()
         error = lib.aiordma_post_send_chain(self.pointer, request, 1, sges, len(sges), posted)
         if error < 0:
-            failure = VerbsCallError(-error, "ibv_post_send", self.explain(count))
+            failure = VerbsCallError(-error, "ibv_post_send", self._explain(count))
             failure.was_taken = True
             raise failure
         if error:
-            check_positive_errno(error, "ibv_post_send", self.explain(count))
+            check_positive_errno(error, "ibv_post_send", self._explain(count))
 
-    def post_recv_raw(self, wr_id: int, sges: bytes, count: int) -> None:
+    def _post_recv_raw(self, wr_id: int, sges: bytes, count: int) -> None:
         """Post a receive with the sges already packed."""
         request = RECEIVE_REQUEST.pack(wr_id, count, 0)
         posted = ffi.new("uint32_t *")
@@ -471,7 +471,7 @@ class QueuePair(Resource):
             self.pointer, ffi.NULL, request, 1, sges, len(sges), posted
         )
         if error:
-            check_positive_errno(abs(error), "ibv_post_recv", self.explain(count))
+            check_positive_errno(abs(error), "ibv_post_recv", self._explain(count))
 
     def post_send_chain(
         self, works: Sequence[SendWork], wr_ids: Sequence[int], flags: Sequence[int]
@@ -579,7 +579,7 @@ class QueuePair(Resource):
         raw.raw = gid
         check_positive_errno(call(self.pointer, raw, lid), name)
 
-    def explain(self, count: int) -> str:
+    def _explain(self, count: int) -> str:
         """Say what was posted to what, for the error of a refusal."""
         return f"posted {count} sges to a queue pair of {self.capacity}"
 

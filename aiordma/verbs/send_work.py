@@ -58,7 +58,7 @@ class SendWork:
     access: Access | int = 0
     rkey: int = 0
 
-    def fill(self, raw: Any, wr_id: int, flags: int) -> None:
+    def _fill(self, raw: Any, wr_id: int, flags: int) -> None:
         """Write the numbers into a struct aiordma_send_request that is zero."""
         raw.wr_id = wr_id
         raw.opcode = self.opcode
@@ -80,7 +80,7 @@ class SendWork:
             raw.bind_address = self.bound.address
             raw.bind_length = self.bound.length
 
-    def fill_objects(self, raw: Any) -> None:
+    def _fill_objects(self, raw: Any) -> None:
         """Write the addresses of C's objects into it, once no code of the program's can run before
         the post (that of numbers can): what is closed has none any more.
 
@@ -106,9 +106,9 @@ def pack_chain(works: Sequence[SendWork], wr_ids: Sequence[int], flags: Sequence
     """
     raw = ffi.new("struct aiordma_send_request[]", len(works))
     for i, work in enumerate(works):
-        work.fill(raw[i], wr_ids[i], flags[i])
+        work._fill(raw[i], wr_ids[i], flags[i])
     for i, work in enumerate(works):
-        work.fill_objects(raw[i])
+        work._fill_objects(raw[i])
     return raw
 
 

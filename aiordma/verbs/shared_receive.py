@@ -131,7 +131,7 @@ class RawSharedReceiveQueue(Resource):
         See: man ibv_post_srq_recv.
         """
         call = "post_srq_recv"
-        error, posted = self.post_packed(
+        error, posted = self._post_packed(
             [
                 (whole_number(wr_id, "wr_id", 0, 2**64 - 1, call), len(parts), gather(parts, call))
                 for wr_id, parts in receives
@@ -141,7 +141,7 @@ class RawSharedReceiveQueue(Resource):
             taken = [wr_id for wr_id, _ in receives[:posted]]
             raise PartialPostError(error, "ibv_post_srq_recv", repr(self), taken)
 
-    def post_packed(self, receives: Sequence[tuple[int, int, bytes]]) -> tuple[int, int]:
+    def _post_packed(self, receives: Sequence[tuple[int, int, bytes]]) -> tuple[int, int]:
         """Post a list of (wr_id, number of parts, their packed sges) as one chain.
 
         Returns:

@@ -202,7 +202,7 @@ async def test_what_the_device_was_not_told_of_holds_its_memory_to_the_end(
                 error.was_taken = True
                 raise error
 
-            monkeypatch.setattr(pair, "post_send_raw", untold)
+            monkeypatch.setattr(pair, "_post_send_raw", untold)
             request = client.post_send(b"x" * 1000)
         else:
             monkeypatch.setattr(pair, "post_send_chain", lambda *_: (-5, 1))

@@ -98,7 +98,7 @@ async def test_the_peers_send_revokes_what_it_was_given() -> None:
         await client.write(b"done by the peer", theirs)
         await client.send(b"all yours", invalidate=theirs.rkey)
         assert (await server.receive_message()).data == b"all yours"
-        window.was_invalidated()
+        window.mark_invalidated()
         assert not window.is_bound
         assert memory == b"done by the peer"
         with pytest.raises(aiordma.RemoteAccessError):
@@ -157,7 +157,7 @@ async def test_a_bind_and_the_message_that_gives_it_away_are_one_chain() -> None
     async with connected() as (client, server):
         region = server.register(bytearray(b"for the peer only"), BINDABLE)
         window = await server.open_window()
-        rkey = window.window.next_rkey()
+        rkey = window._window.next_rkey()
         theirs = RemoteMemory(region.address, region.length, rkey)
         with server.chain(signal_last_only=True) as chain:
             chain.post_bind_window(window, region[:], Access.REMOTE_READ)
@@ -189,7 +189,7 @@ async def test_windows_are_closed_with_their_connection() -> None:
         region = server.register(bytearray(64), BINDABLE)
         window = await server.bind(region[:], BOTH)
         await server.aclose()
-        assert window.window.closed
+        assert window._window.closed
         assert region.closed
 
 

@@ -41,13 +41,13 @@ async def test_plain_receives_are_posted_with_one_call_and_their_slots_come_back
         memory = shared.register(bytearray(64))
         requests = shared.post_srq_recv([memory[:32], memory[32:]])
         general: list[object] = []
-        post_packed = shared._endpoint.raw.post_packed
+        post_packed = shared._endpoint.raw._post_packed
 
         def counted(receives: Any) -> Any:
             general.append(receives)
             return post_packed(receives)
 
-        monkeypatch.setattr(shared._endpoint.raw, "post_packed", counted)
+        monkeypatch.setattr(shared._endpoint.raw, "_post_packed", counted)
         async with members(1, shared) as (clients, servers):
             await requests[0]
             for number in range(20):

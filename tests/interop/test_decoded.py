@@ -86,7 +86,7 @@ async def everything(client: aiordma.Connection, server: aiordma.Connection) -> 
         window = await server.bind(bindable[:], Access.REMOTE_WRITE)
         await client.post_send(b"done", invalidate=window.remote.rkey, solicited=solicited)
         await server.receive_message()
-        window.was_invalidated()
+        window.mark_invalidated()
         window.close()
     region.close()
     with pytest.raises(aiordma.RdmaError):

@@ -162,7 +162,7 @@ async def test_events_come_in_order_until_the_context_is_closed(source: Source) 
         await until(lambda: len(seen) == 2)
         assert not ended
         source.closed = True
-        events.stop()
+        events._stop()
     assert ended
     assert [event.type for event in seen] == [AsyncEventType.PORT_ERR, AsyncEventType.PORT_ACTIVE]
     assert [event async for event in events] == []  # and stays ended
@@ -210,11 +210,11 @@ async def test_another_thread_may_not_close_under_a_waiting_task(source: Source)
     async with anyio.create_task_group() as group:
         group.start_soon(events.__anext__)
         await settle()
-        events.require_here()
+        events._require_here()
         with pytest.raises(BusyError, match="another thread"):
-            await anyio.to_thread.run_sync(events.require_here)
+            await anyio.to_thread.run_sync(events._require_here)
         group.cancel_scope.cancel()
-    await anyio.to_thread.run_sync(events.require_here)
+    await anyio.to_thread.run_sync(events._require_here)
 
 
 # -- the router -----------------------------------------------------------------------------------

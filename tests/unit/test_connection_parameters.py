@@ -45,19 +45,19 @@ def test_a_field_takes_its_range_and_nothing_beyond(name: str, most: int, range_
         return ConnectionParameters(**changed)
 
     for value in (0, most):
-        made(value).check(56, "a connect")
+        made(value)._check(56, "a connect")
     for value in (-1, most + 1):
         with pytest.raises(
             ValueError, match=rf"^{name}={value} is not in {re.escape(range_text)}$"
         ):
-            made(value).check(56, "a connect")
+            made(value)._check(56, "a connect")
 
 
 def test_private_data_that_does_not_fit_is_refused_with_the_limit() -> None:
     check_private_data(bytes(136), MAX_DATAGRAM_ACCEPT_PRIVATE_DATA, "an accept")
-    ConnectionParameters(private_data=bytes(180)).check(180, "a connect")
+    ConnectionParameters(private_data=bytes(180))._check(180, "a connect")
     with pytest.raises(ValueError, match="181 bytes: a connect carries at most 180"):
-        ConnectionParameters(private_data=bytes(181)).check(180, "a connect")
+        ConnectionParameters(private_data=bytes(181))._check(180, "a connect")
 
 
 def test_c_gets_every_field() -> None:
@@ -69,7 +69,7 @@ def test_c_gets_every_field() -> None:
         rnr_retry_count=4,
         qpn=5,
         shared_receive=True,
-    ).to_c()
+    )._to_c()
     assert bytes(data)[: raw.private_data_len] == b"hello"
     assert raw.private_data == data
     assert (raw.responder_resources, raw.initiator_depth) == (1, 2)
@@ -78,7 +78,7 @@ def test_c_gets_every_field() -> None:
 
 
 def test_no_private_data_is_no_pointer() -> None:
-    raw, _ = ConnectionParameters().to_c()
+    raw, _ = ConnectionParameters()._to_c()
     assert not raw.private_data
     assert raw.private_data_len == 0
 

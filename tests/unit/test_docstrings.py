@@ -23,20 +23,9 @@ from aiordma._native import c_backend
 from aiordma._requests import python
 
 INTERNAL: dict[str, tuple[str, ...]] = {
-    "AddressVector": ("fill", "read"),
-    "AsyncEvents": ("require_here", "stop"),
-    "BoundWindow": ("free", "posted", "require_bound", "revoking", "was_invalidated"),
-    "Capacity": ("check", "fill", "read"),
-    "ConnectionOptions": ("of",),
-    "ConnectionParameters": ("check", "to_c"),
-    "Identifier": ("accept_with_own_retries",),
     "MemoryRegion": ("retire",),
     "MemorySlice": ("copy", "hold", "release"),
-    "QueuePair": ("explain", "post_recv_raw", "post_send_raw"),
-    "RawSharedReceiveQueue": ("post_packed",),
-    "RdmaConnectionError": ("of_call",),
     "Resource": ("find", "require_open"),
-    "SendWork": ("fill", "fill_objects"),
 }
 """Methods that only other modules of the package call, though they have no underscore. They need a
 docstring, and no contract."""

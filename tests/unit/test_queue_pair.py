@@ -29,9 +29,9 @@ class Posted(QueuePair):
 
 def post(pair: QueuePair, call: str, parts: int = 1) -> None:
     if call == "ibv_post_send":
-        pair.post_send_raw(5, 0, 2, b"s" * 16, parts, 0x1000, 0x77, 9)
+        pair._post_send_raw(5, 0, 2, b"s" * 16, parts, 0x1000, 0x77, 9)
     else:
-        pair.post_recv_raw(5, b"s" * 16, parts)
+        pair._post_recv_raw(5, b"s" * 16, parts)
 
 
 @pytest.mark.parametrize(
