@@ -1,7 +1,7 @@
-"""Checks of what callers pass. Each error has the terms of the call: the function, the parameter,
-its value, and what is expected (pure).
+"""Checks of arguments. Each error names the function, the parameter, its value, and the expected
+value (pure).
 
-`call` is the function's name as typed; without one the text begins with the parameter's.
+`call` is the function's name as typed. Without it, the text begins with the parameter's name.
 """
 
 import difflib
@@ -46,11 +46,11 @@ _BITS: dict[float, int] = {(1 << bits) - 1: bits for bits in (16, 24, 32, 64)}
 
 
 def shown(value: object) -> str:
-    """Return a value as messages show it: its repr, cut where it is long."""
+    """Return a value as messages show it: its repr, truncated if it is long."""
     if isinstance(value, bytes | bytearray) and len(value) > _MOST_BYTES:
         return f"{bytes(value[:_MOST_BYTES])!r}..."
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        return f"an int of {value.bit_length()} bits"  # Python prints none of some thousand digits
+        return f"an int of {value.bit_length()} bits"  # Python refuses to print thousands of digits
     return _SHORT.repr(value)
 
 
@@ -59,28 +59,29 @@ def _where(call: str) -> str:
 
 
 def wrong_type(value: object, name: str, expected: str, call: str = "") -> TypeError:
-    """Return the error for a value of a type that will not do."""
+    """Return the error for a value of an unsuitable type."""
     kind = type(value).__name__
     return TypeError(f"{_where(call)}{name}={shown(value)} ({kind}): expected {expected}")
 
 
 def wrong_value(value: object, name: str, expected: str, call: str = "") -> ValueError:
-    """Return the error for a value of the right type that will not do."""
+    """Return the error for an unsuitable value of the right type."""
     return ValueError(f"{_where(call)}{name}={shown(value)}: expected {expected}")
 
 
 def out_of_range(value: float, name: str, least: float, most: float, call: str = "") -> ValueError:
-    """Return the error for a number beyond its limits."""
+    """Return the error for a number that is out of range."""
     bits = f" ({_BITS[most]} bits)" if most in _BITS else ""
     return ValueError(f"{_where(call)}{name}={shown(value)} is not in {least}..{most}{bits}")
 
 
 def whole_number(value: Any, name: str, least: int, most: int, call: str = "") -> int:
-    """Return a whole number within limits, as an int. numpy's are whole numbers, bools are not.
+    """Return a whole number as an int, after checking its range. numpy's integers are accepted,
+    bools are not.
 
     Raises:
-        TypeError: it is no whole number.
-        ValueError: it is beyond the limits.
+        TypeError: the value is not a whole number.
+        ValueError: the value is out of range.
     """
     if type(value) is not int:
         try:
@@ -99,8 +100,8 @@ def seconds(value: Any, name: str, call: str = "") -> float:
     """Return a time in seconds.
 
     Raises:
-        TypeError: it is no number.
-        ValueError: it is not a number (NaN).
+        TypeError: the value is not a number.
+        ValueError: the value is NaN.
     """
     if isinstance(value, bool) or not hasattr(type(value), "__float__"):
         raise wrong_type(value, name, "a number of seconds", call)
@@ -114,7 +115,12 @@ def seconds(value: Any, name: str, call: str = "") -> float:
 
 
 def seconds_within(value: Any, name: str, least: float, most: float, call: str = "") -> float:
-    """`seconds`, within limits. Raises as that, and ValueError: it is beyond the limits."""
+    """Return a time in seconds, after checking its range.
+
+    Raises:
+        TypeError: the value is not a number.
+        ValueError: the value is NaN or out of range.
+    """
     number = seconds(value, name, call)
     if not least <= number <= most:
         raise out_of_range(value, name, least, most, call)
@@ -122,16 +128,16 @@ def seconds_within(value: Any, name: str, least: float, most: float, call: str =
 
 
 def optional_seconds(value: Any, name: str, call: str = "") -> float | None:
-    """`seconds`, or None. Raises as that."""
+    """Return a time in seconds, or None for None. Raises the errors of `seconds`."""
     return None if value is None else seconds(value, name, call)
 
 
 def text(value: Any, name: str, expected: str, call: str = "") -> str:
-    """Return a str that C can take: not empty, and without a NUL.
+    """Return a str for C: not empty, and without a NUL.
 
     Raises:
-        TypeError: it is no str.
-        ValueError: it is empty, or has a NUL.
+        TypeError: the value is not a str.
+        ValueError: the value is empty or contains a NUL.
     """
     if not isinstance(value, str):
         raise wrong_type(value, name, expected, call)
@@ -143,10 +149,10 @@ def text(value: Any, name: str, expected: str, call: str = "") -> str:
 
 
 def data(value: Any, name: str, call: str = "") -> bytes:
-    """Return a copy of bytes, or of what has them.
+    """Return the value as bytes, by copying a bytearray or a memoryview.
 
     Raises:
-        TypeError: it is neither bytes nor bytearray nor memoryview.
+        TypeError: the value is not bytes, bytearray or memoryview.
     """
     if isinstance(value, bytes):
         return value
@@ -159,10 +165,10 @@ def data(value: Any, name: str, call: str = "") -> bytes:
 def instance(
     value: object, name: str, kind: type[object], call: str = "", expected: str = ""
 ) -> None:
-    """Do nothing for a value of a class.
+    """Check that the value is an instance of a class.
 
     Raises:
-        TypeError: it is of another.
+        TypeError: the value is not an instance of `kind`.
     """
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
@@ -170,21 +176,21 @@ def instance(
 
 
 def resource(value: object, name: str, expected: str, call: str = "") -> None:
-    """Do nothing for an object of the driver's, or what stands in for one: cffi checks its kind.
+    """Check that the value is an object of the driver, or a stand-in. cffi later checks its type.
 
     Raises:
-        TypeError: it is none.
+        TypeError: the value has no `pointer`.
     """
     if not hasattr(value, "pointer"):
         raise wrong_type(value, name, expected, call)
 
 
 def member(value: Any, name: str, kind: type[Member], call: str = "") -> Member:
-    """Return a member of an enumeration, or the one with that number.
+    """Return a member of an enumeration, given the member or its number.
 
     Raises:
-        TypeError: it is neither.
-        ValueError: the enumeration has no such number.
+        TypeError: the value is neither a member nor an int.
+        ValueError: no member has this number.
     """
     if isinstance(value, kind):
         return value
@@ -200,16 +206,17 @@ def member(value: Any, name: str, kind: type[Member], call: str = "") -> Member:
 
 
 def buffers(value: Any, name: str, call: str, *single: type) -> list[Any]:
-    """Return the parts of one request as a list. What each of them is, is not looked at.
+    """Return the parts of one request as a list, without checking the parts.
 
     Args:
-        value: what was passed.
+        value: the argument.
         name: the parameter.
         call: the function.
-        single: classes of one buffer, which also could be iterated, beside Python's own.
+        single: classes that are one buffer although they can be iterated, in addition to str,
+            bytes, bytearray and memoryview.
 
     Raises:
-        TypeError: it is one buffer, or no iterable.
+        TypeError: the value is one buffer, or cannot be iterated.
     """
     if type(value) is list:
         return value.copy()
@@ -222,7 +229,7 @@ def buffers(value: Any, name: str, call: str, *single: type) -> list[Any]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return what to say of a name that is unknown: the one that was probably meant, else all."""
+    """Return the hint for an unknown name: the most similar known name, or else all of them."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""What a connect and an accept tell the peer, and how much of the program's own fits beside it."""
+"""The parameters that a connect and an accept send to the peer, and the limits of private data."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,32 +19,32 @@ __all__ = (
     "check_private_data",
 )
 
-# What fits beside the CM's own header in an InfiniBand REQ, REP and REJ (man rdma_connect,
-# rdma_accept, rdma_reject). An IP port space puts 36 bytes of its own into the REQ.
+# Bytes of private data in an InfiniBand REQ, REP and REJ (man rdma_connect, rdma_accept,
+# rdma_reject). In the REQ, an IP port space uses 36 bytes for its own header.
 MAX_CONNECT_PRIVATE_DATA = 56
 MAX_ACCEPT_PRIVATE_DATA = 196
 MAX_REJECT_PRIVATE_DATA = 148
 
-# The same of the UDP port space's SIDR REQ and SIDR REP; a refusal is a REP too.
+# The same for the UDP port space's SIDR REQ and SIDR REP. A rejection is a REP, too.
 MAX_DATAGRAM_CONNECT_PRIVATE_DATA = 180
 MAX_DATAGRAM_ACCEPT_PRIVATE_DATA = 136
 
 DEVICE_MAXIMUM = 0xFF
-"""In the two depth fields: as many outstanding READs and atomics as the device can."""
+"""In `responder_resources` and `initiator_depth`: the device's maximum."""
 
 
 def check_private_data(value: Any, most: int, carrier: str, call: str = "") -> bytes:
     """Return private data as bytes.
 
     Args:
-        value: what was passed.
-        most: how many bytes fit.
-        carrier: what carries them, for the message.
-        call: the function that they were passed to.
+        value: the argument.
+        most: the maximum number of bytes.
+        carrier: the message that carries the data, for the error.
+        call: the function that received the argument.
 
     Raises:
-        TypeError: these are no bytes.
-        ValueError: names the length and the limit.
+        TypeError: the value is not bytes.
+        ValueError: the data is too long. The text has the length and the limit.
     """
     data = checked_data(value, "private_data", call)
     if len(data) > most:
@@ -57,12 +57,14 @@ def check_private_data(value: Any, most: int, carrier: str, call: str = "") -> b
 
 @dataclass(frozen=True, slots=True)
 class ConnectionParameters:
-    """`rdma_conn_param`: what a connect or an accept tells the peer (man rdma_connect).
+    """The parameters that a connect or an accept sends to the peer (`rdma_conn_param`, man
+    rdma_connect).
 
-    The retry counts are 3-bit numbers; rnr_retry_count 7 means for ever. `qpn` is looked at only
-    where librdmacm does not know the queue pair: it was made without it, or an accept in the UDP
-    port space names one that is shared. `shared_receive` says then that it has a shared receive
-    queue. `flow_control` says that the device has end-to-end flow control.
+    The retry counts are 3-bit numbers; an `rnr_retry_count` of 7 retries without limit.
+    librdmacm uses `qpn` and `shared_receive` only if the identifier has no queue pair of its own:
+    the queue pair was created without librdmacm, or an accept in the UDP port space names a shared
+    queue pair. `shared_receive` states that this queue pair uses a shared receive queue.
+    `flow_control` states that the device has end-to-end flow control.
     """
 
     private_data: bytes = b""
@@ -75,15 +77,15 @@ class ConnectionParameters:
     flow_control: bool = True
 
     def _check(self, most_private_data: int, call: str) -> None:
-        """Refuse values that C would cut off or misread.
+        """Check the values, which C would truncate or misread.
 
         Args:
-            most_private_data: one of the maxima of this module; the port space has its own.
-            call: what carries them, for the message.
+            most_private_data: the MAX_..._PRIVATE_DATA of the message and the port space.
+            call: the message that carries the private data, for the error.
 
         Raises:
-            TypeError: names the field, and what is expected.
-            ValueError: names the field and its range.
+            TypeError: a field has an unsuitable type. The text names it.
+            ValueError: a field is out of range. The text has the range.
         """
         check_private_data(self.private_data, most_private_data, call)
         for name, most in (
@@ -96,7 +98,8 @@ class ConnectionParameters:
             whole_number(getattr(self, name), name, 0, most)
 
     def _to_c(self) -> tuple[Any, Any]:
-        """Return struct rdma_conn_param and the memory that it points to; keep both alive."""
+        """Return a struct rdma_conn_param and the private data that it points to. The caller keeps
+        both alive."""
         raw = ffi.new("struct rdma_conn_param *")
         data = ffi.new("uint8_t[]", bytes(self.private_data) or b"\0")
         raw.private_data = data if self.private_data else ffi.NULL
@@ -113,8 +116,8 @@ class ConnectionParameters:
 
 @dataclass(frozen=True, slots=True)
 class Ece:
-    """Options of enhanced connection establishment (`ibv_ece`): a vendor's bits, which two devices
-    of that vendor agree on. Zeros are none.
+    """Options of enhanced connection establishment (`ibv_ece`): bits that two devices of one vendor
+    negotiate. 0 means no options.
 
     Raises:
         TypeError, ValueError: a field is not a number of 32 bits.

@@ -1,4 +1,4 @@
-"""What devices say that they can, by the field's names; see enums for the rest."""
+"""Enumerations of device capabilities, under their C names. All others are in `enums`."""
 
 from enum import IntFlag
 
@@ -8,7 +8,7 @@ __all__ = ("DeviceCapability", "OnDemandOperation", "OnDemandPaging", "RawPacket
 
 
 class DeviceCapability(IntFlag):
-    """What a device can (`device_cap_flags`, and `device_cap_flags_ex` above 32 bits)."""
+    """Capabilities of a device (`device_cap_flags`; above 32 bits, `device_cap_flags_ex`)."""
 
     RESIZE_MAX_WR = lib.IBV_DEVICE_RESIZE_MAX_WR
     BAD_PKEY_CNTR = lib.IBV_DEVICE_BAD_PKEY_CNTR
@@ -39,14 +39,14 @@ class DeviceCapability(IntFlag):
 
 
 class OnDemandPaging(IntFlag):
-    """Whether a device pages registered memory in on demand (`ibv_odp_general_caps`)."""
+    """Whether a device supports on-demand paging of memory regions (`ibv_odp_general_caps`)."""
 
     SUPPORT = lib.IBV_ODP_SUPPORT
     SUPPORT_IMPLICIT = lib.IBV_ODP_SUPPORT_IMPLICIT
 
 
 class OnDemandOperation(IntFlag):
-    """For which operations of a service it does (`ibv_odp_transport_cap_bits`)."""
+    """Operations that support on-demand paging, by service (`ibv_odp_transport_cap_bits`)."""
 
     SEND = lib.IBV_ODP_SUPPORT_SEND
     RECV = lib.IBV_ODP_SUPPORT_RECV
@@ -57,7 +57,7 @@ class OnDemandOperation(IntFlag):
 
 
 class RawPacketCapability(IntFlag):
-    """What a device does for raw packets (`ibv_raw_packet_caps`)."""
+    """Capabilities of a device for raw packets (`ibv_raw_packet_caps`)."""
 
     CVLAN_STRIPPING = lib.IBV_RAW_PACKET_CAP_CVLAN_STRIPPING
     SCATTER_FCS = lib.IBV_RAW_PACKET_CAP_SCATTER_FCS

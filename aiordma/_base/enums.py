@@ -1,4 +1,5 @@
-"""The field's enumerations, by the field's names. Every value comes from the C headers."""
+"""Enumerations of verbs and the connection manager, under their C names. All values come from the C
+headers."""
 
 from enum import IntEnum, IntFlag
 from typing import Self
@@ -32,7 +33,7 @@ __all__ = (
 
 
 class _OpenEnum(IntEnum):
-    """Values that newer devices add are members without a name of their own, not errors."""
+    """An enumeration with values that newer devices may add: UNKNOWN_n instead of an error."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
@@ -45,16 +46,16 @@ class _OpenEnum(IntEnum):
 
 
 class Transport(_OpenEnum):
-    """What a device speaks on the wire (`ibv_transport_type`)."""
+    """A device's transport protocol (`ibv_transport_type`)."""
 
     UNKNOWN = lib.IBV_TRANSPORT_UNKNOWN
     INFINIBAND = lib.IBV_TRANSPORT_IB
-    """InfiniBand, and RoCE, its transport over Ethernet."""
+    """InfiniBand, and RoCE, which is its transport over Ethernet."""
     IWARP = lib.IBV_TRANSPORT_IWARP
 
 
 class LinkLayer(_OpenEnum):
-    """What carries a port's packets (`IBV_LINK_LAYER_...`)."""
+    """A port's link layer (`IBV_LINK_LAYER_...`)."""
 
     UNSPECIFIED = lib.IBV_LINK_LAYER_UNSPECIFIED
     INFINIBAND = lib.IBV_LINK_LAYER_INFINIBAND
@@ -62,7 +63,7 @@ class LinkLayer(_OpenEnum):
 
 
 class AtomicCapability(_OpenEnum):
-    """Among whom a device's atomic operations are atomic (`ibv_atomic_cap`)."""
+    """Scope in which a device's atomic operations are atomic (`ibv_atomic_cap`)."""
 
     NONE = lib.IBV_ATOMIC_NONE
     DEVICE = lib.IBV_ATOMIC_HCA
@@ -70,16 +71,16 @@ class AtomicCapability(_OpenEnum):
 
 
 class CompletionQueueFlag(IntFlag):
-    """How a completion queue is made (man ibv_create_cq_ex)."""
+    """Flags for creating a completion queue (man ibv_create_cq_ex)."""
 
     SINGLE_THREADED = lib.IBV_CREATE_CQ_ATTR_SINGLE_THREADED
-    """Only one thread at a time polls it: the library takes no lock."""
+    """Only one thread at a time uses the queue, so the library takes no lock."""
     IGNORE_OVERRUN = lib.IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN
-    """More completions than it holds overwrite the oldest, and are no error."""
+    """On an overrun, new completions overwrite the oldest without an error."""
 
 
 class GidType(_OpenEnum):
-    """What an entry of a port's GID table is for (`ibv_gid_type`)."""
+    """The protocol of an entry in a port's GID table (`ibv_gid_type`)."""
 
     INFINIBAND = lib.IBV_GID_TYPE_IB
     ROCE_V1 = lib.IBV_GID_TYPE_ROCE_V1
@@ -87,7 +88,7 @@ class GidType(_OpenEnum):
 
 
 class AsyncEventType(_OpenEnum):
-    """What a device reports beside completions (man ibv_get_async_event)."""
+    """Asynchronous events of a device (man ibv_get_async_event)."""
 
     CQ_ERR = lib.IBV_EVENT_CQ_ERR
     QP_FATAL = lib.IBV_EVENT_QP_FATAL
@@ -112,7 +113,7 @@ class AsyncEventType(_OpenEnum):
 
 
 class Mtu(_OpenEnum):
-    """A path's maximum transfer unit; `.bytes` is the number behind the code."""
+    """Code of a path's maximum transfer unit. `bytes` is the MTU in bytes."""
 
     MTU_256 = lib.IBV_MTU_256
     MTU_512 = lib.IBV_MTU_512
@@ -122,12 +123,12 @@ class Mtu(_OpenEnum):
 
     @property
     def bytes(self) -> int:
-        """The payload of one packet."""
+        """The MTU in bytes: the largest payload of one packet."""
         return 128 << self
 
 
 class PortState(_OpenEnum):
-    """A port's logical state."""
+    """A port's logical state (`ibv_port_state`)."""
 
     NOP = lib.IBV_PORT_NOP
     DOWN = lib.IBV_PORT_DOWN
@@ -138,7 +139,7 @@ class PortState(_OpenEnum):
 
 
 class Access(IntFlag):
-    """What may be done to a memory region (man ibv_reg_mr). Reading it locally always may."""
+    """Permitted access to a memory region (man ibv_reg_mr). Local reads are always permitted."""
 
     LOCAL_WRITE = lib.IBV_ACCESS_LOCAL_WRITE
     REMOTE_WRITE = lib.IBV_ACCESS_REMOTE_WRITE
@@ -152,26 +153,26 @@ class Access(IntFlag):
 
 
 def names_of(access: Access) -> str:
-    """Return what is permitted, by names, for messages."""
+    """Return the names of the flags, for messages."""
     return " | ".join(f"Access.{flag.name}" for flag in Access if flag & access) or "no access"
 
 
 class MemoryWindowType(IntEnum):
-    """How a memory window is bound (man ibv_alloc_mw)."""
+    """A memory window's type, which determines how it is bound (man ibv_alloc_mw)."""
 
     TYPE_1 = lib.IBV_MW_TYPE_1
     TYPE_2 = lib.IBV_MW_TYPE_2
 
 
 class SharedReceiveAttribute(IntFlag):
-    """Which attributes a modify of a shared receive queue names (`ibv_srq_attr_mask`)."""
+    """Attributes that a modify of a shared receive queue sets (`ibv_srq_attr_mask`)."""
 
     MAX_WR = lib.IBV_SRQ_MAX_WR
     LIMIT = lib.IBV_SRQ_LIMIT
 
 
 class WorkCompletionStatus(IntEnum):
-    """How a work request ended (man ibv_poll_cq)."""
+    """The status of a work completion (man ibv_poll_cq)."""
 
     SUCCESS = lib.IBV_WC_SUCCESS
     LOC_LEN_ERR = lib.IBV_WC_LOC_LEN_ERR
@@ -200,7 +201,7 @@ class WorkCompletionStatus(IntEnum):
 
 
 class WorkCompletionOpcode(_OpenEnum):
-    """What completed; valid on success only."""
+    """The operation that completed (man ibv_poll_cq); valid only on success."""
 
     SEND = lib.IBV_WC_SEND
     RDMA_WRITE = lib.IBV_WC_RDMA_WRITE
@@ -214,7 +215,7 @@ class WorkCompletionOpcode(_OpenEnum):
 
 
 class WorkCompletionFlag(IntFlag):
-    """Which optional fields of a work completion hold something."""
+    """Optional fields that a work completion has (man ibv_poll_cq)."""
 
     GRH = lib.IBV_WC_GRH
     WITH_IMM = lib.IBV_WC_WITH_IMM
@@ -222,7 +223,7 @@ class WorkCompletionFlag(IntFlag):
 
 
 class WorkRequestOpcode(IntEnum):
-    """What a send queue is asked to do (man ibv_post_send)."""
+    """The operation of a request on the send queue (man ibv_post_send)."""
 
     RDMA_WRITE = lib.IBV_WR_RDMA_WRITE
     RDMA_WRITE_WITH_IMM = lib.IBV_WR_RDMA_WRITE_WITH_IMM
@@ -237,7 +238,7 @@ class WorkRequestOpcode(IntEnum):
 
 
 class SendFlag(IntFlag):
-    """How a send queue entry is treated (man ibv_post_send)."""
+    """Flags of a request on the send queue (man ibv_post_send)."""
 
     FENCE = lib.IBV_SEND_FENCE
     SIGNALED = lib.IBV_SEND_SIGNALED
@@ -246,7 +247,7 @@ class SendFlag(IntFlag):
 
 
 class QueuePairType(IntEnum):
-    """A queue pair's service."""
+    """A queue pair's service (man ibv_create_qp)."""
 
     RC = lib.IBV_QPT_RC
     UC = lib.IBV_QPT_UC
@@ -266,7 +267,7 @@ class QueuePairState(IntEnum):
 
 
 class QueuePairAttribute(IntFlag):
-    """Which attributes a modify or query names (`ibv_qp_attr_mask`)."""
+    """Attributes that a modify sets or a query returns (`ibv_qp_attr_mask`)."""
 
     STATE = lib.IBV_QP_STATE
     CUR_STATE = lib.IBV_QP_CUR_STATE
@@ -292,7 +293,7 @@ class QueuePairAttribute(IntFlag):
 
 
 class PortSpace(IntEnum):
-    """Which service a CM identifier belongs to (man rdma_create_id)."""
+    """A CM identifier's port space (man rdma_create_id)."""
 
     IPOIB = lib.RDMA_PS_IPOIB
     TCP = lib.RDMA_PS_TCP
@@ -301,7 +302,7 @@ class PortSpace(IntEnum):
 
 
 class CmEventType(IntEnum):
-    """What the connection manager reports (man rdma_get_cm_event)."""
+    """Events of the connection manager (man rdma_get_cm_event)."""
 
     ADDR_RESOLVED = lib.RDMA_CM_EVENT_ADDR_RESOLVED
     ADDR_ERROR = lib.RDMA_CM_EVENT_ADDR_ERROR
@@ -322,5 +323,5 @@ class CmEventType(IntEnum):
 
     @property
     def label(self) -> str:
-        """The event in words, for messages."""
+        """The event's name in lower case, for messages."""
         return self.name.lower().replace("_", " ")

@@ -1,10 +1,10 @@
-"""The exception families, and the checkers for C's return conventions.
+"""The exception classes, and the functions that check the results of C calls.
 
-Who is at fault is in the class: a `VerbsCallError` is a call that C refused (with what to do about
-it), a `WorkCompletionError` a request that was accepted and failed, a `RdmaConnectionError` the
-peer or the way to it. What ends a connection is a builtin ConnectionError as well, which programs
-written for sockets catch (a VerbsCallError is an OSError). Misuse by the caller is Python's own
-TypeError, ValueError and IndexError, and anyio's ClosedResourceError and BusyResourceError.
+The class states the kind of failure. `VerbsCallError`: a call into C failed; the text has a hint.
+`WorkCompletionError`: a posted request failed. `RdmaConnectionError`: the peer, or the path to it,
+failed. An error that ends a connection is also a builtin ConnectionError, because programs written
+for sockets catch it (a VerbsCallError is an OSError). Misuse raises Python's TypeError, ValueError
+or IndexError, or a subclass of anyio's ClosedResourceError or BusyResourceError.
 """
 
 import builtins
@@ -68,8 +68,8 @@ __all__ = (
 
 
 class RdmaError(Exception):
-    """The root of what aiordma raises about RDMA itself. It can be pickled, as every exception
-    that may have to reach another process, and takes a cause of aiordma's with it."""
+    """Base class of aiordma's exceptions. It can be pickled, together with a cause that is an
+    RdmaError."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = dict(self.__dict__)
@@ -79,7 +79,7 @@ class RdmaError(Exception):
 
 
 def _restore(family: type[RdmaError], args: tuple[Any, ...]) -> RdmaError:
-    """Make an error again around its constructor, which would make the text a second time."""
+    """Recreate a pickled error without its constructor, which would compose the text again."""
     error = family.__new__(family, *args)
     if isinstance(error, OSError):
         OSError.__init__(error, *args)
@@ -93,14 +93,13 @@ Stored = TypeVar("Stored", bound=BaseException)
 def detached(error: Stored) -> Stored:
     """Copy an exception that is stored, to raise the copy or to store it.
 
-    A raise adds a traceback to an exception: the frames of the callers, and with them all that
-    their local variables hold, such as exported buffers. So a stored exception is never raised
-    itself.
+    A raise adds a traceback to an exception. The traceback keeps the callers' local variables
+    alive, such as exported buffers. So a stored exception is never raised itself.
 
     Returns:
         An exception of the same class, with the same arguments, attributes and cause, but without
-        a traceback or a context. (The same one without its traceback, if its class cannot be
-        copied.)
+        a traceback or a context. If the exception cannot be copied: the same exception without its
+        traceback.
     """
     try:
         again = copy.copy(error)
@@ -118,48 +117,49 @@ def cause_text(error: BaseException) -> str:
 
 
 class NotSupportedError(RdmaError):
-    """The device or the installed library lacks a capability; the message names both."""
+    """The device or the installed library lacks a capability. The message names both."""
 
 
 class NoDeviceError(RdmaError, builtins.ConnectionError):
-    """There is no RDMA device, or no stack to reach one; the message says how to get one. Also a
-    builtin ConnectionError, for programs that catch what their sockets raise."""
+    """There is no RDMA device, or rdma-core is not installed. The message says how to get one. Also
+    a builtin ConnectionError, for programs that catch the errors of sockets."""
 
 
 class ClosedError(RdmaError, anyio.ClosedResourceError):
-    """You used an object after closing it."""
+    """An object was used after it was closed."""
 
 
 class BusyError(RdmaError, anyio.BusyResourceError):
-    """The device, or another task, still works with it."""
+    """The device or another task is using the object."""
 
     def __init__(self, message: str) -> None:
-        Exception.__init__(self, message)  # anyio's own makes another sentence of it
+        Exception.__init__(self, message)  # anyio's constructor makes another text
 
 
 class QueueFullError(RdmaError, anyio.WouldBlock):
-    """A post found its work queue full. Nothing was posted: await a request, then post again."""
+    """The work queue is full. Nothing was posted: await a request, then post again."""
 
 
 class ForkError(RdmaError):
-    """A forked child used what its parent opened. Nothing was done; open it anew in the child."""
+    """A forked child used an object of its parent. Nothing was done: open the object in the
+    child."""
 
 
 class EventLoopError(RdmaError, RuntimeError):
-    """You used an object outside of the event loop that it belongs to: from another thread, in
-    another loop, or after its loop has ended. The message names both. Nothing was posted."""
+    """An object was used outside of its event loop: from another thread, in another loop, or after
+    its loop has ended. The message names the object and its loop. Nothing was posted."""
 
 
 class VerbsCallError(RdmaError, OSError):
     """A call into libibverbs or librdmacm failed.
 
-    `errno` is C's, `call` the function's name in the man pages; the text says which limit or
-    attribute is at fault where that is known.
+    `errno` is C's, and `call` is the function's name in the man pages. If the limit or attribute at
+    fault is known, the text names it.
     """
 
     call: str
     was_taken = False
-    """Of a post: the device has it all the same, and may execute it."""
+    """Whether the device has the request although its post failed, and may execute it."""
 
     def __init__(self, error: int, call: str, hint: str | None = None) -> None:
         hints = [text for text in (hint_for(call, error), hint) if text]
@@ -169,10 +169,11 @@ class VerbsCallError(RdmaError, OSError):
 
 
 class PartialPostError(VerbsCallError):
-    """The device took a chain up to a request that it refused.
+    """The device refused a request of a chain, after it had accepted the previous ones.
 
-    `refused` is the index of that one (C's bad_wr); it and those behind it were not posted, and
-    hold nothing. `posted` are the requests before it: live, and to be awaited as ever.
+    `refused` is the index of the refused request (C's bad_wr). This request and all later ones were
+    not posted, and hold nothing. `posted` are the earlier requests, which are in flight: await
+    them.
     """
 
     def __init__(self, error: int, call: str, hint: str, posted: Sequence[Any]) -> None:
@@ -183,11 +184,11 @@ class PartialPostError(VerbsCallError):
 
 
 class DeviceEventError(RdmaError, builtins.ConnectionError, anyio.BrokenResourceError):
-    """The device reported that something of it failed, outside of any work request.
+    """The device reported a failure by an asynchronous event.
 
-    It ends connections, and so is a builtin ConnectionError as well.
+    It ends connections, so it is also a builtin ConnectionError.
 
-    `event` is the asynchronous event (man ibv_get_async_event), `what` was hit.
+    `event` is the event (man ibv_get_async_event), `what` names the object that failed.
     """
 
     def __init__(self, event: AsyncEventType, what: str) -> None:
@@ -201,11 +202,11 @@ class DeviceEventError(RdmaError, builtins.ConnectionError, anyio.BrokenResource
 
 
 class WorkCompletionError(RdmaError, builtins.ConnectionError, anyio.BrokenResourceError):
-    """A posted work request failed. The queue pair is in the error state afterwards: the
-    connection has ended, which is why this is a builtin ConnectionError as well.
+    """A posted work request failed. The queue pair is then in the error state and the connection
+    has ended, so this is also a builtin ConnectionError.
 
-    `status`, `vendor_err` and `qp_num` are the work completion's; no other field of a failed
-    completion is valid (man ibv_poll_cq). `request` describes what was posted.
+    `status`, `vendor_err` and `qp_num` are fields of the work completion; no other field of a
+    failed completion is valid (man ibv_poll_cq). `request` describes the request.
     """
 
     _statuses: ClassVar[tuple[Status, ...]] = ()
@@ -217,7 +218,7 @@ class WorkCompletionError(RdmaError, builtins.ConnectionError, anyio.BrokenResou
         try:
             self.status: Status | int = Status(status)
             name = f"IBV_WC_{Status(status).name}"
-        except ValueError:  # newer than we are
+        except ValueError:  # a status of a newer device
             self.status, name = status, f"unknown status {status}"
         text = f"{request} failed: {why or self.meaning or 'see man ibv_poll_cq'} ({name}"
         text += f", vendor error {vendor_err:#x})" if vendor_err else ")"
@@ -228,7 +229,8 @@ class WorkCompletionError(RdmaError, builtins.ConnectionError, anyio.BrokenResou
 
 
 class LocalLengthError(WorkCompletionError):
-    """A message did not fit the receive that it met, or a length is out of the device's range."""
+    """A message is longer than the receive that it consumed, or a length exceeds the device's
+    limit."""
 
     _statuses = (Status.LOC_LEN_ERR,)
     meaning = (
@@ -239,7 +241,8 @@ class LocalLengthError(WorkCompletionError):
 
 
 class LocalQueuePairError(WorkCompletionError):
-    """The queue pair could not process the request (also: some local access errors of rxe)."""
+    """The queue pair could not process the request. rxe also reports some local access errors
+    so."""
 
     _statuses = (Status.LOC_QP_OP_ERR, Status.LOC_EEC_OP_ERR)
     meaning = (
@@ -249,21 +252,23 @@ class LocalQueuePairError(WorkCompletionError):
 
 
 class LocalProtectionError(WorkCompletionError):
-    """A local buffer is not registered, not in this protection domain, or out of its bounds."""
+    """A local buffer is not registered, belongs to another protection domain, or is not inside its
+    region."""
 
     _statuses = (Status.LOC_PROT_ERR,)
     meaning = "a local buffer is not registered for it, or lies outside its region"
 
 
 class LocalAccessError(WorkCompletionError):
-    """A remote operation met a local region without the needed permission."""
+    """A local region does not permit the operation."""
 
     _statuses = (Status.LOC_ACCESS_ERR,)
     meaning = "the local region does not permit the operation"
 
 
 class RemoteInvalidRequestError(WorkCompletionError):
-    """The peer's device called the request invalid: mostly, its receive was too small."""
+    """The peer's device refused the request as invalid, usually because its receive was too
+    small."""
 
     _statuses = (Status.REM_INV_REQ_ERR, Status.REM_INV_RD_REQ_ERR)
     meaning = (
@@ -274,8 +279,9 @@ class RemoteInvalidRequestError(WorkCompletionError):
 
 
 class RemoteAccessError(WorkCompletionError):
-    """The peer's device refused an access: wrong rkey, out of bounds, or without permission. Or
-    the peer died: its kernel deregisters its memory before it disconnects."""
+    """The peer's device refused an access: wrong rkey, out of bounds, or not permitted. This also
+    happens when the peer's process ends, because the kernel deregisters its memory before it
+    disconnects."""
 
     _statuses = (Status.REM_ACCESS_ERR,)
     meaning = (
@@ -286,7 +292,7 @@ class RemoteAccessError(WorkCompletionError):
 
 
 class RemoteOperationError(WorkCompletionError):
-    """The peer's device failed to carry out the operation."""
+    """The peer's device could not execute the operation."""
 
     _statuses = (Status.REM_OP_ERR, Status.REM_ABORT_ERR, Status.BAD_RESP_ERR)
     meaning = (
@@ -296,10 +302,10 @@ class RemoteOperationError(WorkCompletionError):
 
 
 class RetryExceededError(WorkCompletionError):
-    """The peer stopped acknowledging: it died, or the network between us did.
+    """The peer stopped acknowledging: the peer or the network failed.
 
-    `retry_count` and `ack_timeout` are those that were in force (see ConnectionOptions), None where
-    they are not known.
+    `retry_count` and `ack_timeout` are the connection's (see ConnectionOptions), None if they are
+    not known.
     """
 
     _statuses = (Status.RETRY_EXC_ERR, Status.RESP_TIMEOUT_ERR)
@@ -324,13 +330,13 @@ class RetryExceededError(WorkCompletionError):
 
 
 def retry_seconds(retry_count: int, ack_timeout: int) -> float:
-    """Return how long a device waits for an acknowledgement before it gives up; an ack_timeout of 0
-    is for ever."""
+    """Return the seconds after which a device gives up on an acknowledgement. With an ack_timeout
+    of 0, it never does."""
     return (retry_count + 1) * 4.096e-6 * 2**ack_timeout if ack_timeout else math.inf
 
 
 def _unacknowledged(retry_count: int, ack_timeout: int) -> str:
-    """Say how long the device has waited, and what to do if that is too short."""
+    """Return the text of a missing acknowledgement: the time, and the option to change."""
     once = retry_seconds(0, ack_timeout)
     if retry_count == 0:
         return (
@@ -347,16 +353,16 @@ def _unacknowledged(retry_count: int, ack_timeout: int) -> str:
 
 
 class ReceiverNotReadyError(WorkCompletionError):
-    """The peer had no receive posted, for longer than rnr_retry_count allows."""
+    """The peer had no receive posted for longer than rnr_retry_count allows."""
 
     _statuses = (Status.RNR_RETRY_EXC_ERR,)
     meaning = "the peer had no receive posted within all RNR retries"
 
 
 class FlushedError(WorkCompletionError):
-    """The queue pair went to its error state, or was closed, before the request was carried out.
+    """The queue pair entered the error state, or was closed, before the request completed.
 
-    `__cause__` is the first error that was not a flush, where there was one. The text names it.
+    `__cause__` is the first error that was not a flush, if there is one. The text includes it.
     """
 
     _statuses = (Status.WR_FLUSH_ERR,)
@@ -366,7 +372,7 @@ class FlushedError(WorkCompletionError):
         text, cause = super().__str__(), self.__cause__
         if cause is None:
             return text
-        # What caused it stands in place of what it can be.
+        # The actual cause replaces the list of possible causes.
         text = text.replace(self.meaning, "it was flushed", 1)
         return f"{text}: {cause_text(cause)}"
 
@@ -392,8 +398,8 @@ def completion_error(
     qp_num: int = 0,
     retries: tuple[int, int] | None = None,
 ) -> WorkCompletionError:
-    """Make the error for a work completion's status; an unknown status gives the base class.
-    `retries` are the retry_count and the ack_timeout in force."""
+    """Make the error for a work completion's status; for an unknown status, the base class.
+    `retries` are the connection's retry_count and ack_timeout."""
     family = _BY_STATUS.get(status, WorkCompletionError)
     if family is RetryExceededError and retries is not None:
         return RetryExceededError(
@@ -412,11 +418,11 @@ def completion_error(
 
 
 class RdmaConnectionError(RdmaError, builtins.ConnectionError):
-    """The peer, or the way to it, failed. Also a builtin ConnectionError."""
+    """The peer, or the path to it, failed. Also a builtin ConnectionError."""
 
     @classmethod
     def _of_call(cls, what: str, error: VerbsCallError) -> Self:
-        """Make one for a call that C refused; its `errno` is the call's."""
+        """Make the error for a failed call into C, with the call's `errno`."""
         made = cls(f"{what}: {error}")
         made.errno = error.errno
         return made
@@ -426,11 +432,11 @@ class AddressError(RdmaConnectionError):
     """No RDMA device reaches the address, or the address does not resolve."""
 
     is_unreached = False
-    """Whether it is for want of a device that is on the way there."""
+    """Whether the cause is that no RDMA device reaches the address."""
 
 
 class RouteError(RdmaConnectionError):
-    """The address is known, and no path to it was found."""
+    """The address was resolved, but no route to it was found."""
 
 
 class UnreachableError(RdmaConnectionError):
@@ -438,14 +444,15 @@ class UnreachableError(RdmaConnectionError):
 
 
 class MulticastError(RdmaConnectionError):
-    """A multicast group was not joined, or the network ended the membership."""
+    """A multicast group could not be joined, or the network ended the membership."""
 
 
 class RejectedError(RdmaConnectionError, ConnectionRefusedError):
-    """The peer, or its connection manager, said no.
+    """The peer, or its connection manager, rejected the connection.
 
-    `private_data` is what a peer's program sent with its refusal (it may be zero-padded);
-    `reason` is the CM's number (InfiniBand spec, table of REJ reasons; on iWARP an errno).
+    `private_data` is the data that the peer's program sent with the rejection (it may be
+    zero-padded). `reason` is the CM's number (InfiniBand spec, table of REJ reasons; on iWARP an
+    errno).
     """
 
     def __init__(self, message: str, *, reason: int, private_data: bytes) -> None:
@@ -455,7 +462,7 @@ class RejectedError(RdmaConnectionError, ConnectionRefusedError):
 
 
 class ConnectTimeoutError(RdmaConnectionError, TimeoutError):
-    """A step of connecting took longer than you allowed; the message says which."""
+    """A step of connecting took longer than its timeout. The message names the step."""
 
 
 class DisconnectedError(RdmaConnectionError, anyio.BrokenResourceError):
@@ -463,7 +470,7 @@ class DisconnectedError(RdmaConnectionError, anyio.BrokenResourceError):
 
 
 class DeviceRemovedError(DisconnectedError):
-    """The RDMA device went away under the connection."""
+    """The RDMA device was removed while the connection used it."""
 
 
 REJECT_REASONS: dict[int, str] = {
@@ -488,45 +495,45 @@ REJECT_REASONS: dict[int, str] = {
 }
 
 # ---------------------------------------------------------------------------------------------
-# One checker per return convention; each call site names its convention by choosing one
+# One checker for each return convention
 
 _UNSAID = errno_module.EIO  # for a call that failed without setting errno
 
 
 def check_positive_errno(result: int, call: str, hint: str | None = None) -> None:
-    """For most verbs: 0, or a positive errno."""
+    """Check the result of most verbs: 0, or a positive errno."""
     if result:
-        # Some providers answer -1 with errno, or -errno, against the man page.
+        # Some drivers return -1 and set errno, or return -errno, contrary to the man page.
         if result < -1:
             result = -result
         raise VerbsCallError(result if result > 0 else ffi.errno or _UNSAID, call, hint)
 
 
 def check_supported(error: int, what: str, device: str) -> None:
-    """For an errno of a call that not every device has: refuse in our own words if it is that.
+    """Raise if the errno of a call means that the device does not support it.
 
     Raises:
-        NotSupportedError: names what the device lacks.
+        NotSupportedError: the device or its library lacks the call.
     """
     if error in (errno_module.EOPNOTSUPP, errno_module.ENOSYS):
         raise NotSupportedError(f"{what}: {device} or its library cannot")
 
 
 def check_minus_one(result: int, call: str, hint: str | None = None) -> None:
-    """For the rdma_ calls: 0, or -1 with errno."""
+    """Check the result of the rdma_ calls: 0, or -1 with errno set."""
     if result:
         raise VerbsCallError(ffi.errno or _UNSAID, call, hint)
 
 
 def check_pointer(result: Any, call: str, hint: str | None = None) -> Any:
-    """For the calls that create: a pointer, or NULL with errno."""
+    """Check the result of a creating call: a pointer, or NULL with errno set."""
     if result == ffi.NULL:
         raise VerbsCallError(ffi.errno or errno_module.ENOMEM, call, hint)
     return result
 
 
 def check_negative_errno(result: int, call: str) -> int:
-    """For our own C functions: a count, or -errno."""
+    """Check the result of aiordma's own C functions: a count, or -errno."""
     if result < 0:
         raise VerbsCallError(-result, call)
     return result

@@ -1,5 +1,5 @@
-"""A queue of what peers ask for, first come, first served, which knows the address that has most of
-it (pure)."""
+"""A queue of peers' requests, first come, first served, that counts the requests of each source
+(pure)."""
 
 import socket
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ __all__ = ("FairQueue", "source_of")
 
 Item = TypeVar("Item")
 
-_NETWORK = 8  # bytes of an IPv6 address: a host has all addresses of its /64
+_NETWORK = 8  # bytes of an IPv6 address: a host can use all addresses of its /64
 _LINK_LOCAL = 0x3FA  # the first 10 bits
 _MAPPED = bytes(10) + b"\xff\xff"  # ::ffff:a.b.c.d
 
 
 def source_of(address: SocketAddress | None) -> bytes:
-    """Return what counts as one source of requests: an IPv4 address, or an IPv6 /64. Link-local
-    and IPv4-mapped IPv6 addresses count one by one."""
+    """Return the source that requests of an address count for: the IPv4 address, or the /64 of an
+    IPv6 address. Each link-local or IPv4-mapped IPv6 address is a source of its own."""
     host = address[0].partition("%")[0] if address else ""
     if ":" not in host:
         return host.encode()
@@ -28,7 +28,7 @@ def source_of(address: SocketAddress | None) -> bytes:
 
 
 class FairQueue(Generic[Item]):
-    """Items in the order of their arrival, each with the source that it came from."""
+    """Items in the order of their arrival, each with its source."""
 
     def __init__(self) -> None:
         self._sources: dict[Item, bytes] = {}
@@ -44,35 +44,36 @@ class FairQueue(Generic[Item]):
         return item in self._sources
 
     def append(self, item: Item, source: bytes) -> None:
-        """Add an item, which is not in the queue, at its end."""
+        """Append an item, which must not be in the queue."""
         self._sources[item] = source
         self._counts[source] = self.count(source) + 1
 
     def remove(self, item: Item) -> None:
-        """Remove an item, which is in the queue."""
+        """Remove an item, which must be in the queue."""
         source = self._sources.pop(item)
         self._counts[source] -= 1
         if not self._counts[source]:
             del self._counts[source]
 
     def popleft(self) -> Item:
-        """Remove and return the oldest item; the queue is not empty."""
+        """Remove and return the oldest item. The queue must not be empty."""
         item = next(iter(self._sources))
         self.remove(item)
         return item
 
     def count(self, source: bytes) -> int:
-        """Return how many items of a source there are."""
+        """Return the number of items of a source."""
         return self._counts.get(source, 0)
 
     def greediest(self) -> Item:
-        """Return the oldest item of the source that has the most; the queue is not empty."""
+        """Return the oldest item of the source with the most items. The queue must not be empty."""
         most = max(self._counts.values())
         return next(item for item, source in self._sources.items() if self.count(source) == most)
 
     def displaced_by(self, source: bytes) -> Item | None:
-        """Return what has to leave a full queue for one more item of a source: the `greediest`,
-        where its source would still have as many as this one. None: the new item has no place."""
+        """Return the item to remove from a full queue for a new item of a source: the `greediest`,
+        if its source then still has at least as many items as the new item's. None: refuse the new
+        item."""
         if not self._sources:
             return None
         item = self.greediest()

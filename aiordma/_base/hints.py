@@ -1,4 +1,4 @@
-"""What to do about a call that C refused: which limit, which command."""
+"""Hints for failed calls into C: the limit to raise, the command to run."""
 
 import errno
 import resource
@@ -69,7 +69,7 @@ _DESCRIPTORS: dict[int, Callable[[], str]] = {
     errno.EMFILE: _descriptor_limit,
     errno.ENFILE: _system_descriptor_limit,
 }
-"""Whatever the call is."""
+"""Hints for an errno of any call."""
 
 _HINTS: dict[tuple[str, int], Callable[[], str]] = {
     ("ibv_reg_mr", errno.ENOMEM): _memory_limit,
@@ -104,8 +104,8 @@ _HINTS: dict[tuple[str, int], Callable[[], str]] = {
 
 
 def cannot_bind(host: str, error: int) -> str:
-    """Return why a numeric address cannot be bound to, and what to do, for an errno of ENODEV or
-    EADDRNOTAVAIL. (The kernel says either where it is no address of this machine.)"""
+    """Return why a bind to a numeric address failed with ENODEV or EADDRNOTAVAIL, and what to do.
+    (For an address of another machine, the kernel returns one or the other.)"""
     if not _is_ours(host):
         return f"{host} is no address of this machine: `ip address` lists those"
     if error == errno.EADDRNOTAVAIL:
@@ -130,13 +130,13 @@ def _is_ours(host: str) -> bool:
 
 
 def hint(call: str, error: int) -> str | None:
-    """Return what to do about a call that C refused with this errno, if anything is known."""
+    """Return the hint for a call that failed with this errno; None if there is none."""
     make = _HINTS.get((call, error))
     return make() if make else descriptors_hint(error)
 
 
 def descriptors_hint(error: int) -> str | None:
-    """Return which limit of descriptors an errno is about, and how to raise it; None if it is about
-    anything else."""
+    """Return the limit of file descriptors that caused an errno, and how to raise it; None for
+    every other errno."""
     make = _DESCRIPTORS.get(error)
     return make() if make else None

@@ -1,10 +1,10 @@
-"""Interrupts (SIGINT) are deferred while aiordma changes its state: no KeyboardInterrupt ends a
-function half way that has to run to its end.
+"""Defers interrupts (SIGINT) while aiordma changes its state, so that no KeyboardInterrupt ends a
+function before its end.
 
-The work is done in C (`_native/engine/interrupts.c`): while a deferring call runs on the main
-thread, SIGINT has a handler that takes note of it, and the program's handler is called behind the
-call, by the event loop. A coroutine is deferring in each of its steps, so that an interrupt meets
-it where it waits, as a cancellation does.
+C does the work (`_native/engine/interrupts.c`). While a deferring call runs on the main thread, the
+handler of SIGINT only records the signal. After the call, the event loop calls the program's
+handler. A coroutine defers interrupts in each of its steps. So an interrupt reaches it only at a
+wait, as a cancellation does.
 """
 
 from collections.abc import Callable, Coroutine
@@ -20,13 +20,13 @@ Result = TypeVar("Result")
 
 
 def uninterrupted(callback: Callable[[], object]) -> Callable[[], None]:
-    """Return the callback as one that no SIGINT interrupts, and none can precede it either once it
-    is called: no Python lies between."""
+    """Return a callback that defers SIGINT. It is a partial of a C function, so no SIGINT is
+    handled between its call and its first step either."""
     return partial(_native.uninterrupted, callback)
 
 
 def deferring(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Decorate a function that changes state: it runs to its end before a SIGINT is handled."""
+    """Decorate a function that changes state: a SIGINT is handled after it has returned."""
 
     @wraps(function)
     def call(*arguments: Parameters.args, **keywords: Parameters.kwargs) -> Result:
@@ -39,8 +39,8 @@ def deferring(function: Callable[Parameters, Result]) -> Callable[Parameters, Re
 def deferring_steps(
     function: Callable[Parameters, Coroutine[Any, Any, Result]],
 ) -> Callable[Parameters, Coroutine[Any, Any, Result]]:
-    """Decorate a coroutine function that changes state: it runs to its next wait before a SIGINT is
-    handled. The handler is called by the event loop, not in the coroutine."""
+    """Decorate a coroutine function that changes state: a SIGINT is handled after it has reached
+    its next wait. The event loop calls the handler, not the coroutine."""
 
     @wraps(function)
     async def run(*arguments: Parameters.args, **keywords: Parameters.kwargs) -> Result:

@@ -1,4 +1,4 @@
-"""Opening: what `connect`, `listen` and their kin return, to be awaited or entered (pure)."""
+"""Opening: the result of `connect`, `listen` and similar functions, awaited or entered (pure)."""
 
 import functools
 import inspect
@@ -16,17 +16,17 @@ Parameters = ParamSpec("Parameters")
 
 
 class Opening(Coroutine[Any, Any, Opened]):
-    """An object that is about to be opened. Use it once, in one of two ways:
+    """An object that will be opened. Use it once, in one of two ways:
 
         async with aiordma.connect("192.0.2.1", 7471) as connection: ...
         connection = await aiordma.connect("192.0.2.1", 7471)
 
-    The block closes what was opened. Until it is awaited or entered, nothing happens; if it never
-    is, Python warns as for any coroutine. It is a coroutine: task groups, `asyncio.create_task`,
-    `asyncio.wait_for` and their kin take it.
+    The end of the block closes the object. Nothing happens until the Opening is awaited or entered.
+    If it never is, Python warns as for any coroutine. It is a coroutine, so task groups,
+    `asyncio.create_task`, `asyncio.wait_for` and similar functions accept it.
 
-    Cancellation: while it opens, as of the function that returned it. The block closes what was
-    opened, also when it is cancelled.
+    Cancellation: during the opening, as documented for the function that returned it. The end of
+    the block closes the object, also after a cancellation.
     """
 
     __slots__ = ("__weakref__", "_coroutine", "_opened", "_steps")
@@ -56,19 +56,19 @@ class Opening(Coroutine[Any, Any, Opened]):
         return await self._opened.__aexit__(kind, error, trace)
 
     def send(self, value: Any) -> Any:
-        """Run to the next wait, as event loops do with coroutines.
+        """Run the coroutine to its next wait, as event loops do.
 
         Args:
-            value: None, or what the wait returns.
+            value: the result of the current wait; None for the first step.
 
         Raises:
-            StopIteration: it has been opened; `value` is the object.
-            Exception: what the opening raised.
+            StopIteration: the object is open; the exception's `value` is the object.
+            Exception: the exception that the opening raised.
         """
         return self._steps.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """Raise an exception where it waits, as event loops do with coroutines.
+        """Raise an exception in the coroutine at its current wait, as event loops do.
 
         Args:
             error: as of `coroutine.throw`.
@@ -78,21 +78,21 @@ class Opening(Coroutine[Any, Any, Opened]):
         return self._steps.throw(*error)
 
     def close(self) -> None:
-        """Give up an opening that was never awaited, without a warning.
+        """Drop an Opening that was never awaited, without a warning.
 
         Raises: nothing.
         """
         self._coroutine.close()
 
     def __getattr__(self, name: str) -> Any:
-        # Its name, frame and state, which event loops and debuggers look at.
+        # The coroutine's name, frame and state, which event loops and debuggers read.
         return getattr(self._coroutine, name)
 
 
 def opens(
     function: Callable[Parameters, Coroutine[Any, Any, Opened]],
 ) -> Callable[Parameters, Opening[Opened]]:
-    """Decorate a coroutine function that opens something, so that it returns an Opening."""
+    """Decorate a coroutine function that opens an object: it returns an Opening."""
 
     @functools.wraps(function)
     def opener(*arguments: Parameters.args, **keywords: Parameters.kwargs) -> Opening[Opened]:

@@ -1,4 +1,4 @@
-"""What a connection is made with: sizes, retries, limits (pure)."""
+"""The options of a connection: sizes, retries, limits (pure)."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ _RANGES = {
 
 
 class ConnectionKeywords(TypedDict, total=False):
-    """The keyword arguments of `connect` and `listen`; ConnectionOptions says what they mean."""
+    """The keyword arguments of `connect` and `listen`. ConnectionOptions describes them."""
 
     receive_buffers: int
     receive_size: int
@@ -51,51 +51,52 @@ class ConnectionKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """How a connection is made.
+    """The options of a connection.
 
     Attributes:
-        receive_buffers: receives that are posted for you from a pool, so that messages arrive
-            whenever the peer sends. While all of them hold messages that you have not received,
-            the peer's sends wait (RNR; on siw nothing makes them wait: give enough of them for
-            all that may be under way, see docs/devices.md). 0: you post receives yourself with
+        receive_buffers: number of receives that aiordma posts from a pool, so that messages can
+            arrive at any time. While all of them hold messages that you have not received, the
+            peer's sends wait (RNR). On siw they do not wait: use enough buffers for all messages
+            that can be in flight (see docs/devices.md). 0: post receives yourself with
             `post_recv`.
-        receive_size: bytes of each of these: the longest message that the peer may send. A longer
-            one breaks the connection (that is RDMA's rule, not ours).
-        max_send_wr: requests in flight on the send queue; `post_*` raise QueueFullError beyond it,
-            the coroutines wait.
-        max_recv_wr: the same for your own receives, with receive_buffers=0.
-        max_send_sge: parts that one request of the send queue may have.
-        max_recv_sge: parts that one receive of your own may have.
-        max_inline_data: messages up to this length are copied at the post, without registered
-            memory.
-        responder_resources: READs and atomics that the peer may have outstanding here; 255: the
-            device's maximum.
-        initiator_depth: the same for ours at the peer.
-        retry_count: how often the device retransmits what the peer does not acknowledge before the
-            connection ends with RetryExceededError, 0..7. With 0 the first packet that is lost or
-            late ends it; with 7 rxe never gives up. On the accepting side it is this one that
-            counts, too, and not the one that the peer asks for (the kernel's 9P client: 0). On
-            iWARP TCP retransmits: see ack_timeout.
-        rnr_retry_count: how often the peer repeats a message that found no receive posted here,
-            before its send ends with ReceiverNotReadyError; 7 is for ever. Ours at the peer is the
-            peer's to say (man rdma_connect).
-        ack_timeout: exponent n of 4.096 us x 2^n, the wait before a retransmission, 1..31; 16 is
-            268 ms. 0 is no wait but for ever: nothing is retransmitted, and a dead peer is never
-            noticed. While requests are in flight a dead peer is noticed within
+        receive_size: bytes of each of these receives, and so the longest message that the peer may
+            send. A longer message breaks the connection; this is a rule of RDMA.
+        max_send_wr: largest number of requests in flight on the send queue. Beyond it, `post_*`
+            raise QueueFullError, and the coroutines wait.
+        max_recv_wr: the same for the receives that you post, with receive_buffers=0.
+        max_send_sge: largest number of parts of a request on the send queue.
+        max_recv_sge: largest number of parts of a receive that you post.
+        max_inline_data: the post copies messages up to this length, without registered memory.
+        responder_resources: READs and atomics that the peer may have outstanding on this side;
+            255: the device's maximum.
+        initiator_depth: READs and atomics that this side may have outstanding on the peer; 255:
+            the device's maximum.
+        retry_count: how often the device retransmits an unacknowledged packet before the
+            connection ends with RetryExceededError, 0..7. With 0, the first lost or late packet
+            ends the connection; with 7, rxe retries without limit. The accepting side, too, uses
+            its own value, and ignores the peer's (the kernel's 9P client requests 0). On iWARP,
+            TCP retransmits: see ack_timeout.
+        rnr_retry_count: how often the peer resends a message for which no receive is posted on
+            this side, before its send fails with ReceiverNotReadyError; 7: without limit. The
+            peer sets the value for this side's sends (man rdma_connect).
+        ack_timeout: exponent n of 4.096 us x 2^n, the time before a retransmission, 1..31; 16 is
+            268 ms. 0: no limit, so that the device never retransmits and never detects a dead
+            peer. While requests are in flight, a dead peer is detected within
             (retry_count + 1) x 4.096 us x 2^n, 1.9 s by default; hardware may take up to four times
             as long (IBTA 9.7.6.1.3).
-        min_rnr_timer: code of the pause that we ask of a peer that finds no receive posted, 0..31
-            (IBTA table 45): 5 is 0.06 ms. The CM's own default, 0, is 655 ms.
-        tos: type of service of what both ends send, 0..255 (IPv6: the traffic class; the DSCP is
-            its upper six bits); None: the system's. On RoCE the side that connects decides for
-            both, on iWARP each side for itself (siw does not heed it).
-        linger: seconds that sends in flight may still be acknowledged after the peer has
-            disconnected, counted anew from each that is; then they end with FlushedError. On RoCE
-            and InfiniBand the disconnect can overtake an acknowledgement inside a device. On iWARP
-            it cannot, and nothing lingers.
+        min_rnr_timer: code of the delay before a peer resends a message for which no receive is
+            posted, 0..31 (IBTA table 45): 5 is 0.06 ms. The CM's own default, 0, is 655 ms.
+        tos: type of service of the packets of both sides, 0..255 (IPv6: the traffic class; the
+            DSCP is its upper six bits); None: the system's. On RoCE the connecting side sets it
+            for both. On iWARP each side sets its own (siw ignores it).
+        linger: seconds in which sends in flight can still be acknowledged after the peer has
+            disconnected. Each acknowledgement restarts the time; at its end, sends fail with
+            FlushedError. On RoCE and InfiniBand the disconnect can overtake an acknowledgement
+            inside a device. On iWARP it cannot, and nothing lingers.
 
     Raises:
-        TypeError, ValueError: an option is of another type or out of range; the message names it.
+        TypeError, ValueError: an option has an unsuitable type or is out of range; the message
+            names it.
     """
 
     receive_buffers: int = 16
@@ -120,11 +121,12 @@ class ConnectionOptions:
 
     @classmethod
     def _of(cls, call: Callable[..., object], keywords: Mapping[str, Any]) -> Self:
-        """Return the options that a function was called with; its name is in the errors.
+        """Return the options from a function's keyword arguments. The errors name the function.
 
         Raises:
-            TypeError: one is unknown; the message has the nearest name. Or no whole number.
-            ValueError: one is out of range.
+            TypeError: an option is unknown, and the message has the nearest name; or an option is
+                not a number.
+            ValueError: an option is out of range.
         """
         for name, value in keywords.items():
             if name not in _RANGES:

@@ -1,4 +1,4 @@
-"""Where in the program something was opened, for warnings about what was never closed."""
+"""The line of the program that opened an object, for warnings about objects never closed."""
 
 import sys
 import tracemalloc
@@ -10,8 +10,8 @@ _LOOPS = ("aiordma", "anyio", "asyncio", "trio", "uvloop")
 
 
 def origin() -> str:
-    """Return the file and line of the program's call that led here, "" if the event loop called:
-    the call was made a task of its own."""
+    """Return the file and line of the program's call that led here. "" if the event loop is the
+    caller, because the call runs as a task of its own."""
     frame = sys._getframe(1)
     while True:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -23,12 +23,12 @@ def origin() -> str:
 
 
 def with_origin(what: object, place: str) -> str:
-    """Return how a warning names an object that was opened at a place."""
+    """Return the text by which a warning names an object that was opened at a place."""
     return f"{what!r}, opened at {place}" if place else repr(what)
 
 
 def warn_unclosed(text: str, what: object) -> None:
-    """Warn that an object was never closed. Whoever records the warning keeps the object only
-    where tracemalloc is on, which then says where it was allocated."""
+    """Warn that an object was never closed. The warning refers to the object only while tracemalloc
+    is on, for its allocation traceback; otherwise a recorded warning would keep it alive."""
     source = what if tracemalloc.is_tracing() else None
     warnings.warn(text, ResourceWarning, stacklevel=2, source=source)

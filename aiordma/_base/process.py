@@ -1,7 +1,8 @@
-"""Which process things belong to: a fork's child must not touch what its parent has open.
+"""The process that an object belongs to. A forked child must not use its parent's objects.
 
-A child inherits copies of our objects, and descriptors of the very ones of the device. Whatever it
-destroyed would be gone for its parent, and what it took from a queue its parent would never see.
+A child inherits copies of the Python objects, and the same device descriptors. An object that the
+child destroys would be destroyed for its parent, and its parent would not receive an event that the
+child takes.
 """
 
 import os
@@ -12,7 +13,7 @@ __all__ = ("forked", "here", "require_same_process")
 
 
 class _Here:
-    """This process; asking the system for its number would cost each post a system call."""
+    """The number of this process, stored to save each post a system call."""
 
     def __init__(self) -> None:
         self.pid: int = os.getpid()
@@ -26,7 +27,7 @@ here: _Here = _Here()
 
 
 def forked(process: int, what: str) -> ForkError:
-    """Return the error of a child that uses what belongs to another process."""
+    """Return the error for a child that uses an object of another process."""
     return ForkError(
         f"{what} belongs to process {process}, of which this one, {here.pid}, is a forked child: "
         'open it anew here (or start children by "spawn" or "forkserver", which inherit nothing)'
@@ -34,10 +35,10 @@ def forked(process: int, what: str) -> ForkError:
 
 
 def require_same_process(process: int, what: str) -> None:
-    """Do nothing in the process that something belongs to.
+    """Check that an object belongs to this process.
 
     Raises:
-        ForkError: this is another one.
+        ForkError: the object belongs to another process.
     """
     if process != here.pid:
         raise forked(process, what)

@@ -1,6 +1,7 @@
-"""Which tables of C calls lie below: libibverbs and librdmacm, by dlopen, and the software device.
+"""The providers: tables of C calls, of libibverbs and librdmacm (by dlopen), or the software
+device.
 
-Here, and in `device_choice` on top of it, devices are chosen. No line above knows which it got.
+Only this module and `device_choice` choose a device. No other module depends on the choice.
 """
 
 import errno
@@ -28,10 +29,10 @@ __all__ = (
 )
 
 SOFTWARE = "software"
-"""The built-in device's name."""
+"""The name of the built-in software device."""
 
 HELD_MIB = "AIORDMA_SOFTWARE_HELD_MIB"
-"""The environment's limit of what the software device holds back of what peers sent."""
+"""Environment variable: MiB that the software device may use to hold back peers' messages."""
 
 _DEVICES = Path("/sys/class/infiniband")
 
@@ -40,14 +41,15 @@ class Provider:
     """A table of verbs and rdma_cm calls; each slot is an attribute, named as in provider.h.
 
     Args:
-        name: what it is.
+        name: its name in messages.
         table: the slots.
-        remedy: what helps where one is empty.
-        connects_at_once: no device's connect waits for the network within the call.
-        outlives_forks: a child can use its connection manager although its parent did.
+        remedy: the remedy for an empty slot, for the message.
+        connects_at_once: the connect call of all its devices returns without waiting for the
+            network.
+        outlives_forks: a forked child can use the connection manager after its parent has used it.
 
     Raises:
-        NotSupportedError: (on use of a slot) what lies below lacks the function.
+        NotSupportedError: (on use of a slot) the library lacks the function.
     """
 
     def __init__(
@@ -70,11 +72,11 @@ class Provider:
         return f"<Provider {self.name}>"
 
     def use_manager(self) -> None:
-        """Note that this process uses the connection manager, before its first call into it.
+        """Record that this process uses the connection manager, before its first call into it.
 
         Raises:
-            ForkError: the process that this one was forked from did. librdmacm keeps the devices
-                open that it has used, and the kernel refuses a child that uses them.
+            ForkError: this process is a forked child, and its parent has used it. librdmacm keeps
+                the devices open that it has used, and the kernel refuses their use by a child.
         """
         if self._user is None:
             self._user = here.pid
@@ -92,7 +94,7 @@ class Provider:
             raise NotSupportedError(
                 f"{self.name} has no {slot}" + (f": {self._remedy}" if self._remedy else "")
             )
-        # Found once, then an ordinary attribute.
+        # The next access finds an ordinary attribute.
         call: Callable[..., Any] = pointer
         setattr(self, slot, call)
         return call
@@ -118,10 +120,11 @@ def rdma_core() -> Provider:
 
 @cache
 def software() -> Provider:
-    """Return the built-in software device, which is there on every Linux.
+    """Return the provider of the built-in software device, which works on every Linux.
 
     Raises:
-        ValueError: AIORDMA_SOFTWARE_HELD_MIB, which is read at the first call, is no such number.
+        ValueError: AIORDMA_SOFTWARE_HELD_MIB, which is read at the first call, is not a whole
+            number of at least 1.
     """
     limit = os.environ.get(HELD_MIB)
     if limit is not None:
@@ -132,10 +135,10 @@ def software() -> Provider:
 
 
 def limit_held(mib: str) -> None:
-    """Limit the memory in which the software device holds back what peers sent.
+    """Limit the memory in which the software device holds back peers' messages.
 
     Raises:
-        ValueError: it is not a whole number of MiB, of at least 1.
+        ValueError: `mib` is not a whole number of at least 1.
     """
     if not mib.isascii() or not mib.isdigit() or not 1 <= int(mib) < 1 << 40:
         raise ValueError(
@@ -146,16 +149,16 @@ def limit_held(mib: str) -> None:
 
 
 def provider_of(device: str) -> Provider:
-    """Return what the device of this name belongs to.
+    """Return the provider of the device of this name.
 
     Raises:
-        NoDeviceError: it is not the software device, and rdma-core is not installed.
+        NoDeviceError: this is not the software device, and rdma-core is not installed.
     """
     return software() if device == SOFTWARE else rdma_core()
 
 
 def real_devices_are_here() -> bool:
-    """Whether the kernel has an RDMA device; looks into one directory, and opens nothing else.
+    """Return whether the kernel has an RDMA device, from the contents of one directory.
 
     Raises:
         VerbsCallError: there are no file descriptors left.
@@ -172,25 +175,26 @@ def checked_device(device: object, call: str, name: str = "device") -> str:
     """Return a device's name, or "auto".
 
     Raises:
-        TypeError, ValueError: it is neither.
+        TypeError, ValueError: the value is not a text that could be a device's name.
     """
     return text(device, name, f"'auto', {SOFTWARE!r}, or a device's name such as 'rxe0'", call)
 
 
 def wanted_device(device: str = "auto") -> str | None:
-    """Return the name of the device that is insisted on, by the caller or, where that one says
-    "auto", by the environment's AIORDMA_DEVICE; None for whichever reaches the address."""
+    """Return the name of the required device: the argument, or, for "auto", the environment
+    variable AIORDMA_DEVICE. None: use any device that reaches the address."""
     if device == "auto":
         device = os.environ.get("AIORDMA_DEVICE") or "auto"
     return None if device == "auto" else device
 
 
 def usual_provider(device: str = "auto") -> Provider:
-    """Return where to look where no address decides: the wanted device's, or rdma-core where it is
-    installed and the kernel has a device, else the software device.
+    """Return the provider for an operation without an address: the required device's. If no device
+    is required: rdma-core, if it is installed and the kernel has a device, else the software
+    device.
 
     Raises:
-        NoDeviceError: a real device is wanted by name, and rdma-core is not installed.
+        NoDeviceError: a real device is required by name, and rdma-core is not installed.
     """
     wanted = wanted_device(device)
     if wanted is not None:

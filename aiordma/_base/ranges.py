@@ -1,4 +1,4 @@
-"""Memory as ranges: bounds-checked slices, and what a peer needs to reach ours (pure)."""
+"""Ranges of memory: bounds-checked slices, and ranges of a peer's memory (pure)."""
 
 import struct
 from dataclasses import dataclass
@@ -12,20 +12,21 @@ __all__ = ("RemoteMemory", "resolve_slice")
 
 
 def resolve_slice(key: slice, length: int, what: str, hint: str = "") -> tuple[int, int]:
-    """Return (offset, length) of a slice of something `length` bytes long.
+    """Return (offset, length) of a slice of a range of `length` bytes.
 
-    Unlike Python's own sequences this clamps nothing: RDMA would read or write elsewhere.
+    Unlike Python's own sequences, this does not clamp the bounds, because RDMA would then read or
+    write other memory than the caller asked for.
 
     Args:
         key: the slice.
-        length: of what is sliced.
-        what: it is called in messages.
-        hint: how to get at its bytes, for those who iterate over it.
+        length: the length of the range.
+        what: the name of the range in messages.
+        hint: how to read its bytes, for the error of a caller that iterates over it.
 
     Raises:
-        IndexError: a bound lies outside, or the end lies before the start.
-        TypeError: not a slice of whole numbers.
-        ValueError: a step other than 1.
+        IndexError: a bound is out of range, or the end is before the start.
+        TypeError: `key` is not a slice of whole numbers.
+        ValueError: the step is not 1.
     """
     if not isinstance(key, slice):
         text = f"{what} is taken by slice, [start:stop], not by {type(key).__name__}"
@@ -51,11 +52,11 @@ _HINT = "its bytes are at the peer: await connection.read_bytes(remote)"
 @given("remote")
 @dataclass(frozen=True, slots=True)
 class RemoteMemory:
-    """A range of a peer's registered memory: what one-sided operations aim at.
+    """A range of a peer's registered memory, the target of one-sided operations.
 
-    Slicing gives a part of it, checked against its bounds here, before the peer's device would
-    break the connection over it. `pack()` and `unpack()` carry it in a message: 20 bytes, network
-    byte order: address (8), length (8), rkey (4).
+    A slice is a part of the range. Its bounds are checked, because an access out of bounds breaks
+    the connection. `pack` and `unpack` convert a range to and from 20 bytes in network byte order,
+    to send it in a message: address (8), length (8), rkey (4).
 
     Raises:
         TypeError, ValueError: a field is not a number, or out of range; the message names it.
@@ -68,14 +69,14 @@ class RemoteMemory:
     WIRE: ClassVar[struct.Struct] = struct.Struct("!QQI")
 
     def __post_init__(self) -> None:
-        # Now, and not in the middle of a post: this runs the numbers' own code.
+        # Convert now, because conversion runs the numbers' own code, and a post must not.
         if not type(self.address) is type(self.length) is type(self.rkey) is int:
             for name in ("address", "length", "rkey"):
                 number = whole_number(getattr(self, name), name, -_MOST, _MOST)
                 object.__setattr__(self, name, number)
         if not (self.address >= 0 and self.length >= 0 and 0 <= self.rkey < 2**32):
             raise ValueError(f"not a range of remote memory: {self._numbers()}")
-        # Even the empty part behind its last byte has an address.
+        # The address after the last byte must be valid, too: an empty slice can begin there.
         if self.address + self.length >= 2**64:
             raise ValueError(f"the range ends beyond the address space: {self._numbers()}")
 
@@ -90,13 +91,13 @@ class RemoteMemory:
         """Return a part of the range.
 
         Raises:
-            IndexError: the slice lies outside.
+            IndexError: the slice is out of bounds.
         """
         offset, length = resolve_slice(key, self.length, "remote memory", _HINT)
         return RemoteMemory(self.address + offset, length, self.rkey)
 
     def pack(self) -> bytes:
-        """Return the 20 bytes that `unpack` turns back into this range at the peer.
+        """Return the 20 bytes that `unpack` converts to this range at the peer.
 
         Raises: nothing.
         """
@@ -104,14 +105,14 @@ class RemoteMemory:
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> "RemoteMemory":
-        """Read what `pack` wrote at the peer.
+        """Convert the 20 bytes that `pack` returned at the peer.
 
-        A range can be of any length: it is what the peer says. `read_bytes` has a limit; before
-        you allocate by `length` yourself, compare it with one of yours.
+        The peer chooses the length of the range. `read_bytes` has a limit. Before you allocate
+        `length` bytes yourself, compare it with a limit of your own.
 
         Raises:
-            TypeError: no bytes.
-            ValueError: not 20 bytes, or not a range.
+            TypeError: the data is not bytes.
+            ValueError: the data is not 20 bytes long, or not a range.
         """
         if not isinstance(data, bytes | bytearray | memoryview):
             raise wrong_type(data, "data", "the 20 bytes that pack() returned", "unpack")

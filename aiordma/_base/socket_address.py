@@ -8,7 +8,7 @@ from aiordma._base.arguments import whole_number, wrong_type
 __all__ = ("SocketAddress", "address_text", "pack_address", "unpack_address")
 
 SocketAddress = tuple[str, int]
-"""A numeric host (IPv6 with %scope where it has one) and a port."""
+"""A numeric host (an IPv6 address with %scope if it has one) and a port."""
 
 _IPV4 = struct.Struct("=H2s4s8x")
 _IPV6 = struct.Struct("=H2sI16sI")
@@ -26,7 +26,7 @@ def pack_address(host: str, port: int) -> bytes:
     """Return a struct sockaddr_in or sockaddr_in6.
 
     Raises:
-        TypeError: the host is no str, or the port no whole number.
+        TypeError: the host is not a str, or the port is not a whole number.
         ValueError: the host is not a numeric address, or the port is out of range.
     """
     port = whole_number(port, "port", 0, 0xFFFF)
@@ -47,7 +47,7 @@ def pack_address(host: str, port: int) -> bytes:
 
 
 def unpack_address(raw: bytes) -> SocketAddress | None:
-    """Return (host, port) of a struct sockaddr; None for a family that has neither."""
+    """Return (host, port) of a struct sockaddr; None if its family is not IPv4 or IPv6."""
     (family,) = struct.unpack_from("=H", raw)
     if family == socket.AF_INET:
         _, port, packed = _IPV4.unpack_from(raw)

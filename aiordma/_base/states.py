@@ -1,7 +1,7 @@
-"""Pure tables: the queue pair's transitions, and a connection's life by CM event.
+"""Tables of the transitions of queue pairs, and of a connection's states by CM event (pure).
 
-The transitions are those of man ibv_modify_qp (InfiniBand spec vol. 1, 11.2.5.2, table 91); they
-let a bad modify be refused with the attribute's name, where C would say EINVAL.
+The transitions come from man ibv_modify_qp (InfiniBand spec vol. 1, 11.2.5.2, table 91). With them,
+the error of a wrong modify names the attribute, where C returns EINVAL.
 """
 
 from enum import Enum
@@ -35,7 +35,7 @@ _MIG = Attribute.PATH_MIG_STATE
 _RNR = Attribute.MIN_RNR_TIMER
 _DRAINED = Attribute.AV | Attribute.PKEY_INDEX | _ALT | _ACCESS | _MIG
 
-# (from, to) -> service -> (required, optional). STATE itself is always required.
+# (from, to) -> service -> (required, optional). STATE is always required.
 _TABLE: dict[_Transition, dict[QueuePairType, _Sets]] = {
     (_S.RESET, _S.INIT): {
         _RC: (_INIT | _ACCESS, _NONE),
@@ -85,14 +85,15 @@ _TABLE: dict[_Transition, dict[QueuePairType, _Sets]] = {
 
 
 def _always(current: QueuePairState) -> tuple[QueuePairState, ...]:
-    """Where any queue pair goes from a state; one in RESET has nothing that could err."""
+    """Return the states to which every queue pair can move from a state: RESET, and ERR if it is
+    not in RESET."""
     return (_S.RESET,) if current is _S.RESET else (_S.RESET, _S.ERR)
 
 
 def allowed_attributes(
     service: QueuePairType, current: QueuePairState, target: QueuePairState
 ) -> tuple[Attribute, Attribute]:
-    """Return (required, optional) attributes of a transition, STATE left out.
+    """Return the (required, optional) attributes of a transition, without STATE.
 
     Raises:
         ValueError: the transition does not exist for this service.
@@ -116,10 +117,11 @@ def check_transition(
     target: QueuePairState,
     given: Attribute,
 ) -> None:
-    """Refuse a modify whose attributes do not fit the transition, naming the attribute.
+    """Check that the attributes of a modify match the transition.
 
     Raises:
-        ValueError: a required attribute is missing, or one is given that does not belong.
+        ValueError: a required attribute is missing, or an attribute is not allowed. The text names
+            it.
     """
     required, optional = allowed_attributes(service, current, target)
     given &= ~Attribute.STATE
@@ -133,7 +135,7 @@ def check_transition(
 
 
 class ConnectionState(Enum):
-    """Where a connection stands in its life. It only ever moves down this list."""
+    """The state of a connection. Every change is to a state further down this list."""
 
     RESOLVING_ADDRESS = "resolving the address"
     RESOLVING_ROUTE = "resolving the route"
@@ -169,16 +171,16 @@ _EVENTS: dict[tuple[ConnectionState, CmEventType], ConnectionState] = {
 ENDS_A_REQUEST = frozenset(
     {_E.DISCONNECTED, _E.UNREACHABLE, _E.CONNECT_ERROR, _E.REJECTED, _E.DEVICE_REMOVAL}
 )
-"""What says of a peer that waits to be accepted that it has gone."""
+"""Events which mean that a peer no longer waits for its connection request to be accepted."""
 
 _ENDED = (_C.DISCONNECTED, _C.BROKEN, _C.CLOSED)
 
 
 def next_state(state: ConnectionState, event: CmEventType) -> ConnectionState:
-    """Return where a CM event leads; an event without effect in a state leaves the state alone.
+    """Return the state after a CM event; the same state if the event has no effect in it.
 
-    DEVICE_REMOVAL breaks whatever is alive. ADDR_CHANGE is a hint and TIMEWAIT_EXIT bookkeeping:
-    neither changes anything.
+    DEVICE_REMOVAL breaks every connection that has not ended. ADDR_CHANGE and TIMEWAIT_EXIT change
+    nothing.
     """
     if event is _E.DEVICE_REMOVAL and state not in _ENDED:
         return _C.BROKEN
