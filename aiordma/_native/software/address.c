@@ -1,6 +1,6 @@
 /*
- * rdma_getaddrinfo: the C library's names and services, in RDMA's terms. Nothing here needs the
- * lock, and asking a name server takes its time.
+ * rdma_getaddrinfo: names and services by the C library's getaddrinfo. Nothing here takes the lock,
+ * because a name lookup can block.
  */
 #include <errno.h>
 #include <netdb.h>
@@ -105,7 +105,7 @@ static int look_up(const char *node, const char *service, const struct rdma_addr
 {
     struct addrinfo system = to_system_hints(hints), *found;
 
-    /* One answer, the first, as librdmacm gives. */
+    /* Return only the first answer, as librdmacm does. */
     int code = getaddrinfo(node, service, &system, &found);
     if (code)
         return code;
@@ -114,7 +114,7 @@ static int look_up(const char *node, const char *service, const struct rdma_addr
     return code;
 }
 
-/* Nothing to look up: the hints' own addresses, for routes that do not have to be resolved. */
+/* Without a node and a service, return the addresses of the hints. */
 static int copy_hints(const struct rdma_addrinfo *hints, struct rdma_addrinfo *result)
 {
     result->ai_flags = hints->ai_flags;
@@ -135,7 +135,7 @@ static int is_bad(const struct rdma_addrinfo *hints)
            hints->ai_dst_len > sizeof(struct sockaddr_storage);
 }
 
-/* 0, a code of getaddrinfo, or -1 with errno. */
+/* Return 0, a code of getaddrinfo, or -1 with errno. */
 static int cm_getaddrinfo(const char *node, const char *service, const struct rdma_addrinfo *hints,
                           struct rdma_addrinfo **out)
 {
@@ -157,7 +157,7 @@ static int cm_getaddrinfo(const char *node, const char *service, const struct rd
     if (code) {
         int error = errno;
         cm_freeaddrinfo(result);
-        errno = code == EAI_SYSTEM ? error : 0; /* -1 is a code of the C library's, too */
+        errno = code == EAI_SYSTEM ? error : 0; /* -1 is also EAI_BADFLAGS */
         return code;
     }
     *out = result;

@@ -1,7 +1,7 @@
 /*
- * Blocks of memory that streams borrow while they have bytes to keep: an idle connection has none.
- * A few that were given back are spare, so that a packet costs no system call for them; the others
- * go back to the system at once.
+ * Blocks of memory that streams borrow while they have bytes to keep. An idle connection has none.
+ * A few returned blocks stay spare, so that a packet needs no system call for its block. All others
+ * are unmapped at once.
  */
 #include "blocks.h"
 
@@ -16,7 +16,7 @@
 
 #ifdef __SANITIZE_ADDRESS__
 
-/* Each is an allocation of its own: the sanitizer sees what goes beyond it, or comes too late. */
+/* One allocation per block: the sanitizer detects accesses beyond it or after its return. */
 enum { MOST_SPARE = 0 };
 
 void *sw_map(size_t size)
@@ -44,7 +44,7 @@ void *sw_map(size_t size)
 void sw_unmap(void *memory, size_t size)
 {
     if (memory && munmap(memory, size)) {
-        /* Only a limit of mappings refuses: the memory stays mapped, and unused. */
+        /* munmap fails only at the limit of mappings: the memory stays mapped, and unused. */
     }
 }
 

@@ -1,7 +1,7 @@
 /*
- * The connection manager's calls: identifiers made, given queue pairs and options, connected.
- * Connections themselves are their port space's, which the calls here go to once the identifier's
- * state allows them, as the kernel's do.
+ * The connection manager's calls: they create identifiers, give them queue pairs and options, and
+ * connect them. As in the kernel, a call checks the identifier's state. The identifier's port space
+ * then carries the call out.
  */
 #include "cm.h"
 
@@ -13,15 +13,15 @@
 
 enum { DEFAULT_BACKLOG = 1024, DEFAULT_RETRIES = 7, MOST_TIMEOUT_EXPONENT = 31 };
 
-/* The other rooms' calls, which take the lock themselves. */
+/* The calls of other modules. They take the lock themselves. */
 static const struct aiordma_provider *calls;
 
-/* -- made --------------------------------------------------------------------------------- */
+/* -- identifiers --------------------------------------------------------------------------- */
 
 static int create_id(struct rdma_event_channel *channel, struct rdma_cm_id **id, void *context,
                      enum rdma_port_space port_space)
 {
-    /* Without a channel rdma_create_id makes an identifier synchronous, which ours never are. */
+    /* Without a channel rdma_create_id makes a synchronous identifier, which is not supported. */
     if (!channel || !id || (port_space != RDMA_PS_TCP && port_space != RDMA_PS_UDP))
         return sw_result(EINVAL);
     sw_lock();
@@ -35,7 +35,7 @@ static int create_id(struct rdma_event_channel *channel, struct rdma_cm_id **id,
     return 0;
 }
 
-/* -- queue pairs ------------------------------------------------------------------------- */
+/* -- queue pairs --------------------------------------------------------------------------- */
 
 static void free_queues(struct rdma_cm_id *id)
 {
@@ -51,7 +51,7 @@ static void free_queues(struct rdma_cm_id *id)
     id->send_cq_channel = id->recv_cq_channel = NULL;
 }
 
-/* Those that the program does not name, as rdma_create_qp does: not armed. */
+/* Create the completion queues that the program did not pass, unarmed, as rdma_create_qp does. */
 static int make_queues(struct rdma_cm_id *id, struct ibv_qp_init_attr *attr)
 {
     if (!attr->send_cq) {
@@ -139,7 +139,7 @@ static void cm_destroy_qp(struct rdma_cm_id *id)
 {
     if (!id || !id->qp)
         return;
-    calls->destroy_qp(id->qp); /* which has us forget it: sw_lose_queue_pair */
+    calls->destroy_qp(id->qp); /* calls sw_lose_queue_pair */
     free_queues(id);
 }
 
@@ -170,7 +170,7 @@ static int init_qp_attr(struct rdma_cm_id *id, struct ibv_qp_attr *attr, int *ma
 
 /* -- connections: checked here, carried out by the port space ------------------------------ */
 
-/* Keep what connect or accept is given; the defaults where that is nothing. */
+/* Store the parameters of connect or accept, or the defaults if there are none. */
 static int keep_parameters(struct sw_identifier *identifier,
                            const struct rdma_conn_param *parameters)
 {
@@ -274,7 +274,7 @@ static int cm_reject(struct rdma_cm_id *id, const void *private_data, uint8_t le
             memcpy(identifier->private_data, private_data, length);
         identifier->parameters.private_data = identifier->private_data;
         error = identifier->space->reject(identifier);
-        identifier->state = SW_CM_DISCONNECTED; /* answered, even if the peer is gone */
+        identifier->state = SW_CM_DISCONNECTED; /* also if the peer is gone */
     }
     sw_unlock();
     return sw_result(error);
@@ -292,14 +292,14 @@ static int cm_disconnect(struct rdma_cm_id *id)
     return sw_result(error);
 }
 
-/* CONNECT_RESPONSE, which rdma_establish answers, is not an event of iWARP. */
+/* rdma_establish replies to CONNECT_RESPONSE, an event that iWARP does not have. */
 static int establish(struct rdma_cm_id *id)
 {
     (void)id;
     return sw_result(EINVAL);
 }
 
-/* The stream tells by itself that the peer has been heard; so do the kernel's iWARP devices. */
+/* The stream itself reports the peer's first frame, as the kernel's iWARP devices do. */
 static int notify(struct rdma_cm_id *id, enum ibv_event_type event)
 {
     struct sw_identifier *identifier = sw_identifier_of(id);
@@ -329,7 +329,7 @@ static int reject_ece(struct rdma_cm_id *id, const void *private_data, uint8_t l
     return sw_result(id ? EOPNOTSUPP : EINVAL);
 }
 
-/* -- options ----------------------------------------------------------------------------- */
+/* -- options ------------------------------------------------------------------------------- */
 
 static int set_identifiers_option(struct sw_identifier *identifier, int name, const void *value,
                                   size_t length)
@@ -362,7 +362,7 @@ static int set_identifiers_option(struct sw_identifier *identifier, int name, co
         identifier->reuse_address = !!number;
         return 0;
     default:
-        /* The kernel takes it of a bound one as well, but a socket does not. */
+        /* The kernel allows this on a bound identifier, too, but a socket does not. */
         if (identifier->state != SW_CM_IDLE)
             return EINVAL;
         identifier->ipv6_only = !!number;
@@ -398,7 +398,7 @@ void sw_fill_cm(struct aiordma_provider *table)
     table->notify = notify;
     table->init_qp_attr = init_qp_attr;
     table->set_local_ece = set_local_ece;
-    table->get_remote_ece = set_local_ece; /* there is none either way */
+    table->get_remote_ece = set_local_ece; /* ECE is not supported */
     table->reject_ece = reject_ece;
     table->set_option = set_option;
 }

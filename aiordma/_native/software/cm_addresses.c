@@ -1,6 +1,6 @@
 /*
- * Addresses of identifiers: bound, checked against those of others, and resolved. The system's
- * own routes say which address leads where; nobody is asked.
+ * Addresses of identifiers: bound, checked against those of other identifiers, and resolved.
+ * Resolving uses only the routes of this system and sends nothing.
  */
 #include "cm_addresses.h"
 
@@ -10,7 +10,7 @@
 
 #include "gids.h"
 
-/* -- compared ---------------------------------------------------------------------------- */
+/* -- comparison -------------------------------------------------------------------------- */
 
 socklen_t sw_address_length(const struct sockaddr *address)
 {
@@ -36,7 +36,7 @@ static int is_wildcard(const struct sockaddr *address)
         &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr);
 }
 
-/* A link-local address is one only together with its interface. */
+/* A link-local address is usable only with its interface. */
 static int lacks_scope(const struct sockaddr *address)
 {
     const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)(const void *)address;
@@ -85,7 +85,7 @@ int sw_check_port(struct sw_identifier *identifier, int may_share)
     return 0;
 }
 
-/* Every address of 127/8 is this machine's, though its interfaces have but one. TCP takes them. */
+/* All of 127/8 is local, though the interfaces have only one of them. TCP accepts all of them. */
 static int is_loopback(const struct sw_identifier *identifier)
 {
     const struct sockaddr_in *four = &identifier->ibv.route.addr.src_sin;
@@ -115,9 +115,9 @@ int sw_bind_device(struct sw_identifier *identifier)
     return 0;
 }
 
-/* -- addresses, bound and resolved ------------------------------------------------------- */
+/* -- binding and resolving --------------------------------------------------------------- */
 
-/* As the system has it: sysctl net.ipv6.bindv6only. */
+/* The system's default: sysctl net.ipv6.bindv6only. */
 static int is_ipv6_alone_by_default(void)
 {
     int only = 0, fd = socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -170,7 +170,10 @@ static int bind_addr(struct rdma_cm_id *id, struct sockaddr *address)
     return sw_result(error);
 }
 
-/* Which of our addresses leads to another: a connected UDP socket knows, and sends nothing. */
+/*
+ * Find the local address of the route to a destination: a connected UDP socket has it as its name.
+ * Connecting a UDP socket sends nothing.
+ */
 static int find_source(const struct sockaddr *source, const struct sockaddr *destination,
                        struct sockaddr_storage *found)
 {
@@ -180,7 +183,7 @@ static int find_source(const struct sockaddr *source, const struct sockaddr *des
     memset(&target, 0, sizeof(target));
     memcpy(&target, destination, size);
     if (!*sw_port_of((struct sockaddr *)&target))
-        *sw_port_of((struct sockaddr *)&target) = htons(1); /* port 0 is not connected to */
+        *sw_port_of((struct sockaddr *)&target) = htons(1); /* connecting to port 0 fails */
     int fd = socket(destination->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, IPPROTO_UDP);
     if (fd < 0)
         return errno;
@@ -215,7 +218,7 @@ static int resolve(struct sw_identifier *identifier, const struct sockaddr *dest
     memset(&addresses->dst_storage, 0, sizeof(addresses->dst_storage));
     memcpy(&addresses->dst_storage, destination, sw_address_length(destination));
     if (is_wildcard(destination)) {
-        /* That is this machine, by whichever of its addresses. */
+        /* The wildcard address means this machine: use the source address. */
         port = *sw_port_of(&addresses->dst_addr);
         addresses->dst_storage = found;
         *sw_port_of(&addresses->dst_addr) = port;
@@ -232,7 +235,7 @@ static int resolve_addr(struct rdma_cm_id *id, struct sockaddr *source,
     struct sw_identifier *identifier = sw_identifier_of(id);
     int error = 0;
 
-    (void)timeout_ms; /* nobody is asked: the system's routes know */
+    (void)timeout_ms; /* resolving uses local routes and does not wait */
     if (!id || !sw_address_length(destination) || lacks_scope(destination) ||
         (source && !sw_address_length(source)) ||
         (source && source->sa_family != destination->sa_family))

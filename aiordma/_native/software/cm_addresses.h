@@ -6,19 +6,20 @@
 
 #include "identifier.h"
 
-/* Of an address that a program gave: 0 where the family is none of ours. */
+/* The length of an address that a program passed. 0: its family is not supported. */
 socklen_t sw_address_length(const struct sockaddr *address);
-/* Where its port is, of IPv4 and IPv6 alike. */
+/* The place of the port in an IPv4 or IPv6 address. */
 in_port_t *sw_port_of(struct sockaddr *address);
-/* Take an address for an identifier that has none: it is SW_CM_BOUND then. */
+/* Bind an identifier that has no address. Its state becomes SW_CM_BOUND. */
 int sw_bind_to(struct sw_identifier *identifier, const struct sockaddr *address);
 /*
- * Whether others of this process have the identifier's port, by the kernel's rules for RDMA,
- * which TCP's own are looser than. may_share: with those who share it.
+ * Check the identifier's port against the other identifiers of this process. The kernel's rules for
+ * RDMA apply, which are stricter than TCP's. may_share: identifiers with reuse_address can share a
+ * port. Returns 0, EADDRINUSE or EADDRNOTAVAIL.
  */
 int sw_check_port(struct sw_identifier *identifier, int may_share);
 
-/* ibv.verbs and ibv.port_num, from the local address; ENODEV where it is no address of ours. */
+/* Set ibv.verbs and ibv.port_num from the local address. ENODEV: no interface has the address. */
 int sw_bind_device(struct sw_identifier *identifier);
 
 void sw_fill_cm_addresses(struct aiordma_provider *table);

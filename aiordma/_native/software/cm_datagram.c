@@ -1,9 +1,9 @@
 /*
- * The UDP port space: who wants to send datagrams to a port asks for its queue pair (SIDR_REQ),
- * and its program tells (SIDR_REP); no connection is made. A port is a UDP socket, whose packets
- * are RoCE v2's to queue pair 1.
+ * The UDP port space. A peer that wants to send datagrams to a port requests the number of its
+ * queue pair (SIDR_REQ), and the program of the port replies (SIDR_REP). There is no connection. A
+ * port is a UDP socket. Its packets are those of RoCE v2 to queue pair 1.
  *
- * A question is repeated until it is answered, and the same question is put to the program once.
+ * A request is repeated until a reply arrives. The program of the port gets it once.
  */
 #include "cm_datagram.h"
 
@@ -19,9 +19,9 @@
 
 enum {
     BURST = 64,
-    WORK_OF_PACKET = 16 * SW_FRAME_WORK, /* every identifier may have to be looked at */
-    REMEMBERED = 256,                    /* of the questions that were answered last */
-    FIRST_PATIENCE = 100,                /* milliseconds; doubled each time, up to the most */
+    WORK_OF_PACKET = 16 * SW_FRAME_WORK, /* a packet can require a search through all identifiers */
+    REMEMBERED = 256,                    /* requests, and the replies to them */
+    FIRST_PATIENCE = 100,                /* milliseconds; doubled for each try */
     MOST_PATIENCE = 4096,
     TRIES = 15,
     HOP_LIMIT = 64,
@@ -31,24 +31,24 @@ struct answer {
     struct in6_addr peer;
     uint16_t peer_port;
     int is_taken, is_answered;
-    struct sw_sidr_reply reply; /* number and transaction are the question's from the start */
+    struct sw_sidr_reply reply; /* number and transaction are set with the request */
 };
 
 struct sw_service {
     struct sw_identifier *identifier;
-    /* The port, of those that have one. */
+    /* The port, if the identifier has one. */
     int is_open;
     struct sw_udp udp;
     struct sw_watch watch;
     int backlog; /* 0: it does not listen */
     struct answer *answers;
     uint32_t next_answer;
-    /* The question: asked by us, or put to us, by whom way leads to. */
+    /* The request: sent by this identifier, or received from the peer that way leads to. */
     struct sw_udp_way way;
     uint64_t transaction;
     uint32_t number, tries;
-    int failure;                    /* to send it */
-    struct sw_identifier *listener; /* that it was put to; NULL once that is gone */
+    int failure;                    /* an errno of sending the request */
+    struct sw_identifier *listener; /* that received the request; NULL once it is destroyed */
 };
 
 static int is_same(const struct in6_addr *one, const struct in6_addr *other)
@@ -87,7 +87,7 @@ static int send_mad(const struct sw_udp *udp, const struct sw_udp_way *to, const
     way.path.source_port = udp->port;
     memcpy(packet + sw_roce_headers(packet, &datagram), mad, SW_MAD);
     uint32_t size = sw_roce_seal(packet, &datagram, &way.path);
-    /* The first error may be an older packet's, that ICMP told of. */
+    /* The first error can be that of an earlier packet, reported by ICMP. */
     return sw_udp_send(udp, &way, packet, size) ? sw_udp_send(udp, &way, packet, size) : 0;
 }
 
@@ -97,7 +97,7 @@ static void send_reply(const struct sw_udp *udp, const struct sw_udp_way *way,
     uint8_t mad[SW_MAD];
 
     sw_sidr_write_reply(mad, reply);
-    /* If it is lost, the question comes again. */
+    /* If the reply is lost, the peer repeats its request. */
     (void)send_mad(udp, way, mad);
 }
 
@@ -111,7 +111,7 @@ static void turn_around(const struct sw_udp_way *from, struct sw_udp_way *to)
     to->interface = from->interface;
 }
 
-/* -- questions that are put to us -------------------------------------------------------- */
+/* -- requests from peers ----------------------------------------------------------------- */
 
 static struct answer *find_answer(struct sw_service *service, const struct in6_addr *peer,
                                   uint16_t peer_port, uint64_t transaction, uint32_t number)
@@ -138,7 +138,7 @@ static void remember(struct sw_service *service, const struct sw_sidr_request *r
     answer->reply.number = request->number;
 }
 
-/* How many questions wait for the program to take them. */
+/* Count the requests that the program has not taken yet. */
 static int count_waiting(const struct sw_identifier *listener)
 {
     const struct sw_event_channel *channel = (const void *)listener->ibv.channel;
@@ -162,7 +162,7 @@ static void set_address(struct sockaddr_storage *to, const struct in6_addr *addr
         ((struct sockaddr_in6 *)(void *)to)->sin6_scope_id = interface;
 }
 
-/* An identifier for the question; 0, or why there is none. */
+/* Create an identifier and an event for a request. Returns 0 or an errno. */
 static int put_to_program(struct sw_service *asked, const struct sw_udp_way *from,
                           const struct sw_sidr_request *request)
 {
@@ -211,7 +211,7 @@ static void asked(struct sw_service *service, const struct sw_udp_way *from,
     };
     struct sw_udp_way back;
 
-    /* What it says of itself must be what the packet says. */
+    /* The addresses in the request must be those of the packet. */
     if (request->port != service->udp.port || request->source_port != path->source_port ||
         !is_same(&request->source, &path->source) ||
         !is_same(&request->destination, &path->destination))
@@ -228,7 +228,7 @@ static void asked(struct sw_service *service, const struct sw_udp_way *from,
             send_reply(&service->udp, &back, &known->reply);
         return;
     }
-    /* Beyond the backlog it is as if it were lost, and will be repeated. */
+    /* Beyond the backlog the request is dropped: the peer will repeat it. */
     if (count_waiting(service->identifier) < service->backlog &&
         !put_to_program(service, from, request))
         remember(service, request);
@@ -263,7 +263,7 @@ static int answer(struct sw_identifier *identifier, enum sw_sidr_status status)
         send_reply(&heard->udp, &service->way, &reply);
         return 0;
     }
-    /* Who listened is gone, and its port may be somebody else's: another will do. */
+    /* The listener is gone, and another socket can have its port: reply from any other port. */
     struct sockaddr_storage source = identifier->ibv.route.addr.src_storage;
     struct sw_udp udp;
     *sw_port_of((struct sockaddr *)&source) = 0;
@@ -289,7 +289,7 @@ static int reject_question(struct sw_identifier *identifier)
     return answer(identifier, SW_SIDR_REFUSED);
 }
 
-/* -- questions of ours ------------------------------------------------------------------- */
+/* -- requests to peers ------------------------------------------------------------------- */
 
 static int ask(struct sw_identifier *identifier)
 {
@@ -310,7 +310,7 @@ static int ask(struct sw_identifier *identifier)
     return send_mad(&service->udp, &service->way, mad);
 }
 
-/* The end without a queue pair: status is an errno, or what the peer answered. */
+/* End without a queue pair. status is a negative errno, or the status of the peer's reply. */
 static void give_up(struct sw_identifier *identifier, int status, const uint8_t *data)
 {
     struct sw_event *event = sw_last_event(identifier, RDMA_CM_EVENT_UNREACHABLE, status);
@@ -330,11 +330,11 @@ static int is_final(int error)
 
 static void fail(struct sw_identifier *identifier, int error)
 {
-    /* Where no socket is at the port, the kernel of a peer would have said so by a reply. */
+    /* ICMP reports that no socket has the port. The kernel's CM would send this reply. */
     give_up(identifier, error == ECONNREFUSED ? SW_SIDR_NOBODY : -error, NULL);
 }
 
-/* Its patience is over: ask, or ask again. */
+/* Send the request, at first or again. */
 static void expired(struct sw_timer *timer)
 {
     struct sw_identifier *identifier = SW_CONTAINER(timer, struct sw_identifier, timer);
@@ -359,7 +359,7 @@ static void expired(struct sw_timer *timer)
     (void)sw_call_later(timer, patience < MOST_PATIENCE ? patience : MOST_PATIENCE);
 }
 
-/* Who asked this; the port may be shared, so that the answer came to somebody else. */
+/* Find the identifier that sent the request. Another one can share its port and get the reply. */
 static struct sw_identifier *find_asking(const struct sw_sidr_reply *reply,
                                          const struct in6_addr *peer)
 {
@@ -402,7 +402,7 @@ static void answered(struct sw_identifier *identifier, const struct sw_sidr_repl
     }
     struct sw_event *event = sw_new_event(identifier, RDMA_CM_EVENT_ESTABLISHED, 0);
     if (!event)
-        return; /* the question is repeated, and so will be the answer */
+        return; /* the request and its reply will be repeated */
     int error = fill_way(identifier, &event->ibv.param.ud.ah_attr);
     if (error) {
         free(event);
@@ -562,7 +562,7 @@ static void forget(struct sw_identifier *identifier)
     free(service);
 }
 
-/* There is no connection to end, and the backlog counts what is in the channel. */
+/* There is no connection to end. */
 static int disconnect(struct sw_identifier *identifier)
 {
     (void)identifier;
@@ -583,6 +583,6 @@ const struct sw_port_space sw_datagram_space = {
     .disconnect = disconnect,
     .request_taken = do_nothing,
     .forget = forget,
-    .forked = do_nothing, /* its socket is watched, and closed for that */
+    .forked = do_nothing, /* the engine watches its socket and closes it */
     .told = {.heard = do_nothing, .ended = do_nothing, .lost = sw_lose_queue_pair},
 };

@@ -1,5 +1,5 @@
 /*
- * Half-open handshakes: see cm_handshakes.h. The bounds follow RLIMIT_NOFILE at the time, since a
+ * Half-open handshakes: see cm_handshakes.h. The bounds follow the current RLIMIT_NOFILE, because a
  * half-open handshake costs a descriptor and little else.
  */
 #include "cm_handshakes.h"
@@ -12,7 +12,7 @@
 
 enum {
     TICK_MILLISECONDS = 1000,
-    TICKS = 5, /* that a peer may take for its request: 4 to 5 seconds */
+    TICKS = 5, /* time for a peer's request: 4 to 5 seconds */
     MOST_HANDSHAKES = 2048,
     MOST_RESERVE = 256,
 };
@@ -27,7 +27,7 @@ static struct {
     struct sw_handshake *oldest, *newest;
     struct sw_source *sources;
     uint32_t count;
-    struct sw_timer timer; /* runs while there is one */
+    struct sw_timer timer; /* runs while the list is not empty */
 } handshakes;
 
 /* -- bounds ------------------------------------------------------------------------------------ */
@@ -48,13 +48,13 @@ static uint64_t within(uint64_t number, uint64_t least, uint64_t most)
     return number < most ? number : most;
 }
 
-/* In all; one address has at most half of them. */
+/* The bound of all addresses together. One address can have half of that. */
 static uint64_t most_handshakes(void)
 {
     return within(descriptor_limit() / 2, 2, MOST_HANDSHAKES);
 }
 
-/* A new descriptor has the lowest number that is free: all below it are taken. */
+/* A new descriptor has the lowest free number: all numbers below it are in use. */
 int sw_is_scarce(int fd)
 {
     uint64_t limit = descriptor_limit();
@@ -62,9 +62,12 @@ int sw_is_scarce(int fd)
     return (uint64_t)fd + within(limit / 16, 2, MOST_RESERVE) >= limit;
 }
 
-/* -- sources ------------------------------------------------------------------------------------ */
+/* -- sources ----------------------------------------------------------------------------------- */
 
-/* Of IPv6 the network: a host has all addresses of its /64. IPv4 is as ::ffff:a.b.c.d. */
+/*
+ * An IPv6 address counts as its /64, because a host has all addresses of that. IPv4 is mapped:
+ * ::ffff:a.b.c.d.
+ */
 static void read_source(const struct sockaddr *peer, struct in6_addr *address)
 {
     memset(address, 0, sizeof(*address));
@@ -112,7 +115,7 @@ static void leave_source(struct sw_source *source)
     free(source);
 }
 
-/* -- counted, and dropped ---------------------------------------------------------------------- */
+/* -- handshakes -------------------------------------------------------------------------------- */
 
 static void tick(struct sw_timer *timer)
 {
@@ -124,7 +127,7 @@ static void tick(struct sw_timer *timer)
             each->drop(each);
     }
     if (handshakes.oldest && sw_call_later(timer, TICK_MILLISECONDS)) {
-        /* The engine runs: this is its own call. */
+        /* This cannot fail: the engine runs, and it makes this call. */
     }
 }
 
@@ -157,7 +160,7 @@ static void make_room(const struct in6_addr *address)
     uint64_t most = most_handshakes();
     const struct sw_source *source;
 
-    /* More than once where RLIMIT_NOFILE is lower than it was. */
+    /* RLIMIT_NOFILE can be lower than it was: drop as many as that requires. */
     while ((source = find_source(address)) && source->count >= most / 2)
         drop_oldest_of(source);
     while (handshakes.count >= most)

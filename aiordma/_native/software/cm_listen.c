@@ -1,8 +1,8 @@
 /*
- * The TCP port space: its passive side, and the whole of it. A listener reads the request of each
- * peer that connects: when it has arrived it becomes an identifier, which the program accepts or
- * rejects. A silent peer is dropped after some seconds, or earlier where there are many
- * (cm_handshakes.h), and the program never learns of it.
+ * The passive side of the TCP port space, and its table of operations. A listener reads the request
+ * of each peer that connects. When the request has arrived, it becomes an identifier, which the
+ * program accepts or rejects. A silent peer is dropped after some seconds, or earlier if there are
+ * many (cm_handshakes.h). The program gets no event for it.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* accept4 */
@@ -21,17 +21,17 @@
 #include "events.h"
 
 enum {
-    HEARD_MILLISECONDS = 60000, /* for a peer's first frame, after the program accepted */
-    RETRY_MILLISECONDS = 100,   /* a listener's, without a descriptor or memory */
-    RETRIES = 20,               /* before a peer is turned away for that */
-    CALM_MILLISECONDS = 10000,  /* after which a shortage is reported anew */
-    TCP_BACKLOG = 4096,         /* silent peers must not fill it before the engine empties it */
+    HEARD_MILLISECONDS = 60000, /* for a peer's first frame, after accept */
+    RETRY_MILLISECONDS = 100,   /* a listener's, after a lack of descriptors or memory */
+    RETRIES = 20,               /* before a peer is reset for that reason */
+    CALM_MILLISECONDS = 10000,  /* until a shortage is reported again */
+    TCP_BACKLOG = 4096,         /* silent peers do not fill it between two turns */
     ACCEPTS_AT_ONCE = 16,
 };
 
-/* -- the side that listens --------------------------------------------------------------------- */
+/* -- listening ------------------------------------------------------------------------- */
 
-/* Without memory, or a descriptor: listen_again. Returns whether there is a timer. */
+/* Call listen_again later, after a lack of memory or descriptors. Returns 0 without a timer. */
 static int retry_later(struct sw_connection *listener)
 {
     return !sw_call_later(&listener->identifier->timer, RETRY_MILLISECONDS);
@@ -54,7 +54,7 @@ static void drop_handshake(struct sw_handshake *handshake)
     accept_again(listener);
 }
 
-/* An answer to what was asked, but for depths and private data. */
+/* Everything in the reply except depths and private data. */
 static struct sw_mpa reply_to(const struct sw_mpa *request)
 {
     struct sw_mpa reply = {
@@ -65,8 +65,8 @@ static struct sw_mpa reply_to(const struct sw_mpa *request)
         .peer_to_peer = request->peer_to_peer,
     };
 
-    /* A WRITE of no bytes, if the peer can, or leaves it to us; a READ of none. One of our own
-     * kind offers both, and is answered with both. */
+    /* Agree to a READ of no bytes if the peer offers one. Agree to a WRITE of no bytes if the peer
+     * offers one, or neither. A software device offers both, and the reply agrees to both. */
     if (request->peer_to_peer) {
         reply.ready_by_read = request->ready_by_read;
         reply.ready_by_write = request->ready_by_write || !request->ready_by_read;
@@ -74,14 +74,14 @@ static struct sw_mpa reply_to(const struct sw_mpa *request)
     return reply;
 }
 
-/* What no program could take: say no in its name. */
+/* Reject a request that no program could accept. */
 static void refuse(struct sw_connection *peer)
 {
     struct sw_mpa reply = reply_to(&peer->peer);
 
     reply.rejects = 1;
     if (sw_write_handshake(peer, &reply)) {
-        /* It learns as much from the end. */
+        /* The peer then sees only that the connection ends. */
     }
 }
 
@@ -93,8 +93,8 @@ static struct sw_event *event_of_request(struct sw_identifier *listener,
 
     if (!event)
         return NULL;
-    /* From the viewpoint of who receives it: what the peer asks at most is what we answer. One of
-     * revision 1 says nothing, and is taken at our word. */
+    /* The event states depths from the listener's side: the peer's outbound depth limits
+     * responder_resources. A peer of revision 1 states none, and SW_MOST_DEPTH stands for it. */
     struct rdma_conn_param *parameters = &event->ibv.param.conn;
     parameters->responder_resources =
         (uint8_t)(peer->enhanced ? sw_least(peer->outbound_depth, SW_MOST_DEPTH) : SW_MOST_DEPTH);
@@ -104,7 +104,7 @@ static struct sw_event *event_of_request(struct sw_identifier *listener,
     return event;
 }
 
-/* Its program need not answer any more: an accept would fail. */
+/* Report that the peer left before the program answered: an accept would fail. */
 static void asking_peer_left(struct sw_watch *watch, uint32_t events)
 {
     struct sw_connection *peer = SW_CONTAINER(watch, struct sw_connection, watch);
@@ -114,7 +114,7 @@ static void asking_peer_left(struct sw_watch *watch, uint32_t events)
     sw_report_last(peer->identifier, RDMA_CM_EVENT_CONNECT_ERROR, -ECONNRESET);
 }
 
-/* The peer's connection becomes an identifier's. */
+/* Make an identifier of a peer's connection, and report its request. */
 static int request_arrived(struct sw_connection *peer)
 {
     struct sw_connection *listening = peer->listener;
@@ -145,7 +145,7 @@ static int request_arrived(struct sw_connection *peer)
         return error;
     }
     sw_end_handshake(&peer->handshake);
-    peer->watch.ready = asking_peer_left;       /* nothing else is due before the answer */
+    peer->watch.ready = asking_peer_left;       /* the peer sends nothing more before the reply */
     (void)sw_rewatch(&peer->watch, EPOLLRDHUP); /* it was watched: this cannot fail */
     peer->identifier = identifier;
     peer->listener = NULL;
@@ -167,7 +167,7 @@ static void read_request(struct sw_watch *watch, uint32_t events)
     if (!error)
         error = request_arrived(peer);
     if (error == EOPNOTSUPP) {
-        /* Closed in the usual way, so that the refusal arrives. */
+        /* Close without a reset, so that the peer gets the refusal. */
         sw_end_handshake(&peer->handshake);
         sw_close_connection(peer);
         free(peer);
@@ -202,7 +202,7 @@ static int await_request(struct sw_connection *listener, int fd, const struct so
     return error;
 }
 
-/* -- descriptors run out ------------------------------------------------------------------------- */
+/* -- shortage of descriptors ----------------------------------------------------------- */
 
 static int is_shortage(int error)
 {
@@ -214,14 +214,14 @@ static void calmed_down(struct sw_timer *timer)
     SW_CONTAINER(timer, struct sw_connection, calm)->is_short = 0;
 }
 
-/* Tell the program, once, that the listener turns peers away, and why. */
+/* Report once that the listener resets peers, and the reason. */
 static void report_shortage(struct sw_connection *listener, int reason)
 {
     if (!listener->is_short) {
         struct sw_event *event =
             sw_new_event(listener->identifier, RDMA_CM_EVENT_CONNECT_ERROR, -reason);
         if (!event)
-            return; /* the next peer tries again */
+            return; /* the next peer causes another attempt */
         sw_report(event);
     }
     listener->is_short = 1;
@@ -230,18 +230,18 @@ static void report_shortage(struct sw_connection *listener, int reason)
         listener->is_short = 0;
 }
 
-/* A peer learns at once that it is not served, instead of waiting for its own time limit. */
+/* Reset the connection, so that the peer does not wait for its own time limit. */
 static void turn_away(int fd)
 {
     struct linger hard = {.l_onoff = 1};
 
     if (setsockopt(fd, SOL_SOCKET, SO_LINGER, &hard, sizeof(hard))) {
-        /* Then it ends in the usual way. */
+        /* The connection then ends without a reset. */
     }
     close(fd);
 }
 
-/* Without a descriptor for the next peer the spare one gives way to it for a moment. */
+/* Reset the next peer, using the descriptor of the spare eventfd for a moment. */
 static int turn_next_away(struct sw_connection *listener)
 {
     if (listener->spare < 0)
@@ -251,10 +251,10 @@ static int turn_next_away(struct sw_connection *listener)
     if (fd >= 0)
         turn_away(fd);
     listener->spare = sw_new_signal();
-    return fd < 0 ? EMFILE : 0; /* a thread of the program's may have been faster */
+    return fd < 0 ? EMFILE : 0; /* another thread may have taken the descriptor */
 }
 
-/* The peer that waits keeps the listener readable: try again a little later. */
+/* Stop watching for a moment: the waiting peer keeps the listener readable. */
 static void pause_listener(struct sw_connection *listener)
 {
     if (retry_later(listener))
@@ -271,8 +271,8 @@ static void listen_again(struct sw_timer *timer)
 }
 
 /*
- * There was no descriptor, or no memory, for a peer, and no half-open handshake to give way. It
- * waits in TCP's own queue at first, since the shortage may be over soon.
+ * There was no descriptor or no memory for a peer, and no half-open handshake to evict. At first
+ * the peer waits in TCP's own queue, because the shortage may end soon.
  */
 static int accept_nobody(struct sw_connection *listener, int reason)
 {
@@ -288,7 +288,7 @@ static int accept_nobody(struct sw_connection *listener, int reason)
     return error;
 }
 
-/* The same socket at the lowest number that is free, so that those kept for the program stay so. */
+/* Move a socket to the lowest free number: the descriptors kept for the program stay free. */
 static int low_descriptor(int fd)
 {
     int lower = sw_is_scarce(fd) ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
@@ -307,7 +307,7 @@ static int accept_one(struct sw_connection *listener)
     int error = fd < 0 ? errno : 0;
 
     if (is_shortage(error) && sw_evict_handshake())
-        return 0; /* the next turn has what that one had */
+        return 0; /* its descriptor or memory serves the next attempt */
     if (is_shortage(error))
         return accept_nobody(listener, error);
     if (error)
@@ -362,9 +362,9 @@ static void request_taken(struct sw_identifier *listener)
     }
 }
 
-/* -- the side that accepts --------------------------------------------------------------------- */
+/* -- accepting ------------------------------------------------------------------------- */
 
-/* Whether the peer still waits for an answer. */
+/* Check whether the peer still waits for a reply. */
 static int check_patience(const struct sw_connection *connection)
 {
     char byte;
@@ -406,7 +406,7 @@ static int accept_request(struct sw_identifier *identifier)
     struct sw_terms terms;
 
     if (connection->fd < 0)
-        return ECONNRESET; /* an accept that failed before */
+        return ECONNRESET; /* an earlier accept failed */
     int error = sw_attach_pair(identifier);
     if (error)
         return error;
@@ -431,7 +431,7 @@ static int accept_request(struct sw_identifier *identifier)
         sw_queue_pair_failed(pair);
         return error == EPIPE ? ECONNRESET : error;
     }
-    /* One that announces itself is connected when it has; of others nothing is due. */
+    /* A peer that announces itself is connected by its first frame. Other peers owe no frame. */
     if (!announces && identifier->state == SW_CM_ACCEPTING) {
         identifier->state = SW_CM_CONNECTED;
         sw_report_established(identifier, &terms, 0);
@@ -456,9 +456,9 @@ static int reject_request(struct sw_identifier *identifier)
     return error == EPIPE ? ECONNRESET : error;
 }
 
-/* -- the end of an identifier ------------------------------------------------------------------- */
+/* -- the end of an identifier ---------------------------------------------------------- */
 
-/* A listener is destroyed: half-open handshakes of its peers are reset. */
+/* Reset the half-open handshakes of a listener that is being destroyed. */
 static void forget_listener(struct sw_connection *listener)
 {
     struct sw_handshake *each = sw_oldest_handshake(), *newer;
@@ -485,10 +485,10 @@ static void forget(struct sw_identifier *identifier)
         forget_listener(connection);
     if (before == SW_CM_REQUESTED) {
         identifier->parameters.private_data_len = 0;
-        reject_request(identifier); /* whoever waits is told no */
+        reject_request(identifier); /* the peer waits for a reply */
     }
     sw_close_connection(connection);
-    identifier->state = SW_CM_DISCONNECTED; /* the stream's end is nobody's news any more */
+    identifier->state = SW_CM_DISCONNECTED; /* the end of the stream is not reported any more */
     struct sw_queue_pair *pair = connection->pair;
     if (pair) {
         sw_detach_pair(identifier);
@@ -505,7 +505,7 @@ static void forked(struct sw_identifier *identifier)
 
     if (!connection)
         return;
-    /* Those that are watched are the engine's to close. */
+    /* The engine closes the sockets that it watches. */
     if (connection->fd >= 0 && !connection->watch.slot)
         close(connection->fd);
     if (connection->spare >= 0)

@@ -1,4 +1,6 @@
-/* The TCP port space, whole: the passive side knows the active one. */
+/*
+ * The TCP port space. Its table is in cm_listen.c, because that includes cm_stream.c's header.
+ */
 #ifndef AIORDMA_SOFTWARE_CM_LISTEN_H
 #define AIORDMA_SOFTWARE_CM_LISTEN_H
 

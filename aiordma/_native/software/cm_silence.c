@@ -1,14 +1,14 @@
 /*
- * Dead peers. A program that sets an acknowledgement timeout is told within that, times the
- * retries, when a peer is gone without a word (RDMA_OPTION_ID_ACK_TIMEOUT).
+ * Detection of dead peers. If RDMA_OPTION_ID_ACK_TIMEOUT is set, a peer that disappears without a
+ * word is detected within that timeout times the number of attempts.
  *
- * TCP_USER_TIMEOUT is not it: that also breaks a connection whose peer is alive and only has no
- * receive posted, for which RDMA waits for ever. So we look now and then whether TCP repeats what
- * it sent, and gets no answer. Where everything is acknowledged, and an answer of the peer's is
- * due, TCP has nothing to repeat: then it is to ask (keep-alive).
+ * TCP_USER_TIMEOUT does not fit: it also breaks a connection whose peer is alive and has no receive
+ * posted, for which RDMA waits without a limit. Instead, a timer checks whether TCP retransmits
+ * without an acknowledgement. If everything is acknowledged and an answer of the peer is due, TCP
+ * has nothing to retransmit. Then it has to send keep-alive probes.
  *
- * All of this is for connections with requests that have not ended. Nothing is due on others, and
- * where all are idle nobody looks: the next post begins it again.
+ * Only connections with incomplete requests are checked. If all are idle, the timer stops, and the
+ * next post starts it again.
  */
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -21,8 +21,8 @@
 enum {
     MOST_QUESTIONS = 127, /* TCP's own limit */
     LOOK_MILLISECONDS = 500,
-    LEAST_MILLISECONDS = 1000,  /* of silence: TCP's own clock is coarse */
-    MOST_MILLISECONDS = 900000, /* as TCP has it: then it gives up by itself */
+    LEAST_MILLISECONDS = 1000,  /* of silence: TCP's clock is coarse */
+    MOST_MILLISECONDS = 900000, /* TCP itself gives up after that */
 };
 
 static struct sw_timer next_look;
@@ -36,7 +36,7 @@ static uint64_t now(void)
     return (uint64_t)time.tv_sec * 1000 + (uint64_t)time.tv_nsec / 1000000;
 }
 
-/* 4.096 us x 2^n, and as often again as it may be retried. */
+/* 4.096 us x 2^ack_timeout, for the first attempt and each retry. */
 static uint64_t patience_of(uint8_t ack_timeout, uint8_t retry_count)
 {
     uint64_t once = ((uint64_t)4096 << ack_timeout) / 1000000;
@@ -50,11 +50,14 @@ static uint64_t patience_of(uint8_t ack_timeout, uint8_t retry_count)
 static void try_option(int fd, int level, int name, int value)
 {
     if (setsockopt(fd, level, name, &value, sizeof(value))) {
-        /* Without it, then: what is repeated is noticed all the same. */
+        /* Without the option, unacknowledged data is still noticed. */
     }
 }
 
-/* TCP asks about each second, and it is for us to give up. */
+/*
+ * Enable keep-alive probes, about one each second, or disable them. TCP's own limit on unanswered
+ * probes comes after patience.
+ */
 static void set_asking(struct sw_silence *silence, int asks)
 {
     int fd = silence->pair->stream->fd;
@@ -71,7 +74,7 @@ static void set_asking(struct sw_silence *silence, int asks)
     try_option(fd, SOL_SOCKET, SO_KEEPALIVE, asks);
 }
 
-/* Whether TCP repeats data, or asks, and nobody answers; since: when it last heard of the peer. */
+/* Whether TCP retransmits or probes without an answer. since: the last acknowledgement. */
 static int is_silent(const struct sw_queue_pair *pair, uint64_t time, uint64_t *since)
 {
     struct tcp_info info;
@@ -93,7 +96,8 @@ static void look_at(struct sw_silence *silence, uint64_t time)
         silence->since = 0;
         return;
     }
-    /* Before there was something to answer it may well have said nothing for hours. */
+    /* Measure from the first check that finds silence: the last acknowledgement can be hours old if
+     * there was nothing to acknowledge. */
     if (!silence->since)
         silence->since = time;
     else if (silence->since < since)
@@ -107,7 +111,7 @@ static void look(struct sw_timer *timer)
     uint64_t time = now();
     int is_due = 0;
 
-    /* One that is broken leaves the list. */
+    /* A broken stream leaves the list. */
     for (struct sw_silence *each = silences, *next; each; each = next) {
         next = each->next;
         is_due |= each->pair->oldest != each->pair->end;
@@ -115,7 +119,7 @@ static void look(struct sw_timer *timer)
             look_at(each, time);
     }
     if (is_due && sw_call_later(timer, LOOK_MILLISECONDS)) {
-        /* The engine runs: this is its own call. */
+        /* This cannot fail: the engine runs, and it makes this call. */
     }
 }
 
@@ -123,7 +127,7 @@ static void look_soon(void)
 {
     next_look.expired = look;
     if (!next_look.deadline && sw_call_later(&next_look, LOOK_MILLISECONDS)) {
-        /* The engine runs, or there would be no connection. */
+        /* This cannot fail: the engine runs as long as there is a connection. */
     }
 }
 

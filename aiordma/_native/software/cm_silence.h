@@ -1,21 +1,21 @@
-/* Dead peers of connections. */
+/* Detection of dead peers. */
 #ifndef AIORDMA_SOFTWARE_CM_SILENCE_H
 #define AIORDMA_SOFTWARE_CM_SILENCE_H
 
 #include "queue_pair.h"
 
-/* What is known of a connected queue pair's peer. */
+/* How long the peer of a connected queue pair has been silent. */
 struct sw_silence {
     struct sw_silence *next;
     struct sw_queue_pair *pair;
-    uint64_t patience, since; /* milliseconds; the latter 0: it has been heard */
-    int asks;                 /* TCP does */
+    uint64_t patience, since; /* milliseconds; since is 0 if the peer is not silent */
+    int asks;                 /* keep-alive is enabled */
 };
 
-/* From now on a peer that is dead is noticed, and breaks the stream. */
+/* Start checking a queue pair's peer. If the peer is dead, the stream breaks. */
 void sw_look_for_silence(struct sw_silence *silence, struct sw_queue_pair *pair,
                          uint8_t ack_timeout, uint8_t retry_count);
-/* Before either goes; nothing if it was not looked for. */
+/* Stop checking, before either of them is freed. Do nothing if it was not started. */
 void sw_stop_looking(struct sw_silence *silence);
 void sw_silence_forked(void);
 

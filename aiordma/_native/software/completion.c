@@ -1,5 +1,5 @@
 /*
- * Completion channels and queues: a ring of completions, an event for the one that was asked for.
+ * Completion channels and queues: a ring of completions, and an event for an armed queue.
  */
 #include "completion.h"
 
@@ -22,7 +22,7 @@ static struct sw_channel *channel_of(const struct sw_queue *queue)
     return (struct sw_channel *)queue->ibv.channel;
 }
 
-/* -- channels and their events ------------------------------------------------------------- */
+/* -- channels and their events --------------------------------------------------------------- */
 
 static int open_channel(struct sw_channel *channel)
 {
@@ -90,7 +90,10 @@ static int destroy_comp_channel(struct ibv_comp_channel *channel)
     return 0;
 }
 
-/* Who looks takes the first event at once, which the descriptor need not tell of then. */
+/*
+ * Make the signal match the list of events. While get_cq_event looks, it takes the first event
+ * itself, and needs no signal for it.
+ */
 static void settle(struct sw_channel *channel)
 {
     if (channel->is_looking || !channel->first == !channel->is_signalled)
@@ -102,7 +105,7 @@ static void settle(struct sw_channel *channel)
         sw_quiet(channel->signal);
 }
 
-/* One more event; a queue that has several waiting stands in the channel's list once. */
+/* Add an event. A queue that has several events is in the channel's list once. */
 static void add_event(struct sw_queue *queue)
 {
     struct sw_channel *channel = channel_of(queue);
@@ -135,7 +138,7 @@ static void unlist(struct sw_channel *channel, struct sw_queue *queue)
     settle(channel);
 }
 
-/* Whether there was something to serve: an event may have come of it. */
+/* Serve the lent sockets, which may make an event. Returns whether one had something. */
 static int look(struct sw_channel *channel)
 {
     channel->is_looking = 1;
@@ -154,7 +157,7 @@ static int get_cq_event(struct ibv_comp_channel *public, struct ibv_cq **queue, 
         return -1;
     }
     sw_lock();
-    /* Until nothing is left to be read: one who watches for edges hears of it once. */
+    /* Read until nothing is left, because a program that watches edges is woken only once. */
     while (!error && !channel->first)
         if (!look(channel) && !channel->first)
             error = sw_await_signal(channel->ibv.fd);
@@ -184,9 +187,9 @@ static void ack_cq_events(struct ibv_cq *queue, unsigned int count)
     sw_unlock();
 }
 
-/* -- completions ---------------------------------------------------------------------------- */
+/* -- completions ----------------------------------------------------------------------------- */
 
-/* The fields of the extended interface read what start_poll or next_poll has taken. */
+/* Take the completion that the read functions of the extended interface describe. */
 static int take_current(struct ibv_cq_ex *public)
 {
     struct sw_queue *queue = (struct sw_queue *)public;
@@ -219,7 +222,7 @@ static int start_poll(struct ibv_cq_ex *queue, struct ibv_poll_cq_attr *attr)
 
 static void end_poll(struct ibv_cq_ex *queue)
 {
-    (void)queue; /* nothing is held between the two */
+    (void)queue; /* nothing is locked between start_poll and end_poll */
 }
 
 #define READS(type, name, field)                          \
@@ -293,12 +296,12 @@ static int req_notify_cq(struct ibv_cq *public, int solicited_only)
     if (!queue)
         return EINVAL;
     sw_lock();
-    /* The wider of two requests holds. */
+    /* Arming for all completions includes arming for solicited ones. */
     if (!solicited_only)
         queue->armed = SW_ARMED;
     else if (queue->armed == SW_UNARMED)
         queue->armed = SW_ARMED_SOLICITED;
-    /* At most one for each real event: a program that arms again at once would never rest. */
+    /* At most one for each real event, or a program that arms at once would loop for ever. */
     if (queue->was_woken && public->channel && sw_fault(AIORDMA_FAULT_SPURIOUS_EVENT, &fault)) {
         queue->was_woken = 0;
         queue->armed = SW_UNARMED;
@@ -346,10 +349,10 @@ static void deliver(struct sw_queue *queue, const struct ibv_wc *completion, int
         if (!queue->ignores_overrun) {
             queue->is_overrun = 1;
             sw_raise_queue(ibv_cq_ex_to_cq(&queue->ibv), IBV_EVENT_CQ_ERR);
-            wake(queue, 1); /* who waits for a completion finds those before it */
+            wake(queue, 1); /* the program takes the completions before the lost one */
             return;
         }
-        /* As man ibv_create_cq_ex has it: always written, and the oldest is lost. */
+        /* Write it in any case, and lose the oldest completion: see man ibv_create_cq_ex. */
         queue->head = (queue->head + 1) % queue->size;
         queue->count--;
     }
@@ -359,7 +362,7 @@ static void deliver(struct sw_queue *queue, const struct ibv_wc *completion, int
     wake(queue, solicited || completion->status != IBV_WC_SUCCESS);
 }
 
-/* -- a fault: completions that come late, each queue pair's in their order ----------------- */
+/* -- a fault: delayed completions, in order for each queue pair ------------------------------ */
 
 struct late_completion {
     struct late_completion *next;
@@ -367,7 +370,7 @@ struct late_completion {
     int solicited;
 };
 
-/* Those of one queue pair. */
+/* The delayed completions of one queue pair. */
 struct sw_late {
     struct sw_late *next;
     struct sw_queue *queue;
@@ -384,7 +387,7 @@ static void unlink_late(struct sw_late *late)
     *link = late->next;
 }
 
-/* Deliver them or, if nobody is left to whom, drop them. */
+/* Deliver the completions. Drop them if their queue pair or their queue is destroyed. */
 static void end_late(struct sw_late *late, int delivers)
 {
     unlink_late(late);
@@ -412,7 +415,10 @@ static struct sw_late *find_late(const struct sw_queue *queue, uint32_t qp_num)
     return late;
 }
 
-/* Whether it is kept for later. Without memory or a timer it comes now, after those before it. */
+/*
+ * Keep a completion for later if a fault requires it. Returns 0 if the caller has to deliver it
+ * now, also without memory or a timer. Earlier ones have then been delivered.
+ */
 static int keep(struct sw_queue *queue, const struct ibv_wc *completion, int solicited)
 {
     struct sw_late *late = find_late(queue, completion->qp_num);
@@ -489,7 +495,7 @@ struct sw_progress *sw_progress_of(const struct ibv_qp *queue_pair)
 
 /* -- queues ---------------------------------------------------------------------------------- */
 
-/* Only entries that have been used cost memory, and none does once the queue is destroyed. */
+/* Only used entries cost memory. Destroying the queue gives all of it back to the system. */
 static struct ibv_wc *new_ring(uint32_t entries)
 {
     return sw_map(entries * sizeof(struct ibv_wc));
@@ -574,7 +580,7 @@ static struct ibv_cq_ex *create_cq_ex(struct ibv_context *context, struct ibv_cq
     if (!error) {
         if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS)
             flags = attr->flags;
-        /* Without its lock a queue cannot be: the engine fills it. Only the promise is taken. */
+        /* SINGLE_THREADED has no effect: the engine adds completions, which takes the lock. */
         if (flags & ~(uint32_t)(IBV_CREATE_CQ_ATTR_SINGLE_THREADED |
                                 IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN) ||
             attr->comp_mask & ~(uint32_t)IBV_CQ_INIT_ATTR_MASK_FLAGS ||
@@ -636,7 +642,7 @@ static int destroy_cq(struct ibv_cq *public)
     sw_cancel(&queue->late_event);
     while (queue->late)
         end_late(queue->late, 0);
-    /* Acknowledging more than was taken is a program's mistake, not one to wait for. */
+    /* Do not wait if the program acknowledged more events than it took. */
     while ((int32_t)(queue->taken - public->comp_events_completed) > 0)
         sw_wait();
     sw_forget_events(public->context, &queue->subject, &public->async_events_completed);

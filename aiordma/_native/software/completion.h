@@ -6,12 +6,12 @@
 #include "progress.h"
 
 struct sw_channel {
-    struct ibv_comp_channel ibv; /* fd: an epoll, of signal and of the sockets that are lent */
+    struct ibv_comp_channel ibv; /* fd: an epoll of signal and of the lent sockets */
     int signal;                  /* an eventfd, readable while an event waits */
     int is_signalled;
-    int is_looking; /* who looks takes the first event itself */
+    int is_looking; /* get_cq_event is serving the lent sockets, and takes the first event itself */
     struct sw_progress progress;
-    struct sw_queue *first, *last; /* with events waiting */
+    struct sw_queue *first, *last; /* queues with events */
 };
 
 struct sw_queue {
@@ -21,12 +21,12 @@ struct sw_queue {
     enum { SW_UNARMED, SW_ARMED_SOLICITED, SW_ARMED } armed;
     int ignores_overrun, is_overrun;
     uint32_t users;   /* queue pairs */
-    uint32_t waiting; /* events on its channel that nobody has taken */
-    uint32_t taken;   /* of comp_events_completed's kind */
+    uint32_t waiting; /* events on the channel that the program has not taken */
+    uint32_t taken;   /* events that the program took, to compare with comp_events_completed */
     struct sw_subject subject;
-    struct sw_queue *next;        /* on the channel */
-    struct ibv_wc current;        /* that ibv_start_poll or ibv_next_poll has taken */
-    struct sw_progress own;       /* without a channel */
+    struct sw_queue *next;        /* in the channel's list */
+    struct ibv_wc current;        /* taken by ibv_start_poll or ibv_next_poll */
+    struct sw_progress own;       /* used without a channel */
     struct sw_progress *progress; /* the channel's, or its own */
     /* Faults (completion.c). */
     struct sw_late *late;
@@ -35,14 +35,15 @@ struct sw_queue {
 };
 
 /*
- * Add a completion. solicited: a message that asks for it; an error always wakes. A full queue
- * loses it, and dies with IBV_EVENT_CQ_ERR.
+ * Add a completion. solicited: its message requested an event. An error always counts as solicited.
+ * A full queue loses the completion: it raises IBV_EVENT_CQ_ERR and takes no more, unless it
+ * ignores overruns.
  */
 void sw_complete(struct ibv_cq *queue, const struct ibv_wc *completion, int solicited);
 void sw_raise_queue(struct ibv_cq *queue, enum ibv_event_type type);
-/* What a destroyed queue pair left in it is taken out, as man ibv_destroy_qp allows. */
+/* Remove a destroyed queue pair's completions from the queue, as man ibv_destroy_qp allows. */
 void sw_forget_completions(struct ibv_cq *queue, uint32_t qp_num);
-/* Where both of a queue pair's queues belong to; NULL: to different ones. */
+/* The progress that both queues of a queue pair share. NULL: they have different ones. */
 struct sw_progress *sw_progress_of(const struct ibv_qp *queue_pair);
 
 void sw_fill_completion(struct aiordma_provider *table, struct verbs_context *operations);

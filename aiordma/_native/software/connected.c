@@ -1,5 +1,5 @@
 /*
- * RC queue pairs: how their streams begin, and what moves them: the socket, a post, a receive.
+ * RC queue pairs: the start of their streams. A socket, a post or a new receive resumes a stream.
  */
 #include "connected.h"
 
@@ -15,9 +15,10 @@
 enum { HEARING_MILLISECONDS = 150 };
 
 /*
- * A stream whose packets make completions is served by the program's thread (progress.c), which
- * has to be woken for them in any case. One that only carries a peer's READs and WRITEs, pieces of
- * large messages, or more than TCP takes, is the engine's: it would wake the program for nothing.
+ * Packets that make completions are served by the program's thread (progress.c), which has to wake
+ * for the completions in any case. A stream that only carries a peer's READs and WRITEs, pieces of
+ * large messages, or more than TCP takes, stays with the engine: it would wake the program for
+ * nothing.
  */
 enum { MOST_MERIT = 4, FIRST_MERIT = 2, DEMERIT = 2 };
 
@@ -34,7 +35,7 @@ static void judge(struct sw_stream *stream, int has_completed)
     }
 }
 
-/* Send, and hear what there was no room for before. */
+/* Transmit. If the stream may now keep more, process the frames that waited for that. */
 static void go_on(struct sw_stream *stream)
 {
     sw_transmit(stream);
@@ -98,14 +99,15 @@ static struct sw_stream *new_stream(int fd, const struct sw_terms *terms)
     stream->rest.expired = rested;
     for (int queue = 0; queue < SW_QUEUES; queue++)
         stream->sequence[queue] = stream->expected[queue] = 1;
-    /* Sinks are numbers that a peer cannot guess before it is asked to fill one. */
+    /* A sink is a random number, so that a peer does not know it before it is asked to fill it. */
     sw_random(&stream->number, sizeof(stream->number));
     return stream;
 }
 
 /*
- * The accepting side waits for the peer's first frame since the peer may still be reading its
- * answer to the handshake (RFC 5044, 7.1.2). One that announces nothing may be waiting for us.
+ * The accepting side sends nothing before the peer's first frame, because the peer may still be
+ * reading the reply to the handshake (RFC 5044, 7.1.2). A peer that does not announce itself can be
+ * waiting for a message: stop waiting for its frame.
  */
 static void heard_nothing(struct sw_timer *timer)
 {
@@ -144,7 +146,7 @@ int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *t
     if (terms->must_hear_first && terms->must_hear_soon) {
         stream->timer.expired = heard_nothing;
         if (sw_call_later(&stream->timer, HEARING_MILLISECONDS)) {
-            /* The engine runs: it watches the socket. */
+            /* This cannot fail: the engine runs, because it watches the socket. */
         }
     }
     sw_transmit(stream);

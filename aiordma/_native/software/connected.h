@@ -1,4 +1,4 @@
-/* RC queue pairs: how a stream begins, and what a queue pair's transport is to it. */
+/* RC queue pairs: the start of a stream, and the transport of RC. */
 #ifndef AIORDMA_SOFTWARE_CONNECTED_H
 #define AIORDMA_SOFTWARE_CONNECTED_H
 
@@ -7,9 +7,9 @@
 extern const struct sw_transport sw_stream_transport;
 
 /*
- * Give a connected, non-blocking TCP socket to a queue pair, which goes to RTS. The stream owns
- * the socket from here, also on failure. If the pair has failed or will, the peer is told by the
- * end of the stream.
+ * Give a connected, non-blocking TCP socket to a queue pair, which moves to RTS. From here the
+ * stream owns the socket, also after a failure. If the queue pair fails, the end of the stream
+ * tells the peer.
  */
 int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *terms);
 

@@ -1,5 +1,5 @@
 /*
- * The device in the list, what it is and can; its contexts, and their protection domains.
+ * The device in the device list and its attributes; contexts and protection domains.
  */
 #include "context.h"
 
@@ -13,11 +13,11 @@
 
 enum { PORT = 1, PKEY = 0xffff };
 
-/* -- what it is and can ------------------------------------------------------------------------ */
+/* -- attributes -------------------------------------------------------------------------------- */
 
 /*
- * The same for every process of a machine and another for another machine: made of what names
- * the machine, and marked as locally administered.
+ * A hash of the machine's name, marked as locally administered: the same in all processes of a
+ * machine, and different on other machines.
  */
 static uint64_t guid(void)
 {
@@ -117,7 +117,7 @@ static int query_port_ex(struct ibv_context *context, uint8_t port, struct ibv_p
     full.max_msg_sz = SW_MOST_MESSAGE;
     full.pkey_tbl_len = 1;
     full.max_vl_num = 1;
-    full.active_width = full.active_speed = 1; /* it has no speed to tell: 1X of 2.5 Gb/s */
+    full.active_width = full.active_speed = 1; /* it has no speed: 1X of 2.5 Gb/s */
     full.phys_state = 5;                       /* LinkUp */
     full.link_layer = IBV_LINK_LAYER_ETHERNET;
     memset(attr, 0, size);
@@ -127,7 +127,7 @@ static int query_port_ex(struct ibv_context *context, uint8_t port, struct ibv_p
 
 static int query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *attr)
 {
-    /* The structure as it was before its last field came. */
+    /* This structure is older than port_cap_flags2, its later last field. */
     return query_port_ex(context, port, (struct ibv_port_attr *)(void *)attr,
                          offsetof(struct ibv_port_attr, port_cap_flags2));
 }
@@ -142,7 +142,7 @@ static int query_pkey(struct ibv_context *context, uint8_t port, int index, uint
     return 0;
 }
 
-/* -- the list, and contexts ------------------------------------------------------------------ */
+/* -- the device list, and contexts ------------------------------------------------------------- */
 
 static struct ibv_device **get_device_list(int *count)
 {
@@ -166,7 +166,7 @@ static const char *get_device_name(struct ibv_device *device)
     return device ? device->name : NULL;
 }
 
-/* With the lock held. */
+/* The caller holds the lock. */
 static struct sw_context *new_context(void)
 {
     struct sw_context *context = calloc(1, sizeof(*context));
@@ -215,7 +215,7 @@ static int close_device(struct ibv_context *public)
         return EINVAL;
     struct sw_context *context = sw_context_of(public), **link = &sw_device.contexts;
     sw_lock();
-    /* The connection manager's is everybody's. */
+    /* The connection manager's context is shared. */
     if (context->objects || context == sw_device.manager) {
         sw_unlock();
         return EBUSY;

@@ -1,5 +1,6 @@
 /*
- * Contexts and protection domains, which everything else is made from; what the device can.
+ * Contexts and protection domains, from which all other objects are created; the device's
+ * attributes.
  */
 #ifndef AIORDMA_SOFTWARE_CONTEXT_H
 #define AIORDMA_SOFTWARE_CONTEXT_H
@@ -7,14 +8,14 @@
 #include "events.h"
 
 /*
- * Find or make the context that identifiers are given, as librdmacm keeps one of each device for
- * the life of the process. NULL: ENOMEM, or no descriptor.
+ * Find or open the context that identifiers get. It is never closed: librdmacm, too, keeps one of
+ * each device for the life of the process. NULL: ENOMEM, or no descriptor.
  */
 struct sw_context *sw_manager_context(void);
 
 struct sw_domain {
     struct ibv_pd ibv;
-    uint32_t objects; /* regions, windows, queue pairs, ...: not freed before them */
+    uint32_t objects; /* regions, windows, queue pairs, ...: the domain outlives them */
 };
 
 void sw_fill_context(struct aiordma_provider *table, struct verbs_context *operations);

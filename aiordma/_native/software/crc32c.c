@@ -1,10 +1,10 @@
 /*
- * CRC32C with the processor's instruction where there is one, and with tables elsewhere.
+ * CRC32C by the processor's instruction if it has one, and otherwise by tables.
  *
- * The instruction takes 8 bytes in a cycle, but its answer comes two cycles later, so three
- * checksums of neighbouring blocks are computed in turn and then put together. That is a
- * multiplication: a checksum with n bytes of zeros behind it is the checksum times x^8n, modulo
- * the polynomial.
+ * The instruction processes 8 bytes per cycle, but its result comes two cycles later. So the
+ * checksums of three neighbouring blocks are computed in turn, and then combined by multiplication:
+ * the checksum of data with n bytes of zeros behind it is the checksum of the data times x^8n,
+ * modulo the polynomial.
  */
 #include "crc32c.h"
 
@@ -40,8 +40,9 @@ static uint32_t by_table(uint32_t crc, const unsigned char *at, size_t size)
 enum { LONG_BLOCK = 1024, SHORT_BLOCK = 128 };
 
 /*
- * x^(8n - 33) modulo the polynomial, its bits reversed as the instruction has them: multiplying
- * without carry shifts by one, and the instruction that reduces the product by 32.
+ * x^(8n - 33) modulo the polynomial, with its bits reversed as the instruction requires. The
+ * carry-less multiplication shifts by one, and the instruction that reduces the product shifts by
+ * 32.
  */
 enum {
     SHORT_ONCE = 0x0d3b6092u,  /* n = 128 */
@@ -65,7 +66,7 @@ __attribute__((target("sse4.2,pclmul"))) static __m128i times(uint64_t crc, uint
     return _mm_clmulepi64_si128(_mm_cvtsi64_si128((long long)crc), _mm_cvtsi64_si128(factor), 0);
 }
 
-/* Three blocks of that many bytes. Inlined, so that the numbers are constants. */
+/* Process three blocks. Inlined, so that the sizes and factors are constants. */
 __attribute__((target("sse4.2,pclmul"), always_inline)) static inline uint64_t
 three_blocks(uint64_t crc, const unsigned char *at, size_t block, uint32_t once, uint32_t twice)
 {
@@ -98,7 +99,7 @@ by_instruction(uint32_t start, const unsigned char *at, size_t size)
 
 #endif
 
-/* As the extension is loaded, before anybody can ask. */
+/* Runs when the extension is loaded, before any checksum. */
 __attribute__((constructor)) static void prepare(void)
 {
     for (uint32_t byte = 0; byte < 256; byte++) {

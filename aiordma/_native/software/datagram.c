@@ -1,7 +1,7 @@
 /*
- * UD queue pairs: RoCE v2's datagrams over UDP. Each queue pair has a socket of its own, whose
- * port is the low half of its number, and one more for each multicast group that it is attached
- * to. What cannot be sent, or meets no receive, is dropped without a word, as datagrams may.
+ * UD queue pairs: RoCE v2's datagrams over UDP. Each queue pair has a socket, whose port is the low
+ * half of its number, and another socket for each multicast group that it is attached to. A
+ * datagram that cannot be sent, or that finds no receive, is dropped silently.
  */
 #include "datagram.h"
 
@@ -16,7 +16,7 @@
 #include "udp.h"
 
 enum {
-    BURST = 64, /* datagrams that one socket delivers before another has its turn */
+    BURST = 64, /* datagrams that one socket delivers in a row */
     TRIES = 4096,
 };
 
@@ -26,7 +26,7 @@ struct attachment {
     struct sw_udp udp;
     struct sw_datagrams *datagrams;
     union ibv_gid group;
-    int is_programs; /* by ibv_attach_mcast, not by the connection manager */
+    int is_programs; /* attached by ibv_attach_mcast, not by the connection manager */
     struct attachment *next;
 };
 
@@ -49,14 +49,14 @@ static int is_group(const union ibv_gid *gid)
     return sw_roce_is_group((const struct in6_addr *)(const void *)gid->raw);
 }
 
-/* What a datagram needs to find its way, from the attributes that a program gives. */
+/* Compute the path of a datagram from an address vector. */
 static int find_way(const struct ibv_ah_attr *attr, struct sw_udp_way *way)
 {
     static const union ibv_gid nowhere;
     const union ibv_gid *to = &attr->grh.dgid;
     struct ibv_gid_entry from;
 
-    /* Without a global address there is nothing to go by: Ethernet has no LIDs. */
+    /* The address must be global: Ethernet has no LIDs. */
     if (attr->port_num != 1 || !attr->is_global || !memcmp(to, &nowhere, sizeof(nowhere)))
         return EINVAL;
     if (sw_gid_entry(attr->grh.sgid_index, &from) || is_ipv4(&from.gid) != is_ipv4(to))
@@ -152,7 +152,7 @@ static enum ibv_wc_status send_one(struct sw_queue_pair *pair, const struct sw_s
         .destination_qpn = send->remote_qpn & 0xffffff,
         .source_qpn = pair->ibv.qp_num,
         .psn = pair->attributes.sq_psn,
-        /* One with its highest bit set stands for the queue pair's own. */
+        /* If the highest bit is set, the queue pair's own Q_Key is used. */
         .qkey = send->remote_qkey >> 31 ? pair->attributes.qkey : send->remote_qkey,
         .immediate = send->immediate,
         .has_immediate = send->opcode == IBV_WR_SEND_WITH_IMM,
@@ -177,7 +177,7 @@ static enum ibv_wc_status send_one(struct sw_queue_pair *pair, const struct sw_s
                                     : (uint16_t)(datagram.destination_qpn & 0xffff);
     uint32_t size = sw_roce_seal(packet, &datagram, &way.path);
     pair->attributes.sq_psn = (pair->attributes.sq_psn + 1) & 0xffffff;
-    /* No way, no room, nobody there: it is lost, as any datagram may be. */
+    /* If it cannot be sent, it is lost, as any datagram can be. */
     (void)sw_udp_send(&pair->datagrams->udp, &way, packet, size);
     return IBV_WC_SUCCESS;
 }
@@ -209,8 +209,10 @@ static int can_receive(const struct sw_queue_pair *pair)
     }
 }
 
-/* Whether there is a receive, and the oldest is large enough. One that is not stays for others:
- * nobody is to end a queue pair with a datagram that is too long. */
+/*
+ * Whether the oldest receive is large enough. If not, the receive stays posted: no peer can end a
+ * queue pair with a datagram that is too long.
+ */
 static int has_room(const struct sw_queue_pair *pair, uint32_t size)
 {
     const struct sw_receives *receives = pair->shared ? &pair->shared->receives : &pair->receives;
@@ -248,7 +250,7 @@ static void deliver(struct sw_queue_pair *pair, const struct sw_roce_path *path,
         sw_queue_pair_failed(pair);
 }
 
-/* group: NULL where what is for the queue pair alone arrives. */
+/* group: NULL for the queue pair's own socket. */
 static void receive(struct sw_datagrams *datagrams, const struct sw_udp *udp,
                     const union ibv_gid *group)
 {
@@ -289,7 +291,7 @@ static void group_ready(struct sw_watch *watch, uint32_t events)
 
 /* -- sockets ------------------------------------------------------------------------- */
 
-/* The port, and eight bits that nobody can guess; no other queue pair's number. 0: none is free. */
+/* Find a free queue pair number: the port, and eight random bits. 0: none is free. */
 static uint32_t number_at(uint16_t port)
 {
     for (int i = 0; i < TRIES; i++) {
@@ -363,7 +365,7 @@ static struct attachment **find_attachment(struct sw_datagrams *datagrams,
     return link;
 }
 
-/* The interface of the queue pair's address; 0: it has none. */
+/* The interface of the queue pair's address. 0: it has no address. */
 static uint32_t interface_of(const struct sw_queue_pair *pair)
 {
     static const union ibv_gid none;
@@ -375,7 +377,7 @@ static uint32_t interface_of(const struct sw_queue_pair *pair)
     return index >= 0 && !sw_gid_entry(index, &entry) ? entry.ndev_ifindex : 0;
 }
 
-/* interface: 0 is all, for want of one that is meant. */
+/* interface: 0 if the queue pair has no address. */
 static int open_group(struct sw_udp *udp, const union ibv_gid *group, uint32_t interface)
 {
     struct sockaddr_in6 ipv6 = {.sin6_family = AF_INET6, .sin6_port = htons(SW_GROUP_PORT)};
@@ -451,7 +453,7 @@ int sw_datagrams_are_attached(const struct sw_queue_pair *pair)
 
 static int attach_mcast(struct ibv_qp *queue_pair, const union ibv_gid *gid, uint16_t lid)
 {
-    (void)lid; /* InfiniBand's */
+    (void)lid; /* for InfiniBand only */
     if (!queue_pair || !gid)
         return EINVAL;
     struct sw_queue_pair *pair = (struct sw_queue_pair *)queue_pair;
@@ -474,7 +476,7 @@ static int detach_mcast(struct ibv_qp *queue_pair, const union ibv_gid *gid, uin
     return error;
 }
 
-/* A datagram that meets no receive is dropped, and nothing ends with the queue pair's state. */
+/* A datagram without a receive is dropped, so nothing resumes, and a state change ends nothing. */
 static void do_nothing(struct sw_queue_pair *pair)
 {
     (void)pair;

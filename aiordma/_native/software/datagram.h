@@ -1,6 +1,6 @@
 /*
- * UD queue pairs. A queue pair's number has its UDP port in its low 16 bits, so that (address,
- * number) is enough to reach it.
+ * UD queue pairs. The low 16 bits of a queue pair's number are its UDP port. So an address and a
+ * number are enough to reach it.
  */
 #ifndef AIORDMA_SOFTWARE_DATAGRAM_H
 #define AIORDMA_SOFTWARE_DATAGRAM_H
@@ -9,10 +9,10 @@
 
 extern const struct sw_transport sw_datagram_transport;
 
-/* It gets a multicast group's datagrams, on the interface of its source if it has one. */
+/* Attach a queue pair to a multicast group, on the interface of its source if it has one. */
 int sw_datagrams_attach(struct sw_queue_pair *pair, const union ibv_gid *group);
 int sw_datagrams_detach(struct sw_queue_pair *pair, const union ibv_gid *group);
-/* By the program itself, with ibv_attach_mcast: it is not destroyed before it is detached. */
+/* Whether the program attached it (ibv_attach_mcast), and so has to detach it before the end. */
 int sw_datagrams_are_attached(const struct sw_queue_pair *pair);
 
 void sw_fill_datagram(struct aiordma_provider *table); /* address handles, multicast */

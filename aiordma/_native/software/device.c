@@ -1,5 +1,5 @@
 /*
- * The device's state: its lock, the turns of those who hold it, and its random numbers.
+ * The device's state: its lock, the turns of the threads that hold it, and its random numbers.
  */
 #include "device.h"
 
@@ -19,15 +19,15 @@ struct sw_device sw_device = {
 };
 
 /*
- * A mutex gives the lock to whichever thread asks first, and a thread that asks again at once is
- * faster than one that has to be woken: so the engine, which asks for ever, would keep it. It
- * sleeps on `returned` instead, until as many threads have had the lock as waited for it.
+ * A mutex goes to the first thread that requests it, and a thread that requests it again at once is
+ * faster than one that has to wake up. So the engine would keep it for ever. Instead, the engine
+ * sleeps on `returned` until as many threads have had the lock as waited for it.
  */
 static struct {
-    uint32_t waiting; /* threads that wait for the mutex, without the engine's; atomic */
-    /* the lock guards the rest */
-    uint32_t owed; /* threads that have to have the lock before the engine has it again */
-    int gives_way; /* the engine sleeps */
+    uint32_t waiting; /* threads that wait for the mutex, except the engine's; atomic */
+    /* the lock guards the other fields */
+    uint32_t owed; /* threads that must have the lock before the engine gets it again */
+    int gives_way; /* the engine waits for `returned` */
     pthread_cond_t returned;
     uint32_t sleepers, changes; /* threads in sw_wait; calls of sw_changed */
     uint64_t work;              /* of this turn */
@@ -38,7 +38,7 @@ static uint32_t waiting(void)
     return __atomic_load_n(&turns.waiting, __ATOMIC_RELAXED);
 }
 
-/* A thread that was counted as waiting has the lock. */
+/* Count a thread that waited and now has the lock. */
 static void end_waiting(void)
 {
     __atomic_sub_fetch(&turns.waiting, 1, __ATOMIC_RELAXED);
@@ -46,7 +46,7 @@ static void end_waiting(void)
         turns.owed--;
 }
 
-/* Whether the lock is the engine's again, which has to be woken then. */
+/* Whether the engine gets the lock back. If so, the caller wakes it. */
 static int is_returned(void)
 {
     if (!turns.gives_way || turns.owed)
@@ -88,7 +88,7 @@ void sw_wait(void)
 
 void sw_changed(void)
 {
-    /* From now on they wait for the lock. */
+    /* From now on the sleepers wait for the lock. */
     turns.changes++;
     __atomic_add_fetch(&turns.waiting, turns.sleepers, __ATOMIC_RELAXED);
     turns.sleepers = 0;
@@ -138,7 +138,7 @@ void sw_random(void *bytes, size_t size)
     while (size) {
         ssize_t got = getrandom(to, size, 0);
         if (got < 0 && errno != EINTR)
-            abort(); /* the alternative is keys that can be guessed */
+            abort(); /* otherwise keys would be predictable */
         if (got > 0) {
             to += got;
             size -= (size_t)got;

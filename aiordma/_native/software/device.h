@@ -1,21 +1,21 @@
 /*
- * The software device: a user-space RDMA device behind the same table as rdma-core's.
+ * The software device: a user-space RDMA device with the same table of calls as rdma-core.
  *
- * This is the ground that its rooms stand on. Connected queue pairs speak iWARP over TCP (MPA,
- * DDP, RDMAP), datagrams go over UDP behind RoCE v2's headers. Every object begins with the public
- * structure of verbs.h or rdma_cma.h, so that a pointer to one is a pointer to the other.
+ * All modules use this one. Connected queue pairs use iWARP over TCP (MPA, DDP, RDMAP). Datagrams
+ * use UDP with the headers of RoCE v2. Every object begins with the public structure of verbs.h or
+ * rdma_cma.h, so that a pointer to one is a pointer to the other.
  *
- * One lock guards everything: sw_device.lock. The functions of the table and of
- * ibv_context_ops take it; a function named sw_ is called with it held unless it says otherwise.
- * One thread, the engine's, serves sockets and timers, with the lock held while it handles one,
- * so that the memory that a peer reads or writes cannot be deregistered meanwhile. Nothing that
- * holds the lock blocks: sockets are non-blocking, and a destroy that must wait for an
- * acknowledgement gives the lock up (sw_wait).
+ * One lock, sw_device.lock, guards everything. The functions of the table and of ibv_context_ops
+ * take it. A function named sw_... requires that the caller holds it, unless its comment says
+ * otherwise. One thread, the engine's, serves sockets and timers, and holds the lock while it
+ * serves one. So memory cannot be deregistered while a peer reads or writes it. Nothing blocks with
+ * the lock held: sockets are non-blocking, and a destroying call that waits for an acknowledgement
+ * releases the lock (sw_wait).
  *
  * Peers decide how much work there is, so the work is done in turns. A turn is bounded, and between
  * two turns the engine hands the lock over to every thread that waits for it (sw_give_way).
  *
- * Functions return 0 or a positive errno unless they say otherwise.
+ * Functions return 0 or a positive errno, unless their comment says otherwise.
  */
 #ifndef AIORDMA_SOFTWARE_DEVICE_H
 #define AIORDMA_SOFTWARE_DEVICE_H
@@ -36,35 +36,35 @@
 struct sw_device {
     struct ibv_device ibv;
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* by every acknowledgement: see sw_wait and sw_changed */
-    uint32_t generation;    /* counts forks: what has an earlier one is the parent's (fork.c) */
+    pthread_cond_t changed; /* signaled by every acknowledgement: see sw_wait and sw_changed */
+    uint32_t generation;    /* counts forks: older objects are the parent's (fork.c) */
     struct aiordma_software_counts counts;
     struct aiordma_software_memory memory;
-    uint64_t completions, reads;     /* that were ever made; of streams */
-    struct sw_context *contexts;     /* all that are open */
-    struct sw_context *manager;      /* the one that the connection manager opened, once it has */
-    struct verbs_context operations; /* what each new context begins with (table.c) */
+    uint64_t completions, reads;     /* counts: completions made, and reads of streams */
+    struct sw_context *contexts;     /* all open contexts */
+    struct sw_context *manager;      /* the connection manager's, once it is open */
+    struct verbs_context operations; /* the operations of a new context (table.c) */
 };
 extern struct sw_device sw_device;
 
 void sw_lock(void);
 void sw_unlock(void);
 
-/* Release the lock until something was acknowledged, or something else changed. */
+/* Release the lock until an acknowledgement or another change, and take it again. */
 void sw_wait(void);
 /* Wake the threads in sw_wait. */
 void sw_changed(void);
 
-/* The same as sw_lock, for the engine's thread, which gives way to every other. */
+/* Take the lock in the engine's thread, which lets all other threads go first. */
 void sw_lock_engine(void);
-/* Hand the lock over to every thread that waits in sw_lock, and take it back after the last. */
+/* Hand the lock over to every thread that waits in sw_lock. Take it back after the last. */
 void sw_give_way(void);
 
 /*
- * Turns. A thread's begins when it takes the lock, the engine's also with each event. What serves
- * a peer counts its work, and stops between two frames once the turn is over; the engine goes on
- * with the rest in another turn. Turns are shorter while a thread waits for the lock. Work is
- * counted in bytes: those that were moved, and SW_FRAME_WORK for each frame.
+ * Turns. A thread's turn begins when it takes the lock. The engine begins one with each event, too.
+ * Code that serves a peer counts its work, and stops between two frames when the turn is over. The
+ * engine does the rest in another turn. Turns are shorter while a thread waits for the lock. Work
+ * is counted in bytes: those that were moved, and SW_FRAME_WORK for each frame.
  */
 enum { SW_FRAME_WORK = 256 };
 #ifndef SW_LONG_TURN
@@ -76,10 +76,10 @@ void sw_begin_turn(void);
 void sw_add_work(uint64_t bytes);
 int sw_turn_is_over(void);
 
-/* In a fork's child: the threads that waited for the lock are the parent's. */
+/* In a fork's child: forget the parent's threads that waited for the lock. */
 void sw_lock_forked(void);
 
-/* Random bytes from the system: keys, and numbers that nobody is to guess. */
+/* Get random bytes from the system, for keys and for numbers that peers must not predict. */
 void sw_random(void *bytes, size_t size);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * The engine: one thread that waits for sockets and timers, and serves them with the device's
- * lock held. It starts with the first watch or timer and lives as long as the process.
+ * The engine: one thread that waits for sockets and timers, and serves them with the device's lock
+ * held. It starts with the first watch or timer, and runs until the process ends.
  */
 #include "engine.h"
 
@@ -16,8 +16,10 @@
 
 enum { BATCH = 64, PART_OF_TURN = 8, FIRST_SLOTS = 64 };
 
-/* A slot's number and its generation together are what epoll gives back: an event that was
- * taken for a watch which is gone meanwhile meets another generation, and nobody. */
+/*
+ * epoll returns a slot's number and generation. An event for a watch that has been removed since
+ * then has an older generation, and is ignored.
+ */
 struct slot {
     struct sw_watch *watch; /* NULL: free */
     uint32_t generation;
@@ -26,12 +28,12 @@ struct slot {
 
 static struct {
     int runs;
-    int epoll, bell; /* the bell is an eventfd that ends its sleep */
+    int epoll, bell; /* bell: an eventfd that wakes the thread */
     pthread_t thread;
-    struct slot *slots; /* slot 0 is the bell's */
+    struct slot *slots; /* slot 0 belongs to the bell */
     uint32_t slot_count, first_free;
     struct sw_timers timers;
-    uint64_t sleeps_until; /* 0: it does not sleep */
+    uint64_t sleeps_until; /* 0: it is awake */
 } engine;
 
 static uint64_t now(void)
@@ -47,7 +49,7 @@ static void ring(void)
     uint64_t one = 1;
 
     if (write(engine.bell, &one, sizeof(one)) < 0) {
-        /* Only a full counter fails, and that wakes as well. */
+        /* This fails only if the counter is full, and then the thread wakes as well. */
     }
 }
 
@@ -60,7 +62,7 @@ static void serve(const struct epoll_event *event)
     sw_add_work(SW_FRAME_WORK);
     if (!slot) {
         if (read(engine.bell, &count, sizeof(count)) < 0) {
-            /* Somebody else's ring has been read already. */
+            /* An earlier read has taken this ring's count, too. */
         }
         return;
     }
@@ -74,7 +76,7 @@ void sw_serve(int epoll)
     struct epoll_event events[PART_OF_TURN];
     int count;
 
-    /* All that epoll returned are served, or it would return the first of them again and again. */
+    /* Serve all events that epoll_wait returned, or it would return the same ones again. */
     do {
         count = epoll_wait(epoll, events, PART_OF_TURN, 0);
         for (int i = 0; i < count; i++)
@@ -84,7 +86,7 @@ void sw_serve(int epoll)
 
 static void expire(void)
 {
-    /* Those that a timer sets anew wait for the next round, so that sockets get their turn. */
+    /* Timers that are set here wait for the next round, so that sockets are served first. */
     uint64_t time = now();
     for (;;) {
         sw_give_way();
@@ -114,7 +116,7 @@ static void *run(void *unused)
 
     (void)unused;
     if (prctl(PR_SET_NAME, "aiordma-engine")) {
-        /* Then it has the program's name. */
+        /* The thread then keeps the program's name. */
     }
     sw_lock_engine();
     for (;;) {
@@ -159,7 +161,7 @@ static int spawn(void)
     sigset_t all, before;
     pthread_attr_t attributes;
 
-    /* A program's signals are for its own threads. */
+    /* Signals are for the program's own threads. */
     sigfillset(&all);
     int error = pthread_sigmask(SIG_SETMASK, &all, &before);
     if (error)
@@ -252,7 +254,7 @@ int sw_rewatch(struct sw_watch *watch, uint32_t events)
 {
     if (!watch->slot || watch->events == events)
         return 0;
-    /* Without events it is taken out: errors and hang-ups would be told for ever else. */
+    /* Remove it if there is no event to wait for: epoll always reports errors and hang-ups. */
     int operation = !events ? EPOLL_CTL_DEL : watch->events ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
     watch->events = events;
     struct epoll_event event = event_of(watch);
@@ -270,11 +272,11 @@ int sw_move(struct sw_watch *watch, int epoll)
         epoll = engine.epoll;
     if (epoll == watch->epoll)
         return 0;
-    /* In both for a moment, so that a failure changes nothing. */
+    /* Add it before removing it, so that a failure changes nothing. */
     if (watch->events && epoll_ctl(epoll, EPOLL_CTL_ADD, watch->fd, &event))
         return errno;
     if (watch->events && epoll_ctl(watch->epoll, EPOLL_CTL_DEL, watch->fd, NULL)) {
-        /* It is in there. */
+        /* This cannot fail: the descriptor is in that epoll. */
     }
     watch->epoll = epoll;
     return 0;

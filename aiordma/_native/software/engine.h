@@ -11,33 +11,33 @@ struct sw_watch {
     int fd;
     uint32_t events;
     uint32_t slot; /* the engine's; 0: not watched */
-    int epoll;     /* the one that it is in: the engine's, or one that a program's thread serves */
+    int epoll;     /* that has fd: the engine's, or one that the program's thread serves */
 };
 
-/* Start watching; the engine's thread is started by the first. The watch is the caller's memory. */
+/* Start watching. The first watch starts the engine's thread. The caller owns the watch. */
 int sw_watch(struct sw_watch *watch, int fd, uint32_t events);
 /*
- * Change what is waited for; 0 events: nothing for now. Only from nothing to something can fail, for
- * want of memory: then nothing is waited for, and the caller must try again later, or do without.
+ * Change the events to wait for; 0: none for now. Only a change from none to some can fail, for
+ * lack of memory. Then nothing is watched, and the caller must try again later, or do without.
  */
 int sw_rewatch(struct sw_watch *watch, uint32_t events);
-/* ready is not called any more; before the descriptor is closed. Nothing if not watched. */
+/* Stop watching, before the descriptor is closed. Do nothing if it is not watched. */
 void sw_unwatch(struct sw_watch *watch);
 /*
- * Have it wait in another epoll, which sw_serve is called for; -1: in the engine's own. If that has
- * no memory for it, it waits where it did.
+ * Move a watch to another epoll, which the caller passes to sw_serve; -1: to the engine's own. If
+ * there is no memory for that, it stays where it is.
  */
 int sw_move(struct sw_watch *watch, int epoll);
-/* Serve what is ready in such an epoll. */
+/* Serve the ready descriptors of such an epoll. */
 void sw_serve(int epoll);
 
-/* Run once, milliseconds from now: 0 as soon as the engine can. One that runs is set anew. */
+/* Run a timer once, after this time; 0: as soon as possible. A running timer is set again. */
 int sw_call_later(struct sw_timer *timer, uint32_t milliseconds);
-void sw_cancel(struct sw_timer *timer); /* nothing if it does not run */
+void sw_cancel(struct sw_timer *timer); /* does nothing if it is not running */
 
 /*
- * In a fork's child: its thread is the parent's. Close what was watched (the sockets go on in the
- * parent, and hear nothing of it), forget all watches and timers; begin anew.
+ * In a fork's child: the thread is the parent's. Close the watched descriptors (the parent's
+ * sockets are not affected), and forget all watches and timers.
  */
 void sw_engine_forked(void);
 

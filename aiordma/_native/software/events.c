@@ -1,5 +1,5 @@
 /*
- * Asynchronous events, a list for each context; and the descriptors that programs wait for.
+ * Asynchronous events, in a list for each context, and the descriptors that programs wait for.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* preadv2 */
@@ -15,11 +15,11 @@
 
 #include "../event_subjects.h"
 
-/* -- descriptors ------------------------------------------------------------------------------ */
+/* -- descriptors ------------------------------------------------------------------------------- */
 
 int sw_new_signal(void)
 {
-    /* Blocking at first, as the kernel's are. */
+    /* Blocking at first, as the kernel's descriptors are. */
     return eventfd(0, EFD_CLOEXEC);
 }
 
@@ -28,7 +28,7 @@ void sw_signal(int fd)
     uint64_t one = 1;
 
     if (write(fd, &one, sizeof(one)) < 0) {
-        /* Only a full counter fails, which is readable all the same. */
+        /* This fails only if the counter is full, and then the descriptor is readable as well. */
     }
 }
 
@@ -37,11 +37,11 @@ void sw_quiet(int fd)
     uint64_t count;
     struct iovec to = {&count, sizeof(count)};
 
-    /* It is readable, unless the program has read it itself: nobody waits for that here. */
+    /* The descriptor is readable, unless the program has read it itself: do not block then. */
     if (preadv2(fd, &to, 1, -1, RWF_NOWAIT) < 0 && errno != EAGAIN) {
-        struct pollfd wanted = {.fd = fd, .events = POLLIN}; /* a kernel before 5.8 */
+        struct pollfd wanted = {.fd = fd, .events = POLLIN}; /* for kernels before 5.8 */
         if (poll(&wanted, 1, 0) == 1 && read(fd, &count, sizeof(count)) < 0) {
-            /* Which leaves it as it should be. */
+            /* Another thread has read it. */
         }
     }
 }
@@ -64,8 +64,8 @@ int sw_await_signal(int fd)
 /* -- events ------------------------------------------------------------------------------------ */
 
 /*
- * The subject has room for each kind of event, so that none is lost for want of memory; the same
- * kind again, before it was taken, counts.
+ * The subject has an entry for each kind of event, so that no event is lost for lack of memory. An
+ * event of a kind that is already raised and not taken is counted.
  */
 void sw_raise(struct ibv_context *public, struct sw_subject *subject,
               const struct ibv_async_event *what)
@@ -76,7 +76,7 @@ void sw_raise(struct ibv_context *public, struct sw_subject *subject,
     while (event < end && event->times && event->event.event_type != what->event_type)
         event++;
     if (event == end)
-        return; /* of more kinds than there are */
+        return; /* more kinds than there are entries */
     if (event->times++)
         return;
     event->event = *what;

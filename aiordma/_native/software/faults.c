@@ -17,7 +17,7 @@ static int last_number;
 static uint64_t random_state = 1;
 int sw_has_faults;
 
-/* xorshift64*: the same on every machine, which a test's seed is there for. */
+/* xorshift64*: a seed has the same effect on every machine. */
 static uint32_t next_random(void)
 {
     random_state ^= random_state >> 12;
@@ -118,6 +118,6 @@ void aiordma_software_remove_fault(int number)
 void aiordma_software_seed_faults(uint64_t seed)
 {
     sw_lock();
-    random_state = seed * 2 + 1; /* never zero, from which it would not move */
+    random_state = seed * 2 + 1; /* never 0, because 0 is followed by 0 */
     sw_unlock();
 }

@@ -1,4 +1,4 @@
-/* Faults on demand: what the rooms ask of faults.c. Each is cheap while there are none. */
+/* Faults on demand, as the other modules use them. A check is cheap while there are none. */
 #ifndef AIORDMA_SOFTWARE_FAULTS_H
 #define AIORDMA_SOFTWARE_FAULTS_H
 
@@ -8,7 +8,7 @@
 
 extern int sw_has_faults;
 
-/* Whether a fault of this kind strikes now; what has its milliseconds (spread added) and error. */
+/* Whether a fault of this kind strikes now. what: the fault, with the spread in milliseconds. */
 int sw_strike(enum aiordma_fault_kind kind, struct aiordma_fault *what);
 
 static inline int sw_fault(enum aiordma_fault_kind kind, struct aiordma_fault *what)
@@ -16,7 +16,7 @@ static inline int sw_fault(enum aiordma_fault_kind kind, struct aiordma_fault *w
     return sw_has_faults && sw_strike(kind, what);
 }
 
-/* DROP_AFTER_BYTES: a stream has carried so many so far. Strikes once for each stream. */
+/* Whether a DROP_AFTER_BYTES strikes a stream that has carried this many bytes, which ends it. */
 int sw_strikes_bytes(uint64_t carried);
 
 #endif

@@ -1,14 +1,13 @@
 /*
- * Forks. A child has a copy of the parent's objects and none of its threads, and shares its
- * sockets and eventfds: whatever it did with them would happen to the parent's connections. So
- * in a child everything that the parent had made is dead. Every call on it fails with EPERM and
- * does nothing (what returns nothing does nothing), the copies of the sockets are closed (TCP
- * tells the peer nothing while the parent has its own), and the memory stays as it is until the
- * child ends. What the child makes anew is its own and works.
+ * Forks. A child has copies of the parent's objects, none of its threads, and shares its sockets
+ * and eventfds: using them would affect the parent's connections. So in a child, a call on an
+ * object of the parent has no effect, and fails with EPERM if it has a result. The child closes its
+ * copies of the sockets. TCP tells the peer nothing, because the parent still has the socket. The
+ * memory stays as it is until the child ends. Objects that the child creates itself work.
  *
- * Each context and each event channel has the generation of the process that made it, and
- * everything else belongs to one of those. The table's functions are entered through the guards
- * below, the inline functions of verbs.h through operations that the child replaces.
+ * Each context and each event channel has the generation of the process that created it, and every
+ * other object belongs to one of these. Guards, below, check each call through the table. For the
+ * inline functions of verbs.h, the child replaces the operations of the parent's contexts.
  */
 #include "fork.h"
 
@@ -22,9 +21,9 @@
 #include "identifier.h"
 #include "stream.h"
 
-static struct aiordma_provider inner; /* what the rooms filled in */
+static struct aiordma_provider inner; /* the table that the modules filled */
 
-/* -- whose something is -------------------------------------------------------------------- */
+/* -- the process that owns an object --------------------------------------------------------- */
 
 static int is_foreign_context(struct ibv_context *context)
 {
@@ -37,16 +36,16 @@ static int is_foreign_channel(const struct rdma_event_channel *channel)
                           sw_device.generation;
 }
 
-/* Every public structure of verbs.h has its context. NULL is the rooms' to refuse. */
+/* Every public structure of verbs.h has its context. The guarded functions check for NULL. */
 #define FOREIGN(object) ((object) && is_foreign_context((object)->context))
 
-/* An identifier may outlive its channel, and knows its context once it has an address. */
+/* An identifier can outlive its channel, and has a context as soon as it has an address. */
 static int is_foreign_id(const struct rdma_cm_id *id)
 {
     return id && (is_foreign_channel(id->channel) || is_foreign_context(id->verbs));
 }
 
-/* A request's own identifier may be gone before its acknowledgement, the listener may not. */
+/* A request's identifier can be destroyed before the event is acknowledged, its listener cannot. */
 static int is_foreign_cm_event(const struct rdma_cm_event *event)
 {
     if (!event)
@@ -55,8 +54,10 @@ static int is_foreign_cm_event(const struct rdma_cm_event *event)
     return whole->counted && is_foreign_id(&whole->counted->ibv);
 }
 
-/* What an asynchronous event is about has a context, which is the first field of each; a port,
- * which needs no acknowledgement, has none. */
+/*
+ * The context is the first field of each object that asynchronous events have. A port has none, and
+ * its events need no acknowledgement.
+ */
 static int is_foreign_async_event(const struct ibv_async_event *event)
 {
     if (!event)
@@ -87,7 +88,7 @@ static int is_foreign_async_event(const struct ibv_async_event *event)
         return inner.name arguments;                              \
     }
 
-/* Functions that return an errno, -1, NULL. */
+/* Functions that return an errno, -1 or NULL after a failure. */
 #define GUARD_ERRNO(...) GUARD(int, EPERM, __VA_ARGS__)
 #define GUARD_INT(...) GUARD(int, -1, __VA_ARGS__)
 #define GUARD_NULL(type, ...) GUARD(type *, NULL, __VA_ARGS__)
@@ -255,7 +256,7 @@ GUARD_INT(set_option, is_foreign_id(id),
           (struct rdma_cm_id * id, int level, int name, void *value, size_t length),
           (id, level, name, value, length))
 
-/* -- what the child's inline functions meet -------------------------------------------------- */
+/* -- replacements of the inline functions, in a child ---------------------------------------- */
 
 static int refuse_post_send(struct ibv_qp *queue_pair, struct ibv_send_wr *request,
                             struct ibv_send_wr **refused)
@@ -387,7 +388,7 @@ static void in_child(void)
 int sw_guard(struct aiordma_provider *table)
 {
     inner = *table;
-/* A slot that no room has filled stays empty: "not supported". */
+/* A function that no module implements stays NULL: not supported. */
 #define ENTER(name) table->name = inner.name ? guard_##name : NULL
     ENTER(close_device);
     ENTER(query_device);
@@ -453,6 +454,6 @@ int sw_guard(struct aiordma_provider *table)
     ENTER(reject_ece);
     ENTER(set_option);
 #undef ENTER
-    /* Under the lock, so that the child finds everything in order. */
+    /* Fork with the lock held, so that the child's copy of the state is consistent. */
     return pthread_atfork(sw_lock, sw_unlock, in_child);
 }

@@ -1,10 +1,10 @@
-/* Forks: what a child finds of its parent's. */
+/* Fork safety. */
 #ifndef AIORDMA_SOFTWARE_FORK_H
 #define AIORDMA_SOFTWARE_FORK_H
 
 #include "device.h"
 
-/* Have every call refuse what a parent made, and register for forks. 0 or an errno. */
+/* Guard all calls against objects of a parent process, and register for forks. 0 or an errno. */
 int sw_guard(struct aiordma_provider *table);
 
 #endif

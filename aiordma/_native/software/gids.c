@@ -1,5 +1,5 @@
 /*
- * The device's addresses: the table of GIDs, and the kernel's news of it.
+ * The device's addresses: the table of GIDs, kept up to date by the kernel's notifications.
  */
 #include "gids.h"
 
@@ -23,8 +23,8 @@ static struct {
         unsigned int interface;
         int is_used, is_seen;
     } entries[SW_MOST_GIDS];
-    int has_changed;       /* since it was told */
-    struct sw_watch watch; /* of the kernel's news, while a context is open */
+    int has_changed;       /* since the last GID_CHANGE */
+    struct sw_watch watch; /* of the kernel's notifications, while a context is open */
 } gids;
 
 static void map_ipv4(const void *address, union ibv_gid *gid)
@@ -60,13 +60,13 @@ static void see_gid(const union ibv_gid *gid, unsigned int interface)
         if (!gids.entries[i].is_used)
             index = i;
     if (index < 0)
-        return; /* the table is full: the address is not one of ours */
+        return; /* the table is full: the device does not use the address */
     gids.entries[index].gid = *gid;
     gids.entries[index].interface = interface;
     gids.entries[index].is_used = gids.entries[index].is_seen = 1;
 }
 
-/* Where it fails the table stays as it was. */
+/* Compare the table with the interfaces' addresses. If that fails, the table stays as it was. */
 static int refresh_gids(void)
 {
     struct ifaddrs *addresses, *at;
@@ -76,7 +76,7 @@ static int refresh_gids(void)
         return errno;
     for (int i = 0; i < SW_MOST_GIDS; i++)
         gids.entries[i].is_seen = 0;
-    /* First what is there already, so that a new address does not take its place. */
+    /* First mark the known addresses, so that a new address does not take an entry of theirs. */
     for (int pass = 0; pass < 2; pass++) {
         for (at = addresses; at; at = at->ifa_next) {
             if (!at->ifa_addr || !(at->ifa_flags & IFF_UP) ||
@@ -101,7 +101,7 @@ static void news(struct sw_watch *watch, uint32_t events)
 {
     char message[4096];
 
-    /* What it says does not matter, nor what of it was lost: the table is compared. */
+    /* The contents of a message do not matter, nor do lost messages: the table is compared. */
     (void)events;
     while (recv(watch->fd, message, sizeof(message), 0) >= 0 || errno == ENOBUFS)
         continue;
@@ -201,13 +201,13 @@ void sw_address_of(const union ibv_gid *gid, struct sockaddr_storage *address)
     struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)address;
     in6->sin6_family = AF_INET6;
     memcpy(&in6->sin6_addr, gid->raw, 16);
-    /* Without its interface a link-local address of ours could not be bound to. */
+    /* A link-local address of this machine can be bound only with its interface. */
     int index = IN6_IS_ADDR_LINKLOCAL(&in6->sin6_addr) ? find_gid(gid) : -1;
     if (index >= 0)
         in6->sin6_scope_id = gids.entries[index].interface;
 }
 
-/* As much of an entry as the program's structure has room for, the rest of that 0. */
+/* Copy as many bytes of an entry as the program's structure has, and fill the rest of it with 0. */
 static void give_entry(void *to, const struct ibv_gid_entry *entry, size_t entry_size)
 {
     memset(to, 0, entry_size);
@@ -236,7 +236,7 @@ static int query_gid(struct ibv_context *context, uint8_t port, int index, union
 
     if (context && gid && index >= 0)
         error = query_gid_ex(context, port, (uint32_t)index, &entry, 0, sizeof(entry));
-    /* An empty entry is a GID of zeros here, as it always was. */
+    /* ibv_query_gid returns a GID of zeros for an empty entry. */
     if (error && error != ENODATA) {
         errno = error;
         return -1;

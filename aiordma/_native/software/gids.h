@@ -7,25 +7,26 @@
 #include "device.h"
 
 /*
- * The GID table: an entry for each IP address of the interfaces that are up, of type
- * IBV_GID_TYPE_ROCE_V2; an address that goes leaves a hole, so that indices stay. Refreshed by
- * each call. Returns the index of an address (IPv4 as ::ffff:a.b.c.d), or -1 and errno: ENODEV, or
- * why the table could not be refreshed.
+ * The GID table has an entry of type IBV_GID_TYPE_ROCE_V2 for each IP address of the interfaces
+ * that are up. A removed address leaves an empty entry, so that the other indices stay. Each call
+ * refreshes the table. sw_gid_index returns the index of an address (IPv4 as ::ffff:a.b.c.d), or -1
+ * and errno: ENODEV, or the reason why the table could not be refreshed.
  */
 int sw_gid_index(const union ibv_gid *gid);
-/* 0, or ENODATA where the entry is empty, EINVAL beyond the table. */
+/* Read an entry. Returns 0, ENODATA if the entry is empty, or EINVAL beyond the table. */
 int sw_gid_entry(int index, struct ibv_gid_entry *entry);
 void sw_gid_of(const struct sockaddr *address, union ibv_gid *gid);
-/* The other way round; the port is 0. */
+/* The inverse of sw_gid_of. The port is 0. */
 void sw_address_of(const union ibv_gid *gid, struct sockaddr_storage *address);
 
 /*
- * The kernel tells of addresses that come and go: GID_CHANGE, while a context is open. Fails only
- * for want of descriptors or memory: where the kernel does not tell, there are no such events.
+ * Watch the kernel's notifications of addresses, and raise GID_CHANGE, while a context is open.
+ * Fails only for lack of descriptors or memory. If the kernel does not allow it, there are no such
+ * events.
  */
 int sw_watch_gids(void);
 void sw_unwatch_gids(void);
-/* In a fork's child the engine has closed what was watched. */
+/* In a fork's child: the engine has closed what was watched. */
 void sw_gids_forked(void);
 
 void sw_fill_gids(struct aiordma_provider *table);

@@ -1,5 +1,5 @@
 /*
- * Identifiers and their events: made, reported, taken and acknowledged, dropped and destroyed.
+ * Identifiers and their events: created, reported, taken, acknowledged, dropped and destroyed.
  */
 #include "identifier.h"
 
@@ -46,7 +46,7 @@ static struct sw_event *take_first(struct sw_event_channel *channel)
     return event;
 }
 
-/* Take out the oldest event whose acknowledgement an identifier waits for; NULL: there is none. */
+/* Take out the oldest event that counts for an identifier. NULL: there is none. */
 static struct sw_event *take_one_of(struct sw_event_channel *channel,
                                     const struct sw_identifier *identifier)
 {
@@ -67,7 +67,7 @@ static struct sw_event *take_one_of(struct sw_event_channel *channel,
     return event;
 }
 
-/* -- events, made and reported ------------------------------------------------------------------- */
+/* -- events: created and reported -------------------------------------------------------------- */
 
 static struct sw_event *fill_event(struct sw_event *event, struct sw_identifier *identifier,
                                    enum rdma_cm_event_type type, int status)
@@ -103,7 +103,7 @@ void sw_report(struct sw_event *event)
     if (channel)
         append(channel_of(channel), event);
     else
-        free(event); /* its channel was destroyed: nobody can take it */
+        free(event); /* its channel was destroyed: the program cannot take the event */
 }
 
 void sw_report_last(struct sw_identifier *identifier, enum rdma_cm_event_type type, int status)
@@ -163,7 +163,7 @@ void sw_drop_group_events(struct sw_identifier *identifier, const union ibv_gid 
         sw_quiet(channel->ibv.fd);
 }
 
-/* -- identifiers, made and destroyed --------------------------------------------------------- */
+/* -- identifiers: created and destroyed -------------------------------------------------------- */
 
 struct sw_identifier *sw_new_identifier(struct rdma_event_channel *channel, void *context,
                                         enum rdma_port_space port_space,
@@ -219,7 +219,7 @@ struct sw_event *sw_new_request_event(struct sw_identifier *listener,
     return event;
 }
 
-/* No event, timer or queue pair leads to it any more. */
+/* Detach the identifier from its events, timer, port space and queue pair. */
 static void unhook(struct sw_identifier *identifier)
 {
     sw_cancel(&identifier->timer);
@@ -267,7 +267,7 @@ void sw_lose_queue_pair(struct sw_identifier *identifier)
     identifier->ibv.qp = NULL;
 }
 
-/* -- the calls of rdma_cma.h ------------------------------------------------------------- */
+/* -- the calls of rdma_cma.h ------------------------------------------------------------------- */
 
 static struct rdma_event_channel *create_event_channel(void)
 {
@@ -305,8 +305,8 @@ static void destroy_event_channel(struct rdma_event_channel *raw)
     if (!raw)
         return;
     sw_lock();
-    /* A program that leaves identifiers behind gets no more events, but nothing worse. Each is
-     * looked for anew: with a listener's requests go identifiers that are on the channel, too. */
+    /* Identifiers that the program left on the channel get no more events. Each turn searches from
+     * the start, because dropping a listener's requests also frees identifiers. */
     while (channel->identifiers && (left = any_on(raw))) {
         sw_drop_events(left);
         left->ibv.channel = NULL;
@@ -360,7 +360,7 @@ static int migrate_id(struct rdma_cm_id *id, struct rdma_event_channel *raw)
     struct sw_identifier *identifier = sw_identifier_of(id);
     struct sw_event *event;
 
-    /* Without a channel rdma_migrate_id makes an identifier synchronous, which ours never are. */
+    /* Without a channel rdma_migrate_id makes a synchronous identifier, which is not supported. */
     if (!id || !raw) {
         errno = EINVAL;
         return -1;
@@ -372,7 +372,7 @@ static int migrate_id(struct rdma_cm_id *id, struct rdma_event_channel *raw)
     if (old) {
         channel_of(old)->identifiers--;
         while (old != raw && (event = take_one_of(channel_of(old), identifier))) {
-            event->ibv.id->channel = raw; /* of a request it is the new identifier's, too */
+            event->ibv.id->channel = raw; /* of a request, this is the new identifier */
             append(channel_of(raw), event);
         }
     }

@@ -1,6 +1,6 @@
 /*
- * Identifiers of the connection manager, the channels that they are on and the events there: what
- * its rooms share. A listener's requests are events first, and identifiers with them.
+ * Identifiers of the connection manager, their channels and events, for all modules of the
+ * connection manager. A request to a listener creates an event together with its identifier.
  */
 #ifndef AIORDMA_SOFTWARE_IDENTIFIER_H
 #define AIORDMA_SOFTWARE_IDENTIFIER_H
@@ -12,8 +12,8 @@
 #include "queue_pair.h"
 
 struct sw_event_channel {
-    struct rdma_event_channel ibv; /* an eventfd, readable while an event waits */
-    uint32_t generation;           /* fork.c's, which sets it */
+    struct rdma_event_channel ibv; /* fd: an eventfd, readable while an event waits */
+    uint32_t generation;           /* set by fork.c */
     struct sw_event *first, *last;
     uint32_t identifiers;
 };
@@ -21,8 +21,9 @@ struct sw_event_channel {
 struct sw_event {
     struct rdma_cm_event ibv;
     struct sw_event *next;
-    struct sw_identifier *counted; /* whose destruction waits for the acknowledgement: of a
-                                      CONNECT_REQUEST the listener, else the identifier itself */
+    struct sw_identifier *counted; /* destroying it waits for the acknowledgement: of a
+                                      CONNECT_REQUEST the listener, else the event's own
+                                      identifier */
     uint8_t private_data[256];
 };
 
@@ -35,29 +36,30 @@ enum sw_cm_state {
     SW_CM_ROUTE_RESOLVED,
     SW_CM_LISTENING,
     SW_CM_CONNECTING,
-    SW_CM_REQUESTED, /* came with a CONNECT_REQUEST, not answered yet */
-    SW_CM_ACCEPTING, /* answered; the peer has not been heard */
+    SW_CM_REQUESTED, /* created for a CONNECT_REQUEST, not answered yet */
+    SW_CM_ACCEPTING, /* accepted; no frame of the peer has arrived */
     SW_CM_CONNECTED,
     SW_CM_DISCONNECTED,
 };
 
 /*
- * What a port space does for its identifiers: cm_stream.c and cm_listen.c for RDMA_PS_TCP,
- * cm_datagram.c for RDMA_PS_UDP. Most are the calls of rdma_cma.h, with the lock held. The caller
- * has checked the identifier's state, and parameters holds what connect or accept was given.
+ * The operations of a port space on its identifiers: cm_stream.c and cm_listen.c implement
+ * RDMA_PS_TCP, cm_datagram.c implements RDMA_PS_UDP. Most are calls of rdma_cma.h, made with the
+ * lock held. The caller has checked the identifier's state, and stored what connect or accept was
+ * given in parameters.
  */
 struct sw_port_space {
-    int (*bind)(struct sw_identifier *identifier); /* takes the port in ibv.route's source */
+    int (*bind)(struct sw_identifier *identifier); /* takes the source address's port */
     int (*listen)(struct sw_identifier *identifier, int backlog);
-    /* Finds the state SW_CM_CONNECTING, which is taken back where it fails. */
+    /* The state is SW_CM_CONNECTING. The caller restores the former state after a failure. */
     int (*connect)(struct sw_identifier *identifier);
     int (*accept)(struct sw_identifier *identifier);
     int (*reject)(struct sw_identifier *identifier);
     int (*disconnect)(struct sw_identifier *identifier);
-    void (*request_taken)(struct sw_identifier *listener); /* by the program */
-    void (*forget)(struct sw_identifier *identifier);      /* it is being destroyed */
-    void (*forked)(struct sw_identifier *identifier);      /* a parent's: close its socket */
-    struct sw_told told; /* of the queue pair that the identifier has */
+    void (*request_taken)(struct sw_identifier *listener); /* the program took a CONNECT_REQUEST */
+    void (*forget)(struct sw_identifier *identifier);      /* the identifier is being destroyed */
+    void (*forked)(struct sw_identifier *identifier);      /* in a fork's child: close its socket */
+    struct sw_told told; /* reports of the identifier's queue pair */
 };
 
 struct sw_identifier {
@@ -65,20 +67,20 @@ struct sw_identifier {
     struct sw_identifier *next, **link; /* in sw_identifiers */
     enum sw_cm_state state;
     uint32_t unacknowledged; /* events that the program has taken and not acknowledged */
-    int has_port;            /* took one for itself: nobody else may, but who shares it */
+    int has_port;            /* holds its port: others can use it only if both have reuse_address */
     uint8_t tos, ack_timeout, reuse_address, ipv6_only;
     int has_tos, has_ipv6_only, has_ack_timeout;
-    struct sw_timer timer;             /* of the step that is under way: resolved, timed out */
+    struct sw_timer timer;             /* of the step in progress */
     struct rdma_conn_param parameters; /* of connect or accept; private_data in private_data[] */
     uint8_t private_data[256];
-    struct sw_event *last_event; /* there from the start, so that the end is told in any case */
+    struct sw_event *last_event; /* allocated in advance, so that the end can be reported */
     const struct sw_port_space *space;
-    struct sw_connection *connection; /* RDMA_PS_TCP: cm_stream.c's */
-    struct sw_service *service;       /* RDMA_PS_UDP: cm_datagram.c's */
-    struct sw_membership *groups;     /* joined: group.c's */
+    struct sw_connection *connection; /* RDMA_PS_TCP (cm_stream.c) */
+    struct sw_service *service;       /* RDMA_PS_UDP (cm_datagram.c) */
+    struct sw_membership *groups;     /* joined groups (group.c) */
 };
 
-extern struct sw_identifier *sw_identifiers; /* all there are */
+extern struct sw_identifier *sw_identifiers; /* a list of all identifiers */
 
 static inline struct sw_identifier *sw_identifier_of(struct rdma_cm_id *id)
 {
@@ -90,7 +92,7 @@ static inline int sw_is_stream(const struct sw_identifier *identifier)
     return identifier->ibv.ps == RDMA_PS_TCP;
 }
 
-/* What most functions of rdma_cma.h return: 0, or -1 and errno. */
+/* The result of most functions of rdma_cma.h: 0, or -1 and errno. */
 static inline int sw_result(int error)
 {
     if (!error)
@@ -99,39 +101,39 @@ static inline int sw_result(int error)
     return -1;
 }
 
-/* NULL: out of memory. */
+/* Create an identifier. NULL: out of memory. */
 struct sw_identifier *sw_new_identifier(struct rdma_event_channel *channel, void *context,
                                         enum rdma_port_space port_space,
                                         const struct sw_port_space *space);
-/* One for somebody who asks to connect, on the listener's channel. NULL: no memory. */
+/* Create the identifier for a request, on the listener's channel. NULL: out of memory. */
 struct sw_identifier *sw_new_requesting(struct sw_identifier *listener);
-/* That tells the listener's program of it, not reported yet. NULL: no memory. */
+/* Create its CONNECT_REQUEST, without reporting it. NULL: out of memory. */
 struct sw_event *sw_new_request_event(struct sw_identifier *listener,
                                       struct sw_identifier *requesting);
-/* Free one that no program knows. */
+/* Free an identifier that the program has not seen. */
 void sw_drop_identifier(struct sw_identifier *identifier);
-/* It has a queue pair, made by rdma_create_qp or the program's own; or it has it no longer. */
+/* Attach a queue pair, or forget it when it is destroyed. */
 void sw_give_queue_pair(struct sw_identifier *identifier, struct sw_queue_pair *pair);
 void sw_lose_queue_pair(struct sw_identifier *identifier);
 
-/* Make an event, not reported yet. NULL: out of memory. */
+/* Create an event, without reporting it. NULL: out of memory. */
 struct sw_event *sw_new_event(struct sw_identifier *identifier, enum rdma_cm_event_type type,
                               int status);
-/* Put it on its identifier's channel. */
+/* Append an event to its identifier's channel. */
 void sw_report(struct sw_event *event);
-/* The one that ends an attempt or a connection. There is one of each identifier, always. */
+/* The event that ends an attempt or a connection: one for each identifier, always available. */
 struct sw_event *sw_last_event(struct sw_identifier *identifier, enum rdma_cm_event_type type,
                                int status);
 void sw_report_last(struct sw_identifier *identifier, enum rdma_cm_event_type type, int status);
-/* With private data in the place where the port space has it (copied; at most 255 bytes). */
+/* Copy private data, at most 255 bytes, to the event and to the field of its port space. */
 void sw_set_private_data(struct sw_event *event, const void *data, size_t size);
 
-/* Drop what of its events nobody has taken; requests among them are refused. */
+/* Drop an identifier's events that the program has not taken. Refuse the requests among them. */
 void sw_drop_events(struct sw_identifier *identifier);
-/* Drop those that tell of joining a group, which it has left. */
+/* Drop the events of joining a group that the identifier has left. */
 void sw_drop_group_events(struct sw_identifier *identifier, const union ibv_gid *group);
 
-void sw_identifiers_forked(void); /* closes those that the engine did not watch */
+void sw_identifiers_forked(void); /* closes the sockets that the engine does not watch */
 
 void sw_fill_identifier(struct aiordma_provider *table);
 

@@ -1,10 +1,10 @@
-/* What the software device can: the numbers that ibv_query_device tells, and holds to. */
+/* The limits of the software device, which ibv_query_device reports. */
 #ifndef AIORDMA_SOFTWARE_LIMITS_H
 #define AIORDMA_SOFTWARE_LIMITS_H
 
 #define SW_NAME "software"
 
-/* The build gives the package's. */
+/* The build sets the package's version. */
 #ifndef SW_VERSION
 #define SW_VERSION "1.0"
 #endif
@@ -19,7 +19,7 @@ enum {
     SW_MOST_REGIONS = 1 << 22,
     SW_MOST_WINDOWS = 1 << 20,
     SW_MOST_DOMAINS = 65536,
-    SW_MOST_DEPTH = 128, /* READs and atomics outstanding, each way */
+    SW_MOST_DEPTH = 128, /* outstanding READs and atomics, in each direction */
     SW_MOST_SHARED_RECEIVES = 65536,
     SW_MOST_GROUPS = 1024,
     SW_MOST_GROUP_MEMBERS = 256,
@@ -28,7 +28,7 @@ enum {
     SW_MOST_MESSAGE = 1 << 30,
     SW_COMPLETION_VECTORS = 1,
     SW_DATAGRAM_MTU = 4096,
-    SW_MOST_HELD = 256 << 20, /* bytes that hold back what peers sent; see software.h */
+    SW_MOST_HELD = 256 << 20, /* bytes kept for messages without a receive; see software.h */
 };
 
 #define SW_LARGEST_REGION ((uint64_t)1 << 56)

@@ -1,6 +1,6 @@
 /*
- * Timers: each is before its children, which are in a list. Ten thousand connections have as many,
- * so that to look through them for each one would hold the device's lock for seconds.
+ * Timers: a heap in which each timer comes before its children, which are in a list. Ten thousand
+ * connections have as many timers: searching through them would hold the device's lock for seconds.
  */
 #include "timers.h"
 
@@ -13,7 +13,7 @@ static int is_before(const struct sw_timer *one, const struct sw_timer *other)
     return one->number < other->number;
 }
 
-/* Two heaps become one. Neither has a next, and either can be NULL. */
+/* Merge two heaps. Neither has a next, and either can be NULL. */
 static struct sw_timer *merge(struct sw_timer *one, struct sw_timer *other)
 {
     if (!one || !other)
@@ -31,7 +31,7 @@ static struct sw_timer *merge(struct sw_timer *one, struct sw_timer *other)
     return one;
 }
 
-/* Take the first off a list. */
+/* Remove the first timer from a list. */
 static struct sw_timer *pop(struct sw_timer **list)
 {
     struct sw_timer *first = *list;
@@ -43,7 +43,7 @@ static struct sw_timer *pop(struct sw_timer **list)
     return first;
 }
 
-/* A list becomes one heap: in pairs first, which is what keeps the heap flat, then all pairs. */
+/* Merge a list to one heap: first in pairs, which keeps the heap flat, then all pairs. */
 static struct sw_timer *merge_all(struct sw_timer *list)
 {
     struct sw_timer *pairs = NULL, *whole = NULL;
