@@ -91,8 +91,8 @@ static int destroy_comp_channel(struct ibv_comp_channel *channel)
 }
 
 /*
- * Make the signal match the list of events. While get_cq_event looks, it takes the first event
- * itself, and needs no signal for it.
+ * Make the signal match the list of events. While get_cq_event serves the lent sockets, it takes
+ * the first event itself, and needs no signal.
  */
 static void settle(struct sw_channel *channel)
 {
@@ -138,7 +138,7 @@ static void unlist(struct sw_channel *channel, struct sw_queue *queue)
     settle(channel);
 }
 
-/* Serve the lent sockets, which may make an event. Returns whether one had something. */
+/* Serve the lent sockets, which may make an event. Returns whether a socket was ready. */
 static int look(struct sw_channel *channel)
 {
     channel->is_looking = 1;

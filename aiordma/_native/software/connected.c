@@ -99,7 +99,7 @@ static struct sw_stream *new_stream(int fd, const struct sw_terms *terms)
     stream->rest.expired = rested;
     for (int queue = 0; queue < SW_QUEUES; queue++)
         stream->sequence[queue] = stream->expected[queue] = 1;
-    /* A sink is a random number, so that a peer does not know it before it is asked to fill it. */
+    /* A sink is a random number: a peer cannot know it before it gets a READ request for it. */
     sw_random(&stream->number, sizeof(stream->number));
     return stream;
 }

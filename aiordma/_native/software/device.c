@@ -19,9 +19,9 @@ struct sw_device sw_device = {
 };
 
 /*
- * A mutex goes to the first thread that requests it, and a thread that requests it again at once is
- * faster than one that has to wake up. So the engine would keep it for ever. Instead, the engine
- * sleeps on `returned` until as many threads have had the lock as waited for it.
+ * A mutex is given to the first thread that requests it, and a thread that requests it again at
+ * once is faster than a thread that has to wake up. So the engine would keep it for ever. Instead,
+ * the engine sleeps on `returned` until as many threads have had the lock as waited for it.
  */
 static struct {
     uint32_t waiting; /* threads that wait for the mutex, except the engine's; atomic */

@@ -69,7 +69,7 @@ uint32_t sw_frame_write(char *to, struct sw_frame *frame)
     return frame->header;
 }
 
-/* Which operations come tagged, and on which queue the others do. */
+/* Check that an operation is tagged or untagged as it must be, and that it is in its queue. */
 static int check_operation(const struct sw_frame *frame, struct sw_reason *reason)
 {
     static const uint8_t queues[] = {
@@ -203,7 +203,7 @@ uint32_t sw_terminate_write(char *to, const struct sw_reason *reason, const char
     enum { LENGTH_IS_THERE = 0x80, DDP_IS_THERE = 0x40, RDMAP_IS_THERE = 0x20 };
     char *start = to;
 
-    /* header is MPA's length, the DDP header, and for a request to READ its RDMAP header. */
+    /* header: MPA's length, the DDP header and, for a READ request, its RDMAP header. */
     uint32_t ddp = 0, rdmap = 0;
     if (size >= SW_TAGGED_HEADER) {
         ddp = header[2] & DDP_TAGGED ? SW_TAGGED_HEADER : SW_UNTAGGED_HEADER;
@@ -218,7 +218,7 @@ uint32_t sw_terminate_write(char *to, const struct sw_reason *reason, const char
     *to++ = (char)((ddp ? LENGTH_IS_THERE | DDP_IS_THERE : 0) | (rdmap ? RDMAP_IS_THERE : 0));
     *to++ = 0;
     if (ddp) {
-        memcpy(to, header, ddp + rdmap); /* the length field comes first here too */
+        memcpy(to, header, ddp + rdmap); /* the length field comes first here, too */
         to += ddp + rdmap;
     }
     return (uint32_t)(to - start);

@@ -1,6 +1,6 @@
 /*
- * Frames: an MPA FPDU (RFC 5044, 4) with its DDP and RDMAP headers (RFC 5041, 4; RFC 5040, 4;
- * RFC 7306), written to bytes and read from bytes that a peer sent. Nothing here has a state.
+ * Frames: an MPA FPDU (RFC 5044, 4) with its DDP and RDMAP headers (RFC 5041, 4; RFC 5040, 4; RFC
+ * 7306), encoded to bytes, and decoded from bytes that a peer sent. Nothing here has a state.
  */
 #ifndef AIORDMA_SOFTWARE_FRAME_H
 #define AIORDMA_SOFTWARE_FRAME_H
@@ -37,14 +37,14 @@ enum {
     SW_IMMEDIATE_SIZE = 8,
     SW_MOST_TERMINATE = 4 + 2 + 18 + 28,
     SW_MOST_ULPDU = 65535,
-    SW_MOST_PAYLOAD = 65024, /* of a frame that we send: a multiple of a cache line */
+    SW_MOST_PAYLOAD = 65024, /* of a sent frame: a multiple of a cache line */
     SW_MOST_FRAME = SW_LENGTH_FIELD + SW_MOST_ULPDU + 3 + 4,
 };
 
 struct sw_frame {
     enum sw_operation operation;
     int is_tagged, is_last;
-    uint32_t stag; /* tagged: the buffer, and where in it */
+    uint32_t stag; /* tagged: the buffer, and the offset in it */
     uint64_t offset;
     uint32_t invalidated; /* untagged: the STag of a SEND with invalidate */
     uint32_t queue, sequence, message_offset;
@@ -59,7 +59,7 @@ struct sw_reason {
 
 enum { SW_LAYER_RDMAP, SW_LAYER_DDP, SW_LAYER_MPA };
 
-/* Bytes of a frame: with padding to four, and MPA's CRC field, which is there in any case. */
+/* The size of a frame with its padding to four bytes and MPA's CRC field, which is always there. */
 static inline uint32_t sw_padding(uint32_t header, uint32_t payload)
 {
     return (0u - (header + payload)) & 3;
@@ -70,12 +70,12 @@ static inline uint32_t sw_frame_size(const struct sw_frame *frame)
     return frame->header + frame->payload + sw_padding(frame->header, frame->payload) + 4;
 }
 
-/* Write the header; to has room for SW_UNTAGGED_HEADER. Sets and returns frame->header. */
+/* Write the header, at most SW_UNTAGGED_HEADER bytes. Sets and returns frame->header. */
 uint32_t sw_frame_write(char *to, struct sw_frame *frame);
 
 /*
- * Read a header from what has arrived. 1: frame is filled. 0: more bytes are needed.
- * -1: no header of ours; reason says why.
+ * Read a header from the bytes that have arrived. 1: frame is filled. 0: more bytes are needed. -1:
+ * the header is invalid, for the reason in reason.
  */
 int sw_frame_read(const char *from, size_t available, struct sw_frame *frame,
                   struct sw_reason *reason);
@@ -101,16 +101,16 @@ void sw_atomic_response_write(char *to, uint32_t number, uint64_t value);
 void sw_atomic_response_read(const char *from, uint32_t *number, uint64_t *value);
 
 /*
- * The 64 bits of immediate data: the program's 32, and what they belong to. RFC 7306 leaves
- * their meaning to us: the immediate data of a SEND go before it as a message of their own.
+ * The 64 bits of immediate data: the program's 32, and the message that they belong to. RFC 7306
+ * leaves their meaning open. The immediate data of a SEND are a message of their own before it.
  */
 enum { SW_OF_WRITE = 0, SW_OF_SEND = 1 };
 void sw_immediate_write(char *to, uint32_t immediate, uint32_t belongs);
 void sw_immediate_read(const char *from, uint32_t *immediate, uint32_t *belongs);
 
 /*
- * A TERMINATE's payload: the reason, and the header of the frame that is to blame (size 0:
- * none). to has room for SW_MOST_TERMINATE. Returns the size.
+ * Write the payload of a TERMINATE: the reason, and the header of the frame that caused it (size 0:
+ * none), at most SW_MOST_TERMINATE bytes. Returns the size.
  */
 uint32_t sw_terminate_write(char *to, const struct sw_reason *reason, const char *header,
                             uint32_t size);

@@ -1,7 +1,6 @@
 /*
- * Multicast groups of the connection manager's identifiers. There is nobody to ask: joining is
- * the host's own affair (IGMP, MLD), and the way to a group is the group's address itself, IPv4's
- * as ::ffff:a.b.c.d.
+ * Multicast groups of the connection manager's identifiers. Joining is a matter of this host only
+ * (IGMP, MLD). The destination of a group is its address, of IPv4 as ::ffff:a.b.c.d.
  */
 #include "group.h"
 
@@ -17,10 +16,10 @@ enum { HOP_LIMIT = 64 };
 struct sw_membership {
     struct sw_membership *next;
     union ibv_gid group;
-    int is_open;     /* udp, by which the host is a member, unless it is only to send */
-    int is_attached; /* the identifier's queue pair is */
+    int is_open;     /* udp, which makes the host a member; if send-only, it does not */
+    int is_attached; /* the identifier's queue pair is attached */
     struct sw_udp udp;
-    struct sw_watch watch; /* nothing comes: but what is watched is closed in a fork's child */
+    struct sw_watch watch; /* for no events: the child of a fork closes watched descriptors */
 };
 
 static struct sw_membership **find(struct sw_identifier *identifier, const union ibv_gid *group)
@@ -37,7 +36,7 @@ static void leave(struct sw_identifier *identifier, struct sw_membership **link)
     struct sw_membership *membership = *link;
 
     *link = membership->next;
-    /* The queue pair may have been destroyed meanwhile, and detached by that. */
+    /* The queue pair can have been destroyed, which detached it. */
     if (membership->is_attached && identifier->ibv.qp)
         (void)sw_datagrams_detach((struct sw_queue_pair *)identifier->ibv.qp, &membership->group);
     if (membership->is_open) {
@@ -47,7 +46,7 @@ static void leave(struct sw_identifier *identifier, struct sw_membership **link)
     free(membership);
 }
 
-/* What is needed to join; the event, if it is to be had, says how to send. */
+/* Compute the address vector of a group, and the interface to join it on. */
 static int prepare(struct sw_identifier *identifier, const union ibv_gid *group,
                    struct ibv_ah_attr *attr, uint32_t *interface)
 {
@@ -116,7 +115,7 @@ static int join(struct sw_identifier *identifier, const union ibv_gid *group, in
     event->ibv.param.ud.qkey = RDMA_UDP_QKEY;
     error = enter(identifier, membership, interface, send_only);
     if (error) {
-        /* It stays to be left, as one that the network refused does. */
+        /* The membership stays until the program leaves, like one that the network refused. */
         event->ibv.event = RDMA_CM_EVENT_MULTICAST_ERROR;
         event->ibv.status = -error;
     }
@@ -124,7 +123,7 @@ static int join(struct sw_identifier *identifier, const union ibv_gid *group, in
     return 0;
 }
 
-/* The group of an address that suits the identifier. */
+/* Convert an address to a group. It must be of the identifier's family. */
 static int group_of(const struct sw_identifier *identifier, const struct sockaddr *address,
                     union ibv_gid *group)
 {

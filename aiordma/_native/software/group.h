@@ -4,7 +4,7 @@
 
 #include "identifier.h"
 
-/* Destroying an identifier leaves its groups. */
+/* Leave all groups of an identifier that is being destroyed. */
 void sw_groups_forget(struct sw_identifier *identifier);
 
 void sw_fill_group(struct aiordma_provider *table);

@@ -21,9 +21,8 @@ struct sw_event_channel {
 struct sw_event {
     struct rdma_cm_event ibv;
     struct sw_event *next;
-    struct sw_identifier *counted; /* destroying it waits for the acknowledgement: of a
-                                      CONNECT_REQUEST the listener, else the event's own
-                                      identifier */
+    struct sw_identifier *counted; /* destroying this identifier waits for the acknowledgement: of a
+                                      CONNECT_REQUEST the listener, of other events ibv.id */
     uint8_t private_data[256];
 };
 

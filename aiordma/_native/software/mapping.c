@@ -1,10 +1,10 @@
 /*
- * What memory is mapped to, and copies that survive where it is gone.
+ * Finds memory that is mapped to a file, and copies memory without a SIGBUS if its pages are gone.
  *
- * There are other ways to survive: a handler of SIGBUS is the whole process's, and a program, or
- * Python's faulthandler, may have its own; a check before the copy is true only for a moment. A
- * process may always read and write itself by process_vm_readv and process_vm_writev, unless a
- * sandbox has neither: then such memory is not registered.
+ * The alternatives do not work. A handler of SIGBUS applies to the whole process, and a program, or
+ * Python's faulthandler, may have its own. A check before the copy holds only for a moment. A
+ * process may always read and write its own memory by process_vm_readv and process_vm_writev,
+ * unless a sandbox forbids them. Then memory of a file is not registered.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* process_vm_readv */
@@ -23,13 +23,13 @@
 
 static const char MAPS[] = "/proc/self/maps";
 
-/* Shared memory without a file, which has one inside the kernel only: nobody can truncate it. */
+/* The file of shared anonymous memory exists only inside the kernel: it cannot be truncated. */
 static int is_nameless(const char *name)
 {
     return !strcmp(name, "/dev/zero (deleted)") || !strcmp(name, "/anon_hugepage (deleted)");
 }
 
-/* linux/fs.h has it since 6.11. */
+/* In linux/fs.h since Linux 6.11. */
 struct procmap_query {
     uint64_t size, query_flags, query_addr;
     uint64_t vma_start, vma_end, vma_flags, vma_page_size, vma_offset, inode;
@@ -39,7 +39,7 @@ struct procmap_query {
 #define PROCMAP_QUERY _IOWR('f', 17, struct procmap_query)
 enum { NAME = 128 };
 
-/* 1, 0, or -1: this kernel cannot be asked. All of it is mapped. */
+/* Ask the kernel whether mapped memory has a file: 1, 0, or -1 if it cannot answer that. */
 static int ask_kernel(int maps, uint64_t start, uint64_t end)
 {
     while (start < end) {
@@ -50,7 +50,7 @@ static int ask_kernel(int maps, uint64_t start, uint64_t end)
             .vma_name_size = sizeof(name),
             .vma_name_addr = (uintptr_t)name,
         };
-        /* Only a file's name is too long: those of other memory have at most 80 bytes. */
+        /* Only the name of a file can be too long: all other names have at most 80 bytes. */
         if (ioctl(maps, PROCMAP_QUERY, &query))
             return errno == ENAMETOOLONG ? 1 : -1;
         if (query.inode && !is_nameless(name))
@@ -60,7 +60,7 @@ static int ask_kernel(int maps, uint64_t start, uint64_t end)
     return 0;
 }
 
-/* The same from its text: 1 or 0. */
+/* The same from the text of /proc/self/maps: 1 or 0. */
 static int read_maps(FILE *maps, uint64_t start, uint64_t end)
 {
     char *line = NULL;
@@ -71,7 +71,7 @@ static int read_maps(FILE *maps, uint64_t start, uint64_t end)
         unsigned long long from = 0, to = 0, inode = 0;
         int name = 0;
         if (sscanf(line, "%llx-%llx %*s %*s %*s %llu %n", &from, &to, &inode, &name) < 3 || !name)
-            found = 1; /* no line that we know */
+            found = 1; /* an unknown format */
         else if (from >= end)
             break;
         line[strcspn(line, "\n")] = '\0';
@@ -104,7 +104,7 @@ int sw_is_of_file(const void *address, size_t length)
     return answer;
 }
 
-/* Whether a call of process_vm_readv or _writev has moved all. */
+/* The result of process_vm_readv or process_vm_writev: 0 if it copied everything. */
 static int outcome(ssize_t moved, size_t size)
 {
     if (moved < 0)

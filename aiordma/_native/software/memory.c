@@ -1,5 +1,5 @@
 /*
- * Memory regions and windows, the keys by which they are reached, and the checks on every reach.
+ * Memory regions and windows: their keys, and the checks of every access.
  */
 #include "memory.h"
 
@@ -29,13 +29,13 @@ static struct {
     uint32_t bucket_count, count;
     struct sw_window *bound; /* windows of type 2 */
     /*
-     * What was freed, for the next of its kind. It never goes back to malloc: a request that is
-     * still posted may name it, and must be able to see that it is gone.
+     * Freed regions and windows, to be used again. They are never returned to malloc: a request
+     * that is still posted can point to one, and has to find out that it is gone.
      */
     struct sw_key *free_regions, *free_windows;
 } keys;
 
-/* The number by which a key is found; the last 8 bits are the program's, or random. */
+/* The part of a key that the table is searched for. The low 8 bits are not part of it. */
 static uint32_t index_of(uint32_t key)
 {
     return key >> 8;
@@ -65,7 +65,7 @@ static struct sw_window *window_of(struct sw_key *key)
     return SW_CONTAINER(key, struct sw_window, key);
 }
 
-/* Twice as many buckets; where there is no memory for them, the old ones go on. */
+/* Double the number of buckets. Without memory for that, keep the present ones. */
 static int grow(void)
 {
     uint32_t count = keys.buckets ? 2 * keys.bucket_count : FIRST_BUCKETS;
@@ -88,7 +88,7 @@ static int grow(void)
     return 0;
 }
 
-/* A random key, unlike every other in its upper 24 bits; they are never 0. */
+/* Add a random key. Its upper 24 bits differ from all other keys', and are never 0. */
 static int add_key(struct sw_key *key)
 {
     uint32_t number;
@@ -125,7 +125,7 @@ static struct sw_key *recycle(struct sw_key **free_list)
     return key;
 }
 
-/* Whether what a posted request points to is still there. */
+/* Whether the object that a posted request points to still exists. */
 static int is_alive(struct sw_key *key)
 {
     return find(key->key) == key;
@@ -135,7 +135,7 @@ static int is_alive(struct sw_key *key)
 
 static int check_access(int access)
 {
-    access &= ~(int)IBV_ACCESS_OPTIONAL_RANGE; /* a device may ignore these, and this one does */
+    access &= ~(int)IBV_ACCESS_OPTIONAL_RANGE; /* optional flags have no effect on this device */
     if (access & ~KNOWN)
         return EINVAL;
     if (access & WRITING && !(access & IBV_ACCESS_LOCAL_WRITE))
@@ -155,7 +155,7 @@ static int check_range(const void *address, size_t length, uint64_t iova)
     return (start ^ iova) & in_page ? EINVAL : 0;
 }
 
-/* Whether every page is mapped, where the kernel cannot populate (before Linux 5.14). */
+/* Check that every page is mapped, if the kernel cannot populate memory (before Linux 5.14). */
 static int check_mapped(char *start, size_t length, size_t page)
 {
     unsigned char residence[256];
@@ -170,8 +170,8 @@ static int check_mapped(char *start, size_t length, size_t page)
 }
 
 /*
- * What pinning does on other devices: the pages are there, and permit what the region does. So
- * memory that is not there is refused here, instead of ending the process in the engine's thread.
+ * Populate the pages, as pinning does on other devices, with the access that the region has. So
+ * memory that does not exist is refused here. Otherwise the engine's thread would end the process.
  */
 static int populate(const void *address, size_t length, int access)
 {
@@ -189,14 +189,14 @@ static int populate(const void *address, size_t length, int access)
         return 0;
     if (errno != EINVAL)
         return EFAULT;
-    /* Either it may not be written (or not be read), or the kernel has not heard of the advice. */
+    /* Either the memory does not allow this access, or the kernel does not know the advice. */
     char *own = (char *)((uintptr_t)&start & ~(uintptr_t)(page - 1));
     if (!madvise(own, page, advice))
         return EFAULT;
     return check_mapped(start, length, page);
 }
 
-/* is_of_file: set where there is no error. */
+/* is_of_file: set if there is no error. */
 static int check_registration(const void *address, size_t length, uint64_t iova, int access,
                               int *is_of_file)
 {
@@ -209,7 +209,7 @@ static int check_registration(const void *address, size_t length, uint64_t iova,
     if (error)
         return error;
     *is_of_file = sw_is_of_file(address, length);
-    /* A process that may not be copied by the kernel could be ended by its accesses. */
+    /* If the kernel may not copy the process's memory, an access could end the process: refuse. */
     char byte;
     struct sw_memory first = {(char *)(uintptr_t)address, *is_of_file};
     return *is_of_file ? sw_copy_from(&byte, first, sizeof(byte)) : 0;
@@ -279,7 +279,7 @@ static struct ibv_mr *reg_mr(struct ibv_pd *domain, void *address, size_t length
 static struct ibv_mr *reg_mr_iova2(struct ibv_pd *domain, void *address, size_t length,
                                    uint64_t iova, unsigned int access)
 {
-    /* ibv_reg_mr is a macro that calls this with the address itself for an iova. */
+    /* ibv_reg_mr is a macro that calls this function with the address as its iova. */
     int zero_based = (access & IBV_ACCESS_ZERO_BASED) != 0;
     int is_of_file = 0, error = EINVAL;
 
@@ -300,7 +300,7 @@ static struct ibv_mr *reg_mr_iova(struct ibv_pd *domain, void *address, size_t l
     return reg_mr_iova2(domain, address, length, iova, (unsigned int)access);
 }
 
-/* What a region will be; refused before anything is changed. */
+/* Check what a region is to become, before anything is changed. */
 static int check_change(const struct sw_region *region, int flags, const struct ibv_pd *domain,
                         const void *address, size_t length, int access, int *is_of_file)
 {
@@ -327,7 +327,7 @@ static int rereg_mr(struct ibv_mr *public, int flags, struct ibv_pd *domain, voi
         error = check_change(region, flags, domain, address, length, access, &is_of_file);
     if (!error) {
         sw_lock();
-        /* Windows stand for a part of what it was. */
+        /* Windows refer to a part of the present memory. */
         if (region->windows)
             error = EBUSY;
         if (!error && flags & IBV_REREG_MR_CHANGE_PD) {
@@ -342,7 +342,7 @@ static int rereg_mr(struct ibv_mr *public, int flags, struct ibv_pd *domain, voi
         int was_zero_based = region->access & IBV_ACCESS_ZERO_BASED;
         if (!error && flags & IBV_REREG_MR_CHANGE_ACCESS)
             region->access = access;
-        /* An iova lasts as long as the memory that it was given for. */
+        /* An iova is valid as long as the memory that it was given for. */
         if (!error && (flags & IBV_REREG_MR_CHANGE_TRANSLATION ||
                        was_zero_based != (region->access & IBV_ACCESS_ZERO_BASED)))
             region->base = base_of(public->addr, region->access);
@@ -464,7 +464,7 @@ static int check_bind(const struct ibv_pd *domain, const struct sw_window *windo
     if (access & WRITING && !(region->access & IBV_ACCESS_LOCAL_WRITE))
         return EINVAL;
     if (window->ibv.type == IBV_MW_TYPE_2 && window->region)
-        return EINVAL; /* it is to be invalidated first */
+        return EINVAL; /* it has to be invalidated first */
     if (info->addr < region->base || info->addr - region->base > region->ibv.length)
         return EINVAL;
     return info->length > region->ibv.length - (info->addr - region->base) ? EINVAL : 0;
@@ -518,7 +518,7 @@ enum sw_refusal sw_invalidate(struct ibv_qp *queue_pair, uint32_t number, int is
 {
     struct sw_key *key = find(number);
 
-    (void)is_remote; /* neither side may do more than the other */
+    (void)is_remote; /* both sides may do the same */
     if (!key || key->key != number)
         return SW_NO_KEY;
     if (!key->is_window)
@@ -547,7 +547,7 @@ void sw_unbind_all(struct ibv_qp *queue_pair)
     }
 }
 
-/* -- reaching ----------------------------------------------------------------------------- */
+/* -- accesses ----------------------------------------------------------------------------- */
 
 /* length is not 0. */
 static enum sw_refusal place(char *start, uint64_t base, uint64_t size, uint64_t address,
@@ -561,7 +561,7 @@ static enum sw_refusal place(char *start, uint64_t base, uint64_t size, uint64_t
     return SW_REACHED;
 }
 
-/* Where nothing is reached: something to point at, for memcpy wants a pointer even so. */
+/* The address of an access to no bytes, because memcpy requires a pointer. */
 static char nothing[1];
 
 enum sw_refusal sw_reach_local(struct ibv_pd *domain, const struct ibv_sge *part, int access,
@@ -620,7 +620,7 @@ enum sw_refusal sw_reach_remote(struct ibv_qp *queue_pair, uint32_t number, uint
 
 void sw_memory_forked(void)
 {
-    /* The parent's objects stay where they are, reached by nobody. */
+    /* The parent's objects stay in memory, unused. */
     memset(&keys, 0, sizeof(keys));
 }
 

@@ -66,7 +66,7 @@ size_t sw_mpa_write(uint8_t *to, const struct sw_mpa *frame)
 
 int sw_mpa_size(const uint8_t *from, size_t available, int is_reply)
 {
-    /* A stranger is told apart by its first bytes, not only when there are twenty of them. */
+    /* Reject another protocol by its first bytes, without waiting for a whole header. */
     if (memcmp(from, key_of(is_reply), available < KEY ? available : KEY))
         return -1;
     if (available < SW_MPA_HEADER)

@@ -1,6 +1,6 @@
 /*
- * A queue pair's two queues: how what was posted ends, the receives that messages arrive in, and
- * the end of all of it. Those who post are work.c's, those who make and move it states.c's.
+ * A queue pair's two queues: completions of sends, receives for arriving messages, and flushing.
+ * work.c posts requests, and states.c creates queue pairs and moves them through their states.
  */
 #include "queue_pair.h"
 
@@ -30,7 +30,7 @@ uint32_t sw_new_queue_pair_number(void)
 {
     uint32_t number;
 
-    /* 0 and 1 are the management's, the highest means a multicast group. */
+    /* 0 and 1 are reserved for management, and the highest number for multicast. */
     do {
         sw_random(&number, sizeof(number));
         number &= 0xffffff;
@@ -67,7 +67,7 @@ void sw_unlist_queue_pair(struct sw_queue_pair *pair)
     *link = pair->next;
 }
 
-/* -- the end of a send --------------------------------------------------------------------- */
+/* -- completions of sends -------------------------------------------------------------- */
 
 static int is_drained(const struct sw_queue_pair *pair)
 {
@@ -111,7 +111,7 @@ static enum ibv_wc_opcode opcode_of(enum ibv_wr_opcode opcode)
     }
 }
 
-/* In the order of the posts: one that has ended waits for those before it. */
+/* Complete sends in the order of the posts: a send that has ended waits for the earlier ones. */
 static void retire(struct sw_queue_pair *pair)
 {
     while (pair->oldest != pair->end) {
@@ -158,7 +158,7 @@ void sw_end_sent(struct sw_queue_pair *pair, uint32_t before)
     sw_tell_if_drained(pair);
 }
 
-/* -- the receive that a message arrives in ------------------------------------------------- */
+/* -- receives for arriving messages ---------------------------------------------------- */
 
 static void there_is_one(struct sw_waiter *waiter)
 {
@@ -178,7 +178,7 @@ static void wait_for_receive(struct sw_queue_pair *pair)
         sw_shared_await(pair->shared, &pair->waiter);
 }
 
-/* A fault's moment of unreadiness is over: look again. */
+/* The time of the fault is over: resume. */
 static void ready_again(struct sw_timer *timer)
 {
     struct sw_queue_pair *pair = SW_CONTAINER(timer, struct sw_queue_pair, unready);
@@ -279,7 +279,7 @@ void sw_finish_receive(struct sw_queue_pair *pair, struct ibv_wc *what, int soli
     sw_complete(pair->ibv.recv_cq, what, solicited);
 }
 
-/* -- its beginning, as a connection, and its end --------------------------------------------- */
+/* -- connected, failed, flushed -------------------------------------------------------- */
 
 void sw_queue_pair_ready(struct sw_queue_pair *pair)
 {

@@ -16,8 +16,8 @@ enum {
     IPV4_HEADER = 20,
     IPV6_HEADER = 40,
     UDP_HEADER = 8,
-    IP_UDP = 17,   /* the protocol's number */
-    GRH_NEXT = 27, /* InfiniBand's, in a GRH that is no IPv6 header */
+    IP_UDP = 17,   /* the number of the protocol */
+    GRH_NEXT = 27, /* InfiniBand's number, in a GRH that is not an IPv6 header */
     DONT_FRAGMENT = 0x40,
 };
 
@@ -64,9 +64,9 @@ int sw_roce_is_group(const struct in6_addr *address)
     return address->s6_addr[0] == 0xff || (is_ipv4(address) && address->s6_addr[12] >> 4 == 0xe);
 }
 
-/* -- the CRC of Ethernet, eight bytes at a time -------------------------------------- */
+/* -- Ethernet's CRC, eight bytes at a time ------------------------------------------- */
 
-static uint32_t crc_of[8][256]; /* [n][byte]: of a byte with n zero bytes behind it */
+static uint32_t crc_of[8][256]; /* [n][byte]: the CRC of a byte and n zero bytes after it */
 static pthread_once_t crc_once = PTHREAD_ONCE_INIT;
 
 static void fill_crc(void)
@@ -100,9 +100,9 @@ static uint32_t add_crc(uint32_t crc, const uint8_t *bytes, size_t size)
     return crc;
 }
 
-/* -- the IP header, as far as one knows it ------------------------------------------- */
+/* -- the IP header, as far as it is known -------------------------------------------- */
 
-/* Its size; what changes on the way is as given, the checksum 0. payload: with the UDP header. */
+/* Write an IP header and return its size. The checksum is 0. payload: including the UDP header. */
 static uint32_t ip_header(uint8_t *header, const struct sw_roce_path *path, size_t payload,
                           uint8_t traffic_class, uint8_t hop_limit)
 {
@@ -128,21 +128,21 @@ static uint32_t ip_header(uint8_t *header, const struct sw_roce_path *path, size
     return IPV6_HEADER;
 }
 
-/* size: of the packet without its ICRC. */
+/* size: that of the packet without its ICRC. */
 static uint32_t icrc(const uint8_t *packet, size_t size, const struct sw_roce_path *path)
 {
     uint8_t before[8 + IPV6_HEADER + UDP_HEADER + BTH];
     uint8_t *at = before;
     size_t payload = UDP_HEADER + size + ICRC;
 
-    /* In place of InfiniBand's local header, and of every field that may change: ones. */
+    /* InfiniBand's local header, and every field that can change on the way, count as ones. */
     memset(at, 0xff, 8);
     at += 8;
     uint32_t header = ip_header(at, path, payload, 0xff, 0xff);
     if (header == IPV4_HEADER)
         memset(at + 10, 0xff, 2); /* checksum */
     else
-        memset(at + 1, 0xff, 3); /* flow label, with the rest of the traffic class */
+        memset(at + 1, 0xff, 3); /* flow label and the rest of the traffic class */
     at += header;
     put_16(at, path->source_port);
     put_16(at + 2, path->destination_port);
@@ -232,7 +232,7 @@ int sw_roce_read(const uint8_t *packet, size_t size, const struct sw_roce_path *
     return 0;
 }
 
-/* -- what is before the payload of a receive ----------------------------------------- */
+/* -- the bytes before the payload of a receive --------------------------------------- */
 
 static uint32_t ipv4_sum(const uint8_t *header)
 {
@@ -268,8 +268,8 @@ int sw_roce_read_grh(const uint8_t grh[SW_GRH], struct sw_roce_path *path)
     const uint8_t *ipv4 = grh + SW_GRH - IPV4_HEADER;
 
     memset(path, 0, sizeof(*path));
-    /* An IPv6 address may look like an IPv4 header, but hardly with the right checksum; and what
-     * is before an IPv4 header may look like anything. */
+    /* An IPv6 address can look like an IPv4 header, but it hardly has a valid checksum. The bytes
+     * before an IPv4 header can have any value. */
     if (ipv4[0] == 0x45 && ipv4_sum(ipv4) == 0xffff) {
         map_ipv4(&path->source, ipv4 + 12);
         map_ipv4(&path->destination, ipv4 + 16);

@@ -1,5 +1,5 @@
 /*
- * Receives: the ring that a queue pair has of its own, and the shared receive queues.
+ * Receives: the ring of a queue pair, and the shared receive queues.
  */
 #include "shared_receive.h"
 
@@ -10,13 +10,13 @@
 #include "blocks.h"
 #include "faults.h"
 
-/* -- rings of receives ----------------------------------------------------------------------- */
+/* -- rings of receives ------------------------------------------------------------------------ */
 
 int sw_receives_make(struct sw_receives *receives, uint32_t size, uint32_t most_parts)
 {
     const size_t slots = ((size_t)size + 1) * sizeof(*receives->ring);
 
-    /* Only slots that have been used cost memory. */
+    /* Only used slots cost memory. */
     receives->mapped = slots + (size_t)size * most_parts * sizeof(*receives->parts);
     receives->ring = sw_map(receives->mapped);
     if (!receives->ring)
@@ -34,7 +34,7 @@ void sw_receives_free(struct sw_receives *receives)
     memset(receives, 0, sizeof(*receives));
 }
 
-/* A slot that is to be filled: one more than there is room for is there as well. */
+/* The slot to fill. One slot more than size exists, too. */
 static struct sw_receive *slot_of(struct sw_receives *receives, uint32_t slot)
 {
     receives->ring[slot].parts = receives->parts + (size_t)slot * receives->most_parts;
@@ -76,7 +76,7 @@ int sw_receives_take(struct sw_receives *receives, struct sw_receive *to)
     return 1;
 }
 
-/* Make it hold so many; what is posted is kept, in order. */
+/* Change the size. The posted receives stay, in order. */
 static int resize(struct sw_receives *receives, uint32_t size)
 {
     struct sw_receives other;
@@ -242,8 +242,8 @@ void sw_shared_leave(struct sw_shared_receive *shared, struct sw_waiter *waiter)
 }
 
 /*
- * Messages were held back for want of a receive. Who takes its turn takes a receive, or does not
- * come back to the list, or comes back since there is none left: so this ends.
+ * Resume messages that were held back for lack of a receive. A resumed waiter takes a receive,
+ * leaves the list, or returns to it because no receive is left. So the loop ends.
  */
 static void resume(struct sw_shared_receive *shared)
 {

@@ -1,10 +1,10 @@
-/* Service ID resolution as it goes over the wire: see sidr.h. */
+/* Encoding and decoding of service ID resolution: see sidr.h. */
 #include "sidr.h"
 
 #include <errno.h>
 #include <string.h>
 
-/* A management datagram's header, and what is behind it in the two that we know. */
+/* The header of a management datagram, and the fields after it in the two known messages. */
 enum {
     MAD_VERSION = 1,
     CM_CLASS = 7,
@@ -23,7 +23,7 @@ enum {
     AT_REPLY_SERVICE = 36,
     AT_REPLY_QKEY = 44,
     AT_REPLY_DATA = 120,
-    /* The addresses, before a program's own data. */
+    /* In the private data: the addresses, before the program's own data. */
     AT_IP_VERSION = 1,
     AT_SOURCE_PORT = 2,
     AT_SOURCE = 4,
@@ -32,7 +32,7 @@ enum {
     DEFAULT_PKEY = 0xffff,
 };
 
-/* The UDP port space's part of a service ID; the port is in the low 16 bits. */
+/* The service ID of the UDP port space. The port is in the low 16 bits. */
 #define UDP_SERVICES 0x0000000001110000u
 
 static void put(uint8_t *to, uint64_t value, int size)
@@ -78,7 +78,7 @@ static int is_ipv4(const struct in6_addr *address)
 static void put_address(uint8_t *to, const struct in6_addr *address)
 {
     if (is_ipv4(address))
-        memcpy(to + 12, address->s6_addr + 12, 4); /* in the last four of 16 bytes */
+        memcpy(to + 12, address->s6_addr + 12, 4); /* the last four of 16 bytes */
     else
         memcpy(to, address, 16);
 }

@@ -1,7 +1,7 @@
 /*
- * The questions and answers by which a UDP port's queue pair is found: InfiniBand's service ID
- * resolution (InfiniBand specification, volume 1, 12.11 and 13.4), with the IP addresses in the
- * private data as annex 11 has them. A codec without state, as roce.h is.
+ * Requests and replies that find the queue pair of a UDP port: InfiniBand's service ID resolution
+ * (InfiniBand specification, volume 1, 12.11 and 13.4), with the IP addresses in the private data
+ * as in annex 11. Encoding and decoding have no state.
  */
 #ifndef AIORDMA_SOFTWARE_SIDR_H
 #define AIORDMA_SOFTWARE_SIDR_H
@@ -43,7 +43,7 @@ struct sw_sidr_reply {
 
 void sw_sidr_write_request(uint8_t mad[SW_MAD], const struct sw_sidr_request *request);
 void sw_sidr_write_reply(uint8_t mad[SW_MAD], const struct sw_sidr_reply *reply);
-/* 0, or EBADMSG for anything else. */
+/* 0, or EBADMSG for any other message. */
 int sw_sidr_read_request(const uint8_t *mad, size_t size, struct sw_sidr_request *request);
 int sw_sidr_read_reply(const uint8_t *mad, size_t size, struct sw_sidr_reply *reply);
 

@@ -1,5 +1,5 @@
 /*
- * Queue pairs: made within limits, moved through their states, and destroyed.
+ * Queue pairs: created within limits, moved through their states, and destroyed.
  */
 #include "states.h"
 
@@ -16,7 +16,7 @@ static struct sw_queue_pair *pair_of(struct ibv_qp *queue_pair)
     return (struct sw_queue_pair *)queue_pair;
 }
 
-/* -- made and destroyed ------------------------------------------------------------------ */
+/* -- creating and destroying ------------------------------------------------------------- */
 
 static int check_request(struct ibv_pd *domain, const struct ibv_qp_init_attr *attr)
 {
@@ -55,7 +55,7 @@ static int make_rings(struct sw_queue_pair *pair)
 
     for (pair->send_size = 1; pair->send_size < cap->max_send_wr;)
         pair->send_size *= 2;
-    /* One mapping for all: the slots, their parts, and their inline data. */
+    /* One mapping for the slots, their parts and their inline data. */
     const size_t slots = pair->send_size * sizeof(*pair->sends);
     const size_t all_parts = pair->send_size * parts * sizeof(struct ibv_sge);
     pair->sends_mapped = slots + all_parts + (size_t)pair->send_size * cap->max_inline_data;
@@ -188,8 +188,8 @@ enum {
 };
 
 /*
- * What a program may do by itself. A connection is what brings an iWARP queue pair from INIT to
- * RTS (RFC 5040 has no queue pair without a stream), so that RC's RTR and RTS are not here.
+ * The transitions that a program may request. An iWARP queue pair gets from INIT to RTS only by a
+ * connection (RFC 5040 has no queue pair without a stream). So RTR and RTS of RC are missing.
  */
 static const struct transition connected[] = {
     {IBV_QPS_RESET, IBV_QPS_INIT, INIT_ALWAYS | IBV_QP_ACCESS_FLAGS, 0},
@@ -268,7 +268,7 @@ static void keep_values(struct ibv_qp_attr *to, const struct ibv_qp_attr *from, 
 
 static void to_reset(struct sw_queue_pair *pair)
 {
-    /* Quietly: nothing is flushed, what is in the completion queues is taken out. */
+    /* Nothing is flushed. The queue pair's completions are removed from their queues. */
     pair->ibv.state = IBV_QPS_RESET;
     pair->transport->end(pair);
     sw_stop_waiting(pair);
@@ -318,7 +318,7 @@ static int query_qp(struct ibv_qp *queue_pair, struct ibv_qp_attr *attr, int mas
 {
     struct sw_queue_pair *pair = pair_of(queue_pair);
 
-    (void)mask; /* everything is at hand */
+    (void)mask; /* all attributes are available */
     if (!queue_pair || !attr || !init)
         return EINVAL;
     sw_lock();

@@ -1,4 +1,4 @@
-/* Queue pairs made, moved through their states, destroyed. */
+/* Queue pairs: created, moved through their states, destroyed. */
 #ifndef AIORDMA_SOFTWARE_STATES_H
 #define AIORDMA_SOFTWARE_STATES_H
 

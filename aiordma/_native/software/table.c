@@ -1,6 +1,5 @@
 /*
- * The table of the software device: made once, at the first use. And what tests ask of the whole
- * device.
+ * The table of the software device, filled at the first use, and functions for tests.
  */
 #include <errno.h>
 

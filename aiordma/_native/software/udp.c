@@ -22,7 +22,7 @@ union any_address {
     struct sockaddr_in6 ipv6;
 };
 
-/* Room for an address, a hop limit and a traffic class; aligned as control messages must be. */
+/* Space for the control messages of a packet, with their alignment. */
 union control {
     struct cmsghdr aligned;
     char bytes[CMSG_SPACE(sizeof(struct in6_pktinfo)) + 4 * CMSG_SPACE(sizeof(int)) +
@@ -41,14 +41,14 @@ static void map_ipv4(struct in6_addr *to, const struct in_addr *address)
     memcpy(to->s6_addr + 12, address, 4);
 }
 
-/* -- opened and closed --------------------------------------------------------------- */
+/* -- opening and closing ------------------------------------------------------------- */
 
 static int set(int fd, int level, int name, int value)
 {
     return setsockopt(fd, level, name, &value, sizeof(value)) ? errno : 0;
 }
 
-/* What IPv6 sockets have too, for their IPv4 side. */
+/* Also for IPv6 sockets, which can send and receive IPv4. */
 static int set_ipv4_options(int fd, int flags)
 {
     int error = set(fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO); /* see roce.h */
@@ -91,7 +91,7 @@ static int set_options(int fd, sa_family_t family, int flags)
         error = set(fd, IPPROTO_IP, IP_PKTINFO, 1);
     if (!error && flags & SW_UDP_SHARED)
         error = set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
-    /* As much as the system allows: a burst may come while the engine is busy elsewhere. */
+    /* As much as the system allows: a burst can arrive while the engine is busy. */
     set(fd, SOL_SOCKET, SO_RCVBUF, BUFFER);
     set(fd, SOL_SOCKET, SO_SNDBUF, BUFFER);
     return error;
@@ -181,8 +181,10 @@ int sw_udp_join(const struct sw_udp *udp, const struct in6_addr *group, uint32_t
     return interface ? join_on(udp, group, interface) : join_everywhere(udp, group);
 }
 
-/* Whether the system has a way to the group by that interface: connecting asks, and sends
- * nothing. */
+/*
+ * Check that the system has a route to the group on an interface. Connecting a UDP socket sends
+ * nothing.
+ */
 static int find_way(const struct sw_udp *udp, const struct in6_addr *group, uint32_t interface)
 {
     union any_address to;
@@ -308,7 +310,7 @@ int sw_udp_send(const struct sw_udp *udp, const struct sw_udp_way *way, const vo
         return 0;
     if (errno != EMSGSIZE || !is_ipv4(&way->path.destination))
         return errno;
-    /* It does not fit into the network's packets: let it be fragmented, this one. */
+    /* It exceeds the network's MTU: allow fragmentation of this packet. */
     error = set(udp->fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DONT);
     if (!error && sendmsg(udp->fd, &message, MSG_NOSIGNAL) < 0)
         error = errno;
@@ -345,7 +347,7 @@ static void read_control(const struct cmsghdr *header, struct sw_udp_way *way)
         map_ipv4(&path->destination, &to.ipi_addr);
         way->interface = (uint32_t)to.ipi_ifindex;
     } else if (is_ip && header->cmsg_type == IP_TOS) {
-        path->traffic_class = *CMSG_DATA(header); /* the only one that is a single byte */
+        path->traffic_class = *CMSG_DATA(header); /* one byte, unlike the others */
     } else if ((is_ip && header->cmsg_type == IP_TTL) ||
                (is_ipv6 && header->cmsg_type == IPV6_HOPLIMIT)) {
         memcpy(&number, CMSG_DATA(header), sizeof(number));

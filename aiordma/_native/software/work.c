@@ -1,5 +1,5 @@
 /*
- * Work requests: checked and copied when posted, so that the program may reuse its lists at once.
+ * Posting of work requests. They are checked and copied, so that the program can reuse its lists.
  */
 #include "work.h"
 
@@ -39,7 +39,7 @@ static int is_connected_opcode(enum ibv_wr_opcode opcode)
     }
 }
 
-/* Whether what a request says of itself holds together; its memory is looked at in its turn. */
+/* Check a request. Its memory is checked when the request is carried out. */
 static int check_send(const struct sw_queue_pair *pair, const struct ibv_send_wr *request,
                       uint64_t *length)
 {
@@ -151,7 +151,7 @@ static int can_send(const struct sw_queue_pair *pair)
     }
 }
 
-/* What was posted goes out, or is flushed. */
+/* Transmit the posted requests, or flush them. */
 static void go(struct sw_queue_pair *pair)
 {
     if (pair->posted)
@@ -192,7 +192,7 @@ static int post_send(struct ibv_qp *queue_pair, struct ibv_send_wr *request,
     return error;
 }
 
-/* A window of type 1: its new key is known at once, and holds once its turn has come. */
+/* Bind a type 1 window. Its new rkey is set at once, but valid only when this is carried out. */
 static int bind_mw(struct ibv_qp *queue_pair, struct ibv_mw *window, struct ibv_mw_bind *bind)
 {
     struct sw_queue_pair *pair = (struct sw_queue_pair *)queue_pair;

@@ -1,4 +1,4 @@
-/* Work requests: what programs post. */
+/* Posting of work requests. */
 #ifndef AIORDMA_SOFTWARE_WORK_H
 #define AIORDMA_SOFTWARE_WORK_H
 
