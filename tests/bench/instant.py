@@ -52,7 +52,7 @@ def prepare() -> None:
 def instant(connection: Connection) -> Iterator[None]:
     """Let what is posted in the block complete at once, and go nowhere."""
     library = _library()
-    context = int(ffi.cast("uintptr_t", connection._endpoint.hub.context.pointer))
+    context = int(ffi.cast("uintptr_t", connection.context.pointer))
     library.instant_begin(ctypes.c_void_p(context))
     try:
         yield

@@ -11,7 +11,6 @@ import pytest
 import aiordma
 from aiordma._base.provider import SOFTWARE
 from aiordma._runtime import reactor
-from aiordma.verbs.identifier import Identifier
 from tests.devices import ADDRESS, DEVICE, SILENT
 
 REMOTE = aiordma.Access.REMOTE_READ | aiordma.Access.REMOTE_WRITE
@@ -41,13 +40,6 @@ async def connected(
             ours = await aiordma.connect(ADDRESS, listener.port, **(client or {}))
         async with ours, accepted[0] as theirs:
             yield ours, theirs
-
-
-def identifier_of(user: aiordma.Connection | aiordma.Datagram) -> Identifier:
-    """The connection manager's identifier that it was made with."""
-    identifier = user._endpoint.identifier
-    assert isinstance(identifier, Identifier)
-    return identifier
 
 
 @asynccontextmanager

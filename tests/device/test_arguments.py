@@ -22,6 +22,7 @@ from tests.device.players import (
 )
 from tests.device.test_bad_input import held
 from tests.devices import ADDRESS
+from tests.internals import hub_of, pool_of
 
 pytestmark = pytest.mark.anyio
 
@@ -341,7 +342,7 @@ async def test_a_shared_receive_queue_refuses_in_the_terms_of_the_call() -> None
         for name, call in calls.items():
             for parameter in call.kinds:
                 await refuses(call, name, parameter, None)  # type: ignore[arg-type]
-        hub = shared._endpoint.hub
+        hub = hub_of(shared)
         assert (shared.posted, hub.pool.leased, len(hub.in_flight)) == (0, 0, 0)
         assert len(shared.post_srq_recv([bytearray(8)] * 8)) == 8
 
@@ -392,7 +393,7 @@ async def test_a_datagram_socket_refuses_in_the_terms_of_the_call() -> None:
                 lambda w, n=name, **k: getattr(socket, n)(**k), lambda w: {}, {parameter: kind}
             )
             await refuses(call, name, parameter, None)  # type: ignore[arg-type]
-        assert socket._endpoint.hub.pool.leased == 0
+        assert pool_of(socket).leased == 0
 
 
 @one_loop

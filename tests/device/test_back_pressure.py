@@ -7,6 +7,7 @@ import aiordma
 from aiordma._base.options import ConnectionKeywords
 from tests.device.players import OWN_RECEIVES, connected, until
 from tests.devices import ADDRESS
+from tests.internals import free_sends, hub_of
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +30,7 @@ async def test_a_fast_sender_waits_for_a_slow_receiver_and_nothing_is_lost() -> 
                 most = max(most, len(server._messages._ready))
                 assert await server.receive() == b"message %d" % i
         assert most <= 2  # what waits here is bounded by the receives, not by the sender
-        assert client._endpoint.sends.slots.free == 8
+        assert free_sends(client) == 8
 
 
 @pytest.mark.capability("rnr")
@@ -87,7 +88,7 @@ async def test_posts_into_a_peer_without_receives_fill_the_queue_and_no_further(
             assert buffers[i][:1] == b"%d" % i
         for send in sends:
             await send
-        assert client._endpoint.sends.slots.free == 8
+        assert free_sends(client) == 8
 
 
 async def test_no_completion_queue_is_overrun_by_many_deep_connections() -> None:
@@ -105,7 +106,7 @@ async def test_no_completion_queue_is_overrun_by_many_deep_connections() -> None
             group.start_soon(accept)
             for _ in range(20):
                 ours.append(await aiordma.connect(ADDRESS, listener.port, **options))
-        hub = ours[0]._endpoint.hub
+        hub = hub_of(ours[0])
         assert sum(queue.reserved for queue in hub._queues) == 40 * 256
         assert len(hub._queues) >= 2
         for queue in hub._queues:
@@ -141,7 +142,7 @@ async def test_connections_made_at_once_reserve_their_room_exactly() -> None:
             for _ in range(10):
                 group.start_soon(accept)
                 group.start_soon(connect)
-        hub = ours[0]._endpoint.hub
+        hub = hub_of(ours[0])
         assert sum(queue.reserved for queue in hub._queues) == 20 * 256
         for queue in hub._queues:
             assert queue.reserved <= queue.queue.cqe

@@ -11,6 +11,7 @@ import pytest
 import aiordma
 from aiordma import Access, Connection, RemoteMemory
 from tests.device.players import OWN_RECEIVES, REMOTE, connected, one_loop
+from tests.internals import endpoint_of, open_regions, pool_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.above_the_device]
 
@@ -19,13 +20,13 @@ MAP_NORESERVE = 0x4000  # man mmap; Python's module has it from 3.13 on
 
 def held(connection: Connection) -> tuple[int, ...]:
     """Everything that a refused request must have given back."""
-    endpoint = connection._endpoint
+    endpoint = endpoint_of(connection)
     return (
         endpoint.sends.slots.free,
         endpoint.receives.slots.free,
         endpoint.hub.pool.leased,
         len(endpoint.hub.in_flight),
-        sum(not region.closed for region in endpoint.regions.values()),
+        open_regions(connection),
     )
 
 
@@ -42,7 +43,7 @@ def _closed(client: Connection) -> Any:
 def _too_long(client: Connection) -> Any:
     # Never touched, so it takes no memory, whatever the device's limit.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-    return mmap.mmap(-1, client._endpoint.max_message + 1, flags=flags)
+    return mmap.mmap(-1, endpoint_of(client).max_message + 1, flags=flags)
 
 
 Post = Callable[[Connection], Any]
@@ -140,7 +141,7 @@ async def test_refused_with_nothing_lost(case: str) -> None:
         before = held(client)
         with pytest.raises(error, match=text):
             post(client)
-        regions = len([region for region in client._endpoint.regions.values() if not region.closed])
+        regions = open_regions(client)
         assert held(client) == (*before[:4], regions)
         assert regions <= 1  # what the case itself registered
         receive = server.post_recv(bytearray(8))
@@ -203,7 +204,7 @@ async def test_what_cannot_be_registered_is_refused() -> None:
                 client.register(bad)
             with pytest.raises(error):
                 await client.register_in_thread(bad)
-        assert client._endpoint.regions == {}
+        assert endpoint_of(client).regions == {}
 
 
 USES: dict[str, Post] = {
@@ -291,8 +292,8 @@ async def test_posts_beyond_the_depth_are_refused_and_nothing_is_lost() -> None:
             for data in (b"inline", bytes(1000), bytes(100_000)):
                 with pytest.raises(aiordma.QueueFullError, match="4 requests are in flight"):
                     client.post_send(data)
-            assert client._endpoint.hub.pool.leased == 32  # both ends' receives, nothing else
-            assert len(client._endpoint.regions) == 0
+            assert pool_of(client).leased == 32  # both ends' receives, nothing else
+            assert len(endpoint_of(client).regions) == 0
         for send in sends:
             await send
         await client.post_send(b"again")

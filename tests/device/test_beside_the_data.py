@@ -10,6 +10,7 @@ import pytest
 import aiordma
 from aiordma import Access, RemoteMemory, WorkCompletionOpcode
 from tests.device.players import OWN_RECEIVES, REMOTE, connected, one_loop
+from tests.internals import free_sends, pool_of
 
 pytestmark = pytest.mark.anyio
 
@@ -189,7 +190,7 @@ async def test_posted_atomics_land_in_the_users_memory() -> None:
 async def test_wrong_atomics_are_refused_with_nothing_lost() -> None:
     async with connected() as (client, server):
         remote = RemoteMemory(64, 8, 1)
-        before = client._endpoint.sends.slots.free
+        before = free_sends(client)
         for bad, match in (
             (RemoteMemory(64, 4, 1), "8 bytes"),
             (RemoteMemory(65, 8, 1), "aligned"),
@@ -208,7 +209,7 @@ async def test_wrong_atomics_are_refused_with_nothing_lost() -> None:
             client.post_fetch_add(bytearray(4), remote, 1)
         with pytest.raises(TypeError, match="read-only"):
             client.post_fetch_add(bytes(8), remote, 1)
-        assert client._endpoint.sends.slots.free == before
+        assert free_sends(client) == before
         await client.send(b"still there")
         assert await server.receive() == b"still there"
 
@@ -237,7 +238,7 @@ async def test_an_abandoned_atomic_gives_its_memory_back() -> None:
         theirs = server.register(bytearray(16), ATOMIC).remote()
         start = -theirs.address % 8
         place = theirs[start : start + 8]
-        pool = client._endpoint.hub.pool
+        pool = pool_of(client)
         before = pool.leased
         with anyio.CancelScope() as scope:
             scope.cancel()

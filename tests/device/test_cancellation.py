@@ -16,6 +16,7 @@ from tests.device.players import (
     until,
 )
 from tests.devices import ADDRESS
+from tests.internals import endpoint_of, free_sends, has_ended, hub_of, pool_of
 
 pytestmark = pytest.mark.anyio
 
@@ -75,7 +76,7 @@ async def test_a_cancelled_wait_for_a_request_leaves_it_in_flight_with_its_memor
             group.cancel_scope.cancel()
         assert not receive.done()
         assert region.users == 1
-        assert receive in server._endpoint.hub.in_flight.entries()
+        assert receive in hub_of(server).in_flight.entries()
         with pytest.raises(anyio.BusyResourceError):
             region.close()
         # The peer's message still lands there, and the request can be awaited again.
@@ -119,7 +120,7 @@ async def test_a_plain_buffer_stays_pinned_after_its_read_or_receive_was_cancell
         await client.send(data)
         await receive
         assert buffer == data
-        await until(lambda: not server._endpoint.regions)
+        await until(lambda: not endpoint_of(server).regions)
         buffer.append(1)
 
 
@@ -127,7 +128,7 @@ async def test_a_plain_buffer_stays_pinned_after_its_read_or_receive_was_cancell
 async def test_a_cancelled_send_keeps_its_copy_until_the_message_is_decided() -> None:
     """The peer has no receive: the device holds the message, and with it our pooled copy."""
     async with connected(server=OWN_RECEIVES) as (client, server):
-        pool = client._endpoint.hub.pool
+        pool = pool_of(client)
         before = pool.leased
         async with anyio.create_task_group() as group:
             group.start_soon(client.send, b"x" * 1000)
@@ -135,20 +136,20 @@ async def test_a_cancelled_send_keeps_its_copy_until_the_message_is_decided() ->
             await anyio.wait_all_tasks_blocked()
             group.cancel_scope.cancel()
         assert pool.leased == before + 1
-        assert client._endpoint.sends.slots.free == client.options.max_send_wr - 1
+        assert free_sends(client) == client.options.max_send_wr - 1
         target = bytearray(2000)
         receive = server.post_recv(target)
         assert (await receive).byte_len == 1000
         assert target == b"x" * 1000 + bytes(1000)
         await until(lambda: pool.leased == before)
-        assert client._endpoint.sends.slots.free == client.options.max_send_wr
+        assert free_sends(client) == client.options.max_send_wr
 
 
 @pytest.mark.capability("rnr")
 async def test_a_cancelled_wait_for_a_slot_neither_sends_nor_leaks_it() -> None:
     options = {"max_send_wr": 1}
     async with connected(server=OWN_RECEIVES, client=options) as (client, server):
-        endpoint = client._endpoint
+        endpoint = endpoint_of(client)
         first = client.post_send(b"first")
         leased = endpoint.hub.pool.leased
         scopes = [anyio.CancelScope() for _ in range(4)]
@@ -285,6 +286,6 @@ async def test_a_cancelled_close_closes_all_the_same() -> None:
         with anyio.CancelScope() as scope:
             scope.cancel()
             await client.aclose()
-        assert client._endpoint.life.has_ended
+        assert has_ended(client)
         # What the peer has withdrawn is given back in the background.
         await until(lambda: listener._reactor.users == 1 + len(listener._requests))

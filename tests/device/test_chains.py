@@ -11,6 +11,7 @@ import pytest
 import aiordma
 from aiordma import RemoteMemory, WorkCompletionOpcode
 from tests.device.players import OWN_RECEIVES, REMOTE, connected, one_loop
+from tests.internals import drain_of, free_sends, hub_of, pool_of, queue_pair_of
 
 pytestmark = pytest.mark.anyio
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.anyio
 @contextmanager
 def one_call(connection: aiordma.Connection) -> Iterator[None]:
     """Whatever is posted in the block is posted with one call, by Python or by the engine."""
-    pair, steps = connection._endpoint.queue_pair, connection._endpoint.hub.steps
+    pair, steps = queue_pair_of(connection), drain_of(connection)
     assert pair is not None
     calls, post = -steps.crossings, pair.post_send_chain
 
@@ -50,8 +51,8 @@ async def test_a_chain_is_posted_with_one_call_and_each_request_ends(
         for write in writes:
             assert (await write).operation is WorkCompletionOpcode.RDMA_WRITE
         assert (await message).operation is WorkCompletionOpcode.SEND
-        assert client._endpoint.sends.slots.free == client.options.max_send_wr
-        assert len(client._endpoint.hub.in_flight) == 2 * client.options.receive_buffers
+        assert free_sends(client) == client.options.max_send_wr
+        assert len(hub_of(client).in_flight) == 2 * client.options.receive_buffers
 
 
 @pytest.mark.capability("rnr")  # else they end without a receive
@@ -69,7 +70,7 @@ async def test_unsignaled_slots_are_counted_until_the_last_one_ends() -> None:
             receives = [server.post_recv(buffer) for buffer in buffers]
             for request in chain.requests:
                 await request
-            assert client._endpoint.sends.slots.free == 4
+            assert free_sends(client) == 4
             for i, receive in enumerate(receives):
                 length = (await receive).byte_len
                 assert buffers[i][:length] == b"%d" % (4 * round_ + i)
@@ -78,8 +79,8 @@ async def test_unsignaled_slots_are_counted_until_the_last_one_ends() -> None:
 @one_loop
 async def test_a_block_that_raises_posts_nothing_and_each_request_says_so() -> None:
     async with connected() as (client, server):
-        pool = client._endpoint.hub.pool
-        leased, free = pool.leased, client._endpoint.sends.slots.free
+        pool = pool_of(client)
+        leased, free = pool.leased, free_sends(client)
         chain = client.chain()
         with suppress(KeyError), chain:
             request = chain.post_send(b"x" * 1000)
@@ -90,7 +91,7 @@ async def test_a_block_that_raises_posts_nothing_and_each_request_says_so() -> N
             await request
         with pytest.raises(ValueError, match="over"):
             chain.post_send(b"late")
-        assert (pool.leased, client._endpoint.sends.slots.free) == (leased, free)
+        assert (pool.leased, free_sends(client)) == (leased, free)
         with client.chain():
             pass  # an empty one is none
         await client.send(b"still there")
@@ -129,7 +130,7 @@ async def test_a_refused_request_is_named_and_those_before_it_are_posted(
     signal_last_only: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connected() as (client, server):
-        pair, hub = client._endpoint.queue_pair, client._endpoint.hub
+        pair, hub = queue_pair_of(client), hub_of(client)
         assert pair is not None
         leased = hub.pool.leased
         post = pair.post_send_chain
@@ -161,7 +162,7 @@ async def test_a_refused_request_is_named_and_those_before_it_are_posted(
         else:
             for request in chain.requests[:2]:
                 await request
-            assert client._endpoint.sends.slots.free == client.options.max_send_wr
+            assert free_sends(client) == client.options.max_send_wr
             monkeypatch.undo()
             await client.send(b"still there")
             assert await server.receive() == b"still there"
@@ -192,7 +193,7 @@ async def test_what_the_device_was_not_told_of_holds_its_memory_to_the_end(
 ) -> None:
     """A doorbell that fails leaves the requests in the device's ring: they may be executed yet."""
     async with connected() as (client, _):
-        pair, hub = client._endpoint.queue_pair, client._endpoint.hub
+        pair, hub = queue_pair_of(client), hub_of(client)
         assert pair is not None
         leased = hub.pool.leased
         if way == "alone":
@@ -226,7 +227,7 @@ async def test_a_chain_is_entered_once() -> None:
         chain.__exit__(None, None, None)
         await request
         assert await server.receive() == b"once"
-        assert client._endpoint.sends.slots.free == client.options.max_send_wr
+        assert free_sends(client) == client.options.max_send_wr
 
 
 @one_loop
@@ -238,13 +239,13 @@ async def test_a_chain_that_is_forgotten_ends_with_its_connection() -> None:
         assert isinstance(request.exception(), aiordma.FlushedError)
         with pytest.raises(aiordma.ClosedError):
             chain.__exit__(None, None, None)
-        assert client._endpoint.sends.slots.free == client.options.max_send_wr
+        assert free_sends(client) == client.options.max_send_wr
 
 
 @one_loop
 async def test_a_run_has_no_read_where_its_end_may_come_late() -> None:
     async with connected() as (client, server):
-        client._endpoint.hub.keeps_order = False
+        hub_of(client).keeps_order = False
         theirs = server.register(bytearray(8), REMOTE).remote()
         ours = client.register(bytearray(8))
         assert (await client.post_read(theirs, ours[:])).ok
@@ -285,7 +286,7 @@ async def test_requests_of_every_kind_are_posted_in_their_order(signal_last_only
         assert (bytes(kept), bytes(read), bytes(memory)) == (b"another.", b"written.", b"written.")
         for message in (b"in parts", b"x" * 1000, b"written."):
             assert await server.receive() == message
-        assert client._endpoint.sends.slots.free == client.options.max_send_wr
+        assert free_sends(client) == client.options.max_send_wr
         assert (ours.users, read.users, kept.users) == (0, 0, 0)
 
 
@@ -318,7 +319,7 @@ async def test_memory_is_held_from_the_beginning() -> None:
             with pytest.raises(aiordma.RdmaError, match="was not posted"):
                 await request
         ours.close()
-        assert client._endpoint.sends.slots.free == client.options.max_send_wr
+        assert free_sends(client) == client.options.max_send_wr
         await client.send(b"still there")
         assert await server.receive() == b"still there"
 
@@ -337,7 +338,7 @@ async def test_memory_of_a_chain_that_is_forgotten_is_held_until_its_connection_
         assert gone() is None
         with pytest.raises(aiordma.BusyError):
             ours.close()
-        assert client._endpoint.sends.slots.free == client.options.max_send_wr - 2
+        assert free_sends(client) == client.options.max_send_wr - 2
         await client.aclose()
-        assert client._endpoint.sends.slots.free == client.options.max_send_wr
+        assert free_sends(client) == client.options.max_send_wr
         assert ours.users == 0

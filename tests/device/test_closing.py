@@ -18,11 +18,11 @@ from tests.device.players import (
     Outcome,
     both_ways,
     connected,
-    identifier_of,
     reactor_in_use,
     until,
 )
 from tests.devices import ADDRESS, DeviceUnderTest, kernel_objects, own_group
+from tests.internals import identifier_of, pool_of
 
 pytestmark = pytest.mark.anyio
 
@@ -101,7 +101,7 @@ async def test_requests_in_flight_end_with_a_flush_that_names_the_close() -> Non
 @pytest.mark.capability("rnr")
 async def test_sends_that_the_peer_never_took_end_with_the_close_too() -> None:
     async with connected(server=OWN_RECEIVES) as (client, _):
-        pool = client._endpoint.hub.pool
+        pool = pool_of(client)
         before = pool.leased
         sends = [client.post_send(bytes(1000)) for _ in range(10)]
         assert pool.leased == before + 10
@@ -285,7 +285,7 @@ def test_connections_left_open_at_the_end_of_a_loop_are_closed_with_a_warning(ru
     server, _, client, region = kept
     assert region.closed
     for connection in (client, server):
-        assert connection._endpoint.identifier.closed
+        assert identifier_of(connection).closed
         with pytest.raises(aiordma.ClosedError):
             connection.post_send(b"x")
 

@@ -21,6 +21,7 @@ from aiordma._base.enums import QueuePairAttribute
 from tests.device.identifiers import expect, no_event
 from tests.device.players import both_ways, connected, one_loop
 from tests.devices import ADDRESS, DeviceUnderTest
+from tests.internals import queue_pair_of
 
 anyio_test = pytest.mark.anyio
 
@@ -28,7 +29,7 @@ anyio_test = pytest.mark.anyio
 
 
 def _traffic_class(connection: aiordma.Connection) -> int:
-    pair = connection._endpoint.queue_pair
+    pair = queue_pair_of(connection)
     assert pair is not None
     return int(pair.query(QueuePairAttribute.AV).ah_attr.grh.traffic_class)
 

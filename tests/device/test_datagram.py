@@ -15,6 +15,7 @@ from aiordma._datagram.peer import UDP_QKEY
 from aiordma.verbs.identifier import Event
 from tests.device.players import Outcome, one_loop, reactor_in_use, silent_taker, until
 from tests.devices import ADDRESS, IPV6
+from tests.internals import endpoint_of, identifier_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("datagrams")]
 
@@ -298,7 +299,7 @@ async def test_a_receive_that_will_not_do_is_refused() -> None:
 @one_loop
 async def test_a_handle_makes_room_for_another_and_outlives_its_requests() -> None:
     async with sockets(one={"most_handles": 1}) as (one, other, peer):
-        handles = one._endpoint.handles
+        handles = endpoint_of(one).handles
         ways = [peer, one.peer(bytes(10) + b"\xff\xff\x0a\x01\x01\x02", 1), peer]
         requests = [one.post_ud_send(b"posted", way) for way in ways]
         # Nothing has completed, as far as is known here: none of them may be gone.
@@ -343,7 +344,7 @@ async def test_a_removed_device_ends_the_socket() -> None:
             assert (await socket.receive()).data == b"arrived before"
             group.start_soon(outcome.of, socket.receive)
             await anyio.sleep(0.02)
-            socket._endpoint.handle_event(removal(socket._endpoint.identifier.key))
+            endpoint_of(socket).handle_event(removal(identifier_of(socket).key))
         assert isinstance(outcome.error, aiordma.DeviceRemovedError)
         with pytest.raises(aiordma.DeviceRemovedError):
             await socket.send(b"", peer)

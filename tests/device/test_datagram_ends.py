@@ -7,6 +7,7 @@ import aiordma
 from aiordma._datagram import resolution
 from tests.device.players import Outcome, silent_taker, until
 from tests.devices import ADDRESS
+from tests.internals import endpoint_of, fail
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("datagrams")]
 
@@ -28,7 +29,7 @@ async def test_closing_ends_those_who_resolve(step: str, monkeypatch: pytest.Mon
         async with anyio.create_task_group() as tasks:
             for outcome in outcomes:
                 tasks.start_soon(outcome.of, lambda: socket.resolve(*peer, timeout=None))
-            await until(lambda: len(socket._endpoint._resolving) == 2)
+            await until(lambda: len(endpoint_of(socket)._resolving) == 2)
             if step == "looking up the name":
                 await looking_up.wait()
             else:
@@ -49,8 +50,8 @@ async def test_a_failure_of_the_socket_ends_those_who_resolve_with_its_cause() -
             anyio.create_task_group() as tasks,
         ):
             tasks.start_soon(outcome.of, lambda: socket.resolve(*peer, timeout=None))
-            await until(lambda: bool(socket._endpoint._resolving))
-            socket._endpoint.fail(aiordma.DeviceRemovedError("the device is gone"))
+            await until(lambda: bool(endpoint_of(socket)._resolving))
+            fail(socket, aiordma.DeviceRemovedError("the device is gone"))
     assert isinstance(outcome.error, aiordma.DeviceRemovedError)
 
 
@@ -60,5 +61,5 @@ async def test_a_cancelled_resolve_is_a_cancellation_and_not_the_sockets_end() -
             with anyio.move_on_after(0.05) as scope:
                 await socket.resolve(*peer, timeout=None)
             assert scope.cancelled_caught
-            assert not socket._endpoint._resolving
+            assert not endpoint_of(socket)._resolving
             assert (await socket.resolve(ADDRESS, socket.port)).qpn == socket.qp_num

@@ -14,6 +14,7 @@ from aiordma._datagram.peer import UDP_QKEY
 from tests.device.players import one_loop
 from tests.device.wire import UDP_SERVICES, Answer, Ends, Packet, Question, answer_of, pack, unpack
 from tests.device.wire import plain_socket as plain_socket_at
+from tests.internals import endpoint_of
 from tests.network import run_alone
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("plain_peers")]
@@ -151,7 +152,7 @@ async def test_a_question_is_answered_and_its_repetition_from_memory(host: str) 
             assert answer.service == UDP_SERVICES | socket.port
             assert answer.private_data == b"who I am".ljust(136, b"\0")
             # The program is not asked again: it would say something else by now.
-            socket._endpoint._private_data = b"somebody else"
+            endpoint_of(socket)._private_data = b"somebody else"
             asked(asker, Question(ends, private_data=b"who asks"))
             again = await heard(asker, ends)
             assert again == answer

@@ -13,6 +13,7 @@ import aiordma
 from aiordma._endpoint import endpoint
 from tests.device.players import connected
 from tests.devices import ADDRESS, DEVICE
+from tests.internals import endpoint_of
 
 pytestmark = pytest.mark.anyio
 
@@ -41,7 +42,7 @@ async def test_disconnect_explains_flush_after_a_slow_destroy(
     monkeypatch.setattr(endpoint, "NEWS_SECONDS", 0.01)
     may_end = threading.Event()
     async with connected() as (client, server):
-        server._endpoint.reactor.destroy(lambda: may_end.wait(20))
+        endpoint_of(server).reactor.destroy(lambda: may_end.wait(20))
         async with anyio.create_task_group() as group:
             group.start_soon(client.aclose)
             await anyio.sleep(0.2)  # no event can be taken; the flush has been delivered

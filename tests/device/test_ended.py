@@ -8,6 +8,7 @@ import pytest
 import aiordma
 from tests.alike import alike
 from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected, until
+from tests.internals import hub_of
 
 pytestmark = pytest.mark.anyio
 
@@ -114,7 +115,7 @@ async def test_linger_holds_back_the_flush_but_on_iwarp() -> None:
         send = client.post_send(b"no receive takes this")
         await server.aclose()
         await until(lambda: not client.is_connected)
-        if client._endpoint.hub.is_iwarp:
+        if hub_of(client).is_iwarp:
             await client.ended()
         else:
             assert not send.done()

@@ -9,6 +9,7 @@ import pytest
 import aiordma
 from aiordma import Access, MemoryRegion
 from tests.device.players import OWN_RECEIVES, REMOTE, both_ways, connected, one_loop, until
+from tests.internals import endpoint_of
 
 pytestmark = pytest.mark.anyio
 
@@ -151,7 +152,7 @@ async def test_memory_of_a_closed_connection_that_another_one_uses_outlives_it()
 async def test_register_in_thread_leaves_the_loop_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected() as (client, server):
         threads: list[int] = []
-        provider = client._endpoint.hub.domain.provider
+        provider = client.domain.provider
         register = provider.reg_mr
 
         def watched(*arguments: Any) -> Any:
@@ -172,7 +173,7 @@ async def test_a_cancelled_register_in_thread_leaves_nothing_behind(
 ) -> None:
     async with connected() as (client, server):
         started, proceed = threading.Event(), threading.Event()
-        provider = client._endpoint.hub.domain.provider
+        provider = client.domain.provider
         register = provider.reg_mr
 
         def slow(*arguments: Any) -> Any:
@@ -197,7 +198,7 @@ async def test_a_connection_does_not_remember_every_region_it_ever_had() -> None
     async with connected() as (client, _):
         for _ in range(50):
             client.register(bytearray(8)).close()
-        assert len(client._endpoint.regions) < 10
+        assert len(endpoint_of(client).regions) < 10
 
 
 @one_loop

@@ -6,6 +6,7 @@ import pytest
 import aiordma
 from aiordma import Access, MemoryWindowType, RemoteMemory, WorkCompletionOpcode
 from tests.device.players import connected, one_loop
+from tests.internals import endpoint_of, free_sends
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("memory_windows")]
 
@@ -179,7 +180,7 @@ async def test_a_cancelled_bind_breaks_nothing_and_leaves_no_window() -> None:
                 window.close()
         await client.send(b"still there")
         assert await server.receive() == b"still there"
-        while server._endpoint.windows:  # what was cancelled is closed as its request ends
+        while endpoint_of(server).windows:  # what was cancelled is closed as its request ends
             await anyio.sleep(0.01)
         region.close()
 
@@ -214,4 +215,4 @@ async def test_binding_and_revoking_wait_for_their_turn() -> None:
                 window = await server.bind(region[:], BOTH)
                 await server.revoke(window)
                 window.close()
-        assert server._endpoint.sends.slots.free == 1
+        assert free_sends(server) == 1

@@ -12,6 +12,7 @@ import aiordma
 from aiordma import WorkCompletionOpcode as Opcode
 from aiordma._endpoint.staging import COPY_LIMIT, THREAD_LIMIT
 from tests.device.players import OWN_RECEIVES, both_ways, connected
+from tests.internals import pool_of, queue_pair_of
 
 pytestmark = pytest.mark.anyio
 
@@ -155,8 +156,7 @@ async def test_messages_of_every_way_to_send_arrive_whole_and_in_order() -> None
     # One for each: not every device makes a sender wait for a receive, and none of these waits.
     options = {"receive_buffers": 13, "receive_size": largest}
     async with connected(server=options) as (client, server):
-        assert client._endpoint.queue_pair is not None
-        inline = client._endpoint.queue_pair.capacity.max_inline_data
+        inline = queue_pair_of(client).capacity.max_inline_data
         assert 0 < inline < COPY_LIMIT
         lengths = [0, 1, inline - 1, inline, inline + 1, 4095, 4096, 4097]
         lengths += [COPY_LIMIT - 1, COPY_LIMIT, COPY_LIMIT + 1, largest, 0]
@@ -170,7 +170,7 @@ async def test_messages_of_every_way_to_send_arrive_whole_and_in_order() -> None
             group.start_soon(send_all)
             for seed, length in enumerate(lengths):
                 assert await server.receive() == pattern(length, seed)
-        assert client._endpoint.hub.pool.leased == 16 + 13  # both ends' receives, nothing else
+        assert pool_of(client).leased == 16 + 13  # both ends' receives, nothing else
 
 
 async def test_a_message_larger_than_the_thread_limit_is_registered_beside_the_loop() -> None:

@@ -11,6 +11,7 @@ from aiordma._base.enums import CmEventType
 from aiordma.verbs.identifier import Event, Identifier
 from tests.device.players import Outcome, one_loop, until
 from tests.devices import ADDRESS, IPV6, DeviceUnderTest, own_group
+from tests.internals import endpoint_of
 from tests.network import run_alone
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("datagrams")]
@@ -55,7 +56,7 @@ async def test_a_cancelled_join_has_not_joined() -> None:
             with anyio.move_on_after(delay):
                 await socket.join(GROUP)
                 await anyio.sleep_forever()
-            for group in list(socket._endpoint.groups.values()):
+            for group in list(endpoint_of(socket).groups.values()):
                 await group.leave()
             assert GROUP not in members()
         group = await socket.join(GROUP)
@@ -162,8 +163,8 @@ async def test_a_join_that_is_refused_or_not_confirmed_can_be_tried_again(
             outcome = Outcome()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(outcome.of, lambda: socket.join(GROUP))
-                await until(lambda: bool(socket._endpoint.groups))
-                (group,) = socket._endpoint.groups.values()
+                await until(lambda: bool(endpoint_of(socket).groups))
+                (group,) = endpoint_of(socket).groups.values()
                 group._handle(_error(group))
         assert isinstance(outcome.error, aiordma.MulticastError)
         assert "Network is down" in str(outcome.error)
@@ -177,7 +178,7 @@ async def test_closing_the_socket_ends_a_join(monkeypatch: pytest.MonkeyPatch) -
     socket = await aiordma.open_datagram(ADDRESS)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(outcome.of, lambda: socket.join(GROUP, timeout=None))
-        await until(lambda: bool(socket._endpoint.groups))
+        await until(lambda: bool(endpoint_of(socket).groups))
         await socket.aclose()
     assert isinstance(outcome.error, aiordma.ClosedError)
 

@@ -14,6 +14,7 @@ import aiordma
 from aiordma._runtime.reactor import current_reactors
 from tests.device.players import connected
 from tests.devices import ADDRESS
+from tests.internals import is_closed
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -57,7 +58,7 @@ async def test_a_cancelled_close_closes_all_the_same(delay: float) -> None:
     async with connected() as (client, server):
         unread = client.post_send(b"unread")
         assert await _cancelled_after(delay, server.aclose()) in (True, False)
-        await _until(lambda: server._endpoint.life.closed.is_set())
+        await _until(lambda: is_closed(server))
         await server.aclose()
         with pytest.raises(aiordma.ClosedError):
             await server.send(b"x")
@@ -69,7 +70,7 @@ async def test_a_cancelled_close_closes_all_the_same(delay: float) -> None:
 async def test_two_closes_at_once_both_wait_for_the_end() -> None:
     async with connected() as (client, _server):
         await asyncio.gather(client.aclose(), client.aclose())
-        assert client._endpoint.life.closed.is_set()
+        assert is_closed(client)
 
 
 @pytest.mark.asyncio

@@ -13,6 +13,7 @@ from aiordma._base.options import ConnectionKeywords
 from aiordma._endpoint.staging import THREAD_LIMIT
 from tests.device.players import connected, until
 from tests.devices import ADDRESS, provider_under_test
+from tests.internals import has_ended, hub_of
 
 pytestmark = pytest.mark.anyio
 
@@ -89,7 +90,7 @@ async def test_completions_are_delivered_on_the_loops_thread_only() -> None:
     """Also while connections are made, which can take a new completion queue into use."""
     options: ConnectionKeywords = {"max_send_wr": 512, "receive_buffers": 512, "receive_size": 64}
     async with await aiordma.listen(ADDRESS, 0, **options) as listener, connected() as (one, other):
-        hub, loop = one._endpoint.hub, threading.get_ident()
+        hub, loop = hub_of(one), threading.get_ident()
         threads: list[int] = []
         connections: list[aiordma.Connection] = []
         done = False
@@ -137,9 +138,9 @@ async def test_other_tasks_run_while_a_connection_closes(monkeypatch: pytest.Mon
             for i in range(10):
                 await one.send(b"%d" % i)
                 assert await other.receive() == b"%d" % i
-            assert not client._endpoint.life.has_ended
+            assert not has_ended(client)
             proceed.set()
         monkeypatch.undo()
-        assert client._endpoint.life.has_ended
+        assert has_ended(client)
         with pytest.raises(anyio.EndOfStream):
             await server.receive()

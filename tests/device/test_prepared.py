@@ -6,6 +6,7 @@ import pytest
 import aiordma
 from tests.device.players import OWN_RECEIVES, Outcome, both_ways, until
 from tests.devices import ADDRESS
+from tests.internals import endpoint_of
 
 pytestmark = pytest.mark.anyio
 
@@ -196,7 +197,7 @@ async def test_a_prepared_connection_does_not_send() -> None:
 async def test_a_forgotten_prepared_connection_warns() -> None:
     async with aiordma.listen(ADDRESS, 0) as listener:
         client = await aiordma.prepare_connection(ADDRESS, listener.port)
-        endpoint = client._endpoint
+        endpoint = endpoint_of(client)
         forgotten = [client]
         del client
         with pytest.warns(ResourceWarning, match="unclosed <Connection"):

@@ -13,11 +13,11 @@ from tests.device.players import (
     REMOTE,
     both_ways,
     connected,
-    identifier_of,
     reactor_in_use,
     until,
 )
 from tests.devices import ADDRESS, provider_under_test
+from tests.internals import endpoint_of, free_sends, has_ended, identifier_of
 
 pytestmark = pytest.mark.asyncio
 
@@ -124,7 +124,7 @@ async def test_a_slot_granted_to_a_cancelled_task_goes_to_the_next() -> None:
         receives = [server.post_recv(buffer) for buffer in buffers]
         await asyncio.wait([second, third])
         assert second.cancelled()
-        assert client._endpoint.sends.slots.free == 1
+        assert free_sends(client) == 1
         await client.send(b"after")
         for receive in receives:
             await receive
@@ -155,7 +155,7 @@ async def test_a_close_that_times_out_closes_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with connected() as (client, server):
-        provider = client._endpoint.hub.domain.provider
+        provider = client.domain.provider
         destroy = provider.cm_destroy_qp
         entered, proceed = threading.Event(), threading.Event()
 
@@ -174,7 +174,7 @@ async def test_a_close_that_times_out_closes_all_the_same(
         proceed.set()
         await _cancelled(closing)
         monkeypatch.undo()
-        assert client._endpoint.life.has_ended
+        assert has_ended(client)
         assert identifier_of(client).closed
         with pytest.raises(anyio.EndOfStream):
             await server.receive()
@@ -259,7 +259,7 @@ async def test_a_long_send_whose_task_is_cancelled_keeps_slot_and_registration_i
                 await asyncio.sleep(0)
             sending.cancel()
             await asyncio.wait([sending])
-        endpoint = client._endpoint
+        endpoint = endpoint_of(client)
         await until(lambda: endpoint.sends.slots.free == client.options.max_send_wr)
         await until(lambda: resizable(buffer))
         assert server.is_connected

@@ -12,6 +12,7 @@ from aiordma import QueuePairAddress, QueuePairState, QueuePairType
 from tests.device.by_hand import GID_INDEX
 from tests.device.players import REMOTE, both_ways, one_loop
 from tests.devices import DeviceUnderTest
+from tests.internals import queue_pair_of
 
 pytestmark = pytest.mark.anyio
 
@@ -148,6 +149,6 @@ async def test_a_device_that_leaves_it_to_the_cm_says_so(device: DeviceUnderTest
 @by_hand
 async def test_the_error_state_is_seen_by_the_queue_pair(device: DeviceUnderTest) -> None:
     async with pair(device) as (one, _):
-        queue_pair = one._endpoint.queue_pair
+        queue_pair = queue_pair_of(one)
         assert queue_pair is not None
         assert queue_pair.state is QueuePairState.RTS

@@ -12,6 +12,7 @@ import aiordma
 from tests.alike import alike
 from tests.device.players import OWN_RECEIVES, Outcome, connected, until
 from tests.devices import ADDRESS
+from tests.internals import fail
 
 pytestmark = [pytest.mark.anyio, pytest.mark.above_the_device]
 
@@ -166,7 +167,7 @@ async def test_closed_shared_queue_keeps_no_view() -> None:
 async def test_ended_datagram_socket_keeps_no_view() -> None:
     async with await aiordma.open_datagram(ADDRESS) as socket:
         peer = socket.peer(socket.gid, socket.qp_num)
-        socket._endpoint.fail(aiordma.DeviceRemovedError("it was removed"))
+        fail(socket, aiordma.DeviceRemovedError("it was removed"))
         buffer = bytearray(64)
 
         def post() -> None:

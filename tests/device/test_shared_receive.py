@@ -11,6 +11,7 @@ import aiordma
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from tests.device.players import Outcome, both_ways, members, one_loop, until
 from tests.devices import ADDRESS
+from tests.internals import endpoint_of
 
 SEND = int(aiordma.WorkRequestOpcode.SEND)
 
@@ -180,8 +181,8 @@ async def test_a_chain_beyond_the_free_slots_is_not_posted_at_all() -> None:
 @one_loop
 async def test_what_the_device_took_before_it_refused_is_live() -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
-        room = shared._endpoint.raw.max_wr
-        shared._endpoint._set_depth(8 * room)  # our own count would have refused it
+        room = endpoint_of(shared).raw.max_wr
+        endpoint_of(shared)._set_depth(8 * room)  # our own count would have refused it
         memory, refused = shared.register(bytearray(64)), bytearray(8)
         with pytest.raises(aiordma.PartialPostError) as caught:
             shared.post_srq_recv([memory[:8]] * (4 * room) + [refused, memory[:8]])
@@ -223,7 +224,7 @@ async def test_a_receive_whose_message_is_cut_off_ends_and_the_others_do_not() -
             good = clients[0].register(bytearray(1 << 14))
             sges = good[:].sge + struct.pack("=QII", 4096, 4096, 0xDEAD00)
             work = aiordma.SendWork("SEND", SEND, sges, 2, 20480)
-            request = clients[0]._endpoint.sends.submit(work)
+            request = endpoint_of(clients[0]).sends.submit(work)
             with pytest.raises(aiordma.WorkCompletionError):
                 await request
             (spare,) = shared.post_srq_recv([memory])

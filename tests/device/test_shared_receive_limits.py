@@ -9,6 +9,7 @@ import pytest
 import aiordma
 from tests.device.players import Outcome, members, one_loop, until
 from tests.devices import ADDRESS
+from tests.internals import endpoint_of, hub_of
 
 pytestmark = pytest.mark.anyio
 
@@ -16,14 +17,14 @@ pytestmark = pytest.mark.anyio
 def limits_of(shared: aiordma.SharedReceiveQueue, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The limits that the device is given from now on. (Not every device can be asked.)"""
     limits: list[int] = []
-    modify = shared._endpoint.raw.modify
+    modify = endpoint_of(shared).raw.modify
 
     def modify_too(*, max_wr: int | None = None, limit: int | None = None) -> None:
         modify(max_wr=max_wr, limit=limit)
         if limit is not None:
             limits.append(limit)
 
-    monkeypatch.setattr(shared._endpoint.raw, "modify", modify_too)
+    monkeypatch.setattr(endpoint_of(shared).raw, "modify", modify_too)
     return limits
 
 
@@ -35,13 +36,13 @@ async def test_the_limit_is_told_once_fewer_are_left(
         memory = shared.register(bytearray(64))
         requests = shared.post_srq_recv([memory[:] if plain else memory] * 5)
         told: list[aiordma.AsyncEventType] = []
-        heard = shared._endpoint.hub.on_object_event[shared._endpoint.raw.key]
+        heard = hub_of(shared).on_object_event[endpoint_of(shared).raw.key]
 
         def hear_too(event: aiordma.AsyncEventType) -> None:
             told.append(event)
             heard(event)
 
-        shared._endpoint.hub.on_object_event[shared._endpoint.raw.key] = hear_too
+        hub_of(shared).on_object_event[endpoint_of(shared).raw.key] = hear_too
         async with members(1, shared) as (clients, _):
             await requests[0]
             reached = anyio.Event()
@@ -69,14 +70,14 @@ async def test_completions_alone_tell_of_the_limit(monkeypatch: pytest.MonkeyPat
         memory = shared.register(bytearray(64))
         requests = shared.post_srq_recv([memory[:]] * 4)
         monkeypatch.setattr(
-            shared._endpoint.raw, "modify", lambda **_: None
+            endpoint_of(shared).raw, "modify", lambda **_: None
         )  # the device is not asked to tell
         async with members(1, shared) as (clients, _):
             await requests[0]
             async with anyio.create_task_group() as group:
                 waited = Outcome()
                 group.start_soon(waited.of, lambda: shared.limit(3))
-                await until(lambda: shared._endpoint._limit is not None)
+                await until(lambda: endpoint_of(shared)._limit is not None)
                 await clients[0].send(b"three were left, two are")
             assert waited.error is None
             assert shared.posted == 2
@@ -121,18 +122,18 @@ async def test_a_queue_can_be_resized_while_it_is_used() -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
         memory = shared.register(bytearray(64))
         shared.post_srq_recv([memory] * 4)
-        before = shared._endpoint.queue.reserved
+        before = endpoint_of(shared).queue.reserved
         await shared.resize(100)
-        assert shared._endpoint.queue.reserved == before + 96
+        assert endpoint_of(shared).queue.reserved == before + 96
         requests = shared.post_srq_recv([memory] * 96)
         async with members(1, shared) as (clients, _):
             for _ in range(99):
                 await clients[0].send(b"more")
             await requests[-1]
             await until(lambda: shared.posted == 0)
-            grown = shared._endpoint.queue.reserved
+            grown = endpoint_of(shared).queue.reserved
             await shared.resize(10)
-            assert shared._endpoint.queue.reserved == grown - 90
+            assert endpoint_of(shared).queue.reserved == grown - 90
             with pytest.raises(aiordma.QueueFullError):
                 shared.post_srq_recv([memory] * 11)
             (request,) = shared.post_srq_recv([memory])
@@ -142,7 +143,7 @@ async def test_a_queue_can_be_resized_while_it_is_used() -> None:
         with pytest.raises(ValueError, match=r"not in 3\.\."):
             await shared.resize(2)
         with pytest.raises(ValueError, match="has room for"):
-            await shared.resize(shared._endpoint.queue.queue.cqe + 1)
+            await shared.resize(endpoint_of(shared).queue.queue.cqe + 1)
 
 
 @one_loop
@@ -154,7 +155,8 @@ async def test_a_device_that_cannot_resize_says_so(
 
     async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
         if device.lacks("srq_resize") is None:
-            monkeypatch.setattr(shared._endpoint.raw, "modify", cannot)  # as a device that lacks it
+            # As a device that lacks it.
+            monkeypatch.setattr(endpoint_of(shared).raw, "modify", cannot)
         with pytest.raises(aiordma.NotSupportedError, match=rf"{device.name} cannot resize"):
             await shared.resize(8)
         assert shared.depth == 4
@@ -164,10 +166,10 @@ async def test_a_device_that_cannot_resize_says_so(
 async def test_the_device_tells_what_it_gave_or_that_it_cannot(device: Any) -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=5, max_sge=2) as shared:
         if device.lacks("srq_query") is None:
-            told = shared._endpoint.raw.query()
+            told = endpoint_of(shared).raw.query()
             assert told.max_wr >= 5
             assert told.max_sge >= 2
             assert told.srq_limit == 0
         else:
             with pytest.raises(aiordma.NotSupportedError, match=rf"{device.name} cannot query"):
-                shared._endpoint.raw.query()
+                endpoint_of(shared).raw.query()

@@ -16,10 +16,10 @@ from aiordma import (
     Device,
     RawSharedReceiveQueue,
 )
-from aiordma._runtime.hub import DeviceHub
 from tests.device.by_hand import End, end_in
 from tests.device.players import OWN_RECEIVES, connected, one_loop, until
 from tests.devices import DeviceUnderTest
+from tests.internals import hub_of, queue_pair_of
 
 # -- the device's own -----------------------------------------------------------------------------
 
@@ -142,10 +142,6 @@ def test_the_limit_of_a_shared_receive_queue_is_reported_with_the_queue(
 # -- those of the connections ---------------------------------------------------------------------
 
 
-def hub_of(connection: aiordma.Connection) -> DeviceHub:
-    return connection._endpoint.hub
-
-
 def inject(connection: aiordma.Connection, event: AsyncEvent) -> None:
     """Tell every loop's hub of the device, as if the event had been read."""
     subscription = hub_of(connection)._events
@@ -162,7 +158,7 @@ async def test_a_queue_pair_that_fails_ends_its_connection_with_the_event(
 ) -> None:
     async with connected(server=OWN_RECEIVES) as (client, server), connected() as (other, _):
         receive = server.post_recv(bytearray(8))
-        pair = server._endpoint.queue_pair
+        pair = queue_pair_of(server)
         assert pair is not None
         inject(server, AsyncEvent(kind, key=pair.key))
         with pytest.raises(aiordma.FlushedError) as flushed:

@@ -8,6 +8,7 @@ import aiordma
 from aiordma.testing import Faults
 from tests.alike import alike
 from tests.device.players import REMOTE, both_ways, connected
+from tests.internals import endpoint_of
 
 pytestmark = pytest.mark.anyio
 
@@ -19,7 +20,7 @@ async def test_a_chain_is_posted_up_to_what_is_refused(
     faults: Faults, index: int, signal_last_only: bool, mixed: bool
 ) -> None:
     async with connected() as (client, server):
-        endpoint = client._endpoint
+        endpoint = endpoint_of(client)
         target = bytearray(16)
         theirs = server.register(target, REMOTE).remote()
         ours = client.register(bytearray(b"0123456789abcdef"))

@@ -17,6 +17,7 @@ import array, asyncio, gc, mmap, sys
 import numpy
 import anyio
 import aiordma
+from tests.internals import endpoint_of
 
 LENGTH = 48  # short enough to go inline
 
@@ -90,7 +91,7 @@ def calls(client, server, remote, region):
             await request
 
     def full(post):
-        slots = client._endpoint.sends.slots
+        slots = endpoint_of(client).sends.slots
         free, slots.free = slots.free, 0
         try:
             post()  # which raises in the middle
@@ -159,7 +160,7 @@ async def main():
                 await call
 
         def full(socket, data, peer):
-            slots = socket._endpoint.sends.slots
+            slots = endpoint_of(socket).sends.slots
             free, slots.free = slots.free, 0
             try:
                 socket.post_ud_send(data, peer)  # which raises in the middle

@@ -17,6 +17,7 @@ import aiordma._native._engine as _engine
 from aiordma import Connection, MemorySlice, RemoteMemory, WorkCompletionOpcode
 from aiordma._requests.select import BACKEND
 from tests.bench.instant import doorbell_fails, instant
+from tests.internals import drain_of, endpoint_of, fail, free_sends, hub_of
 from tests.unit.test_hot_path import WINDOW, Calls, connected, run
 
 pytestmark = pytest.mark.skipif(BACKEND == "python", reason="AIORDMA_BACKEND=python: no engine")
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.skipif(BACKEND == "python", reason="AIORDMA_BACKEND=pyt
 @pytest.mark.parametrize("signal_last_only", [False, True])
 def test_a_chain_is_one_crossing_and_no_python_for_its_requests(signal_last_only: bool) -> None:
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
-        steps = client._endpoint.hub.steps
+        steps = drain_of(client)
 
         async def calls_of(count: int) -> tuple[int, int]:
             with Calls() as calls:
@@ -67,7 +68,7 @@ def test_each_request_tells_what_it_was(signal_last_only: bool) -> None:
             assert completion.qp_num == client.qp_num
             seen.add(request.wr_id)
         assert len(seen) == 60
-        assert len(client._endpoint.hub.in_flight) == client.options.receive_buffers * 2
+        assert len(hub_of(client).in_flight) == client.options.receive_buffers * 2
 
     run(main)
 
@@ -112,8 +113,8 @@ def test_nothing_grows_with_the_number_of_chains() -> None:
         # Of 1,500 chains and 32,500 requests; a hundred and more are kept to be used again.
         assert sys.getallocatedblocks() - before < 500
         assert local.region.users == 0
-        assert client._endpoint.sends.slots.free == client.options.max_send_wr
-        assert client._endpoint.hub.in_flight.slots <= 128
+        assert free_sends(client) == client.options.max_send_wr
+        assert hub_of(client).in_flight.slots <= 128
 
     run(main)
 
@@ -166,14 +167,14 @@ def test_what_ends_between_collecting_and_posting_is_not_posted() -> None:
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
         chain = client.chain()
         request = chain.post_write(local, remote)
-        crossings = client._endpoint.hub.steps.crossings
-        client._endpoint.fail(aiordma.DisconnectedError("as the test wants it"))
+        crossings = drain_of(client).crossings
+        fail(client, aiordma.DisconnectedError("as the test wants it"))
         assert chain._plain.write(local, remote) is None
         with pytest.raises(aiordma.DisconnectedError):
             chain.post_write(local, remote)
         with pytest.raises(aiordma.DisconnectedError):
             chain.__exit__(None, None, None)
-        assert client._endpoint.hub.steps.crossings == crossings
+        assert drain_of(client).crossings == crossings
         with pytest.raises(aiordma.RdmaError, match="was not posted"):
             request.result()
         assert local.region.users == 0
@@ -190,7 +191,7 @@ def test_a_chain_port_does_not_do_what_makes_no_sense() -> None:
                 chain_port(wrong)
         with pytest.raises(TypeError, match="port"):
             chain_port.__new__(chain_port)
-        port = chain_port(client._endpoint.port)
+        port = chain_port(endpoint_of(client).port)
         with pytest.raises(ValueError, match="posted once"):
             port.post(False)
         for wrong in (None, client):
@@ -209,7 +210,7 @@ def test_a_chain_port_does_not_do_what_makes_no_sense() -> None:
             port.post(False)
         assert port.write(local, remote) is None
         await request
-        added = chain_port(client._endpoint.port)
+        added = chain_port(endpoint_of(client).port)
         added.add(request)
         with pytest.raises(ValueError, match="posted once"):
             added.post(False)  # without its work

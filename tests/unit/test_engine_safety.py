@@ -197,6 +197,7 @@ import asyncio, gc, weakref
 import anyio
 import aiordma
 from aiordma import Access, RemoteMemory
+from tests.internals import endpoint_of
 
 async def connected(main, **options):
     async with await aiordma.listen("127.0.0.1", 0, device="software", **options) as listener:
@@ -236,7 +237,7 @@ def test_a_number_that_closes_the_endpoint_posts_nothing(what: str) -> None:
         import time
         async def main(client, server, remote):
             mine = client.register(bytearray(64))
-            endpoint = client._endpoint
+            endpoint = endpoint_of(client)
             crossings = 0
             def close():
                 endpoint.close()
@@ -328,14 +329,14 @@ def test_a_finalizer_that_closes_the_region_in_a_post(engine: str, way: str) -> 
                 "send": lambda: client.post_send(part),
                 "receive": lambda: client.post_recv(part),
             }}[{way!r}]
-            prepare(client._endpoint, mine.close)
+            prepare(endpoint_of(client), mine.close)
             try:
                 request = post()
             except aiordma.ClosedError:
                 request = None
             over()
             assert request is None, "a dead lkey was posted"
-            assert client._endpoint.cause is None
+            assert client.cause is None
             await client.write(b"y" * 64, remote)
         asyncio.run(connected(main, receive_buffers=0 if {way!r} == "receive" else 16))
         """,
@@ -353,7 +354,7 @@ def test_a_finalizer_that_closes_the_endpoint_in_a_post(engine: str, way: str) -
         async def main(client, server, remote):
             mine = client.register(bytearray(64))
             part = mine[:]
-            endpoint = client._endpoint
+            endpoint = endpoint_of(client)
             kept = await many(client, part, remote)
             request = None
             try:

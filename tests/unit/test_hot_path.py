@@ -22,6 +22,7 @@ import aiordma._native._engine as _engine
 from aiordma import Access, Connection, MemorySlice, RemoteMemory
 from aiordma._requests.select import BACKEND
 from tests.bench.instant import instant, prepare
+from tests.internals import drain_of, endpoint_of, hub_of
 
 pytestmark = pytest.mark.skipif(BACKEND == "python", reason="AIORDMA_BACKEND=python: no engine")
 
@@ -80,7 +81,7 @@ class Calls:
 
 def test_an_awaited_write_is_no_python_call_and_one_crossing() -> None:
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
-        steps = client._endpoint.hub.steps
+        steps = drain_of(client)
         await client.post_write(local, remote)
         crossings = steps.crossings
         with Calls() as calls:
@@ -95,7 +96,7 @@ def test_an_awaited_write_is_no_python_call_and_one_crossing() -> None:
 
 def test_what_is_not_plain_goes_through_python() -> None:
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
-        steps = client._endpoint.hub.steps
+        steps = drain_of(client)
         for post in (
             partial(client.post_write, local, remote, fence=True),
             partial(client.post_write, bytearray(64), remote, immediate=None),
@@ -128,7 +129,7 @@ def test_a_coroutine_over_it_is_one_python_call_as_well() -> None:
 
 def test_a_window_of_awaits_costs_no_wake_up_and_no_event() -> None:
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
-        hub = client._endpoint.hub
+        hub = hub_of(client)
         await client.post_write(local, remote)
         wakes, events, polls = hub.wakes, hub.steps.events, hub.steps.polls
         slept = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
@@ -161,7 +162,7 @@ def test_nothing_grows_with_the_number_of_requests() -> None:
             await some()
         gc.collect()
         assert sys.getallocatedblocks() - before < 100  # 6,600 requests
-        assert client._endpoint.hub.in_flight.slots <= 128
+        assert hub_of(client).in_flight.slots <= 128
 
     run(main)
 
@@ -172,7 +173,7 @@ def test_an_endpoint_with_its_port_is_collected() -> None:
     async def body() -> None:
         async with connected() as (client, _, local, remote):
             await client.write(local, remote)
-            endpoint = client._endpoint
+            endpoint = endpoint_of(client)
             seen.append(weakref.ref(endpoint))
             for slots in (endpoint.sends.slots, endpoint.receives.slots):
                 vars(slots)["back"] = endpoint
@@ -369,7 +370,7 @@ def test_a_spin_that_makes_no_sense_is_refused(spin: float) -> None:
 def test_an_idle_connection_is_not_polled(spin: float) -> None:
     async def body() -> None:
         async with connected() as (client, _, _, _):
-            steps = client._endpoint.hub.steps
+            steps = drain_of(client)
             for _ in range(20):
                 await asyncio.sleep(0.02)  # long waits, from which it learns
             settled = steps.polls
@@ -384,7 +385,7 @@ def test_an_idle_connection_is_not_polled(spin: float) -> None:
 def test_what_is_found_by_polling_needs_no_event() -> None:
     async def body() -> None:
         async with connected() as (client, server, _, _):
-            steps = client._endpoint.hub.steps
+            steps = drain_of(client)
 
             async def answer() -> None:
                 async for message in server:

@@ -15,6 +15,7 @@ from aiordma._loop.polling import SPIN
 from aiordma._requests.select import BACKEND
 from aiordma.bench import loops
 from tests.bench.instant import instant, prepare
+from tests.internals import drain_of, endpoint_of
 
 pytestmark = pytest.mark.anyio
 
@@ -96,7 +97,7 @@ def test_the_benchmark_knows_how_long_a_loop_polls() -> None:
 
 async def test_port_posts_plain_requests_on_both_backends() -> None:
     async with connected() as (client, region, remote):
-        port, steps = client._endpoint.port, client._endpoint.hub.steps
+        port, steps = endpoint_of(client).port, drain_of(client)
         await client.read(remote[:8], region[:8])  # from now on the port posts READs
         with instant(client):
             crossings = steps.crossings

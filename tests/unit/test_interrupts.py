@@ -14,6 +14,7 @@ PLAYERS = (
 import asyncio, faulthandler, functools, signal, sys
 import anyio
 import aiordma
+from tests.internals import endpoint_of
 
 faulthandler.dump_traceback_later(60, exit=True)  # what hangs fails, and says where
 COUNT = 12
@@ -142,7 +143,7 @@ def test_an_interrupt_in_an_end_ends_the_others_too(engine: str) -> None:
             def callback(request):
                 raise KeyboardInterrupt
             requests[3].add_done_callback(callback)
-            things[1]._endpoint.close()
+            endpoint_of(things[1]).close()
             await anyio.sleep(60)
 
         runner = asyncio.Runner()

@@ -16,6 +16,7 @@ from aiordma import Access, Connection, MemoryWindowType, RemoteMemory
 from aiordma._base.provider import software
 from aiordma._native import lib
 from aiordma.verbs.send_work import SendWork
+from tests.internals import endpoint_of, hub_of, queue_pair_of
 
 pytestmark = pytest.mark.anyio
 
@@ -87,7 +88,7 @@ async def test_a_deregistered_regions_key_reaches_nothing() -> None:
 
 async def test_a_region_of_another_domain_is_not_reached() -> None:
     async with connected() as (client, server):
-        context = server._endpoint.hub.context
+        context = server.context
         with (
             context.alloc_pd() as other,
             aiordma.MemoryRegion(other, bytearray(BYTES), READ) as region,
@@ -149,7 +150,7 @@ async def test_a_window_bound_for_writing_is_not_read() -> None:
 async def test_a_window_of_type_2_is_its_queue_pairs_and_one_of_type_1_the_domains() -> None:
     async with connected() as (client, server), connected() as (other, _):
         region = server.register(bytearray(BYTES), LOCAL | BIND)
-        assert other._endpoint.hub.domain is server._endpoint.hub.domain
+        assert other.domain is server.domain
         first = (await server.bind(region[:], READ, TYPE_1)).remote
         second = (await server.bind(region[:], READ, TYPE_2)).remote
         assert await other.read_bytes(first) == BYTES
@@ -159,7 +160,7 @@ async def test_a_window_of_type_2_is_its_queue_pairs_and_one_of_type_1_the_domai
 
 async def test_windows_of_type_2_are_unbound_as_their_queue_pair_goes() -> None:
     async with connected() as (_, server):
-        hub = server._endpoint.hub
+        hub = hub_of(server)
         with (
             aiordma.MemoryRegion(hub.domain, bytearray(BYTES), LOCAL | BIND) as region,
             aiordma.MemoryWindow(hub.domain) as window,
@@ -173,15 +174,14 @@ async def test_windows_of_type_2_are_unbound_as_their_queue_pair_goes() -> None:
 
 async def test_windows_of_type_2_are_unbound_as_their_queue_pair_is_reset() -> None:
     async with connected() as (_, server):
-        hub = server._endpoint.hub
+        hub = hub_of(server)
         with (
             aiordma.MemoryRegion(hub.domain, bytearray(BYTES), LOCAL | BIND) as region,
             aiordma.MemoryWindow(hub.domain) as window,
         ):
             await bind(server, window, region)
             assert deregister(region) == errno.EBUSY
-            assert server._endpoint.queue_pair is not None
-            server._endpoint.queue_pair.modify(aiordma.QueuePairState.RESET)
+            queue_pair_of(server).modify(aiordma.QueuePairState.RESET)
             assert deregister(region) == 0
             region._closed = True
 
@@ -209,7 +209,7 @@ async def bind(
     work = SendWork(
         "BIND_MW", lib.IBV_WR_BIND_MW, window=window, bound=to, access=access, rkey=rkey
     )
-    request = server._endpoint.sends.submit(work)
+    request = endpoint_of(server).sends.submit(work)
     await request
     assert window.rkey == rkey
     return RemoteMemory(0 if access & ZERO_BASED else to.address, length, rkey)
@@ -243,7 +243,7 @@ async def test_what_makes_no_sense_is_not_bound(
     registered: Access, access: Access, how: dict[str, int]
 ) -> None:
     async with connected() as (_, server):
-        domain = server._endpoint.hub.domain
+        domain = server.domain
         with (
             aiordma.MemoryRegion(domain, bytearray(BYTES), registered) as region,
             aiordma.MemoryWindow(domain) as window,
@@ -253,7 +253,7 @@ async def test_what_makes_no_sense_is_not_bound(
 
 async def test_a_window_is_bound_to_its_own_domain_only() -> None:
     async with connected() as (_, server), connected() as (_, second):
-        hub = server._endpoint.hub
+        hub = hub_of(server)
         with hub.context.alloc_pd() as other:
             region = aiordma.MemoryRegion(other, bytearray(BYTES), LOCAL | BIND)
             with aiordma.MemoryWindow(hub.domain) as window:
@@ -264,7 +264,7 @@ async def test_a_window_is_bound_to_its_own_domain_only() -> None:
 
 async def test_a_bound_window_of_type_2_is_not_bound_again() -> None:
     async with connected() as (client, server):
-        domain = server._endpoint.hub.domain
+        domain = server.domain
         region = server.register(bytearray(BYTES), LOCAL | BIND)
         with aiordma.MemoryWindow(domain) as window:
             theirs = await bind(server, window, region)
@@ -274,7 +274,7 @@ async def test_a_bound_window_of_type_2_is_not_bound_again() -> None:
 
 async def test_a_region_that_is_gone_is_not_bound() -> None:
     async with connected() as (_, server):
-        domain = server._endpoint.hub.domain
+        domain = server.domain
         region = aiordma.MemoryRegion(domain, bytearray(BYTES), LOCAL | BIND)
         region.close()
         region._closed = False  # or Python would refuse it, and the device not be asked
@@ -285,7 +285,7 @@ async def test_a_region_that_is_gone_is_not_bound() -> None:
 
 async def test_a_window_may_count_from_zero() -> None:
     async with connected() as (client, server):
-        domain = server._endpoint.hub.domain
+        domain = server.domain
         region = server.register(bytearray(BYTES), LOCAL | BIND)
         with aiordma.MemoryWindow(domain) as window:
             theirs = await bind(server, window, region, READ | ZERO_BASED, offset=16, length=16)

@@ -1,0 +1,79 @@
+"""What tests need below the public API: to count what is held, and to break what cannot be broken
+from outside. This is the one module that reaches the endpoint below a public object."""
+
+from typing import TypeAlias, overload
+
+from aiordma import Connection, Datagram, SharedReceiveQueue
+from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
+from aiordma._datagram.endpoint import DatagramEndpoint
+from aiordma._endpoint.endpoint import Endpoint
+from aiordma._requests.pool import BufferPool
+from aiordma._requests.select import Drain
+from aiordma._runtime.hub import DeviceHub
+from aiordma.verbs import QueuePair
+from aiordma.verbs.identifier import Identifier
+
+User: TypeAlias = Connection | Datagram
+
+
+@overload
+def endpoint_of(user: Connection) -> Endpoint: ...
+@overload
+def endpoint_of(user: Datagram) -> DatagramEndpoint: ...
+@overload
+def endpoint_of(user: SharedReceiveQueue) -> SharedReceiveEndpoint: ...
+def endpoint_of(user: User | SharedReceiveQueue) -> Endpoint | SharedReceiveEndpoint:
+    return user._endpoint
+
+
+def hub_of(user: User | SharedReceiveQueue) -> DeviceHub:
+    """The objects that all users of the device on this loop share."""
+    return user._endpoint.hub
+
+
+def drain_of(user: User | SharedReceiveQueue) -> Drain:
+    """The hub's drain, with its counters of polls, wake-ups and calls."""
+    return user._endpoint.hub.steps
+
+
+def pool_of(user: User) -> BufferPool:
+    """The hub's registered blocks."""
+    return user._endpoint.hub.pool
+
+
+def identifier_of(user: User) -> Identifier:
+    """The connection manager's identifier that it was made with."""
+    identifier = user._endpoint.identifier
+    assert isinstance(identifier, Identifier)
+    return identifier
+
+
+def queue_pair_of(user: User) -> QueuePair:
+    pair = user._endpoint.queue_pair
+    assert pair is not None
+    return pair
+
+
+def free_sends(user: User) -> int:
+    """Free slots of the send queue."""
+    return user._endpoint.sends.slots.free
+
+
+def open_regions(user: User) -> int:
+    """How many regions it remembers that are not closed."""
+    return sum(not region.closed for region in user._endpoint.regions.values())
+
+
+def has_ended(user: User) -> bool:
+    """Whether its queue pair is gone and every request has ended."""
+    return user._endpoint.life.has_ended
+
+
+def is_closed(user: User) -> bool:
+    """Whether a close has given everything back."""
+    return user._endpoint.life.closed.is_set()
+
+
+def fail(user: User, cause: Exception) -> None:
+    """End it as a failure of the device does."""
+    user._endpoint.fail(cause)
