@@ -1,4 +1,4 @@
-"""Where a peer's port is, and the handle that datagrams are posted with (man ibv_create_ah)."""
+"""Address vectors, and the address handles with which datagrams are posted (man ibv_create_ah)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from aiordma.verbs.resource import Resource
 __all__ = ("GRH_BYTES", "MOST_LID", "AddressHandle", "AddressVector")
 
 GRH_BYTES = 40
-"""What a datagram's receive begins with, whether or not anything was written there."""
+"""Bytes for the GRH at the start of a datagram's receive. The device may leave them unwritten."""
 
 
 MOST_LID = 2**16 - 1
@@ -31,10 +31,11 @@ _RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class AddressVector:
-    """The path to a peer's port (`ibv_ah_attr`); on RoCE the gid and our gid_index decide it.
+    """The path to a peer's port (`ibv_ah_attr`). On RoCE, the peer's `gid`, and the `gid_index` of
+    the local port's GID table, determine it.
 
     Raises:
-        TypeError, ValueError: a field is of another type or out of range; the message names it.
+        TypeError, ValueError: a field has the wrong type or is out of range; the message names it.
 
     See: man ibv_create_ah.
     """
@@ -71,7 +72,7 @@ class AddressVector:
         )
 
     def _fill(self, raw: Any) -> None:
-        """Write into a struct ibv_ah_attr."""
+        """Write the fields to a struct ibv_ah_attr."""
         raw.port_num = self.port
         raw.dlid = self.lid
         raw.sl = self.service_level
@@ -87,16 +88,16 @@ class AddressVector:
     def of_sender(
         cls, context: Context, port: int, completion: WorkCompletion, grh: bytes
     ) -> "AddressVector":
-        """Return the path back to the sender of a datagram that completed here.
+        """Return the path to the sender of a received datagram.
 
         Args:
             context: the device.
-            port: the one that it arrived at.
-            completion: of the receive.
+            port: the local port at which the datagram arrived.
+            completion: the receive's completion.
             grh: the receive's first 40 bytes.
 
         Raises:
-            TypeError, ValueError: an argument is of another type, or the grh has not 40 bytes.
+            TypeError, ValueError: an argument has the wrong type, or `grh` is not 40 bytes long.
             VerbsCallError: the header names no address of ours.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
@@ -122,11 +123,11 @@ class AddressVector:
 
 
 class AddressHandle(Resource):
-    """The path to a peer's port, made ready for posting datagrams to it.
+    """The destination of posted datagrams: an address vector, prepared by the device.
 
     Raises:
-        TypeError: an argument is of another type.
-        VerbsCallError: there is no such path, or the device has no handle left.
+        TypeError: an argument has the wrong type.
+        VerbsCallError: there is no such path, or the device cannot create more handles.
         ClosedError, ForkError: the domain is closed, or was opened by the parent of this process.
 
     See: man ibv_create_ah.

@@ -1,7 +1,7 @@
-"""What a device reports beside completions (man ibv_get_async_event).
+"""Asynchronous events of a device (man ibv_get_async_event).
 
-Every event is copied out of libibverbs and acknowledged in the C call that took it: destroying an
-object waits for the acknowledgement of each of its events.
+The C call that takes an event copies it and acknowledges it, because destroying an object waits
+until each of its events is acknowledged.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ __all__ = ("QUEUE_PAIR_ERRORS", "AsyncEvent", "AsyncEvents", "take_async_event")
 QUEUE_PAIR_ERRORS = frozenset(
     {AsyncEventType.QP_FATAL, AsyncEventType.QP_REQ_ERR, AsyncEventType.QP_ACCESS_ERR}
 )
-"""After these a queue pair is in its error state."""
+"""Events after which the queue pair is in the error state."""
 
 _OF_AN_OBJECT = QUEUE_PAIR_ERRORS | {
     AsyncEventType.CQ_ERR,
@@ -41,9 +41,9 @@ _OF_AN_OBJECT = QUEUE_PAIR_ERRORS | {
 class AsyncEvent:
     """One asynchronous event, copied and acknowledged.
 
-    `port` is the port's number, 0 where it is about no port. `key` is the address of the object
-    that it is about (a queue pair's, completion queue's or shared receive queue's `key`), else 0.
-    `resource` is that object, None where it is closed by now or not of the context.
+    `port` is the number of the port that the event concerns, or 0. `key` is the `key` of the queue
+    pair, completion queue or shared receive queue that it concerns, or 0. `resource` is this
+    object, None if it has been closed or belongs to another context.
     """
 
     type: AsyncEventType
@@ -53,12 +53,12 @@ class AsyncEvent:
 
 
 def take_async_event(provider: Provider, pointer: Any) -> AsyncEvent | None:
-    """Take the next event of a context whose descriptor is non-blocking; None if none waits.
+    """Take the next event of a context whose descriptor is non-blocking; None if there is none.
 
-    Any thread may; each event goes to one taker. `resource` is left open.
+    Every thread may call this; one of them gets each event. `resource` is not set.
 
     Raises:
-        VerbsCallError: the device is gone, or this context of it.
+        VerbsCallError: the device was removed, or the context failed.
     """
     raw = ffi.new("struct aiordma_async_event *")
     result = lib.aiordma_next_async_event(provider.table, pointer, raw)
@@ -73,28 +73,29 @@ def take_async_event(provider: Provider, pointer: Any) -> AsyncEvent | None:
 
 
 class _Source(Protocol):
-    """What AsyncEvents needs of a Context."""
+    """The part of Context that AsyncEvents uses."""
 
     @property
     def closed(self) -> bool:
-        """Whether it is."""
+        """Whether the context is closed."""
 
     @property
     def async_fd(self) -> int:
-        """Readable when an event waits."""
+        """The descriptor that is readable while an event is pending."""
 
     def take_async_event(self) -> AsyncEvent | None:
-        """Take one."""
+        """Take the next event; None if there is none."""
 
 
 class AsyncEvents:
-    """The events of an opened device, as they come: `async for event in context.async_events()`.
+    """The asynchronous events of an opened device: `async for event in context.async_events()`.
 
-    The iteration ends when the context is closed. One task at a time may wait on a context.
+    The iteration ends when the context is closed. Only one task at a time may wait for the events
+    of a context.
 
     Raises:
-        BusyError: another task waits already, or the context is librdmacm's.
-        VerbsCallError: the device is gone.
+        BusyError: another task is waiting, or librdmacm opened the context.
+        VerbsCallError: the device was removed.
 
     Cancellation: no event is lost; the next wait returns it.
 
@@ -113,8 +114,8 @@ class AsyncEvents:
             raise BusyError("another task waits for this context's asynchronous events")
         self._waits_in = get_ident()
         try:
-            # A wake-up can be another taker's: the event may be gone. What is taken is returned
-            # without another await, so that no cancellation loses it.
+            # Another caller may have taken the event that woke this task. An event that was taken
+            # is returned without another await, so that no cancellation loses it.
             await anyio.lowlevel.checkpoint()
             while not self._context.closed:
                 event = self._context.take_async_event()
@@ -122,13 +123,13 @@ class AsyncEvents:
                     return event
                 await anyio.wait_readable(self._context.async_fd)
         except anyio.ClosedResourceError:
-            pass  # `stop` woke us
+            pass  # woken by the close of the context
         finally:
             self._waits_in = 0
         raise StopAsyncIteration
 
     def _require_here(self) -> None:
-        """Do nothing where `stop` may be called.
+        """Check that no task of another thread waits, because the context is about to be closed.
 
         Raises:
             BusyError: a task of another thread waits.
@@ -140,6 +141,6 @@ class AsyncEvents:
             )
 
     def _stop(self) -> None:
-        """Wake a waiting task, before the descriptor is closed."""
+        """Wake a waiting task. Call this before closing the descriptor."""
         if self._waits_in:
             anyio.notify_closing(self._context.async_fd)

@@ -1,5 +1,5 @@
-"""What a device and its ports say of themselves: everything that `ibv_devinfo -v` prints, and the
-entries of a port's GID table (man ibv_query_device_ex, ibv_query_port, ibv_query_gid_ex)."""
+"""Attributes of devices and ports, as `ibv_devinfo -v` prints them, and the entries of GID tables
+(man ibv_query_device_ex, ibv_query_port, ibv_query_gid_ex)."""
 
 from dataclasses import dataclass, fields
 from ipaddress import IPv6Address
@@ -67,7 +67,7 @@ class PacketPacingCapabilities(NamedTuple):
 
 
 class TagMatchingCapabilities(NamedTuple):
-    """Tag matching (`ibv_tm_caps`); none where max_num_tags is 0."""
+    """Tag matching (`ibv_tm_caps`); not supported if max_num_tags is 0."""
 
     max_rndv_hdr_size: int
     max_num_tags: int
@@ -85,12 +85,12 @@ class CompletionModerationCapabilities(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeviceAttributes:
-    """A device's identity and limits (man ibv_query_device_ex), by C's names.
+    """A device's identity and limits (man ibv_query_device_ex), under the C names.
 
-    Beside those: `firmware` is fw_ver, `odp` gathers odp_caps and xrc_odp_caps, and
-    `num_comp_vectors` is the opened context's. GUIDs are in host order: `f"{node_guid:016x}"` is
-    what other tools print. hca_core_clock is in kHz, max_dm_size in bytes. What a device does not
-    tell is 0.
+    The exceptions: `firmware` is fw_ver, `odp` combines odp_caps and xrc_odp_caps, and
+    `num_comp_vectors` comes from the context. GUIDs are in host order: `f"{node_guid:016x}"` gives
+    the text that other tools print. hca_core_clock is in kHz, max_dm_size in bytes. A value that
+    the device does not report is 0.
     """
 
     firmware: str
@@ -150,8 +150,8 @@ class DeviceAttributes:
 
 @dataclass(frozen=True, slots=True)
 class PortAttributes:
-    """A port's state (man ibv_query_port), by C's names. Width, speed and phys_state are the
-    InfiniBand specification's codes; the port_cap_flags its masks."""
+    """A port's attributes (man ibv_query_port), under the C names. active_width, active_speed and
+    phys_state are codes of the InfiniBand specification, and the port_cap_flags are its masks."""
 
     state: PortState
     max_mtu: Mtu
@@ -181,8 +181,8 @@ class PortAttributes:
 class GidEntry:
     """An entry of a port's GID table (man ibv_query_gid_ex).
 
-    `gid` has 16 bytes; on RoCE `address` is the IP address that it stands for. `interface_index` is
-    the network interface's (`socket.if_indextoname`), 0 where there is none.
+    `gid` has 16 bytes; on RoCE, `address` is its IP address. `interface_index` is the index of the
+    network interface (see `socket.if_indextoname`), or 0.
     """
 
     gid: bytes
@@ -193,18 +193,18 @@ class GidEntry:
 
     @property
     def address(self) -> str:
-        """The GID as an IP address; an IPv4 one where it is mapped."""
+        """The GID as an IP address: an IPv4 address if the GID is IPv4-mapped, else IPv6."""
         address = IPv6Address(self.gid)
         return str(address.ipv4_mapped or address)
 
 
 def guid_of(raw: int) -> int:
-    """Turn a big-endian GUID, as C reads it, into the number that is printed."""
+    """Convert a GUID in network byte order to a number in host order."""
     return int.from_bytes(ffi.buffer(ffi.new("uint64_t *", raw))[:], "big")
 
 
 def _plain(kind: Any, raw: Any, struct: str) -> dict[str, Any]:
-    """Return the fields of a C struct that the dataclass has too."""
+    """Return the fields of a C struct that the dataclass has, too."""
     ours = {field.name for field in fields(kind)}
     return {name: getattr(raw, name) for name, _ in ffi.typeof(struct).fields if name in ours}
 

@@ -1,4 +1,4 @@
-"""Completion channels and queues, and what they deliver (man ibv_create_cq, ibv_poll_cq)."""
+"""Completion channels, completion queues and completions (man ibv_create_cq, ibv_poll_cq)."""
 
 import errno
 import os
@@ -27,16 +27,16 @@ from aiordma.verbs.resource import Resource
 __all__ = ("COMPLETION", "CompletionChannel", "CompletionQueue", "WorkCompletion")
 
 COMPLETION = struct.Struct("=QIIIIIIIIHHBBH")
-"""struct aiordma_completion of data_path.h."""
+"""The layout of struct aiordma_completion in data_path.h."""
 
 MOST_POLLED = 1 << 20
-"""Completions of one poll; room for as many is made before it."""
+"""Most completions of one poll, which allocates memory for as many as it is asked for."""
 
 
 @given("completion")
 class WorkCompletion(CompletionFields):
-    """How one work request ended: a named tuple. Beyond wr_id, status, vendor_err and qp_num a
-    field is valid on success only (man ibv_poll_cq). `immediate` is in host order."""
+    """The completion of a work request, as a named tuple. After a failure, only wr_id, status,
+    vendor_err and qp_num are valid (man ibv_poll_cq). `immediate` is in host order."""
 
     __slots__ = ()
 
@@ -55,36 +55,37 @@ class WorkCompletion(CompletionFields):
 
     @property
     def ok(self) -> bool:
-        """Whether it succeeded."""
+        """Whether the request succeeded."""
         return self.status == 0
 
     @property
     def status_name(self) -> str:
-        """The status in the man page's words."""
+        """The name of the status, as in the man page."""
         try:
             return WorkCompletionStatus(self.status).name
-        except ValueError:  # newer than we are
+        except ValueError:  # a status of a newer device
             return f"status {self.status}"
 
     @property
     def operation(self) -> WorkCompletionOpcode:
-        """What completed."""
+        """The operation that completed."""
         return WorkCompletionOpcode(self.opcode)
 
     @property
     def flags(self) -> WorkCompletionFlag:
-        """Which optional fields hold something."""
+        """The optional fields that the completion has."""
         return WorkCompletionFlag(self.wc_flags)
 
 
 class CompletionChannel(Resource):
-    """A file descriptor that becomes readable when an armed queue completes. Non-blocking.
+    """A channel whose descriptor `fd` becomes readable when an armed queue gets a completion.
+    Non-blocking.
 
-    It can be readable without an event: `events` returns an empty list then.
+    The descriptor can be readable without an event. `events` then returns an empty list.
 
     Raises:
-        TypeError: the context is of another type.
-        VerbsCallError: the driver refused, or there are no file descriptors left.
+        TypeError: the context has the wrong type.
+        VerbsCallError: the driver refused, or no file descriptors are left.
         ClosedError, ForkError: the context is closed, or was opened by the parent of this process.
 
     See: man ibv_create_comp_channel.
@@ -111,10 +112,10 @@ class CompletionChannel(Resource):
         return f"<CompletionChannel of {self.context.device_name}>"
 
     def events(self) -> "list[CompletionQueue]":
-        """Take the waiting events, acknowledge them, and return their queues, oldest first.
+        """Take the pending events, acknowledge them, and return their queues, oldest first.
 
         A queue makes one event for each `request_notification`: arm it again, then poll it until it
-        is empty. If no event waits, the list is empty.
+        is empty. Without a pending event, the list is empty.
 
         Raises:
             VerbsCallError: the events could not be read.
@@ -131,7 +132,7 @@ class CompletionChannel(Resource):
         queue, context = ffi.new("struct ibv_cq **"), ffi.new("void **")
         taken: list[CompletionQueue] = []
         while not self.provider.get_cq_event(self.pointer, queue, context):
-            # At once: destroying a queue waits for every event of it that was taken.
+            # At once, because destroying a queue waits until its events are acknowledged.
             self.provider.ack_cq_events(queue[0], 1)
             taken.append(queues[queue[0]])
         if ffi.errno != errno.EAGAIN:
@@ -145,19 +146,19 @@ class CompletionChannel(Resource):
 
 
 class CompletionQueue(Resource):
-    """A queue of work completions; `cqe` is the capacity that the device gave it.
+    """A queue of work completions. `cqe` is its actual capacity.
 
     Args:
         context: the device.
-        entries: how many completions it must hold.
-        channel: where an armed queue reports its next completion.
-        comp_vector: which of the device's `num_comp_vectors` interrupts that uses.
-        flags: needs a device with extended queues (man ibv_create_cq_ex).
+        entries: the smallest capacity, in completions.
+        channel: the channel that gets the events of the armed queue.
+        comp_vector: the completion vector, which selects an interrupt; below `num_comp_vectors`.
+        flags: options, for devices with extended queues (man ibv_create_cq_ex).
 
     Raises:
-        TypeError: an argument is of another type.
-        ValueError: more entries than the device's max_cqe, or no such vector.
-        NotSupportedError: the device has no extended queues, or lacks the flag.
+        TypeError: an argument has the wrong type.
+        ValueError: `entries` exceeds the device's max_cqe, or there is no such vector.
+        NotSupportedError: the device does not support extended queues, or the flag.
         VerbsCallError: the driver refused.
         ClosedError, ForkError: the context or channel is closed, or was opened by the parent of
             this process.
@@ -216,16 +217,15 @@ class CompletionQueue(Resource):
         return f"<CompletionQueue of {self.cqe} on {self.context.device_name}>"
 
     def resize(self, entries: int) -> None:
-        """Make it hold so many completions at least; `cqe` is then what the device gave. What is in
-        it stays.
+        """Change the capacity, and update `cqe`. Completions in the queue are kept.
 
         Args:
-            entries: completions.
+            entries: the smallest capacity, in completions.
 
         Raises:
-            TypeError, ValueError: no number, or more entries than the device's max_cqe.
-            NotSupportedError: the device cannot resize (iWARP's cannot).
-            VerbsCallError: the driver refused: it holds more completions than that.
+            TypeError, ValueError: `entries` is not a number, or exceeds the device's max_cqe.
+            NotSupportedError: the device cannot resize (iWARP devices cannot).
+            VerbsCallError: the driver refused; for example, the queue holds more completions.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man ibv_resize_cq.
@@ -240,9 +240,13 @@ class CompletionQueue(Resource):
         self.cqe = self.pointer.cqe
 
     def request_notification(self, *, solicited_only: bool = False) -> None:
-        """Arm the queue for one event: of the next completion, or, with `solicited_only`, of the
-        next one that failed or whose sender set SendFlag.SOLICITED. Poll once more afterwards, or
-        lose a completion.
+        """Arm the queue for one event, at its next completion.
+
+        Poll once more after arming: a completion that arrived before makes no event.
+
+        Args:
+            solicited_only: the event is at the next completion that is a failure, or whose sender
+                set SendFlag.SOLICITED.
 
         Raises:
             VerbsCallError: the driver refused.
@@ -256,10 +260,10 @@ class CompletionQueue(Resource):
         )
 
     def poll(self, most: int = 32) -> list[WorkCompletion]:
-        """Take up to `most` completions, in order; an empty list if there is none.
+        """Take up to `most` completions, in order. Without a completion, the list is empty.
 
         Raises:
-            TypeError, ValueError: `most` is no number, or out of range.
+            TypeError, ValueError: `most` is not a number, or out of range.
             VerbsCallError: the driver refused.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 

@@ -34,10 +34,10 @@ __all__ = ("Context", "Device", "ProtectionDomain", "no_such_device", "require_d
 
 
 class Device:
-    """An RDMA device by name, not opened yet: `Device("rxe0").open()`.
+    """The name of an RDMA device, which need not exist yet: `Device("rxe0").open()`.
 
     Raises:
-        TypeError, ValueError: the name is not a text, or empty.
+        TypeError, ValueError: the name is not a str, or empty.
     """
 
     def __init__(self, name: str) -> None:
@@ -50,8 +50,8 @@ class Device:
 
     @staticmethod
     def names() -> list[str]:
-        """Return the names of this machine's RDMA devices, none of them where rdma-core is not
-        installed, and last that of the built-in software device, which is always there.
+        """Return the names of this machine's RDMA devices, and, last, the name of the built-in
+        software device. If rdma-core is not installed, the software device is the only one.
 
         Raises: nothing.
 
@@ -65,10 +65,11 @@ class Device:
 
     @property
     def guid(self) -> int:
-        """The node GUID, as a number in host order; needs no opening (man ibv_get_device_guid).
+        """The node GUID, as a number in host order. Does not open the device (man
+        ibv_get_device_guid).
 
         Raises:
-            NoDeviceError: there is no device of this name; the message names those there are.
+            NoDeviceError: there is no device of this name; the message lists the devices.
         """
         provider = provider_of(self.name)
         with self._found(provider) as device:
@@ -78,8 +79,8 @@ class Device:
         """Open the device.
 
         Raises:
-            NoDeviceError: there is no device of this name; the message names those there are.
-            VerbsCallError: it could not be opened.
+            NoDeviceError: there is no device of this name; the message lists the devices.
+            VerbsCallError: the device could not be opened.
 
         See: man ibv_open_device.
         """
@@ -98,10 +99,10 @@ class Device:
 
 
 def require_device(name: str) -> None:
-    """Do nothing if there is a device of this name.
+    """Check that there is a device of this name.
 
     Raises:
-        NoDeviceError: there is none; the message names those there are.
+        NoDeviceError: there is no device of this name; the message lists the devices.
     """
     provider = provider_of(name)
     names = _names(provider)
@@ -110,7 +111,7 @@ def require_device(name: str) -> None:
 
 
 def no_such_device(name: str, names: list[str]) -> str:
-    """Return what to say of a real device's name, where there are only these."""
+    """Return the error text for an unknown device name; `names` are the devices that exist."""
     if names:
         found = f"there is {', '.join(names)} (`rdma link` lists them)"
     else:
@@ -132,10 +133,10 @@ def _name(provider: Provider, device: Any) -> str:
 
 @contextmanager
 def _listed(provider: Provider) -> Iterator[list[Any]]:
-    """The devices, for as long as the block lasts."""
+    """Yield the list of devices, which is valid during the block."""
     count = ffi.new("int *")
     listed = provider.get_device_list(count)
-    # No kernel support at all (NULL, ENOSYS) is no device, as `ibv_devices` says too.
+    # Without kernel support (NULL, ENOSYS) the list is empty, as for `ibv_devices`.
     try:
         yield [] if listed == ffi.NULL else [listed[i] for i in range(count[0])]
     finally:
@@ -152,7 +153,7 @@ def _index(index: int, call: str) -> int:
 
 
 class Context(Resource):
-    """An opened device: where protection domains, completion queues and channels come from.
+    """An opened device. Protection domains, completion queues and channels are created on it.
 
     `owned=False` wraps a context that librdmacm opened and keeps open.
     """
@@ -174,8 +175,8 @@ class Context(Resource):
         return f"<Context {self.device_name}>"
 
     def query(self) -> DeviceAttributes:
-        """Return the device's identity and limits. They do not change while it is open: the device
-        is asked once.
+        """Return the device's identity and limits. Only the first call queries the device, because
+        they do not change while it is open.
 
         Raises:
             VerbsCallError: the driver refused.
@@ -192,10 +193,10 @@ class Context(Resource):
         return self._attributes
 
     def query_port(self, port: int = 1) -> PortAttributes:
-        """Return a port's state; ports count from 1.
+        """Return a port's attributes. The first port is 1.
 
         Raises:
-            TypeError, ValueError: `port` is no number, or out of range.
+            TypeError, ValueError: `port` is not a number, or out of range.
             VerbsCallError: the device has no such port.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
@@ -212,8 +213,8 @@ class Context(Resource):
         """Return an entry of a port's GID table: 16 bytes.
 
         Raises:
-            TypeError, ValueError: an argument is no number, or out of range.
-            VerbsCallError: the device has no such port, or the table is shorter.
+            TypeError, ValueError: an argument is not a number, or out of range.
+            VerbsCallError: there is no such port or entry.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man ibv_query_gid.
@@ -222,7 +223,7 @@ class Context(Resource):
         port, index = _port(port, "query_gid"), _index(index, "query_gid")
         gid = ffi.new("union ibv_gid *")
         result = self.provider.query_gid(self.pointer, port, index, gid)
-        # man ibv_query_gid: -1 on error, and errno is not promised.
+        # man ibv_query_gid: -1 on error, without a guarantee for errno.
         check_positive_errno(result, "ibv_query_gid")
         return bytes(gid.raw)
 
@@ -230,9 +231,9 @@ class Context(Resource):
         """Return an entry of a port's GID table with its type and network interface.
 
         Raises:
-            TypeError, ValueError: an argument is no number, or out of range.
-            NotSupportedError: the library has no such call.
-            VerbsCallError: ENODATA: the entry is empty; EINVAL: the table is shorter.
+            TypeError, ValueError: an argument is not a number, or out of range.
+            NotSupportedError: the installed library lacks this call.
+            VerbsCallError: ENODATA: the entry is empty; EINVAL: there is no such entry.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man ibv_query_gid_ex.
@@ -245,12 +246,13 @@ class Context(Resource):
         return read_gid(raw)
 
     def gid_table(self) -> list[GidEntry]:
-        """Return the entries of all ports' GID tables that are not empty.
+        """Return the entries of all ports' GID tables, without the empty ones.
 
-        On RoCE each address of the network interface is one, or one for each version of RoCE.
+        On RoCE, each address of the network interface has an entry for each version of RoCE that
+        the device supports.
 
         Raises:
-            NotSupportedError: the library has no such call.
+            NotSupportedError: the installed library lacks this call.
             VerbsCallError: the driver refused.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
@@ -268,8 +270,8 @@ class Context(Resource):
         """Return an entry of a port's P_Key table: 16 bits, the highest for full membership.
 
         Raises:
-            TypeError, ValueError: an argument is no number, or out of range.
-            VerbsCallError: the table is shorter (iWARP devices have none).
+            TypeError, ValueError: an argument is not a number, or out of range.
+            VerbsCallError: there is no such entry (iWARP devices have none).
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man ibv_query_pkey.
@@ -294,13 +296,13 @@ class Context(Resource):
     # -- asynchronous events ------------------------------------------------------------------
 
     def take_async_event(self) -> AsyncEvent | None:
-        """Take the next asynchronous event if one waits; never blocks.
+        """Take the next asynchronous event; None if there is none. Never blocks.
 
-        `async_fd` is readable while one waits.
+        `async_fd` is readable while an event is pending.
 
         Raises:
-            BusyError: the context is librdmacm's, whose events go to the connections on it.
-            VerbsCallError: the device is gone.
+            BusyError: librdmacm opened the context, and its connections get the events.
+            VerbsCallError: the device was removed.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man ibv_get_async_event.
@@ -317,8 +319,7 @@ class Context(Resource):
         return replace(event, resource=self.find(event.key))
 
     def async_events(self) -> AsyncEvents:
-        """Return the asynchronous events as an iterator: `async for event in ...`. See
-        `AsyncEvents`.
+        """Return the asynchronous iterator of the events. See `AsyncEvents`.
 
         Raises:
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
@@ -327,12 +328,12 @@ class Context(Resource):
         return self._async_events
 
     def close(self) -> None:
-        """Close the device and all that was made from it. A task that waits for its asynchronous
-        events is woken, and its iteration ends. Idempotent.
+        """Close the device and every object created on it. If a task waits for its asynchronous
+        events, the iteration of that task ends. Idempotent.
 
         Raises:
-            BusyError: such a task runs in another thread.
-            VerbsCallError: the driver refused something; what else was to be closed has been.
+            BusyError: a task of another thread waits for the events.
+            VerbsCallError: the driver refused to destroy an object; all others are closed.
 
         See: man ibv_close_device.
         """
@@ -347,10 +348,10 @@ class Context(Resource):
 
 
 class ProtectionDomain(Resource):
-    """A set of memory regions and queue pairs that may use each other.
+    """A protection domain: queue pairs can use the memory regions of their own domain only.
 
     Raises:
-        TypeError: the context is of another type.
+        TypeError: the context has the wrong type.
         VerbsCallError: the driver refused.
         ClosedError, ForkError: the context is closed, or was opened by the parent of this process.
 

@@ -1,7 +1,7 @@
-"""Where the connection manager's events arrive.
+"""Event channels of the connection manager, and their events.
 
-Every event is copied out of librdmacm and acknowledged in the same C call that took it, so that
-no identifier's destruction waits for one of ours (man rdma_ack_cm_event, rdma_destroy_id).
+The C call that takes an event copies it and acknowledges it, so that destroying an identifier never
+waits for an acknowledgement (man rdma_ack_cm_event, rdma_destroy_id).
 """
 
 import errno
@@ -24,11 +24,12 @@ _WITH_ADDRESS = (CmEventType.ESTABLISHED, CmEventType.MULTICAST_JOIN)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A copied and acknowledged CM event. `key` finds its identifier, `new_key` the one that a
-    connection request made. Depths are from the receiver's viewpoint.
+    """A copied and acknowledged CM event. `key` is the key of its identifier, `new_key` that of the
+    identifier of a connection request. `responder_resources` and `initiator_depth` are those of the
+    side that gets the event.
 
-    `address` is the way to the peer of the UDP port space (with ESTABLISHED), or to a multicast
-    group (with MULTICAST_JOIN); `qpn` and `qkey` go with it.
+    `address`, `qpn` and `qkey` are the destination of datagrams: the peer in the UDP port space
+    (with ESTABLISHED), or the multicast group (with MULTICAST_JOIN).
     """
 
     type: CmEventType
@@ -48,15 +49,16 @@ class Event:
 
 
 class EventChannel(Resource):
-    """Where the events of many identifiers arrive; `fd` becomes readable. Non-blocking.
+    """A channel for the events of many identifiers. `fd` is readable while an event is pending.
+    Non-blocking.
 
     Args:
-        device: the name of the device, or "auto": the one that AIORDMA_DEVICE names, else all real
-            ones where this machine has any, else the built-in software device.
+        device: the name of a device, or "auto": the device that AIORDMA_DEVICE names; without it,
+            all real devices, or, if this machine has none, the built-in software device.
 
     Raises:
-        NoDeviceError: there is no RDMA stack here; the message says how to get one.
-        VerbsCallError: there are no file descriptors left, or no memory.
+        NoDeviceError: rdma-core or the kernel's support is missing; the message says how to get it.
+        VerbsCallError: no file descriptors or memory are left.
         TypeError, ValueError: the device's name is invalid.
         ForkError: this process is a child of one that used real devices.
 
@@ -87,13 +89,13 @@ class EventChannel(Resource):
         self._raw = ffi.new("struct aiordma_cm_event *")
 
     def events(self) -> Iterator[Event]:
-        """Take the waiting events one by one, each acknowledged before it is returned.
+        """Take the pending events one by one. Each is acknowledged before it is returned.
 
-        Taking an event is where librdmacm works on the connection (it moves the queue pair), and
-        that can fail: the call's error is raised, and the next call goes on behind it.
+        When librdmacm takes an event, it can also change the connection (it moves the queue pair to
+        another state). If this fails, the error is raised, and the next call takes the next event.
 
         Raises:
-            VerbsCallError: librdmacm could not do what the event is about.
+            VerbsCallError: librdmacm could not take the event, or change the connection.
 
         See: man rdma_get_cm_event, rdma_ack_cm_event.
         """
@@ -103,7 +105,7 @@ class EventChannel(Resource):
         ):
             try:
                 kind = CmEventType(raw.event)
-            except ValueError:  # newer than we are, and acknowledged: it has no effect here
+            except ValueError:  # an event of a newer librdmacm, acknowledged and ignored
                 continue
             request = kind is CmEventType.CONNECT_REQUEST
             yield Event(

@@ -1,6 +1,6 @@
-"""The connection manager, synchronous and never blocking: channel, identifiers, events.
+"""Identifiers of the connection manager. No call blocks.
 
-Waiting for events, and timeouts, are the reactor's business.
+The reactor waits for events and handles timeouts.
 """
 
 import errno
@@ -63,7 +63,7 @@ __all__ = (
 )
 
 
-# (of connections, of the UDP port space)
+# (limit for connections, limit for the UDP port space)
 _CONNECT = (MAX_CONNECT_PRIVATE_DATA, MAX_DATAGRAM_CONNECT_PRIVATE_DATA)
 _ACCEPT = (MAX_ACCEPT_PRIVATE_DATA, MAX_DATAGRAM_ACCEPT_PRIVATE_DATA)
 _REJECT = (MAX_REJECT_PRIVATE_DATA, MAX_DATAGRAM_ACCEPT_PRIVATE_DATA)
@@ -71,7 +71,7 @@ _REJECT = (MAX_REJECT_PRIVATE_DATA, MAX_DATAGRAM_ACCEPT_PRIVATE_DATA)
 
 @contextmanager
 def _explaining(host: str) -> Iterator[None]:
-    """Say what is wrong with an address to bind to that no interface, or no device, has."""
+    """Add a hint to the error of a bind to an address that no interface, or no device, has."""
     try:
         yield
     except VerbsCallError as error:
@@ -88,15 +88,15 @@ def _c_int(value: int) -> bytes:
 
 
 class Identifier(Resource):
-    """A CM identifier (`rdma_cm_id`): RDMA's socket. Every call here returns at once.
+    """A CM identifier (`rdma_cm_id`), RDMA's counterpart of a socket. Every call returns at once.
 
     Args:
-        channel: where its events arrive, under `key`.
-        port_space: which service it belongs to.
+        channel: the channel that gets its events, which have its `key`.
+        port_space: TCP for connections, UDP for datagrams, and others.
         key: adopt the identifier that a CONNECT_REQUEST event made, instead of creating one.
 
     Raises:
-        TypeError, ValueError: an argument is of another type.
+        TypeError, ValueError: an argument has the wrong type.
         VerbsCallError: librdmacm refused.
         ClosedError, ForkError: the channel is closed, or was opened by the parent of this process.
 
@@ -134,7 +134,7 @@ class Identifier(Resource):
         return f"<Identifier {self.key:#x}>"
 
     def _call(self, name: str, *arguments: Any) -> None:
-        """Call a function of librdmacm, named without its rdma_, on this identifier."""
+        """Call the function rdma_`name` of librdmacm on this identifier."""
         self.require_open()
         check_minus_one(getattr(self.provider, name)(self.pointer, *arguments), f"rdma_{name}")
 
@@ -143,7 +143,7 @@ class Identifier(Resource):
 
         Args:
             name: RDMA_OPTION_ID_...
-            value: as C reads it.
+            value: the bytes of the C value.
 
         Raises:
             VerbsCallError: librdmacm refused.
@@ -154,7 +154,8 @@ class Identifier(Resource):
         self._call("set_option", lib.RDMA_OPTION_ID, name, ffi.from_buffer(value), len(value))
 
     def set_ack_timeout(self, exponent: int) -> None:
-        """Wait 4.096 us x 2^exponent for an acknowledgement; before connect or accept.
+        """Set the time after which the device retransmits to 4.096 us x 2^exponent. Call this
+        before `connect` or `accept`.
 
         Raises:
             as `Identifier.set_option`.
@@ -165,20 +166,20 @@ class Identifier(Resource):
         self._set_byte("ack_timeout", lib.RDMA_OPTION_ID_ACK_TIMEOUT, exponent, 31)
 
     def set_tos(self, tos: int) -> None:
-        """Mark what is sent with a type of service: the IPv4 field, or IPv6's traffic class. Before
-        the route is resolved, on iWARP before connect or listen.
+        """Set the type of service of sent packets: the IPv4 field, or IPv6's traffic class. Call
+        this before resolving the route; on iWARP, before `connect` or `listen`.
 
         Raises:
             as `Identifier.set_option`.
-            TypeError, ValueError: not in 0..255.
+            TypeError, ValueError: `tos` is not in 0..255.
 
         See: man rdma_set_option.
         """
         self._set_byte("tos", lib.RDMA_OPTION_ID_TOS, tos, 255)
 
     def set_reuse_address(self, reuse: bool) -> None:
-        """Share the address and port with other identifiers that set this as well; before `bind`.
-        One that listens must be alone all the same.
+        """Share the address and port with other identifiers that set this option. Call this before
+        `bind`. A listening identifier cannot share its port.
 
         Raises: as `Identifier.set_option`.
 
@@ -187,7 +188,7 @@ class Identifier(Resource):
         self.set_option(lib.RDMA_OPTION_ID_REUSEADDR, _c_int(reuse))
 
     def set_ipv6_only(self, only: bool) -> None:
-        """Choose whether `bind` to the IPv6 wildcard leaves IPv4's port free; before `bind`.
+        """Let a `bind` to the IPv6 wildcard leave the port of IPv4 free. Call this before `bind`.
 
         Raises: as `Identifier.set_option`.
 
@@ -199,8 +200,8 @@ class Identifier(Resource):
         self.set_option(option, bytes([whole_number(value, what, 0, most)]))
 
     def migrate(self, channel: EventChannel) -> None:
-        """Let events arrive at another channel from now on, the waiting ones too; `key` stays. No
-        other thread may take events of either channel meanwhile.
+        """Move the identifier to another channel, together with its pending events. `key` does not
+        change. No other thread may take events of either channel during the call.
 
         Raises:
             VerbsCallError: librdmacm refused.
@@ -214,11 +215,11 @@ class Identifier(Resource):
         self.channel = channel
 
     def bind(self, host: str, port: int) -> None:
-        """Take a local address; port 0 takes a free one.
+        """Bind to a local address; port 0 takes a free port.
 
         Raises:
             TypeError, ValueError: the host is not a numeric address, or the port is out of range.
-            VerbsCallError: the address or port cannot be had; the message says why.
+            VerbsCallError: the address or port cannot be bound to; the message says why.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man rdma_bind_addr.
@@ -228,10 +229,10 @@ class Identifier(Resource):
             self._call("bind_addr", ffi.cast("struct sockaddr *", address))
 
     def listen(self, backlog: int) -> None:
-        """Report connection requests to the bound address.
+        """Listen for connection requests to the bound address.
 
         Raises:
-            TypeError, ValueError: the backlog is no number, or out of range.
+            TypeError, ValueError: the backlog is not a number, or out of range.
             VerbsCallError: the port is taken, or librdmacm refused.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
@@ -242,16 +243,16 @@ class Identifier(Resource):
     def resolve_address(
         self, host: str, port: int, source: tuple[str, int] | None, timeout_ms: int
     ) -> None:
-        """Find the device that reaches an address; ADDR_RESOLVED or ADDR_ERROR follows.
+        """Resolve an address: find the device that reaches it. ADDR_RESOLVED or ADDR_ERROR follows.
 
         Args:
-            host, port: the peer's, numeric.
+            host, port: the peer's numeric address.
             source: bind to this (host, port) first; None: to any.
-            timeout_ms: milliseconds.
+            timeout_ms: the timeout in milliseconds.
 
         Raises:
-            TypeError, ValueError: an address is not numeric, or the time out of range.
-            VerbsCallError: the source cannot be had, or librdmacm refused.
+            TypeError, ValueError: an address is not numeric, or the timeout is out of range.
+            VerbsCallError: the source cannot be bound to, or librdmacm refused.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man rdma_resolve_addr.
@@ -268,13 +269,13 @@ class Identifier(Resource):
             )
 
     def resolve_route(self, timeout_ms: int) -> None:
-        """Find the path; ROUTE_RESOLVED or ROUTE_ERROR follows.
+        """Resolve the route to the resolved address. ROUTE_RESOLVED or ROUTE_ERROR follows.
 
         Args:
-            timeout_ms: milliseconds.
+            timeout_ms: the timeout in milliseconds.
 
         Raises:
-            TypeError, ValueError: the time is out of range.
+            TypeError, ValueError: the timeout is out of range.
             VerbsCallError: no address is resolved, or librdmacm refused.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
@@ -285,18 +286,18 @@ class Identifier(Resource):
 
     @property
     def device_key(self) -> int:
-        """Tells devices apart: the address of the opened device; 0 before one is known."""
+        """The address of the opened device, which identifies it; 0 if no device is bound."""
         self.require_open()
         return int(ffi.cast("uintptr_t", self.pointer.verbs))
 
     @property
     def port(self) -> int:
-        """The device's port that it is bound to."""
+        """The number of the device's port to which the identifier is bound."""
         self.require_open()
         return int(self.pointer.port_num)
 
     def context(self) -> Context:
-        """Return the device of a resolved, or requesting, identifier. librdmacm owns it.
+        """Return the device of a resolved or requesting identifier. librdmacm owns the context.
 
         Raises:
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
@@ -316,11 +317,11 @@ class Identifier(Resource):
         """Create the queue pair that librdmacm will move through its states.
 
         Args:
-            domain, send_queue, receive_queue, service, shared_receive: as of `QueuePair.create`.
+            domain, send_queue, receive_queue, service, shared_receive: as in `QueuePair.create`.
             capacity: its depths.
 
         Raises:
-            ValueError: the capacity is beyond the device; the message names the attribute.
+            ValueError: the capacity exceeds the device's limits; the message names the attribute.
             VerbsCallError: the driver refused.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
@@ -354,9 +355,10 @@ class Identifier(Resource):
         return pair
 
     def connect(self, parameters: ConnectionParameters) -> None:
-        """Ask the peer to connect; ESTABLISHED, or an error event, follows. CONNECT_RESPONSE if
-        librdmacm has not made the queue pair: then the program moves it on, and calls `establish`.
-        In the UDP port space: ask for the peer's queue pair and qkey.
+        """Send a connection request; ESTABLISHED, or an error event, follows. If librdmacm did not
+        create the queue pair, CONNECT_RESPONSE follows: the program then moves the queue pair to
+        RTS, and calls `establish`. In the UDP port space: request the peer's queue pair number and
+        qkey.
 
         Raises:
             TypeError, ValueError: a parameter is invalid; the message names it.
@@ -372,12 +374,12 @@ class Identifier(Resource):
 
     def accept(self, parameters: ConnectionParameters) -> None:
         """Accept a connection request; ESTABLISHED, or an error event, follows (in the UDP port
-        space no event: the answer is sent, and that is all). The retry_count is not used: on
-        InfiniBand and RoCE the peer's counts for both sides.
+        space, no event follows). The retry_count is ignored: on InfiniBand and RoCE, both sides use
+        the retry_count of the request.
 
         Raises:
             TypeError, ValueError: a parameter is invalid; the message names it.
-            VerbsCallError: the peer has gone, or librdmacm refused.
+            VerbsCallError: the peer has disconnected, or librdmacm refused.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man rdma_accept.
@@ -388,12 +390,13 @@ class Identifier(Resource):
         self._call("accept", raw)
 
     def _accept_with_own_retries(self, parameters: ConnectionParameters) -> None:
-        """`accept`, with our retry_count in force on our queue pair. Not on iWARP.
+        """Accept a connection request with this side's retry_count on the queue pair. Not on iWARP.
 
-        librdmacm would bring the queue pair to RTS with the retry_count of the peer's request,
-        which is 0 for some (the kernel's 9P client), so that the first packet lost or late ends the
-        connection. A queue pair keeps the count with which it came to RTS. So we bring it there,
-        and librdmacm, which moves only what it finds in the identifier, does not find it.
+        librdmacm moves the queue pair to RTS with the retry_count of the peer's request. Some peers
+        request 0 (the kernel's 9P client), and the first lost or late packet then ends the
+        connection. The retry_count cannot be changed in RTS. So this method moves the queue pair to
+        RTS itself. During the accept it hides the queue pair from librdmacm, by removing it from
+        the identifier.
         """
         pair = self.queue_pair
         assert pair is not None
@@ -423,11 +426,11 @@ class Identifier(Resource):
         """Reject a connection request.
 
         Args:
-            private_data: for the peer's program: up to 148 bytes, 136 in the UDP port space.
+            private_data: data for the peer's program: up to 148 bytes, 136 in the UDP port space.
 
         Raises:
-            TypeError, ValueError: the private data is not bytes, or too much.
-            VerbsCallError: the peer has gone, or librdmacm refused.
+            TypeError, ValueError: the private data is not bytes, or too long.
+            VerbsCallError: the peer has disconnected, or librdmacm refused.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man rdma_reject.
@@ -447,19 +450,19 @@ class Identifier(Resource):
         """Move the queue pair to its error state, and disconnect from the peer.
 
         Raises:
-            VerbsCallError: librdmacm refused; for instance, it is not connected.
+            VerbsCallError: librdmacm refused; for example, the identifier is not connected.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man rdma_disconnect.
         """
         self._call("disconnect")
 
-    # -- for queue pairs that librdmacm has not made ------------------------------------------
+    # -- for queue pairs that librdmacm did not create ----------------------------------------
 
     def init_qp_attr(self, state: QueuePairState) -> dict[str, Any]:
-        """Return what QueuePair.modify takes to bring a queue pair of this connection to a state:
-        INIT once a device is known, RTR and RTS once the peer is. Earlier they are incomplete, and
-        `modify` names what is missing.
+        """Return the arguments of `QueuePair.modify` that move a queue pair of this connection to a
+        state: INIT once the device is known, RTR and RTS once the peer is known. Before, they are
+        incomplete, and the error of `modify` names the missing ones.
 
         Raises:
             TypeError, ValueError: this is not a QueuePairState.
@@ -475,12 +478,12 @@ class Identifier(Resource):
         return modify_arguments(raw, QueuePairAttribute(mask[0]))
 
     def establish(self) -> None:
-        """Finish a connect after CONNECT_RESPONSE, with the queue pair in RTS; the peer gets
+        """Complete a connect after CONNECT_RESPONSE, with the queue pair in RTS. The peer gets
         ESTABLISHED.
 
         Raises:
-            ValueError: librdmacm made the queue pair, and does this by itself.
-            VerbsCallError: there is no handshake to be finished.
+            ValueError: librdmacm created the queue pair, and does this itself.
+            VerbsCallError: there is no handshake to complete.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man rdma_establish.
@@ -489,15 +492,15 @@ class Identifier(Resource):
         self._call("establish")
 
     def notify(self, event: AsyncEventType = AsyncEventType.COMM_EST) -> None:
-        """Report a message that arrived before the last packet of the handshake, which may have got
-        lost: ESTABLISHED follows, if it has not been reported.
+        """Report to librdmacm that a message has arrived, although the last packet of the handshake
+        has not (it may be lost). ESTABLISHED follows, unless it has been reported.
 
         Args:
             event: COMM_EST.
 
         Raises:
             TypeError, ValueError: this is not an AsyncEventType.
-            VerbsCallError: there is no handshake to be finished.
+            VerbsCallError: there is no handshake to complete.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man rdma_notify.
@@ -506,16 +509,16 @@ class Identifier(Resource):
         try:
             self._call("notify", event)
         except VerbsCallError as error:
-            if error.errno != errno.EISCONN:  # that word has come meanwhile
+            if error.errno != errno.EISCONN:  # the packet has arrived in the meantime
                 raise
 
     def set_local_ece(self, ece: Ece) -> None:
-        """Offer options with the next connect, or agree to some with the next accept.
+        """Set the options to offer with the next connect, or to accept with the next accept.
 
         Raises:
             TypeError: this is not an Ece.
-            ValueError: librdmacm made the queue pair, and settles this by itself.
-            NotSupportedError: the device's handshake, or librdmacm, has no ECE.
+            ValueError: librdmacm created the queue pair, and does this itself.
+            NotSupportedError: the device's handshake, or librdmacm, does not support ECE.
             VerbsCallError: librdmacm refused.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
@@ -528,7 +531,7 @@ class Identifier(Resource):
 
     @property
     def remote_ece(self) -> Ece:
-        """What the peer offered with its request, or agreed to; zeros if nothing.
+        """The options that the peer offered with its request, or accepted; zeros if none.
 
         Raises: as `Identifier.set_local_ece`.
 
@@ -539,10 +542,10 @@ class Identifier(Resource):
         return Ece(raw.vendor_id, raw.options)
 
     def reject_ece(self, private_data: bytes = b"") -> None:
-        """Reject, since the offered options do not suit: the peer may try without.
+        """Reject a connection request because of its options. The peer may try again without them.
 
         Args:
-            private_data: as of `reject`.
+            private_data: as in `reject`.
 
         Raises:
             as `Identifier.set_local_ece`.
@@ -573,18 +576,18 @@ class Identifier(Resource):
     # -- multicast ----------------------------------------------------------------------------
 
     def join_multicast(self, host: str, *, send_only: bool = False) -> None:
-        """Join a group of the bound device's network; MULTICAST_JOIN, which has the address vector
-        to send to, or MULTICAST_ERROR follows. librdmacm attaches its queue pair to the group when
-        that event is taken, unless only to send.
+        """Join a multicast group on the bound device's network. MULTICAST_JOIN, with the group's
+        address vector, or MULTICAST_ERROR follows. When MULTICAST_JOIN is taken, librdmacm attaches
+        its queue pair to the group, unless `send_only` is set.
 
         Args:
             host: the group's numeric address.
-            send_only: do not receive from it.
+            send_only: do not receive from the group.
 
         Raises:
             TypeError, ValueError: the host is not a numeric address.
-            NotSupportedError: librdmacm is older than such joins.
-            VerbsCallError: no device is bound, or it has no multicast.
+            NotSupportedError: librdmacm is too old for this call.
+            VerbsCallError: no device is bound, or the device does not support multicast.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man rdma_join_multicast_ex.
@@ -601,12 +604,12 @@ class Identifier(Resource):
         self._call("join_multicast_ex", request, ffi.NULL)
 
     def leave_multicast(self, host: str) -> None:
-        """Leave a group that was joined with this host, joined by now or not. Destroying the
-        identifier leaves all of them.
+        """Leave a group that was joined with this host, or whose join is still pending. Destroying
+        the identifier leaves all of its groups.
 
         Raises:
             TypeError, ValueError: the host is not a numeric address.
-            VerbsCallError: it was not joined.
+            VerbsCallError: the group was not joined.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man rdma_leave_multicast.
@@ -614,17 +617,17 @@ class Identifier(Resource):
         address = ffi.from_buffer(pack_address(host, 0))
         self._call("leave_multicast", ffi.cast("struct sockaddr *", address))
 
-    # -- the two ends -------------------------------------------------------------------------
+    # -- addresses ----------------------------------------------------------------------------
 
     @property
     def local_address(self) -> SocketAddress | None:
-        """Our end's (host, port), once bound or resolved."""
+        """The local (host, port), once bound or resolved."""
         self.require_open()
         return unpack_address(bytes(ffi.buffer(lib.aiordma_local_address(self.pointer), 28)))
 
     @property
     def peer_address(self) -> SocketAddress | None:
-        """The other end's (host, port), once known."""
+        """The peer's (host, port), once known."""
         self.require_open()
         return unpack_address(bytes(ffi.buffer(lib.aiordma_peer_address(self.pointer), 28)))
 

@@ -1,4 +1,4 @@
-"""Registered memory: anything with a buffer, pinned, and its slices (man ibv_reg_mr)."""
+"""Registered memory: memory regions of Python buffers, and their slices (man ibv_reg_mr)."""
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -32,20 +32,20 @@ __all__ = (
 )
 
 _OUTLIVING: list[memoryview] = []
-"""Memory that the device may touch and nobody else can reach any more."""
+"""Memory that the device may still access after its region was collected; never freed."""
 _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _NEED_LOCAL_WRITE = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _NOT_EVERY_DEVICE = Access.ON_DEMAND | Access.HUGETLB | Access.MW_BIND
 _OPTIONAL = lib.IBV_ACCESS_OPTIONAL_RANGE
 _BYTES = "its bytes are its view, and bytes(...) copies them"
 _SIW = 0x626D74
-"""The vendor_id of siw, whose kernel module takes an iova and ignores it."""
+"""The vendor_id of siw, whose kernel module accepts an iova and ignores it."""
 
 
 class MemorySlice(Part):
-    """A contiguous part of a memory region: what a work request reads or writes locally.
+    """A contiguous part of a memory region: the local memory of a work request.
 
-    Slicing is bounds-checked: nothing is clamped. `view` is the memory itself, `bytes(part)` a
+    Slicing checks the bounds, and does not clamp them. `view` is the memory itself, `bytes(part)` a
     copy of it.
     """
 
@@ -67,7 +67,7 @@ class MemorySlice(Part):
         """Return a part of this part.
 
         Raises:
-            IndexError: the slice lies outside.
+            IndexError: the slice is out of bounds.
         """
         offset, length = resolve_slice(key, self.length, "a memory slice", _BYTES)
         return MemorySlice(self.region, self.address - self.region.address + offset, length)
@@ -78,20 +78,20 @@ class MemorySlice(Part):
 
     @property
     def view(self) -> memoryview:
-        """The bytes themselves. While the device owns them they may change at any time."""
+        """The memory itself. While the device owns it, its contents may change at any time."""
         offset = self.address - self.region.address
         return self.region.view[offset : offset + self.length]
 
     def copy(self, length: int) -> bytes:
-        """Return its first bytes."""
+        """Return a copy of the first bytes."""
         offset = self.address - self.region.address
         return self.region.view[offset : offset + length].tobytes()
 
     def remote(self) -> RemoteMemory:
-        """Describe this part to a peer, which may then aim one-sided operations at it.
+        """Return the description of this part that a peer needs for one-sided operations.
 
         Raises:
-            ValueError: the region was registered without any remote access.
+            ValueError: the region was registered without remote access.
         """
         if not self.region.access & _REMOTE:
             raise ValueError(
@@ -101,46 +101,48 @@ class MemorySlice(Part):
         return RemoteMemory(self.address, self.length, self.region.rkey)
 
     def hold(self) -> None:
-        """Count one more work request that owns this memory.
+        """Count one more work request that uses this memory.
 
         Raises:
-            ClosedError: the region was closed since the slice was checked.
+            ClosedError: the region was closed after the slice was checked.
         """
         if not self.region.usable:
             self.region.require_open()
         self.region.users += 1
 
     def release(self) -> None:
-        """Count one fewer; the last one of a retired region closes it."""
+        """Count one work request less. The last one closes a retired region."""
         self.region.users -= 1
         if self.region.retired and not self.region.users:
             self.region.close()
 
 
 class MemoryRegion(RegionBase, Resource):
-    """A Python buffer that a device may read and write.
+    """A Python buffer that is registered with a device.
 
-    `bytes(region)` copies what is in it.
+    `bytes(region)` is a copy of its contents.
 
-    The buffer stays exported while it is registered: a bytearray cannot be resized, nor can any
-    buffer be freed, under the device. `users` counts the posted requests that own a part of it.
+    The buffer stays exported while it is registered, so that it cannot be resized or freed. `users`
+    counts the posted requests that use a part of it.
 
-    `address` is what work requests and peers call its first byte: the memory's own address, or the
-    iova.
+    `address` is the address of its first byte in work requests and for peers: the memory's own
+    address, or the iova.
 
     Args:
-        domain: where it is registered.
+        domain: the protection domain.
         buffer: bytearray, memoryview, mmap, array, numpy array, bytes, ...: contiguous, not empty.
-        access: what is permitted. None: LOCAL_WRITE if the buffer is writable, else nothing but
-            reading. LOCAL_WRITE is added where a remote permission requires it. ZERO_BASED means
-            iova=0. A device that knows no RELAXED_ORDERING keeps the order.
-        iova: the `address` that it shall have (man ibv_reg_mr_iova). It must lie as far into a
-            page as the buffer does: an mmap begins with a page.
+        access: the permitted access. None: LOCAL_WRITE if the buffer is writable, else only local
+            reads. LOCAL_WRITE is added if a remote permission requires it. ZERO_BASED means
+            iova=0. A device that does not support RELAXED_ORDERING ignores it.
+        iova: the region's `address` (man ibv_reg_mr_iova). Its offset in a page must be that of
+            the buffer; an mmap begins on a page.
 
     Raises:
-        TypeError: no buffer, or a read-only one where the access means writing.
-        ValueError: empty or not contiguous, an iova that does not fit, HUGETLB without ON_DEMAND.
-        NotSupportedError: the device has no on-demand paging, memory windows, or iovas.
+        TypeError: the object has no buffer, or the buffer is read-only and the access permits
+            writing.
+        ValueError: the buffer is empty or not contiguous, the iova does not fit, or HUGETLB is
+            given without ON_DEMAND.
+        NotSupportedError: the device does not support on-demand paging, memory windows, or iovas.
         VerbsCallError: the driver refused; the message names the limit.
     """
 
@@ -168,7 +170,7 @@ class MemoryRegion(RegionBase, Resource):
         self.users: int = 0
         self.retired: bool = False
         self.forget: Callable[[], object] = lambda: None
-        """Called as it closes: for whoever keeps a list of regions."""
+        """Called when the region closes, to remove it from a list of regions."""
         self.address: int = address_of(view)
         self.length: int = len(view)
         try:
@@ -187,16 +189,16 @@ class MemoryRegion(RegionBase, Resource):
         if self.access & Access.ZERO_BASED:
             if iova:
                 raise ValueError(f"iova={iova:#x}: ZERO_BASED means iova=0")
-            # No driver knows the flag; an iova of 0 is the same (man ibv_reg_mr).
+            # No driver supports the flag; an iova of 0 has the same effect (man ibv_reg_mr).
             iova, access = 0, access & ~Access.ZERO_BASED
         if iova is not None:
             _check_iova(self.domain, self.address, length, iova)
             self.address = iova
         if access & _OPTIONAL:
-            # An older kernel refuses these: this call leaves out what it does not know.
+            # Older kernels refuse optional flags. This call removes those that are not supported.
             return check_pointer(
                 provider.reg_mr_iova2(pointer, start, length, self.address, access),
-                "ibv_reg_mr",  # which is a macro that calls this
+                "ibv_reg_mr",  # a macro that calls ibv_reg_mr_iova2
             )
         if iova is not None:
             return check_pointer(
@@ -214,7 +216,7 @@ class MemoryRegion(RegionBase, Resource):
         """Return a part of the region.
 
         Raises:
-            IndexError: the slice lies outside.
+            IndexError: the slice is out of bounds.
         """
         self.require_open()
         return MemorySlice(self, *resolve_slice(key, self.length, "a memory region", _BYTES))
@@ -224,7 +226,7 @@ class MemoryRegion(RegionBase, Resource):
         return self.view.tobytes()
 
     def remote(self) -> RemoteMemory:
-        """Describe the whole region to a peer. See `MemorySlice.remote`.
+        """Return the description of the whole region for a peer. See `MemorySlice.remote`.
 
         Raises:
             as `MemorySlice.remote`.
@@ -239,19 +241,19 @@ class MemoryRegion(RegionBase, Resource):
         domain: ProtectionDomain | None = None,
         buffer: Buffer | None = None,
     ) -> None:
-        """Change what is permitted, the protection domain or the memory, which costs less than to
-        register anew. Slices and RemoteMemory made before are void.
+        """Change the access, the protection domain or the memory. This costs less than registering
+        again. Existing slices and RemoteMemory of the region become invalid.
 
         Args:
-            access, buffer: as in the constructor; None changes nothing.
-            domain: another one of the same opened device; None changes nothing.
+            access, buffer: as in the constructor; None: no change.
+            domain: another domain of the same context; None: no change.
 
         Raises:
-            BusyError: posted requests still own it; await them first.
-            ValueError, TypeError: as in the constructor; or nothing to change, a domain of another
-                opened device, a ZERO_BASED region.
-            NotSupportedError: the device or its library does not support it; the region is as it
-                was. (Neither rxe nor siw does with Linux 6.1.)
+            BusyError: posted requests still use the region; await them first.
+            ValueError, TypeError: as in the constructor; or there is nothing to change, the domain
+                is of another context, or the region is ZERO_BASED.
+            NotSupportedError: the device or its library does not support this; the region is
+                unchanged. (On Linux 6.1, rxe and siw do not.)
             VerbsCallError: the driver refused. The region can only be closed.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
@@ -286,7 +288,7 @@ class MemoryRegion(RegionBase, Resource):
             len(view) if buffer is not None else 0,
             int(wanted) if access is not None else 0,
         )
-        # With DO_FORK_OLD all is done but for the old memory's mark, which only forks look at.
+        # With DO_FORK_OLD the change is done, but the old memory is still marked for forks.
         if result not in (0, lib.IBV_REREG_MR_ERR_DO_FORK_OLD):
             check_supported(ffi.errno, "re-registering memory", home.context.device_name)
             check_positive_errno(-1, "ibv_rereg_mr", "the region can only be closed now")
@@ -298,11 +300,11 @@ class MemoryRegion(RegionBase, Resource):
         self.lkey, self.rkey = self.pointer.lkey, self.pointer.rkey
 
     def close(self) -> None:
-        """Deregister the memory, after which no rkey reaches it. Idempotent.
+        """Deregister the memory. Its rkeys are then invalid. Idempotent.
 
         Raises:
-            BusyError: posted requests still own it; await them first.
-            VerbsCallError: the driver refused. The region counts as closed all the same.
+            BusyError: posted requests still use the region; await them first.
+            VerbsCallError: the driver refused. The region is closed nevertheless.
 
         See: man ibv_dereg_mr.
         """
@@ -314,15 +316,15 @@ class MemoryRegion(RegionBase, Resource):
         Resource.close(self)
 
     def retire(self) -> None:
-        """Close it now, or, where posted requests still own it, when the last one has ended."""
+        """Close the region now, or when the last posted request that uses it has completed."""
         self.retired = True
         if not self.users:
             self.close()
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self.users and not self.is_left_to_owner():
-            # Collected together with the requests that own it, and their queue pair: which of
-            # them goes first is up to the collector. The bytes must outlive them all.
+            # The region is collected together with the requests that use it, and their queue pair,
+            # in any order. The memory must outlive all of them.
             _OUTLIVING.append(self.view)
             self.users = 0
         Resource.__del__(self)
@@ -330,21 +332,21 @@ class MemoryRegion(RegionBase, Resource):
     def _destroy(self) -> None:
         self.forget()
         check_positive_errno(self.domain.provider.dereg_mr(self.pointer), "ibv_dereg_mr")
-        with suppress(BufferError):  # someone else looks at it: the export ends with their view
+        with suppress(BufferError):  # another view of it exists: the export ends with that view
             self.view.release()
 
 
 LocalMemory: TypeAlias = Buffer | MemoryRegion | MemorySlice
-"""What a work request reads or writes on this side: any object with a buffer, or registered memory.
+"""Local memory of a work request: an object with a buffer, or registered memory.
 
-Type checkers know that numpy's arrays have a buffer from Python 3.12 on; below, `array.data` is it.
+For type checkers, numpy arrays have a buffer from Python 3.12 on; before, pass `array.data`.
 """
 
 
 def _checked_access(
     domain: ProtectionDomain, buffer: Buffer, view: memoryview, access: Access | None
 ) -> Access:
-    """Return the access that is registered, or refuse it, or the buffer."""
+    """Return the access to register. Raises an error if the access or the buffer is unsuitable."""
     if not view.nbytes:
         raise ValueError("an empty buffer cannot be registered")
     if access is None:
@@ -383,22 +385,22 @@ def _check_iova(domain: ProtectionDomain, address: int, length: int, iova: int) 
 
 
 def flat_view(buffer: Buffer, where: str = "buffer", place: int = 0) -> memoryview:
-    """Return a view of an object's memory as bytes, whatever it is made of.
+    """Return a view of an object's memory as bytes, for elements of every type.
 
     Args:
         buffer: the object.
-        where: the parameter that it is, for messages, with a {} for its place among several.
-        place: that place.
+        where: the parameter's name, for messages, with {} for the index of a list's element.
+        place: this index.
 
     Raises:
-        TypeError: it has no buffer.
-        ValueError: its memory is not in one piece.
+        TypeError: the object has no buffer.
+        ValueError: the buffer is not contiguous.
     """
     try:
         if isinstance(buffer, memoryview):
             return _flat_memoryview(buffer)
-        # Unlike memoryview.cast this knows no types: arrays of structures and of foreign byte
-        # order are bytes as well.
+        # Unlike memoryview.cast, this ignores the type of the elements: it also works for arrays of
+        # structures, and for foreign byte order.
         return PickleBuffer(buffer).raw()
     except TypeError:
         raise TypeError(
@@ -413,17 +415,19 @@ def flat_view(buffer: Buffer, where: str = "buffer", place: int = 0) -> memoryvi
 
 
 def _flat_memoryview(view: memoryview) -> memoryview:
-    """`flat_view` of a memoryview, without an export of it that lasts: CPython's garbage collector
-    crashes where one is part of a cycle, such as any traceback can make (memory_clear releases
-    what the exports still need, up to 3.12). A cast is a view of what the memoryview is of.
+    """Return `flat_view` of a memoryview, without a lasting export of the memoryview.
+
+    Up to 3.12, CPython's garbage collector crashes if such an export is part of a cycle, which any
+    traceback can create (memory_clear releases memory that the exports still need). A cast is a
+    view of the memoryview's base, not of the memoryview.
 
     Raises:
-        BufferError: its memory is not in one piece, or its base's is not.
+        BufferError: the memory, or that of its base, is not contiguous.
     """
     try:
         return view.cast("B")
     except (TypeError, ValueError):
-        pass  # of structures, of foreign byte order, in Fortran's order, or empty
+        pass  # structures, foreign byte order, Fortran order, or empty
     taken = PickleBuffer(view)
     try:
         with taken.raw() as raw:
@@ -438,30 +442,31 @@ def _flat_memoryview(view: memoryview) -> memoryview:
 
 
 def blank_bytes(length: int) -> tuple[bytes, Any]:
-    """Return new bytes of many zeros, and a writable buffer on their memory, to be filled before
-    anybody else sees them. Their memory is not touched, so that this takes no time; the buffer
-    keeps them.
+    """Return new bytes of zeros, and a writable buffer of their memory. The caller fills the buffer
+    before it passes the bytes on. This is fast, because it does not access the memory. The buffer
+    keeps the bytes alive.
     """
     made = bytes(length)
     return made, ffi.buffer(ffi.from_buffer("char[]", made), length)
 
 
 def address_of(view: memoryview) -> int:
-    """Return where a view's memory begins; it stays there for as long as the view is kept.
+    """Return the address of a view's memory, which is valid while the view exists.
 
-    The view alone keeps it: a lasting export of cffi's, of a memoryview, crashes the garbage
-    collector of CPython 3.11 when both are part of one cycle, such as any traceback can make.
+    Only the view keeps the memory in place. A lasting export by cffi would, together with a
+    memoryview, crash the garbage collector of CPython 3.11 if both are part of a cycle, which any
+    traceback can create.
     """
     with ffi.from_buffer(view) as exported:
         return int(ffi.cast("uintptr_t", exported))
 
 
 def gather(parts: Iterable[MemorySlice], call: str = "") -> bytes:
-    """Join slices into an array of struct ibv_sge, as the post functions take it.
+    """Return the slices as an array of struct ibv_sge, for the post functions.
 
     Raises:
-        TypeError: a part is no slice of registered memory; `call` is the function's name.
-        ValueError: a slice is longer than a work request can say (4 GiB).
+        TypeError: a part is not a slice of registered memory; `call` is the function's name.
+        ValueError: a slice is 4 GiB or longer, which a work request cannot express.
     """
     parts = list(parts)
     for part in parts:

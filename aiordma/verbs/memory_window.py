@@ -1,4 +1,4 @@
-"""Memory windows: remote access that is given and revoked by posting (man ibv_alloc_mw)."""
+"""Memory windows: posted requests grant and revoke remote access (man ibv_alloc_mw)."""
 
 from typing import Any
 
@@ -13,15 +13,15 @@ __all__ = ("MemoryWindow",)
 
 
 class MemoryWindow(Resource):
-    """A window, bound to nothing at first. Binding it (`Connection.post_bind_window`) gives its
-    rkey access to a part of a region that was registered with Access.MW_BIND.
+    """A memory window, unbound at first. Binding it (`Connection.post_bind_window`) gives its rkey
+    access to a part of a region that was registered with Access.MW_BIND.
 
-    Type 1 is bound by a call of its own and unbound by binding it to nothing; type 2 is bound and
-    invalidated by work requests, also by the peer's SEND with invalidate.
+    A window of type 1 is bound by a separate call, and unbound by binding zero bytes. A window of
+    type 2 is bound and invalidated by work requests, and by a peer's SEND with invalidate.
 
     Raises:
-        TypeError, ValueError: an argument is of another type.
-        NotSupportedError: the device has no memory windows.
+        TypeError, ValueError: an argument has the wrong type.
+        NotSupportedError: the device does not support memory windows.
         VerbsCallError: the driver refused.
         ClosedError, ForkError: the domain is closed, or was opened by the parent of this process.
 
@@ -53,7 +53,7 @@ class MemoryWindow(Resource):
 
     @property
     def rkey(self) -> int:
-        """Its current rkey. Every bind makes another one."""
+        """The window's rkey. Every bind changes it."""
         self.require_open()
         return int(self.pointer.rkey)
 
@@ -62,7 +62,7 @@ class MemoryWindow(Resource):
         self.pointer.rkey = value
 
     def next_rkey(self) -> int:
-        """Return the rkey that a bind of type 2 gives it: the last 8 bits count up (ibv_inc_rkey).
+        """Return the next rkey of a window of type 2: the low 8 bits are incremented.
 
         Raises:
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.

@@ -40,7 +40,7 @@ __all__ = ("Capacity", "QueuePair", "QueuePairAttributes", "modify_arguments")
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How large a queue pair is (`ibv_qp_cap`): requests, sges per request, inline bytes."""
+    """Sizes of a queue pair (`ibv_qp_cap`): requests, sges per request, inline bytes."""
 
     max_send_wr: int = 64
     max_recv_wr: int = 64
@@ -49,10 +49,10 @@ class Capacity:
     max_inline_data: int = 64
 
     def _check(self, context: Context) -> None:
-        """Refuse what the device cannot give.
+        """Check the sizes against the device's limits.
 
         Raises:
-            ValueError: names the attribute, its value, and the device's limit.
+            ValueError: a size is out of range. The text has the attribute, its value and the limit.
         """
         device = context.query()
         limits = {
@@ -68,7 +68,7 @@ class Capacity:
         whole_number(self.max_inline_data, "max_inline_data", 0, 2**32 - 1)
 
     def _fill(self, raw: Any) -> None:
-        """Write into a struct ibv_qp_cap."""
+        """Write the fields to a struct ibv_qp_cap."""
         for name in Capacity.__dataclass_fields__:
             setattr(raw, name, getattr(self, name))
 
@@ -80,13 +80,15 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class QueuePairAttributes:
-    """What is in force on a queue pair, by the names of struct ibv_qp_attr (man ibv_query_qp).
+    """Current attributes of a queue pair, under the names of struct ibv_qp_attr (man ibv_query_qp).
 
-    Of connections: `timeout` is what ConnectionOptions calls ack_timeout, `retry_cnt` retry_count,
-    `rnr_retry` how often we repeat a message that finds no receive at the peer, `min_rnr_timer` the
-    pause that we ask of the peer then, `max_rd_atomic` initiator_depth, `max_dest_rd_atomic`
-    responder_resources, and `cap` the depths. `dest_qp_num` is the peer's queue pair. What a device
-    does not have, or does not tell, is 0: on iWARP the timeout and the retries, which are TCP's.
+    For a connection, these are options of ConnectionOptions under other names: `timeout` is
+    ack_timeout, `retry_cnt` is retry_count, `max_rd_atomic` is initiator_depth, and
+    `max_dest_rd_atomic` is responder_resources. `rnr_retry` is how often this side resends a
+    message for which the peer has no receive. `min_rnr_timer` is the delay that this side asks of
+    the peer in the opposite case. `cap` has the sizes, and `dest_qp_num` is the peer's queue pair
+    number. A value that the device does not have or report is 0: on iWARP, the timeout and the
+    retries, because TCP retransmits.
     """
 
     qp_state: QueuePairState
@@ -138,7 +140,8 @@ _FIELDS: dict[str, tuple[QueuePairAttribute, str]] = {
 
 
 def modify_arguments(raw: Any, mask: QueuePairAttribute) -> dict[str, Any]:
-    """Read from a struct ibv_qp_attr what QueuePair.modify takes for the attributes in mask."""
+    """Return the arguments of `QueuePair.modify` for the attributes in mask of a struct
+    ibv_qp_attr."""
     arguments: dict[str, Any] = {
         name: getattr(raw, field) for name, (flag, field) in _FIELDS.items() if flag & mask
     }
@@ -168,10 +171,10 @@ _PLAIN_OPCODES = (
 class QueuePair(Resource):
     """A send queue and a receive queue of a protection domain.
 
-    Made by `QueuePair.create`, or by an Identifier of the connection manager, which then does the
-    transitions. `capacity` is what the device gave, at least what was asked for. The raw posts
-    here are for those who poll by themselves: the caller keeps the memory alive until the
-    completion of its wr_id. `aiordma.Connection` does that for you.
+    Create it with `QueuePair.create`, or with an Identifier of the connection manager, which then
+    does the transitions. `capacity` has the actual sizes, which are at least those requested. Its
+    post methods are for programs that poll: keep the memory alive until the request's completion.
+    `aiordma.Connection` does this for you.
     """
 
     def __init__(
@@ -197,7 +200,7 @@ class QueuePair(Resource):
         self.has_shared_receive: bool = shared_receive is not None
         self._unmake = unmake
         self._groups: set[tuple[bytes, int]] = set()
-        self._attaching = Lock()  # groups are left in other threads than queue pairs are closed in
+        self._attaching = Lock()  # leaving a group and closing run in different threads
         request = ffi.new("struct ibv_qp_init_attr *")
         request.send_cq = send_queue.pointer
         request.recv_cq = receive_queue.pointer
@@ -228,15 +231,15 @@ class QueuePair(Resource):
         """Create a queue pair in RESET, without the connection manager.
 
         Args:
-            domain: where its memory is registered.
-            send_queue, receive_queue: where its requests complete.
+            domain: the protection domain.
+            send_queue, receive_queue: the queues that get the completions of its requests.
             service: RC, UC or UD.
-            capacity: its depths; None: those of `Capacity()`.
-            shared_receive: take receives from there.
+            capacity: its sizes; None: `Capacity()`.
+            shared_receive: the shared receive queue that it takes receives from, if any.
 
         Raises:
-            TypeError: an argument is of another type.
-            ValueError: the capacity is beyond the device; the message names the attribute.
+            TypeError: an argument has the wrong type.
+            ValueError: the capacity exceeds the device's limits; the message names the attribute.
             VerbsCallError: the driver refused.
             ClosedError, ForkError: the domain or a queue is closed, or was opened by the parent of
                 this process.
@@ -275,10 +278,10 @@ class QueuePair(Resource):
         return f"<QueuePair {self.qpn:#x} {self.service.name} of {self.domain.context.device_name}>"
 
     def query(self, attributes: QueuePairAttribute = QueuePairAttribute.STATE) -> Any:
-        """Return struct ibv_qp_attr with the named attributes filled in.
+        """Return a struct ibv_qp_attr that has the given attributes.
 
         Raises:
-            TypeError, ValueError: `attributes` is no number.
+            TypeError, ValueError: `attributes` is not a number.
             VerbsCallError: the driver refused.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
@@ -293,7 +296,7 @@ class QueuePair(Resource):
         return raw
 
     def attributes(self) -> QueuePairAttributes:
-        """Ask the device what is in force on the queue pair.
+        """Query the current attributes of the queue pair.
 
         Raises: as `QueuePair.query`.
 
@@ -317,7 +320,7 @@ class QueuePair(Resource):
 
     @property
     def state(self) -> QueuePairState:
-        """The queue pair's state, asked of the device."""
+        """The queue pair's state, queried from the device."""
         return QueuePairState(self.query().qp_state)
 
     def modify(
@@ -327,16 +330,16 @@ class QueuePair(Resource):
         address: AddressVector | None = None,
         **attributes: int | Access | Mtu | QueuePairState,
     ) -> None:
-        """Move to a state, with attributes by their C names; `access` is qp_access_flags, `port` is
-        port_num, `current_state` is cur_qp_state.
+        """Move to a state, and set attributes. They have their C names, except `access`
+        (qp_access_flags), `port` (port_num) and `current_state` (cur_qp_state).
 
         Args:
-            state: the new state; None stays in the current one.
+            state: the new state; None: stay in the current state.
             address: the path to the peer.
             attributes: by name.
 
         Raises:
-            ValueError: an attribute is missing or does not belong; the message names it.
+            ValueError: an attribute is missing or not allowed; the message names it.
             TypeError: an attribute is unknown.
             VerbsCallError: the driver refused.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
@@ -386,17 +389,17 @@ class QueuePair(Resource):
 
         Args:
             wr_id: a number of 64 bits, for the completion.
-            parts: slices of registered memory, which you keep alive until the completion.
-            opcode: one of those.
-            flags: such as SIGNALED; without it there is no completion unless the request fails.
-            remote: the peer's memory, of a READ or WRITE.
-            immediate: 32 bits, of an opcode that takes them.
+            parts: slices of registered memory. Keep them alive until the completion.
+            opcode: the opcode of one of these operations.
+            flags: such as SIGNALED. Without it, the request has a completion only if it fails.
+            remote: the peer's memory, for a READ or WRITE.
+            immediate: 32 bits, for an operation with immediate data.
 
         Raises:
             TypeError, ValueError: an argument is invalid; the message names it.
-            NotSupportedError: the opcode takes more than these arguments.
-            VerbsCallError: the device refused it; or, with `was_taken`, the device has it in its
-                queue and could not be notified: it may still be executed.
+            NotSupportedError: the opcode needs other arguments.
+            VerbsCallError: the device refused the request. With `was_taken`, the request is in the
+                queue, but the device could not be notified: it may still execute the request.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man ibv_post_send.
@@ -420,11 +423,11 @@ class QueuePair(Resource):
 
         Args:
             wr_id: a number of 64 bits, for the completion.
-            parts: slices of registered memory, which you keep alive until the completion.
+            parts: slices of registered memory. Keep them alive until the completion.
 
         Raises:
             TypeError, ValueError: an argument is invalid; the message names it.
-            VerbsCallError: the device refused it.
+            VerbsCallError: the device refused the receive.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man ibv_post_recv.
@@ -446,12 +449,12 @@ class QueuePair(Resource):
         """Post one plain request whose sges are packed.
 
         Raises:
-            VerbsCallError: it was refused; or, with `was_taken`, the device has it in its queue and
-                could not be told: it may be executed yet.
+            VerbsCallError: the device refused the request. With `was_taken`, the request is in the
+                queue, but the device could not be notified: it may still execute the request.
         """
         request = pack_plain(wr_id, opcode, flags, count, address, rkey, immediate)
         posted = ffi.new("uint32_t *")
-        if self._closed:  # behind what may run the program's code
+        if self._closed:  # checked after pack_plain, which may run the program's code
             self.require_open()
         error = lib.aiordma_post_send_chain(self.pointer, request, 1, sges, len(sges), posted)
         if error < 0:
@@ -462,7 +465,7 @@ class QueuePair(Resource):
             check_positive_errno(error, "ibv_post_send", self._explain(count))
 
     def _post_recv_raw(self, wr_id: int, sges: bytes, count: int) -> None:
-        """Post a receive with the sges already packed."""
+        """Post a receive whose sges are packed."""
         request = RECEIVE_REQUEST.pack(wr_id, count, 0)
         posted = ffi.new("uint32_t *")
         if self._closed:
@@ -476,17 +479,17 @@ class QueuePair(Resource):
     def post_send_chain(
         self, works: Sequence[SendWork], wr_ids: Sequence[int], flags: Sequence[int]
     ) -> tuple[int, int]:
-        """Post many requests, of any kind, with one call: in order, and up to the first that the
-        device refuses.
+        """Post requests of any kind in one call, in order, up to the first that the device refuses.
 
         Args:
             works: the requests.
-            wr_ids: a number of 64 bits for each.
-            flags: SendFlag for each; those of the works are not used.
+            wr_ids: a number of 64 bits for each request.
+            flags: SendFlag for each request; the flags of `works` are not used.
 
         Returns:
-            C's errno, 0 if all were taken; and how many were, which is the refused one's index. A
-                negative errno: all were, and the device could not be notified (see `post_send`).
+            C's errno, or 0 if the device accepted all; and the number of accepted requests, which
+                is the index of the refused one. A negative errno: all requests are in the queue,
+                but the device could not be notified (see `post_send`).
 
         Raises:
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
@@ -496,7 +499,7 @@ class QueuePair(Resource):
         posted = ffi.new("uint32_t *")
         sges = b"".join([work.sges for work in works])
         packed = pack_chain(works, wr_ids, flags)
-        self.require_open()  # behind what may run the program's code
+        self.require_open()  # checked after pack_chain, which may run the program's code
         error = lib.aiordma_post_send_chain(
             self.pointer, packed, len(works), sges, len(sges), posted
         )
@@ -510,19 +513,19 @@ class QueuePair(Resource):
         Args:
             wr_id: a number of 64 bits, for the completion.
             window: the window.
-            bound: of a region registered with Access.MW_BIND.
-            access: what the window permits.
+            bound: a slice of a region that was registered with Access.MW_BIND.
+            access: the access that the window permits.
             flags: SendFlag.
 
         Raises:
-            VerbsCallError: the device refused it.
+            VerbsCallError: the device refused the bind.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man ibv_bind_mw.
         """
         for used in (window, bound.region, self):
             used.require_open()
-        # Always with a region: without one, which the man page allows for unbinding, rxe's library
+        # Always with a region: the man page allows to unbind without one, but rxe's library then
         # follows a null pointer.
         check_positive_errno(
             lib.aiordma_bind_window(
@@ -539,14 +542,14 @@ class QueuePair(Resource):
         )
 
     def attach_multicast(self, gid: bytes, lid: int = 0) -> None:
-        """Receive what is sent to a multicast group; UD only.
+        """Receive the datagrams that are sent to a multicast group; UD only.
 
         Args:
-            gid: of the group, 16 bytes.
-            lid: of the group, on InfiniBand.
+            gid: the group's GID, 16 bytes.
+            lid: the group's LID, on InfiniBand.
 
         Raises:
-            TypeError, ValueError: the gid has not 16 bytes, or the lid is out of range.
+            TypeError, ValueError: the GID is not 16 bytes long, or the LID is out of range.
             VerbsCallError: the device refused.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
@@ -559,10 +562,10 @@ class QueuePair(Resource):
             self._groups.add((gid, lid))
 
     def detach_multicast(self, gid: bytes, lid: int = 0) -> None:
-        """Receive no more from a multicast group. `close` does so for the groups that are left.
+        """Stop receiving from a multicast group. `close` does this for all remaining groups.
 
         Args:
-            gid, lid: as of `attach_multicast`.
+            gid, lid: as in `attach_multicast`.
 
         Raises: as `QueuePair.attach_multicast`.
 
@@ -580,13 +583,13 @@ class QueuePair(Resource):
         check_positive_errno(call(self.pointer, raw, lid), name)
 
     def _explain(self, count: int) -> str:
-        """Say what was posted to what, for the error of a refusal."""
+        """Return the sizes of the post and the queue pair, for the error of a refused post."""
         return f"posted {count} sges to a queue pair of {self.capacity}"
 
     def _destroy(self) -> None:
         with self._attaching, ExitStack() as last_first:
             last_first.callback(self._unmake, self.pointer)
-            # The kernel refuses to destroy one that is in a group.
+            # The kernel refuses to destroy a queue pair that is attached to a group.
             for gid, lid in self._groups:
                 detach = self.provider.detach_mcast
                 last_first.callback(self._multicast, detach, "ibv_detach_mcast", gid, lid)

@@ -1,4 +1,4 @@
-"""The life of a verbs object: opened by its constructor, closed once, children first."""
+"""Resource: the base class of verbs objects, which close after their children."""
 
 import warnings
 from collections.abc import Callable
@@ -17,27 +17,29 @@ def _never() -> bool:
 
 
 class Resource:
-    """Base of everything that stands for an object in the device or its driver.
+    """Base class of objects in the device or its driver.
 
-    Parents and children hold each other until one of them is closed: whatever the garbage collector
-    finds first closes what was made from it before itself, in order. (Parents that knew their
-    children weakly would have forgotten them by then: the collector clears weak references before
-    it calls finalizers.) Children close by `closing_rank`, then newest first. Closing twice is
-    allowed and does nothing. A family that is collected unclosed is closed then, with a
-    ResourceWarning.
+    Parents and children hold strong references to each other until one of them is closed. So the
+    first object that the garbage collector finalizes closes its children before itself, in order.
+    (Weak references to children would be lost by then, because the collector clears weak references
+    before it calls finalizers.) Children close by `closing_rank`, then newest first. A second close
+    does nothing. Objects that are collected unclosed are then closed, with a ResourceWarning.
 
-    A forked child has copies, which it cannot use; closing one there leaves its parent's alone.
+    A forked child inherits copies that it cannot use. Closing a copy leaves the parent's object
+    alone.
     """
 
     closing_rank = 0
-    """Whatever the device works with (queue pairs: 0) closes before what it works on."""
+    """Children close in the order of their rank. Queue pairs have 0, so that they close before the
+    objects that they use."""
 
     key: int = 0
-    """The C object's address, of those by which events name them."""
+    """The C object's address, for objects that events refer to."""
 
     is_left_to_owner: Callable[[], bool]
-    """Whether nothing is done when it is collected unclosed. Its owner, collected as well, made it
-    for the program: it closes its resources in their order, and warns in the program's terms."""
+    """Whether the finalizer does nothing. This is so if an object made by aiordma owns the
+    resource, and is collected as well. The owner closes its resources in order, and its warning
+    names the program's objects."""
 
     def __init__(self, *parents: "Resource") -> None:
         for parent in parents:
@@ -52,15 +54,15 @@ class Resource:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called (here, or on a parent)."""
+        """Whether the object, or one of its parents, was closed."""
         return self._closed
 
     def require_open(self) -> None:
-        """Do nothing on an open resource.
+        """Check that the object is open.
 
         Raises:
-            ClosedError: it is closed.
-            ForkError: this process is a child of the one that opened it.
+            ClosedError: the object is closed.
+            ForkError: this process is a forked child of the process that opened it.
         """
         if self._closed:
             raise ClosedError(f"this {type(self).__name__} is closed")
@@ -68,7 +70,7 @@ class Resource:
             raise forked(self._process, f"this {type(self).__name__}")
 
     def find(self, key: int) -> "Resource | None":
-        """Return what was made from this, or from that, and has the key; None if it is closed."""
+        """Return the descendant of this object that has the key; None if it is closed."""
         for child in list(self._children.values()):
             found = child if child.key == key else child.find(key)
             if found is not None:
@@ -76,12 +78,13 @@ class Resource:
         return None
 
     def close(self) -> None:
-        """Destroy the object and all that was made from it. Idempotent.
+        """Destroy the object and all of its children. Idempotent.
 
         Raises:
-            BusyError, VerbsCallError: posted requests still own a memory region, which stays open;
-                or the driver refused. The object counts as closed all the same, and everything else
-                that was to be closed has been.
+            BusyError: posted requests still use a memory region, which stays open. All other
+                objects are closed.
+            VerbsCallError: the driver refused to destroy an object. The object is closed
+                nevertheless, as are all others.
         """
         if self._closed:
             return
@@ -89,7 +92,7 @@ class Resource:
         if self._process != here.pid:
             return
         children = list(self._children.values())
-        # Last in, first out; one that fails does not stop the others.
+        # Last in, first out. A callback that fails does not stop the others.
         with ExitStack() as stack:
             for parent in self._parents:
                 stack.callback(parent._children.pop, id(self), None)
@@ -98,7 +101,7 @@ class Resource:
                 stack.callback(child.close)
 
     def _destroy(self) -> None:
-        """Give the C object back; called once, with every child closed."""
+        """Destroy the C object. This is called once, after every child was closed."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -119,11 +122,11 @@ class Resource:
         try:
             self.close()
         finally:
-            # Last, since a filter can make it an exception.
+            # Last, because a filter can turn the warning into an exception.
             warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=1, source=self)
 
     def _move(self, *parents: "Resource") -> None:
-        """Become the child of others, which are open."""
+        """Become the child of other parents, which are open."""
         for parent in self._parents:
             parent._children.pop(id(self), None)
         self._parents = parents
@@ -131,7 +134,7 @@ class Resource:
             parent._children[id(self)] = self
 
     def _abandon(self) -> None:
-        """Mark as closed an object whose constructor failed before C made anything."""
+        """Mark the object as closed, because its constructor failed before a C object existed."""
         self._closed = True
         for parent in self._parents:
             parent._children.pop(id(self), None)

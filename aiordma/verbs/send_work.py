@@ -1,4 +1,4 @@
-"""Work requests of a send queue with every field that one can have (struct ibv_send_wr)."""
+"""Work requests of a send queue, with all fields of struct ibv_send_wr."""
 
 import struct
 from collections.abc import Sequence
@@ -15,28 +15,28 @@ from aiordma.verbs.memory_window import MemoryWindow
 __all__ = ("RECEIVE_REQUEST", "SendWork", "pack_chain", "pack_plain")
 
 _SEND_REQUEST = struct.Struct("=QIIIIQII QQIIQQQQQ")
-"""struct aiordma_send_request of posting.h."""
+"""The layout of struct aiordma_send_request in posting.h."""
 _NO_OPERANDS = (0,) * 10
 RECEIVE_REQUEST = struct.Struct("=QII")
-"""struct aiordma_receive_request: wr_id, number of parts, and nothing."""
+"""The layout of struct aiordma_receive_request: wr_id, number of parts, reserved."""
 
 
 @dataclass(slots=True)
 class SendWork:
-    """One request, as `QueuePair.post_send_chain` takes it.
+    """A request for `QueuePair.post_send_chain`.
 
     Attributes:
         operation: its name, for messages.
         opcode: a WorkRequestOpcode.
-        sges: the local parts, packed by `gather`; `count` of them, `length` bytes together.
-        held: what must stay as it is until the request ends.
-        flags: SendFlag; SIGNALED is added where the request is to tell of its end.
-        remote: what a one-sided operation aims at.
+        sges: `count` local parts, packed by `gather`, of together `length` bytes.
+        held: objects that must stay unchanged until the request completes.
+        flags: SendFlag; SIGNALED is added if the request is signaled.
+        remote: the peer's memory, for a one-sided operation.
         immediate: immediate data, in host order; or the rkey to invalidate.
-        compare_add, swap: an atomic's operands.
-        address, remote_qpn, remote_qkey: whom a datagram goes to.
-        window, bound, access, rkey: a window of type 2 to bind, to what, for what, and the rkey
-            that it gets.
+        compare_add, swap: the operands of an atomic operation.
+        address, remote_qpn, remote_qkey: the destination of a datagram.
+        window, bound, access, rkey: a window of type 2 to bind, its memory, its access, and its new
+            rkey.
     """
 
     operation: str
@@ -59,7 +59,7 @@ class SendWork:
     rkey: int = 0
 
     def _fill(self, raw: Any, wr_id: int, flags: int) -> None:
-        """Write the numbers into a struct aiordma_send_request that is zero."""
+        """Write the numbers to a zeroed struct aiordma_send_request."""
         raw.wr_id = wr_id
         raw.opcode = self.opcode
         raw.send_flags = flags
@@ -81,11 +81,12 @@ class SendWork:
             raw.bind_length = self.bound.length
 
     def _fill_objects(self, raw: Any) -> None:
-        """Write the addresses of C's objects into it, once no code of the program's can run before
-        the post (that of numbers can): what is closed has none any more.
+        """Write the addresses of C objects to the struct. Converting numbers can run the program's
+        code, which can close these objects. So no number may be converted between this call and the
+        post.
 
         Raises:
-            ClosedError: one of them is closed.
+            ClosedError: one of the objects is closed.
         """
         if self.address is not None:
             self.address.require_open()
@@ -102,7 +103,7 @@ def pack_chain(works: Sequence[SendWork], wr_ids: Sequence[int], flags: Sequence
     """Return an array of struct aiordma_send_request.
 
     Raises:
-        ClosedError: an address handle, a window or a region of one of them is closed.
+        ClosedError: an address handle, a window or a region of a request is closed.
     """
     raw = ffi.new("struct aiordma_send_request[]", len(works))
     for i, work in enumerate(works):
@@ -115,6 +116,5 @@ def pack_chain(works: Sequence[SendWork], wr_ids: Sequence[int], flags: Sequence
 def pack_plain(
     wr_id: int, opcode: int, flags: int, count: int, address: int, rkey: int, immediate: int
 ) -> bytes:
-    """Return a struct aiordma_send_request without an atomic's, a datagram's or a window's
-    fields."""
+    """Return a struct aiordma_send_request. The fields of atomics, datagrams and windows are 0."""
     return _SEND_REQUEST.pack(wr_id, opcode, flags, count, immediate, address, rkey, *_NO_OPERANDS)

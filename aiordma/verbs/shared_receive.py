@@ -1,4 +1,4 @@
-"""A receive queue that many queue pairs take from, synchronous (man ibv_create_srq)."""
+"""Shared receive queues, synchronous (man ibv_create_srq)."""
 
 import errno
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ __all__ = ("RawSharedReceiveQueue",)
 
 
 class RawSharedReceiveQueue(Resource):
-    """The device's object, for programs that poll by themselves; `aiordma.SharedReceiveQueue` is
-    for programs with an event loop. `max_wr` and `max_sge` are what the device gave, at least what
-    was asked for.
+    """A shared receive queue, for programs that poll; programs with an event loop use
+    `aiordma.SharedReceiveQueue`. `max_wr` and `max_sge` are the actual sizes, which are at least
+    those requested.
 
     Raises:
-        TypeError, ValueError: beyond the device; the message names the attribute and the limit.
+        TypeError, ValueError: a size exceeds the device's limit; the message has both.
         VerbsCallError: the driver refused.
         ClosedError, ForkError: the domain is closed, or was opened by the parent of this process.
 
@@ -69,10 +69,10 @@ class RawSharedReceiveQueue(Resource):
         return f"<RawSharedReceiveQueue of {self.max_wr} on {self.domain.context.device_name}>"
 
     def query(self) -> Any:
-        """Return struct ibv_srq_attr: max_wr, max_sge, srq_limit.
+        """Return a struct ibv_srq_attr: max_wr, max_sge, srq_limit.
 
         Raises:
-            NotSupportedError: the device's driver has no such call.
+            NotSupportedError: the device's driver lacks this call.
             VerbsCallError: the driver refused.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
@@ -91,15 +91,16 @@ class RawSharedReceiveQueue(Resource):
         return raw
 
     def modify(self, *, max_wr: int | None = None, limit: int | None = None) -> None:
-        """Resize, or arm the limit: one SRQ_LIMIT_REACHED event once fewer receives are left.
+        """Resize the queue, or arm its limit.
 
         Args:
-            max_wr: the new depth; None leaves it.
-            limit: receives; 0 disarms, None leaves it.
+            max_wr: the new depth; None: no change.
+            limit: one SRQ_LIMIT_REACHED event follows once fewer receives are posted; 0 disarms,
+                None: no change.
 
         Raises:
-            TypeError, ValueError: a number is none, or out of range.
-            NotSupportedError: the device cannot be asked for the depth that it gave.
+            TypeError, ValueError: an argument is not a number, or out of range.
+            NotSupportedError: the queue was resized, but the device cannot report its new depth.
             VerbsCallError: the driver refused; not every device can resize.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
@@ -121,11 +122,11 @@ class RawSharedReceiveQueue(Resource):
             self.max_wr = self.query().max_wr
 
     def post_srq_recv(self, receives: Sequence[tuple[int, Sequence[MemorySlice]]]) -> None:
-        """Post a list of (wr_id, parts) as one chain (ibv_post_srq_recv).
+        """Post a list of receives, each as (wr_id, parts), in one call.
 
         Raises:
             TypeError, ValueError: a wr_id or a part is invalid; nothing was posted.
-            PartialPostError: the device refused one; `posted` are the wr_ids before it.
+            PartialPostError: the device refused a receive; `posted` are the wr_ids before it.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man ibv_post_srq_recv.
@@ -142,10 +143,10 @@ class RawSharedReceiveQueue(Resource):
             raise PartialPostError(error, "ibv_post_srq_recv", repr(self), taken)
 
     def _post_packed(self, receives: Sequence[tuple[int, int, bytes]]) -> tuple[int, int]:
-        """Post a list of (wr_id, number of parts, their packed sges) as one chain.
+        """Post a list of receives, each as (wr_id, number of parts, packed sges), in one call.
 
         Returns:
-            C's errno, 0 if all were taken, and how many were.
+            C's errno, or 0 if the device accepted all; and the number of accepted receives.
         """
         requests = b"".join([RECEIVE_REQUEST.pack(wr_id, count, 0) for wr_id, count, _ in receives])
         sges = b"".join([sges for _, _, sges in receives])
@@ -154,7 +155,7 @@ class RawSharedReceiveQueue(Resource):
         error = lib.aiordma_post_recv_chain(
             ffi.NULL, self.pointer, requests, len(receives), sges, len(sges), posted
         )
-        return abs(error), posted[0]  # siw's driver answers -ENOMEM
+        return abs(error), posted[0]  # siw's driver returns -ENOMEM
 
     def _destroy(self) -> None:
         check_positive_errno(self.provider.destroy_srq(self.pointer), "ibv_destroy_srq")
