@@ -1,8 +1,8 @@
 """Compile the binding in cffi's API mode, so that the C compiler checks every declaration.
 
-What Python sees is in declarations/, a file per C header; the C that we wrote is beside it, and the
-software device in software/. The result links against neither libibverbs nor librdmacm: rdma_core.c
-opens them when first used.
+The declarations for Python are in declarations/, a file per C header. The C code is beside that
+folder, and the software device is in software/. The extension links against neither libibverbs nor
+librdmacm: rdma_core.c opens them at the first use.
 """
 
 import os
@@ -13,7 +13,7 @@ from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-# In the order in which one needs the other.
+# Each file uses only declarations of the files before it.
 DECLARATIONS = (
     "verbs.h",
     "rdmacm.h",
@@ -27,16 +27,16 @@ DECLARATIONS = (
 
 
 def ours(pattern: str) -> list[str]:
-    """Return the files of the binding that match, from the project's folder, always in one order.
+    """Return the binding's files that match, sorted, relative to the project's folder.
 
-    What cffi itself writes begins with an underscore.
+    The files that cffi writes begin with an underscore, and are left out.
     """
     found = (path for path in HERE.glob(pattern) if not path.name.startswith("_"))
     return sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 
 def version() -> str:
-    """Return the package's version: what the software device calls its firmware's."""
+    """Return the package's version, which is the software device's firmware version."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         return str(tomllib.load(file)["project"]["version"])
 

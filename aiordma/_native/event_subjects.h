@@ -1,17 +1,17 @@
-/* What an asynchronous event is about: which member of its union holds (man ibv_get_async_event). */
+/* The object of an asynchronous event: the union's member in use (man ibv_get_async_event). */
 #ifndef AIORDMA_EVENT_SUBJECTS_H
 #define AIORDMA_EVENT_SUBJECTS_H
 
 #include <infiniband/verbs.h>
 
 enum aiordma_subject {
-    AIORDMA_OF_NOTHING, /* that is known: an event that is newer than we are */
+    AIORDMA_OF_NOTHING, /* an event that this version does not know */
     AIORDMA_OF_QUEUE_PAIR,
     AIORDMA_OF_COMPLETION_QUEUE,
     AIORDMA_OF_SHARED_RECEIVE,
     AIORDMA_OF_WORK_QUEUE,
     AIORDMA_OF_PORT,
-    AIORDMA_OF_DEVICE, /* whose event has no member */
+    AIORDMA_OF_DEVICE, /* its event has no member */
 };
 
 static inline enum aiordma_subject aiordma_subject_of(enum ibv_event_type type)

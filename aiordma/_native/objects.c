@@ -1,5 +1,6 @@
 /*
- * The inline functions of verbs.h that make, ask and release; none of them is hot.
+ * The inline functions of verbs.h that create, query and free objects, and asynchronous events. No
+ * fast path uses them.
  */
 #include "objects.h"
 
@@ -22,7 +23,7 @@ static uint64_t element_of(const struct ibv_async_event *event)
         return (uintptr_t)event->element.wq;
     case AIORDMA_OF_DEVICE:
         return 0;
-    default: /* and those that are newer than we are: they may well be */
+    default: /* also for unknown events: they may belong to a port */
         return (uint64_t)event->element.port_num;
     }
 }

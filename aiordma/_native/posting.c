@@ -1,5 +1,5 @@
 /*
- * Work requests from Python's arrays: one crossing and one doorbell for many, of every kind.
+ * Work requests of every kind from Python's arrays: one call and one doorbell for several.
  */
 #include "data_path.h"
 
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The sges of a chain, and how many requests have taken theirs. */
+/* The sges of a chain; used: those that requests have taken. */
 struct parts {
     struct ibv_sge *all;
     size_t count;
@@ -24,7 +24,7 @@ static int take_parts(struct parts *parts, uint32_t count, struct ibv_sge **list
     return 0;
 }
 
-/* Allocate `count` zeroed requests of that size, and copy the sges behind them. */
+/* Allocate `count` zeroed requests of this size, and copy the sges behind them. */
 static void *allocate(uint32_t count, size_t size, const char *sges, size_t sges_size,
                       struct parts *parts)
 {

@@ -1,6 +1,6 @@
 /*
- * The table of calls that a provider fills: one C type for the kernel's devices
- * (rdma_core.c) and for any device that lives in this process.
+ * The table of calls that a provider fills: rdma_core.c for the kernel's devices, software/ for the
+ * software device.
  */
 #ifndef AIORDMA_PROVIDER_H
 #define AIORDMA_PROVIDER_H

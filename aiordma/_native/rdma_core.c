@@ -1,9 +1,9 @@
 /*
- * The provider table filled from the system's libibverbs and librdmacm.
+ * The provider table of the system's libibverbs and librdmacm.
  *
- * Both are opened with dlopen at the first use, so that importing aiordma needs neither.
- * They stay open for the life of the process: librdmacm keeps devices open and has no
- * shutdown. A function that an older library lacks leaves its slot NULL.
+ * Both are opened with dlopen at the first use, so that importing aiordma requires neither. They
+ * stay open for the life of the process: librdmacm keeps devices open and has no shutdown. A
+ * function that an older library lacks leaves its slot NULL.
  */
 #include "provider.h"
 
@@ -30,7 +30,7 @@ static void load(void)
         return;
     }
 
-/* ISO C has no conversion from void * to a function pointer; copying the bits is POSIX's way. */
+/* ISO C has no conversion from void * to a function pointer. POSIX allows copying the bits. */
 #define LOAD(library, slot, symbol)                        \
     do {                                                   \
         void *address = dlsym(library, symbol);            \

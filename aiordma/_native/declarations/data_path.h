@@ -9,7 +9,7 @@ struct aiordma_completion {
     uint32_t opcode;
     uint32_t vendor_err;
     uint32_t byte_len;
-    uint32_t immediate; /* host order: the immediate data, or the invalidated rkey */
+    uint32_t immediate; /* in host order: the immediate data, or the invalidated rkey */
     uint32_t qp_num;
     uint32_t src_qp;
     uint32_t wc_flags;
@@ -27,7 +27,7 @@ struct aiordma_drained_queue {
     uint32_t armed;
 };
 
-/* A completion channel, its queues, and what was polled from them. */
+/* A completion channel, its queues, and the completions that were polled from them. */
 struct aiordma_drain {
     const struct aiordma_provider *provider;
     struct ibv_comp_channel *channel; /* non-blocking */
@@ -37,14 +37,14 @@ struct aiordma_drain {
     uint32_t capacity; /* of batch */
     uint32_t more;     /* out: the last poll filled the batch; poll again */
     uint32_t reserved;
-    uint64_t events; /* out: taken from the channel, in all */
+    uint64_t events; /* out: taken from the channel in total */
 };
 
 /*
  * The three steps of a drain. ibv_req_notify_cq is one-shot: poll after aiordma_arm_queues, or a
  * completion between the last poll and the arming is never reported.
  *
- * Take the events that the channel's armed queues have, and acknowledge them. 0 or -errno.
+ * Take the events of the channel's armed queues, and acknowledge them. 0 or -errno.
  */
 int aiordma_take_events(struct aiordma_drain *drain);
 /* Request a notification from each queue that is not armed. 0 or -errno. */
@@ -58,18 +58,18 @@ int aiordma_poll(struct ibv_cq *queue, struct aiordma_completion *batch, int cap
 /* ibv_req_notify_cq, which is inline. Returns 0 or a positive errno. */
 int aiordma_request_notification(struct ibv_cq *queue, int solicited_only);
 
-/* The functions of the data path, for the engine, which is compiled into another extension. */
+/* The functions of the data path, for the engine, which is another extension. */
 struct aiordma_data_path;
 const struct aiordma_data_path *aiordma_data_path(void);
 
-/* ibv_query_port through the newer entry where the device has it. 0 or a positive errno. */
+/* ibv_query_port, by the extended operation if the device has it. 0 or a positive errno. */
 int aiordma_query_port(const struct aiordma_provider *provider, struct ibv_context *context,
                        uint8_t port_num, struct ibv_port_attr *attr);
 
 /* A CM event, copied out of librdmacm's memory. */
 struct aiordma_cm_event {
     uintptr_t id;
-    uintptr_t listen_id; /* 0 unless a connection request */
+    uintptr_t listen_id; /* 0 except for a connection request */
     int event;
     int status;
     uint8_t private_data_length;
@@ -80,14 +80,14 @@ struct aiordma_cm_event {
     uint8_t rnr_retry_count;
     uint8_t srq;
     uint32_t qp_num;
-    uint32_t qkey; /* UDP port space only, as the way to the peer is */
+    uint32_t qkey; /* only in the UDP port space, like address */
     struct ibv_ah_attr address;
     uint8_t private_data[256];
 };
 
 /*
- * Take the next event of a non-blocking channel, copy it, acknowledge it at once (an
- * unacknowledged event blocks rdma_destroy_id). 1: an event; 0: none waiting; -errno.
+ * Take the next event of a non-blocking channel, copy it, and acknowledge it at once, because an
+ * unacknowledged event blocks rdma_destroy_id. 1: an event; 0: none; -errno.
  */
 int aiordma_next_cm_event(const struct aiordma_provider *provider,
                           struct rdma_event_channel *channel, struct aiordma_cm_event *copy);

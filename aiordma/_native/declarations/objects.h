@@ -1,10 +1,10 @@
 /*
  * Read twice: by the C compiler (through objects.h) and by cffi. Plain declarations only.
  *
- * What verbs.h has as inline functions over the device's own operations, and events copied out.
+ * The inline functions of verbs.h that call a device's operations, and copies of events.
  */
 
-/* An asynchronous event, copied and acknowledged. element is a port's number or an address. */
+/* An asynchronous event, copied and acknowledged. element: a port number or an address. */
 struct aiordma_async_event {
     uint32_t event;
     uint32_t reserved;
@@ -12,13 +12,13 @@ struct aiordma_async_event {
 };
 
 /*
- * Take the next event of a context whose async_fd is non-blocking, and acknowledge it at once (an
- * unacknowledged event blocks its object's destruction). 1: an event; 0: none waiting; -errno.
+ * Take the next event of a context whose async_fd is non-blocking, and acknowledge it at once,
+ * because an unacknowledged event blocks destroying its object. 1: an event; 0: none; -errno.
  */
 int aiordma_next_async_event(const struct aiordma_provider *provider,
                              struct ibv_context *context, struct aiordma_async_event *copy);
 
-/* ibv_query_device_ex, from ibv_query_device where the device has no more. */
+/* ibv_query_device_ex. If the device does not have it, ibv_query_device. */
 int aiordma_query_device(const struct aiordma_provider *provider, struct ibv_context *context,
                          struct ibv_device_attr_ex *attr);
 
@@ -26,14 +26,14 @@ int aiordma_query_device(const struct aiordma_provider *provider, struct ibv_con
 struct ibv_mw *aiordma_alloc_window(struct ibv_pd *domain, uint32_t type);
 int aiordma_dealloc_window(struct ibv_mw *window);
 
-/* ibv_create_cq_ex; the result is an ordinary queue too. NULL with errno set. */
+/* ibv_create_cq_ex. The result can be used as a plain queue. NULL with errno set. */
 struct ibv_cq *aiordma_create_cq_ex(struct ibv_context *context, uint32_t entries,
                                     struct ibv_comp_channel *channel, uint32_t vector,
                                     uint32_t flags);
 
 /*
- * ibv_init_ah_from_wc: the way back to whoever sent what completed here. grh is the first 40
- * bytes of the receive. 0 or a positive errno.
+ * ibv_init_ah_from_wc: the address vector of a completed datagram's sender. grh: the first 40 bytes
+ * of the receive. 0 or a positive errno.
  */
 int aiordma_address_of_sender(const struct aiordma_provider *provider,
                               struct ibv_context *context, uint8_t port_num,

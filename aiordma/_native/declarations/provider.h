@@ -1,9 +1,10 @@
 /*
  * Read twice: by the C compiler (through provider.h) and by cffi. Plain declarations only.
  *
- * Every verbs and rdma_cm call that is not inline in the public headers has a slot here,
- * named as the function without its ibv_/rdma_ prefix (rdma_ calls that share a name keep
- * a cm_ prefix). An empty slot means that the installed library lacks the function.
+ * Every verbs and rdma_cm call that is not inline in the public headers has a slot here. It is
+ * named like the function without its ibv_ or rdma_ prefix (rdma_ functions whose name would be
+ * used twice have the prefix cm_). An empty slot means that the installed library lacks the
+ * function.
  */
 struct aiordma_provider {
     /* libibverbs */
@@ -101,7 +102,7 @@ struct aiordma_provider {
 };
 
 /*
- * Open libibverbs and librdmacm (once; dlopen) and return the filled table. On failure NULL,
- * with a sentence in message.
+ * Open libibverbs and librdmacm by dlopen, once, and return the filled table. After a failure,
+ * return NULL, with the reason in message.
  */
 const struct aiordma_provider *aiordma_rdma_core(char *message, size_t size);

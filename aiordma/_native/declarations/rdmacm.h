@@ -1,4 +1,4 @@
-/* What Python sees of rdma/rdma_cma.h; values and layouts are checked by the compiler. */
+/* The declarations of rdma/rdma_cma.h for Python. The compiler checks values and layouts. */
 struct sockaddr;
 
 enum rdma_port_space { RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP, RDMA_PS_IB, ... };

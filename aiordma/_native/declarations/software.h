@@ -1,37 +1,36 @@
 /*
- * Read twice: by the C compiler (through software/device.h) and by cffi. Plain declarations
- * only.
+ * Read twice: by the C compiler (through software/device.h) and by cffi. Plain declarations only.
  */
 
-/* How many of each there are. Sockets are those that the device has open to peers. */
+/* The numbers of existing objects. Sockets are the device's open sockets to peers. */
 struct aiordma_software_counts {
     uint32_t contexts, domains, regions, windows, channels, queues, queue_pairs, shared_receives;
     uint32_t address_handles, event_channels, identifiers, sockets;
 };
 
 /*
- * The software device's table (once; nothing happens before). NULL: out of memory.
+ * The software device's table, filled at the first call. NULL: out of memory.
  *
- * In a process that was forked off, every call on what the parent had made fails with EPERM and
- * does nothing; what the process makes itself works.
+ * In the child of a fork, every call on an object of the parent fails with EPERM and has no effect.
+ * Objects that the child creates itself work.
  */
 const struct aiordma_provider *aiordma_software(void);
 
-/* For tests: what is left. */
+/* For tests: count the objects that exist. */
 void aiordma_software_counts(struct aiordma_software_counts *counts);
 
 struct aiordma_software_memory {
-    uint64_t held;      /* bytes that hold back what peers sent, of all connections */
+    uint64_t held;      /* bytes kept for messages without a receive, of all connections */
     uint64_t most_held; /* their limit */
-    uint64_t blocks;    /* that connections have borrowed, these among them */
-    uint64_t moved;     /* bytes that were ever moved to make room in a buffer */
+    uint64_t blocks;    /* blocks borrowed by connections, including those for held */
+    uint64_t moved;     /* bytes ever moved within a buffer to make space */
 };
 
-/* For tests: what connections keep in memory. */
+/* For tests: the memory that connections use. */
 void aiordma_software_memory(struct aiordma_software_memory *memory);
 
 /*
- * Limit the bytes that hold back what peers sent, of all connections together. A connection that
- * waits for an answer of its peer may use all of it, the others half.
+ * Limit the bytes kept for messages without a receive, of all connections together. Connections
+ * that wait for an answer of their peer may use all of it, other connections half.
  */
 void aiordma_software_limit_held(uint64_t bytes);

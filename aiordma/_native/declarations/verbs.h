@@ -1,4 +1,4 @@
-/* What Python sees of infiniband/verbs.h; values and layouts are checked by the compiler. */
+/* The declarations of infiniband/verbs.h for Python. The compiler checks values and layouts. */
 union ibv_gid { uint8_t raw[16]; ...; };
 
 enum ibv_gid_type {
@@ -29,7 +29,7 @@ struct ibv_device {
     enum ibv_transport_type transport_type;
     ...;
 };
-/* Those of a driver's functions that the data path calls; tests put their own in their places. */
+/* The driver's functions that the data path calls. Tests replace them. */
 struct ibv_context_ops {
     int (*poll_cq)(struct ibv_cq *queue, int most, struct ibv_wc *found);
     int (*req_notify_cq)(struct ibv_cq *queue, int solicited_only);
