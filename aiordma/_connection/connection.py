@@ -36,7 +36,6 @@ from aiordma._endpoint.endpoint import Endpoint, SharedReceives
 from aiordma._endpoint.registration import register, register_in_thread
 from aiordma._endpoint.staging import PARTS, THREAD_LIMIT, Staging, several
 from aiordma._endpoint.windows import BoundWindow
-from aiordma._loop.threads import in_thread
 from aiordma._requests.request import WorkRequest
 from aiordma._requests.select import plain_calls
 from aiordma.verbs import (
@@ -914,20 +913,10 @@ class Connection(ObjectStream[bytes]):
         endpoint = self._endpoint
         kind = member(kind, "kind", MemoryWindowType, "open_window")
         require_windows(endpoint)
-        made: list[MemoryWindow] = []
-        endpoint.reactor.retain()  # what the thread allocates from must not be closed under it
-        try:
-            await in_thread(
-                endpoint.loop, lambda: made.append(MemoryWindow(endpoint.hub.domain, kind))
-            )
-            endpoint.require_usable()
-        except BaseException:
-            for window in made:
-                window.close()
-            raise
-        finally:
-            endpoint.reactor.release()
-        return BoundWindow(endpoint, made[0])
+        window = await endpoint.make_in_thread(
+            lambda: MemoryWindow(endpoint.hub.domain, kind), MemoryWindow.close
+        )
+        return BoundWindow(endpoint, window)
 
     async def bind(
         self,

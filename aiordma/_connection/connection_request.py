@@ -34,7 +34,7 @@ from aiordma._connection.connector import failed_event, failed_handshake, parame
 from aiordma._connection.shared_source import ListenerReceives
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._loop.event_loop import require_here
-from aiordma._loop.threads import outwait
+from aiordma._runtime.identifiers import give_back, give_back_later
 from aiordma._runtime.reactor import Reactor
 from aiordma.verbs.identifier import Event, Identifier
 
@@ -202,7 +202,7 @@ class ConnectionRequest:
             self._require_wanted()
             hub = await self._reactor.hub(identifier)
         except BaseException:
-            await self._give_back()
+            await give_back(self._reactor, self._identifier)
             raise
         # From here the endpoint owns the identifier, and the use of the reactor.
         endpoint = Endpoint(self._reactor, hub, identifier, chosen, ConnectionState.ACCEPTING)
@@ -308,7 +308,7 @@ class ConnectionRequest:
         )
         self._answer()
         self._refuse(private_data)
-        await self._give_back()
+        await give_back(self._reactor, self._identifier)
 
     @deferring_steps
     async def aclose(self) -> None:
@@ -331,7 +331,7 @@ class ConnectionRequest:
         if not self._answered:
             self._answered = True
             self._refuse(b"")
-            self._give_back_later(lambda: None)
+            give_back_later(self._reactor, self._identifier)
 
     def _left_open(self) -> str:
         """For the reactor: how the warning that it was not answered names it."""
@@ -341,7 +341,7 @@ class ConnectionRequest:
         """`reject` in the background, and then `then`, on the loop's thread."""
         self._answer()
         self._refuse(private_data)
-        self._give_back_later(then)
+        give_back_later(self._reactor, self._identifier, then)
 
     def _abandon(self) -> None:
         """Let the `accept` that runs in another task raise ClosedError; if it has returned, or is
@@ -355,15 +355,6 @@ class ConnectionRequest:
             self._identifier.reject(private_data)
         except VerbsCallError as error:
             logger.debug("rejecting %s: %s", self.peer_address, error)  # it has gone already
-
-    async def _give_back(self) -> None:
-        given = anyio.Event()
-        self._give_back_later(given.set)
-        await outwait(given)
-
-    def _give_back_later(self, then: Callable[[], None]) -> None:
-        self._reactor.unsubscribe(self._identifier)
-        self._reactor.destroy(self._identifier.close, lambda: self._reactor.release(then))
 
     def __del__(self) -> None:
         if not getattr(self, "_answered", True) and self._process == here.pid:

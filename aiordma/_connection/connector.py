@@ -35,10 +35,11 @@ from aiordma._connection.connection import Connection
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma._loop.threads import PEERS, outwait, start_call
+from aiordma._loop.threads import PEERS, start_call
 from aiordma._runtime.address_lookup import checked_host, checked_port, numeric_address
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.hub import DeviceHub
+from aiordma._runtime.identifiers import ROUTE_TIMEOUT_MS, milliseconds, new_identifier
 from aiordma._runtime.reactor import Reactor, acquire_reactor
 from aiordma.verbs.identifier import (
     MAX_CONNECT_PRIVATE_DATA,
@@ -58,12 +59,6 @@ __all__ = (
 )
 
 logger: logging.Logger = logging.getLogger("aiordma")
-
-ROUTE_TIMEOUT_MS = 2000
-"""For one question to a subnet manager, which InfiniBand repeats; Ethernet asks nobody."""
-
-MOST_SECONDS = 1_000_000.0
-"""As good as for ever, and still a number of milliseconds that the kernel takes."""
 
 _S = ConnectionState
 
@@ -186,8 +181,7 @@ class _Attempt:
         self.target = f"{host}:{port}"
         self.options = options
         self.timeout = timeout
-        seconds = MOST_SECONDS if timeout is None else min(timeout, MOST_SECONDS)
-        self.timeout_ms = int(seconds * 1000)
+        self.timeout_ms = milliseconds(timeout)
         self.chosen_device = device
         self.source: tuple[str, int] | None = None
         self.reuse_address = False
@@ -249,20 +243,9 @@ class _Attempt:
     ) -> Connection:
         self._state = _S.RESOLVING_ADDRESS
         reactor = await acquire_reactor(provider)
-        try:
-            identifier = Identifier(reactor.channel)
-        except BaseException:
-            reactor.release()
-            raise
-        reactor.subscribe(identifier, self._handle)
-        try:
+        async with new_identifier(reactor) as identifier:
+            reactor.subscribe(identifier, self._handle)
             hub = await self._resolve(reactor, identifier, host, source)
-        except BaseException:
-            reactor.unsubscribe(identifier)
-            gone = anyio.Event()
-            reactor.destroy(identifier.close, lambda: reactor.release(gone.set))
-            await outwait(gone)
-            raise
         # From here the endpoint owns the identifier, and the use of the reactor.
         endpoint = Endpoint(reactor, hub, identifier, self.options, _S.CONNECTING)
         reactor.subscribe(identifier, endpoint.handle_event, endpoint)

@@ -7,11 +7,9 @@ import anyio
 from aiordma._base.enums import CmEventType
 from aiordma._base.errors import MulticastError, UnreachableError, detached
 from aiordma._connection.connector import failed_event
-from aiordma._loop.threads import outwait
-from aiordma._runtime.reactor import Reactor
-from aiordma.verbs.identifier import Event, Identifier
+from aiordma.verbs.identifier import Event
 
-__all__ = ("EventWaiter", "failure_of", "give_back")
+__all__ = ("EventWaiter", "failure_of")
 
 _FAILURES = (
     CmEventType.ADDR_ERROR,
@@ -87,11 +85,3 @@ def failure_of(what: str, event: Event) -> Exception:
         refused.errno = getattr(error, "errno", None)
         return refused
     return error
-
-
-async def give_back(reactor: Reactor, identifier: Identifier) -> None:
-    """Destroy an identifier, and give up its use of the reactor, whatever cancels the task."""
-    reactor.unsubscribe(identifier)
-    gone = anyio.Event()
-    reactor.destroy(identifier.close, lambda: reactor.release(gone.set))
-    await outwait(gone)

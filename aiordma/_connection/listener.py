@@ -41,6 +41,7 @@ from aiordma._loop.event_loop import Waiter, require_here
 from aiordma._loop.threads import Once, outwait
 from aiordma._runtime.address_lookup import checked_host, checked_port, numeric_address
 from aiordma._runtime.device_choice import with_device
+from aiordma._runtime.identifiers import new_identifier
 from aiordma._runtime.reactor import AtLoopEnd, Reactor, acquire_reactor
 from aiordma.verbs.device import require_device
 from aiordma.verbs.identifier import Event, Identifier
@@ -120,13 +121,7 @@ async def listen(
     async def attempt(provider: Provider) -> Listener:
         receives = ListenerReceives(shared_receive, chosen.receive_size)
         reactor = await acquire_reactor(provider)
-        try:
-            identifier = Identifier(reactor.channel)
-        except BaseException:
-            reactor.release()
-            raise
-        listener = Listener(reactor, identifier, chosen, backlog, wanted, accept_timeout, receives)
-        try:
+        async with new_identifier(reactor) as identifier:
             if chosen.tos is not None:
                 identifier.set_tos(chosen.tos)
             if ipv6_only is not None:
@@ -134,10 +129,7 @@ async def listen(
             identifier.bind(numeric, port)
             # The kernel drops what is beyond its backlog without a word: ours rejects before that.
             identifier.listen(backlog + KERNEL_BACKLOG_RESERVE)
-        except BaseException:
-            await listener.aclose()
-            raise
-        return listener
+            return Listener(reactor, identifier, chosen, backlog, wanted, accept_timeout, receives)
 
     return await with_device(device, numeric, attempt)
 

@@ -10,12 +10,11 @@ from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._connection.shared_settings import MOST_WORK_REQUESTS, SharedReceiveSettings
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma._loop.threads import outwait
 from aiordma._runtime.address_lookup import checked_host, numeric_address
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.hub import DeviceHub
+from aiordma._runtime.identifiers import new_identifier
 from aiordma._runtime.reactor import acquire_reactor
-from aiordma.verbs.identifier import Identifier
 
 __all__ = ("ListenerReceives", "open_shared_receive")
 
@@ -84,12 +83,7 @@ async def _open(
     settings: SharedReceiveSettings,
 ) -> SharedReceiveQueue:
     reactor = await acquire_reactor(provider)
-    try:
-        identifier = Identifier(reactor.channel)
-    except BaseException:
-        reactor.release()
-        raise
-    try:
+    async with new_identifier(reactor) as identifier:
         identifier.bind(numeric, 0)
         if not identifier.device_key:
             raise AddressError(
@@ -101,11 +95,6 @@ async def _open(
             raise AddressError(
                 f"{host} is on {hub.context.device_name}, not on {wanted}, which was asked for"
             )
-    except BaseException:
-        gone = anyio.Event()
-        reactor.destroy(identifier.close, lambda: reactor.release(gone.set))
-        await outwait(gone)
-        raise
     shared = SharedReceiveEndpoint(reactor, hub, settings, identifier)
     try:
         await shared.open()

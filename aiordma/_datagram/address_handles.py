@@ -7,6 +7,7 @@ it; one that makes room for another is destroyed only when the last of them has 
 import logging
 from collections import OrderedDict
 from contextlib import ExitStack
+from functools import partial
 
 from aiordma._base.errors import ClosedError
 from aiordma._base.interrupts import deferring, deferring_steps
@@ -86,9 +87,7 @@ class AddressHandles:
         known = self._known(vector)
         if known is None:
             self._require_open()
-            handle = AddressHandle(self._domain, vector)
-            self._alive += 1
-            known = self._keep(vector, handle)
+            known = self._keep(vector, AddressHandle(self._domain, vector))
         known.hold()
         return known
 
@@ -103,23 +102,16 @@ class AddressHandles:
     @deferring_steps
     async def _make(self, vector: AddressVector) -> PeerHandle:
         self._require_open()
-        made: list[AddressHandle] = []
-        known: PeerHandle | None = None
-        self._reactor.retain()
+        # If another task makes one meanwhile, both do, and the later one is kept.
+        keep = partial(self._keep, vector)
+        make = partial(AddressHandle, self._domain, vector)
         self._alive += 1
         try:
-            await in_thread(
-                self._loop, lambda: made.append(AddressHandle(self._domain, vector)), PEERS
-            )
+            with self._reactor.retained():
+                known = keep(await in_thread(self._loop, make, PEERS, on_cancelled=keep))
         finally:
-            for handle in made:
-                # Another task may have made one meanwhile; both do, and this one is kept.
-                known = self._keep(vector, handle)
-            if not made:
-                self._gone(1)
-            self._reactor.release()
+            self._gone(1)
         self._require_open()
-        assert known is not None
         return known
 
     def _require_open(self) -> None:
@@ -134,6 +126,7 @@ class AddressHandles:
 
     def _keep(self, vector: AddressVector, handle: AddressHandle) -> PeerHandle:
         new = PeerHandle(self, handle)
+        self._alive += 1
         old = self._kept.pop(vector, None)
         self._kept[vector] = new
         if old is not None:

@@ -15,7 +15,6 @@ from aiordma._base.provider import Provider, checked_device, wanted_device
 from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import ConnectionInfo
-from aiordma._connection.event_waiter import give_back
 from aiordma._connection.posts import Posts
 from aiordma._connection.works import message_work, send_flags
 from aiordma._datagram.address_handles import PeerHandle
@@ -30,6 +29,7 @@ from aiordma._requests.credits import Slot
 from aiordma._requests.request import WorkRequest
 from aiordma._runtime.address_lookup import checked_host, checked_port, numeric_address
 from aiordma._runtime.device_choice import with_device
+from aiordma._runtime.identifiers import new_identifier
 from aiordma._runtime.reactor import acquire_reactor
 from aiordma.verbs import (
     GRH_BYTES,
@@ -46,7 +46,6 @@ from aiordma.verbs.identifier import (
     MAX_DATAGRAM_ACCEPT_PRIVATE_DATA,
     MAX_DATAGRAM_CONNECT_PRIVATE_DATA,
     ConnectionParameters,
-    Identifier,
     check_private_data,
 )
 from aiordma.verbs.memory import flat_view
@@ -162,12 +161,7 @@ async def _bound(
 ) -> DatagramEndpoint:
     """Return an endpoint without a queue pair, on the device that has the address."""
     reactor = await acquire_reactor(provider)
-    try:
-        identifier = Identifier(reactor.channel, PortSpace.UDP)
-    except BaseException:
-        reactor.release()
-        raise
-    try:
+    async with new_identifier(reactor, PortSpace.UDP) as identifier:
         identifier.bind(numeric, port)
         if not identifier.device_key:
             error = AddressError(f"{numeric} is not the address of an RDMA device")
@@ -180,9 +174,6 @@ async def _bound(
         if not hub.attributes.max_ah:
             # Devices without address handles have no UD queue pairs either: iWARP's.
             raise NotSupportedError(f"datagrams: {name} has none (max_ah 0)")
-    except BaseException:
-        await give_back(reactor, identifier)
-        raise
     # From here the endpoint owns the identifier, and the use of the reactor.
     endpoint = DatagramEndpoint(reactor, hub, identifier, options, private_data, most_handles)
     reactor.subscribe(identifier, endpoint.handle_event, endpoint)

@@ -6,19 +6,19 @@ import anyio
 
 from aiordma._base.enums import CmEventType, PortSpace
 from aiordma._base.errors import AddressError, ConnectTimeoutError, VerbsCallError
-from aiordma._connection.event_waiter import EventWaiter, give_back
+from aiordma._connection.event_waiter import EventWaiter
 from aiordma._datagram.peer import DatagramPeer
 from aiordma._runtime.address_lookup import numeric_address
+from aiordma._runtime.identifiers import (
+    ROUTE_TIMEOUT_MS,
+    give_back,
+    milliseconds,
+    new_identifier,
+)
 from aiordma._runtime.reactor import Reactor
-from aiordma.verbs.identifier import ConnectionParameters, Identifier
+from aiordma.verbs.identifier import ConnectionParameters
 
 __all__ = ("resolve_peer",)
-
-ROUTE_TIMEOUT_MS = 2000
-"""For one question to a subnet manager."""
-
-MOST_SECONDS = 1_000_000.0
-"""As good as for ever, and still a number of milliseconds that the kernel takes."""
 
 
 async def resolve_peer(
@@ -35,30 +35,25 @@ async def resolve_peer(
     end however this ends.
     """
     what = f"resolve {host}:{port}"
-    seconds = MOST_SECONDS if timeout is None else min(timeout, MOST_SECONDS)
+    timeout_ms = milliseconds(timeout)
+    waiter = EventWaiter(what)
     try:
         with anyio.fail_after(timeout):
             family = socket.AF_INET6 if ":" in source else socket.AF_INET
             reactor.retain()  # before the first wait: it may be closed meanwhile
-            try:
+            async with new_identifier(reactor, PortSpace.UDP) as identifier:
+                reactor.subscribe(identifier, waiter.handle)
                 numeric = await numeric_address(host, family)
-                identifier = Identifier(reactor.channel, PortSpace.UDP)
-            except BaseException:
-                reactor.release()
-                raise
-            waiter = EventWaiter(what)
-            reactor.subscribe(identifier, waiter.handle)
-            try:
-                identifier.resolve_address(numeric, port, (source, 0), int(seconds * 1000))
-                await waiter.until(CmEventType.ADDR_RESOLVED)
-                identifier.resolve_route(min(int(seconds * 1000), ROUTE_TIMEOUT_MS))
-                await waiter.until(CmEventType.ROUTE_RESOLVED)
-                identifier.connect(parameters)
-                event = await waiter.until(CmEventType.ESTABLISHED)
-            except VerbsCallError as error:
-                raise AddressError._of_call(what, error) from error
-            finally:
-                await give_back(reactor, identifier)
+                try:
+                    identifier.resolve_address(numeric, port, (source, 0), timeout_ms)
+                    await waiter.until(CmEventType.ADDR_RESOLVED)
+                    identifier.resolve_route(min(timeout_ms, ROUTE_TIMEOUT_MS))
+                    await waiter.until(CmEventType.ROUTE_RESOLVED)
+                    identifier.connect(parameters)
+                    event = await waiter.until(CmEventType.ESTABLISHED)
+                except VerbsCallError as error:
+                    raise AddressError._of_call(what, error) from error
+            await give_back(reactor, identifier)
     except TimeoutError:
         raise ConnectTimeoutError(f"{what}: no answer within {timeout:g} s") from None
     if event.address is None:

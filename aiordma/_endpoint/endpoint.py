@@ -9,7 +9,7 @@ that is memory given back, which is how no buffer is freed under the device, and
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from aiordma._base.connection_parameters import DEVICE_MAXIMUM
 from aiordma._base.enums import (
@@ -42,7 +42,7 @@ from aiordma._base.states import ConnectionState, next_state
 from aiordma._endpoint.lifecycle import Lifecycle, Phase
 from aiordma._endpoint.work_queues import ReceiveQueue, SendQueue
 from aiordma._loop.event_loop import EventLoop, Waiter, require_here
-from aiordma._loop.threads import Calls, outwait
+from aiordma._loop.threads import Calls, in_thread, outwait
 from aiordma._native import ffi
 from aiordma._requests.request import OpenRequests, WorkRequest, fail_all
 from aiordma._requests.select import ClosedPort, Port
@@ -71,6 +71,8 @@ _IN_FORCE = (
     | QueuePairAttribute.TIMEOUT
 )
 """What the handshake settled, and we need to know."""
+
+Made = TypeVar("Made")
 
 _LINGER, _NEWS, _FLUSHED = "linger", "news", "flushed"
 """The timers of an endpoint's life."""
@@ -217,9 +219,9 @@ class Endpoint:
             self.hub.domain,
             queue,
             queue if shared is None else shared.queue.queue,
-            capacity,
-            self.service,
-            None if shared is None else shared.raw,
+            capacity=capacity,
+            service=self.service,
+            shared_receive=None if shared is None else shared.raw,
         )
         self.capacity = self.queue_pair.capacity
         self.qpn = self.queue_pair.qpn
@@ -255,6 +257,24 @@ class Endpoint:
         port.open(address, self.max_message, self.capacity.max_inline_data)
         self.port = port
         self._tell_port()
+
+    @deferring_steps
+    async def make_in_thread(
+        self, make: Callable[[], Made], close: Callable[[Made], object]
+    ) -> Made:
+        """Make an object of our protection domain in a worker thread; the domain stays open for it.
+        If the caller is cancelled, or the endpoint has ended by then, the object is closed.
+
+        Raises: as `require_usable`, and what `make` raises.
+        """
+        with self.reactor.retained():
+            made = await in_thread(self.loop, make, on_cancelled=close)
+            try:
+                self.require_usable()
+            except BaseException:
+                close(made)
+                raise
+        return made
 
     def adopt(self, region: MemoryRegion) -> None:
         """Close the region with this endpoint, if it is not closed before."""

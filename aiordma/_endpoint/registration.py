@@ -4,7 +4,6 @@ from aiordma._base.arguments import Buffer
 from aiordma._base.enums import Access
 from aiordma._base.interrupts import deferring_steps
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma._loop.threads import in_thread
 from aiordma.verbs import MemoryRegion
 
 __all__ = ("register", "register_in_thread")
@@ -24,19 +23,8 @@ async def register_in_thread(
 ) -> MemoryRegion:
     """`register`, in a worker thread. Cancelled, nothing stays registered."""
     endpoint.require_usable()
-    made: list[MemoryRegion] = []
-    endpoint.reactor.retain()  # what the thread registers with must not be closed under it
-    try:
-        await in_thread(
-            endpoint.loop,
-            lambda: made.append(MemoryRegion(endpoint.hub.domain, buffer, access)),
-        )
-        endpoint.require_usable()
-    except BaseException:
-        for region in made:
-            region.close()
-        raise
-    finally:
-        endpoint.reactor.release()
-    endpoint.adopt(made[0])
-    return made[0]
+    region = await endpoint.make_in_thread(
+        lambda: MemoryRegion(endpoint.hub.domain, buffer, access), MemoryRegion.close
+    )
+    endpoint.adopt(region)
+    return region

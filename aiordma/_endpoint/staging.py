@@ -168,18 +168,8 @@ class Staging:
 
     @deferring_steps
     async def _prepare_in_thread(self, stage: Callable[[], Staged]) -> Staged:
-        made: list[Staged] = []
-        reactor = self._endpoint.reactor
-        reactor.retain()  # what the thread registers with must not be closed under it
-        try:
-            await in_thread(self._endpoint.loop, lambda: made.append(stage()))
-        except BaseException:
-            for staged in made:
-                self.abandon(staged)
-            raise
-        finally:
-            reactor.release()
-        return made[0]
+        with self._endpoint.reactor.retained():
+            return await in_thread(self._endpoint.loop, stage, on_cancelled=self.abandon)
 
     # -- how ----------------------------------------------------------------------------------
 

@@ -303,15 +303,25 @@ async def outwait(event: anyio.Event | Once) -> None:
 
 @deferring_steps
 async def in_thread(
-    loop: EventLoop, function: Callable[[], Result], lane: Lane = CREATES
+    loop: EventLoop,
+    function: Callable[[], Result],
+    lane: Lane = CREATES,
+    *,
+    on_cancelled: Callable[[Result], object] = lambda _result: None,
 ) -> Result:
     """Run a function in a worker thread, to its end, and return its result.
 
-    Cancellation: the call first runs to its end. The caller gets no result, so the function must
-    also store what it creates where the caller's clean-up finds it.
+    Args:
+        loop: whose thread waits.
+        function: what to run.
+        lane: the workers that run it.
+        on_cancelled: gets the result, on the loop's thread, if the caller is cancelled: it closes
+            what the function made, or keeps it.
 
     Raises:
         VerbsCallError: no thread could be started. Nothing was done.
+
+    Cancellation: the call first runs to its end.
     """
     returned = anyio.Event()
     results: list[Result] = []
@@ -323,7 +333,12 @@ async def in_thread(
         returned.set()
 
     start_call(loop, lambda: results.append(function()), then, lane)
-    await outwait(returned)
+    try:
+        await outwait(returned)
+    except BaseException:
+        for result in results:
+            on_cancelled(result)
+        raise
     if errors:
         raise errors[0]
     return results[0]

@@ -163,15 +163,9 @@ class DeviceHub:
     async def _grow(self, entries: int) -> CompletionQueueShare:
         """Make another queue, and reserve entries in it."""
         size = max(QUEUE_ENTRIES, entries)
-        made: list[CompletionQueue] = []
-        try:
-            await in_thread(self.loop, lambda: made.append(self._make_queue(size)))
-        except BaseException:
-            # Also if the caller was cancelled meanwhile: the next one finds it.
-            for queue in made:
-                self._add(queue)
-            raise
-        shared = self._add(made[0])
+        # If the caller is cancelled, the next one finds it.
+        queue = await in_thread(self.loop, lambda: self._make_queue(size), on_cancelled=self._add)
+        shared = self._add(queue)
         shared.reserved = entries  # before anybody's callback can find it unused
         self.drain()  # arms it
         return shared

@@ -9,8 +9,8 @@ call into the driver under way, counts as a user.
 import logging
 import warnings
 from collections import deque
-from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -225,33 +225,33 @@ class Reactor:
         Raises:
             NoDeviceError: librdmacm knows no such device; the message names those it knows.
         """
-        found: list[Context] = []
-        self.retain()
-        try:
-            await in_thread(
+        with self.retained():
+            context = await in_thread(
                 self.loop,
-                lambda: found.append(opened_device(self.channel.provider, device)),
+                lambda: opened_device(self.channel.provider, device),
+                on_cancelled=Context.close,
             )
-            key = int(ffi.cast("uintptr_t", found[0].pointer))
-            return await self._hub(key, found.pop)
-        finally:
-            for context in found:
-                context.close()  # its hub existed, or the caller was cancelled
-            self.release()
+            found = [context]
+            try:
+                key = int(ffi.cast("uintptr_t", context.pointer))
+                return await self._hub(key, found.pop)
+            finally:
+                for unused in found:
+                    unused.close()  # its hub existed, or the caller was cancelled
 
     async def _hub(self, key: int, context: Callable[[], Context]) -> DeviceHub:
         async with self._opening:
             if key not in self._hubs:
-                made: list[DeviceHub] = []
-                self.retain()
-                try:
-                    await in_thread(self.loop, lambda: made.append(DeviceHub(context(), self.loop)))
-                finally:
-                    # Also if the caller was cancelled meanwhile.
-                    for hub in made:
-                        hub.start()
-                        self._hubs[key] = hub
-                    self.release()
+
+                def keep(hub: DeviceHub) -> None:
+                    hub.start()
+                    self._hubs[key] = hub
+
+                with self.retained():
+                    hub = await in_thread(
+                        self.loop, lambda: DeviceHub(context(), self.loop), on_cancelled=keep
+                    )
+                    keep(hub)
             return self._hubs[key]
 
     # -- the end ------------------------------------------------------------------------------
@@ -268,6 +268,18 @@ class Reactor:
         if self.ended:
             raise ClosedError("this event loop's RDMA channel was closed with its last user")
         self.users += 1
+
+    @contextmanager
+    def retained(self) -> Iterator[None]:
+        """Count one more user meanwhile, so that nothing is closed under a call in a thread.
+
+        Raises: as `retain`.
+        """
+        self.retain()
+        try:
+            yield
+        finally:
+            self.release()
 
     @deferring
     def release(self, then: Callable[[], object] = lambda: None) -> None:
@@ -410,14 +422,10 @@ async def acquire_reactor(provider: Provider) -> Reactor:
         reactor = current.get(provider.name)
         if reactor is None:
             loop = current_event_loop()
-            made: list[EventChannel] = []
-            try:
-                await in_thread(loop, lambda: made.append(EventChannel(provider)))
-            except BaseException:
-                for channel in made:
-                    channel.close()
-                raise
-            reactor = Reactor(loop, made[0], lambda: current.pop(provider.name, None))
+            channel = await in_thread(
+                loop, lambda: EventChannel(provider), on_cancelled=lambda late: late.close()
+            )
+            reactor = Reactor(loop, channel, lambda: current.pop(provider.name, None))
             current[provider.name] = reactor
             loop.spawn(reactor.guard, "aiordma: guard of the loop's end")
         reactor.retain()

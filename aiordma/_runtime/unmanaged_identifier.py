@@ -1,18 +1,12 @@
-"""What stands where an identifier stands, for queue pairs without the connection manager."""
+"""Stand-in for an identifier, for queue pairs without the connection manager."""
 
-from aiordma._base.enums import QueuePairType
+from collections.abc import Callable
+
 from aiordma._base.errors import NoDeviceError, check_pointer
 from aiordma._base.provider import Provider
 from aiordma._base.socket_address import SocketAddress
 from aiordma._native import ffi
-from aiordma.verbs import (
-    Capacity,
-    CompletionQueue,
-    Context,
-    ProtectionDomain,
-    QueuePair,
-    RawSharedReceiveQueue,
-)
+from aiordma.verbs import Context, QueuePair
 from aiordma.verbs.device import no_such_device
 
 __all__ = ("Unmanaged", "opened_device")
@@ -27,38 +21,16 @@ class Unmanaged:
     def __init__(self, port: int = 1) -> None:
         self.port = port
         self.key: int = id(self)
-        self.queue_pair: QueuePair | None = None
+        self.create_queue_pair: Callable[..., QueuePair] = QueuePair.create
 
     def __repr__(self) -> str:
         return f"<Unmanaged, of port {self.port}>"
 
-    def create_queue_pair(
-        self,
-        domain: ProtectionDomain,
-        send_queue: CompletionQueue,
-        receive_queue: CompletionQueue,
-        capacity: Capacity,
-        service: QueuePairType = QueuePairType.RC,
-        shared_receive: RawSharedReceiveQueue | None = None,
-    ) -> QueuePair:
-        """Create it, in RESET. See `QueuePair.create`."""
-        self.queue_pair = QueuePair.create(
-            domain,
-            send_queue,
-            receive_queue,
-            service=service,
-            capacity=capacity,
-            shared_receive=shared_receive,
-        )
-        return self.queue_pair
-
     def disconnect(self) -> None:
-        """Nobody is to be told."""
+        """Do nothing: the peer is not notified."""
 
     def close(self) -> None:
-        """Destroy the queue pair."""
-        if self.queue_pair is not None:
-            self.queue_pair.close()
+        """Do nothing: the owner destroys the queue pair."""
 
 
 def opened_device(provider: Provider, name: str) -> Context:

@@ -11,6 +11,7 @@ from aiordma._base.errors import ClosedError, VerbsCallError
 from aiordma._datagram import address_handles
 from aiordma._datagram.address_handles import AddressHandles
 from aiordma._loop.event_loop import current_event_loop
+from aiordma._runtime.reactor import Reactor
 from aiordma.verbs import AddressVector
 from tests.unit.loops import until
 
@@ -31,6 +32,8 @@ class Users:
     def release(self, then: Callable[[], object] = lambda: None) -> None:
         self.count -= 1
         then()
+
+    retained: Any = Reactor.retained
 
 
 class Device:
