@@ -7,6 +7,7 @@ from functools import partial
 import anyio
 
 import aiordma
+from tests.connections import connect_to
 
 LONG = 1 << 22
 """Bytes of a READ that is cut half way."""
@@ -29,17 +30,10 @@ async def _end_of(client: aiordma.Connection, request: aiordma.WorkRequest) -> l
 async def _connected(
     listener: aiordma.Listener, server: str, client: str
 ) -> tuple[aiordma.Connection, aiordma.Connection]:
-    accepted: list[aiordma.Connection] = []
-
-    async def accept() -> None:
-        accepted.append(await listener.accept())
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(accept)
-        ours = await aiordma.connect(server, listener.port, source=(client, 0))
+    ours, theirs = await connect_to(listener, server, source=(client, 0))
     await ours.send(b"alive")
-    await accepted[0].receive()
-    return ours, accepted[0]
+    await theirs.receive()
+    return ours, theirs
 
 
 async def _run(server: str, client: str, cut: str, mend: str, slow: str) -> dict[str, list[str]]:

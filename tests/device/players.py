@@ -11,6 +11,7 @@ import pytest
 import aiordma
 from aiordma._base.provider import SOFTWARE
 from aiordma._runtime import reactor
+from tests import connections
 from tests.devices import ADDRESS, DEVICE, SILENT
 
 REMOTE = aiordma.Access.REMOTE_READ | aiordma.Access.REMOTE_WRITE
@@ -28,18 +29,9 @@ one_loop = pytest.mark.parametrize(
 async def connected(
     *, server: dict[str, Any] | None = None, client: dict[str, Any] | None = None
 ) -> AsyncIterator[tuple[aiordma.Connection, aiordma.Connection]]:
-    """Yield (client, server), connected; both are closed at the end."""
-    async with await aiordma.listen(ADDRESS, 0, **(server or {})) as listener:
-        accepted: list[aiordma.Connection] = []
-
-        async def accept() -> None:
-            accepted.append(await listener.accept())
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(accept)
-            ours = await aiordma.connect(ADDRESS, listener.port, **(client or {}))
-        async with ours, accepted[0] as theirs:
-            yield ours, theirs
+    """Yield (client, server), connected on the device under test."""
+    async with connections.connected(ADDRESS, server=server, client=client) as ends:
+        yield ends
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ import pytest
 
 import aiordma
 from aiordma._loop.threads import calls_under_way
+from tests.connections import connect_to
 from tests.device.players import (
     OWN_RECEIVES,
     REMOTE,
@@ -152,16 +153,8 @@ async def test_a_listeners_close_returns_only_when_who_waited_is_refused(
 async def test_unreceived_messages_go_with_their_connection() -> None:
     """Also where it is the last user of the loop's device."""
     listener = await aiordma.listen(ADDRESS, 0)
-    accepted: list[aiordma.Connection] = []
-
-    async def accept() -> None:
-        accepted.append(await listener.accept())
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(accept)
-        client = await aiordma.connect(ADDRESS, listener.port)
+    client, server = await connect_to(listener, ADDRESS)
     await listener.aclose()
-    (server,) = accepted
     for _ in range(5):
         await client.send(b"never received")
     await client.aclose()
@@ -174,16 +167,9 @@ async def test_unreceived_messages_go_with_their_connection() -> None:
 
 async def test_connections_outlive_their_listener() -> None:
     listener = await aiordma.listen(ADDRESS, 0)
-    accepted: list[aiordma.Connection] = []
-
-    async def accept() -> None:
-        accepted.append(await listener.accept())
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(accept)
-        client = await aiordma.connect(ADDRESS, listener.port)
+    client, server = await connect_to(listener, ADDRESS)
     await listener.aclose()
-    async with client, accepted[0] as server:
+    async with client, server:
         await both_ways(client, server)
         memory = server.register(bytearray(b"here"), REMOTE)
         assert await client.read_bytes(memory.remote()) == b"here"
@@ -228,21 +214,13 @@ def _drop(held: list[Any]) -> None:
 
 async def test_a_connection_that_is_dropped_is_closed_with_a_warning() -> None:
     async with await aiordma.listen(ADDRESS, 0) as listener:
-        accepted: list[aiordma.Connection] = []
-
-        async def accept() -> None:
-            accepted.append(await listener.accept())
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(accept)
-            connection = await aiordma.connect(ADDRESS, listener.port)
+        connection, server = await connect_to(listener, ADDRESS)
         region = connection.register(bytearray(8))
-        del group
         held = [connection]
         del connection
         with pytest.warns(ResourceWarning, match="unclosed <Connection to"):
             _drop(held)
-        async with accepted[0] as server:
+        async with server:
             with pytest.raises(anyio.EndOfStream):
                 await server.receive()
         with anyio.fail_after(20):
@@ -269,16 +247,10 @@ def test_connections_left_open_at_the_end_of_a_loop_are_closed_with_a_warning(ru
 
     async def leave_open() -> None:
         listener = await aiordma.listen(ADDRESS, 0)
-
-        async def accept() -> None:
-            kept.append(await listener.accept())
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(accept)
-            client = await aiordma.connect(ADDRESS, listener.port)
+        client, server = await connect_to(listener, ADDRESS)
         await client.send(b"unread")
         region = client.register(bytearray(64), REMOTE)
-        kept.extend([listener, client, region])
+        kept.extend([server, listener, client, region])
 
     with pytest.warns(ResourceWarning, match="left open at the end of the event loop: <"):
         run(leave_open)

@@ -10,6 +10,7 @@ import pytest
 import aiordma
 from aiordma._runtime import device_choice
 from aiordma._runtime.reactor import current_reactors
+from tests.connections import connect_to
 from tests.device.players import both_ways, one_loop
 from tests.devices import ADDRESS, DeviceUnderTest, kernel_objects
 
@@ -24,17 +25,10 @@ async def pair(
 ) -> tuple[aiordma.Connection, aiordma.Connection]:
     """A connection's two ends, closed with the stack."""
     listener = await stack.enter_async_context(await aiordma.listen(address, device=device))
-    accepted: list[aiordma.Connection] = []
-
-    async def accept() -> None:
-        accepted.append(await stack.enter_async_context(await listener.accept()))
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(accept)
-        ours = await stack.enter_async_context(
-            await aiordma.connect(address, listener.port, device=device)
-        )
-    return ours, accepted[0]
+    ends = await connect_to(listener, address, device=device)
+    for end in ends:
+        await stack.enter_async_context(end)
+    return ends
 
 
 async def test_the_address_decides(device: DeviceUnderTest) -> None:

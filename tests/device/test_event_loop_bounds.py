@@ -17,6 +17,7 @@ import aiordma
 from aiordma._loop.polling import new_event_loop
 from aiordma._loop.threads import calls_under_way
 from tests.conftest import BACKENDS
+from tests.connections import connect_to
 from tests.device.players import OWN_RECEIVES, both_ways, connected
 from tests.devices import ADDRESS, DEVICE, kernel_objects
 
@@ -152,9 +153,7 @@ OWN_LOOPS = pytest.mark.parametrize("new_loop", LOOPS.values(), ids=LOOPS)
 async def open_pair() -> list[Any]:
     """Return what is open: a connection with a receive in flight, its peer, and their listener."""
     listener = await aiordma.listen(ADDRESS, 0, receive_buffers=0)
-    accepting = asyncio.ensure_future(listener.accept())
-    client = await aiordma.connect(ADDRESS, listener.port)
-    server = await accepting
+    client, server = await connect_to(listener, ADDRESS)
     server.post_recv(server.register(bytearray(8)))
     return [client, server, listener]
 

@@ -9,6 +9,7 @@ import pytest
 
 import aiordma
 from aiordma._base.provider import SOFTWARE
+from tests.connections import connect_to
 from tests.device.players import both_ways, one_loop
 from tests.devices import ADDRESS, DEVICE, IPV6
 from tests.network import run_alone
@@ -35,15 +36,8 @@ async def meet(
     host: str, listener: aiordma.Listener, **options: Any
 ) -> tuple[tuple[str, int], tuple[str, int]]:
     """Connect, talk both ways, and return the ends as the server sees them: (its own, ours)."""
-    accepted: list[aiordma.Connection] = []
-
-    async def accept() -> None:
-        accepted.append(await listener.accept())
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(accept)
-        client = await aiordma.connect(host, listener.port, **options)
-    async with client, accepted[0] as server:
+    client, server = await connect_to(listener, host, **options)
+    async with client, server:
         assert client.peer_address is not None
         assert client.local_address is not None
         assert server.local_address is not None

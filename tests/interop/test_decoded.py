@@ -13,6 +13,7 @@ from anyio.abc import SocketStream
 
 import aiordma
 from aiordma import Access
+from tests.connections import connect_to
 from tests.devices import ADDRESS, DeviceUnderTest
 from tests.interop.wireshark import captured
 
@@ -38,15 +39,8 @@ async def test_every_operation_between_two_of_the_software_device() -> None:
             await aiordma.listen(ADDRESS, 0, device=SOFTWARE)
         )
         async with captured(listener.port) as capture:
-            accepted: list[aiordma.Connection] = []
-
-            async def accept() -> None:
-                accepted.append(await listener.accept())
-
-            async with anyio.create_task_group() as group:
-                group.start_soon(accept)
-                client = await aiordma.connect(ADDRESS, listener.port, device=SOFTWARE)
-            async with client, accepted[0] as server:
+            client, server = await connect_to(listener, ADDRESS, device=SOFTWARE)
+            async with client, server:
                 await everything(client, server)
     decoded = capture.decoded
     assert decoded.faults() == []

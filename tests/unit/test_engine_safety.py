@@ -197,20 +197,16 @@ import asyncio, gc, weakref
 import anyio
 import aiordma
 from aiordma import Access, RemoteMemory
+from tests import connections
 from tests.internals import endpoint_of
 
 async def connected(main, **options):
-    async with await aiordma.listen("127.0.0.1", 0, device="software", **options) as listener:
-        accepting = asyncio.ensure_future(listener.accept())
-        client = await aiordma.connect("127.0.0.1", listener.port, device="software", **options)
-        server = await accepting
+    options["device"] = "software"
+    async with connections.connected("127.0.0.1", server=options, client=options) as ends:
+        client, server = ends
         theirs = server.register(bytearray(64), Access.REMOTE_READ | Access.REMOTE_WRITE)
-        try:
-            await client.write(b"x" * 64, theirs.remote())
-            await main(client, server, theirs.remote())
-        finally:
-            await client.aclose()
-            await server.aclose()
+        await client.write(b"x" * 64, theirs.remote())
+        await main(client, server, theirs.remote())
 
 def forced(remote, **numbers):
     # A RemoteMemory whose numbers run the program's code when they are read.

@@ -21,6 +21,7 @@ import aiordma
 import aiordma._native._engine as _engine
 from aiordma import Access, Connection, MemorySlice, RemoteMemory
 from aiordma._requests.select import BACKEND
+from tests import connections
 from tests.bench.instant import instant, prepare
 from tests.internals import drain_of, endpoint_of, hub_of
 
@@ -34,15 +35,11 @@ async def connected() -> AsyncIterator[tuple[Connection, Connection, MemorySlice
     """A client, a server, and memory of either, all in one process."""
     prepare()
     keywords: Any = {"device": "software", "max_send_wr": 64}
-    async with await aiordma.listen("127.0.0.1", 0, **keywords) as listener:
-        pending = asyncio.ensure_future(listener.accept())
-        async with (
-            await aiordma.connect("127.0.0.1", listener.port, **keywords) as client,
-            await pending as server,
-        ):
-            remote = server.register(bytearray(64), Access.REMOTE_READ | Access.REMOTE_WRITE)
-            await client.write(b"x" * 64, remote.remote())  # from now on READs are known to be fine
-            yield client, server, client.register(bytearray(64))[:], remote.remote()
+    async with connections.connected("127.0.0.1", server=keywords, client=keywords) as ends:
+        client, server = ends
+        remote = server.register(bytearray(64), Access.REMOTE_READ | Access.REMOTE_WRITE)
+        await client.write(b"x" * 64, remote.remote())  # from now on READs are known to be fine
+        yield client, server, client.register(bytearray(64))[:], remote.remote()
 
 
 def run(main: Callable[..., Any], **keywords: Any) -> None:

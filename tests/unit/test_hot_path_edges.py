@@ -14,6 +14,7 @@ from aiordma import Access, Connection, MemoryRegion, RemoteMemory
 from aiordma._loop.polling import SPIN
 from aiordma._requests.select import BACKEND
 from aiordma.bench import loops
+from tests import connections
 from tests.bench.instant import instant, prepare
 from tests.internals import drain_of, endpoint_of
 
@@ -30,19 +31,11 @@ async def connected() -> AsyncIterator[tuple[Connection, MemoryRegion, RemoteMem
     """A client, a region of its own, and the server's memory."""
     prepare()
     keywords: Any = {"device": "software", "max_send_wr": DEPTH}
-    served: list[Connection] = []
-    async with await aiordma.listen("127.0.0.1", 0, **keywords) as listener:
-
-        async def serve() -> None:
-            served.append(await listener.accept())
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(serve)
-            client = await aiordma.connect("127.0.0.1", listener.port, **keywords)
-        async with client, served[0] as server:
-            theirs = server.register(bytearray(64), Access.REMOTE_READ | Access.REMOTE_WRITE)
-            await client.write(b"x" * 64, theirs.remote())
-            yield client, client.register(bytearray(64)), theirs.remote()
+    async with connections.connected("127.0.0.1", server=keywords, client=keywords) as ends:
+        client, server = ends
+        theirs = server.register(bytearray(64), Access.REMOTE_READ | Access.REMOTE_WRITE)
+        await client.write(b"x" * 64, theirs.remote())
+        yield client, client.register(bytearray(64)), theirs.remote()
 
 
 @POLLS_IN_POSTS_AND_AWAITS

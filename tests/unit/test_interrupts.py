@@ -14,6 +14,7 @@ PLAYERS = (
 import asyncio, faulthandler, functools, signal, sys
 import anyio
 import aiordma
+from tests.connections import connect_to
 from tests.internals import endpoint_of
 
 faulthandler.dump_traceback_later(60, exit=True)  # what hangs fails, and says where
@@ -21,13 +22,7 @@ COUNT = 12
 
 async def pair(**options):
     listener = await aiordma.listen("127.0.0.1", 0, device="software", **options)
-    got = []
-    async with anyio.create_task_group() as group:
-        async def accept():
-            got.append(await listener.accept())
-        group.start_soon(accept)
-        client = await aiordma.connect("127.0.0.1", listener.port, device="software", **options)
-    return listener, client, got[0]
+    return listener, *await connect_to(listener, "127.0.0.1", device="software", **options)
 
 async def closed(*things):
     for thing in things:

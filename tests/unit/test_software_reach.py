@@ -8,7 +8,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import anyio
 import pytest
 
 import aiordma
@@ -16,6 +15,7 @@ from aiordma import Access, Connection, MemoryWindowType, RemoteMemory
 from aiordma._base.provider import software
 from aiordma._native import lib
 from aiordma.verbs.send_work import SendWork
+from tests import connections
 from tests.internals import endpoint_of, hub_of, queue_pair_of
 
 pytestmark = pytest.mark.anyio
@@ -34,17 +34,9 @@ def anyio_backend() -> str:
 
 @asynccontextmanager
 async def connected() -> AsyncIterator[tuple[Connection, Connection]]:
-    async with await aiordma.listen("127.0.0.1", 0, device="software") as listener:
-        accepted: list[Connection] = []
-
-        async def accept() -> None:
-            accepted.append(await listener.accept())
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(accept)
-            ours = await aiordma.connect("127.0.0.1", listener.port, device="software")
-        async with ours, accepted[0] as theirs:
-            yield ours, theirs
+    options = {"device": "software"}
+    async with connections.connected("127.0.0.1", server=options, client=options) as ends:
+        yield ends
 
 
 async def is_refused(client: Connection, remote: RemoteMemory) -> bool:
