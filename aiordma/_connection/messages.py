@@ -70,7 +70,7 @@ class MessageQueue(Arrivals[Message]):
         length = completion.byte_len
         if completion.opcode == _WRITTEN:
             return Message(b"", completion.immediate, None, length)
-        data = lease.memory.copy(length)
+        data = lease.memory._copy(length)
         if not completion.wc_flags & (_IMMEDIATE | _INVALIDATED):
             return Message(data)
         if completion.wc_flags & _IMMEDIATE:

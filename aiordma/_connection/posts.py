@@ -119,7 +119,7 @@ class Posts:
         with await self._endpoint.sends.slots.take() as slot:
             # The request gives the block back as it ends: it is read just before that.
             landing = _Landing(self._endpoint.hub.pool.lease(8))
-            work.sges, work.count, work.length = landing.lease.memory.sge, 1, 8
+            work.sges, work.count, work.length = landing.lease.memory._sge, 1, 8
             work.held = (landing,)
             try:
                 request = self._sink.submit(work, None, slot)
@@ -188,10 +188,10 @@ class _Landing:
         self.lease = lease
         self.value = 0
 
-    def hold(self) -> None:
+    def _hold(self) -> None:
         """A lease is held from the start."""
 
-    def release(self) -> None:
+    def _release(self) -> None:
         """Read, then give the block back."""
         self.value = int.from_bytes(self.lease.memory.view[:8], sys.byteorder)
         self.lease.release()

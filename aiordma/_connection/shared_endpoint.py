@@ -201,7 +201,7 @@ class SharedReceiveEndpoint(SharedReceiveLife):
     # -- pooled receives ----------------------------------------------------------------------
 
     def _post_leases(self, leases: list[Lease]) -> None:
-        staged = [Staged(lease.memory.sge, 1, lease.memory.length) for lease in leases]
+        staged = [Staged(lease.memory._sge, 1, lease.memory.length) for lease in leases]
         try:
             requests = self._post(staged)
         except RdmaError as error:

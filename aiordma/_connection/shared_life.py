@@ -227,7 +227,7 @@ class SharedReceiveLife:
     def adopt(self, region: MemoryRegion) -> None:
         """Close the region with this queue, if it is not closed before."""
         self.regions[id(region)] = region
-        region.forget = lambda: self.regions.pop(id(region), None)
+        region._on_close = lambda: self.regions.pop(id(region), None)
 
     def _handle(self, event: Event) -> None:
         if event.type is CmEventType.DEVICE_REMOVAL:
@@ -402,7 +402,7 @@ class SharedReceiveLife:
                 if identifier is not None:
                     last_first.callback(identifier.close)
                 for region in regions:
-                    last_first.callback(region.retire)
+                    last_first.callback(region._retire)
 
         self.reactor.destroy(close, lambda: self.reactor.release(self.life.closed.set))
 

@@ -41,6 +41,8 @@ class PeerHandle:
         self._holders -= 1
         self._destroy_if_unused()
 
+    _hold, _release = hold, release  # Holdable
+
     def retire(self) -> None:
         """Destroy it as soon as nobody holds it. Idempotent."""
         if not self._retired:

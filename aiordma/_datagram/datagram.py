@@ -648,7 +648,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         header = endpoint.hub.pool.lease(GRH_BYTES)
         try:
             request = endpoint.receives.submit(
-                header.memory.sge + staged.sges,
+                header.memory._sge + staged.sges,
                 1 + staged.count,
                 GRH_BYTES + staged.length,
                 staged.held,

@@ -62,7 +62,7 @@ class Arrivals(Generic[Taken]):
         memory = lease.memory
         try:
             request = self._endpoint.port.receive(memory) or self._endpoint.receives.submit(
-                memory.sge, 1, self._size, ()
+                memory._sge, 1, self._size, ()
             )
         except RdmaError as error:
             lease.release()

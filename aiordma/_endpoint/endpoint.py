@@ -279,7 +279,7 @@ class Endpoint:
     def adopt(self, region: MemoryRegion) -> None:
         """Close the region with this endpoint, if it is not closed before."""
         self.regions[id(region)] = region
-        region.forget = lambda: self.regions.pop(id(region), None)
+        region._on_close = lambda: self.regions.pop(id(region), None)
 
     @property
     def state(self) -> ConnectionState:
@@ -705,7 +705,7 @@ class Endpoint:
                 last_first.callback(self.identifier.close)
                 for region in regions:
                     # Another connection's request may still own it: then it goes with that.
-                    last_first.callback(region.retire)
+                    last_first.callback(region._retire)
 
         self.reactor.destroy(close, lambda: self.reactor.release(self.life.closed.set))
 

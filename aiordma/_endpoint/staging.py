@@ -111,7 +111,7 @@ class Staging:
             for view in views:
                 target[at : at + view.nbytes] = view
                 at += view.nbytes
-            return Staged(lease.memory.sge, 1, length, [lease], leases=[lease])
+            return Staged(lease.memory._sge, 1, length, [lease], leases=[lease])
         return self._register(given, where)
 
     def target(self, parts: Iterable[LocalMemory], where: str) -> Staged:
@@ -212,7 +212,7 @@ class Staging:
     def abandon(self, staged: Staged) -> None:
         """Give back what was prepared for a request that was not posted."""
         for lease in staged.leases:
-            lease.release()
+            lease._release()
         self._give_back(staged.temporary)
 
     def posted(self, staged: Staged, request: WorkRequest) -> None:
@@ -228,7 +228,7 @@ class Staging:
 
         def close() -> None:
             for region in mine:
-                region.retire()
+                region._retire()
 
         if sum(region.length for region in mine) > THREAD_LIMIT:
             reactor = self._endpoint.reactor

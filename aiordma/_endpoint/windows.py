@@ -65,7 +65,7 @@ class BoundWindow:
 
     def _note_bind(self, request: WorkRequest, memory: MemorySlice, rkey: int) -> None:
         """Take note of a posted bind; if it fails, the window is as before."""
-        memory.hold()
+        memory._hold()
         self._memory, self.rkey, self._last = memory, rkey, request
 
         def ended(_: WorkRequest) -> None:
@@ -96,7 +96,7 @@ class BoundWindow:
     def _let_go(self) -> None:
         memory, self._memory = self._memory, None
         if memory is not None:
-            memory.release()
+            memory._release()
 
     @deferring
     def close(self) -> None:

@@ -55,10 +55,10 @@ class InFlightTable(Generic[_Entry]):
 
 class RegionBase:
     domain: Any
-    users: int
-    retired: bool
-    usable: bool
-    writable: bool
+    _users: int
+    _retired: bool
+    _usable: bool
+    _writable: bool
     def __new__(cls, *args: object, **kwargs: object) -> Self: ...
 
 class Part:
@@ -70,7 +70,7 @@ class Part:
     @property
     def length(self) -> int: ...
     @property
-    def sge(self) -> bytes: ...
+    def _sge(self) -> bytes: ...
 
 class Slots:
     total: int

@@ -46,7 +46,7 @@ class Lease:
             region = block.region
             self.memory = MemorySlice(region, block.address - region.address, length)
 
-    def hold(self) -> None:
+    def _hold(self) -> None:
         """A lease is held from the start."""
 
     def release(self) -> None:
@@ -55,6 +55,8 @@ class Lease:
         if slab is not None:
             self._slab = None
             self._pool.take_back(slab, self._block)
+
+    _release = release  # Holdable
 
 
 class BufferPool:
@@ -137,7 +139,7 @@ class BufferPool:
         if current.free:
             del self._slabs[slab]
             # Where a request that has just ended still holds a block, it goes with that.
-            slab.region.retire()
+            slab.region._retire()
         else:
             self._current[size] = slab
 

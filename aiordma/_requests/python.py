@@ -142,10 +142,10 @@ class InFlightTable(Generic[InTable]):
 class Holdable(Protocol):
     """Memory that a request keeps from being freed or reused."""
 
-    def hold(self) -> None:
+    def _hold(self) -> None:
         """The request is about to be posted. What it raises keeps it from that."""
 
-    def release(self) -> None:
+    def _release(self) -> None:
         """The request has ended."""
 
 
@@ -329,8 +329,8 @@ class WorkRequest:
     def _hold_all(self) -> None:
         with ExitStack() as undo:
             for memory in self._held:
-                memory.hold()
-                undo.callback(memory.release)
+                memory._hold()
+                undo.callback(memory._release)
             undo.pop_all()
 
     # -- for the hub and the endpoint ---------------------------------------------------------
@@ -401,7 +401,7 @@ class WorkRequest:
 
     def _release(self, memory: Holdable) -> None:
         try:
-            memory.release()
+            memory._release()
         except Exception:  # a region's last user closes it, which can fail
             logger.exception("releasing the memory of %r failed", self)
 
@@ -416,7 +416,7 @@ class WorkRequest:
         """Undo the construction of a request that the device did not take."""
         held, self._held = self._held, ()
         for memory in held:
-            memory.release()
+            memory._release()
 
 
 class OpenRequests(Collection[WorkRequest]):

@@ -75,7 +75,7 @@ class _Plain:
         self.held: tuple[Any, ...] = ()
         self.source: memoryview | None = None
         if isinstance(memory, Part):
-            self.sge, self.length, self.held = memory.sge, memory.length, (memory,)
+            self.sge, self.length, self.held = memory._sge, memory.length, (memory,)
         else:
             self.source, self.length, self.flags = memory, memory.nbytes, _INLINE
             self.sge = SGE.pack(address_of(memory), memory.nbytes, 0)
@@ -87,7 +87,7 @@ class _Plain:
 
     def is_still_open(self) -> bool:
         """Whether its region was not closed since it was read."""
-        return all(part.region.usable for part in self.held)
+        return all(part.region._usable for part in self.held)
 
 
 class Port(ClosedPort):
@@ -204,13 +204,13 @@ class Port(ClosedPort):
         return view if 0 < view.nbytes <= self._max_inline else None
 
     def _target(self, memory: Any) -> Part | None:
-        if not isinstance(memory, MemorySlice) or not memory.region.writable:
+        if not isinstance(memory, MemorySlice) or not memory.region._writable:
             return None
         return self._registered(memory)
 
     def _registered(self, part: MemorySlice) -> Part | None:
         is_plain = (
-            part.region.usable
+            part.region._usable
             and part.region.domain is self._domain
             and 0 < part.length <= min(self._max_message, 2**32 - 1)
         )

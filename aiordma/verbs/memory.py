@@ -74,7 +74,7 @@ class MemorySlice(Part):
 
     def __bytes__(self) -> bytes:
         self.region.require_open()
-        return self.copy(self.length)
+        return self._copy(self.length)
 
     @property
     def view(self) -> memoryview:
@@ -82,7 +82,7 @@ class MemorySlice(Part):
         offset = self.address - self.region.address
         return self.region.view[offset : offset + self.length]
 
-    def copy(self, length: int) -> bytes:
+    def _copy(self, length: int) -> bytes:
         """Return a copy of the first bytes."""
         offset = self.address - self.region.address
         return self.region.view[offset : offset + length].tobytes()
@@ -100,20 +100,20 @@ class MemorySlice(Part):
             )
         return RemoteMemory(self.address, self.length, self.region.rkey)
 
-    def hold(self) -> None:
+    def _hold(self) -> None:
         """Count one more work request that uses this memory.
 
         Raises:
             ClosedError: the region was closed after the slice was checked.
         """
-        if not self.region.usable:
+        if not self.region._usable:
             self.region.require_open()
-        self.region.users += 1
+        self.region._users += 1
 
-    def release(self) -> None:
+    def _release(self) -> None:
         """Count one work request less. The last one closes a retired region."""
-        self.region.users -= 1
-        if self.region.retired and not self.region.users:
+        self.region._users -= 1
+        if self.region._retired and not self.region._users:
             self.region.close()
 
 
@@ -122,8 +122,7 @@ class MemoryRegion(RegionBase, Resource):
 
     `bytes(region)` is a copy of its contents.
 
-    The buffer stays exported while it is registered, so that it cannot be resized or freed. `users`
-    counts the posted requests that use a part of it.
+    The buffer stays exported while it is registered, so that it cannot be resized or freed.
 
     `address` is the address of its first byte in work requests and for peers: the memory's own
     address, or the iova.
@@ -165,11 +164,11 @@ class MemoryRegion(RegionBase, Resource):
         Resource.__init__(self, domain)
         self.domain: ProtectionDomain = domain
         self.access: Access = access
-        self.writable: bool = bool(access & Access.LOCAL_WRITE)
+        self._writable: bool = bool(access & Access.LOCAL_WRITE)
         self.view: memoryview = view
-        self.users: int = 0
-        self.retired: bool = False
-        self.forget: Callable[[], object] = lambda: None
+        self._users: int = 0  # posted requests that use a part of it
+        self._retired: bool = False
+        self._on_close: Callable[[], object] = lambda: None
         """Called when the region closes, to remove it from a list of regions."""
         self.address: int = address_of(view)
         self.length: int = len(view)
@@ -180,7 +179,7 @@ class MemoryRegion(RegionBase, Resource):
             raise
         self.lkey: int = self.pointer.lkey
         self.rkey: int = self.pointer.rkey
-        self.usable: bool = True
+        self._usable: bool = True
 
     def _register(self, iova: int | None) -> Any:
         provider, pointer, length = self.domain.provider, self.domain.pointer, self.length
@@ -260,8 +259,8 @@ class MemoryRegion(RegionBase, Resource):
         See: man ibv_rereg_mr.
         """
         self.require_open()
-        if self.users:
-            raise BusyError(f"{self.users} posted work requests still own it: await them first")
+        if self._users:
+            raise BusyError(f"{self._users} posted work requests still own it: await them first")
         if access is None and domain is None and buffer is None:
             raise ValueError("nothing to change: give access, domain or buffer")
         home = self.domain if domain is None else domain
@@ -279,7 +278,7 @@ class MemoryRegion(RegionBase, Resource):
         flags |= lib.IBV_REREG_MR_CHANGE_PD if domain is not None else 0
         flags |= lib.IBV_REREG_MR_CHANGE_TRANSLATION if buffer is not None else 0
         address = self.address if buffer is None else address_of(view)
-        self.usable = False
+        self._usable = False
         result = home.provider.rereg_mr(
             self.pointer,
             flags,
@@ -295,7 +294,7 @@ class MemoryRegion(RegionBase, Resource):
         if home is not self.domain:
             self._move(home)
         self.domain, self.access, self.view = home, wanted, view
-        self.usable, self.writable = True, bool(wanted & Access.LOCAL_WRITE)
+        self._usable, self._writable = True, bool(wanted & Access.LOCAL_WRITE)
         self.address, self.length = address, len(view)
         self.lkey, self.rkey = self.pointer.lkey, self.pointer.rkey
 
@@ -310,27 +309,27 @@ class MemoryRegion(RegionBase, Resource):
         """
         if self._closed:
             return
-        if self.users:
-            raise BusyError(f"{self.users} posted work requests still own it: await them first")
-        self.usable = False
+        if self._users:
+            raise BusyError(f"{self._users} posted work requests still own it: await them first")
+        self._usable = False
         Resource.close(self)
 
-    def retire(self) -> None:
+    def _retire(self) -> None:
         """Close the region now, or when the last posted request that uses it has completed."""
-        self.retired = True
-        if not self.users:
+        self._retired = True
+        if not self._users:
             self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and self.users and not self.is_left_to_owner():
+        if not getattr(self, "_closed", True) and self._users and not self.is_left_to_owner():
             # The region is collected together with the requests that use it, and their queue pair,
             # in any order. The memory must outlive all of them.
             _OUTLIVING.append(self.view)
-            self.users = 0
+            self._users = 0
         Resource.__del__(self)
 
     def _destroy(self) -> None:
-        self.forget()
+        self._on_close()
         check_positive_errno(self.domain.provider.dereg_mr(self.pointer), "ibv_dereg_mr")
         with suppress(BufferError):  # another view of it exists: the export ends with that view
             self.view.release()
@@ -472,6 +471,6 @@ def gather(parts: Iterable[MemorySlice], call: str = "") -> bytes:
     for part in parts:
         if not isinstance(part, Part):
             raise wrong_type(part, "parts", "slices of registered memory, region[:]", call)
-    if any(not part.sge for part in parts):
+    if any(not part._sge for part in parts):
         raise ValueError("4 GiB or more in one part: a work request's part has a 32-bit length")
-    return b"".join([part.sge for part in parts])
+    return b"".join([part._sge for part in parts])

@@ -75,7 +75,7 @@ async def test_a_cancelled_wait_for_a_request_leaves_it_in_flight_with_its_memor
             await anyio.wait_all_tasks_blocked()
             group.cancel_scope.cancel()
         assert not receive.done()
-        assert region.users == 1
+        assert region._users == 1
         assert receive in hub_of(server).in_flight.entries()
         with pytest.raises(anyio.BusyResourceError):
             region.close()
@@ -83,7 +83,7 @@ async def test_a_cancelled_wait_for_a_request_leaves_it_in_flight_with_its_memor
         await client.send(b"into our buffer")
         assert (await receive).byte_len == 15
         assert bytes(region.view[:15]) == b"into our buffer"
-        assert region.users == 0
+        assert region._users == 0
         region.close()
 
 
@@ -182,7 +182,7 @@ async def test_a_cancelled_read_may_still_write_but_only_to_its_own_buffer() -> 
         with anyio.CancelScope() as scope:
             scope.cancel()
             await client.read(theirs.remote(), ours[:4096])
-        await until(lambda: ours.users == 0)
+        await until(lambda: ours._users == 0)
         assert bytes(ours.view[4096:]) == bytes(4096)
         assert await client.read_bytes(theirs.remote()) == b"r" * 4096
 

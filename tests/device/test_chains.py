@@ -259,7 +259,7 @@ async def test_a_run_has_no_read_where_its_end_may_come_late() -> None:
         with client.chain() as chain:
             chain.post_read(theirs, ours[:])
         assert (await chain.requests[0]).ok
-        assert ours.users == 0
+        assert ours._users == 0
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ async def test_requests_of_every_kind_are_posted_in_their_order(signal_last_only
         for message in (b"in parts", b"x" * 1000, b"written."):
             assert await server.receive() == message
         assert free_sends(client) == client.options.max_send_wr
-        assert (ours.users, read.users, kept.users) == (0, 0, 0)
+        assert (ours._users, read._users, kept._users) == (0, 0, 0)
 
 
 @one_loop
@@ -341,4 +341,4 @@ async def test_memory_of_a_chain_that_is_forgotten_is_held_until_its_connection_
         assert free_sends(client) == client.options.max_send_wr - 2
         await client.aclose()
         assert free_sends(client) == client.options.max_send_wr
-        assert ours.users == 0
+        assert ours._users == 0

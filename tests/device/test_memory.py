@@ -109,18 +109,18 @@ async def test_memory_in_flight_is_held_and_its_close_refused() -> None:
     async with connected(server=OWN_RECEIVES) as (client, server):
         region = server.register(bytearray(64))
         first, second = server.post_recv(region[:32]), server.post_recv(region[32:])
-        assert region.users == 2
+        assert region._users == 2
         with pytest.raises(anyio.BusyResourceError):
             region.close()
         assert not region.closed
         await client.send(b"one")
         await first
-        assert region.users == 1
+        assert region._users == 1
         with pytest.raises(anyio.BusyResourceError):
             region.close()
         await client.send(b"two")
         await second
-        assert region.users == 0
+        assert region._users == 0
         assert bytes(region.view[:3]) == b"one"
         assert bytes(region.view[32:35]) == b"two"
         region.close()
@@ -132,7 +132,7 @@ async def test_closing_a_connection_deregisters_its_memory_once_its_requests_end
         receive = server.post_recv(region)
         await server.aclose()
         assert receive.done()
-        assert region.users == 0
+        assert region._users == 0
         assert region.closed
 
 

@@ -58,7 +58,7 @@ async def test_wait_for_a_work_request_abandons_only_the_wait() -> None:
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(receive, 0.02)
         assert not receive.done()
-        assert region.users == 1
+        assert region._users == 1
         await client.send(b"late")
         assert (await asyncio.wait_for(receive, 60)).byte_len == 4
 

@@ -222,7 +222,7 @@ async def test_a_receive_whose_message_is_cut_off_ends_and_the_others_do_not() -
             await requests[1]
             # Its first packets go out; the second part is in no region, so the rest never does.
             good = clients[0].register(bytearray(1 << 14))
-            sges = good[:].sge + struct.pack("=QII", 4096, 4096, 0xDEAD00)
+            sges = good[:]._sge + struct.pack("=QII", 4096, 4096, 0xDEAD00)
             work = aiordma.SendWork("SEND", SEND, sges, 2, 20480)
             request = endpoint_of(clients[0]).sends.submit(work)
             with pytest.raises(aiordma.WorkCompletionError):

@@ -26,7 +26,7 @@ async def test_what_the_device_took_of_plain_ones_before_it_refused_is_live() ->
         assert error.errno == errno.ENOMEM
         assert 4 <= error.refused == len(error.posted) == shared.posted < 4 * room
         assert endpoint_of(shared)._slots.free == free - shared.posted
-        assert memory.users == shared.posted
+        assert memory._users == shared.posted
         assert len(hub_of(shared).in_flight) == shared.posted
         async with members(1, shared):
             completion = await error.posted[0]
@@ -64,7 +64,7 @@ async def test_plain_receives_are_posted_with_one_call_and_their_slots_come_back
         assert not general
         assert shared.posted == 1
         assert endpoint_of(shared)._slots.free == 3
-        assert memory.users == 1
+        assert memory._users == 1
 
 
 @one_loop
@@ -74,7 +74,7 @@ async def test_one_that_is_not_plain_takes_the_others_the_general_way() -> None:
         for bad, error in ((b"read-only", TypeError), ([memory[:1]] * 3, ValueError)):
             with pytest.raises(error):
                 shared.post_srq_recv([memory[:8], memory[8:16], bad])
-            assert (shared.posted, endpoint_of(shared)._slots.free, memory.users) == (0, 4, 0)
+            assert (shared.posted, endpoint_of(shared)._slots.free, memory._users) == (0, 4, 0)
         requests = shared.post_srq_recv([memory[:8], other, [memory[8:12], memory[12:16]]])
         assert (shared.posted, endpoint_of(shared)._slots.free) == (3, 1)
         async with members(1, shared):
@@ -100,7 +100,7 @@ async def test_memory_that_will_not_do_is_refused() -> None:
         ):
             with pytest.raises(error, match=message):
                 shared.post_srq_recv([good[:], part])
-        assert (shared.posted, endpoint_of(shared)._slots.free, good.users) == (0, 4, 0)
+        assert (shared.posted, endpoint_of(shared)._slots.free, good._users) == (0, 4, 0)
         for resource in (unwritable, strange, elsewhere):
             resource.close()
 
@@ -110,13 +110,13 @@ async def test_closing_ends_plain_receives_and_lets_go_of_their_memory() -> None
     async with await aiordma.open_shared_receive(ADDRESS, depth=4) as shared:
         memory = aiordma.MemoryRegion(hub_of(shared).domain, bytearray(64))
         requests = shared.post_srq_recv([memory[:32], memory[32:]])
-        assert memory.users == 2
+        assert memory._users == 2
         in_flight = hub_of(shared).in_flight
         await shared.aclose()
         for request in requests:
             with pytest.raises(aiordma.FlushedError):
                 await request
-        assert (memory.users, len(in_flight), endpoint_of(shared)._slots.free) == (0, 0, 4)
+        assert (memory._users, len(in_flight), endpoint_of(shared)._slots.free) == (0, 0, 4)
         with pytest.raises(aiordma.ClosedError):
             shared.post_srq_recv([memory[:]])
         memory.close()

@@ -29,7 +29,7 @@ async def test_a_chain_is_posted_up_to_what_is_refused(
         chain = client.chain(signal_last_only=signal_last_only)
         for i in range(0, 16, 4):
             chain.post_write(ours[i : i + 4], theirs[i : i + 4], fence=mixed and i % 8 == 4)
-        assert ours.users == 4
+        assert ours._users == 4
         name = f"request {index} of the chain" if index else "ibv_post_send"
         with pytest.raises(aiordma.VerbsCallError, match=name) as caught:
             chain.__exit__(None, None, None)
@@ -53,5 +53,5 @@ async def test_a_chain_is_posted_up_to_what_is_refused(
             assert target[4 * index :] == bytes(16 - 4 * index)
             assert len(endpoint.hub.in_flight) == in_flight
             await both_ways(client, server)
-        assert ours.users == 0
+        assert ours._users == 0
         assert endpoint.sends.slots.free == client.options.max_send_wr

@@ -112,7 +112,7 @@ def test_nothing_grows_with_the_number_of_chains() -> None:
         gc.collect()
         # Of 1,500 chains and 32,500 requests; a hundred and more are kept to be used again.
         assert sys.getallocatedblocks() - before < 500
-        assert local.region.users == 0
+        assert local.region._users == 0
         assert free_sends(client) == client.options.max_send_wr
         assert hub_of(client).in_flight.slots <= 128
 
@@ -129,7 +129,7 @@ def test_what_the_device_was_not_told_of_is_held_to_the_end(signal_last_only: bo
                     chain.post_write(local, remote)
                     chain.post_send(b"x", solicited=True)
                 assert not any(request.done() for request in chain.requests)
-                assert local.region.users == 1
+                assert local.region._users == 1
                 with pytest.raises(aiordma.VerbsCallError):
                     client.chain()
             for request in chain.requests:
@@ -138,7 +138,7 @@ def test_what_the_device_was_not_told_of_is_held_to_the_end(signal_last_only: bo
                 cause = caught.value.__cause__
                 assert isinstance(cause, aiordma.VerbsCallError)
                 assert cause.errno == errno.EIO
-            assert local.region.users == 0
+            assert local.region._users == 0
 
     aiordma.run(body())
 
@@ -154,11 +154,11 @@ def test_a_chain_that_nobody_posts_is_collected_and_leaves_its_requests_to_the_q
         assert not any(isinstance(it, _engine.ChainPort) for it in gc.get_objects())
         with pytest.raises(RuntimeError, match="not posted yet"):
             await requests[0]
-        assert local.region.users == 1
+        assert local.region._users == 1
         await client.aclose()
         for request in requests:
             assert isinstance(request.exception(), aiordma.FlushedError)
-        assert local.region.users == 0
+        assert local.region._users == 0
 
     run(main)
 
@@ -177,7 +177,7 @@ def test_what_ends_between_collecting_and_posting_is_not_posted() -> None:
         assert drain_of(client).crossings == crossings
         with pytest.raises(aiordma.RdmaError, match="was not posted"):
             request.result()
-        assert local.region.users == 0
+        assert local.region._users == 0
 
     run(main)
 

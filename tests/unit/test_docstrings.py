@@ -23,8 +23,6 @@ from aiordma._native import c_backend
 from aiordma._requests import python
 
 INTERNAL: dict[str, tuple[str, ...]] = {
-    "MemoryRegion": ("retire",),
-    "MemorySlice": ("copy", "hold", "release"),
     "Resource": ("find", "require_open"),
 }
 """Methods that only other modules of the package call, though they have no underscore. They need a

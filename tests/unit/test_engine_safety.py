@@ -248,7 +248,7 @@ def test_a_number_that_closes_the_endpoint_posts_nothing(what: str) -> None:
             else:
                 raise SystemExit("it was posted")
             assert endpoint.hub.steps.crossings == crossings
-            assert mine.users == 0
+            assert mine._users == 0
         asyncio.run(connected(main))
         """,
     )
@@ -374,7 +374,7 @@ def test_a_finalizer_that_closes_the_endpoint_in_a_post(engine: str, way: str) -
                         pass
             with anyio.fail_after(30):
                 await client.aclose()
-            assert mine.users == 0
+            assert mine._users == 0
         asyncio.run(connected(main))
         """,
         AIORDMA_BACKEND=engine,
@@ -426,7 +426,7 @@ def test_a_chain_that_ends_while_it_collects() -> None:
             with anyio.fail_after(30):
                 for each in chain.requests:
                     await each
-            assert mine.users == 0
+            assert mine._users == 0
         asyncio.run(connected(main))
         """,
     )

@@ -55,7 +55,7 @@ async def test_a_region_that_goes_by_looking_at_a_full_queue_is_not_posted() -> 
         with instant(client):
             part = ours[:]
             requests = [client.post_write(part, remote) for _ in range(DEPTH)]
-            ours.retire()
+            ours._retire()
             with pytest.raises(aiordma.ClosedError):
                 client.post_write(part, remote)
             for request in requests:

@@ -90,8 +90,8 @@ def test_an_interrupt_in_one_callback_leaves_the_others(engine: str) -> None:
 
         class Memory:
             held = 0
-            def hold(self): self.held += 1
-            def release(self):
+            def _hold(self): self.held += 1
+            def _release(self):
                 self.held -= 1
                 raise KeyboardInterrupt("release")
 

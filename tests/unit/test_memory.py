@@ -130,12 +130,12 @@ def test_a_buffer_lives_as_long_as_it_is_registered(domain: PlainDomain) -> None
 def test_memory_that_a_request_owns_is_not_deregistered(domain: PlainDomain) -> None:
     region = register(domain, bytearray(8))
     part = region[2:4]
-    part.hold()
+    part._hold()
     with pytest.raises(anyio.BusyResourceError, match="1 posted work requests still own it"):
         region.close()
     assert not region.closed
     assert region.lkey in domain.registered
-    part.release()
+    part._release()
     region.close()
     region.close()
     assert domain.history == ["register 1", "deregister 1"]
@@ -165,10 +165,10 @@ def test_a_retired_region_is_deregistered_when_its_last_request_has_ended(
 ) -> None:
     region = register(domain, bytearray(8))
     part = region[2:4]
-    part.hold()
-    region.retire()
+    part._hold()
+    region._retire()
     assert domain.registered
-    part.release()
+    part._release()
     assert region.closed
     assert domain.registered == {}
 
@@ -186,7 +186,7 @@ def test_a_slice_is_the_bytes_that_it_names(data: st.DataObject) -> None:
             part, bytes_ = part[start:stop], bytes_[start:stop]
             assert bytes(part.view) == bytes_
             assert len(part) == len(bytes_)
-            assert struct.unpack("=QII", part.sge) == (part.address, len(part), region.lkey)
+            assert struct.unpack("=QII", part._sge) == (part.address, len(part), region.lkey)
             assert part.remote() == RemoteMemory(part.address, len(part), region.rkey)
             assert region.address <= part.address
             assert part.address + part.length <= region.address + region.length

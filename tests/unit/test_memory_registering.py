@@ -194,10 +194,10 @@ def test_a_device_that_cannot_says_so_and_leaves_the_region_as_it_was(domain: Do
 def test_what_cannot_be_changed_is_refused_before_c_sees_it(domain: Domain) -> None:
     with register(domain, bytearray(8)) as region, Domain() as stranger:
         part = region[:]
-        part.hold()
+        part._hold()
         with pytest.raises(BusyError, match="1 posted"):
             region.reregister(WRITE)
-        part.release()
+        part._release()
         with pytest.raises(ValueError, match="nothing to change"):
             region.reregister()
         with pytest.raises(ValueError, match="another opened device"):

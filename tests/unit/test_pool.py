@@ -131,11 +131,11 @@ def test_fuller_slabs_are_leased_from_first(domain: PlainDomain) -> None:
 def test_block_of_an_ended_request_goes_with_it(domain: PlainDomain) -> None:
     pool = make(domain)
     leases = [pool.lease(SLAB) for _ in range(2)]
-    leases[0].memory.hold()  # as the request does whose callback releases the lease
+    leases[0].memory._hold()  # as the request does whose callback releases the lease
     leases[0].release()
     leases[1].release()
     assert pool.registered <= 2 * SLAB
-    leases[0].memory.release()
+    leases[0].memory._release()
     pool.close()
     assert domain.registered == {}
 

@@ -41,11 +41,11 @@ class Memory:
         self.users = 0
         self.history: list[str] = []
 
-    def hold(self) -> None:
+    def _hold(self) -> None:
         self.users += 1
         self.history.append("hold")
 
-    def release(self) -> None:
+    def _release(self) -> None:
         self.users -= 1
         self.history.append("release")
 

@@ -26,10 +26,10 @@ static void region_dealloc(RegionBase *region)
 
 static PyMemberDef region_members[] = {
     {"domain", T_OBJECT_EX, offsetof(RegionBase, domain), 0, "where it is registered"},
-    {"users", T_PYSSIZET, offsetof(RegionBase, users), 0, "posted requests that own a part"},
-    {"retired", T_BOOL, offsetof(RegionBase, retired), 0, "closed by its last user"},
-    {"usable", T_BOOL, offsetof(RegionBase, usable), 0, "it is registered"},
-    {"writable", T_BOOL, offsetof(RegionBase, writable), 0, "the device may write to it"},
+    {"_users", T_PYSSIZET, offsetof(RegionBase, users), 0, "posted requests that own a part"},
+    {"_retired", T_BOOL, offsetof(RegionBase, retired), 0, "closed by its last user"},
+    {"_usable", T_BOOL, offsetof(RegionBase, usable), 0, "it is registered"},
+    {"_writable", T_BOOL, offsetof(RegionBase, writable), 0, "the device may write to it"},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -98,7 +98,7 @@ static PyMemberDef part_members[] = {
 };
 
 static PyGetSetDef part_properties[] = {
-    {"sge", (getter)part_sge, NULL, "struct ibv_sge; empty if it is too long for one", NULL},
+    {"_sge", (getter)part_sge, NULL, "struct ibv_sge; empty if it is too long for one", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
