@@ -131,7 +131,7 @@ class Staging:
         for i, part in enumerate(given):
             if isinstance(part, MemoryRegion | MemorySlice):
                 region = _as_slice(part).region
-                region.require_open()
+                region._require_open()
                 if not region.access & Access.LOCAL_WRITE:
                     raise TypeError(f"{where.format(i)}={part!r}: {_not_writable(region)}")
             elif flat_view(part, where, i).readonly:
@@ -177,7 +177,7 @@ class Staging:
         slices = [_as_slice(part) for part in parts]
         domain = self._endpoint.hub.domain
         for part in slices:
-            part.region.require_open()
+            part.region._require_open()
             if part.region.domain is not domain:
                 raise ValueError(
                     "this memory is registered with another device or event loop: register it "
@@ -293,6 +293,6 @@ def _bytes_of(part: LocalMemory, where: str, place: int) -> memoryview:
     # Registered memory beside plain bytes is copied, or gathered, with them.
     if isinstance(part, MemoryRegion | MemorySlice):
         registered = _as_slice(part)
-        registered.region.require_open()
+        registered.region._require_open()
         return registered.view
     return flat_view(part, where, place)

@@ -143,12 +143,12 @@ def check_bindable(
         ClosedError: the window, or the region.
     """
     instance(window, "window", BoundWindow, call, "a BoundWindow of open_window()")
-    window._window.require_open()
+    window._window._require_open()
     expected = "a slice of registered memory, such as region[:]"
     instance(memory, "memory", MemorySlice, call, expected)
     if isinstance(access, bool) or not isinstance(access, int):
         raise wrong_type(access, "access", "Access flags", call)
-    memory.region.require_open()
+    memory.region._require_open()
     if window._endpoint is not endpoint:
         raise ValueError(f"{window!r} belongs to another connection")
     if not memory.length:

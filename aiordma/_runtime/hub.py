@@ -74,7 +74,7 @@ class DeviceHub:
 
     def __init__(self, context: Context, loop: EventLoop) -> None:
         self.context = context
-        context.is_left_to_owner = lambda: not loop.is_running
+        context._is_left_to_owner = lambda: not loop.is_running
         try:
             self.attributes: DeviceAttributes = context.query()
             self.domain: ProtectionDomain = ProtectionDomain(context)

@@ -94,7 +94,7 @@ class Reactor:
         self._taking = 0
         self._after_events: list[Callable[[], None]] = []
         self._closed = Once(loop)
-        channel.is_left_to_owner = lambda: not loop.is_running
+        channel._is_left_to_owner = lambda: not loop.is_running
         loop.watch(channel.fd, self._readable)
 
     # -- CM events ----------------------------------------------------------------------------

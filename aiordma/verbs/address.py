@@ -109,7 +109,7 @@ class AddressVector:
         grh = data(grh, "grh", "of_sender")
         if len(grh) != GRH_BYTES:
             raise ValueError(f"a GRH has {GRH_BYTES} bytes, and this has {len(grh)}")
-        context.require_open()
+        context._require_open()
         packed = ffi.new("struct aiordma_completion *")
         ffi.buffer(packed)[:] = COMPLETION.pack(*completion)
         raw = ffi.new("struct ibv_ah_attr *")
@@ -133,7 +133,7 @@ class AddressHandle(Resource):
     See: man ibv_create_ah.
     """
 
-    closing_rank = 1
+    _closing_rank = 1
 
     def __init__(self, domain: ProtectionDomain, vector: AddressVector) -> None:
         instance(domain, "domain", ProtectionDomain, "AddressHandle")

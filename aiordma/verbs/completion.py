@@ -91,7 +91,7 @@ class CompletionChannel(Resource):
     See: man ibv_create_comp_channel.
     """
 
-    closing_rank = 2
+    _closing_rank = 2
 
     def __init__(self, context: Context) -> None:
         resource(context, "context", "a Context", "CompletionChannel")
@@ -123,7 +123,7 @@ class CompletionChannel(Resource):
 
         See: man ibv_get_cq_event, ibv_ack_cq_events.
         """
-        self.require_open()
+        self._require_open()
         queues = {
             child.pointer: child
             for child in self._children.values()
@@ -166,7 +166,7 @@ class CompletionQueue(Resource):
     See: man ibv_create_cq.
     """
 
-    closing_rank = 1
+    _closing_rank = 1
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class CompletionQueue(Resource):
 
         See: man ibv_resize_cq.
         """
-        self.require_open()
+        self._require_open()
         entries = _checked_entries(self.context, entries, "resize")
         error = self.provider.resize_cq(self.pointer, entries)
         check_supported(error, "resizing a completion queue", self.context.device_name)
@@ -254,7 +254,7 @@ class CompletionQueue(Resource):
 
         See: man ibv_req_notify_cq.
         """
-        self.require_open()
+        self._require_open()
         check_positive_errno(
             lib.aiordma_request_notification(self.pointer, solicited_only), "ibv_req_notify_cq"
         )
@@ -269,7 +269,7 @@ class CompletionQueue(Resource):
 
         See: man ibv_poll_cq.
         """
-        self.require_open()
+        self._require_open()
         most = whole_number(most, "most", 0, MOST_POLLED, "poll")
         batch: Any = ffi.new("struct aiordma_completion[]", most)
         count = check_negative_errno(lib.aiordma_poll(self.pointer, batch, most), "ibv_poll_cq")

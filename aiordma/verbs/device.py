@@ -184,7 +184,7 @@ class Context(Resource):
 
         See: man ibv_query_device_ex.
         """
-        self.require_open()
+        self._require_open()
         if self._attributes is None:
             raw = ffi.new("struct ibv_device_attr_ex *")
             result = lib.aiordma_query_device(self.provider.table, self.pointer, raw)
@@ -202,7 +202,7 @@ class Context(Resource):
 
         See: man ibv_query_port.
         """
-        self.require_open()
+        self._require_open()
         port = _port(port, "query_port")
         raw = ffi.new("struct ibv_port_attr *")
         result = lib.aiordma_query_port(self.provider.table, self.pointer, port, raw)
@@ -219,7 +219,7 @@ class Context(Resource):
 
         See: man ibv_query_gid.
         """
-        self.require_open()
+        self._require_open()
         port, index = _port(port, "query_gid"), _index(index, "query_gid")
         gid = ffi.new("union ibv_gid *")
         result = self.provider.query_gid(self.pointer, port, index, gid)
@@ -238,7 +238,7 @@ class Context(Resource):
 
         See: man ibv_query_gid_ex.
         """
-        self.require_open()
+        self._require_open()
         port, index = _port(port, "query_gid_entry"), _index(index, "query_gid_entry")
         raw = ffi.new("struct ibv_gid_entry *")
         result = self.provider.query_gid_ex(self.pointer, port, index, raw, 0, ffi.sizeof(raw[0]))
@@ -258,7 +258,7 @@ class Context(Resource):
 
         See: man ibv_query_gid_table.
         """
-        self.require_open()
+        self._require_open()
         ports = range(1, self.query().phys_port_cnt + 1)
         most = sum(self.query_port(port).gid_tbl_len for port in ports)
         raw = ffi.new("struct ibv_gid_entry[]", max(1, most))
@@ -276,7 +276,7 @@ class Context(Resource):
 
         See: man ibv_query_pkey.
         """
-        self.require_open()
+        self._require_open()
         port, index = _port(port, "query_pkey"), _index(index, "query_pkey")
         raw = ffi.new("uint16_t *")
         check_positive_errno(
@@ -307,7 +307,7 @@ class Context(Resource):
 
         See: man ibv_get_async_event.
         """
-        self.require_open()
+        self._require_open()
         if not self._owned:
             raise BusyError(
                 f"the events of librdmacm's context of {self.device_name} go to the connections on "
@@ -316,7 +316,7 @@ class Context(Resource):
         event = take_async_event(self.provider, self.pointer)
         if event is None or not event.key:
             return event
-        return replace(event, resource=self.find(event.key))
+        return replace(event, resource=self._find(event.key))
 
     def async_events(self) -> AsyncEvents:
         """Return the asynchronous iterator of the events. See `AsyncEvents`.
@@ -324,7 +324,7 @@ class Context(Resource):
         Raises:
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
         """
-        self.require_open()
+        self._require_open()
         return self._async_events
 
     def close(self) -> None:

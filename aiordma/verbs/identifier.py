@@ -103,7 +103,7 @@ class Identifier(Resource):
     See: man rdma_create_id.
     """
 
-    closing_rank = 1
+    _closing_rank = 1
 
     def __init__(
         self, channel: EventChannel, port_space: PortSpace = PortSpace.TCP, *, key: int = 0
@@ -135,7 +135,7 @@ class Identifier(Resource):
 
     def _call(self, name: str, *arguments: Any) -> None:
         """Call the function rdma_`name` of librdmacm on this identifier."""
-        self.require_open()
+        self._require_open()
         check_minus_one(getattr(self.provider, name)(self.pointer, *arguments), f"rdma_{name}")
 
     def set_option(self, name: int, value: bytes) -> None:
@@ -209,7 +209,7 @@ class Identifier(Resource):
 
         See: man rdma_migrate_id.
         """
-        channel.require_open()
+        channel._require_open()
         self._call("migrate_id", channel.pointer)
         self._move(channel)
         self.channel = channel
@@ -287,13 +287,13 @@ class Identifier(Resource):
     @property
     def device_key(self) -> int:
         """The address of the opened device, which identifies it; 0 if no device is bound."""
-        self.require_open()
+        self._require_open()
         return int(ffi.cast("uintptr_t", self.pointer.verbs))
 
     @property
     def port(self) -> int:
         """The number of the device's port to which the identifier is bound."""
-        self.require_open()
+        self._require_open()
         return int(self.pointer.port_num)
 
     def context(self) -> Context:
@@ -302,7 +302,7 @@ class Identifier(Resource):
         Raises:
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
         """
-        self.require_open()
+        self._require_open()
         return Context(self.provider, self.pointer.verbs, owned=False)
 
     def create_queue_pair(
@@ -327,7 +327,7 @@ class Identifier(Resource):
 
         See: man rdma_create_qp.
         """
-        self.require_open()
+        self._require_open()
 
         def make(request: Any) -> Any:
             check_minus_one(
@@ -435,7 +435,7 @@ class Identifier(Resource):
 
         See: man rdma_reject.
         """
-        self.require_open()
+        self._require_open()
         self._reject("reject", private_data)
 
     def _reject(self, call: str, private_data: bytes) -> None:
@@ -569,7 +569,7 @@ class Identifier(Resource):
         return ffi.new("struct ibv_ece *")
 
     def _require_own_queue_pair(self, call: str) -> None:
-        self.require_open()
+        self._require_open()
         if self.pointer.qp:
             raise ValueError(f"{call}: librdmacm made the queue pair, and sees to this by itself")
 
@@ -622,13 +622,13 @@ class Identifier(Resource):
     @property
     def local_address(self) -> SocketAddress | None:
         """The local (host, port), once bound or resolved."""
-        self.require_open()
+        self._require_open()
         return unpack_address(bytes(ffi.buffer(lib.aiordma_local_address(self.pointer), 28)))
 
     @property
     def peer_address(self) -> SocketAddress | None:
         """The peer's (host, port), once known."""
-        self.require_open()
+        self._require_open()
         return unpack_address(bytes(ffi.buffer(lib.aiordma_peer_address(self.pointer), 28)))
 
     def _destroy(self) -> None:

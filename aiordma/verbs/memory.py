@@ -73,7 +73,7 @@ class MemorySlice(Part):
         return MemorySlice(self.region, self.address - self.region.address + offset, length)
 
     def __bytes__(self) -> bytes:
-        self.region.require_open()
+        self.region._require_open()
         return self._copy(self.length)
 
     @property
@@ -107,7 +107,7 @@ class MemorySlice(Part):
             ClosedError: the region was closed after the slice was checked.
         """
         if not self.region._usable:
-            self.region.require_open()
+            self.region._require_open()
         self.region._users += 1
 
     def _release(self) -> None:
@@ -145,7 +145,7 @@ class MemoryRegion(RegionBase, Resource):
         VerbsCallError: the driver refused; the message names the limit.
     """
 
-    closing_rank = 3
+    _closing_rank = 3
 
     def __init__(
         self,
@@ -217,11 +217,11 @@ class MemoryRegion(RegionBase, Resource):
         Raises:
             IndexError: the slice is out of bounds.
         """
-        self.require_open()
+        self._require_open()
         return MemorySlice(self, *resolve_slice(key, self.length, "a memory region", _BYTES))
 
     def __bytes__(self) -> bytes:
-        self.require_open()
+        self._require_open()
         return self.view.tobytes()
 
     def remote(self) -> RemoteMemory:
@@ -258,7 +258,7 @@ class MemoryRegion(RegionBase, Resource):
 
         See: man ibv_rereg_mr.
         """
-        self.require_open()
+        self._require_open()
         if self._users:
             raise BusyError(f"{self._users} posted work requests still own it: await them first")
         if access is None and domain is None and buffer is None:
@@ -321,7 +321,7 @@ class MemoryRegion(RegionBase, Resource):
             self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and self._users and not self.is_left_to_owner():
+        if not getattr(self, "_closed", True) and self._users and not self._is_left_to_owner():
             # The region is collected together with the requests that use it, and their queue pair,
             # in any order. The memory must outlive all of them.
             _OUTLIVING.append(self.view)

@@ -28,7 +28,7 @@ class MemoryWindow(Resource):
     See: man ibv_alloc_mw.
     """
 
-    closing_rank = 2
+    _closing_rank = 2
 
     def __init__(
         self, domain: ProtectionDomain, kind: MemoryWindowType = MemoryWindowType.TYPE_2
@@ -54,7 +54,7 @@ class MemoryWindow(Resource):
     @property
     def rkey(self) -> int:
         """The window's rkey. Every bind changes it."""
-        self.require_open()
+        self._require_open()
         return int(self.pointer.rkey)
 
     @rkey.setter

@@ -287,7 +287,7 @@ class QueuePair(Resource):
 
         See: man ibv_query_qp.
         """
-        self.require_open()
+        self._require_open()
         whole_number(attributes, "attributes", 0, 2**31 - 1, "query")
         raw, init = ffi.new("struct ibv_qp_attr *"), ffi.new("struct ibv_qp_init_attr *")
         check_positive_errno(
@@ -455,7 +455,7 @@ class QueuePair(Resource):
         request = pack_plain(wr_id, opcode, flags, count, address, rkey, immediate)
         posted = ffi.new("uint32_t *")
         if self._closed:  # checked after pack_plain, which may run the program's code
-            self.require_open()
+            self._require_open()
         error = lib.aiordma_post_send_chain(self.pointer, request, 1, sges, len(sges), posted)
         if error < 0:
             failure = VerbsCallError(-error, "ibv_post_send", self._explain(count))
@@ -469,7 +469,7 @@ class QueuePair(Resource):
         request = RECEIVE_REQUEST.pack(wr_id, count, 0)
         posted = ffi.new("uint32_t *")
         if self._closed:
-            self.require_open()
+            self._require_open()
         error = lib.aiordma_post_recv_chain(
             self.pointer, ffi.NULL, request, 1, sges, len(sges), posted
         )
@@ -499,7 +499,7 @@ class QueuePair(Resource):
         posted = ffi.new("uint32_t *")
         sges = b"".join([work.sges for work in works])
         packed = pack_chain(works, wr_ids, flags)
-        self.require_open()  # checked after pack_chain, which may run the program's code
+        self._require_open()  # checked after pack_chain, which may run the program's code
         error = lib.aiordma_post_send_chain(
             self.pointer, packed, len(works), sges, len(sges), posted
         )
@@ -524,7 +524,7 @@ class QueuePair(Resource):
         See: man ibv_bind_mw.
         """
         for used in (window, bound.region, self):
-            used.require_open()
+            used._require_open()
         # Always with a region: the man page allows to unbind without one, but rxe's library then
         # follows a null pointer.
         check_positive_errno(
@@ -557,7 +557,7 @@ class QueuePair(Resource):
         """
         gid, lid = _group(gid, lid, "attach_multicast")
         with self._attaching:
-            self.require_open()
+            self._require_open()
             self._multicast(self.provider.attach_mcast, "ibv_attach_mcast", gid, lid)
             self._groups.add((gid, lid))
 
@@ -573,7 +573,7 @@ class QueuePair(Resource):
         """
         gid, lid = _group(gid, lid, "detach_multicast")
         with self._attaching:
-            self.require_open()
+            self._require_open()
             self._multicast(self.provider.detach_mcast, "ibv_detach_mcast", gid, lid)
             self._groups.discard((gid, lid))
 

@@ -22,33 +22,33 @@ class Resource:
     Parents and children hold strong references to each other until one of them is closed. So the
     first object that the garbage collector finalizes closes its children before itself, in order.
     (Weak references to children would be lost by then, because the collector clears weak references
-    before it calls finalizers.) Children close by `closing_rank`, then newest first. A second close
-    does nothing. Objects that are collected unclosed are then closed, with a ResourceWarning.
+    before it calls finalizers.) Children close by `_closing_rank`, then newest first. A second
+    close does nothing. Objects that are collected unclosed are then closed, with a ResourceWarning.
 
     A forked child inherits copies that it cannot use. Closing a copy leaves the parent's object
     alone.
     """
 
-    closing_rank = 0
+    _closing_rank = 0
     """Children close in the order of their rank. Queue pairs have 0, so that they close before the
     objects that they use."""
 
     key: int = 0
     """The C object's address, for objects that events refer to."""
 
-    is_left_to_owner: Callable[[], bool]
+    _is_left_to_owner: Callable[[], bool]
     """Whether the finalizer does nothing. This is so if an object made by aiordma owns the
     resource, and is collected as well. The owner closes its resources in order, and its warning
     names the program's objects."""
 
     def __init__(self, *parents: "Resource") -> None:
         for parent in parents:
-            parent.require_open()
+            parent._require_open()
         self._closed = False
         self._process = here.pid
         self._children: dict[int, Resource] = {}
         self._parents = parents
-        self.is_left_to_owner = parents[0].is_left_to_owner if parents else _never
+        self._is_left_to_owner = parents[0]._is_left_to_owner if parents else _never
         for parent in parents:
             parent._children[id(self)] = self
 
@@ -57,7 +57,7 @@ class Resource:
         """Whether the object, or one of its parents, was closed."""
         return self._closed
 
-    def require_open(self) -> None:
+    def _require_open(self) -> None:
         """Check that the object is open.
 
         Raises:
@@ -69,10 +69,10 @@ class Resource:
         if self._process != here.pid:
             raise forked(self._process, f"this {type(self).__name__}")
 
-    def find(self, key: int) -> "Resource | None":
+    def _find(self, key: int) -> "Resource | None":
         """Return the descendant of this object that has the key; None if it is closed."""
         for child in list(self._children.values()):
-            found = child if child.key == key else child.find(key)
+            found = child if child.key == key else child._find(key)
             if found is not None:
                 return found
         return None
@@ -97,7 +97,7 @@ class Resource:
             for parent in self._parents:
                 stack.callback(parent._children.pop, id(self), None)
             stack.callback(self._destroy)
-            for child in sorted(children, key=lambda child: child.closing_rank, reverse=True):
+            for child in sorted(children, key=lambda child: child._closing_rank, reverse=True):
                 stack.callback(child.close)
 
     def _destroy(self) -> None:
@@ -105,7 +105,7 @@ class Resource:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        self.require_open()
+        self._require_open()
         return self
 
     def __exit__(
@@ -117,7 +117,7 @@ class Resource:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_closed", True) or self._process != here.pid or self.is_left_to_owner():
+        if getattr(self, "_closed", True) or self._process != here.pid or self._is_left_to_owner():
             return
         try:
             self.close()

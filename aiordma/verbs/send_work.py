@@ -89,13 +89,13 @@ class SendWork:
             ClosedError: one of the objects is closed.
         """
         if self.address is not None:
-            self.address.require_open()
+            self.address._require_open()
             raw.address_handle = self.address.pointer
         if self.window is not None:
-            self.window.require_open()
+            self.window._require_open()
             raw.window = self.window.pointer
         if self.bound is not None:
-            self.bound.region.require_open()
+            self.bound.region._require_open()
             raw.region = self.bound.region.pointer
 
 

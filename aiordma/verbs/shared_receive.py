@@ -36,7 +36,7 @@ class RawSharedReceiveQueue(Resource):
     See: man ibv_create_srq.
     """
 
-    closing_rank = 1
+    _closing_rank = 1
 
     def __init__(self, domain: ProtectionDomain, max_wr: int, max_sge: int = 1) -> None:
         resource(domain, "domain", "a ProtectionDomain", "RawSharedReceiveQueue")
@@ -78,7 +78,7 @@ class RawSharedReceiveQueue(Resource):
 
         See: man ibv_query_srq.
         """
-        self.require_open()
+        self._require_open()
         raw = ffi.new("struct ibv_srq_attr *")
         try:
             check_positive_errno(self.provider.query_srq(self.pointer, raw), "ibv_query_srq")
@@ -106,7 +106,7 @@ class RawSharedReceiveQueue(Resource):
 
         See: man ibv_modify_srq.
         """
-        self.require_open()
+        self._require_open()
         raw = ffi.new("struct ibv_srq_attr *")
         mask = SharedReceiveAttribute(0)
         if max_wr is not None:
@@ -151,7 +151,7 @@ class RawSharedReceiveQueue(Resource):
         requests = b"".join([RECEIVE_REQUEST.pack(wr_id, count, 0) for wr_id, count, _ in receives])
         sges = b"".join([sges for _, _, sges in receives])
         posted = ffi.new("uint32_t *")
-        self.require_open()
+        self._require_open()
         error = lib.aiordma_post_recv_chain(
             ffi.NULL, self.pointer, requests, len(receives), sges, len(sges), posted
         )

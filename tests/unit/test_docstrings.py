@@ -22,12 +22,6 @@ from aiordma._base.opening import Opening
 from aiordma._native import c_backend
 from aiordma._requests import python
 
-INTERNAL: dict[str, tuple[str, ...]] = {
-    "Resource": ("find", "require_open"),
-}
-"""Methods that only other modules of the package call, though they have no underscore. They need a
-docstring, and no contract."""
-
 CONSTRUCTED = (
     "AddressHandle",
     "CompletionChannel",
@@ -98,11 +92,6 @@ def _callables() -> dict[str, Any]:
     return {name: call for name, call in found.items() if call is not None}
 
 
-def _is_internal(name: str) -> bool:
-    cls, _, member = name.rpartition(":")[2].partition(".")
-    return member in INTERNAL.get(cls, ())
-
-
 def _is_coroutine(call: Any) -> bool:
     returned = getattr(call, "__annotations__", {}).get("return")
     return inspect.iscoroutinefunction(call) or getattr(returned, "__origin__", None) is Opening
@@ -115,7 +104,7 @@ PROPERTIES = {
     for name, member in _members(cls)
     if isinstance(member, property) and member.fget is not None
 }
-CONTRACTS = [name for name in CALLABLES if not _is_internal(name)]
+CONTRACTS = list(CALLABLES)
 AWAITED = [name for name in CONTRACTS if _is_coroutine(CALLABLES[name])]
 AWAITED_CLASSES = [name for name, cls in CLASSES.items() if hasattr(cls, "__await__")]
 CHECKING_CLASSES = [name for name, cls in CLASSES.items() if "__post_init__" in vars(cls)]
@@ -281,10 +270,6 @@ def test_names_in_public_docstrings_exist(name: str) -> None:
         if member not in getattr(CLASSES[cls], "__annotations__", {})
     ]
     assert missing == []
-
-
-def test_internal_methods_exist() -> None:
-    assert {f"{cls}.{name}" for cls, names in INTERNAL.items() for name in names} <= set(CALLABLES)
 
 
 def test_both_backends_document_requests_alike() -> None:

@@ -12,7 +12,7 @@ class Thing(Resource):
     def __init__(self, name: str, log: list[str], *parents: Resource, rank: int = 0) -> None:
         self.name = name
         self.log = log
-        self.closing_rank = rank
+        self._closing_rank = rank
         super().__init__(*parents)
 
     def __repr__(self) -> str:
