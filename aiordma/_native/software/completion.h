@@ -36,8 +36,8 @@ struct sw_queue {
 
 /*
  * Add a completion. solicited: its message requested an event. An error always counts as solicited.
- * A full queue loses the completion: it raises IBV_EVENT_CQ_ERR and takes no more, unless it
- * ignores overruns.
+ * A full queue loses the completion, raises IBV_EVENT_CQ_ERR and takes no more. If it ignores
+ * overruns, it loses the oldest completion instead.
  */
 void sw_complete(struct ibv_cq *queue, const struct ibv_wc *completion, int solicited);
 void sw_raise_queue(struct ibv_cq *queue, enum ibv_event_type type);

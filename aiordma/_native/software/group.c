@@ -16,7 +16,7 @@ enum { HOP_LIMIT = 64 };
 struct sw_membership {
     struct sw_membership *next;
     union ibv_gid group;
-    int is_open;     /* udp, which makes the host a member; if send-only, it does not */
+    int is_open;     /* udp, which makes the host a member unless it only sends */
     int is_attached; /* the identifier's queue pair is attached */
     struct sw_udp udp;
     struct sw_watch watch; /* for no events: the child of a fork closes watched descriptors */

@@ -35,7 +35,7 @@ static struct {
     struct sw_key *free_regions, *free_windows;
 } keys;
 
-/* The part of a key that the table is searched for. The low 8 bits are not part of it. */
+/* The upper 24 bits identify a key. The low 8 bits are random, or set by a bind. */
 static uint32_t index_of(uint32_t key)
 {
     return key >> 8;

@@ -28,7 +28,7 @@ struct sw_region {
 
 struct sw_window {
     struct ibv_mw ibv;
-    struct sw_key key;        /* valid while bound; of type 1 from the start */
+    struct sw_key key;        /* from the allocation on; a bind changes it */
     struct sw_region *region; /* NULL: not bound */
     char *memory;             /* its first byte */
     uint64_t base, length;    /* as peers address it */
