@@ -1,6 +1,6 @@
 """The benchmark that `aiordma bench` runs: two processes, over the public interface only.
 
-docs/performance.md says what is measured and how to read it.
+docs/performance.md describes the measurements and how to read them.
 """
 
 from aiordma.bench.client import measure

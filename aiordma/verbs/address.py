@@ -98,7 +98,7 @@ class AddressVector:
 
         Raises:
             TypeError, ValueError: an argument has the wrong type, or `grh` is not 40 bytes long.
-            VerbsCallError: the header names no address of ours.
+            VerbsCallError: the header has no local address.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man ibv_init_ah_from_wc.

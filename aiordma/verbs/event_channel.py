@@ -60,7 +60,7 @@ class EventChannel(Resource):
         NoDeviceError: rdma-core or the kernel's support is missing; the message says how to get it.
         VerbsCallError: no file descriptors or memory are left.
         TypeError, ValueError: the device's name is invalid.
-        ForkError: this process is a child of one that used real devices.
+        ForkError: this process is a forked child, and its parent has used real devices.
 
     See: man rdma_create_event_channel.
     """
