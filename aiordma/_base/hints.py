@@ -105,7 +105,7 @@ _HINTS: dict[tuple[str, int], Callable[[], str]] = {
 
 def cannot_bind(host: str, error: int) -> str:
     """Return why a bind to a numeric address failed with ENODEV or EADDRNOTAVAIL, and what to do.
-    (For an address of another machine, the kernel returns one or the other.)"""
+    (For an address of another machine, the kernel may return either.)"""
     if not _is_ours(host):
         return f"{host} is no address of this machine: `ip address` lists those"
     if error == errno.EADDRNOTAVAIL:

@@ -89,7 +89,7 @@ class EventLoop(Protocol):
 
     def poll(self, drain: object) -> bool:
         """Let the loop poll the drain from now on, and arm its queues before it sleeps. Return
-        False, and do nothing, if the loop does not poll, as most loops."""
+        False, and do nothing, if the loop does not poll; most loops do not."""
 
     def unpoll(self, drain: object) -> None:
         """Stop polling the drain."""

@@ -312,11 +312,11 @@ async def in_thread(
     """Run a function in a worker thread, to its end, and return its result.
 
     Args:
-        loop: whose thread waits.
-        function: what to run.
-        lane: the workers that run it.
-        on_cancelled: gets the result, on the loop's thread, if the caller is cancelled: it closes
-            what the function made, or keeps it.
+        loop: the caller's event loop.
+        function: the function to run.
+        lane: the lane of the worker.
+        on_cancelled: called with the result on the loop's thread if the caller is cancelled, to
+            close or to keep the object that the function created.
 
     Raises:
         VerbsCallError: no thread could be started. Nothing was done.

@@ -57,7 +57,7 @@ class EventChannel(Resource):
             all real devices, or, if this machine has none, the built-in software device.
 
     Raises:
-        NoDeviceError: rdma-core or the kernel's support is missing; the message says how to get it.
+        NoDeviceError: the connection manager cannot be opened; the message has the reason.
         VerbsCallError: no file descriptors or memory are left.
         TypeError, ValueError: the device's name is invalid.
         ForkError: this process is a forked child, and its parent has used real devices.

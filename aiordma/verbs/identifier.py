@@ -92,7 +92,7 @@ class Identifier(Resource):
 
     Args:
         channel: the channel that gets its events, which have its `key`.
-        port_space: TCP for connections, UDP for datagrams, and others.
+        port_space: the port space, such as TCP for connections and UDP for datagrams.
         key: adopt the identifier that a CONNECT_REQUEST event made, instead of creating one.
 
     Raises:
