@@ -7,15 +7,11 @@
 Importing opens nothing; the libraries and devices are opened at first use.
 """
 
+import sys
+
 from anyio import EndOfStream
 
 from aiordma._base.connection_parameters import ConnectionParameters, Ece
-from aiordma._base.device_enums import (
-    DeviceCapability,
-    OnDemandOperation,
-    OnDemandPaging,
-    RawPacketCapability,
-)
 from aiordma._base.enums import (
     Access,
     AsyncEventType,
@@ -102,7 +98,6 @@ from aiordma.verbs import (
     AsyncEvents,
     Capacity,
     CompletionChannel,
-    CompletionModerationCapabilities,
     CompletionQueue,
     Context,
     Device,
@@ -112,18 +107,13 @@ from aiordma.verbs import (
     MemoryRegion,
     MemorySlice,
     MemoryWindow,
-    OnDemandCapabilities,
-    PacketPacingCapabilities,
     PortAttributes,
     ProtectionDomain,
     QueuePair,
     QueuePairAttributes,
     RawSharedReceiveQueue,
-    ReceiveHashCapabilities,
     Resource,
-    SegmentationCapabilities,
     SendWork,
-    TagMatchingCapabilities,
     WorkCompletion,
 )
 from aiordma.verbs.event_channel import Event as CmEvent
@@ -148,7 +138,6 @@ __all__ = (
     "CmEvent",
     "CmEventType",
     "CompletionChannel",
-    "CompletionModerationCapabilities",
     "CompletionQueue",
     "CompletionQueueFlag",
     "ConnectTimeoutError",
@@ -166,7 +155,6 @@ __all__ = (
     "DatagramReceive",
     "Device",
     "DeviceAttributes",
-    "DeviceCapability",
     "DeviceEventError",
     "DeviceRemovedError",
     "DisconnectedError",
@@ -196,11 +184,7 @@ __all__ = (
     "MulticastGroup",
     "NoDeviceError",
     "NotSupportedError",
-    "OnDemandCapabilities",
-    "OnDemandOperation",
-    "OnDemandPaging",
     "Opening",
-    "PacketPacingCapabilities",
     "PartialPostError",
     "PortAttributes",
     "PortSpace",
@@ -212,11 +196,9 @@ __all__ = (
     "QueuePairAttributes",
     "QueuePairState",
     "QueuePairType",
-    "RawPacketCapability",
     "RawSharedReceiveQueue",
     "RdmaConnectionError",
     "RdmaError",
-    "ReceiveHashCapabilities",
     "ReceiverNotReadyError",
     "RejectedError",
     "RemoteAccessError",
@@ -227,11 +209,9 @@ __all__ = (
     "Resource",
     "RetryExceededError",
     "RouteError",
-    "SegmentationCapabilities",
     "SendFlag",
     "SendWork",
     "SharedReceiveQueue",
-    "TagMatchingCapabilities",
     "Transport",
     "UnmanagedConnection",
     "UnreachableError",
@@ -257,11 +237,14 @@ __all__ = (
 
 
 def _name_after_the_package() -> None:
-    """Let messages, tracebacks and help() say `aiordma.ClosedError`, wherever it is defined."""
-    for name in __all__:
-        each = globals()[name]
-        if getattr(each, "__module__", "").startswith(f"{__name__}.") and hasattr(each, "__name__"):
-            each.__module__ = __name__
+    """Let messages, tracebacks and help() name a class `aiordma.ClosedError`, or, if only
+    `aiordma.verbs` has it, `aiordma.verbs.DeviceCapability`, whatever module defines it."""
+    for module in (f"{__name__}.verbs", __name__):
+        public = sys.modules[module]
+        for each in [getattr(public, name) for name in public.__all__]:
+            defined = getattr(each, "__module__", "")
+            if defined.startswith(f"{__name__}.") and hasattr(each, "__name__"):
+                each.__module__ = module
 
 
 _name_after_the_package()

@@ -3,6 +3,12 @@
 with Device("rxe0").open() as context, context.alloc_pd() as domain: ...
 """
 
+from aiordma._base.device_enums import (
+    DeviceCapability,
+    OnDemandOperation,
+    OnDemandPaging,
+    RawPacketCapability,
+)
 from aiordma.verbs.address import GRH_BYTES, MOST_LID, AddressHandle, AddressVector
 from aiordma.verbs.async_event import AsyncEvent, AsyncEvents
 from aiordma.verbs.attributes import (
@@ -43,17 +49,21 @@ __all__ = (
     "Context",
     "Device",
     "DeviceAttributes",
+    "DeviceCapability",
     "GidEntry",
     "LocalMemory",
     "MemoryRegion",
     "MemorySlice",
     "MemoryWindow",
     "OnDemandCapabilities",
+    "OnDemandOperation",
+    "OnDemandPaging",
     "PacketPacingCapabilities",
     "PortAttributes",
     "ProtectionDomain",
     "QueuePair",
     "QueuePairAttributes",
+    "RawPacketCapability",
     "RawSharedReceiveQueue",
     "ReceiveHashCapabilities",
     "Resource",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import aiordma
-from aiordma import _native
+from aiordma import _native, verbs
 from aiordma._base.options import ConnectionKeywords, ConnectionOptions
 from tests.unit.sources import BUILD, PACKAGE, ROOT, modules
 
@@ -59,6 +59,11 @@ def test_public_names_are_said_to_be_the_packages() -> None:
         if (module := each.__module__) != PACKAGE
     }
     assert elsewhere == {"EndOfStream": "anyio"}
+    assert {
+        getattr(verbs, name).__module__
+        for name in set(verbs.__all__) - set(aiordma.__all__)
+        if isinstance(getattr(verbs, name), type)
+    } == {"aiordma.verbs"}
 
 
 def test_the_package_exports_exactly_what_it_imports() -> None:
