@@ -92,7 +92,7 @@ def take_refusals(peers: list[socket.socket]) -> list[Frame]:
     return refusals
 
 
-def test_flood_of_requests_keeps_nobody_else_out() -> None:
+def test_flood_of_requests_does_not_lock_out_others() -> None:
     with Victim(serve_once_other_asks) as victim, ExitStack() as stack:
         flood = silent_peers(victim, stack, 4 * BACKLOG)
         refusals: list[Frame] = []

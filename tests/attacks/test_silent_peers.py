@@ -129,7 +129,7 @@ async def ask(connection: aiordma.Connection, command: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("said", [b"", HALF], ids=["nothing", "half"])
-def test_silent_peers_lock_nobody_out(said: bytes) -> None:
+def test_silent_peers_do_not_lock_out_others(said: bytes) -> None:
     with (
         Victim(serve_commands, descriptors=MANY_DESCRIPTORS) as victim,
         GoodClient(victim.port) as early,

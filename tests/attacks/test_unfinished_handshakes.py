@@ -89,7 +89,7 @@ async def test_connect_to_full_server_times_out() -> None:
         await aiordma.connect(HOST, port, device="software", timeout=1)
 
 
-def test_peers_without_a_first_frame_hold_nobody_up() -> None:
+def test_peers_without_a_first_frame_delay_no_other() -> None:
     with Victim(serve_echo) as victim, ExitStack() as stack:
         for _ in range(50):
             peer = stack.enter_context(raw_socket(victim.port))

@@ -123,7 +123,7 @@ async def test_closing_ends_a_handshake_as_it_begins() -> None:
 
 
 @slow
-async def test_closing_ends_connections_nobody_took() -> None:
+async def test_close_ends_connections_not_accepted() -> None:
     async with listen() as listener, silent_peer(listener.port) as late, passed_over(listener):
         await late.finish()
         await until(lambda: len(listener._handshakes._finished) == 1)

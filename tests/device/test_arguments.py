@@ -566,7 +566,7 @@ TYPOS = {
 
 @one_loop
 @pytest.mark.parametrize("typo", TYPOS)
-async def test_an_unknown_option_is_told_the_nearest_name(typo: str) -> None:
+async def test_unknown_option_error_suggests_nearest_name(typo: str) -> None:
     given: Any = {typo: 1}
     meant = rf"^connect\(\) has no parameter '{typo}': did you mean '{TYPOS[typo]}'\?$"
     with pytest.raises(TypeError, match=meant):
@@ -590,7 +590,7 @@ async def test_an_unknown_option_of_an_accept_leaves_the_request() -> None:
 
 
 @one_loop
-async def test_an_option_like_no_other_is_told_all_names() -> None:
+async def test_unknown_option_error_lists_all_names() -> None:
     given: Any = {"xyzzy": 1}
     with pytest.raises(TypeError, match=r"there are ack_timeout, .*private_data.*tos"):
         await aiordma.connect(ADDRESS, 1, **given)

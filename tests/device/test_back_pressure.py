@@ -126,7 +126,7 @@ async def test_no_completion_queue_is_overrun_by_many_deep_connections() -> None
         assert [queue.reserved for queue in hub._queues] == [0] * len(hub._queues)
 
 
-async def test_connections_made_at_once_reserve_their_room_exactly() -> None:
+async def test_concurrent_connects_reserve_exact_entries() -> None:
     options: ConnectionKeywords = {"max_send_wr": 128, "receive_buffers": 128, "receive_size": 16}
     async with await aiordma.listen(ADDRESS, 0, **options) as listener:
         accepted: list[aiordma.Connection] = []

@@ -92,7 +92,7 @@ async def test_a_client_that_asks_for_too_much_is_rejected(work: Workload) -> No
         await listener.aclose()
 
 
-def test_without_a_server_the_row_says_so() -> None:
+def test_row_without_a_server_reports_it() -> None:
     done = bench("client", ADDRESS, "--port", "7469", *QUICK, "-o", "echo", "-d", "1", "--no-tcp")
     assert done.returncode == 1
     assert f"echo/64: connect to {ADDRESS}:7469" in done.stdout

@@ -35,7 +35,7 @@ async def test_a_message_carries_immediate_data() -> None:
 
 
 @immediate_data
-async def test_a_write_with_immediate_tells_the_peer_what_was_written() -> None:
+async def test_write_with_immediate_completes_a_receive() -> None:
     async with connected() as (client, server):
         target = bytearray(64)
         theirs = server.register(target, REMOTE).remote()

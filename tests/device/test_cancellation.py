@@ -259,7 +259,7 @@ async def test_a_connect_cancelled_after_any_number_of_turns_leaves_nothing() ->
     assert not reactor_in_use()
 
 
-async def test_a_cancelled_accept_of_nobody_leaves_the_listener_working() -> None:
+async def test_cancelled_accept_keeps_the_listener_working() -> None:
     async with await aiordma.listen(ADDRESS, 0) as listener:
         with anyio.move_on_after(0.05):
             await listener.accept()

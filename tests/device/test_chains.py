@@ -77,7 +77,7 @@ async def test_unsignaled_slots_are_counted_until_the_last_one_ends() -> None:
 
 
 @one_loop
-async def test_a_block_that_raises_posts_nothing_and_each_request_says_so() -> None:
+async def test_raising_chain_block_posts_nothing() -> None:
     async with connected() as (client, server):
         pool = pool_of(client)
         leased, free = pool.leased, free_sends(client)
@@ -170,7 +170,7 @@ async def test_a_refused_request_is_named_and_those_before_it_are_posted(
 
 
 @pytest.mark.capability("named_refusals")
-async def test_a_run_that_breaks_tells_what_is_known_of_each() -> None:
+async def test_failed_run_reports_each_requests_outcome() -> None:
     """A failing request tells by itself, also unsignaled; those before it succeeded."""
     async with connected() as (client, server):
         theirs = server.register(bytearray(64), REMOTE).remote()
@@ -188,7 +188,7 @@ async def test_a_run_that_breaks_tells_what_is_known_of_each() -> None:
 
 @one_loop
 @pytest.mark.parametrize("way", ["alone", "chain"])
-async def test_what_the_device_was_not_told_of_holds_its_memory_to_the_end(
+async def test_unposted_requests_hold_memory_to_the_end(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A doorbell that fails leaves the requests in the device's ring: they may be executed yet."""

@@ -128,7 +128,7 @@ async def test_the_peers_requests_end_when_we_close() -> None:
             await server.send(b"x")
 
 
-async def test_a_listeners_close_returns_only_when_who_waited_is_refused(
+async def test_listener_close_waits_for_its_rejections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     listener = await aiordma.listen(ADDRESS, 0)

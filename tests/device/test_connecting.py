@@ -65,12 +65,12 @@ async def test_a_refusal_carries_the_reason_of_the_peers_program() -> None:
         assert isinstance(caught.value, ConnectionRefusedError)
 
 
-async def test_nobody_listening_is_a_refusal_that_says_so() -> None:
+async def test_connect_to_closed_port_names_the_reason() -> None:
     with pytest.raises(aiordma.RejectedError, match="nobody listens"):
         await aiordma.connect(ADDRESS, 17, timeout=20)
 
 
-async def test_an_address_that_nobody_reaches_says_which_step_failed() -> None:
+async def test_unreachable_address_names_the_failed_step() -> None:
     with pytest.raises(aiordma.AddressError, match="unreachable"):
         await aiordma.connect(UNREACHABLE, 7471, timeout=20)
 
@@ -151,7 +151,7 @@ async def test_a_port_in_use_is_named() -> None:
         assert caught.value.errno == errno.EADDRINUSE
 
 
-async def test_listening_on_an_address_that_is_not_ours_says_so() -> None:
+async def test_listen_on_foreign_address_names_it() -> None:
     text = f"{NOT_OURS} is no address of this machine"
     with pytest.raises(aiordma.VerbsCallError, match=text):
         await aiordma.listen(NOT_OURS, 0)
@@ -186,7 +186,7 @@ def plain_server(answer: bytes) -> Iterator[int]:
 @pytest.mark.capability("iwarp")
 @pytest.mark.capability("malformed_answers")
 @pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 400 Bad\r\n\r\n", b""])
-async def test_a_server_that_speaks_no_iwarp_is_named_so(answer: bytes) -> None:
+async def test_server_without_iwarp_is_named(answer: bytes) -> None:
     with (
         plain_server(answer) as port,
         pytest.raises(aiordma.RdmaConnectionError, match=r"what listens there .*iWARP.*\(MPA\)"),
@@ -268,7 +268,7 @@ async def test_requests_beyond_the_backlog_are_refused() -> None:
                 assert await connection.receive() == b"the one in the queue"
 
 
-async def test_closing_a_listener_refuses_who_waits() -> None:
+async def test_listener_close_rejects_waiting_requests() -> None:
     listener = await aiordma.listen(ADDRESS, 0)
     async with anyio.create_task_group() as group:
 

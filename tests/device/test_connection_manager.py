@@ -65,7 +65,7 @@ async def test_the_peer_sees_the_source_that_was_bound() -> None:
 
 @anyio_test
 @one_loop
-async def test_a_source_port_is_shared_by_those_who_all_say_so() -> None:
+async def test_source_port_is_shared_with_reuse_address() -> None:
     source = (ADDRESS, 23457)
 
     async def echo(connection: aiordma.Connection) -> None:

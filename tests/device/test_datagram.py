@@ -69,7 +69,7 @@ async def test_a_cancelled_receive_loses_nothing() -> None:
         assert (await other.receive()).data == b"not lost"
 
 
-async def test_closing_ends_who_receives() -> None:
+async def test_close_ends_a_pending_receive() -> None:
     outcome = Outcome()
     socket = await aiordma.open_datagram(ADDRESS)
     async with anyio.create_task_group() as group:
@@ -297,7 +297,7 @@ async def test_a_receive_that_will_not_do_is_refused() -> None:
 
 
 @one_loop
-async def test_a_handle_makes_room_for_another_and_outlives_its_requests() -> None:
+async def test_evicted_handle_outlives_its_requests() -> None:
     async with sockets(one={"most_handles": 1}) as (one, other, peer):
         handles = endpoint_of(one).handles
         ways = [peer, one.peer(bytes(10) + b"\xff\xff\x0a\x01\x01\x02", 1), peer]

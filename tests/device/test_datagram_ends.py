@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.capability("datagrams")]
 
 
 @pytest.mark.parametrize("step", ["looking up the name", "waiting for the answer"])
-async def test_closing_ends_those_who_resolve(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_ends_pending_resolves(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     looking_up = anyio.Event()
 
     async def never(*_: object) -> str:
@@ -42,7 +42,7 @@ async def test_closing_ends_those_who_resolve(step: str, monkeypatch: pytest.Mon
         await socket.resolve(ADDRESS, 4711)
 
 
-async def test_a_failure_of_the_socket_ends_those_who_resolve_with_its_cause() -> None:
+async def test_socket_failure_ends_pending_resolves() -> None:
     outcome = Outcome()
     with silent_taker() as peer:
         async with (

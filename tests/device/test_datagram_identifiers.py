@@ -79,7 +79,7 @@ class Bed:
         return client, request, event
 
 
-def test_an_answer_tells_the_queue_pair(stack: ExitStack) -> None:
+def test_reply_names_the_queue_pair(stack: ExitStack) -> None:
     bed = Bed(stack)
     client, request, event = bed.asked(b"who asks")
     assert event.private_data == b"who asks".ljust(180, b"\0")
@@ -114,7 +114,7 @@ def test_a_question_that_is_thrown_away_is_refused(stack: ExitStack) -> None:
     assert (refused.key, refused.status) == (client.key, REFUSED)
 
 
-def test_nobody_listens(stack: ExitStack) -> None:
+def test_request_without_a_listener_is_refused(stack: ExitStack) -> None:
     bed = Bed(stack)
     bound = bed.bound()
     assert bound.local_address is not None
@@ -156,7 +156,7 @@ def list_requests(bed: Bed) -> list[CmEvent]:
     return [each for each in bed.channel.events() if each.type is CmEventType.CONNECT_REQUEST]
 
 
-def test_questions_that_nobody_took_are_refused_with_their_listener(stack: ExitStack) -> None:
+def test_untaken_requests_are_rejected_with_the_listener(stack: ExitStack) -> None:
     bed = Bed(stack)
     away = stack.enter_context(EventChannel(DEVICE))
     client = bed.resolved(bed.port)
@@ -195,7 +195,7 @@ def test_questions_beyond_the_backlog_wait_to_be_repeated(stack: ExitStack) -> N
     assert sorted(answered) == sorted(client.key for client in clients)
 
 
-def test_who_shares_a_port_gets_his_own_answers(stack: ExitStack) -> None:
+def test_shared_port_delivers_replies_to_their_sender(stack: ExitStack) -> None:
     bed = Bed(stack)
     one = stack.enter_context(Identifier(bed.channel, PortSpace.UDP))
     one.set_reuse_address(True)
@@ -263,7 +263,7 @@ def test_joining_says_the_way(stack: ExitStack) -> None:
         member.leave_multicast(GROUP)
 
 
-def test_what_was_left_is_not_told_any_more(stack: ExitStack) -> None:
+def test_left_group_raises_no_more_events(stack: ExitStack) -> None:
     bed = Bed(stack)
     member = bed.bound()
     member.join_multicast(GROUP)
@@ -279,7 +279,7 @@ def test_what_was_left_is_not_told_any_more(stack: ExitStack) -> None:
     assert no_event(bed.channel)
 
 
-def test_who_cannot_join_is_refused(stack: ExitStack) -> None:
+def test_join_rejects_unbound_identifier(stack: ExitStack) -> None:
     bed = Bed(stack)
     with refused(errno.EINVAL):
         bed.listener.join_multicast(GROUP)

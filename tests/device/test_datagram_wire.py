@@ -162,7 +162,7 @@ async def test_a_question_is_answered_and_its_repetition_from_memory(host: str) 
 
 
 @one_loop
-async def test_where_nobody_listens_the_answer_says_so() -> None:
+async def test_request_to_closed_port_gets_a_rejection() -> None:
     (host, _) = HOSTS
     with plain_socket_at(host) as asker:
         async with await aiordma.open_datagram(host, qkey=5) as socket:  # which cannot be told
@@ -177,7 +177,7 @@ async def test_where_nobody_listens_the_answer_says_so() -> None:
     "wrong",
     ["class", "service", "port", "queue pair", "qkey", "source", "destination", "source port"],
 )
-async def test_a_question_that_lies_is_not_answered(wrong: str) -> None:
+async def test_malformed_request_gets_no_reply(wrong: str) -> None:
     (host, _) = HOSTS
     with plain_socket_at(host) as asker:
         async with await aiordma.open_datagram(host) as socket:
@@ -201,7 +201,7 @@ async def test_a_question_that_lies_is_not_answered(wrong: str) -> None:
 
 
 @one_loop
-async def test_a_question_is_repeated_and_an_answer_to_another_is_not_believed() -> None:
+async def test_request_repeats_and_ignores_wrong_replies() -> None:
     """The peer is silent at first, and then answers wrongly before it answers."""
     (host, _) = HOSTS
     with plain_socket_at(host) as peer:
@@ -250,6 +250,6 @@ asyncio.run(main())
 """
 
 
-def test_what_is_longer_than_the_networks_packets_arrives() -> None:
+def test_datagram_larger_than_the_mtu_arrives() -> None:
     """In a network namespace, whose loopback interface has the packets of an Ethernet."""
     assert run_alone(FRAGMENTED).split() == ["1400", "1500", "4096", "1400"] * 2

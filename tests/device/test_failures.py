@@ -60,7 +60,7 @@ async def test_a_message_longer_than_its_receive_breaks_both_ends_with_their_err
         assert not client.is_connected
 
 
-async def test_a_message_longer_than_the_pooled_receives_is_told_to_who_receives(
+async def test_too_long_message_fails_the_receive(
     device: DeviceUnderTest,
 ) -> None:
     async with connected(server={"receive_size": 100}) as (client, server):
@@ -158,7 +158,7 @@ async def test_end_of_stream_names_the_peer() -> None:
             await server.send(b"too late")
 
 
-async def test_flush_by_our_close_says_so() -> None:
+async def test_flush_by_own_close_names_the_close() -> None:
     async with connected(server=OWN_RECEIVES) as (_, server):
         receive = server.post_recv(bytearray(8))
         await server.aclose()

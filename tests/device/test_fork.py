@@ -69,7 +69,7 @@ def echo_once() -> None:
 
 @pytest.mark.anyio
 @one_loop
-async def test_a_childs_use_of_what_its_parent_opened_is_an_error_and_harms_nobody() -> None:
+async def test_use_in_a_forked_child_raises_fork_error() -> None:
     async with await aiordma.listen(ADDRESS) as listener, connected() as (one, other):
         memory = one.register(bytearray(b"the parent's"), aiordma.Access.REMOTE_READ)
         receive = other._messages.receive()
@@ -150,7 +150,7 @@ async def test_a_child_opens_anew_while_its_parent_is_connected() -> None:
 
 
 @pytest.mark.capability("librdmacm")
-def test_a_child_of_one_that_used_a_device_of_librdmacms_is_told_what_to_do(
+def test_fork_error_names_the_librdmacm_workaround(
     device: DeviceUnderTest,
 ) -> None:
     def use() -> None:

@@ -108,7 +108,7 @@ async def test_the_peers_send_revokes_what_it_was_given() -> None:
 
 @one_loop
 @pytest.mark.capability("invalidation_told")
-async def test_a_message_tells_which_rkey_it_invalidated() -> None:
+async def test_message_names_the_invalidated_rkey() -> None:
     async with connected() as (client, server):
         region = server.register(bytearray(16), BINDABLE)
         theirs = (await server.bind(region[:], Access.REMOTE_WRITE)).remote

@@ -150,7 +150,7 @@ async def test_a_pipeline_of_64_sends_and_receives_matches_one_to_one() -> None:
 # -- lengths and order ------------------------------------------------------------------------
 
 
-async def test_messages_of_every_way_to_send_arrive_whole_and_in_order() -> None:
+async def test_every_kind_of_send_arrives_in_order() -> None:
     """Inline, copied into the pool, registered on the fly: three ways, one order."""
     largest = COPY_LIMIT + 4096
     # One for each: not every device makes a sender wait for a receive, and none of these waits.

@@ -145,7 +145,7 @@ async def test_plain_buffers_are_read_into_in_order() -> None:
         assert one + other == b"a" * 10 + b"b" * 20
 
 
-async def test_operations_longer_than_the_copy_limit_arrive_whole() -> None:
+async def test_operations_beyond_the_copy_limit_are_complete() -> None:
     async with connected() as (client, server):
         length = 4 * COPY_LIMIT + 3
         data = b"".join(i.to_bytes(4, "big") for i in range(length // 4 + 1))[:length]
@@ -310,7 +310,7 @@ async def test_the_peers_device_enforces(case: str) -> None:
 
 
 @pytest.mark.capability("named_refusals")
-async def test_a_closed_region_is_out_of_reach_of_whoever_knew_its_rkey() -> None:
+async def test_closed_region_rejects_its_old_rkey() -> None:
     async with connected() as (client, server):
         buffer = bytearray(b"was mine")
         theirs = server.register(buffer, REMOTE)

@@ -99,7 +99,7 @@ def test_a_queue_pair_of_ones_own_is_moved_and_established_by_hand() -> None:
 
 @pytest.mark.capability("queue pairs by hand")
 @pytest.mark.capability("rdma_establish")
-def test_a_message_may_stand_in_for_a_last_word_that_got_lost() -> None:
+def test_message_replaces_a_lost_establish() -> None:
     with answered() as (channel, (client, server), (ours, theirs)):
         theirs.pair.post_recv(1, [theirs.memory[0:32]])
         ours.move(client, S.RTR, S.RTS)
@@ -113,7 +113,7 @@ def test_a_message_may_stand_in_for_a_last_word_that_got_lost() -> None:
 
 
 @pytest.mark.capability("queue pairs by hand")
-def test_attributes_asked_for_too_early_are_incomplete_and_modify_says_so() -> None:
+def test_modify_rejects_incomplete_attributes() -> None:
     with ExitStack() as stack:
         channel = stack.enter_context(EventChannel())
         client = resolved(channel, 7471, stack)

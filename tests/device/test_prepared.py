@@ -92,7 +92,7 @@ async def test_closing_a_prepared_server_rejects_the_peer() -> None:
             await connection.establish()
 
 
-async def test_closing_a_prepared_client_asks_nobody() -> None:
+async def test_closing_a_prepared_client_sends_nothing() -> None:
     async with aiordma.listen(ADDRESS, 0) as listener:
         async with aiordma.prepare_connection(ADDRESS, listener.port, **OWN_RECEIVES) as client:
             _, receives = post_receives(client)

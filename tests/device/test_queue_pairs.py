@@ -136,7 +136,7 @@ async def test_wrong_addresses_and_arguments_are_refused(device: DeviceUnderTest
 
 
 @one_loop
-async def test_a_device_that_leaves_it_to_the_cm_says_so(device: DeviceUnderTest) -> None:
+async def test_open_queue_pair_on_iwarp_is_not_supported(device: DeviceUnderTest) -> None:
     if device.lacks("queue pairs by hand"):
         with pytest.raises(aiordma.NotSupportedError, match=f"{device.name} is an iWARP device"):
             await aiordma.open_queue_pair(device.name)

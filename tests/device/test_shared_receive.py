@@ -63,7 +63,7 @@ async def test_a_listeners_queue_lives_until_its_last_connection_ends() -> None:
 
 
 @one_loop
-async def test_what_nobody_received_goes_back_when_its_connection_closes() -> None:
+async def test_unreceived_buffers_return_at_close() -> None:
     async with (
         await aiordma.open_shared_receive(ADDRESS, buffers=4) as shared,
         members(2, shared) as (clients, servers),
@@ -146,7 +146,7 @@ async def test_a_client_can_take_from_one_too() -> None:
 # -- posted by the program ------------------------------------------------------------------------
 
 
-async def test_a_chain_of_receives_tells_whose_message_each_took() -> None:
+async def test_chained_receives_name_their_connection() -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=8, max_sge=2) as shared:
         memory = shared.register(bytearray(600))
         plain = bytearray(100)
@@ -213,7 +213,7 @@ async def test_bad_buffers_post_nothing() -> None:
 
 @one_loop
 @pytest.mark.capability("torn_message")
-async def test_a_receive_whose_message_is_cut_off_ends_and_the_others_do_not() -> None:
+async def test_torn_message_fails_only_its_receive() -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
         memory = shared.register(bytearray(1 << 16))
         requests = shared.post_srq_recv([memory] * 3)
@@ -289,7 +289,7 @@ async def test_arguments_are_refused_before_anything_is_made() -> None:
 
 
 @one_loop
-async def test_who_posts_the_receives_is_not_mixed_up() -> None:
+async def test_pooled_and_own_receives_do_not_mix() -> None:
     async with (
         await aiordma.open_shared_receive(ADDRESS, buffers=2) as pooled,
         members(1, pooled) as (_, servers),

@@ -29,7 +29,7 @@ def limits_of(shared: aiordma.SharedReceiveQueue, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("plain", [True, False])
-async def test_the_limit_is_told_once_fewer_are_left(
+async def test_limit_returns_once_fewer_are_posted(
     monkeypatch: pytest.MonkeyPatch, plain: bool
 ) -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
@@ -147,7 +147,7 @@ async def test_a_queue_can_be_resized_while_it_is_used() -> None:
 
 
 @one_loop
-async def test_a_device_that_cannot_resize_says_so(
+async def test_unsupported_resize_names_the_device(
     device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cannot(**_: int) -> None:
@@ -163,7 +163,7 @@ async def test_a_device_that_cannot_resize_says_so(
 
 
 @one_loop
-async def test_the_device_tells_what_it_gave_or_that_it_cannot(device: Any) -> None:
+async def test_query_reports_the_device_or_is_unsupported(device: Any) -> None:
     async with await aiordma.open_shared_receive(ADDRESS, depth=5, max_sge=2) as shared:
         if device.lacks("srq_query") is None:
             told = endpoint_of(shared).raw.query()

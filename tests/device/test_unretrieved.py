@@ -158,7 +158,7 @@ async def test_requests_that_succeed_are_not_reported(reports: list[Report]) -> 
 
 @pytest.mark.capability("named_refusals")
 @pytest.mark.parametrize("awaited", [True, False])
-async def test_last_of_a_run_speaks_for_it(reports: list[Report], awaited: bool) -> None:
+async def test_last_request_reports_for_its_run(reports: list[Report], awaited: bool) -> None:
     async with connected() as (client, _):
         with client.chain(signal_last_only=True) as chain:
             for _ in range(8):

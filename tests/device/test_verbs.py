@@ -221,7 +221,7 @@ def test_a_parent_knows_no_longer_about_closed_children(device: DeviceUnderTest)
         assert domain._children == {}
 
 
-def test_a_closed_object_says_so_whatever_is_asked_of_it(device: DeviceUnderTest) -> None:
+def test_closed_object_raises_closed_error(device: DeviceUnderTest) -> None:
     family: dict[str, Any] = _family(device)
     family["context"].close()
     context, domain, channel = family["context"], family["domain"], family["channel"]

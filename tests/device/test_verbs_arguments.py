@@ -291,6 +291,6 @@ def test_parts_are_slices_of_registered_memory(world: World) -> None:
             world.shared.post_srq_recv([(1, parts)])
 
 
-def test_an_unknown_attribute_is_told_the_nearest_name(world: World) -> None:
+def test_unknown_attribute_error_suggests_nearest_name(world: World) -> None:
     with pytest.raises(TypeError, match=r"'retry_count' is no attribute: did you mean 'retry_cnt'"):
         world.pair.modify(retry_count=7)

@@ -9,7 +9,7 @@ from aiordma import Capacity, CompletionQueue, Device, GidType, QueuePair
 from tests.devices import DeviceUnderTest
 
 
-def test_a_device_tells_who_it_is(device: DeviceUnderTest) -> None:
+def test_device_reports_its_attributes(device: DeviceUnderTest) -> None:
     assert device.name in Device.names()
     with Device(device.name).open() as context:
         attributes = context.query()

@@ -56,7 +56,7 @@ def test_the_one_sided_example_reads_and_writes() -> None:
 
 
 @pytest.mark.capability("rnr")
-def test_the_shared_receive_example_hears_every_client() -> None:
+def test_shared_receive_example_serves_every_client() -> None:
     done = run("examples/shared_receive.py", ADDRESS)
     assert done.returncode == 0, done.stderr
     for number in range(4):
@@ -88,7 +88,7 @@ def test_the_atomics_example_counts_each_ticket_once() -> None:
 
 
 @pytest.mark.capability("immediate")
-def test_the_immediate_example_tells_of_each_slot() -> None:
+def test_immediate_example_reports_each_slot() -> None:
     done = run("examples/immediate.py", ADDRESS)
     assert done.returncode == 0, done.stderr
     for slot in range(8):

@@ -200,7 +200,7 @@ async def test_a_receiver_that_is_not_ready_holds_the_message_back(faults: Fault
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 64, 5000, 70_000, 1_000_000])
-async def test_with_a_crc_everything_arrives_whole(faults: Faults, size: int) -> None:
+async def test_crc_connection_carries_every_size(faults: Faults, size: int) -> None:
     faults.want_crc()
     data = bytes(range(256)) * (size // 256 + 1)
     async with connected(server={"receive_size": max(size, 64)}) as (client, server):

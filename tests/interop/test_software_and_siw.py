@@ -330,7 +330,7 @@ async def test_a_request_is_rejected(direction: tuple[str, str]) -> None:
     assert caught.value.private_data[:7] == b"go away"
 
 
-async def test_a_disconnect_is_told(direction: tuple[str, str]) -> None:
+async def test_disconnect_reaches_the_peer(direction: tuple[str, str]) -> None:
     async with connected(direction) as (client, server):
         await server.aclose()
         assert [message async for message in client] == []

@@ -71,7 +71,7 @@ ADDRESS = Sanitizer(
     "__asan_init",
     # Its process asserts its exit status. gcc 12's leak sanitizer can crash in its own tracer at a
     # process's exit, and the status is its own then.
-    ("tests/device/test_bench.py::test_without_a_server_the_row_says_so",),
+    ("tests/device/test_bench.py::test_row_without_a_server_reports_it",),
     {
         "overrun": (16, "heap-buffer-overflow"),
         "use_after_free": (16, "heap-use-after-free"),
@@ -96,7 +96,7 @@ THREAD = Sanitizer(
         "tests/device/test_fork.py::test_a_child_opens_anew",
         "tests/device/test_fork.py::test_multiprocessing_starts_children_that_work[fork]",
         # The runtime has a thread of its own, which wakes all the time.
-        "tests/unit/test_software_progress.py::test_an_idle_connection_wakes_nobody",
+        "tests/unit/test_software_progress.py::test_idle_connection_wakes_no_thread",
         "tests/unit/test_software_identifiers.py::test_nobody_looks_for_dead_peers",
     ),
     {"race": (0, "data race")},

@@ -94,7 +94,7 @@ async def test_a_way_has_one_handle(device: Device) -> None:
     await ended(handles, device)
 
 
-async def test_the_least_recently_used_goes_first_and_only_when_nobody_holds_it(
+async def test_least_recently_used_unheld_handle_goes_first(
     device: Device,
 ) -> None:
     handles = handles_of(device, 2)

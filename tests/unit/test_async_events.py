@@ -276,7 +276,7 @@ def test_what_any_of_two_loops_reads_both_hear_in_the_same_order(
 
 
 @pytest.mark.anyio
-async def test_who_has_left_hears_nothing_more_not_even_what_is_on_its_way(context: Any) -> None:
+async def test_left_router_gets_no_event_in_flight(context: Any) -> None:
     heard: list[tuple[str, AsyncEvent]] = []
 
     def hear(name: str) -> Callable[[AsyncEvent], None]:

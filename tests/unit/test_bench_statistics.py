@@ -70,7 +70,7 @@ def test_a_ratio_needs_both() -> None:
     assert [ratio(None, 1.0), ratio(1.0, None), ratio(1.0, 0.0)] == [None, None, None]
 
 
-def test_a_measurement_tells_what_json_can_hold() -> None:
+def test_measurement_converts_to_json() -> None:
     samples = array("Q", range(1000, 1001000, 1000))
     found = Measurement("echo/64", 64, 1000, 0.5, 0.25, 500, samples, lost=3)
     assert json.loads(json.dumps(found.as_dict())) == {
@@ -154,7 +154,7 @@ async def test_a_window_is_full_and_every_operation_awaited(drive: Drive) -> Non
     st.integers(1, 4096),
     st.binary(max_size=9),
 )
-def test_the_server_is_told_the_workload(
+def test_server_receives_the_workload(
     operation: str, size: int, depth: int, padding: bytes
 ) -> None:
     work = Workload(operation, size, depth)
@@ -163,7 +163,7 @@ def test_the_server_is_told_the_workload(
 
 
 @given(st.binary(max_size=60))
-def test_another_client_is_told_from_ours(data: bytes) -> None:
+def test_foreign_private_data_is_no_workload(data: bytes) -> None:
     try:
         Workload.unpack(data)
     except ValueError:

@@ -50,7 +50,7 @@ def test_a_chain_is_one_crossing_and_no_python_for_its_requests(signal_last_only
 
 
 @pytest.mark.parametrize("signal_last_only", [False, True])
-def test_each_request_tells_what_it_was(signal_last_only: bool) -> None:
+def test_each_chained_request_has_its_own_completion(signal_last_only: bool) -> None:
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
         with client.chain(signal_last_only=signal_last_only) as chain:
             for _ in range(20):  # more than there is room for at first
@@ -120,7 +120,7 @@ def test_nothing_grows_with_the_number_of_chains() -> None:
 
 
 @pytest.mark.parametrize("signal_last_only", [False, True])
-def test_what_the_device_was_not_told_of_is_held_to_the_end(signal_last_only: bool) -> None:
+def test_unposted_chain_requests_hold_memory_to_the_end(signal_last_only: bool) -> None:
     async def body() -> None:
         async with connected() as (client, _, local, remote):
             with instant(client):
@@ -143,7 +143,7 @@ def test_what_the_device_was_not_told_of_is_held_to_the_end(signal_last_only: bo
     aiordma.run(body())
 
 
-def test_a_chain_that_nobody_posts_is_collected_and_leaves_its_requests_to_the_queue_pair() -> None:
+def test_unposted_chain_is_collected() -> None:
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
         chain: Any = client.chain()
         requests = [chain.post_write(local, remote), chain.post_write(b"y" * 64, remote)]

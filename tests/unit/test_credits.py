@@ -89,7 +89,7 @@ async def test_several_given_at_once_are_served_in_order_too() -> None:
     assert slots.free == 2
 
 
-async def test_nobody_overtakes_a_waiter() -> None:
+async def test_waiters_are_served_in_order() -> None:
     slots = make(1)
     slots.try_take()
     async with anyio.create_task_group() as group:
@@ -173,7 +173,7 @@ async def test_woken_tasks_take_slots_in_their_order() -> None:
     assert takers.got == list("abcdefgh")
 
 
-async def test_nobody_overtakes_a_task_that_was_woken() -> None:
+async def test_woken_task_is_not_overtaken() -> None:
     slots = make(0)
     async with anyio.create_task_group() as group:
         takers = Takers(slots, group)
@@ -207,7 +207,7 @@ async def test_a_cancelled_task_lets_the_next_one_take() -> None:
     assert slots.free + len(takers.got) == 4
 
 
-async def test_failing_ends_those_who_wait_and_those_who_come() -> None:
+async def test_failure_ends_present_and_later_waiters() -> None:
     slots = make(1)
     error = DisconnectedError("the peer disconnected")
     async with anyio.create_task_group() as group:
@@ -228,7 +228,7 @@ async def test_failing_ends_those_who_wait_and_those_who_come() -> None:
     assert slots.free == 1
 
 
-async def test_who_had_been_given_one_before_the_failure_keeps_it() -> None:
+async def test_credit_granted_before_a_failure_is_kept() -> None:
     slots = make(0)
     async with anyio.create_task_group() as group:
         takers = Takers(slots, group)

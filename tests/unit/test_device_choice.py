@@ -226,7 +226,7 @@ def test_the_kernel_says_whether_there_is_a_real_device(devices: Path) -> None:
     assert real_devices_are_here()
 
 
-def test_an_empty_slot_says_whose_it_is() -> None:
+def test_empty_provider_slot_names_its_provider() -> None:
     table = ffi.new("struct aiordma_provider *")
     with pytest.raises(NotSupportedError, match="rdma-core has no establish: a newer"):
         _ = Provider("the installed rdma-core", table, "a newer one is needed").establish

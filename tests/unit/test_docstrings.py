@@ -237,7 +237,7 @@ def test_every_contract_says_what_can_be_raised(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROPERTIES)
-def test_every_property_that_raises_says_so(name: str) -> None:
+def test_properties_that_raise_document_it(name: str) -> None:
     stated = _raise_statements(PROPERTIES[name])
     if stated or "Raises" in _documentation(name):
         documented = tuple(_raised(name))

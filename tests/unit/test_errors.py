@@ -77,7 +77,7 @@ def test_each_status_has_its_class_or_the_generic_one(status: Status) -> None:
     assert "vendor error 0x88" in str(error)
 
 
-def test_each_class_claims_its_statuses_and_success_is_nobodys() -> None:
+def test_each_error_status_has_exactly_one_class() -> None:
     claimed = [
         status for family in WorkCompletionError.__subclasses__() for status in family._statuses
     ]
@@ -157,7 +157,7 @@ def test_failed_request_is_caught_by_socket_programs(error: type[Exception]) -> 
         raise error(5, "SEND of 5 bytes")
 
 
-def test_who_is_at_fault_is_told_apart() -> None:
+def test_closed_and_broken_errors_are_disjoint() -> None:
     # Closed is your doing, broken somebody else's: nothing is both.
     for error in FAMILIES:
         assert not (

@@ -167,7 +167,7 @@ def _outside() -> EventLoop:
     return current_event_loop()
 
 
-def test_outside_a_loop_is_an_error_that_says_so() -> None:
+def test_use_outside_a_loop_raises_event_loop_error() -> None:
     with pytest.raises(RuntimeError, match="outside a running asyncio or trio event loop"):
         _outside()
 

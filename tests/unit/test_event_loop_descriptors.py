@@ -76,7 +76,7 @@ async def test_the_callback_is_called_for_as_long_as_there_is_something_to_read(
     loop.unwatch(pipe.fd)
 
 
-async def test_what_was_there_before_the_watch_is_told(pipes: Pipes) -> None:
+async def test_data_before_the_watch_calls_the_callback(pipes: Pipes) -> None:
     loop, pipe = current_event_loop(), pipes()
     pipe.fill()
     loop.watch(pipe.fd, pipe.on_readable_empty)

@@ -50,7 +50,7 @@ def test_nothing_else_has_the_length_of_one() -> None:
         (b"\xfe\x80" + bytes(14), False),
     ],
 )
-def test_groups_are_told_from_hosts(gid: bytes, group: bool) -> None:
+def test_groups_are_distinguished_from_hosts(gid: bytes, group: bool) -> None:
     assert is_multicast(gid) is group
 
 
@@ -61,7 +61,7 @@ def test_a_peer_has_numbers_in_range(name: str, value: int) -> None:
         DatagramPeer(AddressVector(), **numbers)
 
 
-def test_a_peer_is_the_same_whatever_its_program_tells() -> None:
+def test_peer_equality_ignores_private_data() -> None:
     one, other = (DatagramPeer(AddressVector(), 5, private_data=data) for data in (b"", b"hello"))
     assert one == other
     assert hash(one) == hash(other)

@@ -205,7 +205,7 @@ def test_awaits_that_never_wait_let_others_have_their_turn() -> None:
     run(main)
 
 
-def test_who_waited_for_what_another_ones_await_found_goes_on() -> None:
+def test_drain_in_an_await_wakes_other_tasks() -> None:
     """Both ends in one task's reach: an await finds the end of what somebody else awaits."""
 
     async def body() -> None:
@@ -308,7 +308,7 @@ def test_a_wait_that_is_woken_twice_or_cancelled_after_it_is_woken_once() -> Non
         waiter.send(None)
 
 
-def test_a_wait_that_is_cancelled_says_so_with_its_message() -> None:
+def test_cancelled_wait_keeps_its_message() -> None:
     loop: Any = Loop()
     waiter = _engine.Waiter(loop)
     waiter.send(None)
@@ -364,7 +364,7 @@ def test_a_spin_that_makes_no_sense_is_refused(spin: float) -> None:
 
 
 @pytest.mark.parametrize("spin", [0.0, 0.0005])
-def test_an_idle_connection_is_not_polled(spin: float) -> None:
+def test_idle_connection_is_not_polled(spin: float) -> None:
     async def body() -> None:
         async with connected() as (client, _, _, _):
             steps = drain_of(client)

@@ -56,7 +56,7 @@ def test_a_readable_channel_completes_each_request_with_its_own(device: Device) 
     assert hub.wakes == 1
 
 
-def test_a_completion_that_nobody_waits_for_is_dropped(device: Device) -> None:
+def test_unknown_completion_is_dropped(device: Device) -> None:
     hub, loop = device.hub()
     spent, live = Request(), Request()
     stale = hub.in_flight.add(spent)
@@ -187,7 +187,7 @@ async def test_completions_are_delivered_on_the_loops_thread_only(device: Device
 
 
 @pytest.mark.anyio
-async def test_a_cancelled_reservation_speaks_for_nothing(device: Device) -> None:
+async def test_cancelled_reservation_reserves_nothing(device: Device) -> None:
     hub, _ = device.hub()
     await hub.reserve(4096)
     device.making.clear()
@@ -309,7 +309,7 @@ def test_the_watchdog_looks_rarer_and_rarer_and_ends_with_the_last_request(devic
 # -- asynchronous events --------------------------------------------------------------------------
 
 
-def test_an_event_of_an_object_goes_to_who_entered_it(device: Device) -> None:
+def test_object_event_calls_its_registered_callback(device: Device) -> None:
     hub, loop = device.hub()
     failed: list[DeviceEventError] = []
     heard: list[AsyncEventType] = []
@@ -354,9 +354,7 @@ def test_a_queue_pairs_event_counts_for_less_than_its_completion(device: Device)
 @pytest.mark.parametrize(
     "kind", [AsyncEventType.DEVICE_FATAL, AsyncEventType.CQ_ERR], ids=lambda kind: kind.name
 )
-def test_the_device_or_a_shared_queue_that_fails_is_told_to_every_user(
-    device: Device, kind: AsyncEventType
-) -> None:
+def test_device_or_queue_failure_reaches_every_user(device: Device, kind: AsyncEventType) -> None:
     hub, loop = device.hub()
     event = AsyncEvent(kind, key=hub._queues[0].queue.key)
     told: list[Any] = []
@@ -387,7 +385,7 @@ def test_a_device_that_has_no_events_any_more_has_failed(
 # -- the end --------------------------------------------------------------------------------------
 
 
-def test_a_failed_device_is_told_to_every_user_once_and_left_alone(
+def test_device_failure_reaches_every_user_once(
     device: Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     hub, loop = device.hub()
@@ -423,7 +421,7 @@ async def test_a_failed_device_takes_no_new_user(device: Device) -> None:
         await hub.reserve(1)
 
 
-def test_stopping_delivers_what_is_left_and_then_hears_nothing(device: Device) -> None:
+def test_stop_delivers_the_rest_then_nothing(device: Device) -> None:
     hub, loop = device.hub()
     request = Request()
     device.complete(hub.in_flight.add(request))

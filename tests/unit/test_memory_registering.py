@@ -179,7 +179,7 @@ def test_a_mark_for_forks_that_stays_behind_is_no_failure(domain: Domain) -> Non
         assert region.access == Access.REMOTE_READ
 
 
-def test_a_device_that_cannot_says_so_and_leaves_the_region_as_it_was(domain: Domain) -> None:
+def test_unsupported_reregistration_keeps_the_region(domain: Domain) -> None:
     with register(domain, bytearray(8)) as region:
         before = (region.access, region.lkey, region.address)
         domain.again_result, domain.again_errno = lib.IBV_REREG_MR_ERR_CMD, errno.EOPNOTSUPP

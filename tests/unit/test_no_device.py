@@ -156,7 +156,7 @@ def test_what_is_wrong_with_the_arguments_is_said_first() -> None:
         anyio.run(lambda: aiordma.connect("no-such-host.invalid", 7471))
 
 
-def test_outside_a_loop_is_an_error_that_says_so() -> None:
+def test_use_outside_a_loop_raises_event_loop_error() -> None:
     for made in (aiordma.connect("127.0.0.1", 7471), aiordma.listen("127.0.0.1", 7471)):
         with pytest.raises(RuntimeError, match="event loop"):
             made.send(None)

@@ -52,7 +52,7 @@ def test_an_unknown_option_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("buffers", "depth"), [(16, 16), (1, 1), (0, 64)])
-def test_the_receive_queue_is_as_deep_as_whoever_posts_needs(buffers: int, depth: int) -> None:
+def test_receive_queue_depth_follows_the_options(buffers: int, depth: int) -> None:
     assert ConnectionOptions(receive_buffers=buffers, max_recv_wr=64).receive_queue == depth
 
 

@@ -130,7 +130,7 @@ async def test_what_has_ended_is_awaited_without_waiting() -> None:
     assert stopped.value.value is request.result()
 
 
-async def test_a_failure_is_raised_to_all_who_await() -> None:
+async def test_failure_is_raised_in_every_waiting_task() -> None:
     owner = Owner()
     request = owner.post()
     caught = []
@@ -197,7 +197,7 @@ def holding(kept: WorkRequest) -> Callable[[WorkRequest], object]:
 
 
 @pytest.mark.parametrize("in_a_cycle", [False, True])
-async def test_each_unretrieved_error_is_told_once(in_a_cycle: bool) -> None:
+async def test_each_unretrieved_error_is_reported_once(in_a_cycle: bool) -> None:
     owner = Owner()
     for _ in range(300):  # more than the engine keeps to be used again
         request = owner.post()
@@ -214,7 +214,7 @@ async def test_each_unretrieved_error_is_told_once(in_a_cycle: bool) -> None:
     assert owner.unretrieved == ["RemoteAccessError"] * 300
 
 
-async def test_retrieved_error_is_not_told() -> None:
+async def test_retrieved_error_is_not_reported() -> None:
     owner = Owner()
     for retrieve in ("await", "result", "exception", "cancelled await"):
         request = owner.post()
@@ -252,7 +252,7 @@ async def test_collected_success_does_not_hide_the_next_error() -> None:
     assert len(owner.unretrieved) == 3
 
 
-async def test_error_of_a_run_is_told_by_its_last_request() -> None:
+async def test_error_of_a_run_is_reported_by_its_last_request() -> None:
     owner = Owner()
     run = [owner.post() for _ in range(3)]
     for request in run:
@@ -294,7 +294,7 @@ async def test_memory_is_held_to_the_end_without_a_completion() -> None:
     assert owner.memory.history == ["hold", "release"]
 
 
-async def test_memory_is_released_before_anyone_hears_of_the_end() -> None:
+async def test_memory_is_released_before_callbacks() -> None:
     # Whoever is told may close the region, or lease the block again.
     owner = Owner()
     request = owner.post()
@@ -407,7 +407,7 @@ async def test_callbacks_are_called_once_in_order_and_at_once_after_the_end() ->
     assert called == ["first", "second", "late True"]
 
 
-async def test_a_callback_that_raises_is_logged_and_stops_nobody(
+async def test_raising_callback_is_logged_others_still_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     owner = Owner()

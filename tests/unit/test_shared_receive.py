@@ -78,7 +78,7 @@ def join(shared: Any, qpn: int) -> tuple[Any, Messages, Connection]:
     return member, messages, connection
 
 
-def test_a_queue_pair_waits_for_the_news_of_its_last_receive() -> None:
+def test_queue_pair_waits_for_last_wqe_reached() -> None:
     hub = Hub()
     shared = make(hub)
     member, *_ = join(shared, 1)
@@ -93,7 +93,7 @@ def test_a_queue_pair_waits_for_the_news_of_its_last_receive() -> None:
     shared.leave(member)
 
 
-def test_news_that_came_early_needs_no_wait() -> None:
+def test_early_last_wqe_reached_needs_no_wait() -> None:
     hub = Hub()
     shared = make(hub)
     member, *_ = join(shared, 1)
@@ -115,7 +115,7 @@ def test_a_device_that_is_silent_is_waited_for_once() -> None:
     assert not shared.delays(second, second.destroy)
 
 
-def test_a_device_that_has_told_is_waited_for_again() -> None:
+def test_reporting_device_is_awaited_again() -> None:
     hub = Hub()
     shared = make(hub)
     first, *_ = join(shared, 1)
@@ -196,7 +196,7 @@ def test_more_of_a_completion_queue_is_spoken_for_up_to_its_size(
     assert shared.reserved == shared.queue.cqe
 
 
-def test_a_queue_whose_device_could_not_be_told_fails_and_keeps_its_receives() -> None:
+def test_partial_post_fails_the_queue() -> None:
     hub = Hub()
     shared = make(hub)
     member, *_ = join(shared, 1)

@@ -388,5 +388,5 @@ print("as it should be")
 """
 
 
-def test_an_address_that_comes_or_goes_is_told_to_every_context() -> None:
+def test_address_change_raises_event_on_every_context() -> None:
     assert run_alone(NEWS) == "as it should be\n"

@@ -69,7 +69,7 @@ def ask(device: Device, request: Frame | bytes, backlog: int = 4) -> tuple[socke
 
 
 @pytest.mark.parametrize("pieces", [1, 3, 20])
-def test_a_request_is_heard_however_it_is_cut(device: Device, pieces: int) -> None:
+def test_request_arrives_in_any_number_of_pieces(device: Device, pieces: int) -> None:
     _, port = device.listener()
     with closing(socket.create_connection((HOST, port), timeout=5)) as peer:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -169,7 +169,7 @@ def test_what_we_cannot_do_is_refused_in_the_programs_name(device: Device, frame
         b"MPA ID Req Frame" + struct.pack(">BBH", ENHANCED, 2, 513),
     ],
 )
-def test_a_stranger_is_dropped_without_a_word(device: Device, request_: bytes) -> None:
+def test_malformed_request_is_dropped_without_reply(device: Device, request_: bytes) -> None:
     peer, port = ask(device, request_)
     assert has_ended(peer)
     assert list(device.channel.events()) == []
@@ -179,7 +179,7 @@ def test_a_stranger_is_dropped_without_a_word(device: Device, request_: bytes) -
         device.identifier(expect(device.channel, CmEventType.CONNECT_REQUEST).new_key)
 
 
-def test_a_peer_that_says_nothing_is_dropped_and_holds_nobody_up(device: Device) -> None:
+def test_silent_peer_is_dropped_and_delays_no_other(device: Device) -> None:
     silent, port = ask(device, Frame().pack()[:-1])
     with closing(socket.create_connection((HOST, port), timeout=5)) as good:
         good.sendall(Frame().pack())
@@ -195,7 +195,7 @@ def tcp_states(port: int, peer_port: int) -> set[str]:
     return {row[3] for row in rows if (row[1][-5:], row[2][-5:]) == ends}
 
 
-def test_a_peer_that_left_is_noticed_by_the_answer(device: Device) -> None:
+def test_accept_reports_a_peer_that_left(device: Device) -> None:
     peer, port = ask(device, Frame())
     request = device.identifier(expect(device.channel, CmEventType.CONNECT_REQUEST).new_key)
     peer_port = peer.getsockname()[1]
@@ -226,7 +226,7 @@ def test_requests_beyond_the_backlog_wait_until_one_is_taken(device: Device) -> 
         device.identifier(expect(device.channel, CmEventType.CONNECT_REQUEST).new_key)
 
 
-def test_a_listener_that_goes_refuses_who_waits_and_drops_who_is_silent(device: Device) -> None:
+def test_closing_listener_rejects_waiting_drops_silent(device: Device) -> None:
     listener, port = device.listener()
     with (
         closing(socket.create_connection((HOST, port), timeout=5)) as asked,
@@ -294,7 +294,7 @@ def test_the_type_of_service_is_on_the_packets(device: Device) -> None:
             assert told[struct.calcsize("@NIi")] == 0xB8
 
 
-def test_a_peer_that_needs_no_first_word_gets_none(device: Device) -> None:
+def test_first_frame_is_sent_only_if_negotiated(device: Device) -> None:
     identifier, peer, _ = answer(device, Frame(True, inbound=1, outbound=1))
     expect(device.channel, CmEventType.ESTABLISHED)
     identifier.disconnect()

@@ -234,7 +234,7 @@ def test_a_queue_pair_of_the_programs_own_is_connected_by_its_number(players: Pl
 # -- TCP's own ways --------------------------------------------------------------------------------
 
 
-def test_a_port_connected_to_from_itself_is_one_that_nobody_listens_on(players: Players) -> None:
+def test_connect_from_own_port_is_refused(players: Players) -> None:
     with closing(socket.create_server((HOST, 0))) as server:
         port = server.getsockname()[1]
     identifier = players.identifier()
@@ -312,7 +312,7 @@ async def test_a_peer_that_takes_its_time_is_not_taken_for_dead() -> None:
 
 
 @pytest.mark.asyncio
-async def test_nobody_looks_for_dead_peers_where_nothing_is_due() -> None:
+async def test_idle_connection_stops_the_dead_peer_check() -> None:
     async with (
         await aiordma.listen(HOST, 0, device="software") as listener,
         anyio.create_task_group() as group,

@@ -149,9 +149,7 @@ def test_an_iova_lies_as_far_into_a_page_as_the_memory(domain: Any, memory: Any)
         assert failed(other) == errno.EINVAL
 
 
-def test_a_region_changes_as_it_is_told_to_or_not_at_all(
-    device: tuple[Any, Any], memory: Any
-) -> None:
+def test_reregistration_changes_all_or_nothing(device: tuple[Any, Any], memory: Any) -> None:
     context, domain = device
     other = software().alloc_pd(context)
     region = register(domain, memory)

@@ -110,7 +110,7 @@ def waiting(peer: socket.socket) -> bool:
 # -- whose turn it is -----------------------------------------------------------------------------
 
 
-def test_a_program_that_looks_often_is_woken_by_the_packet_itself(stack: ExitStack) -> None:
+def test_frequent_poller_is_woken_by_the_packet(stack: ExitStack) -> None:
     talk = Talk(stack)
     assert not talk.is_lent()  # it has not looked yet
     talk.lend()
@@ -134,9 +134,7 @@ def test_a_packet_that_completes_on_an_armed_queue_is_an_event_at_once(stack: Ex
 
 
 @pytest.mark.parametrize("has_channel", [True, False], ids=["channel", "no-channel"])
-def test_a_program_that_stops_looking_is_served_by_the_engine(
-    stack: ExitStack, has_channel: bool
-) -> None:
+def test_engine_serves_a_program_that_stops_polling(stack: ExitStack, has_channel: bool) -> None:
     talk = Talk(stack, has_channel=has_channel)
     region = talk.wire.region(bytearray(b"it works"), Access.REMOTE_READ)
     talk.chat(40)
@@ -150,7 +148,7 @@ def test_a_program_that_stops_looking_is_served_by_the_engine(
         assert not is_readable(talk.channel)
 
 
-def test_what_only_a_peer_does_wakes_the_program_no_more(stack: ExitStack) -> None:
+def test_peer_reads_do_not_wake_the_program(stack: ExitStack) -> None:
     talk = Talk(stack)
     region = talk.wire.region(bytearray(b"it works"), Access.REMOTE_READ)
     talk.lend()
@@ -163,7 +161,7 @@ def test_what_only_a_peer_does_wakes_the_program_no_more(stack: ExitStack) -> No
     assert woken <= 3
 
 
-def test_an_idle_connection_wakes_nobody(stack: ExitStack) -> None:
+def test_idle_connection_wakes_no_thread(stack: ExitStack) -> None:
     talk = Talk(stack)
     talk.lend()
     engine = stack.enter_context(closing(EngineThread()))
@@ -179,7 +177,7 @@ def test_an_idle_connection_wakes_nobody(stack: ExitStack) -> None:
 # -- those who wait in other ways -----------------------------------------------------------------
 
 
-def test_who_watches_for_edges_misses_no_event(stack: ExitStack) -> None:
+def test_edge_triggered_watcher_misses_no_event(stack: ExitStack) -> None:
     talk = Talk(stack)
     with select.epoll() as edges:
         edges.register(talk.channel.fd, select.EPOLLIN | select.EPOLLET)
@@ -287,7 +285,7 @@ def test_an_answer_that_waits_goes_before_the_end(stack: ExitStack) -> None:
     assert talk.wire.peer.recv(1) == b""
 
 
-def test_a_message_that_the_program_does_not_answer_has_its_word_at_once(stack: ExitStack) -> None:
+def test_unanswered_message_is_acknowledged_at_once(stack: ExitStack) -> None:
     talk = Talk(stack)
     for _ in range(ROUNDS):
         talk.say(and_ask=True)

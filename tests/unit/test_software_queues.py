@@ -112,7 +112,7 @@ def overrun(context: Any, domain: Any, queue: Any) -> None:
     assert seen == ([0, 1, 2, 3] if queue.cqe == 4 else [])
 
 
-def test_an_overrun_queue_says_so_once_and_is_dead(device: tuple[Any, Any]) -> None:
+def test_overrun_queue_reports_once_and_fails(device: tuple[Any, Any]) -> None:
     context, domain = device
     os.set_blocking(context.async_fd, False)
     queue = make_queue(context, 4)
@@ -139,7 +139,7 @@ def test_a_queue_that_ignores_overruns_keeps_the_latest(device: tuple[Any, Any])
     assert failed(lib.aiordma_create_cq_ex(context, 4, ffi.NULL, 0, 1 << 7)) == errno.EOPNOTSUPP
 
 
-def test_an_event_that_nobody_took_goes_with_its_queue(device: tuple[Any, Any]) -> None:
+def test_untaken_event_is_dropped_with_its_queue(device: tuple[Any, Any]) -> None:
     context, domain = device
     os.set_blocking(context.async_fd, False)
     queues = [make_queue(context, 4) for _ in range(3)]
@@ -153,7 +153,7 @@ def test_an_event_that_nobody_took_goes_with_its_queue(device: tuple[Any, Any]) 
     assert not is_readable(context.async_fd)
 
 
-def test_events_that_nobody_has_taken_are_all_told(device: tuple[Any, Any]) -> None:
+def test_untaken_events_are_all_delivered(device: tuple[Any, Any]) -> None:
     context, domain = device
     os.set_blocking(context.async_fd, False)
     queue = make_queue(context)
@@ -181,7 +181,7 @@ def test_an_event_of_no_object_or_no_known_kind_is_not_raised() -> None:
         assert lib.aiordma_software_raise(kind, ffi.new("int *")) == errno.EINVAL
 
 
-def test_a_descriptor_that_a_program_reads_itself_holds_nobody_up(device: tuple[Any, Any]) -> None:
+def test_descriptor_read_by_program_blocks_no_thread(device: tuple[Any, Any]) -> None:
     context, _ = device
     assert lib.aiordma_software_raise(lib.IBV_EVENT_PORT_ERR, ffi.NULL) == 0
     assert os.get_blocking(context.async_fd)
@@ -215,7 +215,7 @@ def test_a_blocking_wait_for_an_async_event_ends_with_one(device: tuple[Any, Any
 # -- channels -------------------------------------------------------------------------------------
 
 
-def test_a_channel_tells_once_for_each_request(device: tuple[Any, Any], channel: Any) -> None:
+def test_channel_delivers_one_event_per_arming(device: tuple[Any, Any], channel: Any) -> None:
     context, domain = device
     queue = make_queue(context, 16, channel)
     pair = make_pair(domain, queue, queue)

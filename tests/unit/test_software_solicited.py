@@ -88,7 +88,7 @@ def told(loop: Loop) -> bool:
     return loop.channel.events() == [loop.queue]
 
 
-def test_every_completion_is_told_of_where_any_was_asked_for() -> None:
+def test_armed_queue_reports_every_completion() -> None:
     with looped() as loop:
         loop.send(solicited=True)
         assert not told(loop)
@@ -100,7 +100,7 @@ def test_every_completion_is_told_of_where_any_was_asked_for() -> None:
             assert not told(loop)
 
 
-def test_only_a_solicited_one_is_told_of_where_only_those_were_asked_for() -> None:
+def test_solicited_arming_reports_solicited_only() -> None:
     with looped() as loop:
         loop.queue.request_notification(solicited_only=True)
         for _ in range(3):

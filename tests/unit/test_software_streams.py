@@ -68,7 +68,7 @@ def test_a_peer_that_ends_gives_up_the_messages_that_are_held_back(stack: ExitSt
     assert wire.completions(1) == [(7, FLUSHED)]
 
 
-def test_a_peer_that_breaks_off_gives_up_more_than_there_is_room_for(stack: ExitStack) -> None:
+def test_peer_reset_discards_more_than_fits(stack: ExitStack) -> None:
     wire = Wire(stack)
     wire.peer.setblocking(False)
     with suppress(BlockingIOError):
@@ -84,7 +84,7 @@ def test_a_peer_that_breaks_off_gives_up_more_than_there_is_room_for(stack: Exit
     expect(wire.channel, CmEventType.DISCONNECTED)
 
 
-def test_a_peer_that_has_no_room_for_the_end_is_told_by_a_reset(stack: ExitStack) -> None:
+def test_disconnect_resets_a_peer_with_a_full_window(stack: ExitStack) -> None:
     wire = Wire(stack, backlog=4096)
     wire.send(1, wire.region(mmap(-1, 16 << 20)))
     wire.identifier.disconnect()
@@ -94,7 +94,7 @@ def test_a_peer_that_has_no_room_for_the_end_is_told_by_a_reset(stack: ExitStack
     assert told.poll(5000) == [(wire.peer.fileno(), select.POLLERR | select.POLLHUP)]
 
 
-def test_an_answer_arrives_behind_more_messages_than_there_is_room_for(stack: ExitStack) -> None:
+def test_read_response_arrives_behind_held_messages(stack: ExitStack) -> None:
     wire = Wire(stack)
     wire.peer.setblocking(False)
     whole, number = memoryview(b""), 0

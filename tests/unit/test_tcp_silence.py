@@ -84,7 +84,7 @@ def test_a_peer_that_answers_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (watched.ends, watched.probes) == (0, 0)
 
 
-def test_a_peer_that_is_not_heard_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_peer_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop(monkeypatch)
     watched = Watched(loop, 3)
     watched.info = TcpInfo(0, 5.0)
@@ -105,7 +105,7 @@ def test_a_silent_peer_is_dead_after_the_patience(monkeypatch: pytest.MonkeyPatc
     assert (watched.ends, loop.timers) == (1, [])
 
 
-def test_a_peer_that_is_heard_again_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_that_answers_again_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop(monkeypatch)
     watched = Watched(loop, 3)
     for _ in range(10):

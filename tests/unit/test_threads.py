@@ -170,7 +170,7 @@ def test_a_cancellation_goes_on_after_the_event(use_uvloop: bool) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_call_tells_the_loops_thread_that_it_has_returned() -> None:
+async def test_thread_call_returns_on_the_loops_thread() -> None:
     told: list[tuple[BaseException | None, int]] = []
     loop, work = current_event_loop(), Work()
     start_call(loop, work, lambda error: told.append((error, threading.get_ident())))
@@ -182,7 +182,7 @@ async def test_a_call_tells_the_loops_thread_that_it_has_returned() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_call_tells_what_it_raised() -> None:
+async def test_thread_call_raises_its_exception() -> None:
     told: list[BaseException | None] = []
     start_call(current_event_loop(), lambda: 1 / 0, told.append)
     await until(lambda: told)
@@ -190,7 +190,7 @@ async def test_a_call_tells_what_it_raised() -> None:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_call_that_outlives_its_loop_tells_nobody(backend: str) -> None:
+def test_call_that_outlives_its_loop_is_ignored(backend: str) -> None:
     told: list[BaseException | None] = []
     work = Work()
 

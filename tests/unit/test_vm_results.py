@@ -25,7 +25,7 @@ def test_the_command_s_status_is_the_run_s(control: Path) -> None:
     assert machine.judge(control, REQUEST, in_time=True) == 42
 
 
-def test_a_command_ended_by_the_limit_gives_124_and_says_so(
+def test_time_limit_ends_the_command_with_124(
     control: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, text in (("started", ""), ("timed-out", ""), ("status", "143\n")):
