@@ -87,7 +87,8 @@ class QueuePairAttributes:
     `max_dest_rd_atomic` is responder_resources. `rnr_retry` is how often this side resends a
     message for which the peer has no receive. `min_rnr_timer` is the delay that this side asks of
     the peer in the opposite case. `cap` has the sizes, and `dest_qp_num` is the peer's queue pair
-    number. A value that the device does not have or report is 0: on iWARP, the timeout and the
+    number. `ah_attr` is the path to the peer: the GID index, the service level, the traffic class
+    and others. A value that the device does not have or report is 0: on iWARP, the timeout and the
     retries, because TCP retransmits.
     """
 
@@ -103,6 +104,8 @@ class QueuePairAttributes:
     min_rnr_timer: int
     max_rd_atomic: int
     max_dest_rd_atomic: int
+    pkey_index: int
+    ah_attr: AddressVector
 
 
 _QUERIED = (
@@ -118,6 +121,8 @@ _QUERIED = (
     | QueuePairAttribute.MIN_RNR_TIMER
     | QueuePairAttribute.MAX_QP_RD_ATOMIC
     | QueuePairAttribute.MAX_DEST_RD_ATOMIC
+    | QueuePairAttribute.PKEY_INDEX
+    | QueuePairAttribute.AV
 )
 
 _FIELDS: dict[str, tuple[QueuePairAttribute, str]] = {
@@ -316,6 +321,8 @@ class QueuePair(Resource):
             min_rnr_timer=raw.min_rnr_timer,
             max_rd_atomic=raw.max_rd_atomic,
             max_dest_rd_atomic=raw.max_dest_rd_atomic,
+            pkey_index=raw.pkey_index,
+            ah_attr=AddressVector._read(raw.ah_attr),
         )
 
     @property
