@@ -56,6 +56,7 @@ DEVICE_LACKS: dict[str, dict[str, str]] = {
         "manager reports the reason (no event is taken while anything is destroyed), so that a "
         "flushed request may have no cause",
         "port_events": "its port stands for all network interfaces, and is always up",
+        "completion_vectors": "it has one: it raises no interrupts to distribute",
         "second_device": "there is one, which serves all addresses; its GID_CHANGE is tested by "
         "tests/unit/test_software_device.py",
         "queue pairs by hand": "iWARP queue pairs are connected by the connection manager only",

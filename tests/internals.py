@@ -10,7 +10,7 @@ from aiordma._endpoint.endpoint import Endpoint
 from aiordma._requests.pool import BufferPool
 from aiordma._requests.select import Drain
 from aiordma._runtime.hub import DeviceHub
-from aiordma.verbs import QueuePair
+from aiordma.verbs import CompletionQueue, QueuePair
 from aiordma.verbs.identifier import Identifier
 
 User: TypeAlias = Connection | Datagram
@@ -52,6 +52,13 @@ def queue_pair_of(user: User) -> QueuePair:
     pair = user._endpoint.queue_pair
     assert pair is not None
     return pair
+
+
+def completion_queue_of(user: User) -> CompletionQueue:
+    """The completion queue of its sends."""
+    share = endpoint_of(user)._queue
+    assert share is not None
+    return share.queue
 
 
 def free_sends(user: User) -> int:

@@ -1,13 +1,25 @@
 """The options of a connection: sizes, retries, limits (pure)."""
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypedDict
+from typing import Any, ParamSpec, Self, TypedDict, TypeVar
 
-from aiordma._base.arguments import nearest, seconds_within, whole_number
+from aiordma._base.arguments import nearest, seconds_within, whole_number, wrong_type
 
-__all__ = ("ConnectionKeywords", "ConnectionOptions")
+__all__ = (
+    "DECIDED_BY_CM",
+    "DECIDED_FOR_DATAGRAMS",
+    "DECIDED_LATER",
+    "ConnectionKeywords",
+    "ConnectionOptions",
+    "check_queue",
+    "refuses",
+)
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 _RANGES = {
@@ -26,7 +38,47 @@ _RANGES = {
     "min_rnr_timer": (0, 31),
     "tos": (0, 255),
     "linger": (0, 3600),
+    "comp_vector": (0, (1 << 31) - 1),
+    "cqe": (1, (1 << 31) - 1),
 }
+
+DECIDED_BY_CM = {
+    "path_mtu": "the connection manager takes the MTU of the path that it resolves, and both sides "
+    "must use the same one. Lower the MTU of the network interface, or use open_queue_pair(), "
+    "whose connect_to() takes path_mtu",
+    "gid_index": "the connection manager takes the GID of the local address. Choose the address, "
+    "with source= of connect() or host of listen(), or use open_queue_pair(), which takes "
+    "gid_index",
+    "service_level": "the connection manager derives it from the type of service of the side that "
+    "connects. Use tos=, or open_queue_pair(), whose connect_to() takes service_level",
+    "pkey_index": "the connection manager takes the partition key of the network interface that "
+    "has the local address. Choose the address, with source= of connect() or host of listen(), or "
+    "use open_queue_pair(), which takes pkey_index",
+}
+"""Attributes of a queue pair that are no option of connections: why, and what to use instead."""
+
+DECIDED_FOR_DATAGRAMS = {
+    "path_mtu": "a datagram has no path MTU of its own: it may be as long as the MTU of the port "
+    "(Datagram.mtu). Lower the MTU of the network interface",
+    "pkey_index": "the connection manager takes the partition key of the network interface that "
+    "has the local address. Choose the address, with host",
+    "flow_control": "there is no connection whose peer could be told",
+}
+"""The same of datagram sockets."""
+
+DECIDED_LATER = {
+    "path_mtu": "connect_to() takes it",
+    "service_level": "connect_to() takes it",
+    "flow_control": "it is a field of the connection manager's request, and no attribute of queue "
+    "pairs",
+}
+"""The same of queue pairs without the connection manager."""
+
+_OPTIONAL = ("tos", "cqe")
+"""Options that may be None."""
+
+_FLAGS = ("flow_control",)
+"""Options that are True or False."""
 
 
 class ConnectionKeywords(TypedDict, total=False):
@@ -47,6 +99,9 @@ class ConnectionKeywords(TypedDict, total=False):
     min_rnr_timer: int
     tos: int | None
     linger: float
+    comp_vector: int
+    cqe: int | None
+    flow_control: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +148,19 @@ class ConnectionOptions:
             disconnected. Each acknowledgement restarts the time; at its end, sends fail with
             FlushedError. On RoCE and InfiniBand the disconnect can overtake an acknowledgement
             inside a device. On iWARP it cannot, and nothing lingers.
+        comp_vector: index of the completion vector (interrupt) of the connection's completion
+            queue, 0..`connection.context.num_comp_vectors` - 1. The queue serves all queue pairs
+            of the event loop with the same comp_vector and cqe. With `shared_receive`, receives
+            complete in the shared receive queue's own completion queue.
+        cqe: entries of the connection's completion queue; None: 4096, or more if this connection
+            alone needs more. At least the number of requests that can be in flight: max_send_wr
+            and the receives. If all entries of the queues of this size and vector are reserved,
+            another queue is made. So a connection has a queue to itself if cqe is exactly this
+            number. Each wake-up of the event loop polls every queue, so use few.
+        flow_control: whether to tell the peer that this device has end-to-end flow control. The
+            connection manager passes it to the peer's program (`ConnectionRequest.parameters`),
+            and configures nothing with it. iWARP does not carry it. Queue pairs without the
+            connection manager do not take this option.
 
     Raises:
         TypeError, ValueError: an option has an unsuitable type or is out of range; the message
@@ -114,9 +182,12 @@ class ConnectionOptions:
     min_rnr_timer: int = 5
     tos: int | None = None
     linger: float = 0.05
+    comp_vector: int = 0
+    cqe: int | None = None
+    flow_control: bool = True
 
     def __post_init__(self) -> None:
-        for name in _RANGES:
+        for name in (*_RANGES, *_FLAGS):
             object.__setattr__(self, name, _checked(name, getattr(self, name)))
 
     @classmethod
@@ -128,9 +199,10 @@ class ConnectionOptions:
                 not a number.
             ValueError: an option is out of range.
         """
+        known_options = {*_RANGES, *_FLAGS}
         for name, value in keywords.items():
-            if name not in _RANGES:
-                known = {*_RANGES, *inspect.signature(call).parameters} - {"self", "options"}
+            if name not in known_options:
+                known = {*known_options, *inspect.signature(call).parameters} - {"self", "options"}
                 raise TypeError(
                     f"{call.__name__}() has no parameter {name!r}: {nearest(name, known)}"
                 )
@@ -143,9 +215,49 @@ class ConnectionOptions:
         return self.receive_buffers or self.max_recv_wr
 
 
+def refuses(
+    reasons: Mapping[str, str],
+) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+    """Decorate a function that lacks some parameters: its TypeError for one of them says why, and
+    what to use instead.
+
+    Args:
+        reasons: by the parameter's name.
+    """
+
+    def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        @functools.wraps(function)
+        def call(*arguments: Parameters.args, **keywords: Parameters.kwargs) -> Result:
+            for name in keywords:
+                if name in reasons:
+                    raise TypeError(
+                        f"{function.__name__}() has no parameter {name!r}: {reasons[name]}"
+                    )
+            return function(*arguments, **keywords)
+
+        return call
+
+    return decorate
+
+
 def _checked(name: str, value: Any, call: str = "") -> float | None:
-    if value is None and name == "tos":
+    if value is None and name in _OPTIONAL:
         return None
+    if name in _FLAGS:
+        if not isinstance(value, bool):
+            raise wrong_type(value, name, "True or False", call)
+        return value
     if name == "linger":
         return seconds_within(value, name, *_RANGES[name], call)
     return whole_number(value, name, *_RANGES[name], call)
+
+
+def check_queue(comp_vector: Any, cqe: Any, call: str = "") -> tuple[int, int | None]:
+    """Return both options of a completion queue, checked.
+
+    Raises:
+        TypeError: one is no whole number.
+        ValueError: one is out of range.
+    """
+    vector = whole_number(comp_vector, "comp_vector", *_RANGES["comp_vector"], call)
+    return vector, None if cqe is None else whole_number(cqe, "cqe", *_RANGES["cqe"], call)

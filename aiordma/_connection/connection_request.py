@@ -25,7 +25,12 @@ from aiordma._base.errors import (
 )
 from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.opening import opens
-from aiordma._base.options import ConnectionKeywords, ConnectionOptions
+from aiordma._base.options import (
+    DECIDED_BY_CM,
+    ConnectionKeywords,
+    ConnectionOptions,
+    refuses,
+)
 from aiordma._base.process import here, require_same_process
 from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ENDS_A_REQUEST, ConnectionState
@@ -135,6 +140,7 @@ class ConnectionRequest:
             raise ClosedError("this connection request has been answered")
         self._answered = True
 
+    @refuses(DECIDED_BY_CM)
     @opens
     async def accept(
         self, *, private_data: bytes = b"", **options: Unpack[ConnectionKeywords]
@@ -168,6 +174,7 @@ class ConnectionRequest:
         await connection.establish(private_data=private_data)
         return connection
 
+    @refuses(DECIDED_BY_CM)
     @opens
     async def prepare(self, **options: Unpack[ConnectionKeywords]) -> Connection:
         """Make the connection with its queue pair, and do not accept yet: post receives on it, then

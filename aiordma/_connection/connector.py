@@ -28,7 +28,12 @@ from aiordma._base.errors import (
 )
 from aiordma._base.hints import descriptors_hint
 from aiordma._base.opening import opens
-from aiordma._base.options import ConnectionKeywords, ConnectionOptions
+from aiordma._base.options import (
+    DECIDED_BY_CM,
+    ConnectionKeywords,
+    ConnectionOptions,
+    refuses,
+)
 from aiordma._base.provider import Provider, checked_device, wanted_device
 from aiordma._base.states import ConnectionState, next_state
 from aiordma._connection.connection import Connection
@@ -63,6 +68,7 @@ logger: logging.Logger = logging.getLogger("aiordma")
 _S = ConnectionState
 
 
+@refuses(DECIDED_BY_CM)
 @opens
 async def connect(
     host: str,
@@ -119,6 +125,7 @@ async def connect(
     return connection
 
 
+@refuses(DECIDED_BY_CM)
 @opens
 async def prepare_connection(
     host: str,
@@ -393,6 +400,7 @@ def parameters(options: ConnectionOptions, private_data: bytes) -> ConnectionPar
         initiator_depth=options.initiator_depth,
         retry_count=options.retry_count,
         rnr_retry_count=options.rnr_retry_count,
+        flow_control=options.flow_control,
     )
 
 

@@ -27,7 +27,12 @@ from aiordma._base.fair_queue import FairQueue, source_of
 from aiordma._base.hints import descriptors_hint
 from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.opening import opens
-from aiordma._base.options import ConnectionKeywords, ConnectionOptions
+from aiordma._base.options import (
+    DECIDED_BY_CM,
+    ConnectionKeywords,
+    ConnectionOptions,
+    refuses,
+)
 from aiordma._base.origin import origin, warn_unclosed, with_origin
 from aiordma._base.process import here, require_same_process
 from aiordma._base.provider import Provider, checked_device, wanted_device
@@ -58,6 +63,7 @@ MOST_BACKLOG = (1 << 31) - 1 - KERNEL_BACKLOG_RESERVE
 """rdma_listen takes an int."""
 
 
+@refuses(DECIDED_BY_CM)
 @opens
 async def listen(
     host: str = "0.0.0.0",
@@ -112,14 +118,14 @@ async def listen(
     if ipv6_only is not None and ":" not in host:
         raise ValueError(f"ipv6_only={ipv6_only}: {host!r} is no numeric IPv6 address")
     chosen = ConnectionOptions._of(listen, options)
-    ListenerReceives(shared_receive, chosen.receive_size)  # what is wrong with these is said first
+    ListenerReceives(shared_receive, chosen)  # what is wrong with these is said first
     wanted = wanted_device(device)
     if wanted is not None:
         require_device(wanted)
     numeric = await numeric_address(host)
 
     async def attempt(provider: Provider) -> Listener:
-        receives = ListenerReceives(shared_receive, chosen.receive_size)
+        receives = ListenerReceives(shared_receive, chosen)
         reactor = await acquire_reactor(provider)
         async with new_identifier(reactor) as identifier:
             if chosen.tos is not None:

@@ -178,7 +178,8 @@ class SharedReceiveLife:
             VerbsCallError: the driver refused.
         """
         self._settings.check(self.hub)
-        self.queue = await self.hub.reserve(self.depth)
+        settings = self._settings
+        self.queue = await self.hub.reserve(self.depth, settings.comp_vector, settings.cqe)
         self._reserved = self.depth
         self.hub.on_failure.add(self.fail)
         await self._call(self._create)

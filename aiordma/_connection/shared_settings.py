@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from aiordma._base.arguments import whole_number
 from aiordma._base.errors import NotSupportedError
+from aiordma._base.options import check_queue
 from aiordma._runtime.hub import DeviceHub
 
 __all__ = ("MOST_WORK_REQUESTS", "SharedReceiveSettings")
@@ -22,6 +23,8 @@ class SharedReceiveSettings:
     max_sge: int | None = None
     buffers: int = 0
     buffer_size: int = 16384
+    comp_vector: int = 0
+    cqe: int | None = None
 
     def check(self, hub: DeviceHub) -> None:
         """Refuse what the device cannot give.
@@ -54,3 +57,4 @@ class SharedReceiveSettings:
         if self.buffers > self.depth:
             raise ValueError(f"buffers={self.buffers} is not in 0..{self.depth} (the depth)")
         whole_number(self.buffer_size, "buffer_size", 1, 1 << 30)
+        check_queue(self.comp_vector, self.cqe)

@@ -5,6 +5,7 @@ import anyio
 from aiordma._base.arguments import whole_number, wrong_type
 from aiordma._base.errors import AddressError
 from aiordma._base.opening import opens
+from aiordma._base.options import ConnectionOptions, check_queue
 from aiordma._base.provider import Provider, checked_device, wanted_device
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
@@ -27,6 +28,8 @@ async def open_shared_receive(
     max_sge: int | None = None,
     buffers: int = 0,
     buffer_size: int = 16384,
+    comp_vector: int = 0,
+    cqe: int | None = None,
     device: str = "auto",
 ) -> SharedReceiveQueue:
     """Open a queue of receives for many connections (ibv_create_srq), to be given to `listen` and
@@ -39,6 +42,9 @@ async def open_shared_receive(
         buffers: receives that it posts by itself, from a pool, so that each connection's
             `receive()` works; 0: you post them, with `post_srq_recv`.
         buffer_size: bytes of each of these: the longest message that the peers may send.
+        comp_vector: of the completion queue where its receives complete; as of ConnectionOptions.
+        cqe: entries of that completion queue, as of ConnectionOptions; at least `depth`. `resize`
+            can use those that are left.
         device: "auto", or the name of the device that the address has to be on, "software" for the
             built-in one. With "auto", that has every address that no real one has.
 
@@ -64,8 +70,9 @@ async def open_shared_receive(
         max_sge = whole_number(max_sge, "max_sge", 1, MOST_WORK_REQUESTS, call)
     buffers = whole_number(buffers, "buffers", 0, MOST_WORK_REQUESTS, call)
     buffer_size = whole_number(buffer_size, "buffer_size", 1, 1 << 30, call)
+    comp_vector, cqe = check_queue(comp_vector, cqe, call)
     wanted_depth = depth if depth is not None else buffers or 64
-    settings = SharedReceiveSettings(wanted_depth, max_sge, buffers, buffer_size)
+    settings = SharedReceiveSettings(wanted_depth, max_sge, buffers, buffer_size, comp_vector, cqe)
     wanted = wanted_device(device)
     numeric = await numeric_address(host)
 
@@ -106,9 +113,12 @@ async def _open(
 
 class ListenerReceives:
     """Where the connections of one listener take their receives from: None, a queue that is given,
-    or pooled ones of `shared_receive` receives each, one for each device that peers come over."""
+    or pooled ones of `shared_receive` receives each, one for each device that peers come over, with
+    the buffer size and the completion queue that the options say."""
 
-    def __init__(self, shared_receive: SharedReceiveQueue | int | None, size: int) -> None:
+    def __init__(
+        self, shared_receive: SharedReceiveQueue | int | None, options: ConnectionOptions
+    ) -> None:
         self._given: SharedReceiveEndpoint | None = None
         self._settings: SharedReceiveSettings | None = None
         if isinstance(shared_receive, SharedReceiveQueue):
@@ -118,7 +128,14 @@ class ListenerReceives:
                 expected = "a SharedReceiveQueue, or a number of receives"
                 raise wrong_type(shared_receive, "shared_receive", expected, "listen")
             whole_number(shared_receive, "shared_receive", 1, MOST_WORK_REQUESTS, "listen")
-            self._settings = SharedReceiveSettings(shared_receive, 1, shared_receive, size)
+            self._settings = SharedReceiveSettings(
+                shared_receive,
+                1,
+                shared_receive,
+                options.receive_size,
+                options.comp_vector,
+                options.cqe,
+            )
         self._made: dict[DeviceHub, SharedReceiveEndpoint] = {}
         self._making = anyio.Lock()
         self._closed = False

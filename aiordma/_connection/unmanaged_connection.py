@@ -19,7 +19,12 @@ from aiordma._base.enums import (
 )
 from aiordma._base.errors import NotSupportedError
 from aiordma._base.opening import opens
-from aiordma._base.options import ConnectionKeywords, ConnectionOptions
+from aiordma._base.options import (
+    DECIDED_LATER,
+    ConnectionKeywords,
+    ConnectionOptions,
+    refuses,
+)
 from aiordma._base.provider import checked_device, provider_of
 from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import Connection
@@ -57,6 +62,7 @@ class QueuePairAddress:
             raise ValueError(f"a gid has 16 bytes, and this has {len(self.gid)}")
 
 
+@refuses(DECIDED_LATER)
 @opens
 async def open_queue_pair(
     device: str,
@@ -64,6 +70,7 @@ async def open_queue_pair(
     service: QueuePairType = QueuePairType.RC,
     port: int = 1,
     gid_index: int = 0,
+    pkey_index: int = 0,
     shared_receive: SharedReceiveQueue | None = None,
     **options: Unpack[ConnectionKeywords],
 ) -> "UnmanagedConnection":
@@ -74,6 +81,8 @@ async def open_queue_pair(
         service: RC or UC. (Datagrams: `open_datagram`.)
         port: of the device, from 1.
         gid_index: which of the port's GIDs it uses; on RoCE this is the address and the version.
+        pkey_index: which of the port's partition keys it uses. The peer's must be of the same
+            partition.
         shared_receive: take receives from there; receive_* options have no effect then.
         options: see ConnectionOptions.
 
@@ -96,6 +105,7 @@ async def open_queue_pair(
         raise ValueError("a UD queue pair is no connection: open_datagram() makes one")
     port = whole_number(port, "port", 1, 255, call)
     gid_index = whole_number(gid_index, "gid_index", 0, 2**31 - 1, call)
+    pkey_index = whole_number(pkey_index, "pkey_index", 0, 2**16 - 1, call)
     if shared_receive is not None:
         instance(shared_receive, "shared_receive", SharedReceiveQueue, call)
     shared = None if shared_receive is None else shared_receive._endpoint
@@ -114,6 +124,10 @@ async def open_queue_pair(
         attributes = hub.context.query_port(port)
         if not 0 <= gid_index < attributes.gid_tbl_len:
             raise ValueError(f"gid_index={gid_index}: {device} has 0..{attributes.gid_tbl_len - 1}")
+        if not 0 <= pkey_index < attributes.pkey_tbl_len:
+            raise ValueError(
+                f"pkey_index={pkey_index}: {device} has 0..{attributes.pkey_tbl_len - 1}"
+            )
     except BaseException:
         reactor.release()
         raise
@@ -124,7 +138,7 @@ async def open_queue_pair(
     try:
         await endpoint.open(service, shared)
         connection = UnmanagedConnection(endpoint, gid_index, shared)
-        await endpoint.calls.run(connection._initialize)
+        await endpoint.calls.run(lambda: connection._initialize(pkey_index))
         connection._post_pooled_receives()
     except BaseException:
         await endpoint.aclose()
@@ -161,7 +175,7 @@ class UnmanagedConnection(Connection):
         """RC or UC."""
         return self._endpoint.service
 
-    def _initialize(self) -> None:
+    def _initialize(self, pkey_index: int) -> None:
         """RESET to INIT; for `open_queue_pair`."""
         access = _REMOTE
         if self._endpoint.service is QueuePairType.UC:
@@ -170,7 +184,7 @@ class UnmanagedConnection(Connection):
             access |= Access.REMOTE_ATOMIC
         pair = self._endpoint.queue_pair
         assert pair is not None
-        pair.modify(QueuePairState.INIT, pkey_index=0, port=self._port, access=access)
+        pair.modify(QueuePairState.INIT, pkey_index=pkey_index, port=self._port, access=access)
 
     async def connect_to(
         self,

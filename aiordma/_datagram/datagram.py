@@ -2,6 +2,7 @@
 
 import ipaddress
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from anyio.abc import UnreliableObjectReceiveStream
@@ -10,7 +11,12 @@ from aiordma._base.arguments import Buffer, data, optional_seconds, shown, text,
 from aiordma._base.enums import Access, PortSpace
 from aiordma._base.errors import AddressError, NotSupportedError
 from aiordma._base.opening import opens
-from aiordma._base.options import ConnectionKeywords, ConnectionOptions
+from aiordma._base.options import (
+    DECIDED_FOR_DATAGRAMS,
+    ConnectionKeywords,
+    ConnectionOptions,
+    refuses,
+)
 from aiordma._base.provider import Provider, checked_device, wanted_device
 from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ConnectionState
@@ -42,6 +48,7 @@ from aiordma.verbs import (
     ProtectionDomain,
     SendWork,
 )
+from aiordma.verbs.address import MOST_GID_INDEX, MOST_SERVICE_LEVEL
 from aiordma.verbs.identifier import (
     MAX_DATAGRAM_ACCEPT_PRIVATE_DATA,
     MAX_DATAGRAM_CONNECT_PRIVATE_DATA,
@@ -53,6 +60,7 @@ from aiordma.verbs.memory import flat_view
 __all__ = ("Datagram", "open_datagram")
 
 
+@refuses(DECIDED_FOR_DATAGRAMS)
 @opens
 async def open_datagram(
     host: str,
@@ -65,6 +73,10 @@ async def open_datagram(
     max_send_sge: int = 4,
     max_recv_sge: int = 4,
     max_inline_data: int = 64,
+    comp_vector: int = 0,
+    cqe: int | None = None,
+    gid_index: int | None = None,
+    service_level: int | None = None,
     most_handles: int = 256,
     qkey: int = UDP_QKEY,
     private_data: bytes = b"",
@@ -88,6 +100,16 @@ async def open_datagram(
         max_send_sge: parts that one datagram may be gathered from.
         max_recv_sge: parts that one may be scattered to, beside its header.
         max_inline_data: datagrams up to this length, in bytes, are copied at the post.
+        comp_vector: which of the device's completion vectors (interrupts) its completion queue
+            uses, as of ConnectionOptions.
+        cqe: entries of its completion queue, as of ConnectionOptions.
+        gid_index: which of the port's GIDs is the source of datagrams to peers of `resolve` and
+            `peer`, and `Datagram.gid`; None: the GID of the address `host` (on RoCE, of version 2).
+            A reply to `message.source` has the GID that the message was sent to.
+        service_level: of datagrams to all peers but groups, 0..15 (InfiniBand's SL; on RoCE the
+            priority of a VLAN); None: for peers of `resolve`, that of the resolved path, for
+            `message.source`, that of the message, for peers of `peer`, 0. The software device
+            does not send it.
         most_handles: peers that an address handle is kept for, and senders that are remembered.
         qkey: the queue pair's key: datagrams with another are dropped. With any but the port
             space's own, no peer can resolve this socket, since the connection manager hands out
@@ -117,6 +139,8 @@ async def open_datagram(
         max_send_sge=max_send_sge,
         max_recv_sge=max_recv_sge,
         max_inline_data=max_inline_data,
+        comp_vector=comp_vector,
+        cqe=cqe,
     )
     options = ConnectionOptions._of(open_datagram, sizes)
     private_data = check_private_data(
@@ -127,6 +151,10 @@ async def open_datagram(
     )
     qkey = whole_number(qkey, "qkey", 0, MOST_QKEY, call)
     most_handles = whole_number(most_handles, "most_handles", 1, 1 << 16, call)
+    if gid_index is not None:
+        gid_index = whole_number(gid_index, "gid_index", 0, MOST_GID_INDEX, call)
+    if service_level is not None:
+        service_level = whole_number(service_level, "service_level", 0, MOST_SERVICE_LEVEL, call)
     device = checked_device(device, call)
     wanted = wanted_device(device)
     numeric = await numeric_address(host)
@@ -141,7 +169,7 @@ async def open_datagram(
             provider, numeric, port, wanted, options, private_data, most_handles
         )
         try:
-            await endpoint.start(numeric, qkey)
+            await endpoint.start(numeric, qkey, gid_index, service_level)
             return Datagram(endpoint, numeric)
         except BaseException:
             await endpoint.aclose()
@@ -312,9 +340,11 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         parameters = ConnectionParameters(private_data=private_data)
         timeout = optional_seconds(timeout, "timeout", call)
         self._endpoint.require_usable()
-        return await self._endpoint.resolve(
-            resolve_peer(self._endpoint.reactor, self._host, host, port, parameters, timeout)
+        endpoint = self._endpoint
+        peer = await endpoint.resolve(
+            resolve_peer(endpoint.reactor, self._host, host, port, parameters, timeout)
         )
+        return replace(peer, address=endpoint.path(peer.address))
 
     def peer(self, gid: bytes, qpn: int, qkey: int | None = None, *, lid: int = 0) -> DatagramPeer:
         """Return a peer from numbers that were learned some other way than by `resolve`.
@@ -340,6 +370,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
             gid=gid,
             gid_index=self._endpoint.gid_index,
             lid=lid,
+            service_level=self._endpoint.service_level or 0,
         )
         return DatagramPeer(way, qpn, self.qkey if qkey is None else qkey)
 

@@ -7,6 +7,7 @@ made, and nothing of it stays.
 import logging
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import anyio
 
@@ -17,7 +18,7 @@ from aiordma._base.options import ConnectionOptions
 from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._base.states import ConnectionState
 from aiordma._datagram.address_handles import AddressHandles
-from aiordma._datagram.local_gid import find_gid
+from aiordma._datagram.local_gid import find_gid, gid_of
 from aiordma._datagram.message import Senders
 from aiordma._datagram.multicast import MulticastGroup
 from aiordma._datagram.peer import UDP_QKEY, DatagramPeer
@@ -26,7 +27,7 @@ from aiordma._endpoint.endpoint import Endpoint
 from aiordma._loop.threads import in_thread, outwait
 from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.reactor import Reactor
-from aiordma.verbs import GRH_BYTES
+from aiordma.verbs import GRH_BYTES, AddressVector
 from aiordma.verbs.identifier import ConnectionParameters, Event, Identifier
 
 __all__ = ("DatagramEndpoint",)
@@ -58,6 +59,8 @@ class DatagramEndpoint(Endpoint):
         self.received: DatagramQueue | None = None
         self.gid: bytes = bytes(16)
         self.gid_index: int = 0
+        self.service_level: int | None = None
+        self._asked_gid_index: int | None = None
         self.lid: int = 0
         self.local: SocketAddress | None = identifier.local_address
         self.mtu: int = 0
@@ -78,18 +81,31 @@ class DatagramEndpoint(Endpoint):
         """What users know it as, for messages."""
         return f"the datagram socket at {address_text(self.local)}"
 
-    async def start(self, host: str, qkey: int) -> None:
+    async def start(
+        self, host: str, qkey: int, gid_index: int | None, service_level: int | None
+    ) -> None:
         """Make the queue pair, post its receives, and answer those who resolve its port.
+
+        Args:
+            host, qkey, gid_index, service_level: as of `open_datagram`.
 
         Raises:
             ValueError: an option is beyond the device; the message names it and the limit.
             VerbsCallError: the driver refused.
         """
+        self._asked_gid_index, self.service_level = gid_index, service_level
         context, port = self.hub.context, self.identifier.port
         attributes = await in_thread(self.loop, lambda: context.query_port(port))
         self.mtu = attributes.active_mtu.bytes
         self.lid = attributes.lid
-        self.gid_index, self.gid = await in_thread(self.loop, lambda: find_gid(context, port, host))
+        self.gid_index, self.gid = await in_thread(
+            self.loop,
+            lambda: (
+                find_gid(context, port, host)
+                if gid_index is None
+                else (gid_index, gid_of(context, port, gid_index))
+            ),
+        )
         await self.open(QueuePairType.UD)
         pair = self.queue_pair
         assert pair is not None
@@ -97,7 +113,12 @@ class DatagramEndpoint(Endpoint):
             await self.calls.run(lambda: pair.modify(qkey=qkey))
             self.qkey = qkey
         self.senders = Senders(
-            context, port, self.gid_index, qkey=self.qkey, most=self._most_handles
+            context,
+            port,
+            self.gid_index,
+            qkey=self.qkey,
+            most=self._most_handles,
+            service_level=service_level,
         )
         self.received = DatagramQueue(self, GRH_BYTES + self.mtu, self.senders)
         if self.options.receive_buffers:
@@ -128,6 +149,16 @@ class DatagramEndpoint(Endpoint):
         self.reactor.destroy(identifier.close, self.reactor.release)
 
     # -- those whom we resolve ----------------------------------------------------------------
+
+    def path(self, resolved: AddressVector) -> AddressVector:
+        """Return a path that the connection manager resolved, with our own gid_index and
+        service_level if the socket was opened with them."""
+        gid_index, service_level = self._asked_gid_index, self.service_level
+        return replace(
+            resolved,
+            gid_index=resolved.gid_index if gid_index is None else gid_index,
+            service_level=resolved.service_level if service_level is None else service_level,
+        )
 
     async def resolve(self, resolving: Awaitable[DatagramPeer]) -> DatagramPeer:
         """Await it, for as long as the socket lives. Raises what the socket ended with."""

@@ -1,12 +1,13 @@
-"""Which entry of a port's GID table stands for one of our own IP addresses."""
+"""The entry of a port's GID table for one of our own IP addresses, or for an index."""
 
 import ipaddress
 
 from aiordma._base.enums import GidType
+from aiordma._base.errors import VerbsCallError
 from aiordma._native import ffi
 from aiordma.verbs import Context
 
-__all__ = ("find_gid",)
+__all__ = ("find_gid", "gid_of")
 
 
 def find_gid(context: Context, port: int, host: str) -> tuple[int, bytes]:
@@ -31,3 +32,20 @@ def find_gid(context: Context, port: int, host: str) -> tuple[int, bytes]:
     if found is None:
         return 0, context.query_gid(port, 0)
     return found, wanted
+
+
+def gid_of(context: Context, port: int, gid_index: int) -> bytes:
+    """Return the GID at an index. It asks the kernel: run it in a thread.
+
+    Raises:
+        ValueError: there is none; the message lists those that there are.
+    """
+    try:
+        return context.query_gid_entry(port, gid_index).gid
+    except VerbsCallError:
+        entries = [entry for entry in context.gid_table() if entry.port == port]
+        known = ", ".join(f"{entry.index} ({entry.address})" for entry in entries)
+        raise ValueError(
+            f"gid_index={gid_index}: port {port} of {context.device_name} has no GID there; it has "
+            f"{known or 'none'}"
+        ) from None

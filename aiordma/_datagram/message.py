@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 from aiordma._base.enums import WorkCompletionFlag
@@ -27,14 +28,24 @@ class Senders:
         gid_index: of our own address there.
         qkey: our own, which is taken to be the senders' as well: no datagram tells it.
         most: senders to remember.
+        service_level: of datagrams to them; None: that of the one that they sent.
     """
 
-    def __init__(self, context: Context, port: int, gid_index: int, qkey: int, most: int) -> None:
+    def __init__(
+        self,
+        context: Context,
+        port: int,
+        gid_index: int,
+        qkey: int,
+        most: int,
+        service_level: int | None = None,
+    ) -> None:
         self._context = context
         self._port = port
         self._gid_index = gid_index
         self._qkey = qkey
         self._most = most
+        self._service_level = service_level
         self._known: OrderedDict[tuple[int, int, bytes, bytes], DatagramPeer] = OrderedDict()
 
     def __len__(self) -> int:
@@ -57,7 +68,10 @@ class Senders:
         if peer is not None:
             self._known.move_to_end(key)
             return peer
-        peer = DatagramPeer(self._way(completion, grh, *ends), completion.src_qp, self._qkey)
+        way = self._way(completion, grh, *ends)
+        if self._service_level is not None:
+            way = replace(way, service_level=self._service_level)
+        peer = DatagramPeer(way, completion.src_qp, self._qkey)
         self._known[key] = peer
         if len(self._known) > self._most:
             self._known.popitem(last=False)

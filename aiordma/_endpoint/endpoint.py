@@ -199,7 +199,8 @@ class Endpoint:
             shared_receive.join(self)
             self.shared_receive, self._entries = shared_receive, self.options.max_send_wr
         self._check_depths()
-        self._queue = await self.hub.reserve(self._entries)
+        options = self.options
+        self._queue = await self.hub.reserve(self._entries, options.comp_vector, options.cqe)
         self.hub.on_failure.add(self.fail)
         await self.calls.run(self._create_queue_pair)
         self._open_port()

@@ -5,8 +5,10 @@ until empty, and hands back a packed batch; every completion finds its entry thr
 
 Queue pairs reserve their depth in a shared completion queue, so that no sequence of posts can
 overrun it; when one is full, another is made on the same channel. (Resizing would do on rxe, but
-iWARP devices cannot.) Queues in which nothing is reserved are given back, except for one, which is
-kept for the next connection.
+iWARP devices cannot.) A queue has one completion vector and one size, so queue pairs share it only
+if their options `comp_vector` and `cqe` are equal. Queues in which nothing is reserved are given
+back, except for one of each vector, of the size that was reserved last: it is kept for the next
+connection.
 """
 
 import logging
@@ -52,10 +54,15 @@ Failure = VerbsCallError | DeviceEventError
 
 
 class CompletionQueueShare:
-    """A completion queue and how much of it is spoken for."""
+    """A completion queue, how many of its entries are reserved, and the options that it was made
+    for: `comp_vector`, and `cqe` (None: the usual size)."""
 
-    def __init__(self, queue: CompletionQueue) -> None:
+    def __init__(
+        self, queue: CompletionQueue, comp_vector: int = 0, cqe: int | None = None
+    ) -> None:
         self.queue = queue
+        self.comp_vector = comp_vector
+        self.cqe = cqe
         self.reserved = 0
 
 
@@ -79,7 +86,7 @@ class DeviceHub:
             self.attributes: DeviceAttributes = context.query()
             self.domain: ProtectionDomain = ProtectionDomain(context)
             self.channel: CompletionChannel = CompletionChannel(context)
-            queue = self._make_queue(QUEUE_ENTRIES)
+            queue = self._make_queue(QUEUE_ENTRIES, 0)
         except BaseException:
             context.close()  # and with it what was made from it
             raise
@@ -99,6 +106,8 @@ class DeviceHub:
         self._stopped = False
         self._making_queue = anyio.Lock()
         self._queues: list[CompletionQueueShare] = []
+        self._last_cqe: dict[int, int | None] = {0: None}
+        """By vector: the size that was reserved last."""
         self.steps: Drain = Drain(
             self,
             int(ffi.cast("uintptr_t", context.provider.table)),
@@ -109,7 +118,7 @@ class DeviceHub:
         self._watchdog_delay = WATCHDOG_SECONDS
         self._delivered = 0
         self._arms = True
-        self._add(queue)
+        self._add(queue, 0, None)
 
     def start(self) -> None:
         """Watch the channel, and hear the device's events."""
@@ -121,11 +130,19 @@ class DeviceHub:
 
     # -- completion queues --------------------------------------------------------------------
 
-    async def reserve(self, entries: int) -> CompletionQueueShare:
-        """Speak for room in a completion queue; give it back with `free`.
+    async def reserve(
+        self, entries: int, comp_vector: int = 0, cqe: int | None = None
+    ) -> CompletionQueueShare:
+        """Reserve entries in a completion queue; give them back with `free`.
+
+        Args:
+            entries: how many completions there can be at a time.
+            comp_vector: the queue's completion vector.
+            cqe: the queue's size; None: the usual one, or `entries` if that is more.
 
         Raises:
-            ValueError: more than the device's largest completion queue.
+            ValueError: the device has no such vector, or its largest completion queue is smaller;
+                or `cqe` is less than `entries`.
             VerbsCallError: a new queue could not be made, or the device has failed.
             DeviceEventError: the device has failed, and said so.
         """
@@ -135,15 +152,22 @@ class DeviceHub:
                 f"{entries} requests in flight: a completion queue of "
                 f"{self.context.device_name} holds {most}"
             )
+        if cqe is not None and not entries <= cqe <= most:
+            raise ValueError(
+                f"cqe={cqe} is not in {entries}..{most}: {entries} requests can be in flight, and "
+                f"a completion queue of {self.context.device_name} holds {most}"
+            )
         async with self._making_queue:
             if self.failure is not None:
                 raise detached(self.failure)
             for shared in self._queues:
-                if shared.reserved + entries <= shared.queue.cqe:
+                is_its_kind = shared.comp_vector == comp_vector and shared.cqe == cqe
+                if is_its_kind and shared.reserved + entries <= shared.queue.cqe:
+                    shared.reserved += entries
                     break
             else:
-                return await self._grow(entries)
-            shared.reserved += entries
+                shared = await self._grow(entries, comp_vector, cqe)
+            self._last_cqe[comp_vector] = cqe
             return shared
 
     def reserve_more(self, shared: CompletionQueueShare, entries: int) -> None:
@@ -160,12 +184,16 @@ class DeviceHub:
             )
         shared.reserved += entries
 
-    async def _grow(self, entries: int) -> CompletionQueueShare:
+    async def _grow(self, entries: int, comp_vector: int, cqe: int | None) -> CompletionQueueShare:
         """Make another queue, and reserve entries in it."""
-        size = max(QUEUE_ENTRIES, entries)
+        size = max(QUEUE_ENTRIES, entries) if cqe is None else cqe
         # If the caller is cancelled, the next one finds it.
-        queue = await in_thread(self.loop, lambda: self._make_queue(size), on_cancelled=self._add)
-        shared = self._add(queue)
+        queue = await in_thread(
+            self.loop,
+            lambda: self._make_queue(size, comp_vector),
+            on_cancelled=lambda queue: self._add(queue, comp_vector, cqe),
+        )
+        shared = self._add(queue, comp_vector, cqe)
         shared.reserved = entries  # before anybody's callback can find it unused
         self.drain()  # arms it
         return shared
@@ -175,14 +203,23 @@ class DeviceHub:
         shared.reserved -= entries
 
     def take_unused(self) -> Callable[[], None]:
-        """Take out the completion queues in which nothing is reserved, except for one, and the free
-        end of the in-flight table.
+        """Take out the completion queues in which nothing is reserved, except for one of each
+        vector, and the free end of the in-flight table.
 
         Returns:
             A function that destroys these queues. Call it in a worker thread, since that can block,
             and before the hub is closed.
         """
-        unused = [shared for shared in self._queues if not shared.reserved][1:]
+        kept: set[int] = set()
+        unused: list[CompletionQueueShare] = []
+        for shared in self._queues:
+            vector = shared.comp_vector
+            if shared.reserved:
+                continue
+            if vector not in kept and shared.cqe == self._last_cqe.get(vector):
+                kept.add(vector)
+            else:
+                unused.append(shared)
         if unused:
             self._queues = [shared for shared in self._queues if shared not in unused]
             self.steps.set_queues([shared.queue.key for shared in self._queues])
@@ -195,11 +232,14 @@ class DeviceHub:
 
         return destroy
 
-    def _make_queue(self, entries: int) -> CompletionQueue:
-        return CompletionQueue(self.context, min(entries, self.attributes.max_cqe), self.channel)
+    def _make_queue(self, entries: int, comp_vector: int) -> CompletionQueue:
+        entries = min(entries, self.attributes.max_cqe)
+        return CompletionQueue(self.context, entries, self.channel, comp_vector=comp_vector)
 
-    def _add(self, queue: CompletionQueue) -> CompletionQueueShare:
-        shared = CompletionQueueShare(queue)
+    def _add(
+        self, queue: CompletionQueue, comp_vector: int, cqe: int | None
+    ) -> CompletionQueueShare:
+        shared = CompletionQueueShare(queue, comp_vector, cqe)
         self._queues.append(shared)
         self.steps.set_queues([known.queue.key for known in self._queues])
         return shared

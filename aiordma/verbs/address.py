@@ -10,22 +10,31 @@ from aiordma.verbs.completion import COMPLETION, WorkCompletion
 from aiordma.verbs.device import Context, ProtectionDomain
 from aiordma.verbs.resource import Resource
 
-__all__ = ("GRH_BYTES", "MOST_LID", "AddressHandle", "AddressVector")
+__all__ = (
+    "GRH_BYTES",
+    "MOST_GID_INDEX",
+    "MOST_LID",
+    "MOST_SERVICE_LEVEL",
+    "AddressHandle",
+    "AddressVector",
+)
 
 GRH_BYTES = 40
 """Bytes for the GRH at the start of a datagram's receive. The device may leave them unwritten."""
 
 
 MOST_LID = 2**16 - 1
+MOST_GID_INDEX = 255
+MOST_SERVICE_LEVEL = 15
 
 _RANGES = {
     "port": 255,
-    "gid_index": 255,
+    "gid_index": MOST_GID_INDEX,
     "lid": MOST_LID,
     "hop_limit": 255,
     "flow_label": 2**20 - 1,
     "traffic_class": 255,
-    "service_level": 15,
+    "service_level": MOST_SERVICE_LEVEL,
 }
 
 

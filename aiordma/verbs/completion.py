@@ -146,7 +146,7 @@ class CompletionChannel(Resource):
 
 
 class CompletionQueue(Resource):
-    """A queue of work completions. `cqe` is its actual capacity.
+    """A queue of work completions. `cqe` is its actual capacity, `comp_vector` its vector.
 
     Args:
         context: the device.
@@ -211,6 +211,7 @@ class CompletionQueue(Resource):
             self._abandon()
             raise
         self.cqe: int = self.pointer.cqe
+        self.comp_vector: int = comp_vector
         self.key: int = int(ffi.cast("uintptr_t", self.pointer))
 
     def __repr__(self) -> str:

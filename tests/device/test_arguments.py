@@ -29,6 +29,7 @@ pytestmark = pytest.mark.anyio
 HUGE = 1 << 20_000  # more digits than Python prints
 BUFFER, PARTS, MANY = object(), object(), object()
 REMOTE_RANGE, TEXT, DATA, SECONDS, ACCESS = object(), object(), object(), object(), object()
+FLAG = object()
 
 
 class Whole:
@@ -66,6 +67,8 @@ def bad_values(kind: object) -> list[tuple[Any, type[Exception]]]:
         wrong, beyond = ["3", b"3", True, [1.0]], [float("nan")]
     elif kind is ACCESS:
         wrong, beyond = ["read", 1.5, True, [1]], [-1, 1 << 40]
+    elif kind is FLAG:
+        wrong = [0, 1, "yes", None, 1.0, object()]
     else:
         assert kind is An
         wrong = [5, "x", b"x", object()]
@@ -398,9 +401,7 @@ async def test_a_datagram_socket_refuses_in_the_terms_of_the_call() -> None:
 
 @one_loop
 async def test_accepting_and_rejecting_refuse_and_stay_possible() -> None:
-    fields = aiordma.ConnectionOptions.__dataclass_fields__
-    options: dict[str, object] = dict.fromkeys(fields, Whole(31))
-    options |= {"tos": Whole(31, none=True), "linger": SECONDS}
+    options = OPTIONS
     async with aiordma.listen(ADDRESS, 0) as listener, anyio.create_task_group() as group:
         group.start_soon(_talk, listener.port)
         request = await listener.request()
@@ -440,9 +441,13 @@ async def _talk(port: int) -> None:
         await connection.send(b"hello")
 
 
-OPTIONS = {name: Whole(31) for name in aiordma.ConnectionOptions.__dataclass_fields__} | {
+OPTIONS: dict[str, object] = {
+    name: Whole(31) for name in aiordma.ConnectionOptions.__dataclass_fields__
+} | {
     "tos": Whole(31, none=True),
     "linger": SECONDS,
+    "cqe": Whole(31, none=True),
+    "flow_control": FLAG,
 }
 DATAGRAM_OPTIONS = (
     "receive_buffers",
@@ -451,6 +456,8 @@ DATAGRAM_OPTIONS = (
     "max_send_sge",
     "max_recv_sge",
     "max_inline_data",
+    "comp_vector",
+    "cqe",
 )
 OPENERS: dict[str, tuple[dict[str, Any], dict[str, object]]] = {
     "connect": (
@@ -498,7 +505,9 @@ OPENERS: dict[str, tuple[dict[str, Any], dict[str, object]]] = {
             "most_handles": Whole(31),
             "qkey": Whole(32),
             "private_data": DATA,
-            **dict.fromkeys(DATAGRAM_OPTIONS, Whole(31)),
+            "gid_index": Whole(8, none=True),
+            "service_level": Whole(4, none=True),
+            **{option: OPTIONS[option] for option in DATAGRAM_OPTIONS},
         },
     ),
     "open_shared_receive": (
@@ -509,6 +518,8 @@ OPENERS: dict[str, tuple[dict[str, Any], dict[str, object]]] = {
             "max_sge": Whole(32, none=True),
             "buffers": Whole(32),
             "buffer_size": Whole(32),
+            "comp_vector": Whole(31),
+            "cqe": Whole(31, none=True),
             "device": TEXT,
         },
     ),
@@ -519,8 +530,9 @@ OPENERS: dict[str, tuple[dict[str, Any], dict[str, object]]] = {
             "service": Whole(31),
             "port": Whole(8),
             "gid_index": Whole(31),
+            "pkey_index": Whole(16),
             "shared_receive": An,
-            **OPTIONS,
+            **{name: kind for name, kind in OPTIONS.items() if name != "flow_control"},
         },
     ),
     "resolve": (

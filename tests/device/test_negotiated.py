@@ -42,6 +42,8 @@ async def test_a_request_shows_the_retries_that_the_peer_asks_for() -> None:
         shown = await asked(listener, retry_count=3, rnr_retry_count=4)
         assert (shown.retry_count, shown.rnr_retry_count) == (3, 4)
         assert not shown.shared_receive
+        assert shown.flow_control
+        assert not (await asked(listener, flow_control=False)).flow_control
         async with aiordma.prepare_connection(ADDRESS, listener.port) as client:
             qpn = client.qp_num
             connecting = Outcome()

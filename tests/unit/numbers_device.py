@@ -184,12 +184,14 @@ class Device(Driver):
         self.making = threading.Event()
         self.making.set()
 
-    def make_queue(self, _context: object, entries: int, _channel: object) -> Any:
+    def make_queue(
+        self, _context: object, entries: int, _channel: object, *, comp_vector: int
+    ) -> Any:
         assert self.making.wait(20), "the loop was held up"
         assert 1 <= entries <= MAX_CQE
         self.sizes.append(entries)
         queue: Any = Closable()
-        queue.cqe = entries
+        queue.cqe, queue.comp_vector = entries, comp_vector
         queue.pointer = self.add_queue()
         queue.key = int(ffi.cast("uintptr_t", queue.pointer))
         return queue

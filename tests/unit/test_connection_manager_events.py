@@ -94,7 +94,7 @@ def identifier(*_arguments: Any, **_options: Any) -> Any:
     return SimpleNamespace(peer_address=("192.0.2.1", 1), local_address=("192.0.2.2", 2))
 
 
-NO_SHARED_RECEIVES = ListenerReceives(None, 1)
+NO_SHARED_RECEIVES = ListenerReceives(None, ConnectionOptions())
 
 
 def request_effect(kind: CmEventType) -> str:

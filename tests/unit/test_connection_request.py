@@ -57,7 +57,14 @@ class Identifier:
 async def test_closing_a_request_refuses_the_peer_once() -> None:
     reactor, identifier = Reactor(), Identifier()
     asked: Any = SimpleNamespace(private_data=b"")
-    made: Any = (reactor, ConnectionOptions(), 1.0, ListenerReceives(None, 1), identifier, asked)
+    made: Any = (
+        reactor,
+        ConnectionOptions(),
+        1.0,
+        ListenerReceives(None, ConnectionOptions()),
+        identifier,
+        asked,
+    )
     request = ConnectionRequest(*made)
     assert reactor.users == 2
     await request.aclose()

@@ -239,6 +239,47 @@ async def test_giving_queues_back_shrinks_the_in_flight_table(device: Device) ->
     assert hub.in_flight.slots == 10
 
 
+@pytest.mark.anyio
+async def test_vectors_and_sizes_have_queues_of_their_own(device: Device) -> None:
+    hub, _ = device.hub()
+    usual = await hub.reserve(100)
+    other = await hub.reserve(100, comp_vector=1)
+    small = await hub.reserve(100, comp_vector=1, cqe=200)
+    assert len({id(shared) for shared in (usual, other, small)}) == 3
+    assert [shared.queue.comp_vector for shared in (usual, other, small)] == [0, 1, 1]
+    assert device.sizes == [4096, 4096, 200]
+    assert await hub.reserve(100, comp_vector=1, cqe=200) is small
+    assert await hub.reserve(100, comp_vector=1, cqe=200) is not small  # that one is full
+    assert await hub.reserve(3996, comp_vector=1) is other
+    assert device.sizes == [4096, 4096, 200, 200]
+    assert device.armed == [1, 2, 3, 4]
+
+
+@pytest.mark.anyio
+async def test_queue_size_is_refused_if_too_small_or_too_large(device: Device) -> None:
+    hub, _ = device.hub()
+    for cqe in (99, MAX_CQE + 1):
+        with pytest.raises(
+            ValueError,
+            match=rf"^cqe={cqe} is not in 100\.\.{MAX_CQE}: 100 requests can be in flight, and a "
+            rf"completion queue of numbers0 holds {MAX_CQE}$",
+        ):
+            await hub.reserve(100, cqe=cqe)
+    assert device.sizes == [4096]
+
+
+@pytest.mark.anyio
+async def test_one_unused_queue_of_each_vector_is_kept(device: Device) -> None:
+    hub, _ = device.hub()
+    for vector, cqe in ((0, None), (0, 50), (1, None), (1, 50), (1, 60)):
+        hub.free(await hub.reserve(10, vector, cqe), 10)
+    hub.take_unused()()
+    # Of the size that was reserved last, so that a connection after the other shares it.
+    assert [(shared.comp_vector, shared.cqe) for shared in hub._queues] == [(0, 50), (1, 60)]
+    kept = hub._queues[0]
+    assert await hub.reserve(10, 0, 50) is kept
+
+
 def is_closed(shared: CompletionQueueShare) -> bool:
     queue: Any = shared.queue
     closed: bool = queue.closed

@@ -1,6 +1,7 @@
 """Options: each has a range, and a value outside is refused by name."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -23,22 +24,38 @@ RANGES = {
     "min_rnr_timer": (0, 31),
     "tos": (0, 255),  # a byte of the IP header
     "linger": (0, 3600),
+    "comp_vector": (0, 2**31 - 1),  # int of ibv_create_cq
+    "cqe": (1, 2**31 - 1),
 }
+FLAGS = ["flow_control"]
 NAMES = [field.name for field in dataclasses.fields(ConnectionOptions)]
 
 
 def test_every_option_has_a_range() -> None:
-    assert sorted(RANGES) == sorted(NAMES)
+    assert sorted([*RANGES, *FLAGS]) == sorted(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_flag_takes_true_and_false_only(name: str) -> None:
+    for value in (True, False):
+        given: dict[str, Any] = {name: value}
+        assert getattr(ConnectionOptions(**given), name) is value
+    number: dict[str, Any] = {name: 1}
+    with pytest.raises(TypeError, match=rf"^{name}=1 \(int\): expected True or False$"):
+        ConnectionOptions(**number)
+
+
+@pytest.mark.parametrize("name", RANGES)
 def test_an_option_takes_its_range_and_nothing_beyond(name: str) -> None:
     least, most = RANGES[name]
+    given: dict[str, Any]
     for value in (least, most):
-        assert getattr(ConnectionOptions(**{name: value}), name) == value
+        given = {name: value}
+        assert getattr(ConnectionOptions(**given), name) == value
     for value in (least - 1, most + 1):
+        given = {name: value}
         with pytest.raises(ValueError, match=rf"^{name}={value} is not in {least}\.\.{most}$"):
-            ConnectionOptions(**{name: value})
+            ConnectionOptions(**given)
 
 
 @pytest.mark.parametrize("name", NAMES)
