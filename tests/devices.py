@@ -27,7 +27,7 @@ from tests.kernel_objects import kernel_counts
 ADDRESS = "127.0.0.1" if DEVICE == SOFTWARE else "10.1.1.1"
 
 NOT_OURS = "10.99.99.99"
-"""An address that nobody here has."""
+"""An address that this machine does not have."""
 
 SILENT = "127.0.0.77" if DEVICE == SOFTWARE else "10.1.1.77"
 """An address from which no datagram is answered."""

@@ -53,7 +53,7 @@ def ip(*commands: str) -> None:
 def ethernet() -> str:
     """For such a program: take up an interface with an IPv6 address of its own, which multicast
     groups are on; returns its name. What is sent to others on it is lost."""
-    for who in ("all", "default"):  # nobody else could have its address
+    for who in ("all", "default"):  # no other interface could have its address
         Path(f"/proc/sys/net/ipv6/conf/{who}/accept_dad").write_text("0")
     ip(
         "link add ours type veth peer name theirs",

@@ -37,7 +37,7 @@ async def serve_echo_impatiently(ready: Ready) -> None:
 
 
 async def serve_late(ready: Ready) -> None:
-    """Accept nobody until the backlog has been full for a while."""
+    """Accept no request until the backlog has been full for a while."""
     async with aiordma.listen(HOST, backlog=16) as listener:
         ready(listener.port)
         await anyio.sleep(1)

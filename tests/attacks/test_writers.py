@@ -56,5 +56,5 @@ def test_writers_do_not_lock_others_out(size: int) -> None:
             streams.append(stack.enter_context(Stream(peer, composed)))
         before = [stream.sent for stream in streams]
         client.must_progress(ROUNDS)
-        # The writers were served as well: nobody of them was cut off, or held back for ever.
+        # The writers were served as well: none was disconnected, or held back for ever.
         assert all(stream.sent > sent for stream, sent in zip(streams, before, strict=True))

@@ -62,5 +62,5 @@ def instant(connection: Connection) -> Iterator[None]:
 
 
 def doorbell_fails(error: int) -> None:
-    """Let the next post, in a block of `instant`, be taken by a device that is not told of it."""
+    """Complete the next post, in a block of `instant`, without passing it to the device."""
     _library().instant_doorbell_fails(error)

@@ -27,7 +27,7 @@ LONG_SPIN = 20 * SPIN
 for beside C that polls for ever."""
 
 MARK = "::bench:: "
-"""Begins a line by which a part in the virtual machine tells how far it is."""
+"""Begins a line by which a part in the virtual machine reports its progress."""
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,7 @@ def _installed(module: str, package: str) -> tuple[str, str]:
 
 
 def _reason(log: Path) -> str:
-    """Return the last error that a log tells of."""
+    """Return the last error in a log."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     errors = [line for line in lines if "rror" in line]
     return errors[-1][:LAST_WORDS] if errors else ""

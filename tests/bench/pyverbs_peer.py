@@ -1,7 +1,7 @@
 """The round trip with pyverbs: polling, or on asyncio by a reader of the completion channel.
 
-A program by itself, run by a Python that has pyverbs; its two sides meet over TCP. As somebody
-would write it who knows pyverbs: objects made once, receives posted ahead, one signaled send.
+A program by itself, run by a Python that has pyverbs; its two sides meet over TCP. As an
+expert in pyverbs would write it: objects made once, receives posted ahead, one signaled send.
 
     pyverbs_peer.py serve|ask polling|asyncio DEVICE HOST PORT SIZE SECONDS
 

@@ -17,7 +17,7 @@ AGAIN_SECONDS = 5.0
 
 
 def measure_all(rows: Sequence[Row], rounds: int, step: Step) -> list[dict[str, Any]]:
-    """Measure each row's rounds; `step` is told of each measurement before it begins."""
+    """Measure each row's rounds; `step` is called before each measurement."""
     found = []
     for row in rows:
         pairs: list[tuple[Reading, Reading]] = []

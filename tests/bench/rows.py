@@ -16,7 +16,7 @@ QUANTILES = (*range(1, 100), 99.5, 99.9)
 
 @dataclass(frozen=True)
 class Reading:
-    """One measured value, and what else is known of it. None: it could not be had; `why` tells."""
+    """One measured value, and what else is known of it. None: not available, see `why`."""
 
     value: float | None
     why: str = ""

@@ -50,7 +50,7 @@ async def members(
 
                 group.start_soon(connect)
                 servers.append(await listener.accept())
-            await clients[number].send(b"first")  # whoever connected speaks first
+            await clients[number].send(b"first")  # the connecting side sends first
     try:
         yield clients, servers
     finally:
@@ -61,7 +61,7 @@ async def members(
 @contextmanager
 def silent_taker() -> Iterator[tuple[str, int]]:
     """Where questions are taken and never answered. Where the address is this machine's own, its
-    kernel would answer that nobody is there: a plain socket takes them."""
+    kernel would reject them: a plain socket takes them."""
     with plain.socket(plain.AF_INET, plain.SOCK_DGRAM) as taker:
         if DEVICE == SOFTWARE:
             taker.bind((SILENT, 0))

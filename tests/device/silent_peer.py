@@ -1,4 +1,4 @@
-"""A peer that asks for a connection and, once it was accepted, says nothing until it is told to."""
+"""A peer that asks for a connection and, once accepted, sends nothing until the test says so."""
 
 import socket
 from abc import ABC, abstractmethod

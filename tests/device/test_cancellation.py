@@ -162,7 +162,8 @@ async def test_a_cancelled_wait_for_a_slot_neither_sends_nor_leaks_it() -> None:
             for number in range(4):
                 group.start_soon(send, number)
                 await anyio.wait_all_tasks_blocked()
-            assert endpoint.hub.pool.leased == leased  # who waits for a slot holds no memory
+            # A task that waits for a slot holds no memory.
+            assert endpoint.hub.pool.leased == leased
             scopes[0].cancel()
             scopes[2].cancel()
             await anyio.wait_all_tasks_blocked()

@@ -1,4 +1,4 @@
-"""Chains: one call for many requests, signaled or told of by their last one."""
+"""Chains: one call for many requests, all of them signaled or only the last."""
 
 import gc
 import weakref
@@ -155,7 +155,7 @@ async def test_a_refused_request_is_named_and_those_before_it_are_posted(
         assert await server.receive() == b"0" * 100
         assert await server.receive() == b"1" * 100
         if signal_last_only:
-            # Nobody would have told of the first two: the connection ended over it.
+            # The first two would never have completed: the connection ended for that.
             for request in chain.requests[:2]:
                 with pytest.raises(aiordma.FlushedError):
                     await request
@@ -171,7 +171,7 @@ async def test_a_refused_request_is_named_and_those_before_it_are_posted(
 
 @pytest.mark.capability("named_refusals")
 async def test_failed_run_reports_each_requests_outcome() -> None:
-    """A failing request tells by itself, also unsignaled; those before it succeeded."""
+    """A failing request has a completion, also unsignaled; those before it succeeded."""
     async with connected() as (client, server):
         theirs = server.register(bytearray(64), REMOTE).remote()
         wrong = RemoteMemory(theirs.address, 8, theirs.rkey ^ 0xFFFF00)

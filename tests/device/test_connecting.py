@@ -119,13 +119,13 @@ async def test_a_connect_that_fails_waits_for_no_flush(
 
 @contextmanager
 def silent_peer() -> Iterator[tuple[str, int]]:
-    """Who never answers."""
+    """A peer that never answers."""
     if DEVICE == SOFTWARE:
-        # TCP takes the connection; nobody takes the request that comes over it.
+        # TCP takes the connection; no program takes the request that comes over it.
         with socket.create_server((ADDRESS, 0)) as server:
             yield ADDRESS, server.getsockname()[1]
     else:
-        # A dummy interface asks nobody for the neighbour, so it is the CM that gets no answer.
+        # A dummy interface does no neighbour discovery, so it is the CM that gets no answer.
         # On siw it is the TCP connection, inside the driver's call, that only ends by itself.
         Path("/proc/sys/net/ipv4/tcp_syn_retries").write_text("1")
         yield SILENT, 7471

@@ -165,7 +165,8 @@ async def test_a_question_is_answered_and_its_repetition_from_memory(host: str) 
 async def test_request_to_closed_port_gets_a_rejection() -> None:
     (host, _) = HOSTS
     with plain_socket_at(host) as asker:
-        async with await aiordma.open_datagram(host, qkey=5) as socket:  # which cannot be told
+        # A reply cannot carry a Q_Key of its own: the port replies as if it were closed.
+        async with await aiordma.open_datagram(host, qkey=5) as socket:
             ends = (host, asker.getsockname()[1]), (host, socket.port)
             asked(asker, Question(ends))
             answer = await heard(asker, ends)

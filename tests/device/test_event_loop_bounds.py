@@ -304,7 +304,7 @@ def warned() -> Iterator[list[warnings.WarningMessage]]:
 
 def texts_of(warned: list[warnings.WarningMessage]) -> list[str]:
     """Collect what is left, and return what was warned of."""
-    while calls_under_way():  # a worker that has just told the loop of its call's end
+    while calls_under_way():  # a worker that has just reported the end of its call to the loop
         time.sleep(0.001)
     gc.collect()
     return [str(entry.message) for entry in warned if entry.category is ResourceWarning]

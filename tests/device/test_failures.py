@@ -23,7 +23,7 @@ NOWHERE = aiordma.RemoteMemory(4096, 8, 1)
 ECHO_SERVER = Path(__file__).resolve().parents[2] / "examples" / "echo_server.py"
 
 
-# Who is told what when a message is longer than the receive that it meets. The InfiniBand
+# The errors of both sides if a message is longer than the receive that it meets. The InfiniBand
 # specification says REM_INV_REQ_ERR to the sender and LOC_LEN_ERR to the receiver; rxe of Linux
 # 6.1 says otherwise; on iWARP a SEND has ended before the peer looks at it.
 TOO_LONG: dict[str, tuple[type[Exception] | None, type[Exception]]] = {
@@ -34,7 +34,7 @@ TOO_LONG: dict[str, tuple[type[Exception] | None, type[Exception]]] = {
 
 
 async def send_too_long(connection: aiordma.Connection, length: int, driver: str) -> None:
-    """Send what is longer than the peer's receive, and check what the sender is told."""
+    """Send more than the peer's receive holds, and check the sender's error."""
     expected, _ = TOO_LONG[driver]
     if expected is None:
         await connection.send(bytes(length))
@@ -74,7 +74,7 @@ async def test_too_long_message_fails_the_receive(
 @pytest.mark.capability("rnr")
 @pytest.mark.capability("counted_rnr")
 async def test_without_rnr_retries_a_missing_receive_is_an_error() -> None:
-    # Each end tells the other how often to try again (man rdma_connect).
+    # Each end states how often the other retries (man rdma_connect).
     async with connected(server={"rnr_retry_count": 0, **OWN_RECEIVES}) as (client, server):
         with pytest.raises(aiordma.ReceiverNotReadyError):
             await client.send(b"too early")

@@ -1,4 +1,4 @@
-"""Multicast groups: members, those who only send, leaving, and what is refused."""
+"""Multicast groups: members, senders that are no members, leaving, and what is refused."""
 
 import errno
 from typing import Any

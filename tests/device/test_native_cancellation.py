@@ -114,7 +114,7 @@ async def test_closing_with_unread_messages_as_the_last_user_gives_everything_ba
 async def test_a_region_in_use_on_another_connection_does_not_stop_a_close() -> None:
     async with connected() as (one, _):
         region = one.register(bytearray(64))
-        # Nobody posts a receive: the request stays in flight on the other connection.
+        # No receive is posted: the request stays in flight on the other connection.
         async with connected(server={"receive_buffers": 0}) as (three, _silent):
             request = three.post_send(region[:])
             await one.aclose()

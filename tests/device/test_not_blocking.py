@@ -120,7 +120,7 @@ async def test_completions_are_delivered_on_the_loops_thread_only() -> None:
 
 
 async def test_other_tasks_run_while_a_connection_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A destroy that the kernel holds up holds up nobody else."""
+    """A destroy that blocks in the kernel blocks no other task."""
     async with connected() as (one, other), connected() as (client, server):
         provider = provider_under_test()
         destroy = provider.cm_destroy_qp

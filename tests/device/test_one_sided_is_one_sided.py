@@ -1,4 +1,4 @@
-"""A READ or WRITE needs nobody's help at the target: its whole interpreter stands still meanwhile.
+"""A READ or WRITE needs no help at the target: its whole interpreter stands still meanwhile.
 
 The target is a process of its own. It says how to reach its memory, and then blocks until it is
 told to go on: in a call of Python, or in a C function that is called with the interpreter's lock

@@ -132,7 +132,7 @@ async def test_openings_run_in_tasks_of_task_groups() -> None:
             await both_ways(client, accepted[number])
         async with anyio.create_task_group() as group:
             group.start_soon(functools.partial(_open_and_close, aiordma.listen, ADDRESS, 0))
-            # As a task of its own: nobody gets what it returns, so what it opens is closed here.
+            # As a task of its own: its result is lost, so what it opens is closed here.
             connecting = functools.partial(aiordma.connect, ADDRESS, listener.port, timeout=60)
             group.start_soon(_keep, connecting, accepted)
             await stack.enter_async_context(listener.accept())

@@ -54,7 +54,7 @@ S = QueuePairState
 @contextmanager
 def answered(ece: Ece | None = None) -> Iterator[tuple[EventChannel, list[Identifier], list[End]]]:
     """A client and a server that make their queue pairs themselves, up to the point where the
-    server has accepted, and the client has been told: (events, identifiers, ends)."""
+    server has accepted, and the client has the event: (events, identifiers, ends)."""
     with ExitStack() as stack:
         channel = stack.enter_context(EventChannel())
         _, port = listening(channel, stack)
@@ -184,4 +184,4 @@ def test_options_where_the_handshake_has_none_name_the_device(device: DeviceUnde
         with refused if device.lacks("ece") else nullcontext():
             client.set_local_ece(Ece(1, 1))
         with refused if device.lacks("ece") else nullcontext():
-            assert client.remote_ece == Ece(0, 0)  # nobody has said anything
+            assert client.remote_ece == Ece(0, 0)  # neither side has sent anything

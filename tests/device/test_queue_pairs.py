@@ -91,7 +91,7 @@ async def test_closing_ends_what_is_posted(device: DeviceUnderTest) -> None:
         await one.aclose()
         with pytest.raises(aiordma.FlushedError):
             await receive
-        assert other.is_connected  # nobody tells it
+        assert other.is_connected  # no event reports it
 
 
 @one_loop

@@ -1,4 +1,4 @@
-"""A shared receive queue that tells when it runs low, and changes its depth."""
+"""A shared receive queue that reports when it runs low, and changes its depth."""
 
 import errno
 from typing import Any

@@ -23,7 +23,7 @@ HUNG_SECONDS = 30.0
 
 
 class Starts:
-    """Counts the worker threads that are started, and fails those that it is told to."""
+    """Counts the worker threads that are started, and fails those that the test chooses."""
 
     def __init__(self) -> None:
         self.count = 0

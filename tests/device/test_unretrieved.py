@@ -1,4 +1,4 @@
-"""Failed requests that nobody awaits are reported, once for each connection."""
+"""Failed requests that are never awaited are reported, once for each connection."""
 
 import asyncio
 import gc
@@ -25,7 +25,7 @@ Report = tuple[str, BaseException | None]
 
 @pytest.fixture
 async def reports(caplog: pytest.LogCaptureFixture) -> AsyncIterator[list[Report]]:
-    """What asyncio's exception handler, or trio's log, is told."""
+    """What asyncio's exception handler, or trio's log, receives."""
     told: list[Report] = []
 
     class Handler(logging.Handler):

@@ -96,7 +96,7 @@ def test_an_armed_queue_makes_its_channel_readable_once(device: DeviceUnderTest)
         one.completions(2)
         select.select([other.channel.fd], [], [])
         assert other.channel.events() == [other.queue]
-        assert not readable()  # armed once, told once
+        assert not readable()  # armed once, one event
         assert other.channel.events() == []
         assert [completion.wr_id for completion in other.completions(2)] == [1, 2]
 

@@ -168,7 +168,7 @@ async def test_a_queue_pair_that_fails_ends_its_connection_with_the_event(
         assert cause.event is kind
         with pytest.raises(aiordma.DeviceEventError, match=kind.name):
             server.post_send(b"too late")
-        with pytest.raises(anyio.EndOfStream):  # the peer is told as by any close
+        with pytest.raises(anyio.EndOfStream):  # the peer is disconnected as by any close
             await client.receive()
         assert other.is_connected
 
@@ -247,7 +247,7 @@ def test_loops_in_two_threads_each_hear_the_events_of_their_shared_context() -> 
                 inject(client, AsyncEvent(AsyncEventType.SRQ_LIMIT_REACHED, key=1234))
             await until(lambda: bool(events))
             heard[backend] = list(events)
-            # Nobody's fault: both loops' connections work on.
+            # No connection failed: both loops' connections work on.
             await client.send(b"hello")
             assert await server.receive() == b"hello"
             await anyio.to_thread.run_sync(barrier.wait, 30)

@@ -1,4 +1,4 @@
-"""Completion queues beyond the plain ones: resized, with flags, on each vector, and told of
+"""Completion queues beyond the plain ones: resized, with flags, on each vector, and notified of
 solicited completions only."""
 
 import select
@@ -125,7 +125,7 @@ def test_a_queue_armed_for_solicited_completions_is_silent_about_others(
         select.select([other.channel.fd], [], [])
         assert other.channel.events() == [other.queue]
         assert other.completions(1)[0].wr_id == 1
-        # A failure is always told.
+        # A failure always makes an event.
         other.queue.request_notification(solicited_only=True)
         other.pair.modify(aiordma.QueuePairState.ERR)
         select.select([other.channel.fd], [], [])

@@ -1,4 +1,4 @@
-"""What a program is told, and what becomes of everything else, when the device misbehaves."""
+"""What a program sees, and what becomes of everything else, when the device misbehaves."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Chains that the device takes in part, or is not told of."""
+"""Chains that the device takes in part, or never receives."""
 
 import errno
 
@@ -42,7 +42,7 @@ async def test_a_chain_is_posted_up_to_what_is_refused(
         for request in refused:
             assert alike(request.exception(), caught.value)
         if index and signal_last_only:
-            # Nobody would have told of those before it: the connection ended over it.
+            # Those before it would never have completed: the connection ended for that.
             for request in posted:
                 with pytest.raises(aiordma.FlushedError):
                     await request

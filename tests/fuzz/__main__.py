@@ -32,7 +32,7 @@ FLAGS = (
     *("-DSW_SHORT_TURN=1024u", "-DSW_LONG_TURN=2048u"),
 )
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-# The device's, in whose place is engine.c: threads and who serves what in which.
+# The device's, in whose place is engine.c: threads, and what each of them serves.
 WITHOUT = ("engine.c", "progress.c")
 # The system's, in whose place the fuzzers have their own: engine.c, sockets.c.
 REPLACED = (

@@ -1,4 +1,4 @@
-"""Tests against C programs that nobody here wrote. They run on asyncio; one of each kind runs on
+"""Tests against C programs of other projects. They run on asyncio; one of each kind runs on
 every loop, marked `every_loop` of tests.interop.programs."""
 
 from typing import Any

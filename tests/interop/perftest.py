@@ -64,7 +64,7 @@ class Exchange:
         await self.swap(MTU)
 
     async def describe(self, memory: RemoteMemory | None = None) -> RemoteMemory:
-        """Say where our memory is, and be told where theirs is; also used to keep in step."""
+        """Exchange where each side's memory is; also used to keep in step."""
         ours = (0, 1, 0, 0, memory.rkey if memory else 0, memory.address if memory else 0)
         theirs = DESTINATION.unpack(await self.swap(DESTINATION.pack(*ours, bytes(16), 0, 0)))
         return RemoteMemory(theirs[5], memory.length if memory else 0, theirs[4])
@@ -86,7 +86,7 @@ class Session:
         return found
 
     async def be_read(self) -> None:
-        """Be ib_read_lat's server: nothing to do, and to be told when that is over."""
+        """Be ib_read_lat's server: wait until the client says that it is over."""
         await self.exchange.describe()
 
     async def write_in_turn(self, rounds: int) -> None:

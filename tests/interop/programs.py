@@ -94,7 +94,7 @@ async def running(
             of the block gets that as a note.
     """
     with tempfile.TemporaryFile() as log:
-        # Line by line, so that a program that hangs has told how far it came.
+        # Line by line, so that a program that hangs has printed how far it came.
         words = ["stdbuf", "-oL", *map(str, command)]
         process = await anyio.open_process(
             words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT

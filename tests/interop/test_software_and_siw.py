@@ -135,7 +135,7 @@ async def test_ten_connections_of_ucmatose_on_siw_to_our_server() -> None:
 
 
 async def say_again(connection: aiordma.Connection) -> None:
-    """Write nothing, now and then: siw may not have heard our announcement while it was accepting
+    """Write nothing, now and then: siw may have missed our announcement while it was accepting
     us, and then reads it with what comes next (`heard_at_once` in tests/devices.py). About one in
     five hundred connections; this let all of them go on."""
     with suppress(aiordma.DisconnectedError):  # it has done what it was there for
@@ -234,7 +234,7 @@ async def connected(
     found: list[aiordma.Connection] = []
 
     async def speak_first() -> None:
-        # siw's accepting side is there only when it has heard something.
+        # siw's accepting side is connected only when it has received something.
         client = await aiordma.connect(
             ADDRESS, listener.port, device=direction[0], private_data=private_data, **options
         )
@@ -290,7 +290,7 @@ async def test_memory_is_read_and_written(direction: tuple[str, str], size: int)
             remote = other.register(there, PEER).remote()
             assert await one.read_bytes(remote) == before
             await one.write(before[::-1], remote)
-            # siw's WRITE may be told as done before the bytes are there; a READ is behind it.
+            # siw's WRITE may complete before the bytes are there; a READ is behind it.
             assert await one.read_bytes(remote) == before[::-1]
             assert bytes(there) == before[::-1]
 

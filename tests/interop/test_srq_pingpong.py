@@ -1,5 +1,5 @@
 """ibv_srq_pingpong of libibverbs: several queue pairs on one shared receive queue, without the
-connection manager. Each side tells the other its LID, queue pair, first packet number and GID in a
+connection manager. Each side sends the other its LID, queue pair, first packet number and GID in a
 line of text over TCP for each of 256 queue pairs, whether it has them or not, all in a row."""
 
 import re

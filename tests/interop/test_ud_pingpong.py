@@ -1,4 +1,4 @@
-"""ibv_ud_pingpong of libibverbs: datagrams without the connection manager. Each side tells the
+"""ibv_ud_pingpong of libibverbs: datagrams without the connection manager. Each side sends the
 other its LID, queue pair, first packet number and GID in a line of text over TCP."""
 
 import re

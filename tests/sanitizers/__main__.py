@@ -59,8 +59,8 @@ ADDRESS = Sanitizer(
     ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
     ("libasan.so", "libubsan.so"),
     {
-        # Leaks are told and then judged here (`leaks`): those of the interpreter, which leaves its
-        # own at exit, are not ours.
+        # Leaks are reported and then judged here (`leaks`): those of the interpreter, which leaves
+        # its own at exit, are not ours.
         "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:exitcode=99:strict_string_checks=1"
         ":detect_stack_use_after_return=1:malloc_context_size=30:fast_unwind_on_malloc=1",
         "LSAN_OPTIONS": "exitcode=0:report_objects=0:print_suppressions=0",

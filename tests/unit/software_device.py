@@ -1,4 +1,4 @@
-"""The software device's objects as C has them, for the tests of its rooms: raw pointers of its
+"""The software device's objects as C has them, for the tests of its modules: raw pointers of its
 table, so that what the Python objects would refuse reaches the device."""
 
 import errno

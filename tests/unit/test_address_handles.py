@@ -1,4 +1,4 @@
-"""Address handles: kept while there is room, never destroyed under a request, gone at the end."""
+"""Address handles: kept up to a number, never destroyed under a request, gone at the end."""
 
 import threading
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class Users:
 
 
 class Device:
-    """Where handles are made: which ones exist, and who waits to make one."""
+    """Where handles are made: which ones exist, and how many are being made."""
 
     def __init__(self) -> None:
         self.alive: list[AddressVector] = []
@@ -89,7 +89,7 @@ async def test_a_way_has_one_handle(device: Device) -> None:
     for _ in range(3):
         first.release()
     handles.get(OTHER).release()
-    assert device.alive == [ONE, OTHER]  # kept, though nobody holds the first
+    assert device.alive == [ONE, OTHER]  # kept, though the first is not held
     handles._kept[OTHER].release()
     await ended(handles, device)
 

@@ -71,7 +71,7 @@ async def test_bad_arguments_are_refused_by_name(
 
 
 class Played:
-    """librdmacm's rdma_getaddrinfo, which answers what it is told to."""
+    """librdmacm's rdma_getaddrinfo, which answers what the test chooses."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str | None, str | None, int, int, int, int]] = []

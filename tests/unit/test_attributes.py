@@ -1,4 +1,4 @@
-"""What C's structs say arrives in the field of the same name: with numbers that no device tells."""
+"""What C's structs say arrives in the field of the same name: with numbers of no device."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""`make bench`: what a row tells, whatever became of its rounds, and what its goal means."""
+"""`make bench`: what a row prints, whatever became of its rounds, and what its goal means."""
 
 import json
 import signal

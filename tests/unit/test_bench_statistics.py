@@ -1,4 +1,4 @@
-"""The benchmark's numbers: percentiles, medians, what a measurement tells."""
+"""The benchmark's numbers: percentiles, medians, what a measurement holds."""
 
 import json
 import time
@@ -158,7 +158,7 @@ def test_server_receives_the_workload(
     operation: str, size: int, depth: int, padding: bytes
 ) -> None:
     work = Workload(operation, size, depth)
-    assert len(work.pack()) <= 56  # what a connection request has room for
+    assert len(work.pack()) <= 56  # the most private data of a connection request
     assert Workload.unpack(work.pack() + padding) == work
 
 

@@ -53,7 +53,7 @@ def test_a_chain_is_one_crossing_and_no_python_for_its_requests(signal_last_only
 def test_each_chained_request_has_its_own_completion(signal_last_only: bool) -> None:
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
         with client.chain(signal_last_only=signal_last_only) as chain:
-            for _ in range(20):  # more than there is room for at first
+            for _ in range(20):  # more than the table holds at first
                 chain.post_read(remote, local)
                 chain.post_write(local, remote)
                 chain.post_send(b"x")
@@ -74,7 +74,7 @@ def test_each_chained_request_has_its_own_completion(signal_last_only: bool) -> 
 
 
 def test_a_callback_is_not_called_inside_the_post() -> None:
-    """Neither its own, nor that of a request before the one that tells."""
+    """Neither its own, nor that of an unsignaled request before the signaled one."""
 
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
         for signal_last_only in (False, True):

@@ -103,7 +103,7 @@ def request_effect(kind: CmEventType) -> str:
     request = ConnectionRequest(
         reactor, ConnectionOptions(), 1.0, NO_SHARED_RECEIVES, identifier(), asking
     )
-    request._answered = True  # or it would warn that nobody has
+    request._answered = True  # or it would warn that it was not closed
     request._handle_event(event(kind))
     return NOTHING if request._gone is None else error_of(request._gone.type)
 
@@ -138,7 +138,7 @@ def test_an_event_does_what_the_table_says(
         "event": kind.name,
         "`connect()`": steps(kind, S.RESOLVING_ADDRESS, S.RESOLVING_ROUTE, S.CONNECTING),
         "a request that waits": request_effect(kind),
-        # One who was accepted, and has gone again, is no failure (see Endpoint.handle_event).
+        # A peer that was accepted, and has gone again, is no failure (see Endpoint.handle_event).
         "`accept()`": "ended" if kind is CmEventType.DISCONNECTED else accept,
         "an established connection": steps(kind, S.ESTABLISHED),
         "a listener": listener_effect(kind, monkeypatch),

@@ -1,4 +1,4 @@
-"""A request that nobody answers: the end of its loop refuses the peer."""
+"""A request that is not answered: the end of its loop rejects the peer."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -96,7 +96,7 @@ async def test_waiters_are_served_in_order() -> None:
         takers = Takers(slots, group)
         takers.start("first")
         await settle()
-        slots.give()  # it is the first's now, who has not run yet
+        slots.give()  # it is the first task's now, which has not run yet
         assert not slots.try_take()
         takers.start("second")
         await settle()

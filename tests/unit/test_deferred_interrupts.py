@@ -232,6 +232,6 @@ def walk(loop, first, stride):
 
 @pytest.mark.parametrize(("loop", "first"), [("asyncio", 0), ("uvloop", 4), ("trio", 8)])
 def test_interrupts_at_any_line_lose_nothing(loop: str, first: int) -> None:
-    """Two SIGINT at a line of the package: the program ends, is told, and all is given back."""
+    """Two SIGINT at a line of the package: KeyboardInterrupt ends the program, all is released."""
     walk = f"walk({loop!r}, {first}, stride=20)\n"
     run_child(PREPARED, RUN, WALK, walk)

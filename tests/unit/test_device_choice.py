@@ -57,7 +57,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 class Attempt:
-    """Fails with what it is told to, where the provider is the real one."""
+    """Fails with the test's error, where the provider is the real one."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
@@ -137,7 +137,7 @@ async def test_any_other_failure_is_the_callers(machine: Machine, error: Excepti
 async def test_a_loopback_address_is_the_software_devices(
     machine: Machine, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Linux binds such a one to a real device, and then leads nobody there.
+    # Linux binds such an address to a real device, but does not route connections to it.
     attempt = Attempt()
     with caplog.at_level(logging.DEBUG, "aiordma"):
         for _ in range(2):

@@ -13,7 +13,7 @@ from tests.unit.loops import settle, until
 
 
 class Pipe:
-    """A descriptor to be made readable, and the count of what was told about it."""
+    """A descriptor to be made readable, and the count of its callbacks."""
 
     def __init__(self) -> None:
         self.fd, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -65,7 +65,7 @@ async def test_the_callback_is_called_for_as_long_as_there_is_something_to_read(
     await settle()
     assert pipe.calls == 0
     pipe.fill()
-    await until(lambda: pipe.calls >= 3)  # level-triggered: nobody has read it yet
+    await until(lambda: pipe.calls >= 3)  # level-triggered: it has not been read yet
     pipe.empty()
     await settle()
     seen = pipe.calls

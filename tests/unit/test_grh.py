@@ -1,4 +1,4 @@
-"""The 40 bytes before a datagram: who sent it, and to whom, in each of their forms."""
+"""The 40 bytes before a datagram: its source and destination, in each of their forms."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 """The hot path by counts that do not depend on the machine: calls, wake-ups, events, memory; and
-that it is fair: whoever is woken, and however fast, others have their turn.
+that it is fair: however fast a task is woken, the other tasks run.
 
 On a device that takes no time (tests/bench/instant.c), so that nothing but aiordma is counted.
 """
@@ -253,7 +253,7 @@ def test_a_conversation_without_a_pause_holds_up_neither_timers_nor_descriptors(
     aiordma.run(body(), spin=1)
 
 
-# -- who is woken ---------------------------------------------------------------------------------
+# -- waking tasks ---------------------------------------------------------------------------------
 
 
 class Loop:

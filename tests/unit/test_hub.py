@@ -1,5 +1,5 @@
 """The hub: completions find their requests, queues are never spoken for beyond their size, a lost
-event is looked for, and a failed device is told to everyone."""
+event is looked for, and a device's failure reaches every user."""
 
 import errno
 import threading
@@ -321,7 +321,7 @@ def test_a_lost_event_is_made_good_by_the_watchdog(device: Device) -> None:
     assert len(loop.timers) == 1
     loop.fire()
     assert len(request.completions) == 1
-    assert device.armed == [1, 1]  # armed again: the kernel thinks that it has told us
+    assert device.armed == [1, 1]  # armed again: for the kernel, the event has been delivered
 
 
 def test_the_watchdog_looks_rarer_and_rarer_and_ends_with_the_last_request(device: Device) -> None:

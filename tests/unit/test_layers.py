@@ -77,7 +77,7 @@ def test_only_the_event_loop_modules_import_an_event_loop() -> None:
 
 
 def test_trio_is_imported_for_its_types_only() -> None:
-    # trio is optional: event_loop takes it from sys.modules, where whoever runs it has put it.
+    # trio is optional: event_loop takes it from sys.modules, where the program has put it.
     tree = modules()[f"{PACKAGE}._loop.event_loop"]
     outside = ast.Module([node for node in tree.body if not _is_type_checking(node)], [])
     assert "trio" in imported(tree)

@@ -20,7 +20,7 @@ PAGE = mmap.PAGESIZE
 
 
 class Domain(PlainDomain):
-    """Notes how it was asked; can do everything unless told otherwise."""
+    """Notes how it was called; supports everything unless the test says otherwise."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from aiordma._requests.select import BACKEND
 
 
 class Owner:
-    """Of nothing, and told of nothing: these requests never end."""
+    """Requests of no device, which never end."""
 
     open: OpenRequests
 

@@ -186,7 +186,7 @@ def test_a_returned_block_serves_any_length_of_its_class(domain: PlainDomain) ->
 
 
 def test_slabs_are_whole_pages(domain: PlainDomain) -> None:
-    # fork protection works by the page (MADV_DONTFORK): nobody else's memory may share one.
+    # fork protection works by the page (MADV_DONTFORK): no other memory may share one.
     pool = make(domain)
     for length in (1, 70_000, SLAB + 1):
         pool.lease(length)
@@ -228,7 +228,7 @@ def test_closing_twice_is_closing_once(domain: PlainDomain) -> None:
 
 
 def test_a_block_is_given_back_once(domain: PlainDomain) -> None:
-    """A request that C refuses lets go of its lease, and so does whoever prepared it."""
+    """A request that C refuses releases its lease, and so does the code that prepared it."""
     pool = make(domain)
     lease = pool.lease(100)
     lease.release()

@@ -20,7 +20,7 @@ from tests.unit.loops import Work, settle, until
 
 
 class Channel:
-    """A CM event channel that is told which events there are."""
+    """A CM event channel whose events the test chooses."""
 
     def __init__(self) -> None:
         self.fd, self._writing = os.pipe()
@@ -159,7 +159,7 @@ async def test_a_handlers_destroy_follows_waiting_events(channel: Channel) -> No
 
 @pytest.mark.anyio
 async def test_events_and_destroys_take_turns(channel: Channel) -> None:
-    # A storm of closes must not hold up the news of disconnects.
+    # Many closes at once must not delay the events of disconnects.
     reactor, order = make(channel), list[str]()
     work = [Work() for _ in range(DESTROYS_AT_ONCE + 1)]
     reactor.subscribe(identifier(1), lambda _: order.append("event"))

@@ -1,5 +1,5 @@
-"""WorkRequest: whoever awaits it, however often; what the device may touch is held until the end,
-and given back once."""
+"""WorkRequest: awaited by any task, any number of times; what the device may touch is held until
+the end, and given back once."""
 
 import asyncio
 import gc
@@ -186,7 +186,7 @@ async def test_before_its_end_there_is_no_result() -> None:
     assert request.exception() is None
 
 
-# -- errors that nobody retrieves -----------------------------------------------------------------
+# -- errors that are never retrieved --------------------------------------------------------------
 
 FAILED = completion(WorkCompletionStatus.REM_ACCESS_ERR)
 
@@ -295,7 +295,7 @@ async def test_memory_is_held_to_the_end_without_a_completion() -> None:
 
 
 async def test_memory_is_released_before_callbacks() -> None:
-    # Whoever is told may close the region, or lease the block again.
+    # A callback may close the region, or lease the block again.
     owner = Owner()
     request = owner.post()
     heard = []

@@ -70,7 +70,7 @@ def test_neither_parent_nor_child_is_collected_under_the_other() -> None:
 
 @pytest.mark.filterwarnings("ignore:unclosed <Thing:ResourceWarning")
 def test_a_family_that_is_forgotten_is_destroyed_children_first() -> None:
-    # Whoever the collector begins with.
+    # Whichever object the collector begins with.
     log: list[str] = []
 
     def forget() -> None:

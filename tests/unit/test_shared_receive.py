@@ -1,4 +1,4 @@
-"""What no device of ours does: a queue pair that is told to have completed its last receive, a
+"""What no device of ours does: a queue pair whose last receive is reported as completed, a
 queue that fails, numbers that come again."""
 
 from collections.abc import Callable

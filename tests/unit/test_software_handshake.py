@@ -113,7 +113,7 @@ def test_the_answer_is_of_the_kind_that_was_asked_for(
     if answered == (0, 0):
         expect(device.channel, CmEventType.ESTABLISHED)
     else:
-        # Connected is whoever has been heard: here nobody has.
+        # The connection is established with the peer's first frame, which has not come.
         time.sleep(0.05)
         assert list(device.channel.events()) == []
         peer.close()
@@ -173,7 +173,7 @@ def test_malformed_request_is_dropped_without_reply(device: Device, request_: by
     peer, port = ask(device, request_)
     assert has_ended(peer)
     assert list(device.channel.events()) == []
-    # And the next one is heard as if nothing had been.
+    # The next peer is served as usual.
     with closing(socket.create_connection((HOST, port), timeout=5)) as good:
         good.sendall(Frame().pack())
         device.identifier(expect(device.channel, CmEventType.CONNECT_REQUEST).new_key)
@@ -233,7 +233,7 @@ def test_closing_listener_rejects_waiting_drops_silent(device: Device) -> None:
         closing(socket.create_connection((HOST, port), timeout=5)) as silent,
     ):
         asked.sendall(Frame().pack())
-        select.select([device.channel.fd], [], [], 5)  # its request waits, and nobody takes it
+        select.select([device.channel.fd], [], [], 5)  # its request waits, and is not taken
         listener.close()
         assert Frame.receive(asked).flags & REJECTS
         assert has_ended(asked)
@@ -250,7 +250,7 @@ def answer(
     parameters: ConnectionParameters | None = None,
     then: Callable[[socket.socket], None] = lambda _peer: None,
 ) -> tuple[Identifier, socket.socket, Frame]:
-    """Connect to a plain socket that hears the request and answers so."""
+    """Connect to a plain socket that reads the request and sends this reply."""
     with closing(socket.create_server((HOST, 0))) as server:
         port = server.getsockname()[1]
         identifier = device.connecting(port, parameters or ConnectionParameters())

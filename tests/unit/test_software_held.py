@@ -137,7 +137,7 @@ def test_nearly_full_buffer_moves_few_bytes(stack: ExitStack, size: int) -> None
     assert held > ONE_KEEPS / 2
     count = min(300, MIB // size)
     receive_in_order(wire, count, size)
-    # Every receive makes room for one message more: what waits is not moved for that.
+    # Every receive takes one message more: the waiting ones are not moved for that.
     assert memory("moved") - moved <= 4 * count * size + 65536
     assert memory("held") > ONE_KEEPS / 2
 

@@ -12,7 +12,7 @@ from tests.unit.sources import ROOT
 from tests.unit.test_native import FLAGS
 
 # The end of an attempt or a connection has its event from the start. A connection that the program
-# cannot be told of is none; a call that needs an event fails.
+# cannot be reported is dropped; a call that needs an event fails.
 BEGIN = """
 import ctypes, errno, select, socket, struct, time
 from contextlib import ExitStack

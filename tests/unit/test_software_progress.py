@@ -1,5 +1,5 @@
-"""Who serves a software device's sockets: the program's thread while it looks often, the engine as
-soon as it does not; and the answers that travel with the program's own messages."""
+"""Which thread serves a software device's sockets: the program's while it polls often, the engine
+as soon as it does not; and the answers that travel with the program's own messages."""
 
 import os
 import select
@@ -116,7 +116,7 @@ def test_frequent_poller_is_woken_by_the_packet(stack: ExitStack) -> None:
     talk.lend()
     talk.say()
     select.select([talk.channel.fd], [], [], PATIENCE)
-    assert talk.channel.events() == []  # nobody had armed the queue, and the packet has been read
+    assert talk.channel.events() == []  # the queue was not armed, and the packet has been read
     assert not is_readable(talk.channel)
     talk.take()
 
@@ -142,7 +142,7 @@ def test_engine_serves_a_program_that_stops_polling(stack: ExitStack, has_channe
         talk.lend()
     for _ in range(20):
         talk.read(region)
-        heard = talk.wire.hear()  # by nobody's help: this thread looks at nothing
+        heard = talk.wire.hear()  # by the engine: this thread polls nothing
         assert (heard.operation, heard.payload) == (READ_RESPONSE, b"it works")
     if has_channel:
         assert not is_readable(talk.channel)
@@ -174,7 +174,7 @@ def test_idle_connection_wakes_no_thread(stack: ExitStack) -> None:
     wait_until(has_slept_through)
 
 
-# -- those who wait in other ways -----------------------------------------------------------------
+# -- other ways to wait ---------------------------------------------------------------------------
 
 
 def test_edge_triggered_watcher_misses_no_event(stack: ExitStack) -> None:

@@ -221,7 +221,7 @@ def test_channel_delivers_one_event_per_arming(device: tuple[Any, Any], channel:
     pair = make_pair(domain, queue, queue)
     fail(pair)
     post_receives(pair, range(1))
-    assert not is_readable(channel.fd)  # nobody had asked
+    assert not is_readable(channel.fd)  # it was not armed
     assert take_event(channel) == errno.EAGAIN
     assert lib.aiordma_request_notification(queue, 0) == 0
     assert not is_readable(channel.fd)  # what is in it already does not count

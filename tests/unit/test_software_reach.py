@@ -1,5 +1,5 @@
 """What a peer reaches over a connection of the software device: regions and windows, by READ,
-whose refusal is told to the one who asked."""
+whose refusal is reported to the requester."""
 
 import errno
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Which completion wakes whom, on the software device: datagrams to oneself, some solicited."""
+"""Which completions make an event, on the software device: datagrams to oneself, some solicited."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,5 +1,5 @@
 """The software device's streams (RFC 5040, 5041, 5044), against a peer made of a plain socket: one
-that stops reading, ends in the middle, or blames whom it likes."""
+that stops reading, ends in the middle, or sends a Terminate of its choice."""
 
 import select
 import socket
@@ -73,7 +73,7 @@ def test_peer_reset_discards_more_than_fits(stack: ExitStack) -> None:
     wire.peer.setblocking(False)
     with suppress(BlockingIOError):
         for number in range(1, 1000):
-            # While it is read, a part of it would mean that there is no room either.
+            # While it is read, sending only a part of it would also raise BlockingIOError.
             whole = memoryview(untagged(SEND, 0, number, bytes(60000)))
             while whole:
                 whole = whole[wire.peer.send(whole) :]

@@ -1,4 +1,4 @@
-"""Dead peers of the kernel's iWARP devices: what the kernel tells of its TCP sockets."""
+"""Dead peers of the kernel's iWARP devices: what the kernel reports of its TCP sockets."""
 
 import socket
 from collections.abc import Callable

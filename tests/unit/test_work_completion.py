@@ -1,4 +1,4 @@
-"""A WorkCompletion is a named tuple, or behaves as one, whoever made it."""
+"""A WorkCompletion is a named tuple, or behaves as one, from either backend."""
 
 import pickle
 
