@@ -1,15 +1,18 @@
 """What tests need below the public API: to count what is held, and to break what cannot be broken
-from outside. This is the one module that reaches the endpoint below a public object."""
+from outside. The endpoint below a public object, and a listener's own, are reached here only."""
 
 from typing import TypeAlias, overload
 
-from aiordma import Connection, Datagram, SharedReceiveQueue
+from aiordma import Connection, ConnectionRequest, Datagram, Listener, SharedReceiveQueue
+from aiordma._base.fair_queue import FairQueue
+from aiordma._connection.handshakes import Handshakes
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._datagram.endpoint import DatagramEndpoint
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._requests.pool import BufferPool
 from aiordma._requests.select import Drain
-from aiordma._runtime.hub import DeviceHub
+from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
+from aiordma._runtime.reactor import Reactor
 from aiordma.verbs import CompletionQueue, QueuePair
 from aiordma.verbs.identifier import Identifier
 
@@ -84,3 +87,27 @@ def is_closed(user: User) -> bool:
 def fail(user: User, cause: Exception) -> None:
     """End it as a failure of the device does."""
     user._endpoint.fail(cause)
+
+
+def queues_of(hub: DeviceHub) -> list[CompletionQueueShare]:
+    """The completion queues that the hub's users share."""
+    return hub._queues
+
+
+def reactor_of(listener: Listener) -> Reactor:
+    return listener._reactor
+
+
+def hubs_of(listener: Listener) -> list[DeviceHub]:
+    """The hubs of the listener's reactor, one for each device."""
+    return list(listener._reactor._hubs.values())
+
+
+def requests_of(listener: Listener) -> FairQueue[ConnectionRequest]:
+    """The requests that wait for the program."""
+    return listener._requests
+
+
+def handshakes_of(listener: Listener) -> Handshakes:
+    """The accepted connections whose handshake has not finished."""
+    return listener._handshakes

@@ -12,6 +12,7 @@ from tests.attacks.good_client import GoodClient
 from tests.attacks.peer import raw_socket
 from tests.attacks.victim import HOST, Ready, Victim
 from tests.conftest import BACKENDS
+from tests.internals import requests_of
 from tests.unit.mpa_peer import LOWER, REJECTS, UPPER, Frame
 
 OTHER_HOST = "127.0.0.2"
@@ -43,7 +44,7 @@ async def serve_once_other_asks(ready: Ready) -> None:
     """Let requests wait until one of the other address does, and then serve all that wait."""
     async with aiordma.listen(HOST, backlog=BACKLOG) as listener:
         ready(listener.port)
-        while not any(OTHER_HOST in repr(request) for request in listener._requests):
+        while not any(OTHER_HOST in repr(request) for request in requests_of(listener)):
             await anyio.sleep(0.01)
         await listener.serve(echo)
 

@@ -14,6 +14,7 @@ from aiordma._connection import handshakes
 from tests.device.players import Outcome, both_ways, reactor_in_use, until
 from tests.device.silent_peer import silent_peer
 from tests.devices import ADDRESS
+from tests.internals import handshakes_of, requests_of
 
 pytestmark = [pytest.mark.anyio]
 
@@ -47,7 +48,7 @@ async def test_accept_returns_the_first_established() -> None:
         silent_peer(listener.port),
         passed_over(listener) as (client, server),
     ):
-        assert len(listener._handshakes) == 1  # the silent one's goes on
+        assert len(handshakes_of(listener)) == 1  # the silent one's goes on
         await both_ways(client, server)
 
 
@@ -58,7 +59,7 @@ async def test_late_peer_is_for_the_next_accept() -> None:
             await late.finish()
             async with listener.accept() as server:
                 assert server.is_connected
-        assert len(listener._handshakes) == 0
+        assert len(handshakes_of(listener)) == 0
 
 
 @slow
@@ -66,7 +67,7 @@ async def test_cancelled_accept_leaves_its_handshake() -> None:
     async with listen() as listener, silent_peer(listener.port) as late:
         async with anyio.create_task_group() as group:
             group.start_soon(listener.accept)
-            await until(lambda: len(listener._handshakes) == 1)
+            await until(lambda: len(handshakes_of(listener)) == 1)
             group.cancel_scope.cancel()
         await late.finish()
         async with listener.accept() as server:
@@ -78,7 +79,7 @@ async def test_accept_cancelled_at_any_turn_loses_no_peer(turns: int) -> None:
     async with listen() as listener, anyio.create_task_group() as group:
         connecting, accepting = Outcome(), Outcome()
         group.start_soon(connecting.of, lambda: aiordma.connect(ADDRESS, listener.port))
-        await until(lambda: len(listener._requests) == 1)
+        await until(lambda: len(requests_of(listener)) == 1)
         async with anyio.create_task_group() as cancelled:
             cancelled.start_soon(accepting.of, listener.accept)
             for _ in range(turns):
@@ -97,7 +98,7 @@ async def test_closing_ends_handshakes() -> None:
         async with anyio.create_task_group() as group:
             accepting = Outcome()
             group.start_soon(accepting.of, listener.accept)
-            await until(lambda: len(listener._handshakes) == 1)
+            await until(lambda: len(handshakes_of(listener)) == 1)
             await listener.aclose()
         assert isinstance(accepting.error, aiordma.ClosedError)
         await silent.ended()
@@ -109,7 +110,7 @@ async def test_closing_ends_a_handshake_as_it_begins() -> None:
         async with listen() as listener, anyio.create_task_group() as group:
             connecting, accepting = Outcome(), Outcome()
             group.start_soon(connecting.of, lambda: aiordma.connect(ADDRESS, listener.port))
-            await until(lambda: len(listener._requests) == 1)
+            await until(lambda: len(requests_of(listener)) == 1)
             group.start_soon(accepting.of, listener.accept)
             for _ in range(turns):
                 await anyio.lowlevel.checkpoint()
@@ -126,7 +127,7 @@ async def test_closing_ends_a_handshake_as_it_begins() -> None:
 async def test_close_ends_connections_not_accepted() -> None:
     async with listen() as listener, silent_peer(listener.port) as late, passed_over(listener):
         await late.finish()
-        await until(lambda: len(listener._handshakes._finished) == 1)
+        await until(lambda: len(handshakes_of(listener)._finished) == 1)
         await listener.aclose()
         await late.ended()
     assert not reactor_in_use()
@@ -154,7 +155,7 @@ async def test_cancelled_serve_ends_handshakes_left_behind() -> None:
     async with listen() as listener, silent_peer(listener.port) as silent:
         async with passed_over(listener), anyio.create_task_group() as group:
             group.start_soon(listener.serve, aiordma.Connection.ended)
-            await until(lambda: len(listener._handshakes) == 0)
+            await until(lambda: len(handshakes_of(listener)) == 0)
             await anyio.wait_all_tasks_blocked()
             group.cancel_scope.cancel()
         await silent.ended()
@@ -174,9 +175,9 @@ async def test_failure_without_a_caller_is_logged(caplog: pytest.LogCaptureFixtu
     async with listen() as listener:
         async with silent_peer(listener.port), anyio.create_task_group() as group:
             group.start_soon(listener.accept)
-            await until(lambda: len(listener._handshakes) == 1)
+            await until(lambda: len(handshakes_of(listener)) == 1)
             group.cancel_scope.cancel()
-        await until(lambda: len(listener._handshakes) == 0)  # the peer has left
+        await until(lambda: len(handshakes_of(listener)) == 0)  # the peer has left
     (record,) = [record for record in caplog.records if record.module == "handshakes"]
     assert "was not accepted: " in record.getMessage()
 
@@ -229,9 +230,9 @@ async def test_only_as_many_peers_are_accepted_as_calls(monkeypatch: pytest.Monk
         connecting = [Outcome() for _ in range(3)]
         for outcome in connecting:
             group.start_soon(outcome.of, lambda: aiordma.connect(ADDRESS, listener.port))
-        await until(lambda: len(listener._requests) == 3)
+        await until(lambda: len(requests_of(listener)) == 3)
         async with listener.accept():
-            assert (len(listener._requests), len(listener._handshakes)) == (2, 0)
+            assert (len(requests_of(listener)), len(handshakes_of(listener))) == (2, 0)
         await listener.aclose()
         await until(lambda: all(bool(each.value or each.error) for each in connecting))
         refused = [each for each in connecting if isinstance(each.error, aiordma.RejectedError)]

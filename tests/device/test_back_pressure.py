@@ -7,7 +7,7 @@ import aiordma
 from aiordma._base.options import ConnectionKeywords
 from tests.device.players import OWN_RECEIVES, connected, until
 from tests.devices import ADDRESS
-from tests.internals import free_sends, hub_of
+from tests.internals import free_sends, hub_of, queues_of
 
 pytestmark = pytest.mark.anyio
 
@@ -107,9 +107,9 @@ async def test_no_completion_queue_is_overrun_by_many_deep_connections() -> None
             for _ in range(20):
                 ours.append(await aiordma.connect(ADDRESS, listener.port, **options))
         hub = hub_of(ours[0])
-        assert sum(queue.reserved for queue in hub._queues) == 40 * 256
-        assert len(hub._queues) >= 2
-        for queue in hub._queues:
+        assert sum(queue.reserved for queue in queues_of(hub)) == 40 * 256
+        assert len(queues_of(hub)) >= 2
+        for queue in queues_of(hub):
             assert queue.reserved <= queue.queue.cqe
 
         # Everything that may be in flight is, before the loop polls once.
@@ -123,7 +123,7 @@ async def test_no_completion_queue_is_overrun_by_many_deep_connections() -> None
         async with anyio.create_task_group() as group:
             for connection in ours + accepted:
                 group.start_soon(connection.aclose)
-        assert [queue.reserved for queue in hub._queues] == [0] * len(hub._queues)
+        assert [queue.reserved for queue in queues_of(hub)] == [0] * len(queues_of(hub))
 
 
 async def test_concurrent_connects_reserve_exact_entries() -> None:
@@ -143,8 +143,8 @@ async def test_concurrent_connects_reserve_exact_entries() -> None:
                 group.start_soon(accept)
                 group.start_soon(connect)
         hub = hub_of(ours[0])
-        assert sum(queue.reserved for queue in hub._queues) == 20 * 256
-        for queue in hub._queues:
+        assert sum(queue.reserved for queue in queues_of(hub)) == 20 * 256
+        for queue in queues_of(hub):
             assert queue.reserved <= queue.queue.cqe
         for number, connection in enumerate(ours):
             await connection.send(b"%d" % number)
@@ -152,4 +152,4 @@ async def test_concurrent_connects_reserve_exact_entries() -> None:
         assert sorted(messages) == sorted(b"%d" % number for number in range(10))
         for connection in ours + accepted:
             await connection.aclose()
-        await until(lambda: not any(queue.reserved for queue in hub._queues))
+        await until(lambda: not any(queue.reserved for queue in queues_of(hub)))

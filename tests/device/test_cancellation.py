@@ -16,7 +16,17 @@ from tests.device.players import (
     until,
 )
 from tests.devices import ADDRESS
-from tests.internals import endpoint_of, free_sends, has_ended, hub_of, pool_of
+from tests.internals import (
+    endpoint_of,
+    free_sends,
+    has_ended,
+    hub_of,
+    hubs_of,
+    pool_of,
+    queues_of,
+    reactor_of,
+    requests_of,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -236,9 +246,9 @@ async def test_a_connect_cancelled_at_any_step_leaves_nothing(
                 await anyio.lowlevel.checkpoint()
             group.cancel_scope.cancel()
         # What the peer has withdrawn is given back in the background.
-        await until(lambda: listener._reactor.users == 1 + len(listener._requests))
-        for hub in listener._reactor._hubs.values():
-            assert [queue.reserved for queue in hub._queues] == [0] * len(hub._queues)
+        await until(lambda: reactor_of(listener).users == 1 + len(requests_of(listener)))
+        for hub in hubs_of(listener):
+            assert [queue.reserved for queue in queues_of(hub)] == [0] * len(queues_of(hub))
             assert len(hub.in_flight) == 0
             assert hub.pool.leased == 0
     assert not reactor_in_use()
@@ -254,9 +264,9 @@ async def test_a_connect_cancelled_after_any_number_of_turns_leaves_nothing() ->
                     await anyio.lowlevel.checkpoint()
                 group.cancel_scope.cancel()
             # What the peer has withdrawn is given back in the background.
-            await until(lambda: listener._reactor.users == 1 + len(listener._requests))
-            for hub in listener._reactor._hubs.values():
-                assert sum(queue.reserved for queue in hub._queues) == 0
+            await until(lambda: reactor_of(listener).users == 1 + len(requests_of(listener)))
+            for hub in hubs_of(listener):
+                assert sum(queue.reserved for queue in queues_of(hub)) == 0
     assert not reactor_in_use()
 
 
@@ -289,4 +299,4 @@ async def test_a_cancelled_close_closes_all_the_same() -> None:
             await client.aclose()
         assert has_ended(client)
         # What the peer has withdrawn is given back in the background.
-        await until(lambda: listener._reactor.users == 1 + len(listener._requests))
+        await until(lambda: reactor_of(listener).users == 1 + len(requests_of(listener)))

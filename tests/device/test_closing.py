@@ -23,7 +23,7 @@ from tests.device.players import (
     until,
 )
 from tests.devices import ADDRESS, DeviceUnderTest, kernel_objects, own_group
-from tests.internals import identifier_of, pool_of
+from tests.internals import identifier_of, pool_of, reactor_of, requests_of
 
 pytestmark = pytest.mark.anyio
 
@@ -135,8 +135,8 @@ async def test_listener_close_waits_for_its_rejections(
     connecting = Outcome()
     async with anyio.create_task_group() as group:
         group.start_soon(connecting.of, lambda: aiordma.connect(ADDRESS, listener.port))
-        await until(lambda: bool(listener._requests))
-        (request,) = listener._requests
+        await until(lambda: bool(requests_of(listener)))
+        (request,) = requests_of(listener)
         identifier = request._identifier
         real = identifier.close
 
@@ -224,7 +224,7 @@ async def test_a_connection_that_is_dropped_is_closed_with_a_warning() -> None:
             with pytest.raises(anyio.EndOfStream):
                 await server.receive()
         with anyio.fail_after(20):
-            while listener._reactor.users > 1:
+            while reactor_of(listener).users > 1:
                 await anyio.sleep(0.01)
         assert region.closed
 

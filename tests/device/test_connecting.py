@@ -24,6 +24,7 @@ from tests.devices import (
     DeviceUnderTest,
     kernel_objects,
 )
+from tests.internals import requests_of
 
 pytestmark = pytest.mark.anyio
 
@@ -277,7 +278,7 @@ async def test_listener_close_rejects_waiting_requests() -> None:
                 await aiordma.connect(ADDRESS, listener.port)
 
         group.start_soon(connect)
-        await until(lambda: len(listener._requests) == 1)
+        await until(lambda: len(requests_of(listener)) == 1)
         await listener.aclose()
         await listener.aclose()
     with pytest.raises(aiordma.ClosedError):

@@ -13,7 +13,7 @@ from aiordma._base.options import ConnectionKeywords
 from aiordma._endpoint.staging import THREAD_LIMIT
 from tests.device.players import connected, until
 from tests.devices import ADDRESS, provider_under_test
-from tests.internals import has_ended, hub_of
+from tests.internals import has_ended, hub_of, queues_of
 
 pytestmark = pytest.mark.anyio
 
@@ -113,7 +113,7 @@ async def test_completions_are_delivered_on_the_loops_thread_only() -> None:
                 connections.append(await aiordma.connect(ADDRESS, listener.port, **options))
             await until(lambda: len(connections) == 12)
             done = True
-        assert len(hub._queues) >= 2
+        assert len(queues_of(hub)) >= 2
         assert set(threads) == {loop}
         for connection in connections:
             await connection.aclose()

@@ -6,7 +6,7 @@ import pytest
 import aiordma
 from tests.device.players import OWN_RECEIVES, Outcome, both_ways, until
 from tests.devices import ADDRESS
-from tests.internals import endpoint_of
+from tests.internals import endpoint_of, requests_of
 
 pytestmark = pytest.mark.anyio
 
@@ -99,7 +99,7 @@ async def test_closing_a_prepared_client_sends_nothing() -> None:
         for receive in receives:
             with pytest.raises(aiordma.FlushedError):
                 await receive
-        assert not listener._requests
+        assert not requests_of(listener)
 
 
 async def test_closing_ends_an_establish_under_way() -> None:

@@ -17,7 +17,16 @@ from tests.device.players import (
     until,
 )
 from tests.devices import ADDRESS, provider_under_test
-from tests.internals import endpoint_of, free_sends, has_ended, identifier_of
+from tests.internals import (
+    endpoint_of,
+    free_sends,
+    has_ended,
+    hubs_of,
+    identifier_of,
+    queues_of,
+    reactor_of,
+    requests_of,
+)
 
 pytestmark = pytest.mark.asyncio
 
@@ -147,7 +156,7 @@ async def test_a_close_whose_task_is_cancelled_closes_all_the_same() -> None:
             assert region.closed
             assert identifier_of(client).closed
             await (await accepting).aclose()
-            assert listener._reactor.users == 1 + len(listener._requests)
+            assert reactor_of(listener).users == 1 + len(requests_of(listener))
     assert not reactor_in_use()
 
 
@@ -214,9 +223,9 @@ async def test_a_connect_whose_task_is_cancelled_at_any_turn_leaves_nothing() ->
             assert connecting.cancelled()
             # A request that the peer withdrew is given back in the background. And siw's connect,
             # which nothing can cut short, has the identifier until it returns.
-            await until(lambda: listener._reactor.users == 1 + len(listener._requests))
-            for hub in listener._reactor._hubs.values():
-                assert sum(queue.reserved for queue in hub._queues) == 0
+            await until(lambda: reactor_of(listener).users == 1 + len(requests_of(listener)))
+            for hub in hubs_of(listener):
+                assert sum(queue.reserved for queue in queues_of(hub)) == 0
                 assert hub.pool.leased == 0
     assert not reactor_in_use()
 
@@ -246,7 +255,7 @@ async def test_an_accept_whose_task_is_cancelled_leaves_nothing(
         monkeypatch.undo()
         with pytest.raises(aiordma.RdmaConnectionError):
             await connecting
-        assert listener._reactor.users == 1
+        assert reactor_of(listener).users == 1
 
 
 async def test_a_long_send_whose_task_is_cancelled_keeps_slot_and_registration_in_order() -> None:
