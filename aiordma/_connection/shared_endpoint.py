@@ -1,22 +1,30 @@
-"""What a shared receive queue posts, what arrives in it, its limit and its depth.
+"""A shared receive queue, behind its public class: its posts, arrivals, limit, depth and end.
 
 The queue reserves its depth in one completion queue, where the receives of all its members
 complete: no sequence of posts overruns it.
+
+It ends for one cause: you closed it, the device went, or the device refused what it posts by
+itself. Only once its last member's queue pair is gone is it destroyed, and only then does the
+memory of what is still posted come back.
 """
 
 import errno
 import logging
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import anyio
 from anyio.lowlevel import checkpoint
 
 from aiordma._base.arguments import Buffer
-from aiordma._base.enums import AsyncEventType
+from aiordma._base.enums import AsyncEventType, CmEventType, WorkCompletionStatus
 from aiordma._base.errors import (
     BusyError,
+    ClosedError,
+    DeviceEventError,
+    DeviceRemovedError,
+    FlushedError,
     NotSupportedError,
     PartialPostError,
     QueueFullError,
@@ -24,22 +32,29 @@ from aiordma._base.errors import (
     VerbsCallError,
     WorkCompletionError,
     completion_error,
+    detached,
 )
-from aiordma._base.process import here
+from aiordma._base.interrupts import deferring, deferring_steps
+from aiordma._base.origin import with_origin
+from aiordma._base.process import here, require_same_process
 from aiordma._connection.connection import Connection
 from aiordma._connection.messages import MessageQueue
-from aiordma._connection.shared_life import SharedReceiveLife
+from aiordma._connection.shared_members import SharedReceiveMembers
 from aiordma._connection.shared_settings import SharedReceiveSettings
 from aiordma._endpoint.endpoint import Endpoint
+from aiordma._endpoint.lifecycle import Lifecycle, Phase
 from aiordma._endpoint.staging import Staged, Staging
-from aiordma._loop.event_loop import Waiter
-from aiordma._loop.threads import outwait
+from aiordma._loop.event_loop import EventLoop, Waiter, require_here
+from aiordma._loop.threads import Calls, outwait
+from aiordma._native import Slots
 from aiordma._requests.pool import Lease
-from aiordma._requests.request import WorkRequest
-from aiordma._runtime.hub import DeviceHub
-from aiordma._runtime.reactor import Reactor
-from aiordma.verbs import Capacity, MemoryRegion, WorkCompletion
-from aiordma.verbs.identifier import Identifier
+from aiordma._requests.request import OpenRequests, WorkRequest, fail_all
+from aiordma._requests.select import SharedPort
+from aiordma._requests.unretrieved import Unretrieved
+from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
+from aiordma._runtime.reactor import AtLoopEnd, Reactor
+from aiordma.verbs import Capacity, MemoryRegion, RawSharedReceiveQueue, WorkCompletion
+from aiordma.verbs.identifier import Event, Identifier
 
 __all__ = ("SharedReceiveEndpoint",)
 
@@ -49,19 +64,21 @@ _QP_NUM = WorkCompletion._fields.index("qp_num")
 
 _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTSUP)
 
-
-class _Member:
-    """A connection that takes its receives from here."""
-
-    def __init__(self, endpoint: Endpoint, messages: MessageQueue, connection: Connection) -> None:
-        self.endpoint = endpoint
-        self.messages = messages
-        self.connection = weakref.ref(connection)  # one that is forgotten has to be found
+_FLUSH = int(WorkCompletionStatus.WR_FLUSH_ERR)
 
 
-class SharedReceiveEndpoint(SharedReceiveLife):
+class SharedReceiveEndpoint:
     """See the module. `SharedReceiveQueue` is what the program has of it; Connections and the
-    engine use this."""
+    engine use this. `open` before use, `close` or `close_when_unused` always.
+
+    Takes over one use of the reactor, and the identifier, and gives both back when it is closed.
+    Ending and closing are callbacks, not tasks: no cancellation stops them half way.
+    """
+
+    raw: RawSharedReceiveQueue
+    queue: CompletionQueueShare
+    depth: int
+    """Receives that may be posted."""
 
     def __init__(
         self,
@@ -70,7 +87,28 @@ class SharedReceiveEndpoint(SharedReceiveLife):
         settings: SharedReceiveSettings,
         identifier: Identifier | None = None,
     ) -> None:
-        super().__init__(reactor, hub, settings, identifier)
+        """For `open_shared_receive` and listeners."""
+        self.reactor = reactor
+        self.hub = hub
+        self.loop: EventLoop = hub.loop
+        self._process = here.pid
+        self.max_sge: int = settings.parts(hub)
+        """Parts that one receive may have."""
+        self.max_message: int = 0
+        self.life: Lifecycle = Lifecycle(self.loop)
+        self.unretrieved: Unretrieved = Unretrieved(self.loop)
+        self.regions: dict[int, MemoryRegion] = {}
+        self._settings = settings
+        self._identifier = identifier
+        self._open = OpenRequests()
+        self._slots = Slots()
+        self.port: SharedPort | None = None
+        self._set_depth(settings.depth)
+        self._members = SharedReceiveMembers(hub)
+        self._made = False
+        self._reserved = 0
+        self._calls = Calls(self.loop)
+        self._retiring = False
         self.buffers: int = settings.buffers
         """How many it posts by itself; 0: none."""
         self.buffer_size: int = settings.buffer_size
@@ -78,16 +116,122 @@ class SharedReceiveEndpoint(SharedReceiveLife):
         self.capacity: Capacity = Capacity(max_recv_sge=self.max_sge)
         self._staging = Staging(self)
         self._leases: dict[int, Lease] = {}
-        self._by_number: dict[int, _Member] = {}
         self._limit: tuple[int, Waiter] | None = None
         self._resizing = False
+        if identifier is not None:
+            at_end = AtLoopEnd(self._left_open, self.close_when_unused, self._aclose_when_unused)
+            reactor.subscribe(identifier, self._handle, at_end)
+
+    def __repr__(self) -> str:
+        state = "ended" if self.cause is not None else f"{self.posted} of {self.depth} posted"
+        return f"<SharedReceiveQueue on {self.device_name}: {state}>"
+
+    @property
+    def cause(self) -> Exception | None:
+        """Why it has ended; None while it works."""
+        return self.life.cause
+
+    @property
+    def device_name(self) -> str:
+        """The RDMA device it belongs to."""
+        return self.hub.context.device_name
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether it was closed, or closes with its last member."""
+        return self.life.is_closing or self._retiring
+
+    @property
+    def posted(self) -> int:
+        """Receives that are posted and have not completed."""
+        return len(self._open)
+
+    @property
+    def members(self) -> int:
+        """Connections that take their receives from here and have not ended."""
+        return len(self._members)
+
+    def _set_depth(self, depth: int) -> None:
+        self.depth = self._slots.total = depth
+        self._slots.free = depth - self.posted
+
+    def _open_port(self) -> None:
+        if self.cause is not None or self.buffers:
+            return
+        loop = self.loop.asyncio_loop
+        self.port = SharedPort(
+            self, self.hub.steps, Slots(), self._slots, self._open, loop, self.hub.domain
+        )
+        self.port.open_shared(self.raw.key, self.max_message)
+        self.port.can_receive = True
+
+    def _hear_of_each_end(self, wanted: bool) -> None:
+        # Those that were posted without Python's help end without it, too, unless it asks.
+        if self.port is not None:
+            self.port.tells = wanted
 
     async def open(self) -> None:
-        """Make it, and post what it posts by itself; for `open_shared_receive` and listeners."""
-        await super().open()
+        """Make it, and post what it posts by itself. Whether this fails or not, `close` gives
+        everything back.
+
+        Raises:
+            ValueError: beyond the device; the message names the argument and the limit.
+            VerbsCallError: the driver refused.
+        """
+        self._settings.check(self.hub)
+        settings = self._settings
+        self.queue = await self.hub.reserve(self.depth, settings.comp_vector, settings.cqe)
+        self._reserved = self.depth
+        self.hub.on_failure.add(self.fail)
+        await self._calls.run(self._create)
+        self._open_port()
+        self.hub.on_object_event[self.raw.key] = self._device_event
         if self.buffers:
             size = self.buffer_size
             self._post_leases([self.hub.pool.lease(size) for _ in range(self.buffers)])
+
+    def _create(self) -> None:
+        port = 1 if self._identifier is None else self._identifier.port
+        self.max_message = self.hub.context.query_port(port).max_msg_sz
+        self.raw = RawSharedReceiveQueue(self.hub.domain, self.depth, self.max_sge)
+        self._made = True
+
+    def require_usable(self) -> None:
+        """Do nothing while receives may be posted, and connections join.
+
+        Raises:
+            ClosedError: it is closed.
+            DeviceRemovedError, VerbsCallError: what ended it.
+        """
+        require_same_process(self._process, repr(self))
+        self.require_own_loop()
+        if self.cause is not None:
+            raise detached(self.cause)
+        if not self._made:
+            raise ClosedError("this shared receive queue is not open yet")
+
+    def require_own_loop(self) -> None:
+        """Do nothing in our own event loop.
+
+        Raises:
+            EventLoopError: this is another thread, or another event loop.
+        """
+        require_here(self.loop, self)
+        if self.port is not None:
+            self.port.thread = self.loop.thread  # a loop may go on in another thread
+
+    def adopt(self, region: MemoryRegion) -> None:
+        """Close the region with this queue, if it is not closed before."""
+        self.regions[id(region)] = region
+        region._on_close = lambda: self.regions.pop(id(region), None)
+
+    def _handle(self, event: Event) -> None:
+        if event.type is CmEventType.DEVICE_REMOVAL:
+            self.fail(DeviceRemovedError(f"{self.device_name} was removed"))
+
+    def run_ended(self, earlier: WorkRequest, last: WorkRequest) -> None:
+        """Every receive tells of its own end (RequestOwner)."""
+        raise NotImplementedError
 
     # -- posting ------------------------------------------------------------------------------
 
@@ -172,12 +316,12 @@ class SharedReceiveEndpoint(SharedReceiveLife):
 
     def connection_of(self, completion: WorkCompletion) -> Connection | None:
         """See `SharedReceiveQueue.connection_of`."""
-        member = self._by_number.get(completion.qp_num)
+        member = self._members.find(completion.qp_num)
         return None if member is None else member.connection()
 
     def request_failed(self, request: WorkRequest, raw: tuple[int, ...]) -> Exception:
         """A receive that fails ends the connection that took it, and no other."""
-        member = self._by_number.get(raw[_QP_NUM])
+        member = self._members.find(raw[_QP_NUM])
         if member is not None:
             return member.endpoint.request_failed(request, raw)
         return completion_error(raw[1], str(request), vendor_err=raw[3], qp_num=raw[_QP_NUM])
@@ -189,7 +333,7 @@ class SharedReceiveEndpoint(SharedReceiveLife):
             return
         error = request.exception()
         qpn = error.qp_num if isinstance(error, WorkCompletionError) else 0
-        member = self._by_number.get(qpn)
+        member = self._members.find(qpn)
         (self if member is None else member.endpoint).unretrieved.add(request)
 
     def request_ended(self, request: WorkRequest) -> None:
@@ -218,7 +362,7 @@ class SharedReceiveEndpoint(SharedReceiveLife):
         lease = self._leases.pop(request.wr_id)
         if request.exception() is None:
             completion = request.result()
-            member = self._by_number.get(completion.qp_num)
+            member = self._members.find(completion.qp_num)
             if member is not None:
                 member.messages.deliver(lease, completion)
                 return
@@ -233,19 +377,37 @@ class SharedReceiveEndpoint(SharedReceiveLife):
 
     # -- members ------------------------------------------------------------------------------
 
-    def serve(self, endpoint: Endpoint, messages: MessageQueue, connection: Connection) -> None:
-        """Deliver what the endpoint's queue pair takes; before its handshake."""
-        if endpoint.qpn in self._by_number:
-            # The number of a queue pair that is gone: what that one took is in the queue.
-            self.hub.drain()
-        self._by_number[endpoint.qpn] = _Member(endpoint, messages, connection)
-        self._hear_of_last(endpoint)
-        endpoint.life.on_close.append(lambda: self._forget(endpoint))
+    @deferring
+    def join(self, member: Endpoint) -> None:
+        """Count a queue pair that is about to be made on this queue.
 
-    def _forget(self, endpoint: Endpoint) -> None:
-        member = self._by_number.get(endpoint.qpn)
-        if member is not None and member.endpoint is endpoint:
-            del self._by_number[endpoint.qpn]
+        Raises:
+            ValueError: it is on another device, or another event loop.
+            ClosedError: this queue is closed.
+        """
+        self.require_usable()
+        if member.hub is not self.hub:
+            raise ValueError(
+                f"this shared receive queue is on {self.device_name} of its own event loop, and "
+                f"the connection on {member.hub.context.device_name}: open one there"
+            )
+        self._members.add(member)
+
+    @deferring
+    def leave(self, member: Endpoint) -> None:
+        """Count no more a queue pair that is gone."""
+        self._members.discard(member)
+        if self._retiring and not len(self._members):
+            self.close()
+        self._destroy_if_due()
+
+    def delays(self, member: Endpoint, then: Callable[[], None]) -> bool:
+        """See `SharedReceiveMembers.delays`."""
+        return self._members.delays(member, then)
+
+    def serve(self, endpoint: Endpoint, messages: MessageQueue, connection: Connection) -> None:
+        """See `SharedReceiveMembers.serve`."""
+        self._members.serve(endpoint, messages, connection)
 
     # -- the limit and the depth --------------------------------------------------------------
 
@@ -262,7 +424,7 @@ class SharedReceiveEndpoint(SharedReceiveLife):
         self._limit = count, waiter
         self._hear_of_each_end(True)
         try:
-            await self._call(lambda: self.raw.modify(limit=count))
+            await self._calls.run(lambda: self.raw.modify(limit=count))
             self._look_at_limit()  # a device need not notice what it took before it was armed
             await waiter.wait()
             self.require_usable()
@@ -277,7 +439,7 @@ class SharedReceiveEndpoint(SharedReceiveLife):
         if self.cause is not None:
             return
         try:
-            await self._call(lambda: self.raw.modify(limit=0))
+            await self._calls.run(lambda: self.raw.modify(limit=0))
         except VerbsCallError as error:
             logger.debug("disarming the limit: %s", error)
         # An event that it had caused is on its way here, and must not be taken for the next one's.
@@ -291,8 +453,9 @@ class SharedReceiveEndpoint(SharedReceiveLife):
             self._limit[1].wake()
 
     def _device_event(self, event: AsyncEventType) -> None:
-        super()._device_event(event)
-        if event is AsyncEventType.SRQ_LIMIT_REACHED and self._limit is not None:
+        if event is AsyncEventType.SRQ_ERR:
+            self.fail(DeviceEventError(event, f"a shared receive queue of {self.device_name}"))
+        elif event is AsyncEventType.SRQ_LIMIT_REACHED and self._limit is not None:
             self._limit[1].wake()
 
     async def resize(self, depth: int) -> None:
@@ -319,7 +482,7 @@ class SharedReceiveEndpoint(SharedReceiveLife):
 
         self._resizing = True
         try:
-            await self._call(change)
+            await self._calls.run(change)
         except VerbsCallError as error:
             if error.errno in _CANNOT:
                 raise NotSupportedError(
@@ -335,6 +498,119 @@ class SharedReceiveEndpoint(SharedReceiveLife):
 
     # -- the end ------------------------------------------------------------------------------
 
+    @deferring
+    def fail(self, error: Exception) -> None:
+        """End, with this error as the cause unless there is one already: members too, since their
+        peers would wait for receives for ever."""
+        self._end(error)
+        for member in self._members:
+            member.fail(error)
+
     def _end(self, cause: Exception) -> None:
-        super()._end(cause)
+        if self.cause is None:
+            self.life.cause = cause
+            if self.port is not None:
+                self.port.can_receive = False
+        self._destroy_if_due()
         self._look_at_limit()  # whoever waits for it hears of the end
+
+    def _destroy_if_due(self) -> None:
+        if self.cause is None or len(self._members) or self._calls.delays(self._destroy_if_due):
+            return
+        if not self.life.advance(Phase.FLUSHING):
+            return
+        if self._made:
+            # Not now: this can be the program's code in the middle of a post.
+            self.loop.call_later(0, self._destroy)
+        else:
+            self._finish()
+
+    def _destroy(self) -> None:
+        if self.life.advance(Phase.DESTROYING):
+            self.reactor.destroy(self.raw.close, self._finish)
+
+    def _finish(self) -> None:
+        """The queue is gone: nothing touches memory any more, and nothing more completes."""
+        # All of it, whatever a callback of the program's raises.
+        with ExitStack() as last_first:
+            last_first.callback(self._is_over)
+            if self._reserved:
+                last_first.callback(self.hub.free, self.queue, self._reserved)
+            if self._made:
+                last_first.callback(self.hub.on_object_event.pop, self.raw.key, None)
+            last_first.callback(self.hub.on_failure.discard, self.fail)
+            last_first.callback(lambda: fail_all(self._open, self._flushed))
+            last_first.callback(self.hub.drain_all)
+
+    def _flushed(self, request: WorkRequest) -> Exception:
+        self.hub.in_flight.take(request.wr_id)
+        error = FlushedError(_FLUSH, str(request))
+        error.__cause__ = self.cause
+        return error
+
+    def _is_over(self) -> None:
+        self.life.advance(Phase.ENDED)
+        self.life.ended.set()
+        self.unretrieved.end(f"a shared receive queue of {self.device_name}", self.cause)
+        if self.life.is_closing:
+            self._give_back()
+
+    def _left_open(self) -> str:
+        return "" if self.is_closing else with_origin(self, self.life.origin)
+
+    async def _aclose_when_unused(self) -> None:
+        self.close_when_unused()  # at the loop's end, its members are being closed as well
+
+    @deferring
+    def close_when_unused(self) -> None:
+        """`close`, once the last member has ended."""
+        self._retiring = True
+        if not len(self._members):
+            self.close()
+
+    @deferring
+    def close(self) -> None:
+        """End, and then give back everything, in the background. Idempotent."""
+        if self.life.is_closing:
+            return
+        self.life.is_closing = True
+        if self._process != here.pid:
+            self.life.closed.set()  # all of it is the parent's
+            return
+        self._end(ClosedError("this shared receive queue was closed"))
+        if self.loop.has_ended and self.life.phase >= Phase.FLUSHING and self._made:
+            self._destroy()  # no round of the loop comes any more
+        if self.life.has_ended:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if not self.life.advance(Phase.CLOSED):
+            return
+        identifier, regions = self._identifier, list(self.regions.values())
+        if identifier is not None:
+            self.reactor.unsubscribe(identifier)
+        self.regions = {}
+        destroy_unused = self.hub.take_unused()
+
+        def close() -> None:
+            with ExitStack() as last_first:
+                last_first.callback(destroy_unused)
+                if identifier is not None:
+                    last_first.callback(identifier.close)
+                for region in regions:
+                    last_first.callback(region._retire)
+
+        self.reactor.destroy(close, lambda: self.reactor.release(self.life.closed.set))
+
+    @deferring_steps
+    async def aclose(self) -> None:
+        """Destroy the queue, and wait for that. Idempotent. See `SharedReceiveQueue.aclose`."""
+        if len(self._members) and not self.life.is_closing:
+            raise BusyError(
+                f"{len(self._members)} connections take their receives from {self!r}: close them "
+                "first"
+            )
+        if not self.life.closed.is_set() and self._process == here.pid:
+            self.reactor.require_here(self, self.close)
+        self.close()
+        await outwait(self.life.closed)

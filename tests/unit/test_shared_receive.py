@@ -9,7 +9,7 @@ import pytest
 
 import aiordma
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
-from aiordma._connection.shared_life import LAST_SECONDS
+from aiordma._connection.shared_members import LAST_SECONDS
 from aiordma._connection.shared_settings import SharedReceiveSettings
 from tests.alike import alike
 from tests.unit.numbers_device import Device, Loop
@@ -134,7 +134,7 @@ def test_what_the_first_owner_of_a_number_took_is_not_its_next_owners() -> None:
     completion = aiordma.WorkCompletion(1, 0, 0, 0, 5, 0, 7, 0, 0, 0, 0, 0, 0)
 
     def late() -> None:
-        shared._by_number[completion.qp_num].messages.deliver("late", completion)
+        shared._members.find(completion.qp_num).messages.deliver("late", completion)
 
     hub.on_drain = late
     new, new_messages, connection = join(shared, 7)
