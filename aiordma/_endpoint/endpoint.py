@@ -43,9 +43,8 @@ from aiordma._endpoint.lifecycle import Lifecycle, Phase
 from aiordma._endpoint.work_queues import ReceiveQueue, SendQueue
 from aiordma._loop.event_loop import EventLoop, Waiter, require_here
 from aiordma._loop.threads import Calls, in_thread, outwait
-from aiordma._native import ffi
 from aiordma._requests.request import OpenRequests, WorkRequest, fail_all
-from aiordma._requests.select import ClosedPort, Port
+from aiordma._requests.select import Port
 from aiordma._requests.unretrieved import Unretrieved
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
 from aiordma._runtime.reactor import Reactor
@@ -146,11 +145,19 @@ class Endpoint:
         self.max_read_depth: int = 0
         self.retries: tuple[int, int] = options.retry_count, options.ack_timeout
         """The retry_count and the ack_timeout in force."""
-        self.port: ClosedPort = ClosedPort()
         self.requests: OpenRequests = OpenRequests()
         """Those that have not ended."""
         self.sends: SendQueue = SendQueue(self, options.max_send_wr)
         self.receives: ReceiveQueue = ReceiveQueue(self, options.receive_queue)
+        self.port: Port = Port(
+            self,
+            hub.steps,
+            self.sends.slots,
+            self.receives.slots,
+            self.requests,
+            self.loop.asyncio_loop,
+            hub.domain,
+        )
         self.shared_receive: SharedReceives | None = None
         self.unretrieved: Unretrieved = Unretrieved(self.loop)
         self.regions: dict[int, MemoryRegion] = {}
@@ -245,18 +252,7 @@ class Endpoint:
     def _open_port(self) -> None:
         """Let plain requests go the short way; once there is a queue pair."""
         assert self.queue_pair is not None
-        port = Port(
-            self,
-            self.hub.steps,
-            self.sends.slots,
-            self.receives.slots,
-            self.requests,
-            self.loop.asyncio_loop,
-            self.hub.domain,
-        )
-        address = int(ffi.cast("uintptr_t", self.queue_pair.pointer))
-        port.open(address, self.max_message, self.capacity.max_inline_data)
-        self.port = port
+        self.port.open(self.queue_pair.key, self.max_message, self.capacity.max_inline_data)
         self._tell_port()
 
     @deferring_steps

@@ -17,7 +17,7 @@ from aiordma.verbs import MemorySlice
 from aiordma.verbs.memory import address_of, flat_view
 from aiordma.verbs.send_work import RECEIVE_REQUEST, pack_plain
 
-__all__ = ("ChainPort", "ClosedPort", "Port", "SharedPort")
+__all__ = ("ChainPort", "Port", "SharedPort")
 
 SGE = struct.Struct("=QII")
 """struct ibv_sge: address, length, lkey."""
@@ -25,39 +25,6 @@ SGE = struct.Struct("=QII")
 _SEND, _WRITE, _READ = lib.IBV_WR_SEND, lib.IBV_WR_RDMA_WRITE, lib.IBV_WR_RDMA_READ
 _COMPLETES_AS = {_SEND: lib.IBV_WC_SEND, _WRITE: lib.IBV_WC_RDMA_WRITE, _READ: lib.IBV_WC_RDMA_READ}
 _SIGNALED, _INLINE = int(lib.IBV_SEND_SIGNALED), int(lib.IBV_SEND_INLINE)
-
-
-class ClosedPort:
-    """A port that posts nothing. None for an answer means: post it the general way."""
-
-    def __init__(self) -> None:
-        self.ready = False
-        """Whether sends may be posted."""
-        self.can_receive = False
-        self.can_read = False
-        """Whether READs were agreed on."""
-        self.tells = False
-        """Whether the owner wants to hear of each end."""
-        self.feeds = False
-        """Whether its receives are those of a queue of messages, and not the user's."""
-        self.thread: int = get_ident()
-        """The only thread that may post: the event loop's."""
-
-    def send(self, data: Any, /) -> WorkRequest | None:
-        """Post a message."""
-        return None
-
-    def receive(self, memory: Any, /) -> WorkRequest | None:
-        """Post a receive."""
-        return None
-
-    def write(self, data: Any, remote: Any, /) -> WorkRequest | None:
-        """Post a WRITE."""
-        return None
-
-    def read(self, remote: Any, memory: Any, /) -> WorkRequest | None:
-        """Post a READ."""
-        return None
 
 
 class _Plain:
@@ -90,9 +57,10 @@ class _Plain:
         return all(part.region._usable for part in self.held)
 
 
-class Port(ClosedPort):
+class Port:
     """A queue pair, to post plain requests on: one part, registered, or short enough to be sent
-    inline. The answer to what is not plain is None.
+    inline. The answer to what is not plain is None, which means: post it the general way. So is the
+    answer to everything until `open`.
 
     Args:
         owner: whose queue pair it is; it raises what the device refuses (`post_refused`), and is
@@ -115,7 +83,17 @@ class Port(ClosedPort):
         loop: object,
         domain: object,
     ) -> None:
-        super().__init__()
+        self.ready = False
+        """Whether sends may be posted."""
+        self.can_receive = False
+        self.can_read = False
+        """Whether READs were agreed on."""
+        self.tells = False
+        """Whether the owner wants to hear of each end."""
+        self.feeds = False
+        """Whether its receives are those of a queue of messages, and not the user's."""
+        self.thread: int = get_ident()
+        """The only thread that may post: the event loop's."""
         self._owner, self._drain, self._open, self._domain = owner, drain, posted, domain
         self._sends, self._receives = sends, receives
         self._process = here.pid
@@ -350,7 +328,7 @@ class SharedPort(Port):
         return (error, requests[:taken]) if error else requests
 
 
-class ChainPort(ClosedPort):
+class ChainPort:
     """The requests of one chain. It makes the plain ones: each takes its slot, and holds its
     memory; bytes that are sent inline are copied. Nothing is posted before `post`.
 
@@ -358,10 +336,9 @@ class ChainPort(ClosedPort):
         port: the queue pair's.
     """
 
-    def __init__(self, port: ClosedPort) -> None:
-        super().__init__()
+    def __init__(self, port: Port) -> None:
         if not isinstance(port, Port):
-            raise TypeError(f"ChainPort(): port={port!r} is no Port: there is no queue pair yet")
+            raise TypeError(f"ChainPort(): port={port!r} is no Port")
         self._port = port
         self.over: bool = False
         """Whether nothing is collected any more: None is then all that it answers."""
@@ -384,6 +361,10 @@ class ChainPort(ClosedPort):
     def send(self, data: Any, /) -> WorkRequest | None:
         """Collect a message; None: it is not a plain one."""
         return self._collect(None if self.over else self._port._read_send(data))
+
+    def receive(self, memory: Any, /) -> WorkRequest | None:
+        """Answer None: a chain has no receives."""
+        return None
 
     @deferring
     def write(self, data: Any, remote: Any, /) -> WorkRequest | None:

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, TypeVar
 from aiordma._native import c_backend
 from aiordma._requests import python, python_ports
 from aiordma._requests.python import BATCH, Entry, Holdable, RequestOwner
-from aiordma._requests.python_ports import ClosedPort
 
 __all__ = (
     "BACKEND",
     "BATCH",
     "ChainPort",
-    "ClosedPort",
     "Drain",
     "Entry",
     "Holdable",

@@ -11,6 +11,7 @@ from aiordma._base.states import ConnectionState
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.lifecycle import Phase
 from aiordma._requests.request import WorkRequest
+from aiordma._requests.select import Drain, InFlightTable
 from aiordma.verbs.event_channel import Event
 from tests.unit.numbers_device import Loop
 
@@ -29,6 +30,8 @@ class Pair:
         hub: Any = SimpleNamespace(
             loop=self.loop,
             is_iwarp=is_iwarp,
+            steps=Drain(None, 0, 0, InFlightTable[Any]()),
+            domain=None,
             draining=False,
             drain=lambda: None,
             drain_all=lambda: None,
