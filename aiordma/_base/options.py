@@ -55,7 +55,7 @@ DECIDED_BY_CM = {
     "has the local address. Choose the address, with source= of connect() or host of listen(), or "
     "use open_queue_pair(), which takes pkey_index",
 }
-"""Attributes of a queue pair that are no option of connections: why, and what to use instead."""
+"""Attributes of a queue pair for which connections have no option: the reason, and alternatives."""
 
 DECIDED_FOR_DATAGRAMS = {
     "path_mtu": "a datagram has no path MTU of its own: it may be as long as the MTU of the port "
@@ -64,7 +64,7 @@ DECIDED_FOR_DATAGRAMS = {
     "has the local address. Choose the address, with host",
     "flow_control": "there is no connection whose peer could be told",
 }
-"""The same of datagram sockets."""
+"""The same for datagram sockets."""
 
 DECIDED_LATER = {
     "path_mtu": "connect_to() takes it",
@@ -72,7 +72,7 @@ DECIDED_LATER = {
     "flow_control": "it is a field of the connection manager's request, and no attribute of queue "
     "pairs",
 }
-"""The same of queue pairs without the connection manager."""
+"""The same for queue pairs without the connection manager."""
 
 _OPTIONAL = ("tos", "cqe")
 """Options that may be None."""
@@ -153,14 +153,14 @@ class ConnectionOptions:
             of the event loop with the same comp_vector and cqe. With `shared_receive`, receives
             complete in the shared receive queue's own completion queue.
         cqe: entries of the connection's completion queue; None: 4096, or more if this connection
-            alone needs more. At least the number of requests that can be in flight: max_send_wr
-            and the receives. If all entries of the queues of this size and vector are reserved,
-            another queue is made. So a connection has a queue to itself if cqe is exactly this
-            number. Each wake-up of the event loop polls every queue, so use few.
-        flow_control: whether to tell the peer that this device has end-to-end flow control. The
-            connection manager passes it to the peer's program (`ConnectionRequest.parameters`),
-            and configures nothing with it. iWARP does not carry it. Queue pairs without the
-            connection manager do not take this option.
+            alone needs more. It must be at least the number of requests that can be in flight:
+            max_send_wr and the receives. If all entries of the queues of this size and vector are
+            reserved, another queue is created. So a connection has a queue of its own if cqe is
+            exactly this number. Each wake-up of the event loop polls every queue, so use few.
+        flow_control: whether to report to the peer that this device has end-to-end flow control.
+            The connection manager only passes it to the peer's program
+            (`ConnectionRequest.parameters`), and configures nothing. iWARP does not carry it.
+            Queue pairs without the connection manager do not have this option.
 
     Raises:
         TypeError, ValueError: an option has an unsuitable type or is out of range; the message
@@ -218,11 +218,10 @@ class ConnectionOptions:
 def refuses(
     reasons: Mapping[str, str],
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
-    """Decorate a function that lacks some parameters: its TypeError for one of them says why, and
-    what to use instead.
+    """Decorate a function so that its TypeError for certain unknown parameters has a reason.
 
     Args:
-        reasons: by the parameter's name.
+        reasons: the reason, and alternatives, by the parameter's name.
     """
 
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -253,11 +252,11 @@ def _checked(name: str, value: Any, call: str = "") -> float | None:
 
 
 def check_queue(comp_vector: Any, cqe: Any, call: str = "") -> tuple[int, int | None]:
-    """Return both options of a completion queue, checked.
+    """Check and return both options of a completion queue.
 
     Raises:
-        TypeError: one is no whole number.
-        ValueError: one is out of range.
+        TypeError: an option is not a whole number.
+        ValueError: an option is out of range.
     """
     vector = whole_number(comp_vector, "comp_vector", *_RANGES["comp_vector"], call)
     return vector, None if cqe is None else whole_number(cqe, "cqe", *_RANGES["cqe"], call)

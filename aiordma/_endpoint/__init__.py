@@ -1,3 +1,3 @@
-"""One queue pair on an event loop: its life, its work queues, and what is staged for them."""
+"""A queue pair on an event loop: its lifecycle, its work queues, and the staging of buffers."""
 
 __all__ = ()

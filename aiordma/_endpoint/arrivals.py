@@ -1,5 +1,5 @@
-"""What has come for one endpoint, in order of arrival: receives posted from the pool, taken out by
-one task at a time. A block goes back to the device once the program has what came in it."""
+"""The contents of an endpoint's pooled receives, in order of arrival, for one task at a time. When
+the program has received the contents of a block, the block is posted again."""
 
 from collections import deque
 from collections.abc import Callable
@@ -23,16 +23,16 @@ Taken = TypeVar("Taken")
 
 
 class Arrivals(Generic[Taken]):
-    """See the module. What the program gets of an arrival is for `_read` to say.
+    """See the module. A subclass defines `_read`, which returns the program's copy of the contents.
 
-    It wakes its receiver when the endpoint ends. Whoever makes it sees to it that it discards what
-    is left once the endpoint is closed.
+    The end of the endpoint wakes the receiving task. The creator must call `discard` once the
+    endpoint is closed.
 
     Args:
-        endpoint: whose receives they are.
-        size: of each receive, in bytes.
-        pause: how many that are there already are taken before others have their turn.
-        give_back: where blocks go that somebody else posts; None: to the endpoint's receives.
+        endpoint: the endpoint whose receives these are.
+        size: the size of each receive, in bytes.
+        pause: how many available arrivals are returned before other tasks run.
+        give_back: called to return blocks that another object posts; None: the endpoint posts them.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Arrivals(Generic[Taken]):
         endpoint.life.on_end.append(self._wake)
 
     def fill(self) -> None:
-        """Post all receives; before anything can arrive, so that nothing finds none."""
+        """Post all receives. Call this before messages can arrive, so that each finds a receive."""
         for _ in range(self._endpoint.options.receive_buffers):
             self._post(self._endpoint.hub.pool.lease(self._size))
 
@@ -67,29 +67,29 @@ class Arrivals(Generic[Taken]):
         except RdmaError as error:
             lease.release()
             if self._endpoint.cause is None:
-                # A living endpoint would hear less and less, without a word, and whoever waits
-                # for its receives would wait for ever.
+                # A live endpoint would lose its receives one by one without an error, and a task
+                # that receives would at last wait for ever.
                 self._endpoint.fail(error)
             return
         self._posted[request.wr_id] = lease
         request._on_done(self._arrived)
 
     def _arrived(self, request: WorkRequest) -> None:
-        # An interrupt (KeyboardInterrupt) may end this anywhere, and then it is called once more.
+        # An interrupt (KeyboardInterrupt) can end this anywhere. It is then called again.
         lease = self._posted.get(request.wr_id)
         if lease is not None and request.exception() is not None:
             lease.release()
             del self._posted[request.wr_id]
         elif lease is not None:
             arrived = lease, request.result()
-            # With no signal handled between the two, which happens in calls and behind them.
+            # Python handles no signal between these two statements, only during or after a call.
             del self._posted[request.wr_id]
             self._ready.append(arrived)
         self._wake()
 
     def deliver(self, lease: Lease, completion: WorkCompletion) -> None:
-        """Take what has arrived in a block that somebody else posted; it is ours until it goes
-        back."""
+        """Add an arrival in a block that another object posted. The block is held until it is
+        given back."""
         self._ready.append((lease, completion))
         self._wake()
 
@@ -98,12 +98,12 @@ class Arrivals(Generic[Taken]):
             self._waiter.wake()
 
     async def receive(self) -> Taken:
-        """Return the next one; a cancelled wait takes none.
+        """Return the next arrival. A cancelled wait takes none.
 
         Raises:
             anyio.BusyResourceError: another task is receiving.
-            ClosedError, WorkCompletionError, DeviceRemovedError: as the endpoint ended.
-            ForkError: this is a child of the process that made the endpoint.
+            ClosedError, WorkCompletionError, DeviceRemovedError: the endpoint has ended.
+            ForkError: this process is a forked child of the process that made the endpoint.
             EventLoopError: this is another thread, or another event loop.
         """
         self._endpoint.require_same_process()
@@ -115,7 +115,7 @@ class Arrivals(Generic[Taken]):
         try:
             if ready:
                 self._at_once += 1
-                # A pause each time would cost as much as the message.
+                # A checkpoint for each message would cost as much as the message.
                 await (checkpoint_if_cancelled() if self._at_once % self._pause else checkpoint())
             while not ready:
                 self._raise_if_no_more_comes()
@@ -130,17 +130,17 @@ class Arrivals(Generic[Taken]):
         return taken
 
     def _read(self, lease: Lease, completion: WorkCompletion) -> Taken:
-        """Return what the program gets: a copy, since the block goes back."""
+        """Return the program's copy of the contents; the block is given back afterwards."""
         raise NotImplementedError
 
     def _raise_if_no_more_comes(self) -> None:
-        # What came before a failure may still be on its way here: only the end itself is final.
+        # After a failure, earlier arrivals may still be delivered, until the endpoint has ended.
         if self._endpoint.life.has_ended or self._endpoint.state is ConnectionState.CLOSED:
             self._endpoint.require_usable()
 
     def discard(self) -> None:
-        """Drop what was not received: the endpoint has ended and is closed, so that its own blocks
-        are not posted again but released."""
+        """Drop all remaining arrivals. The endpoint is closed, so its own blocks are released, not
+        posted again."""
         while self._ready:
             lease, _ = self._ready.popleft()
             self._give_back(lease)

@@ -1,6 +1,6 @@
-"""What a connection's device and service can do, asked before C is: no half-posted surprises.
+"""Checks of what a connection's device and service support, before C is called.
 
-Of an endpoint that is usable: whoever asks has made sure of that.
+The caller has checked that the endpoint is usable.
 """
 
 from aiordma._base.enums import AtomicCapability, QueuePairType
@@ -21,10 +21,11 @@ def _name(endpoint: Endpoint) -> str:
 
 
 def require_reads(endpoint: Endpoint, parts: int, what: str = "READ") -> None:
-    """Do nothing where READs into so many parts, and atomics, may be posted.
+    """Check that READs into so many parts, and atomics, can be posted.
 
     Raises:
-        NotSupportedError: not with this device, this service, or what the two sides agreed on.
+        NotSupportedError: the device or the service does not support them, or the two sides agreed
+            on none.
     """
     if endpoint.service is not QueuePairType.RC:
         raise NotSupportedError(f"{what}: {endpoint.service.name} queue pairs have none")
@@ -34,7 +35,7 @@ def require_reads(endpoint: Endpoint, parts: int, what: str = "READ") -> None:
             f"{what} into {parts} parts: {_name(endpoint)} scatters one over at most {most} "
             "(max_sge_rd)"
         )
-    # Not every iWARP device tells what the peer agreed to (max_rd_atomic); it refuses the post.
+    # Some iWARP devices do not report the agreed depth (max_rd_atomic); they refuse the post.
     agreed = endpoint.max_read_depth
     if endpoint.hub.is_iwarp:
         asked = endpoint.options.initiator_depth
@@ -44,23 +45,24 @@ def require_reads(endpoint: Endpoint, parts: int, what: str = "READ") -> None:
             f"{what}: the two sides agreed on no outstanding READs (our initiator_depth, the "
             "peer's responder_resources)"
         )
-    # From now on without asking; where a READ's end may come late, a chain has to ask each time.
+    # From now on, the port posts READs without this check. If requests after a READ can complete
+    # before it, a chain needs the check each time.
     endpoint.port.can_read = endpoint.hub.keeps_order
 
 
 def require_atomics(endpoint: Endpoint) -> None:
-    """Do nothing where atomics may be posted. Raises as `require_reads`."""
+    """Check that atomics can be posted. Raises the errors of `require_reads`."""
     if endpoint.hub.attributes.atomic_cap is AtomicCapability.NONE:
         raise NotSupportedError(f"atomics: {_name(endpoint)} has none (atomic_cap)")
     require_reads(endpoint, 1, "atomics")
 
 
 def require_immediate(endpoint: Endpoint) -> None:
-    """Do nothing where SEND and WRITE can carry immediate data.
+    """Check that SEND and WRITE can carry immediate data.
 
     Raises:
-        NotSupportedError: the device speaks iWARP without RFC 7306, which brought it both atomics
-            and immediate data; devices tell of the former only (atomic_cap).
+        NotSupportedError: this is an iWARP device without RFC 7306, which defines atomics and
+            immediate data. Devices report only the atomics (atomic_cap).
     """
     hub = endpoint.hub
     if hub.is_iwarp and hub.attributes.atomic_cap is AtomicCapability.NONE:
@@ -70,10 +72,10 @@ def require_immediate(endpoint: Endpoint) -> None:
 
 
 def require_windows(endpoint: Endpoint) -> None:
-    """Do nothing where memory windows can be bound.
+    """Check that memory windows can be bound.
 
     Raises:
-        NotSupportedError: the device has none, or not for this service.
+        NotSupportedError: the device or the service does not support memory windows.
     """
     if not endpoint.hub.attributes.max_mw:
         raise NotSupportedError(f"memory windows: {_name(endpoint)} has none (max_mw)")
@@ -82,10 +84,10 @@ def require_windows(endpoint: Endpoint) -> None:
 
 
 def require_invalidate(endpoint: Endpoint) -> None:
-    """Do nothing where a message may end what a window of the peer's permits.
+    """Check that a message can invalidate a memory window of the peer.
 
     Raises:
-        NotSupportedError: the device has no windows, or not for this service.
+        NotSupportedError: the device or the service does not support memory windows.
     """
     if not endpoint.hub.attributes.max_mw:
         raise NotSupportedError(

@@ -1,9 +1,9 @@
-"""One queue pair on its way through life: posting with credits, the cause of its end, its end.
+"""The life of a queue pair: its creation, its handshake, the cause of its end, and its end.
 
 An endpoint ends once, for one cause: you closed it, the peer disconnected, a request failed, or the
-device went. Ending moves the queue pair to its error state, gives the device a moment to flush,
-destroys the queue pair, and then ends every request that is still open with that cause. Only after
-that is memory given back, which is how no buffer is freed under the device, and nothing hangs.
+device was removed. At its end it moves the queue pair to the error state, waits for the device to
+flush, destroys the queue pair, and then fails every remaining request with the cause. Only then is
+memory released. So no buffer is freed while the device can access it, and no request hangs.
 """
 
 import logging
@@ -58,10 +58,11 @@ __all__ = ("Endpoint", "SharedReceives", "Window")
 logger: logging.Logger = logging.getLogger("aiordma")
 
 FLUSH_SECONDS = 0.5
-"""How long the device may take to flush before its queue pair is destroyed (rxe can lag)."""
+"""Seconds that the device may take to flush before the queue pair is destroyed (rxe can be slow).
+"""
 
 NEWS_SECONDS = 1.0
-"""How long after an unexplained flush the peer's disconnect may take to explain it."""
+"""Seconds that an endpoint waits for the peer's disconnect after a flush without a known cause."""
 
 _IN_FORCE = (
     QueuePairAttribute.STATE
@@ -69,12 +70,12 @@ _IN_FORCE = (
     | QueuePairAttribute.RETRY_CNT
     | QueuePairAttribute.TIMEOUT
 )
-"""What the handshake settled, and we need to know."""
+"""The attributes that the handshake has determined."""
 
 Made = TypeVar("Made")
 
 _LINGER, _NEWS, _FLUSHED = "linger", "news", "flushed"
-"""The timers of an endpoint's life."""
+"""The names of an endpoint's timers."""
 
 _FLUSH = int(WorkCompletionStatus.WR_FLUSH_ERR)
 _WRITE = int(WorkRequestOpcode.RDMA_WRITE)
@@ -89,37 +90,37 @@ class Window(Protocol):
         """Free the device's object, in any thread."""
 
     def close(self) -> None:
-        """Let go of the memory that it was bound to, too; on the loop's thread."""
+        """Free the device's object and release the bound memory, on the loop's thread."""
 
 
 class SharedReceives(Protocol):
-    """A shared receive queue, and the completion queue where its receives complete."""
+    """A shared receive queue, and the completion queue of its receives."""
 
     raw: RawSharedReceiveQueue
     queue: CompletionQueueShare
     buffers: int
-    """Receives that it posts by itself."""
+    """The number of pooled receives that it posts."""
 
     def join(self, member: "Endpoint") -> None:
-        """Count a queue pair that is about to be made on it, or refuse."""
+        """Add an endpoint before its queue pair is created, or raise an error."""
 
     def delays(self, member: "Endpoint", then: Callable[[], None]) -> bool:
         """Return whether the queue pair, in its error state, must not be destroyed before `then` is
-        called: the device may still tell of receives that it took."""
+        called, because the device may still complete receives that it consumed."""
 
     def leave(self, member: "Endpoint") -> None:
-        """Count no more a queue pair that is gone, and whose completions have been delivered."""
+        """Remove an endpoint after its queue pair was destroyed and its completions delivered."""
 
 
 class Endpoint:
-    """See the module. Made around an identifier that is bound to a device, by whoever connects or
-    accepts; `open` before use, `aclose` always.
+    """See the module. A connect or an accept creates it with an identifier that is bound to a
+    device. Call `open` before using it, and `aclose` in every case.
 
-    It takes over the identifier, and one use of the reactor, and gives both back when it is closed.
-    Ending and closing are callbacks, not tasks: no cancellation stops them half way.
+    It owns the identifier, and counts as one user of the reactor, until it is closed. Ending and
+    closing run in callbacks, not in tasks, so that no cancellation interrupts them.
     """
 
-    header_parts = 0  # of a receive, beside the parts that users count
+    header_parts = 0  # parts of a receive in addition to those of the caller
 
     def __init__(
         self,
@@ -144,9 +145,9 @@ class Endpoint:
         self.max_message: int = 0
         self.max_read_depth: int = 0
         self.retries: tuple[int, int] = options.retry_count, options.ack_timeout
-        """The retry_count and the ack_timeout in force."""
+        """The actual retry_count and ack_timeout."""
         self.requests: OpenRequests = OpenRequests()
-        """Those that have not ended."""
+        """The requests that have not completed."""
         self.sends: SendQueue = SendQueue(self, options.max_send_wr)
         self.receives: ReceiveQueue = ReceiveQueue(self, options.receive_queue)
         self.port: Port = Port(
@@ -162,11 +163,11 @@ class Endpoint:
         self.unretrieved: Unretrieved = Unretrieved(self.loop)
         self.regions: dict[int, MemoryRegion] = {}
         self.windows: dict[int, Window] = {}
-        self.windows_go: bool = False  # in a thread, right now
+        self.windows_go: bool = False  # whether a thread is freeing the windows
         self.last_event: Event | None = None
         self.was_established: bool = False
         self.calls: Calls = Calls(self.loop)
-        """With the queue pair or the identifier, neither of which is destroyed meanwhile."""
+        """Calls that use the queue pair or the identifier, and delay their destruction."""
         self._peer = identifier.peer_address
         self._guesses = self._asks = False
         self._state_waiters: list[Waiter] = []
@@ -180,7 +181,7 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        """What users know it as, for messages."""
+        """The endpoint's name in messages."""
         peer = self.identifier.peer_address
         if peer is None:
             return f"queue pair {self.qpn:#x} of {self.hub.context.device_name}"
@@ -191,14 +192,14 @@ class Endpoint:
         service: QueuePairType = QueuePairType.RC,
         shared_receive: SharedReceives | None = None,
     ) -> None:
-        """Make the queue pair, with room reserved in a shared completion queue.
+        """Create the queue pair, and reserve its depth in a shared completion queue.
 
         Args:
-            service: what kind it is.
-            shared_receive: take receives from there, instead of a receive queue of its own.
+            service: the queue pair's service.
+            shared_receive: the shared receive queue to use; None: its own receive queue.
 
         Raises:
-            ValueError: an option is beyond the device; the message names it and the limit.
+            ValueError: an option exceeds the device's limit; the message has both.
             VerbsCallError: the driver refused.
         """
         self.service = service
@@ -236,10 +237,10 @@ class Endpoint:
         self.hub.on_queue_pair_error[self.queue_pair.key] = self.fail
 
     def _check_depths(self) -> None:
-        """Do nothing if the device can have as many READs outstanding as the options say.
+        """Check the options for outstanding READs against the device's limits.
 
         Raises:
-            ValueError: it cannot; the message names the option and the limit.
+            ValueError: an option exceeds the device's limit; the message has both.
         """
         for name, limit in (
             ("initiator_depth", self.hub.attributes.max_qp_init_rd_atom),
@@ -250,7 +251,7 @@ class Endpoint:
                 raise ValueError(f"{name}={value}: {self.hub.context.device_name} has 0..{limit}")
 
     def _open_port(self) -> None:
-        """Let plain requests go the short way; once there is a queue pair."""
+        """Open the port for plain requests, once there is a queue pair."""
         assert self.queue_pair is not None
         self.port.open(self.queue_pair.key, self.max_message, self.capacity.max_inline_data)
         self._tell_port()
@@ -259,10 +260,11 @@ class Endpoint:
     async def make_in_thread(
         self, make: Callable[[], Made], close: Callable[[Made], object]
     ) -> Made:
-        """Make an object of our protection domain in a worker thread; the domain stays open for it.
-        If the caller is cancelled, or the endpoint has ended by then, the object is closed.
+        """Create an object of the endpoint's protection domain in a worker thread. The domain stays
+        open during the call. If the caller is cancelled, or the endpoint ends during the call, the
+        object is closed.
 
-        Raises: as `require_usable`, and what `make` raises.
+        Raises: as `require_usable`, and the errors of `make`.
         """
         with self.reactor.retained():
             made = await in_thread(self.loop, make, on_cancelled=close)
@@ -280,7 +282,7 @@ class Endpoint:
 
     @property
     def state(self) -> ConnectionState:
-        """Where it is in a connection's life."""
+        """The connection's state."""
         return self._state
 
     @state.setter
@@ -290,7 +292,7 @@ class Endpoint:
 
     @property
     def cause(self) -> Exception | None:
-        """Why it has ended, or is about to; stored, so raise only what `detached` makes of it."""
+        """The cause of its end, once it is ending. It is stored: raise only `detached` copies."""
         return self.life.cause
 
     @cause.setter
@@ -311,39 +313,39 @@ class Endpoint:
             and self.service in (QueuePairType.RC, QueuePairType.UC)
         )
 
-    # -- whose it is, and whether it may be used ------------------------------------------------
+    # -- checks before use ----------------------------------------------------------------------
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this is a forked child of the process that made it: then it is not ours."""
+        """Whether this process is a forked child of the process that made the endpoint."""
         return self._process != here.pid
 
     def require_same_process(self) -> None:
-        """Do nothing unless it is inherited.
+        """Check that the endpoint is not inherited.
 
         Raises:
-            ForkError: it is.
+            ForkError: this process is a forked child of the process that made the endpoint.
         """
         if self._process != here.pid:
             raise forked(self._process, repr(self))
 
     def require_own_loop(self) -> None:
-        """Do nothing in our own event loop.
+        """Check that the endpoint's own event loop runs here.
 
         Raises:
             EventLoopError: this is another thread, or another event loop.
         """
         require_here(self.loop, self)
-        self.port.thread = self.loop.thread  # a loop may go on in another thread
+        self.port.thread = self.loop.thread  # a loop can continue in another thread
 
     def require_usable(self) -> None:
-        """Do nothing while requests may be posted.
+        """Check that requests may be posted.
 
         Raises:
-            ClosedError: you closed it.
-            DisconnectedError: the peer did.
-            WorkCompletionError: an earlier request broke it.
-            ForkError: this is a child of the process that made it.
+            ClosedError: the endpoint was closed, or has no queue pair yet.
+            DisconnectedError: the peer disconnected.
+            WorkCompletionError: an earlier request failed.
+            ForkError: this process is a forked child of the process that made the endpoint.
             EventLoopError: this is another thread, or another event loop.
         """
         self.require_same_process()
@@ -356,8 +358,8 @@ class Endpoint:
             raise ClosedError("this connection has no queue pair yet")
 
     def require_sendable(self) -> None:
-        """`require_usable`, and connected: before that a device keeps in its ring what it refuses,
-        and sends it later."""
+        """Check that requests may be posted on the send queue: usable, and connected. Before the
+        connection, a device refuses a request, but keeps it in its ring and sends it later."""
         self.require_usable()
         if self._state in _CONNECTING:
             raise ValueError(f"{self!r} is not connected yet: connect it before you send")
@@ -366,7 +368,8 @@ class Endpoint:
 
     @deferring
     def request_failed(self, request: WorkRequest, raw: tuple[int, ...]) -> Exception:
-        """The first failure that is no flush is the cause of the end; flushes carry it."""
+        """Return the error of a failed completion. The first failure that is not a flush becomes
+        the cause of the end, and the `__cause__` of flushes."""
         status, vendor_err = raw[1], raw[3]
         error = completion_error(
             status, str(request), vendor_err=vendor_err, qp_num=self.qpn, retries=self.retries
@@ -377,7 +380,7 @@ class Endpoint:
             self.fail(error)
             return error
         if self.cause is None:
-            # An iWARP device flushes by itself when the peer closes: the news may be waiting.
+            # An iWARP device flushes when the peer closes, and the CM event may be pending.
             self._asks = True
             self.reactor.poll_events()
             self._asks = False
@@ -396,13 +399,13 @@ class Endpoint:
             self.fail(error)
 
     def request_ended(self, request: WorkRequest) -> None:
-        """Take back the slot; the last one flushed ends the waiting for the flush."""
+        """Take back the request's slot. The last flushed request ends the wait for flushes."""
         slots = (self.receives if request.is_receive else self.sends).slots
         if request in self.requests:
-            # With no signal handled between the two, which happens in calls and behind them.
+            # Python handles no signal between these two statements, only during or after a call.
             slots.free += 1
             self.requests.discard(request)
-        slots.grant()  # also where an interrupt kept it from being done
+        slots.grant()  # also if an interrupt prevented it before
         if self.life.has_timer(_LINGER) or self.life.has_timer(_FLUSHED):
             self._wait_less(request)
 
@@ -414,15 +417,16 @@ class Endpoint:
             self.life.set_timer(_FLUSHED, 0, self._destroy)
 
     def request_unretrieved(self, request: WorkRequest) -> None:
-        """Report a failed request whose error nobody retrieved (RequestOwner)."""
+        """Report a failed request whose error was never retrieved (RequestOwner)."""
         if not self.is_inherited:
             self.unretrieved.add(request)
 
     def run_ended(self, earlier: WorkRequest, last: WorkRequest) -> None:
-        """End one that tells nothing (RequestOwner). A queue works in order: it succeeded, unless
-        all that is known of the last one is that it was flushed."""
+        """Complete an unsignaled request (RequestOwner). A queue executes requests in order, so it
+        has succeeded. If the last request of its run was flushed, its result is not known, and it
+        fails with the same flush."""
         self.hub.in_flight.take(earlier.wr_id)
-        earlier._set_run(())  # or each would look through all those before it
+        earlier._set_run(())  # otherwise each request would iterate over its run
         cause = last.exception()
         if isinstance(cause, FlushedError):
             earlier._fail(cause)
@@ -432,7 +436,7 @@ class Endpoint:
             earlier._complete((earlier.wr_id, 0, opcode, 0, 0, 0, qpn, 0, 0, 0, 0, 0, 0, 0))
 
     def post_refused(self, error: int, is_receive: bool) -> None:
-        """Raise what the device refused a post with; nothing was posted, nothing is held.
+        """Raise the error of a post that the device refused. Nothing was posted, nothing is held.
 
         Raises:
             VerbsCallError: always.
@@ -442,7 +446,8 @@ class Endpoint:
         check_positive_errno(error, name, self.queue_pair._explain(1))
 
     def doorbell_failed(self, error: int) -> None:
-        """End: the device has a request and could not be told, so that it may be executed yet."""
+        """End with an error, because the device could not be notified of a request in its queue,
+        and may still execute it."""
         assert self.queue_pair is not None
         failure = VerbsCallError(error, "ibv_post_send", self.queue_pair._explain(1))
         failure.was_taken = True
@@ -452,53 +457,54 @@ class Endpoint:
 
     @deferring
     def handle_event(self, event: Event) -> None:
-        """Take a CM event of our identifier."""
+        """Handle a CM event of the identifier."""
         if self.hub.draining and self.state is ConnectionState.ESTABLISHED and not self._asks:
-            # Another one asked for news. What is being delivered may say more, and comes first.
+            # Another endpoint took the event during a drain. Handle it after the completions of
+            # this drain, because one of them may have a more precise cause.
             self.loop.call_later(0, lambda: self.handle_event(event))
             return
         before, self.state = self.state, next_state(self.state, event.type)
         if self.state is before:
             return
         if not self.was_established:
-            self.last_event = event  # the one that ended the handshake
+            self.last_event = event  # the event that ended the handshake
         self._wake_state_waiters()
         if self.state is ConnectionState.ESTABLISHED:
             self.was_established = True
         if before is ConnectionState.ACCEPTING and self.state is ConnectionState.DISCONNECTED:
-            # It was connected, or it could not have disconnected: its last word of the handshake
-            # was lost, but not what it sent us meanwhile.
+            # The peer was connected, because it could disconnect. The last packet of its handshake
+            # was lost, but its messages may have arrived.
             self.was_established = True
         elif before is not ConnectionState.ESTABLISHED:
-            return  # whoever is connecting or accepting looks at the state
+            return  # the task that connects or accepts checks the state
         if event.type is CmEventType.DEVICE_REMOVAL:
             cause: Exception = DeviceRemovedError(f"{self.hub.context.device_name} was removed")
         else:
             peer = address_text(self.identifier.peer_address)
             cause = DisconnectedError(f"peer {peer} disconnected")
         if self.cause is None:
-            # Also of the flushes that are found next, unless a failure before them says more.
+            # The cause of the flushes in the next drain, unless a failure before them replaces it.
             self.cause, self._guesses = cause, True
-        # What arrived before the disconnect is in the completion queue: deliver it first. (Where a
-        # drain is under way, whose flushes made us ask, a failure can still be behind those.)
+        # Deliver the completions from before the disconnect first. (If this runs during a drain,
+        # after a flush, the failure can still follow in that drain.)
         self.hub.drain()
         self.loop.call_later(0, lambda: setattr(self, "_guesses", False))
         disconnected = event.type is not CmEventType.DEVICE_REMOVAL
         if self._sends_open and disconnected and not self.hub.is_iwarp:
-            # A send's acknowledgement can come behind the CM's message: do not flush it now. (Not
-            # on iWARP, where both come in one TCP stream.)
+            # The acknowledgement of a send can arrive after the CM's message: do not flush it now.
+            # (Not on iWARP, where both arrive in one TCP stream.)
             self.port.tells = True
             self._linger(self.options.linger)
         else:
             self._end()
 
     def _linger(self, seconds: float) -> None:
-        """End after so many seconds, counted from now."""
+        """End after so many seconds from now."""
         self.life.set_timer(_LINGER, seconds, self._end)
 
     async def connected(self) -> bool:
-        """Wait until the handshake has ended, and return whether it succeeded. The connection can
-        be over again by then, with messages waiting."""
+        """Wait for the end of the handshake, and return whether it succeeded. The connection may
+        have ended again by then, with messages to receive."""
         while self.state in _CONNECTING:
             waiter = self.loop.waiter()
             self._state_waiters.append(waiter)
@@ -510,10 +516,10 @@ class Endpoint:
         return self.was_established
 
     def established(self) -> None:
-        """Finish what can only be set once the queue pair works."""
+        """Query and set the attributes that are available only once the queue pair is connected."""
         is_live = self.life.phase is Phase.LIVE and self.queue_pair is not None
         if not is_live or self.service is not QueuePairType.RC:
-            return  # established and disconnected in one go: there may be messages to receive
+            return  # if it has disconnected already, there may be messages to receive
         assert self.queue_pair is not None
         in_force = self.queue_pair.query(_IN_FORCE)
         self.max_read_depth = in_force.max_rd_atomic
@@ -528,7 +534,7 @@ class Endpoint:
             )
 
     def _shorten_rnr_timer(self) -> None:
-        """Shorten the pause of a peer that finds no receive posted; not a thing on iWARP."""
+        """Set the delay before the peer resends a message that finds no receive. Not on iWARP."""
         if self.hub.is_iwarp or self.queue_pair is None:
             return
         try:
@@ -538,8 +544,8 @@ class Endpoint:
             logger.debug("min_rnr_timer was not set: %s", error)
 
     def _probe(self) -> None:
-        """Post a WRITE of no bytes, which the peer's TCP has to acknowledge, while a request waits
-        for the peer."""
+        """Post a WRITE of zero bytes, which the peer's TCP must acknowledge, if a request on the
+        send queue is outstanding."""
         if self._sends_open and self.sends.slots.free:
             with suppress(RdmaError):
                 self.sends.submit(SendWork("WRITE", _WRITE, remote=RemoteMemory(0, 0, 0)))
@@ -553,7 +559,7 @@ class Endpoint:
 
     @deferring
     def fail(self, error: Exception) -> None:
-        """End as broken, with this error as the cause unless there is one already."""
+        """End as broken, with this error as the cause, unless there is a cause already."""
         if self.cause is None and self.state not in _ENDED:
             self.state = ConnectionState.BROKEN
             self._wake_state_waiters()
@@ -582,22 +588,22 @@ class Endpoint:
         try:
             self.identifier.disconnect()
         except VerbsCallError as error:
-            logger.debug("disconnecting: %s", error)  # it never was connected, or no longer is
+            logger.debug("disconnecting: %s", error)  # not connected yet, or not any more
         if self.queue_pair is not None and (
             self.service is not QueuePairType.RC or isinstance(self.identifier, Unmanaged)
         ):
-            # Nobody else moves these; without it they flush only as they are destroyed.
+            # The disconnect does not move these. Otherwise they would flush only when destroyed.
             try:
                 self.queue_pair.modify(QueuePairState.ERR)
             except (VerbsCallError, ValueError) as error:
                 logger.debug("moving to ERR: %s", error)
         self.sends.slots.fail(self.cause)
-        if self.requests and self.was_established:  # else only receives, which nothing flushes
+        if self.requests and self.was_established:  # else only receives, which are not flushed
             self.port.tells = True
             self.life.set_timer(_FLUSHED, FLUSH_SECONDS, self._destroy)
         elif self.queue_pair is not None:
-            # Not now: this can be the program's code in the middle of a post (a finalizer, an
-            # __index__), and the queue pair has to outlive that.
+            # Later, because this can run during a post, in the program's code (a finalizer, an
+            # __index__), and the post still uses the queue pair.
             self.loop.call_later(0, self._destroy)
         else:
             self._destroy()
@@ -620,15 +626,16 @@ class Endpoint:
 
     def _destroy_queue_pair(self) -> None:
         assert self.queue_pair is not None
-        # Windows first: in rxe a bound one holds its queue pair, whose destruction waits for it.
+        # Windows first: in rxe, destroying a queue pair waits for its bound windows.
         for window in list(self.windows.values()):
             window._free()
         self.queue_pair.close()
 
     def _finish(self) -> None:
-        """The queue pair is gone: nothing touches memory any more, and nothing more completes."""
+        """Fail all requests and release everything, after the queue pair was destroyed: the device
+        accesses no memory and completes no requests."""
         self.windows_go = False
-        # All of it, whatever a callback of the program's raises.
+        # All steps run, even if a callback of the program raises.
         with ExitStack() as last_first:
             last_first.callback(self._is_over)
             if self.shared_receive is not None:
@@ -657,11 +664,12 @@ class Endpoint:
             self._give_back()
 
     async def until_ended(self) -> Exception:
-        """Wait until the queue pair is gone and every request has ended; return a copy of the
-        cause.
+        """Wait until the queue pair is destroyed and every request has completed. Return a copy of
+        the cause.
 
         Raises:
-            ForkError: this is a child of the process that made the endpoint.
+            ForkError: this process is a forked child of the process that made the endpoint.
+            EventLoopError: this is another thread, or another event loop.
         """
         self.require_same_process()
         if not self.life.ended.is_set():
@@ -672,18 +680,18 @@ class Endpoint:
 
     @deferring
     def close(self) -> None:
-        """End, and then give back everything, in the background. Idempotent."""
+        """End the endpoint, and release its resources, in the background. Idempotent."""
         if self.life.is_closing:
             return
         self.life.is_closing = True
         if self.is_inherited:
-            self.life.closed.set()  # all of it is the parent's
+            self.life.closed.set()  # its resources belong to the parent process
             return
         self.state = ConnectionState.CLOSED
         self._wake_state_waiters()
         self._end_with(ClosedError("this connection was closed"))
         if self.loop.has_ended:
-            self._destroy()  # what it had begun to wait for will not be heard of
+            self._destroy()  # the loop runs no more callbacks, such as those of timers
         if self.life.has_ended:
             self._give_back()
 
@@ -701,17 +709,17 @@ class Endpoint:
                 last_first.callback(destroy_unused)
                 last_first.callback(self.identifier.close)
                 for region in regions:
-                    # Another connection's request may still own it: then it goes with that.
+                    # If a request of another connection uses the region, it closes with that.
                     last_first.callback(region._retire)
 
         self.reactor.destroy(close, lambda: self.reactor.release(self.life.closed.set))
 
     @deferring_steps
     async def aclose(self) -> None:
-        """`close`, and wait for it, whatever cancels the task: it is short.
+        """Close the endpoint and wait for it, which is short, also if the task is cancelled.
 
         Raises:
-            EventLoopError: as of `Reactor.require_here`.
+            EventLoopError: as in `Reactor.require_here`.
         """
         if not (self.life.closed.is_set() or self.is_inherited):
             self.reactor.require_here(self, self.close)
@@ -719,14 +727,14 @@ class Endpoint:
         await outwait(self.life.closed)
 
     def left_open(self) -> str:
-        """Return how to name it in the warning that the program did not close it; "" once it has
-        been reported, or is being closed."""
+        """Return its name for the warning that the program did not close it; "" once it has been
+        reported, or is being closed."""
         return "" if self._reported or self.life.is_closing else with_origin(self, self.life.origin)
 
     @deferring
     def forget(self) -> None:
-        """Close it where it was forgotten, with a warning: in any thread, also after the loop's
-        end."""
+        """Close an endpoint that the program did not close, with a warning. Works in every thread,
+        and after the loop's end."""
         text, self._reported = self.left_open(), True
         try:
             if text:

@@ -1,5 +1,5 @@
-"""The life of a queue pair or of a shared receive queue: its phase, the cause of its end, its
-timers, and the callbacks for its end."""
+"""The lifecycle of a queue pair or a shared receive queue: its phase, the cause of its end, its
+timers, and the callbacks at its end."""
 
 from collections.abc import Callable
 from enum import IntEnum
@@ -13,43 +13,43 @@ __all__ = ("Lifecycle", "Phase")
 
 
 class Phase(IntEnum):
-    """How far something is on the way to its end. It only goes forward, and may skip phases."""
+    """The phase of an object. It only increases, and may skip phases."""
 
     LIVE = 0
     FLUSHING = 1
-    """It ends for its cause; the device may still flush its requests."""
+    """The object is ending; the device may still flush its requests."""
     DESTROYING = 2
-    """The device's object is being destroyed, in a thread."""
+    """A thread is destroying the device's object."""
     ENDED = 3
-    """The device's object is gone, and every request has ended."""
+    """The device's object is destroyed, and every request has completed."""
     CLOSED = 4
-    """It was closed as well: all that it had is given back."""
+    """The object was also closed, and its resources are released."""
 
 
 class Lifecycle:
-    """See the module. One for each endpoint and each shared receive queue."""
+    """See the module. Each endpoint and each shared receive queue has one."""
 
     def __init__(self, loop: EventLoop) -> None:
         self.phase: Phase = Phase.LIVE
         self.is_closing: bool = False
         """Whether its user has closed it."""
         self.origin: str = origin()
-        """Where in the program it was opened; "" if that is not known."""
+        """The line of the program that opened it; "" if it is not known."""
         self.ended: Once = Once(loop)
         """Set in the phase ENDED."""
         self.closed: Once = Once(loop)
-        """Set once everything is given back."""
+        """Set once all resources are released."""
         self.on_end: list[Callable[[], object]] = []
         """Called in the phase ENDED."""
         self.on_close: list[Callable[[], object]] = []
-        """Called in the phase CLOSED, before anything is given back."""
+        """Called in the phase CLOSED, before any resource is released."""
         self._loop = loop
         self._cause: Exception | None = None
         self._timers: dict[str, Timer] = {}
 
     @property
     def cause(self) -> Exception | None:
-        """Why it has ended, or is about to; stored, so raise only what `detached` makes of it."""
+        """The cause of its end, once it is ending. It is stored: raise only `detached` copies."""
         return self._cause
 
     @cause.setter
@@ -57,7 +57,7 @@ class Lifecycle:
         self._cause = None if cause is None else detached(cause)
 
     def advance(self, phase: Phase) -> bool:
-        """Go forward to a phase, and return whether it was not reached before."""
+        """Enter a phase. Return False, and do nothing, if it was reached before."""
         if self.phase >= phase:
             return False
         self.phase = phase
@@ -65,23 +65,23 @@ class Lifecycle:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the device's object is gone, and every request has ended."""
+        """Whether the device's object is destroyed, and every request has completed."""
         return self.phase >= Phase.ENDED
 
     # -- timers -------------------------------------------------------------------------------
 
     def set_timer(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
-        """Call back after so many seconds, in place of an earlier timer of that name."""
+        """Call the callback after so many seconds. This replaces an earlier timer of that name."""
         self.cancel_timers(name)
         self._timers[name] = self._loop.call_later(seconds, callback)
 
     def cancel_timers(self, *names: str) -> None:
-        """Cancel those that are set, or a loop that ends would wait for them."""
+        """Cancel these timers if they are set. A loop that ends would wait for them."""
         for name in names:
             timer = self._timers.pop(name, None)
             if timer is not None:
                 timer.cancel()
 
     def has_timer(self, name: str) -> bool:
-        """Whether it was set, and not cancelled since."""
+        """Whether the timer was set, and has not been cancelled since."""
         return name in self._timers

@@ -1,4 +1,4 @@
-"""Registering memory with an endpoint: for its requests, and for its peer."""
+"""Registers memory with an endpoint, for its requests and for its peer."""
 
 from aiordma._base.arguments import Buffer
 from aiordma._base.enums import Access
@@ -21,7 +21,7 @@ def register(endpoint: Endpoint, buffer: Buffer, access: Access | None) -> Memor
 async def register_in_thread(
     endpoint: Endpoint, buffer: Buffer, access: Access | None
 ) -> MemoryRegion:
-    """`register`, in a worker thread. Cancelled, nothing stays registered."""
+    """Register a buffer in a worker thread. After a cancellation, nothing stays registered."""
     endpoint.require_usable()
     region = await endpoint.make_in_thread(
         lambda: MemoryRegion(endpoint.hub.domain, buffer, access), MemoryRegion.close

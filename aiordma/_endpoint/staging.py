@@ -1,8 +1,8 @@
-"""From what users pass to what devices take: registered memory, inline bytes, or a leased copy.
+"""Converts the caller's buffers to registered memory or inline bytes.
 
-Registered memory is posted as it is. Plain bytes to be sent are copied inline or into the pool when
-they are short, and registered for the one request when they are long. Plain buffers to be filled
-are always registered: the device writes to them itself.
+Registered memory is posted as it is. Other buffers to be sent are copied if they are short, inline
+or to a pool block; long ones are registered for the one request. Other buffers to be filled are
+always registered, because the device writes to them directly.
 """
 
 import struct
@@ -24,12 +24,12 @@ from aiordma.verbs.memory import address_of, flat_view, gather
 __all__ = ("PARTS", "THREAD_LIMIT", "Poster", "Staged", "Staging", "call_of", "several")
 
 PARTS = "parts[{}]"
-"""The parameter of calls that take several buffers, and the place of one in it."""
+"""The parameter of calls that take several buffers, with {} for the index of a buffer."""
 
 COPY_LIMIT = 1 << 16
-"""Plain bytes up to this length are copied; longer ones are cheaper to register."""
+"""Bytes up to which buffers are copied; registering longer ones is cheaper."""
 THREAD_LIMIT = 1 << 20
-"""Registering more than this in one go would be felt by the event loop."""
+"""Bytes above which a registration would block the event loop for too long."""
 
 _SGE = struct.Struct("=QII")
 _INLINE = int(SendFlag.INLINE)
@@ -37,7 +37,7 @@ _INLINE = int(SendFlag.INLINE)
 
 @dataclass(slots=True)
 class Staged:
-    """The local side of one work request. Post it, or `abandon` it."""
+    """The local buffers of one work request. Post it, or `abandon` it."""
 
     sges: bytes
     count: int
@@ -47,17 +47,17 @@ class Staged:
     leases: list[Holdable] = field(default_factory=list)
     temporary: list[MemoryRegion] = field(default_factory=list)
     alive: Any = None
-    """What inline sges point into, until the post has copied it."""
+    """The memory of inline bytes, until the post has copied them."""
 
     def own(self) -> None:
-        """Copy what goes inline, so that its owner may change it before the post."""
+        """Copy inline bytes, so that their owner can change them before the post."""
         if self.alive is not None:
             self.alive = bytes(self.alive)
             self.sges = _SGE.pack(address_of(self.alive), self.length, 0)
 
 
 class Poster(Protocol):
-    """What buffers are prepared for: an endpoint, or a shared receive queue."""
+    """An endpoint or a shared receive queue, for which buffers are prepared."""
 
     loop: EventLoop
     hub: DeviceHub
@@ -67,29 +67,31 @@ class Poster(Protocol):
     regions: dict[int, MemoryRegion]
 
     def adopt(self, region: MemoryRegion) -> None:
-        """Close the region with it, if it is not closed before."""
+        """Close the region with this object, if it is not closed before."""
 
 
 class Staging:
-    """Prepares and cleans up buffers for one endpoint."""
+    """Prepares the buffers of requests, and releases them."""
 
     def __init__(self, endpoint: Poster) -> None:
         self._endpoint = endpoint
 
-    # -- memory of the user -------------------------------------------------------------------
+    # -- the caller's buffers -----------------------------------------------------------------
 
     def source(self, parts: Iterable[LocalMemory], where: str) -> Staged:
-        """Prepare what the device will read.
+        """Prepare buffers that the device will read.
 
         Args:
-            parts: registered memory, or anything with a buffer.
-            where: the call and its parameter, for messages: "post_send(): data", or with a {} for
-                the place of a part, "post_sendv(): parts[{}]".
+            parts: registered memory, or objects with a buffer.
+            where: the call and its parameter, for messages: "post_send(): data", or with {} for the
+                index of a part, "post_sendv(): parts[{}]".
 
         Raises:
             TypeError: a part has no buffer.
-            ValueError: too many parts, or longer than the device's messages, or closed.
-            VerbsCallError: registering failed.
+            ValueError: there are too many parts, they exceed the device's longest message, or
+                registered memory belongs to another device or event loop.
+            ClosedError: a region is closed.
+            VerbsCallError: a buffer could not be registered.
         """
         given = list(parts)
         self._check_count(len(given), "max_send_sge", where)
@@ -115,8 +117,8 @@ class Staging:
         return self._register(given, where)
 
     def target(self, parts: Iterable[LocalMemory], where: str) -> Staged:
-        """Prepare what the device will write to. Arguments and errors are those of `source`, and
-        TypeError for memory that is read-only or registered without LOCAL_WRITE."""
+        """Prepare buffers that the device will write to. Arguments and errors as in `source`.
+        Memory that is read-only, or registered without LOCAL_WRITE, raises TypeError, too."""
         given = list(parts)
         self._check_count(len(given), "max_send_sge", where)
         return self._target(given, where)
@@ -144,7 +146,7 @@ class Staging:
         return self._register(given, where)
 
     def is_heavy(self, parts: Iterable[LocalMemory], where: str) -> bool:
-        """Whether preparing this blocks for long enough to be given to a worker thread."""
+        """Return whether preparing the buffers takes so long that a worker thread must do it."""
         return (
             sum(
                 flat_view(part, where, i).nbytes
@@ -160,8 +162,8 @@ class Staging:
         parts: Sequence[LocalMemory],
         where: str,
     ) -> Staged:
-        """Call `source` or `target`, in a worker thread where it would hold up the loop. Cancelled,
-        nothing is left of it."""
+        """Call `source` or `target`, in a worker thread if it would block the loop. A cancellation
+        leaves nothing prepared."""
         if self.is_heavy(parts, where):
             return await self._prepare_in_thread(lambda: stage(parts, where))
         return stage(parts, where)
@@ -171,7 +173,7 @@ class Staging:
         with self._endpoint.reactor.retained():
             return await in_thread(self._endpoint.loop, stage, on_cancelled=self.abandon)
 
-    # -- how ----------------------------------------------------------------------------------
+    # -- registered memory --------------------------------------------------------------------
 
     def _registered(self, parts: list[Any], where: str) -> Staged:
         slices = [_as_slice(part) for part in parts]
@@ -210,19 +212,19 @@ class Staging:
         return staged
 
     def abandon(self, staged: Staged) -> None:
-        """Give back what was prepared for a request that was not posted."""
+        """Release the buffers of a request that was not posted."""
         for lease in staged.leases:
             lease._release()
         self._give_back(staged.temporary)
 
     def posted(self, staged: Staged, request: WorkRequest) -> None:
-        """Arrange for temporary registrations to end with the request, whoever awaits it."""
+        """Deregister temporary regions when the request completes, even if no task awaits it."""
         if staged.temporary:
             request.add_done_callback(lambda _: self._give_back(staged.temporary))
 
     @deferring
     def _give_back(self, regions: list[MemoryRegion]) -> None:
-        # Whoever takes a region off the endpoint's list closes it: we, or the endpoint's end.
+        # Regions that the endpoint's end has removed from this list are closed by it.
         taken = [self._endpoint.regions.pop(id(region), None) for region in regions]
         mine = [region for region in taken if region is not None]
 
@@ -248,10 +250,10 @@ class Staging:
             )
 
     def check_length(self, length: int, where: str) -> None:
-        """Do nothing for a length that the device carries.
+        """Check the length of a request against the device's longest message.
 
         Raises:
-            ValueError: it is longer; the message names the limit.
+            ValueError: the request is longer; the message has the limit.
         """
         most = self._endpoint.max_message
         if length > most:
@@ -262,7 +264,7 @@ class Staging:
 
 
 def call_of(where: str) -> str:
-    """Return the function's name of a place such as `Staging.source` takes."""
+    """Return the name of the call in the argument `where` of `Staging.source`."""
     return where.partition("()")[0]
 
 
@@ -277,10 +279,10 @@ def _not_writable(region: MemoryRegion) -> str:
 
 
 def several(parts: Iterable[LocalMemory], call: str) -> list[LocalMemory]:
-    """Return the parts of a request as a list of ours.
+    """Return a copy of the parts of a request, as a list.
 
     Raises:
-        TypeError: it is one buffer, or no iterable.
+        TypeError: `parts` is one buffer, or cannot be iterated.
     """
     return buffers(parts, "parts", call, MemoryRegion, MemorySlice)
 
@@ -290,7 +292,7 @@ def _as_slice(part: MemoryRegion | MemorySlice) -> MemorySlice:
 
 
 def _bytes_of(part: LocalMemory, where: str, place: int) -> memoryview:
-    # Registered memory beside plain bytes is copied, or gathered, with them.
+    # Among unregistered buffers, registered memory is also copied.
     if isinstance(part, MemoryRegion | MemorySlice):
         registered = _as_slice(part)
         registered.region._require_open()

@@ -1,4 +1,4 @@
-"""Memory windows in use: what is bound, what the peer may be given, and until when."""
+"""Memory windows of a connection: the memory that they are bound to, and until when."""
 
 import logging
 
@@ -19,11 +19,12 @@ _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 
 
 class BoundWindow:
-    """A memory window of a connection: `remote` is what a peer may use while it is bound.
+    """A memory window of a connection. `remote` is the range that a peer may access while the
+    window is bound.
 
-    While it is bound it holds its memory: the region cannot be closed. It lets go when revoking it
-    has succeeded, when you report that the peer's SEND has invalidated it (`mark_invalidated`), or
-    as it is closed, which the connection's end does at the latest.
+    While it is bound, the window holds its memory: the region cannot be closed. It releases the
+    memory when a revoke has succeeded, when you report that the peer's SEND has invalidated it
+    (`mark_invalidated`), or when it is closed. The connection's end closes it.
     """
 
     def __init__(self, endpoint: Endpoint, window: MemoryWindow) -> None:
@@ -40,31 +41,31 @@ class BoundWindow:
 
     @property
     def is_bound(self) -> bool:
-        """Whether it is bound, as far as is known here."""
+        """Whether the window is bound. An invalidation by the peer counts once you report it."""
         return self._memory is not None
 
     @property
     def remote(self) -> RemoteMemory:
-        """Describe it to a peer.
+        """The description of the bound memory for a peer.
 
         Raises:
-            ValueError: it is not bound.
+            ValueError: the window is not bound.
         """
         memory = self._require_bound()
         return RemoteMemory(memory.address, memory.length, self.rkey)
 
     def _require_bound(self) -> MemorySlice:
-        """Return what it is bound to.
+        """Return the memory that the window is bound to.
 
         Raises:
-            ValueError: nothing.
+            ValueError: the window is not bound.
         """
         if self._memory is None:
             raise ValueError(f"{self!r}: bind it first")
         return self._memory
 
     def _note_bind(self, request: WorkRequest, memory: MemorySlice, rkey: int) -> None:
-        """Take note of a posted bind; if it fails, the window is as before."""
+        """Record a posted bind. If it fails, the window is unbound again."""
         memory._hold()
         self._memory, self.rkey, self._last = memory, rkey, request
 
@@ -77,7 +78,7 @@ class BoundWindow:
         request.add_done_callback(ended)
 
     def _note_invalidate(self, request: WorkRequest) -> None:
-        """Take note of a posted invalidate."""
+        """Record a posted invalidate."""
         self._last = request
 
         def ended(_: WorkRequest) -> None:
@@ -87,7 +88,7 @@ class BoundWindow:
         request.add_done_callback(ended)
 
     def mark_invalidated(self) -> None:
-        """Release the memory, after a message of the peer whose `invalidated` is our `rkey`.
+        """Release the memory, after a message from the peer whose `invalidated` is this `rkey`.
 
         Raises: nothing.
         """
@@ -100,17 +101,17 @@ class BoundWindow:
 
     @deferring
     def close(self) -> None:
-        """Free the window, which ends what it permits. Idempotent.
+        """Free the window, which ends its access. Idempotent.
 
-        While a bind or an invalidate of it is in flight, it is freed when that has ended: a device
-        that finds no window to bind breaks the connection.
+        If a bind or an invalidate is in flight, the window is freed when it has completed, because
+        a device that finds no window to bind breaks the connection.
 
-        Raises: nothing. If the driver refuses, that is logged.
+        Raises: nothing. An error of the driver is logged.
 
         See: man ibv_dealloc_mw.
         """
         if self._endpoint.windows_go:
-            return  # the connection's end, in a thread: it lets go of the memory afterwards
+            return  # a thread is freeing the windows; the connection's end then closes them
         if self._last is not None and not self._last.done():
             self._last.add_done_callback(lambda _: self.close())
             return
@@ -119,7 +120,7 @@ class BoundWindow:
         self._let_go()
 
     def _free(self) -> None:
-        """Free the device's window only; for the connection's end, in a thread."""
+        """Free only the device's window. The connection's end calls this in a thread."""
         try:
             self._window.close()
         except VerbsCallError as error:
@@ -135,12 +136,13 @@ class BoundWindow:
 def check_bindable(
     endpoint: Endpoint, window: BoundWindow, memory: MemorySlice, access: Access, call: str
 ) -> None:
-    """Refuse what the device would refuse, or permit by mistake.
+    """Check a bind, including mistakes that a device would not refuse.
 
     Raises:
-        ValueError: it is bound already, or the region's access does not cover it.
-        TypeError: no slice of registered memory.
-        ClosedError: the window, or the region.
+        ValueError: the window is bound, or belongs to another connection; the memory is empty or of
+            another device; or the access is not permitted by the region.
+        TypeError: an argument has the wrong type.
+        ClosedError: the window or the region is closed.
     """
     instance(window, "window", BoundWindow, call, "a BoundWindow of open_window()")
     window._window._require_open()

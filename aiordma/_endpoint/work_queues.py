@@ -1,7 +1,7 @@
-"""The two work queues of a queue pair: posting with credits, and what is in flight on them.
+"""The two work queues of a queue pair: each post takes a slot.
 
-Every post takes a slot, enters the in-flight table, and only then reaches the device. The owner, an
-endpoint, gives the slot back when the request ends.
+A request first takes a slot, is entered into the in-flight table, and is then posted. The owner, an
+endpoint, gives the slot back when the request completes.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ _SHORT = frozenset(
         WorkRequestOpcode.RDMA_READ,
     )
 )
-"""What the call with few arguments can say, but for datagrams."""
+"""Operations that the C call with few arguments can post, except to datagram destinations."""
 
 _COMPLETES_AS: dict[int, WorkCompletionOpcode] = {
     WorkRequestOpcode.RDMA_WRITE: WorkCompletionOpcode.RDMA_WRITE,
@@ -53,20 +53,20 @@ _COMPLETES_AS: dict[int, WorkCompletionOpcode] = {
 
 
 class Owner(RequestOwner, Protocol):
-    """The endpoint that the two queues are part of."""
+    """The endpoint that has the two queues."""
 
     hub: DeviceHub
     queue_pair: QueuePair | None
     requests: OpenRequests
 
     def require_usable(self) -> None:
-        """Do nothing while requests may be posted."""
+        """Check that requests may be posted."""
 
     def require_sendable(self) -> None:
-        """`require_usable`, and connected."""
+        """Check that requests may be posted on the send queue: usable, and connected."""
 
     def fail(self, error: Exception) -> None:
-        """End, with this error as the cause."""
+        """End the endpoint with this error as the cause."""
 
 
 class WorkQueue:
@@ -74,7 +74,7 @@ class WorkQueue:
 
     Args:
         owner: the endpoint.
-        depth: how many requests may be posted on it.
+        depth: the largest number of requests in flight.
     """
 
     def __init__(self, owner: Owner, depth: int) -> None:
@@ -82,13 +82,13 @@ class WorkQueue:
         self.slots: Credits = Credits(owner.loop, depth)
 
     def _enter(self, request: WorkRequest) -> None:
-        # Before the device can know of it, so that nothing (an interrupt, say) comes between; only
-        # the device's own refusal takes it out again.
+        # Before the post, so that nothing (such as an interrupt) can happen between the two. Only a
+        # refusal by the device removes the entry.
         request.wr_id = self._owner.hub.in_flight.add(request)
         self._owner.requests.add(request)
 
     def _take_back(self, request: WorkRequest) -> None:
-        """The device has refused it: nothing of it is left."""
+        """Undo a request that the device has refused."""
         self._owner.requests.discard(request)
         self._owner.hub.in_flight.take(request.wr_id)
         request._drop()
@@ -96,7 +96,7 @@ class WorkQueue:
 
 
 class SendQueue(WorkQueue):
-    """The send queue: messages, one-sided operations, windows; one by one, or as a chain."""
+    """The send queue: messages, one-sided operations and windows, in single posts or chains."""
 
     def submit(
         self, work: SendWork, staged: Staged | None = None, slot: Slot | None = None
@@ -104,15 +104,15 @@ class SendQueue(WorkQueue):
         """Post a request on the send queue.
 
         Args:
-            work: with its memory.
-            staged: what that was made of, which the caller keeps until this returns.
-            slot: of `send_credits.take()`; None: one is taken, if one is free.
+            work: the request, with its memory.
+            staged: the prepared buffers, which must exist until this returns.
+            slot: a slot of `Credits.take`; None: take one, if one is free.
 
         Raises:
             QueueFullError: no slot is free.
-            VerbsCallError: the device refused it. Nothing was posted, nothing is held.
-            ValueError: it is not connected yet.
-            ClosedError, DisconnectedError, ...: as of `require_usable`.
+            VerbsCallError: the device refused the request. Nothing was posted, nothing is held.
+            ValueError: the endpoint is not connected yet.
+            ClosedError, DisconnectedError, ...: as in `require_usable`.
         """
         is_short = work.opcode in _SHORT and work.address is None
         with self._slot(slot) as taken:
@@ -143,7 +143,7 @@ class SendQueue(WorkQueue):
         return request
 
     def _post_short(self, work: SendWork, request: WorkRequest) -> None:
-        """Post what has few fields, by the call that takes few arguments."""
+        """Post a request with few fields, by the C call with few arguments."""
         assert self._owner.queue_pair is not None
         remote = work.remote
         try:
@@ -159,7 +159,7 @@ class SendQueue(WorkQueue):
             )
         except RdmaError as error:
             if isinstance(error, VerbsCallError) and error.was_taken:
-                # The device may still execute it: only the end of the queue pair decides that.
+                # The device may still execute the request, until the queue pair is destroyed.
                 self._owner.fail(error)
                 return
             self._take_back(request)
@@ -167,15 +167,15 @@ class SendQueue(WorkQueue):
         self._owner.hub.watch_over()
 
     def prepare(self, work: SendWork) -> WorkRequest:
-        """Make a request that takes its slot and holds its memory, to be posted by
-        `post_prepared`, or ended by `fail` on it.
+        """Create a request that has a slot and holds its memory. Post it with `post_prepared`, or
+        fail it.
 
         Raises:
             QueueFullError: no slot is free.
         """
         with self._slot() as slot:
             request = self._request(work)
-            # So that it ends with the queue pair, if it is never posted.
+            # If the request is never posted, the end of the queue pair ends it.
             self._owner.requests.add(request)
             slot.hand_over()
         return request
@@ -183,19 +183,19 @@ class SendQueue(WorkQueue):
     def post_prepared(
         self, works: Sequence[SendWork], requests: list[WorkRequest], *, signal_last_only: bool
     ) -> None:
-        """Post prepared requests as one chain; those that are refused end with the error, and give
-        their slots back.
+        """Post prepared requests as one chain. Refused requests fail with the error, and give their
+        slots back.
 
         Args:
-            works: in order.
-            requests: theirs.
-            signal_last_only: only the last one is signaled: its completion ends those before it.
-                Their slots are counted until then.
+            works: the operations, in order.
+            requests: the request of each operation.
+            signal_last_only: only the last request is signaled. Its completion completes the
+                earlier ones, which keep their slots until then.
 
         Raises:
-            PartialPostError: the device refused one of several; the error names it and has those
-                before it, which are posted.
-            VerbsCallError: it refused the first.
+            PartialPostError: the device refused a request after the first. The error names it, and
+                has the earlier requests, which are posted.
+            VerbsCallError: the device refused the first request.
         """
         flags = [int(work.flags) | _SIGNALED for work in works]
         if signal_last_only:
@@ -209,7 +209,7 @@ class SendQueue(WorkQueue):
             error, posted = self._owner.queue_pair.post_send_chain(
                 works, [request.wr_id for request in requests], flags
             )
-        except RdmaError as refused:  # something of them was closed: nothing was posted
+        except RdmaError as refused:  # an object of a request was closed: nothing was posted
             self._not_posted(requests, refused)
             raise
         self._owner.hub.watch_over()
@@ -218,14 +218,14 @@ class SendQueue(WorkQueue):
     def post_collected(
         self, port: ChainPort, works: Sequence[SendWork], *, signal_last_only: bool
     ) -> None:
-        """`post_prepared`, of a chain some of whose requests its port has made. `works` are those
-        of the others."""
+        """Post a chain as `post_prepared` does, after its port has created its plain requests.
+        `works` are the operations of all other requests."""
         if not works:
             error = port.post(signal_last_only)
         else:
             try:
                 raw = pack_chain(works, [0] * len(works), [int(work.flags) for work in works])
-            except RdmaError as refused:  # something of them was closed: nothing was posted
+            except RdmaError as refused:  # an object of a request was closed: nothing was posted
                 self._not_posted(port.requests(), refused)
                 raise
             sges = b"".join([work.sges for work in works])
@@ -249,8 +249,8 @@ class SendQueue(WorkQueue):
             failure = PartialPostError(error, "ibv_post_send", hint, requests[:posted])
         self._not_posted(requests[posted:], failure)
         if posted and signal_last_only:
-            # The one that would have told of their end was not taken: nobody would hear of them
-            # before the end of the queue pair.
+            # The device did not accept the signaled request, so the posted ones would complete only
+            # at the end of the queue pair.
             self._owner.fail(failure)
         raise failure
 
@@ -261,7 +261,7 @@ class SendQueue(WorkQueue):
             fail_all(requests, lambda _: detached(cause))
         finally:
             for request in requests:
-                request.exception()  # retrieved: the cause is raised
+                request.exception()  # counts as retrieved, because the cause is raised
 
     def bind(
         self,
@@ -271,8 +271,8 @@ class SendQueue(WorkQueue):
         flags: int,
         slot: Slot | None = None,
     ) -> WorkRequest:
-        """Bind a window of type 1; to no bytes unbinds it. Its rkey is another one at once. `slot`
-        and errors are as of `submit`."""
+        """Bind a window of type 1, or unbind it by binding zero bytes. Its rkey changes at once.
+        `slot` and errors are as in `submit`."""
         with self._slot(slot) as taken:
             request = WorkRequest(self._owner, "BIND_MW", memory.length, (memory,))
             self._enter(request)
@@ -289,10 +289,11 @@ class SendQueue(WorkQueue):
 
 
 class ReceiveQueue(WorkQueue):
-    """The receive queue; nothing is posted on it where receives are shared."""
+    """The receive queue. With a shared receive queue, nothing is posted on it."""
 
     def submit(self, sges: bytes, count: int, length: int, held: Sequence[Holdable]) -> WorkRequest:
-        """Post a receive; the queue pair need not be connected. Raises as `SendQueue.submit`."""
+        """Post a receive. The queue pair need not be connected. Raises the errors of
+        `SendQueue.submit`."""
         self._owner.require_usable()
         if not self.slots.try_take():
             raise QueueFullError(f"{self.slots.total} receives are posted: await one first")

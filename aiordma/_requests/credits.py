@@ -1,9 +1,9 @@
-"""Slots of a work queue: taken at the post, given back at the completion.
+"""Slots of a work queue: a post takes a slot, and the completion gives it back.
 
-`try_take` is for the post functions, which raise when there is none; `take` waits its turn, first
-come first served, for the coroutines, which hand the Slot on to the post. A task that was woken
-runs some time later, and in which order woken tasks run is the event loop's choice. So one task at
-a time is woken, and nobody else takes a slot before that task has gone on.
+The post functions use `try_take`, and raise an error if no slot is free. The coroutines use `take`,
+which waits, first come, first served, and they pass the Slot to the post. The event loop runs woken
+tasks later, and in any order. So only one task is woken at a time, and no other task takes a slot
+until it has run.
 """
 
 from collections import deque
@@ -17,8 +17,8 @@ __all__ = ("Credits", "Slot")
 
 
 class Slot:
-    """A slot that was taken. At the end of a `with` block it is given back, unless a request has
-    taken it over, which gives it back as it ends."""
+    """A slot that was taken. The end of a `with` block gives it back, unless it was handed over to
+    a request. The request gives it back when it completes."""
 
     __slots__ = ("_owner",)
 
@@ -26,7 +26,7 @@ class Slot:
         self._owner: Credits | None = owner
 
     def hand_over(self) -> None:
-        """A request has it from now on."""
+        """Leave the slot to a request."""
         self._owner = None
 
     def __enter__(self) -> Self:
@@ -47,37 +47,37 @@ class _Turn:
 
 
 class Credits(Slots):
-    """A counted resource with a queue in front of it."""
+    """A number of slots, and a queue of tasks that wait for them."""
 
     def __init__(self, loop: EventLoop, total: int) -> None:
         super().__init__()
         self._loop = loop
         self._turns: deque[_Turn] = deque()
         self._granted: _Turn | None = None
-        """Whose task has a slot, was woken, and has not gone on."""
+        """The turn whose task has a slot and was woken, but has not run yet."""
         self._error: Exception | None = None
         self.total = total
         self.free: int = total
 
     def try_take(self) -> bool:
-        """Take one if one is free and nobody waits for it."""
+        """Take a slot if one is free and no task waits."""
         if self.free and not self.waiting:
             self.free -= 1
             return True
         return False
 
     def try_take_many(self, count: int) -> bool:
-        """Take so many at once, or none."""
+        """Take several slots at once, or none."""
         if self.free < count or (count and self.waiting):
             return False
         self.free -= count
         return True
 
     async def take(self) -> Slot:
-        """Take one, waiting for it if need be. A cancelled wait takes none.
+        """Take a slot, and wait for it if none is free. A cancelled wait takes none.
 
         Raises:
-            RdmaError: what `fail` was given.
+            RdmaError: the error that was passed to `fail`.
         """
         if self.try_take():
             return Slot(self)
@@ -90,7 +90,7 @@ class Credits(Slots):
             await turn.waiter.wait()
         except BaseException:
             if turn is self._granted:
-                self.free += 1  # woken and cancelled at once: the next in line gets it
+                self.free += 1  # woken and then cancelled: the next task gets the slot
             self._leave(turn)
             raise
         self._leave(turn)
@@ -99,13 +99,13 @@ class Credits(Slots):
         return Slot(self)
 
     def give(self) -> None:
-        """Give one back: to the first in line, or to the free ones."""
+        """Give a slot back: to the first waiting task, or to the free slots."""
         self.free += 1
         self.grant()
 
     def grant(self) -> None:
-        """Give a free slot to the first in line. Idempotent: what an interrupt (KeyboardInterrupt)
-        left undone, another call does."""
+        """Give a free slot to the first waiting task. Idempotent: if an interrupt
+        (KeyboardInterrupt) ends a call early, the next call completes it."""
         if self._granted is None and self.free and self._turns:
             self._granted = self._turns.popleft()
             self.free -= 1
@@ -113,7 +113,7 @@ class Credits(Slots):
             self._granted.waiter.wake()
 
     def fail(self, error: Exception) -> None:
-        """End the waiting, now and later, with an error."""
+        """Raise an error in all current and future waits."""
         self._error = error
         while self._turns:
             turn = self._turns.popleft()

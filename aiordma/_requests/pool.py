@@ -1,10 +1,10 @@
-"""Registered buffers, leased and returned.
+"""Pools of registered blocks, which are leased and returned.
 
-One slab is one registration; a lease is a block of it. Blocks come in powers of two, so that a
-returned block fits the next lease of its class. Slabs are anonymous mappings: page-aligned, which
-is the unit in which fork protection works (MADV_DONTFORK, man ibv_fork_init).
+A slab is one registration; a lease is one block of a slab. Block sizes are powers of two, so that a
+returned block fits the next lease of its size. Slabs are anonymous mappings, and so page-aligned,
+because fork protection works on whole pages (MADV_DONTFORK, man ibv_fork_init).
 
-A slab goes back to the system when its last block is returned, except for one slab of each size.
+When the last block of a slab is returned, the slab is freed, except for one slab of each size.
 """
 
 import mmap
@@ -19,7 +19,7 @@ SLAB = 1 << 20
 
 
 class _Slab:
-    """One registration, and which of its blocks are free."""
+    """One registration, and its free blocks."""
 
     __slots__ = ("count", "free", "region", "size")
 
@@ -33,7 +33,7 @@ class _Slab:
 
 
 class Lease:
-    """A registered block that is yours until `release`. `memory` is as long as was asked for."""
+    """A registered block, leased until `release`. `memory` has the requested length."""
 
     __slots__ = ("_block", "_pool", "_slab", "memory")
 
@@ -47,10 +47,10 @@ class Lease:
             self.memory = MemorySlice(region, block.address - region.address, length)
 
     def _hold(self) -> None:
-        """A lease is held from the start."""
+        """Do nothing: a lease holds its block from the start."""
 
     def release(self) -> None:
-        """Return the block, once: twice does nothing more. Only when no posted request owns it."""
+        """Return the block. Idempotent. No posted request may still use it."""
         slab = self._slab
         if slab is not None:
             self._slab = None
@@ -60,20 +60,19 @@ class Lease:
 
 
 class BufferPool:
-    """Blocks of registered memory in one protection domain. It grows and shrinks by slabs, and
-    gives back all at close.
+    """A pool of registered blocks in one protection domain. It grows and shrinks by slabs.
 
     Args:
-        domain: where slabs are registered.
-        is_pinned: the device pins what is registered. Otherwise a slab costs memory by the page,
-            once the page is used.
+        domain: the protection domain of the slabs.
+        is_pinned: the device pins registered memory. Otherwise, a page of a slab costs no memory
+            until it is used.
     """
 
     def __init__(self, domain: ProtectionDomain, *, is_pinned: bool = True) -> None:
         self._domain = domain
         self._is_pinned = is_pinned
         self._current: dict[int, _Slab] = {}
-        """By block size: where the next lease comes from."""
+        """By block size: the slab of the next lease."""
         self._others: dict[int, dict[_Slab, None]] = {}
         """By block size: the other slabs with free blocks."""
         self._slabs: dict[_Slab, None] = {}
@@ -81,11 +80,11 @@ class BufferPool:
 
     @property
     def registered(self) -> int:
-        """How many bytes are registered, leased or free."""
+        """The number of registered bytes, leased or free."""
         return sum(slab.region.length for slab in self._slabs)
 
     def lease(self, length: int) -> Lease:
-        """Return a block of at least `length` bytes; it may hold old bytes.
+        """Return a block of at least `length` bytes, which may have old contents.
 
         Raises:
             VerbsCallError: a new slab could not be registered; the message names the limit.
@@ -111,14 +110,14 @@ class BufferPool:
         memory = mmap.mmap(-1, max(SLAB, size))
         slab = _Slab(MemoryRegion(self._domain, memory), size)
         if not self._is_pinned:
-            # Registering has had every page made. What is locked by mlockall stays so.
+            # The registration allocated every page. Free them; pages locked by mlockall stay.
             with suppress(OSError):
                 memory.madvise(mmap.MADV_REMOVE)
         self._slabs[slab] = None
         return slab
 
     def take_back(self, slab: _Slab, block: MemorySlice) -> None:
-        """For Lease.release."""
+        """Take a block back, for `Lease.release`."""
         free = slab.free
         free.append(block)
         self.leased -= 1
@@ -127,7 +126,7 @@ class BufferPool:
             self._has_room(slab)
 
     def _has_room(self, slab: _Slab) -> None:
-        """The slab has a free block again, or nothing but free blocks."""
+        """Note that the slab has its first free block, or only free blocks."""
         size = slab.size
         current, others = self._current[size], self._others[size]
         if slab is current:
@@ -138,13 +137,13 @@ class BufferPool:
         others.pop(slab, None)
         if current.free:
             del self._slabs[slab]
-            # Where a request that has just ended still holds a block, it goes with that.
+            # If a request that is completing still holds a block, it frees the slab at its end.
             slab.region._retire()
         else:
             self._current[size] = slab
 
     def close(self) -> None:
-        """Deregister every slab. No block may be owned by the device any more."""
+        """Deregister every slab. No posted request may still use a block."""
         self._current.clear()
         self._others.clear()
         while self._slabs:

@@ -1,17 +1,18 @@
-"""The backend in Python: the in-flight table, work requests, the drain. Its ports: `python_ports`.
+"""The backend in Python: the in-flight table, work requests, the drain. `python_ports` has its
+ports.
 
-It has the interface of the one in C (`_native/engine/`), by the same names, and is what that one is
-compared with: `select` chooses. Both post and drain by the same functions of C (data_path.c). What
-this one leaves out is speed: it does not poll in an await or in a post to a full queue, and a task
-that a completion wakes runs in the event loop's next round.
+It has the same interface as the backend in C (`_native/engine/`), for comparison with it. `select`
+chooses one of them. Both post and drain with the same C functions (data_path.c). This backend is
+slower: it does not poll in an await or in a post to a full queue, and a task that a completion
+wakes runs in the event loop's next iteration.
 
-wr_id = generation << 32 | slot. The entry in the table owns whatever the device may access until
-the completion takes it out, and nothing else frees that. A completion whose slot was reused has an
-old generation and is dropped.
+wr_id = generation << 32 | slot. The entry in the table owns the memory that the device may access.
+Only the completion removes the entry and frees the memory. If a slot was reused, a completion for
+its old generation is dropped.
 
-The rule of cancellation: no verb takes one posted request back, so cancelling a task that awaits a
-request abandons the result and nothing else. The request stays in flight, and what the device may
-access stays held, until the completion arrives or the queue pair is destroyed.
+No verb cancels a single posted request. So cancelling a task that awaits a request only abandons
+the result. The request stays in flight, and its memory stays held, until the completion arrives or
+the queue pair is destroyed.
 """
 
 import logging
@@ -47,7 +48,8 @@ SLOT_BITS = 32
 SLOT_MASK = (1 << SLOT_BITS) - 1
 GENERATION_MASK = (1 << (64 - SLOT_BITS)) - 1
 MOST_GENERATIONS_DROPPED = 1 << 31
-"""A slot that has had more generations is kept, so that those that follow do not go round soon."""
+"""`shrink` keeps a slot with a higher generation, because new slots would otherwise begin with a
+generation that soon wraps around."""
 
 InTable = TypeVar("InTable")
 
@@ -56,14 +58,14 @@ InTable = TypeVar("InTable")
 
 
 class Entry(Protocol):
-    """What the in-flight table keeps."""
+    """An entry of the in-flight table."""
 
     def _complete(self, raw: tuple[int, ...], /) -> None:
-        """Take the completion, in the fields' order of WorkCompletion."""
+        """Take the completion, as a tuple in the order of WorkCompletion's fields."""
 
 
 class InFlightTable(Generic[InTable]):
-    """Slots of live entries. `add` and `take` take constant time; it grows by need."""
+    """The entries of requests in flight, by slot. `add` and `take` take constant time."""
 
     __slots__ = ("_entries", "_first_generation", "_free", "_generations", "_live")
 
@@ -80,11 +82,11 @@ class InFlightTable(Generic[InTable]):
 
     @property
     def slots(self) -> int:
-        """How many there are: as many as were needed at once since the last `shrink`, or more."""
+        """The size of the table: at least the most live entries since the last `shrink`."""
         return len(self._entries)
 
     def add(self, entry: InTable, /) -> int:
-        """Keep the entry, and return the wr_id that finds it."""
+        """Add an entry, and return its wr_id."""
         if self._free:
             slot = self._free.pop()
             self._entries[slot] = entry
@@ -104,15 +106,15 @@ class InFlightTable(Generic[InTable]):
         if entry is None:
             return None
         self._entries[slot] = None
-        # Generation 0 is never handed out, so that a zeroed wr_id finds nothing.
+        # Generation 0 is never used, so that a zeroed wr_id finds no entry.
         self._generations[slot] = self._generations[slot] % GENERATION_MASK + 1
         self._free.append(slot)
         self._live -= 1
         return entry
 
     def shrink(self) -> None:
-        """Give back the free slots behind the last live one. New slots begin with a generation that
-        none of these has had, so that a late completion of theirs finds nothing."""
+        """Remove the free slots after the last live one. New slots begin with a generation that the
+        removed slots have not used, so that a late completion finds no entry."""
         count = len(self._entries)
         while count and self._entries[count - 1] is None:
             if self._generations[count - 1] > MOST_GENERATIONS_DROPPED:
@@ -120,12 +122,12 @@ class InFlightTable(Generic[InTable]):
             count -= 1
         self._first_generation = max([self._first_generation, *self._generations[count:]])
         del self._entries[count:], self._generations[count:]
-        # The lowest are used first, so that the end becomes free again.
+        # Low slots are used first, so that those at the end become free.
         self._free = [slot for slot in reversed(range(count)) if self._entries[slot] is None]
 
     def age(self, slot: int, generation: int, /) -> bool:
-        """Move a free slot on to a generation, as if it had been used so often, and return whether
-        it was free. For tests of what comes after 2**32 uses."""
+        """Set the generation of a free slot, and return whether the slot was free. For tests of a
+        slot's reuse after 2**32 uses."""
         if slot >= len(self._entries) or self._entries[slot] is not None:
             return False
         self._generations[slot] = generation
@@ -140,13 +142,13 @@ class InFlightTable(Generic[InTable]):
 
 
 class Holdable(Protocol):
-    """Memory that a request keeps from being freed or reused."""
+    """Memory that must not be freed or reused while a request uses it."""
 
     def _hold(self) -> None:
-        """The request is about to be posted. What it raises keeps it from that."""
+        """Hold the memory for a request that will be posted. If this raises, it is not posted."""
 
     def _release(self) -> None:
-        """The request has ended."""
+        """Release the memory, because the request has completed."""
 
 
 class RequestOwner(Protocol):
@@ -155,17 +157,17 @@ class RequestOwner(Protocol):
     loop: EventLoop
 
     def request_failed(self, request: "WorkRequest", raw: tuple[int, ...]) -> Exception:
-        """Turn a failed completion into its error."""
+        """Return the error for a failed completion."""
 
     def request_ended(self, request: "WorkRequest") -> None:
-        """Take back the request's slot."""
+        """Take back the slot of a request that has completed."""
 
     def request_unretrieved(self, request: "WorkRequest") -> None:
-        """Report a failed request that is about to go, and whose error nobody retrieved; called
-        by its finalizer, in any thread."""
+        """Report a failed request whose error was never retrieved. Its finalizer calls this, in any
+        thread."""
 
     def run_ended(self, earlier: "WorkRequest", last: "WorkRequest") -> None:
-        """End a request that tells nothing of its end by the one behind it, which has ended."""
+        """Complete an unsignaled request, because the last request of its run has completed."""
 
 
 class WorkRequest:
@@ -224,7 +226,7 @@ class WorkRequest:
         self._held = tuple(held)
         self._result: WorkCompletion | None = None
         self._error: Exception | None = None
-        self._retrieved = False  # or another request tells of its error
+        self._retrieved = False  # True also if another request reports the error
         self._waiters: list[Waiter] = []
         self._callbacks: list[Callable[[WorkRequest], object]] = []
         self._run: Sequence[WorkRequest] = ()
@@ -290,7 +292,7 @@ class WorkRequest:
             self._callbacks.append(callback)
 
     def _on_done(self, callback: Callable[["WorkRequest"], object], /) -> None:
-        """Add a done callback that runs no code of the program's: it may be called inside
+        """Add a done callback that runs no code of the program. It may be called during
         another request's post.
         """
         self.add_done_callback(callback)
@@ -314,7 +316,7 @@ class WorkRequest:
         return False
 
     def __await__(self) -> Generator[Any, Any, WorkCompletion]:
-        self._retrieved = True  # also if the await is cancelled, which abandons the result
+        self._retrieved = True  # also if the await is cancelled
         if self._result is None and self._error is None:
             if not self.wr_id:
                 raise RuntimeError(f"{self!r} is part of a chain that is not posted yet")
@@ -343,7 +345,7 @@ class WorkRequest:
 
     @deferring
     def _complete(self, raw: tuple[int, ...], /) -> None:
-        """End with a completion."""
+        """Complete the request with a work completion."""
         if raw[1]:
             self._take_error(self._owner.request_failed(self, raw))
         else:
@@ -356,9 +358,9 @@ class WorkRequest:
 
     @deferring
     def _fail(self, error: Exception, /) -> None:
-        """End without a completion: the queue pair is gone, or the request was never
-        posted. A request that has ended stays as it is. The error is stored: raise only
-        copies of it.
+        """Fail the request without a completion: the queue pair was destroyed, or the request
+        was never posted. A request that has completed is not changed. The error is stored:
+        raise only copies of it.
         """
         if self.done():
             return
@@ -368,28 +370,28 @@ class WorkRequest:
     def _take_error(self, error: Exception) -> None:
         self._error = error
         if self._run and self._run[-1] is not self:
-            self._retrieved = True  # the last one of its run tells of it
+            self._retrieved = True  # the last request of its run reports the error
 
     def __del__(self) -> None:
-        # getattr: a request that could not be made has neither.
+        # getattr: a request whose constructor failed lacks the attributes.
         if not getattr(self, "_retrieved", True) and self._error is not None:
             self._owner.request_unretrieved(self)
 
     def _forget_waiter(self, waiter: Waiter, /) -> None:
-        """Do not wake a waiter any more."""
+        """Remove a waiter, so that it is not woken."""
         if waiter in self._waiters:
             self._waiters.remove(waiter)
 
     def _end_earlier(self, earlier: "WorkRequest") -> None:
         if not earlier.done():
-            earlier._retrieved = True  # if it fails, this one tells of it
+            earlier._retrieved = True  # if it fails, this request reports the error
             self._owner.run_ended(earlier, self)
 
     def _end(self) -> None:
         held, self._held = self._held, ()
         waiters, self._waiters = self._waiters, []
         callbacks, self._callbacks = self._callbacks, []
-        # Each is called, whatever the others raise: an interrupt goes on behind the last one.
+        # All are called, even if one raises. An interrupt is raised again after the last one.
         with ExitStack() as last_first:
             for callback in reversed(callbacks):
                 last_first.callback(self._call, callback)
@@ -413,14 +415,14 @@ class WorkRequest:
 
     @deferring
     def _drop(self) -> None:
-        """Undo the construction of a request that the device did not take."""
+        """Undo the construction of a request that the device did not accept."""
         held, self._held = self._held, ()
         for memory in held:
             memory._release()
 
 
 class OpenRequests(Collection[WorkRequest]):
-    """The requests of one queue pair that have not ended, oldest first."""
+    """The requests of one queue pair that have not completed, oldest first."""
 
     def __init__(self) -> None:
         self._requests: dict[WorkRequest, None] = {}
@@ -432,14 +434,14 @@ class OpenRequests(Collection[WorkRequest]):
         return len(self._requests)
 
     def __iter__(self) -> Iterator[WorkRequest]:
-        return iter(list(self._requests))  # as they are now: ending one may end others
+        return iter(list(self._requests))  # a copy: ending a request may end others
 
     def add(self, request: WorkRequest, /) -> None:
-        """Count one in."""
+        """Add a request."""
         self._requests[request] = None
 
     def discard(self, request: WorkRequest, /) -> None:
-        """Count it no more; nothing if it was not."""
+        """Remove a request, if it is in the collection."""
         self._requests.pop(request, None)
 
 
@@ -447,11 +449,11 @@ class OpenRequests(Collection[WorkRequest]):
 
 
 class Drain:
-    """One channel's queues: their events, their arming, and what completed in them.
+    """Takes events of a completion channel, arms its queues, and delivers their completions.
 
-    Addresses are those of C's structures. `hub` has `watch_over`, called as something is posted
-    while the watchdog does not run (`watched`), and `drain_soon`, called where completions were
-    found that cannot be delivered on the spot (`scheduled` until that is reset).
+    Addresses are those of C structs. A post calls `hub.watch_over` if the watchdog does not run
+    (`watched`). `hub.drain_soon` is called if completions are found that cannot be delivered at
+    once (`scheduled` is set until they are).
     """
 
     crossings: int
@@ -471,14 +473,14 @@ class Drain:
         self._drain.capacity = BATCH
         self._queues: Any = None
         self.enabled = True
-        """Whether polls find anything; not once the device has failed."""
+        """Whether the queues are polled; False once the device has failed."""
         self.draining: bool = False
         """Whether completions are being delivered."""
         self.watched = self.scheduled = False
         self.polls = self.crossings = self.delivered = self.wakes = 0
 
     def set_queues(self, addresses: list[int], /) -> None:
-        """Drain these; those known stay armed."""
+        """Set the queues to drain. Queues that were drained before stay armed."""
         drain = self._drain
         armed = {drain.queues[i].queue: drain.queues[i].armed for i in range(drain.queue_count)}
         self._queues = ffi.new("struct aiordma_drained_queue[]", max(1, len(addresses)))
@@ -489,32 +491,32 @@ class Drain:
 
     @property
     def more(self) -> bool:
-        """Whether the batch was full: step again."""
+        """Whether the batch was full, so that `step` must be called again."""
         return bool(self._drain.more)
 
     @property
     def events(self) -> int:
-        """How many were taken from the channel."""
+        """The number of events taken from the channel."""
         return int(self._drain.events)
 
     @deferring
     def step(self, arm: bool, direct: bool, /) -> int:
-        """Take the channel's events, poll a batch, deliver it; then arm, and poll once more.
+        """Take the channel's events, poll a batch and deliver it; then arm, and poll once more.
 
         Args:
-            arm: False: the loop arms, before it sleeps.
-            direct: whether no task is running, so that those who are woken can run at once.
+            arm: whether to arm the queues; False: the loop does, before it sleeps.
+            direct: whether no task is running, so that woken tasks can run at once.
 
         Returns:
-            How many completed, or -errno. Nothing while a step is under way.
+            The number of completions, or -errno. 0 during another step.
         """
         if self.draining:
             return 0
         self.crossings += 1
         error = lib.aiordma_take_events(self._drain)
         count = error or self._poll_and_deliver()
-        # As late as possible: what the tasks that were woken have posted and what completed
-        # meanwhile needs no event. What completed before the arming is polled for after it.
+        # Arm as late as possible, so that requests which complete in the meantime need no event.
+        # Poll after arming for the requests that completed before it.
         if count >= 0 and arm and self.enabled and not self.more:
             error = lib.aiordma_arm_queues(self._drain) or self._poll_and_deliver()
             count = count + error if error >= 0 else count or error
@@ -539,17 +541,17 @@ class Drain:
         for raw in COMPLETION.iter_unpack(packed):
             entry = take(raw[0])
             if entry is None:
-                continue  # its queue pair is gone, and the request was ended then
+                continue  # its queue pair was destroyed, which ended the request
             try:
                 entry._complete(raw)
             except Exception:
                 logger.exception("a callback of a completed work request failed")
-            except BaseException as raised:  # once all of the batch are delivered
+            except BaseException as raised:  # raised again after the batch
                 interrupt = interrupt or raised
         if interrupt is not None:
             raise interrupt
 
     def forget_arming(self) -> None:
-        """Take no queue to be armed: its event may have been lost."""
+        """Treat all queues as not armed, because an event may have been lost."""
         for i in range(self._drain.queue_count):
             self._queues[i].armed = 0

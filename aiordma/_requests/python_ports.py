@@ -1,6 +1,6 @@
-"""The ports of the backend in Python: they make plain requests and post them.
+"""The ports of the backend in Python, which create and post plain requests.
 
-`python` has the other half of this backend, the requests themselves and what becomes of them.
+`python` has the rest of this backend: requests, the in-flight table and the drain.
 """
 
 import errno
@@ -20,7 +20,7 @@ from aiordma.verbs.send_work import RECEIVE_REQUEST, pack_plain
 __all__ = ("ChainPort", "Port", "SharedPort")
 
 SGE = struct.Struct("=QII")
-"""struct ibv_sge: address, length, lkey."""
+"""The layout of struct ibv_sge: address, length, lkey."""
 
 _SEND, _WRITE, _READ = lib.IBV_WR_SEND, lib.IBV_WR_RDMA_WRITE, lib.IBV_WR_RDMA_READ
 _COMPLETES_AS = {_SEND: lib.IBV_WC_SEND, _WRITE: lib.IBV_WC_RDMA_WRITE, _READ: lib.IBV_WC_RDMA_READ}
@@ -28,7 +28,7 @@ _SIGNALED, _INLINE = int(lib.IBV_SEND_SIGNALED), int(lib.IBV_SEND_INLINE)
 
 
 class _Plain:
-    """What is to be posted: one part, registered, or short enough to be sent inline."""
+    """A plain request to post: one part, which is registered or short enough to go inline."""
 
     __slots__ = ("flags", "held", "length", "opcode", "operation", "remote", "sge", "source")
 
@@ -48,29 +48,29 @@ class _Plain:
             self.sge = SGE.pack(address_of(memory), memory.nbytes, 0)
 
     def pack(self, wr_id: int, flags: int) -> bytes:
-        """Return the struct aiordma_send_request."""
+        """Return the request as a struct aiordma_send_request."""
         address, rkey = (0, 0) if self.remote is None else (self.remote.address, self.remote.rkey)
         return pack_plain(wr_id, self.opcode, self.flags | flags, 1, address, rkey, 0)
 
     def is_still_open(self) -> bool:
-        """Whether its region was not closed since it was read."""
+        """Whether the region is still open after the arguments were read."""
         return all(part.region._usable for part in self.held)
 
 
 class Port:
-    """A queue pair, to post plain requests on: one part, registered, or short enough to be sent
-    inline. The answer to what is not plain is None, which means: post it the general way. So is the
-    answer to everything until `open`.
+    """Posts plain requests on a queue pair. They have one part, which is registered or short enough
+    to go inline. For all other requests, and until `open`, the methods return None, and the caller
+    takes the general path.
 
     Args:
-        owner: whose queue pair it is; it raises what the device refuses (`post_refused`), and is
-            notified of a failed doorbell (`doorbell_failed`).
-        drain: where its requests complete.
+        owner: the owner of the queue pair. Its `post_refused` raises the error of a refused post;
+            `doorbell_failed` is called if the device could not be notified of a post.
+        drain: the drain that delivers the completions.
         sends: the send queue's slots.
-        receives: the receive queue's.
+        receives: the receive queue's slots.
         posted: the owner's requests in flight.
-        loop: asyncio's, or None.
-        domain: where memory has to be registered.
+        loop: asyncio's loop, or None.
+        domain: the protection domain of registered memory.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class Port:
         """Whether sends may be posted."""
         self.can_receive = False
         self.can_read = False
-        """Whether READs were agreed on."""
+        """Whether both sides agreed to READs."""
         self.tells = False
-        """Whether the owner wants to hear of each end."""
+        """Whether the owner is notified of each completion."""
         self.feeds = False
-        """Whether its receives are those of a queue of messages, and not the user's."""
+        """Whether its receives are pooled receives for messages, not the program's own."""
         self.thread: int = get_ident()
         """The only thread that may post: the event loop's."""
         self._owner, self._drain, self._open, self._domain = owner, drain, posted, domain
@@ -101,28 +101,28 @@ class Port:
         self._max_message = self._max_inline = 0
 
     def open(self, queue_pair: int, max_message: int, max_inline: int, /) -> None:
-        """There is a queue pair, at that address."""
+        """Set the queue pair, by its address."""
         self._queue_pair = ffi.cast("struct ibv_qp *", queue_pair)
         self._max_message, self._max_inline = max_message, max_inline
 
     @deferring
     def send(self, data: Any, /) -> WorkRequest | None:
-        """Post a message; None: it is not a plain one."""
+        """Post a message; None if it is not a plain request."""
         return self._post_send(self._read_send(data))
 
     @deferring
     def write(self, data: Any, remote: Any, /) -> WorkRequest | None:
-        """Post a WRITE; None: it is not a plain one."""
+        """Post a WRITE; None if it is not a plain request."""
         return self._post_send(self._read_write(data, remote))
 
     @deferring
     def read(self, remote: Any, memory: Any, /) -> WorkRequest | None:
-        """Post a READ; None: it is not a plain one."""
+        """Post a READ; None if it is not a plain request."""
         return self._post_send(self._read_read(remote, memory))
 
     @deferring
     def receive(self, memory: Any, /) -> WorkRequest | None:
-        """Post a receive; None: it is not a plain one."""
+        """Post a receive; None if it is not a plain request."""
         plain = self._read_receive(memory) if self._queue_pair else None
         if plain is None or not _take_slot(self._receives):
             return None
@@ -138,7 +138,7 @@ class Port:
         _watch_over(self._drain)
         return request
 
-    # -- reading what is given ---------------------------------------------------------------------
+    # -- reading the arguments ---------------------------------------------------------------------
 
     def _is_usable(self, may: bool) -> bool:
         return (
@@ -178,7 +178,7 @@ class Port:
         try:
             view = flat_view(memory)
         except (TypeError, ValueError):
-            return None  # the general path says what is wrong with it
+            return None  # the general path raises the error
         return view if 0 < view.nbytes <= self._max_inline else None
 
     def _target(self, memory: Any) -> Part | None:
@@ -214,7 +214,7 @@ class Port:
         return request
 
     def _make(self, plain: _Plain) -> WorkRequest:
-        """Make a request that has its slot; it holds its memory."""
+        """Create a request, which owns the slot and holds its memory."""
         is_receive = plain.operation == "RECV"
         try:
             return WorkRequest(
@@ -230,19 +230,19 @@ class Port:
             raise
 
     def _enter(self, request: WorkRequest) -> None:
-        # Before the device has it; only the device's refusal takes it out again.
+        # Before the post. Only a refusal by the device removes the entry.
         request.wr_id = self._drain.in_flight.add(request)
         self._open.add(request)
 
     def _take_back(self, request: WorkRequest) -> None:
-        """Undo all of a request that the device does not have."""
+        """Undo a request that the device did not accept."""
         self._drain.in_flight.take(request.wr_id)
         self._open.discard(request)
         request._drop()
         _give_slot(self._receives if request.is_receive else self._sends)
 
     def _give_sends(self, requests: bytes, count: int, sges: bytes) -> tuple[int, int]:
-        """Return C's errno (negative: the doorbell failed), and how many the device took."""
+        """Return C's errno (negative: the doorbell failed), and the number of accepted requests."""
         posted = ffi.new("uint32_t *")
         self._drain.crossings += 1
         error = lib.aiordma_post_send_chain(
@@ -261,7 +261,7 @@ class Port:
 
 
 def _watch_over(drain: Drain) -> None:
-    """Let the hub look for a lost event, now that something is in flight."""
+    """Start the hub's watchdog for lost events, because a request is in flight."""
     if not drain.watched:
         drain.hub.watch_over()
 
@@ -280,20 +280,20 @@ def _give_slot(slots: Any) -> None:
 
 
 class SharedPort(Port):
-    """A shared receive queue, to post plain receives on. Of a Port's arguments, the send queue's
-    slots are nobody's."""
+    """Posts plain receives on a shared receive queue. The argument `sends` of Port is not used."""
 
     def open_shared(self, queue: int, max_message: int, /) -> None:
-        """There is a queue, at that address."""
+        """Set the shared receive queue, by its address."""
         self._shared, self._max_message = ffi.cast("struct ibv_srq *", queue), max_message
 
     @deferring
     def post(self, parts: list[Any], /) -> list[WorkRequest] | tuple[int, list[WorkRequest]] | None:
-        """Post a receive for each part as one chain, with one call.
+        """Post a receive for each part, in one call.
 
         Returns:
-            The requests; or the errno with which the device refused one, and the requests before
-            it, which are posted; None: they are not plain, or too many, and nothing was posted.
+            The requests. If the device refused a receive: the errno, and the requests before it,
+            which are posted. None if a receive is not plain or there are too many; nothing was
+            posted.
         """
         if not self._shared or not isinstance(parts, list):
             return None
@@ -329,11 +329,11 @@ class SharedPort(Port):
 
 
 class ChainPort:
-    """The requests of one chain. It makes the plain ones: each takes its slot, and holds its
-    memory; bytes that are sent inline are copied. Nothing is posted before `post`.
+    """Collects the requests of one chain. It creates the plain requests: each takes a slot and
+    holds its memory, and inline bytes are copied. `post` posts all of them.
 
     Args:
-        port: the queue pair's.
+        port: the port of the queue pair.
     """
 
     def __init__(self, port: Port) -> None:
@@ -341,39 +341,39 @@ class ChainPort:
             raise TypeError(f"ChainPort(): port={port!r} is no Port")
         self._port = port
         self.over: bool = False
-        """Whether nothing is collected any more: None is then all that it answers."""
+        """Whether the chain collects no more requests: its methods then return None."""
         self.posted: int = 0
-        """How many requests the device took."""
+        """The number of requests that the device accepted."""
         self._collected: list[tuple[WorkRequest, _Plain | None]] = []
         self._is_posted = False
 
     @property
     def usable(self) -> bool:
-        """Whether the queue pair may be posted on; if not, the owner says why."""
+        """Whether requests may be posted on the queue pair; if not, the owner raises the reason."""
         return self._port._is_usable(self._port.ready)
 
     @property
     def count(self) -> int:
-        """How many requests there are."""
+        """The number of requests."""
         return len(self._collected)
 
     @deferring
     def send(self, data: Any, /) -> WorkRequest | None:
-        """Collect a message; None: it is not a plain one."""
+        """Collect a message; None if it is not a plain request."""
         return self._collect(None if self.over else self._port._read_send(data))
 
     def receive(self, memory: Any, /) -> WorkRequest | None:
-        """Answer None: a chain has no receives."""
+        """Return None: a chain has no receives."""
         return None
 
     @deferring
     def write(self, data: Any, remote: Any, /) -> WorkRequest | None:
-        """Collect a WRITE; None: it is not a plain one."""
+        """Collect a WRITE; None if it is not a plain request."""
         return self._collect(None if self.over else self._port._read_write(data, remote))
 
     @deferring
     def read(self, remote: Any, memory: Any, /) -> WorkRequest | None:
-        """Collect a READ; None: it is not a plain one."""
+        """Collect a READ; None if it is not a plain request."""
         return self._collect(None if self.over else self._port._read_read(remote, memory))
 
     def _collect(self, plain: _Plain | None) -> WorkRequest | None:
@@ -388,32 +388,33 @@ class ChainPort:
         if plain.source is not None:
             plain.source = memoryview(plain.source.tobytes())
             plain.sge = SGE.pack(address_of(plain.source), plain.length, 0)
-        port._open.add(request)  # so that it ends with the queue pair, if it is never posted
+        port._open.add(request)  # if it is never posted, the end of the queue pair ends it
         self._collected.append((request, plain))
         return request
 
     def add(self, request: WorkRequest, /) -> None:
-        """One that is not plain, and was made elsewhere, is the next."""
+        """Append a request that is not plain, and was created elsewhere."""
         if not isinstance(request, WorkRequest) or self.over:
             raise ValueError("only a request is added, to a chain that is not over")
         self._collected.append((request, None))
 
     def requests(self) -> list[WorkRequest]:
-        """List all, in order."""
+        """Return all requests, in order."""
         return [request for request, _ in self._collected]
 
     @deferring
     def post(self, signal_last_only: bool, works: int = 0, sges: bytes = b"", /) -> int:
-        """Post all requests in their order, with one call.
+        """Post all requests in order, in one call.
 
         Args:
-            signal_last_only: only the last one is signaled.
-            works: the address of an array of struct aiordma_send_request: those that were added.
-            sges: their parts.
+            signal_last_only: only the last request is signaled.
+            works: the address of an array of struct aiordma_send_request, for the requests that
+                were appended with `add`.
+            sges: the parts of these requests.
 
         Returns:
-            C's errno, 0 if all were taken; a negative one: all were, and the device could not be
-            told.
+            C's errno, or 0 if the device accepted all. A negative errno: all requests are in the
+            queue, but the device could not be notified.
         """
         port, requests = self._port, self.requests()
         is_general = any(plain is None for _, plain in self._collected)
@@ -433,7 +434,7 @@ class ChainPort:
         return error
 
     def _pack(self, signal_last_only: bool, works: Any, sges: bytes) -> tuple[bytes, bytes]:
-        """Enter all into the in-flight table; return what the device is to get, and the parts."""
+        """Enter all requests into the in-flight table. Return the packed requests and parts."""
         packed, parts, at = [], [], 0
         for place, (request, plain) in enumerate(self._collected, start=1):
             request.wr_id = self._port._drain.in_flight.add(request)

@@ -1,5 +1,5 @@
-"""WorkRequest, of whichever backend; what the engine calls in Python for one; and how many requests
-are ended at once.
+"""WorkRequest of the chosen backend, the Python functions that the engine calls for a request, and
+`fail_all`.
 """
 
 import logging
@@ -19,7 +19,7 @@ logger: logging.Logger = logging.getLogger("aiordma")
 
 @given("wait_elsewhere")
 def _wait_elsewhere(request: WorkRequest, waiter: Waiter) -> Generator[Any, Any, WorkCompletion]:
-    """Await a request of the engine's on a loop that the engine does not know."""
+    """Await a request of the engine on a loop that the engine does not support."""
     try:
         yield from waiter.wait().__await__()
     finally:
@@ -33,8 +33,8 @@ def _log(text: str, about: object, error: BaseException) -> None:
 
 
 def fail_all(requests: Iterable[WorkRequest], explain: Callable[[WorkRequest], Exception]) -> None:
-    """End requests without completions, all of them, whatever the callback of one raises: an
-    interrupt (KeyboardInterrupt) goes on behind the last one."""
+    """Fail requests without completions. All of them fail, even if a callback raises: an interrupt
+    (KeyboardInterrupt) is raised again after the last one."""
     with ExitStack() as last_first:
         for request in reversed(list(requests)):
             last_first.callback(lambda each: each._fail(explain(each)), request)

@@ -1,8 +1,8 @@
-"""The one place that chooses between the two backends, by the environment variable
-AIORDMA_BACKEND: `c` (the default), the engine in C (`_native/engine/`), or `python`, the same in
-Python (`python` and `python_ports`), for reading, for comparing, and for debugging.
+"""Chooses the backend, by the environment variable AIORDMA_BACKEND: `c` (the default) is the engine
+in C (`_native/engine/`), `python` is the same in Python (`python` and `python_ports`), for reading,
+comparing and debugging.
 
-Both have one interface, which these two modules document, and the same tests run on both.
+Both have the same interface, which the Python modules document, and pass the same tests.
 """
 
 import os
@@ -32,7 +32,7 @@ __all__ = (
 Function = TypeVar("Function")
 
 BACKENDS = {"c": vars(c_backend), "python": {**vars(python), **vars(python_ports)}}
-"""The classes of each, by their names."""
+"""The classes of each backend, by name."""
 
 
 def _asked() -> str:
@@ -43,7 +43,7 @@ def _asked() -> str:
 
 
 BACKEND = _asked()
-"""Which one it is."""
+"""The name of the chosen backend."""
 
 if TYPE_CHECKING:
     from aiordma._requests.python import Drain, InFlightTable, OpenRequests, WorkRequest
@@ -59,8 +59,9 @@ else:
 
 
 def plain_calls(name: str) -> Callable[[Function], Function]:
-    """Decorate a method whose plain calls `self._plain` takes, by its method of this name: those
-    without keywords, unless that answers None. The engine makes them without entering Python."""
+    """Decorate a method: a call without keywords goes to the method `name` of `self._plain`. If it
+    returns None, or the call has keywords, the decorated method runs. With the engine, such a call
+    does not enter Python."""
 
     def choose(method: Function) -> Function:
         chosen: Function = c_backend.method(name, method) if BACKEND == "c" else method

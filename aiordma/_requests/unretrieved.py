@@ -1,4 +1,4 @@
-"""Failed requests whose error nobody retrieved: reported together, once for each connection."""
+"""Failed requests whose error was never retrieved: one report for each connection."""
 
 from collections.abc import Sequence
 
@@ -9,15 +9,15 @@ from aiordma._requests.request import WorkRequest
 __all__ = ("Unretrieved",)
 
 NAMED = 3
-"""Requests that a report names; it counts the others."""
+"""Number of requests that a report names; it counts the rest."""
 
 
 class Unretrieved:
-    """Collects what the finalizers of requests tell, until their owner has ended, and then reports
-    it as asyncio reports a future's exception that was never retrieved.
+    """Collects failed requests from their finalizers until the owner has ended, and then reports
+    them, as asyncio reports a future's exception that was never retrieved.
 
     Args:
-        loop: where the report goes to.
+        loop: the loop that gets the report.
     """
 
     def __init__(self, loop: EventLoop) -> None:
@@ -28,27 +28,27 @@ class Unretrieved:
         self._scheduled = self._ended = self._reported = False
 
     def add(self, request: WorkRequest) -> None:
-        """Take note of a failed request; in any thread, since a finalizer calls this."""
+        """Record a failed request. A finalizer calls this, in any thread."""
         error = request.exception()
         if error is None or self._reported or not request.wr_id:
-            return  # the last: it is of a chain that was not posted
+            return  # without a wr_id, it belongs to a chain that was not posted
         self._failed.append((str(request), request.is_receive, error))
         if self._ended:
             self._schedule()
 
     def end(self, owner: str, cause: Exception | None) -> None:
-        """Report from now on: all requests have ended.
+        """Report the recorded requests, now that all requests have completed.
 
         Args:
-            owner: what they were posted on, for the message.
-            cause: why that has ended.
+            owner: the name of the object that they were posted on, for the message.
+            cause: the cause of its end.
         """
         self._owner, self._cause, self._ended = owner, cause, True
         if self._failed:
             self._schedule()
 
     def _schedule(self) -> None:
-        # Not at once: many requests go together.
+        # Later, because many requests are usually collected together.
         if not self._scheduled:
             self._scheduled = True
             if self._loop.has_ended:
@@ -64,12 +64,12 @@ class Unretrieved:
             return
         self._reported = True
         errors = [error for _, _, error in failed]
-        # A flush only says that something else went wrong.
+        # A flush is only the consequence of another error.
         errors.sort(key=lambda error: isinstance(error, FlushedError))
         self._loop.report(self._text([name for name, _, _ in failed]), errors[0])
 
     def _is_orderly(self, _name: str, is_receive: bool, error: Exception) -> bool:
-        """Whether it is a receive that was left over as one of the two sides disconnected."""
+        """Whether this is a receive that was flushed by an orderly disconnect of either side."""
         cause = error.__cause__ or self._cause
         return (
             is_receive

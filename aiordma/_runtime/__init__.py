@@ -1,3 +1,3 @@
-"""What there is once per event loop: the reactor, a hub for each device, addresses."""
+"""Objects that exist once per event loop: the reactor, a hub for each device; address lookup."""
 
 __all__ = ()

@@ -1,4 +1,4 @@
-"""From names to addresses, without blocking the loop, and librdmacm's own view of both."""
+"""Resolves names to addresses without blocking the loop, also by librdmacm, and lists devices."""
 
 import os
 import socket
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 _SERVICE = "a port in 0..65535, or a name from /etc/services"
 _SERVICES = {PortSpace.TCP: QueuePairType.RC, PortSpace.UDP: QueuePairType.UD}
 
-# man getaddrinfo: what each of its codes says.
+# The meaning of the codes of getaddrinfo (man getaddrinfo).
 _REASONS = {
     socket.EAI_NONAME: "nobody has this name, or it is no numeric address where one was asked for",
     socket.EAI_AGAIN: "the name server does not answer for now: try again",
@@ -50,17 +50,17 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class ResolvedAddress:
-    """One answer of `resolve` (struct rdma_addrinfo), copied.
+    """A result of `resolve` (struct rdma_addrinfo), copied.
 
     Attributes:
-        family: the address family of both ends.
-        service: of the queue pair that would talk.
-        port_space: where the port is.
-        source: our end, if known: with passive=True, the address to listen on.
-        destination: the peer, to connect to.
-        source_name, destination_name: canonical names, where the library gave them.
-        route: path records for an InfiniBand fabric, as bytes, if something resolved them.
-        private_data: what a connect is to send first so that the peer understands it.
+        family: the address family of both addresses.
+        service: the service of the queue pair.
+        port_space: the port space of the port.
+        source: the local address, if known; with passive=True, the address to listen on.
+        destination: the peer's address, to connect to.
+        source_name, destination_name: canonical names, if the library returned them.
+        route: path records for an InfiniBand fabric, as bytes, if they were resolved.
+        private_data: data that a connect must send in front of its own private data.
     """
 
     family: socket.AddressFamily
@@ -85,31 +85,33 @@ async def resolve(
     port_space: PortSpace = PortSpace.TCP,
     device: str = "auto",
 ) -> list[ResolvedAddress]:
-    """Resolve a name and a service as librdmacm does: one address of the host, with what a local
-    address and route service (ibacm) knows about the path, if one runs.
+    """Resolve a host and a service as librdmacm does, to one address of the host. If an address
+    and route service (ibacm) runs on this machine, the result includes its path records.
 
-    `connect` and `listen` need none of this.
+    `connect` and `listen` do not need this.
 
     Args:
-        host: a name or a numeric address; None: any of ours, with passive=True.
-        service: a port, or a name from /etc/services; None is port 0.
-        passive: for an address to listen on (RAI_PASSIVE).
-        numeric_host: refuse names, and ask no name server (RAI_NUMERICHOST).
-        no_route: do not ask for the route (RAI_NOROUTE).
+        host: a name or a numeric address; None: any local address, with passive=True.
+        service: a port, or a name from /etc/services; None: port 0.
+        passive: resolve an address to listen on (RAI_PASSIVE).
+        numeric_host: accept only numeric addresses, and query no name server (RAI_NUMERICHOST).
+        no_route: do not resolve the route (RAI_NOROUTE).
         family: only addresses of this family: AF_INET or AF_INET6 (RAI_FAMILY).
         port_space: TCP for connections, UDP for datagrams.
-        device: whose connection manager to ask: "auto" is librdmacm where there is a real device,
-            else the built-in software device's; "software" is that one, any other name librdmacm.
+        device: selects the connection manager. "software": that of the built-in software device;
+            another name: librdmacm; "auto": librdmacm if there is a real device, else that of the
+            software device.
 
     Raises:
-        AddressError: nothing was found; the message says why.
-        TypeError: an argument is of another type; the message says what is expected.
-        ValueError: neither host nor service, a port out of range, or a text with a NUL.
+        AddressError: the host or the service does not resolve; the message says why.
+        TypeError: an argument has the wrong type; the message names the expected one.
+        ValueError: host and service are both None, a port is out of range, or a text contains a
+            NUL.
         NoDeviceError: a real device is named, and rdma-core is not installed.
         VerbsCallError: no thread could be started.
-        ForkError: this process is a child of one that used real devices.
+        ForkError: this process is a forked child, and its parent has used real devices.
 
-    Cancellation: the call returns at once; the lookup ends by itself, in a thread.
+    Cancellation: the call returns at once; the lookup continues in a thread, without effect.
 
     See: man rdma_getaddrinfo.
     """
@@ -169,7 +171,7 @@ def _resolve(
 
 
 def _refusal(what: str, code: int, error: int) -> AddressError:
-    # -1 is an rdma_ call's own failure, whose errno says why, and the C library's EAI_BADFLAGS.
+    # -1 is the failure of an rdma_ call, with errno set, or the C library's EAI_BADFLAGS.
     if code == socket.EAI_SYSTEM or (code == -1 and error):
         reason = os.strerror(error)
     else:
@@ -204,17 +206,17 @@ def _name(pointer: Any) -> str | None:
 
 
 async def devices() -> list[Device]:
-    """Return the devices that the connection manager can use: the real ones, and last the built-in
-    software device. Those of `Device.names()` that are not among them have a transport that it does
-    not support.
+    """Return the devices that the connection manager can use: the real devices, and last the
+    built-in software device. Further devices in `Device.names()` have a transport that the
+    connection manager does not support.
 
     librdmacm opens each of them at the first call, and keeps it open.
 
     Raises:
         VerbsCallError: no thread could be started.
-        ForkError: this process is a child of one that used real devices.
+        ForkError: this process is a forked child, and its parent has used real devices.
 
-    Cancellation: the call returns at once; the lookup ends by itself, in a thread.
+    Cancellation: the call returns at once; the lookup continues in a thread, without effect.
 
     See: man rdma_get_devices.
     """
@@ -243,7 +245,8 @@ def _devices(provider: Provider) -> list[Device]:
 
 
 async def _in_background(function: Callable[[], Result]) -> Result:
-    """Run in a worker thread what leaves nothing behind. A cancelled caller does not wait for it.
+    """Run a function without lasting effects in a worker thread. A cancelled caller does not wait
+    for it.
 
     Raises:
         VerbsCallError: no thread could be started.
@@ -268,10 +271,10 @@ async def _in_background(function: Callable[[], Result]) -> Result:
 
 
 def checked_host(host: object, name: str, call: str) -> str:
-    """Return a host's name or address, which may be none that exists.
+    """Return a host's name or address, without checking that it exists.
 
     Raises:
-        TypeError, ValueError: it cannot be one.
+        TypeError, ValueError: the value is not a text that could be a host.
     """
     return text(host, name, "a name or a numeric address such as '192.0.2.1'", call)
 
@@ -280,18 +283,18 @@ def checked_port(port: object, name: str, call: str) -> int:
     """Return a port's number.
 
     Raises:
-        TypeError, ValueError: it is none.
+        TypeError, ValueError: the value is not in 0..65535.
     """
     return whole_number(port, name, 0, 0xFFFF, call)
 
 
 async def numeric_address(host: str, family: int = socket.AF_UNSPEC) -> str:
-    """Look a name up without blocking the loop; a numeric address comes back as it is, an
-    interface behind a % as its index.
+    """Resolve a name without blocking the loop. Return a numeric address unchanged, but with the
+    index in place of an interface's name after a %.
 
     Args:
         host: the name.
-        family: AF_INET or AF_INET6 takes only such addresses; otherwise IPv4 goes first.
+        family: AF_INET or AF_INET6: only such addresses; otherwise IPv4 is preferred.
 
     Raises:
         AddressError: the name does not resolve.
@@ -299,7 +302,7 @@ async def numeric_address(host: str, family: int = socket.AF_UNSPEC) -> str:
     try:
         numeric = unpack_address(pack_address(host, 0))
     except ValueError:
-        numeric = None  # a name, or nonsense: the resolver says which
+        numeric = None  # a name, or invalid: the resolver decides
     if numeric is not None and family in (socket.AF_UNSPEC, _family(numeric[0])):
         return numeric[0]
     try:
@@ -308,14 +311,14 @@ async def numeric_address(host: str, family: int = socket.AF_UNSPEC) -> str:
         )
     except (OSError, UnicodeError) as error:
         raise _unresolved(host, error) from error
-    # IPv4 first: RoCE's and soft-RoCE's usual GIDs; IPv6 where there is nothing else.
+    # Prefer IPv4, the usual GIDs of RoCE and soft-RoCE; use IPv6 if there is no IPv4 address.
     addresses = sorted((entry[4] for entry in found), key=lambda address: len(address))
     address, scope = str(addresses[0][0]), addresses[0][3] if len(addresses[0]) == 4 else 0
     return f"{address.partition('%')[0]}%{scope}" if scope else address
 
 
 def _unresolved(host: str, error: Exception) -> AddressError:
-    # The resolver takes a file that it cannot open for one that is not there.
+    # The resolver treats a file that it cannot open as a missing file.
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as shortage:

@@ -1,8 +1,8 @@
-"""Asynchronous events of a context that event loops share.
+"""Asynchronous events of a context that several event loops share.
 
-librdmacm opens each device once for the whole process: one context, one descriptor, and each event
-of it can be taken once, by whichever loop wakes first. That one copies it to every hub of the
-context, on the hub's own loop.
+librdmacm opens each device once per process, so all loops share its context and descriptor, and
+each event can be taken only once. The first loop that wakes takes the event, and copies it to every
+hub of the context, on the hub's own loop.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Handler = Callable[[AsyncEvent], None]
 
 
 class Subscription:
-    """One hub's wish to hear the events of a context; `leave` ends it, in any thread."""
+    """A hub's subscription to the events of a context. `leave` ends it, in any thread."""
 
     def __init__(self, router: "AsyncEventRouter", loop: EventLoop, handler: Handler) -> None:
         self.router = router
@@ -31,40 +31,42 @@ class Subscription:
         self.left: bool = False
 
     def tell(self, event: AsyncEvent) -> None:
-        """Call the handler on its loop, in the order of the calls here."""
+        """Schedule the handler on its loop. Handlers run in the order of these calls."""
         self.loop.call_from_thread(lambda: None if self.left else self.handler(event))
 
     def leave(self) -> None:
-        """Hear nothing any more; also not what is on its way. Idempotent."""
+        """End the subscription, and drop the events that are already scheduled. Idempotent."""
         self.left = True
         self.router.forget(self)
 
 
 class AsyncEventRouter:
-    """See the module. One for each context that anybody listens to; get it by `join_router`."""
+    """Copies the events of a context to all subscriptions. `join_router` returns the context's
+    router."""
 
     def __init__(self, context: Context) -> None:
         self._provider = context.provider
         self._pointer = context.pointer
-        # Weakly, by age: a subscriber that was never closed is collected with its event loop.
+        # Weak references, in order of age: a subscription that never ended is collected with its
+        # event loop.
         self._subscriptions: WeakValueDictionary[int, Subscription] = WeakValueDictionary()
         self._numbers = count()
-        # Taking and telling are one step, so that every loop hears the same order.
+        # Held while events are taken and copied, so that every loop gets the same order.
         self._telling = Lock()
 
     def read(self) -> None:
-        """Take the events that wait, and tell them. Called by whoever finds the descriptor
-        readable; never blocks but for another thread that does the same.
+        """Take the pending events, and copy them to all subscriptions. Every hub calls this when
+        the descriptor is readable. It waits only for another thread that does the same.
 
         Raises:
-            VerbsCallError: the device is gone, and there are no more events.
+            VerbsCallError: the device was removed, and there are no more events.
         """
         with self._telling:
             while (event := take_async_event(self._provider, self._pointer)) is not None:
                 self._tell(event)
 
     def deliver(self, event: AsyncEvent) -> None:
-        """Tell every subscriber."""
+        """Copy an event to all subscriptions."""
         with self._telling:
             self._tell(event)
 
@@ -73,11 +75,11 @@ class AsyncEventRouter:
             subscription.tell(event)
 
     def add(self, subscription: Subscription) -> None:
-        """Tell this one as well."""
+        """Add a subscription."""
         self._subscriptions[next(self._numbers)] = subscription
 
     def forget(self, subscription: Subscription) -> None:
-        """Tell it nothing any more; the last one's router is forgotten too."""
+        """Remove a subscription. The last one also removes the router."""
         with _lock:
             for number, known in list(self._subscriptions.items()):
                 if known is subscription:
@@ -89,11 +91,13 @@ class AsyncEventRouter:
 
 _lock = Lock()
 _routers: dict[tuple[int, int], AsyncEventRouter] = {}
-"""By process, since a child inherits its parent's, and the context's address."""
+"""The routers by process, because a forked child inherits its parent's, and by the context's
+address."""
 
 
 def join_router(context: Context, loop: EventLoop, handler: Handler) -> Subscription:
-    """Have every event of the context handled on the loop from now on, whoever reads it."""
+    """Call the handler on the loop for every event of the context, in whichever loop it is
+    taken."""
     key = here.pid, int(ffi.cast("uintptr_t", context.pointer))
     with _lock:
         router = _routers.get(key)

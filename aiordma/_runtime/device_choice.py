@@ -1,5 +1,5 @@
-"""Which device an undertaking uses: the one that is insisted on, else the real one that reaches the
-address, else the built-in software device, which is said once in the log."""
+"""Chooses the device of an operation: the required device, else a real device that reaches the
+address, else the built-in software device. The log states the last choice once."""
 
 import errno
 import logging
@@ -30,8 +30,8 @@ logger: logging.Logger = logging.getLogger("aiordma")
 Result = TypeVar("Result")
 
 _FINDING = ("rdma_bind_addr", "rdma_resolve_addr", "rdma_resolve_route")
-"""The calls that find the device of an address. (Of a loopback address Linux knows a device at
-first, and then no route to it.)"""
+"""The calls that find the device for an address. (For a loopback address, Linux finds a device, but
+then no route.)"""
 
 _said: set[str] = set()
 
@@ -39,23 +39,24 @@ _said: set[str] = set()
 async def with_device(
     device: str, address: str, attempt: Callable[[Provider], Awaitable[Result]]
 ) -> Result:
-    """Return what the attempt makes of the provider that the device is of.
+    """Call `attempt` with the device's provider, and return its result.
 
-    With "auto" it is made with the real devices first, unless it is about a loopback address, which
-    Linux lets listen on any of them, and leads nobody to. Where none of them reaches the address
-    (there is none, the connection manager cannot be had, or it knows no device that is on the way
-    there) it is made once more, with the software device. An attempt that fails leaves nothing.
+    With "auto", the real devices are tried first. The exception is a loopback address: Linux binds
+    it to a real device, but does not route connections to it. If no real device reaches the address
+    (there is none, the connection manager is not available, or it finds no device for the address),
+    `attempt` is called again with the software device. An attempt that fails must undo all of its
+    effects.
 
     Args:
-        device: "auto", or the name of the device that is insisted on.
-        address: what is to be reached or had, numeric.
-        attempt: raises what tells that an address is not reached as it came: NoDeviceError,
-            VerbsCallError of the call that found no device (also as a cause), or AddressError with
-            `is_unreached`.
+        device: "auto", or the name of the required device.
+        address: the numeric address to reach or to bind to.
+        attempt: the operation. If no device reaches the address, it must raise the original error:
+            NoDeviceError, the VerbsCallError of the call that found no device (also as a cause), or
+            an AddressError with `is_unreached`.
 
     Raises:
-        NoDeviceError: a real device is wanted by name, and there is none.
-        Exception: what the attempt raises.
+        NoDeviceError: a real device is required by name, and there is no such device.
+        Exception: the exception that the attempt raised.
     """
     wanted = wanted_device(device)
     if wanted is not None:

@@ -1,14 +1,15 @@
 """One device on one event loop: the completion channel, the shared queues, the in-flight table.
 
-A readable channel leads to one call into C, which takes the events, acknowledges them, arms, polls
-until empty, and hands back a packed batch; every completion finds its entry through its wr_id.
+When the channel is readable, one call into C takes the events, acknowledges them, polls and
+delivers the completions, arms the queues, and polls once more. The wr_id of a completion finds its
+entry.
 
 Queue pairs reserve their depth in a shared completion queue, so that no sequence of posts can
-overrun it; when one is full, another is made on the same channel. (Resizing would do on rxe, but
-iWARP devices cannot.) A queue has one completion vector and one size, so queue pairs share it only
-if their options `comp_vector` and `cqe` are equal. Queues in which nothing is reserved are given
-back, except for one of each vector, of the size that was reserved last: it is kept for the next
-connection.
+overrun it. If the queue is full, the hub creates another one on the same channel. (Resizing is not
+an option, because iWARP devices cannot resize.) A queue has one completion vector and one size, so
+queue pairs share it only if their options `comp_vector` and `cqe` are equal. Queues without
+reservations are destroyed, except for one of each vector, of the size that was reserved last. It is
+kept for the next connection.
 """
 
 import logging
@@ -41,21 +42,22 @@ __all__ = ("CompletionQueueShare", "DeviceHub", "Entry")
 logger: logging.Logger = logging.getLogger("aiordma")
 
 ROUNDS = 16
-"""Batches per wake before other callbacks get their turn."""
+"""Batches per wake-up before other callbacks run."""
 QUEUE_ENTRIES = 4096
 NEWS_SECONDS = 0.1
-"""How long after a queue pair's asynchronous failure a completion may still say more of it."""
+"""Seconds after a queue pair's asynchronous error in which a completion can still give a more
+precise cause."""
 WATCHDOG_SECONDS = 1.0
 WATCHDOG_MOST_SECONDS = 60.0
 
 
 Failure = VerbsCallError | DeviceEventError
-"""Why nothing completes any more."""
+"""The error of a device that completes no more requests."""
 
 
 class CompletionQueueShare:
-    """A completion queue, how many of its entries are reserved, and the options that it was made
-    for: `comp_vector`, and `cqe` (None: the usual size)."""
+    """A shared completion queue, the number of its reserved entries, and the options that it was
+    created for: `comp_vector`, and `cqe` (None: the default size)."""
 
     def __init__(
         self, queue: CompletionQueue, comp_vector: int = 0, cqe: int | None = None
@@ -67,16 +69,18 @@ class CompletionQueueShare:
 
 
 class DeviceHub:
-    """See the module. Made and closed by the reactor; `domain` is its protection domain.
+    """A device on an event loop. The reactor creates and closes it. `domain` is its protection
+    domain.
 
-    Takes over the context, and closes it where construction fails. Construction and `close` may run
-    in any thread, everything else on the loop's. `on_failure` has a callback of each user, for the
-    one time when the device fails: nothing completes any more.
+    The hub owns the context, and closes it if construction fails. Construction and `close` may run
+    in any thread, all other methods only on the loop's. `on_failure` has a callback of each user.
+    They are called once, when the device fails and completes no more requests.
 
-    The device's asynchronous events come here too, and go on by the object's address (`key`):
-    `on_queue_pair_error` is told that a queue pair failed (a moment later, unless it has ended for
-    a better reason by then), `on_object_event` the type of any other event of an object. Enter an
-    object when it is made, take it out before it is destroyed.
+    The hub passes the device's asynchronous events on by the object's address (`key`). The
+    callbacks in `on_queue_pair_error` are called after a queue pair's error, with a short delay,
+    unless the endpoint has ended for a more precise cause by then. The callbacks in
+    `on_object_event` get the type of every other event of an object. Add a callback when the object
+    is created, and remove it before the object is destroyed.
     """
 
     def __init__(self, context: Context, loop: EventLoop) -> None:
@@ -88,13 +92,13 @@ class DeviceHub:
             self.channel: CompletionChannel = CompletionChannel(context)
             queue = self._make_queue(QUEUE_ENTRIES, 0)
         except BaseException:
-            context.close()  # and with it what was made from it
+            context.close()  # closes its children, too
             raise
         self.is_iwarp: bool = context.transport is Transport.IWARP
         self.keeps_order: bool = not self.is_iwarp or context.device_name == SOFTWARE
-        """Whether what is behind a READ ends behind it: siw does not see to that."""
+        """Whether requests complete in order after a READ. siw does not ensure this."""
         self.leaves_silence_to_tcp: bool = self.is_iwarp and context.device_name != SOFTWARE
-        """Whether it is TCP's business to notice a dead peer."""
+        """Whether only TCP detects a dead peer."""
         self.loop = loop
         self.in_flight: InFlightTable[Entry] = InFlightTable()
         self.pool: BufferPool = BufferPool(self.domain, is_pinned=context.device_name != SOFTWARE)
@@ -107,7 +111,7 @@ class DeviceHub:
         self._making_queue = anyio.Lock()
         self._queues: list[CompletionQueueShare] = []
         self._last_cqe: dict[int, int | None] = {0: None}
-        """By vector: the size that was reserved last."""
+        """By vector: the option `cqe` of the last reservation."""
         self.steps: Drain = Drain(
             self,
             int(ffi.cast("uintptr_t", context.provider.table)),
@@ -121,7 +125,7 @@ class DeviceHub:
         self._add(queue, 0, None)
 
     def start(self) -> None:
-        """Watch the channel, and hear the device's events."""
+        """Watch the channel, and subscribe to the device's events."""
         self.loop.watch(self.channel.fd, self._readable, hot=True)
         self._events = join_router(self.context, self.loop, self.handle_async_event)
         self.loop.watch(self.context.async_fd, self._async_readable)
@@ -133,18 +137,18 @@ class DeviceHub:
     async def reserve(
         self, entries: int, comp_vector: int = 0, cqe: int | None = None
     ) -> CompletionQueueShare:
-        """Reserve entries in a completion queue; give them back with `free`.
+        """Reserve entries in a completion queue. Give them back with `free`.
 
         Args:
-            entries: how many completions there can be at a time.
+            entries: the largest number of completions at a time.
             comp_vector: the queue's completion vector.
-            cqe: the queue's size; None: the usual one, or `entries` if that is more.
+            cqe: the queue's size; None: the default size, or `entries` if that is more.
 
         Raises:
-            ValueError: the device has no such vector, or its largest completion queue is smaller;
-                or `cqe` is less than `entries`.
-            VerbsCallError: a new queue could not be made, or the device has failed.
-            DeviceEventError: the device has failed, and said so.
+            ValueError: the device has no such vector, its largest completion queue is smaller, or
+                `cqe` is less than `entries`.
+            VerbsCallError: a new queue could not be created, or the device has failed.
+            DeviceEventError: the device has reported its failure.
         """
         most = self.attributes.max_cqe
         if entries > most:
@@ -171,10 +175,10 @@ class DeviceHub:
             return shared
 
     def reserve_more(self, shared: CompletionQueueShare, entries: int) -> None:
-        """Speak for more room in the same completion queue.
+        """Reserve more entries in the same completion queue.
 
         Raises:
-            ValueError: it has not as much left.
+            ValueError: the queue does not have so many free entries.
         """
         left = shared.queue.cqe - shared.reserved
         if entries > left:
@@ -185,29 +189,29 @@ class DeviceHub:
         shared.reserved += entries
 
     async def _grow(self, entries: int, comp_vector: int, cqe: int | None) -> CompletionQueueShare:
-        """Make another queue, and reserve entries in it."""
+        """Create another queue, and reserve entries in it."""
         size = max(QUEUE_ENTRIES, entries) if cqe is None else cqe
-        # If the caller is cancelled, the next one finds it.
+        # If the caller is cancelled, the next reservation uses the queue.
         queue = await in_thread(
             self.loop,
             lambda: self._make_queue(size, comp_vector),
             on_cancelled=lambda queue: self._add(queue, comp_vector, cqe),
         )
         shared = self._add(queue, comp_vector, cqe)
-        shared.reserved = entries  # before anybody's callback can find it unused
+        shared.reserved = entries  # before `take_unused` can run, in a callback
         self.drain()  # arms it
         return shared
 
     def free(self, shared: CompletionQueueShare, entries: int) -> None:
-        """Give reserved room back. What is unused by then goes with `take_unused`."""
+        """Give reserved entries back. `take_unused` then removes unused queues."""
         shared.reserved -= entries
 
     def take_unused(self) -> Callable[[], None]:
-        """Take out the completion queues in which nothing is reserved, except for one of each
-        vector, and the free end of the in-flight table.
+        """Remove the completion queues without reservations, except for one of each vector. If any
+        are removed, also shrink the in-flight table.
 
         Returns:
-            A function that destroys these queues. Call it in a worker thread, since that can block,
+            A function that destroys these queues. Call it in a worker thread, because it can block,
             and before the hub is closed.
         """
         kept: set[int] = set()
@@ -247,7 +251,7 @@ class DeviceHub:
     # -- completions --------------------------------------------------------------------------
 
     def drain_all(self) -> None:
-        """Drain all that the queues can hold: before what is left in flight is given up."""
+        """Drain as many completions as the queues can hold, before failing requests in flight."""
         for shared in self._queues:
             for _ in range(0, shared.queue.cqe, BATCH * ROUNDS):
                 self.drain()
@@ -263,11 +267,11 @@ class DeviceHub:
         return self.steps.draining
 
     def drain(self, *, direct: bool = False) -> int:
-        """Deliver every completion that is there, and return how many. Not re-entrant: called
-        from a completion's own callback it does nothing, since a drain is under way.
+        """Deliver all completions, and return their number. Does nothing while a drain is under
+        way, for example in a completion's callback.
 
         Args:
-            direct: no task is running, so that those who are woken can run at once.
+            direct: no task is running, so that woken tasks can run at once.
         """
         if self.steps.draining or self.failure is not None:
             return 0
@@ -283,17 +287,17 @@ class DeviceHub:
         except VerbsCallError as error:
             self._fail(error)
         except BaseException:
-            # An interrupt out of a callback, behind its batch: the rest is for the next round.
+            # An interrupt from a callback, raised after its batch: drain the rest later.
             self.loop.call_later(0, self._readable)
             raise
         return total
 
     def drain_failed(self, error: int) -> None:
-        """End everything: a queue could not be polled or armed, for this errno."""
+        """Fail the device, because a queue could not be polled or armed, with this errno."""
         self._fail(VerbsCallError(error, "ibv_poll_cq"))
 
     def drain_soon(self) -> None:
-        """Deliver in the loop's next round what was found and cannot be delivered here."""
+        """Deliver in the loop's next iteration the completions that cannot be delivered now."""
         self.loop.call_later(0, self._deliver_late)
 
     def _deliver_late(self) -> None:
@@ -307,8 +311,8 @@ class DeviceHub:
             self.drain(direct=True)
 
     def _fail(self, error: Failure) -> None:
-        """Tell everyone. What is in flight stays held until its queue pair is destroyed: that the
-        device says no more does not mean that it touches no memory."""
+        """Report the device's failure to all users. The memory of requests in flight stays held
+        until their queue pair is destroyed, because the failed device may still access it."""
         if self.failure is not None:
             return
         logger.error("%s: %s", self.context.device_name, error)
@@ -323,7 +327,7 @@ class DeviceHub:
     # -- asynchronous events ------------------------------------------------------------------
 
     def poll_async_events(self) -> None:
-        """Take the asynchronous events that wait; they are told in the loop's next round."""
+        """Take the pending asynchronous events. They are handled in the loop's next iteration."""
         if not self._stopped and self.failure is None:
             self._async_readable()
 
@@ -335,7 +339,7 @@ class DeviceHub:
             self._fail(error)
 
     def handle_async_event(self, event: AsyncEvent) -> None:
-        """Take an event of the device, whichever loop has read it."""
+        """Handle an event of the device, which any loop may have taken."""
         kind, name = event.type, self.context.device_name
         if self._stopped or self.failure is not None:
             return
@@ -348,7 +352,7 @@ class DeviceHub:
             tell = self.on_queue_pair_error.get(event.key)
             if tell is not None:
                 error = DeviceEventError(kind, f"a queue pair of {name}")
-                # siw raises it just before the completion that names the request and its error.
+                # siw raises the event just before the completion with the request's error.
                 self.loop.call_later(NEWS_SECONDS, lambda: self._tell(event.key, tell, error))
         elif event.key:
             handle = self.on_object_event.get(event.key)
@@ -363,20 +367,20 @@ class DeviceHub:
         if self._stopped:
             return
         self.drain()
-        if self.on_queue_pair_error.get(key) == tell:  # else it has ended, for a better reason
+        if self.on_queue_pair_error.get(key) == tell:  # else a more precise cause has ended it
             tell(error)
 
     def forget_queue_pair(self, key: int) -> None:
-        """Deliver no more events of a queue pair; before it is destroyed, since its address can
-        then be another one's."""
+        """Deliver no more events of a queue pair. Call this before destroying it, because a new
+        queue pair can then get its address."""
         self.on_queue_pair_error.pop(key, None)
         self.on_object_event.pop(key, None)
 
     # -- the watchdog -------------------------------------------------------------------------
 
     def watch_over(self) -> None:
-        """Look for a lost event now and then while anything is in flight: a kernel drops one
-        when an allocation fails. Rarer and rarer while nothing happens."""
+        """Check for a lost event from time to time while requests are in flight, because a kernel
+        drops an event if an allocation fails. The interval doubles while nothing completes."""
         if self._watchdog is None:
             self.steps.watched = True
             self._watchdog = self.loop.call_later(self._watchdog_delay, self._watch)
@@ -392,7 +396,7 @@ class DeviceHub:
         else:
             self._watchdog_delay = min(2 * self._watchdog_delay, WATCHDOG_MOST_SECONDS)
         self._delivered = self.steps.delivered
-        # A queue whose event was lost is still thought to be armed: arm it again, then look.
+        # A queue whose event was lost still counts as armed: arm it again, then poll.
         self.steps.forget_arming()
         self._readable()
         self.watch_over()
@@ -400,7 +404,7 @@ class DeviceHub:
     # -- the end ------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Stop watching, before `close`. Once every queue pair is gone."""
+        """Stop watching, before `close`. Every queue pair must have been destroyed."""
         self._stopped = True
         if self._watchdog is not None:
             self._watchdog.cancel()
@@ -410,11 +414,11 @@ class DeviceHub:
         self.loop.unwatch(self.context.async_fd)
         if self._events is not None:
             self._events.leave()
-        # A queue blocks its destruction while an event of it is not acknowledged.
+        # Destroying a queue blocks until all of its events are acknowledged.
         self.drain()
 
     def close(self) -> None:
-        """Destroy everything, whatever of it fails. Every queue pair must be gone."""
+        """Destroy all objects, even if one fails. Every queue pair must have been destroyed."""
         self.steps.enabled = False
         self.steps.set_queues([])
         with ExitStack() as last_first:

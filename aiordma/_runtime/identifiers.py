@@ -1,4 +1,4 @@
-"""Identifiers, each with a use of its reactor: made, and given back."""
+"""Creates and destroys identifiers. Each identifier counts as one user of its reactor."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -19,14 +19,14 @@ __all__ = (
 )
 
 ROUTE_TIMEOUT_MS = 2000
-"""For one question to a subnet manager, which InfiniBand repeats; Ethernet asks nobody."""
+"""Timeout of one query to InfiniBand's subnet manager, which is repeated. Ethernet has no query."""
 
 MOST_SECONDS = 1_000_000.0
-"""As good as for ever, and still a number of milliseconds that the kernel takes."""
+"""Stands for no limit: a very long time that the kernel accepts in milliseconds."""
 
 
 def milliseconds(timeout: float | None) -> int:
-    """Return a time limit as librdmacm takes it."""
+    """Return a timeout in milliseconds, for librdmacm."""
     return int(min(MOST_SECONDS if timeout is None else timeout, MOST_SECONDS) * 1000)
 
 
@@ -34,8 +34,8 @@ def milliseconds(timeout: float | None) -> int:
 async def new_identifier(
     reactor: Reactor, port_space: PortSpace = PortSpace.TCP
 ) -> AsyncIterator[Identifier]:
-    """Make an identifier, and take over one use of the reactor. If the block fails, both are given
-    back; otherwise they belong to the caller."""
+    """Create an identifier, for a reactor that the caller has retained. If the block fails, destroy
+    the identifier and release the reactor. Otherwise both belong to the caller."""
     try:
         identifier = Identifier(reactor.channel, port_space)
     except BaseException:
@@ -49,7 +49,8 @@ async def new_identifier(
 
 
 async def give_back(reactor: Reactor, identifier: Identifier) -> None:
-    """Destroy an identifier, and give up its use of the reactor, whatever cancels the task."""
+    """Destroy an identifier and release its reactor, and wait for it, also if the task is
+    cancelled."""
     gone = anyio.Event()
     give_back_later(reactor, identifier, gone.set)
     await outwait(gone)
@@ -58,6 +59,7 @@ async def give_back(reactor: Reactor, identifier: Identifier) -> None:
 def give_back_later(
     reactor: Reactor, identifier: Identifier, then: Callable[[], object] = lambda: None
 ) -> None:
-    """`give_back` in the background, and then `then`, on the loop's thread."""
+    """Destroy an identifier and release its reactor in the background. Then call `then` on the
+    loop's thread."""
     reactor.unsubscribe(identifier)
     reactor.destroy(identifier.close, lambda: reactor.release(then))

@@ -1,9 +1,9 @@
-"""One per event loop and provider, shared by all their connections: the CM channel, and a hub per
-device. Where a loop uses the software device beside real ones, it has two.
+"""The reactor of an event loop and a provider: the CM channel, and a hub per device. All of the
+loop's connections share it. A loop that uses the software device and real devices has two.
 
-It exists while somebody uses it: the first connection or listener of a loop opens it, the last one
-closes it, so that nothing outlives what the program itself opened. Whatever has an identifier, or a
-call into the driver under way, counts as a user.
+A reactor exists while it has users: the first connection or listener opens it, and the last one
+closes it. So nothing remains open once the program has closed its objects. Every object with an
+identifier, and every call into the driver, counts as a user.
 """
 
 import logging
@@ -37,32 +37,33 @@ logger: logging.Logger = logging.getLogger("aiordma")
 EventHandler = Callable[[Event], None]
 
 END_SECONDS = 5.0
-"""How long the end of a loop waits for calls into the driver that were under way."""
+"""Seconds that the end of a loop waits for calls into the driver."""
 
 EVENTS_AT_ONCE = 256
-"""CM events delivered before other callbacks of the loop, and destroys, have their turn."""
+"""CM events delivered before other callbacks of the loop, and destroying calls, run."""
 
 DESTROYS_AT_ONCE = DESTROYS.max_workers
-"""Destroys begun before CM events have their turn, which is when all of these have returned. There
-are as many as there were events if those were more: each may leave an identifier to destroy."""
+"""Destroying calls that begin before CM events are delivered, once all of these have returned. If
+more events were delivered before, as many calls as events begin, because each event can leave an
+identifier to destroy."""
 
 
 class Closable(Protocol):
     """A connection's endpoint, or a listener."""
 
     def left_open(self) -> str:
-        """Return how to name it in the warning that the program did not close it; "" for none."""
+        """Return its name for the warning that the program did not close it; "" for no warning."""
 
     def close(self) -> None:
-        """Close it in the background. Idempotent."""
+        """Close the object in the background. Idempotent."""
 
     async def aclose(self) -> None:
-        """`close`, and wait for it, whatever is cancelled."""
+        """Close the object, and wait for the end, also if the task is cancelled."""
 
 
 @dataclass(frozen=True)
 class AtLoopEnd:
-    """A Closable made of the private methods of a public object."""
+    """A Closable that consists of the private methods of a public object."""
 
     left_open: Callable[[], str]
     close: Callable[[], None]
@@ -70,7 +71,7 @@ class AtLoopEnd:
 
 
 class Reactor:
-    """See the module. Get it with `acquire_reactor` or `retain`, and `release` it as often."""
+    """See the module. `acquire_reactor` and `retain` count a user, and `release` removes one."""
 
     def __init__(
         self,
@@ -88,8 +89,8 @@ class Reactor:
         self._hubs: dict[int, DeviceHub] = {}
         self._opening = anyio.Lock()
         self._destroying = 0
-        self._since_events = 0  # destroys begun
-        self._taken = 0  # events, when they had their turn last
+        self._since_events = 0  # destroying calls begun since the last delivery of events
+        self._taken = 0  # events of the last delivery
         self._unwanted: deque[tuple[Callable[[], object], Callable[[], object]]] = deque()
         self._taking = 0
         self._after_events: list[Callable[[], None]] = []
@@ -105,18 +106,18 @@ class Reactor:
         handler: EventHandler,
         owner: Closable | None = None,
     ) -> None:
-        """Deliver the identifier's events to the handler, in order, on the loop's thread. The
-        owner, if there is one by now, is closed where the loop ends before it."""
+        """Deliver the identifier's events to the handler, in order, on the loop's thread. If the
+        loop ends first, the reactor closes the owner, if there is one."""
         self._handlers[identifier.key] = handler, owner
 
     def unsubscribe(self, identifier: Identifier | Unmanaged) -> None:
-        """Forget an identifier, before it is destroyed."""
+        """Deliver no more events of an identifier. Call this before destroying it."""
         self._handlers.pop(identifier.key, None)
 
     @deferring
     def poll_events(self) -> bool:
-        """Deliver the CM events that wait, and return whether none is left. None is taken while
-        something is being destroyed."""
+        """Deliver the pending CM events, and return whether all were delivered. During destroying
+        calls, no event is taken."""
         if self.ended or self._destroying or self.loop.has_ended:
             return False
         if not self._taking:
@@ -127,7 +128,7 @@ class Reactor:
         finally:
             self._taking -= 1
         if self._taking:
-            return all_taken  # a handler polled; the outer poll goes on
+            return all_taken  # called by a handler; the outer call continues
         self._since_events = 0
         callbacks: list[Callable[[], None]] = []
         if all_taken:
@@ -147,21 +148,21 @@ class Reactor:
                 if handler is not None:
                     handler(event)
                 elif event.new_key:
-                    # Its listener is gone: destroying the newborn identifier refuses the peer.
+                    # Its listener was closed: destroying the new identifier rejects the request.
                     self.destroy(Identifier(self.channel, key=event.new_key).close)
                 if self.ended or count == EVENTS_AT_ONCE:
-                    return False  # what waits behind it makes the channel readable again
+                    return False  # further events make the channel readable again
         except VerbsCallError as error:
-            # The failed event is spent and its identifier is told by the next one; what waits
-            # behind it makes the channel readable again.
+            # The failed event was consumed, and its identifier gets another event. Further events
+            # make the channel readable again.
             logger.warning("%s", error)
             return False
         return True
 
     @deferring
     def after_events(self, callback: Callable[[], None]) -> None:
-        """Call back once every CM event that waits has been delivered: at once where events can be
-        taken, else after what is being destroyed."""
+        """Call the callback once every pending CM event has been delivered: at once if events can
+        be taken, else after the destroying calls."""
         if self.poll_events():
             callback()
         else:
@@ -171,13 +172,14 @@ class Reactor:
     def destroy(
         self, function: Callable[[], object], then: Callable[[], object] = lambda: None
     ) -> None:
-        """Run what destroys queue pairs or identifiers in a worker thread, and then, on the loop's
-        thread, `then`, even if it failed (which is logged).
+        """Run a function that destroys queue pairs or identifiers in a worker thread, and then
+        `then` on the loop's thread. A failure of the function is logged.
 
-        No CM event is taken meanwhile: taking one moves queue pairs, maybe the one that is being
-        destroyed (man rdma_get_cm_event, rdma_destroy_id). So that a storm of closes does not hold
-        up the events, the two take turns: after `DESTROYS_AT_ONCE` further ones wait until these
-        have returned and the events that wait are delivered. The reactor stays open for it.
+        During the call, no CM event is taken, because taking an event can change the state of the
+        queue pair that is being destroyed (man rdma_get_cm_event, rdma_destroy_id). Destroying
+        calls and events alternate, so that closing many connections does not delay events: after
+        `DESTROYS_AT_ONCE` calls, further ones wait until these have returned and the pending events
+        are delivered. The reactor stays open during the call.
         """
         self.retain()
         self._unwanted.append((function, then))
@@ -201,7 +203,7 @@ class Reactor:
             if not self._destroying:
                 self.loop.watch(self.channel.fd, self._readable)
             if self.users > 1:
-                # Ours goes first: `then` may give up the last one, and wants to know of the end.
+                # Release this user first: `then` may release the last one, with its own callback.
                 self.users -= 1
                 then()
             else:
@@ -216,14 +218,14 @@ class Reactor:
     # -- devices ------------------------------------------------------------------------------
 
     async def hub(self, identifier: Identifier) -> DeviceHub:
-        """Return the hub of the device that the identifier is bound to, opened if need be."""
+        """Return the hub of the device to which the identifier is bound. Open it if needed."""
         return await self._hub(identifier.device_key, identifier.context)
 
     async def hub_of(self, device: str) -> DeviceHub:
-        """Return the hub of a device by name, opened if need be.
+        """Return the hub of a device by name. Open it if needed.
 
         Raises:
-            NoDeviceError: librdmacm knows no such device; the message names those it knows.
+            NoDeviceError: librdmacm has no such device; the message lists its devices.
         """
         with self.retained():
             context = await in_thread(
@@ -237,7 +239,7 @@ class Reactor:
                 return await self._hub(key, found.pop)
             finally:
                 for unused in found:
-                    unused.close()  # its hub existed, or the caller was cancelled
+                    unused.close()  # the hub existed, or the caller was cancelled
 
     async def _hub(self, key: int, context: Callable[[], Context]) -> DeviceHub:
         async with self._opening:
@@ -261,8 +263,8 @@ class Reactor:
         """Count one more user.
 
         Raises:
-            ClosedError: the last one has gone, and everything with it.
-            ForkError: this is a child of the process that opened it.
+            ClosedError: the reactor was closed with its last user.
+            ForkError: this process is a forked child of the process that opened the reactor.
         """
         require_same_process(self._process, "this event loop's RDMA channel")
         if self.ended:
@@ -271,7 +273,8 @@ class Reactor:
 
     @contextmanager
     def retained(self) -> Iterator[None]:
-        """Count one more user meanwhile, so that nothing is closed under a call in a thread.
+        """Count one more user during the block, so that the reactor stays open for a call in a
+        thread.
 
         Raises: as `retain`.
         """
@@ -283,8 +286,8 @@ class Reactor:
 
     @deferring
     def release(self, then: Callable[[], object] = lambda: None) -> None:
-        """Count one fewer; the last one closes everything. `then` is called once that is done, at
-        once if others are left."""
+        """Count one user less. The last one closes the reactor. `then` is called when it is closed;
+        if there are other users, at once."""
         self.users -= 1
         if self.users:
             then()
@@ -311,8 +314,8 @@ class Reactor:
         start_destroy(self.loop, close, closed)
 
     async def guard(self) -> None:
-        """Wait for the end; where the loop ends first, close what the program left open. (A loop's
-        end cancels its tasks, this one too, and waits for them.)"""
+        """Wait for the reactor's end. If the loop ends first, close the objects that the program
+        left open. (A loop's end cancels its tasks, including this one, and waits for them.)"""
         try:
             await self._closed.wait()
         except GeneratorExit:
@@ -338,25 +341,26 @@ class Reactor:
         return [text for text in (owner.left_open() for owner in self._owners()) if text]
 
     def _end_without_loop(self) -> None:
-        """Close everything in this thread: the loop has ended, and calls nothing back."""
+        """Close everything in this thread, because the loop has ended and runs no callbacks."""
         for callback in self.loop.undelivered():
             callback()
         for owner in self._owners():
             owner.close()
         if not self.ended and not calls_under_way():
-            self.users = 1  # tasks that were dropped do not give theirs up
+            self.users = 1  # dropped tasks do not release theirs
             self.release()
 
-    # -- closing from elsewhere ---------------------------------------------------------------
+    # -- closing outside of the loop ----------------------------------------------------------
 
     @deferring
     def require_here(self, what: object, close: Callable[[], None]) -> None:
-        """Do nothing where the loop runs. Elsewhere, nobody could wait for the end of `close`.
+        """Check that the loop runs here, because the caller could not wait for `close` otherwise.
 
         Raises:
-            EventLoopError: another loop runs here, or the loop has ended. If it has ended, `close`
-                has been called, and what was to be given back has been. If it stands still, it
-                calls `close` when it goes on. If it runs in another thread, nothing was done.
+            EventLoopError: another loop runs here, or the loop has ended. If the loop has ended,
+                `close` was called, and its resources are released. If the loop does not run at the
+                moment, it calls `close` when it runs again. If it runs in another thread, nothing
+                was done.
         """
         try:
             require_here(self.loop, what)
@@ -366,7 +370,7 @@ class Reactor:
 
     @deferring
     def close_elsewhere(self, close: Callable[[], None]) -> str:
-        """Call `close` where the loop does not run, if it can be. Return what became of it."""
+        """Call `close` outside of the loop, if possible. Return the outcome, for a message."""
         if self.loop.has_ended:
             for callback in self.loop.undelivered():
                 callback()
@@ -384,15 +388,15 @@ def _warn_of(left: list[str]) -> None:
         warnings.warn(text, ResourceWarning, stacklevel=1)
 
 
-# By the provider's name, weakly: what a RunVar keeps is kept with its loop for ever, and a reactor
-# holds its loop, so that neither would be collected. A loop that runs holds its reactors, which
-# watch descriptors there.
+# The reactors by the name of their provider, with weak references. A RunVar keeps its value as long
+# as its loop exists, and a reactor refers to its loop, so strong references would keep both alive.
+# A running loop keeps its reactors alive, because they watch descriptors.
 _current: RunVar[WeakValueDictionary[str, Reactor]] = RunVar("aiordma_reactors")
 _locks: RunVar[anyio.Lock] = RunVar("aiordma_reactor_lock")
 
 
 def current_reactors() -> list[Reactor]:
-    """Return the running loop's reactors that are open: none, one, or one per provider."""
+    """Return the open reactors of the running loop, at most one per provider."""
     try:
         return list(_current.get().values())
     except LookupError:
@@ -400,7 +404,7 @@ def current_reactors() -> list[Reactor]:
 
 
 def _ours() -> tuple[WeakValueDictionary[str, Reactor], anyio.Lock]:
-    """The running loop's, made if need be."""
+    """Return the running loop's reactors and their lock. Create both if needed."""
     try:
         return _current.get(), _locks.get()
     except LookupError:
@@ -411,11 +415,11 @@ def _ours() -> tuple[WeakValueDictionary[str, Reactor], anyio.Lock]:
 
 
 async def acquire_reactor(provider: Provider) -> Reactor:
-    """Return the running loop's reactor of a provider, opened if need be, with one more user.
+    """Return the running loop's reactor of a provider, and count one more user. Open it if needed.
 
     Raises:
-        NoDeviceError: there is no RDMA stack here; the message says how to get one.
-        ForkError: the loop was inherited from the process that this one was forked from.
+        NoDeviceError: the connection manager cannot be opened; the message has the reason.
+        ForkError: the loop was inherited from the parent of this process.
     """
     current, lock = _ours()
     async with lock:

@@ -1,11 +1,10 @@
-"""Dead peers of the kernel's iWARP devices.
+"""Detects dead peers of the kernel's iWARP devices.
 
-siw leaves it to TCP to notice that a peer has vanished, which takes a quarter of an hour (sysctl
-net.ipv4.tcp_retries2), and its sockets belong to the kernel, so that no option of ours reaches
-them. But the kernel answers questions about any socket (man sock_diag): whether TCP retransmits,
-and when the peer was last heard. So each connection asks about its own once a second. Where all is
-acknowledged and the answer to a READ is due, TCP has nothing to retransmit: then it is to be given
-something.
+siw relies on TCP to detect a dead peer, which takes a quarter of an hour (sysctl
+net.ipv4.tcp_retries2). Its sockets belong to the kernel, so aiordma cannot set their options. But
+it can query the state of every socket (man sock_diag): whether TCP retransmits, and the time of the
+last acknowledgement. So each connection queries its own socket once a second. If TCP has nothing to
+retransmit, but the response to a READ is outstanding, the connection sends a probe.
 """
 
 import logging
@@ -25,12 +24,12 @@ logger: logging.Logger = logging.getLogger("aiordma")
 LOOK_SECONDS = 1.0
 
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
-_BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY, of a question and of its answer
+_BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY, of a query and of its reply
 _REQUEST = 1  # NLM_F_REQUEST
 _INFO = 2  # INET_DIAG_INFO
 _ANY_COOKIE = 0xFFFFFFFF  # INET_DIAG_NOCOOKIE
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr
-_QUERY = struct.Struct("=BBBxI")  # inet_diag_req_v2 in front of its inet_diag_sockid
+_QUERY = struct.Struct("=BBBxI")  # inet_diag_req_v2, without the inet_diag_sockid at its end
 _PORTS = struct.Struct("!HH")
 _REST = struct.Struct("=III")  # interface and cookie of an inet_diag_sockid
 _ANSWER_BYTES = 72  # inet_diag_msg
@@ -40,11 +39,11 @@ _TCP_INFO = struct.Struct("=xxBB52xI")  # of tcp_info: retransmits, probes, last
 
 @dataclass(frozen=True, slots=True)
 class TcpInfo:
-    """What is of interest in struct tcp_info (man tcp, TCP_INFO).
+    """The fields of struct tcp_info that are used here (man tcp, TCP_INFO).
 
     Attributes:
-        retransmits: how often TCP has sent the oldest data again, or asked a closed window,
-            without an answer.
+        retransmits: unanswered retransmissions of the oldest data, and unanswered probes of a
+            closed window.
         unheard: seconds since the last acknowledgement.
     """
 
@@ -53,7 +52,7 @@ class TcpInfo:
 
 
 def query_of(local: SocketAddress, peer: SocketAddress) -> bytes:
-    """Make the question about the socket between two addresses."""
+    """Return the query for the socket between two addresses."""
     family = socket.AF_INET6 if ":" in local[0] else socket.AF_INET
     (ours, _, zone), (theirs, _, _) = local[0].partition("%"), peer[0].partition("%")
     interface = int(zone) if zone.isdecimal() else 0
@@ -68,7 +67,7 @@ def query_of(local: SocketAddress, peer: SocketAddress) -> bytes:
 
 
 def parse_answer(answer: bytes) -> TcpInfo | None:
-    """Read an answer; None if it says that there is no such socket, or nothing of TCP."""
+    """Decode a reply; None if there is no such socket, or the reply has no tcp_info."""
     if len(answer) < _HEADER.size or _HEADER.unpack_from(answer)[1] != _BY_FAMILY:
         return None
     at = _HEADER.size + _ANSWER_BYTES
@@ -82,8 +81,8 @@ def parse_answer(answer: bytes) -> TcpInfo | None:
 
 
 def tcp_info(local: SocketAddress, peer: SocketAddress) -> TcpInfo | None:
-    """Ask the kernel about the TCP socket between two addresses; None if it knows none, or cannot
-    tell (its module tcp_diag is missing)."""
+    """Query the kernel for the TCP socket between two addresses; None if there is no such socket,
+    or the kernel cannot reply (its module tcp_diag is missing)."""
     kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
     try:
         with socket.socket(socket.AF_NETLINK, kind, _SOCK_DIAG) as diag:
@@ -95,19 +94,19 @@ def tcp_info(local: SocketAddress, peer: SocketAddress) -> TcpInfo | None:
 
 
 class TcpSilence:
-    """Look once a second whether a connection's peer is dead, until `stop`.
+    """Checks once a second whether a connection's peer is dead, until `stop`.
 
-    It is when TCP has been retransmitting, and nothing of the peer was heard, for `patience`
-    seconds. A peer that answers TCP is alive, however long its program takes.
+    The peer counts as dead if TCP has been retransmitting without an acknowledgement for `patience`
+    seconds. A peer that acknowledges is alive, even if its program does not respond.
 
     Args:
-        loop: where to look.
-        addresses: our end's and the peer's.
+        loop: the loop that runs the checks.
+        addresses: the local address and the peer's.
         patience: seconds.
-        probe: called when nothing was heard for a second, and TCP does not retransmit: sends
-            something if an answer of the peer is due.
+        probe: called if nothing was received for a second and TCP does not retransmit. It sends a
+            probe if a response of the peer is outstanding.
         on_silence: called once, when the peer is dead.
-        ask: asks the kernel; another one for tests.
+        ask: queries the kernel; tests replace it.
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class TcpSilence:
         self._timer: Timer = loop.call_later(LOOK_SECONDS, self._look)
 
     def stop(self) -> None:
-        """Look no more. Idempotent."""
+        """Stop checking. Idempotent."""
         self._stopped = True
         self._timer.cancel()
 
@@ -142,11 +141,11 @@ class TcpSilence:
             if info is not None and info.unheard >= LOOK_SECONDS:
                 self._probe()
         elif self._since is None:
-            self._since = now  # before that there may have been nothing to answer for hours
+            self._since = now  # the last acknowledgement may be old, if nothing was sent since
         else:
             self._since = max(self._since, now - info.unheard)
         if self._since is not None and now - self._since >= self._patience:
             self._stopped = True
             self._on_silence()
-        if not self._stopped:  # which the probe may have led to, too
+        if not self._stopped:  # the probe may have stopped it, too
             self._timer = self._loop.call_later(LOOK_SECONDS, self._look)

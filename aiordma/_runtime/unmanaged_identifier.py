@@ -13,7 +13,7 @@ __all__ = ("Unmanaged", "opened_device")
 
 
 class Unmanaged:
-    """Makes a queue pair that its owner moves through the states, and reports no events."""
+    """Creates a queue pair that its owner moves through the states. It has no events."""
 
     local_address: SocketAddress | None = None
     peer_address: SocketAddress | None = None
@@ -34,12 +34,12 @@ class Unmanaged:
 
 
 def opened_device(provider: Provider, name: str) -> Context:
-    """Return a device as librdmacm has it open, so that what is made there and what the
-    connection manager makes can meet (man rdma_get_devices).
+    """Return librdmacm's own context of a device, so that objects with and without the connection
+    manager can be used together (man rdma_get_devices).
 
     Raises:
-        NoDeviceError: the connection manager knows no device of this name; the message names
-            those it knows.
+        NoDeviceError: the connection manager has no device of this name; the message lists its
+            devices.
     """
     count = ffi.new("int *")
     listed = check_pointer(provider.get_devices(count), "rdma_get_devices")
