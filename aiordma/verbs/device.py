@@ -332,7 +332,8 @@ class Context(Resource):
         events, the iteration of that task ends. Idempotent.
 
         Raises:
-            BusyError: a task of another thread waits for the events.
+            BusyError: a task of another thread waits for the events, or posted requests still use a
+                memory region. The region stays open then, and so do its domain and the device.
             VerbsCallError: the driver refused to destroy an object; all others are closed.
 
         See: man ibv_close_device.

@@ -320,13 +320,13 @@ class MemoryRegion(RegionBase, Resource):
         if not self._users:
             self.close()
 
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and self._users and not self._is_left_to_owner():
+    def _disown(self) -> None:
+        if self._users:
             # The region is collected together with the requests that use it, and their queue pair,
             # in any order. The memory must outlive all of them.
             _OUTLIVING.append(self.view)
             self._users = 0
-        Resource.__del__(self)
+        super()._disown()
 
     def _destroy(self) -> None:
         self._on_close()

@@ -81,8 +81,9 @@ class Resource:
         """Destroy the object and all of its children. Idempotent.
 
         Raises:
-            BusyError: posted requests still use a memory region, which stays open. All other
-                objects are closed.
+            BusyError: posted requests still use a memory region. The region stays open, and so does
+                every object that it was created on, which includes this object: close it again
+                later. All other objects are closed.
             VerbsCallError: the driver refused to destroy an object. The object is closed
                 nevertheless, as are all others.
         """
@@ -94,11 +95,19 @@ class Resource:
         children = list(self._children.values())
         # Last in, first out. A callback that fails does not stop the others.
         with ExitStack() as stack:
+            stack.callback(self._finish_closing, children)
+            for child in sorted(children, key=lambda child: child._closing_rank, reverse=True):
+                stack.callback(child.close)
+
+    def _finish_closing(self, children: "list[Resource]") -> None:
+        """Destroy the C object, unless a child stays open: the child still needs its parent."""
+        if not all(child._closed for child in children):
+            self._closed = False
+            return
+        with ExitStack() as stack:
             for parent in self._parents:
                 stack.callback(parent._children.pop, id(self), None)
             stack.callback(self._destroy)
-            for child in sorted(children, key=lambda child: child._closing_rank, reverse=True):
-                stack.callback(child.close)
 
     def _destroy(self) -> None:
         """Destroy the C object. This is called once, after every child was closed."""
@@ -120,10 +129,17 @@ class Resource:
         if getattr(self, "_closed", True) or self._process != here.pid or self._is_left_to_owner():
             return
         try:
+            self._disown()
             self.close()
         finally:
             # Last, because a filter can turn the warning into an exception.
             warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=1, source=self)
+
+    def _disown(self) -> None:
+        """Count no more posted requests that use memory regions. The garbage collector has found
+        the regions together with the requests and their queue pair."""
+        for child in list(self._children.values()):
+            child._disown()
 
     def _move(self, *parents: "Resource") -> None:
         """Become the child of other parents, which are open."""

@@ -1,0 +1,49 @@
+"""A memory region in use by posted work requests stays open, and so does all that it needs."""
+
+import gc
+
+import pytest
+
+from aiordma._base.errors import BusyError
+from aiordma.testing import software_objects
+from aiordma.verbs import CompletionQueue, Device, MemoryRegion, ProtectionDomain
+from tests.unit.software_device import nothing_left
+
+
+def test_domain_stays_open_while_a_region_is_in_use() -> None:
+    with nothing_left(), Device("software").open() as context:
+        domain = ProtectionDomain(context)
+        used, idle = MemoryRegion(domain, bytearray(64)), MemoryRegion(domain, bytearray(64))
+        part = used[:]
+        part._hold()
+        with pytest.raises(BusyError, match="1 posted"):
+            domain.close()
+        assert (domain.closed, used.closed, idle.closed) == (False, False, True)
+        assert software_objects()["domains"] == 1
+        part._release()
+        domain.close()
+        assert (domain.closed, used.closed) == (True, True)
+
+
+def test_context_stays_open_while_a_region_is_in_use() -> None:
+    with nothing_left():
+        context = Device("software").open()
+        queue, domain = CompletionQueue(context, 1), ProtectionDomain(context)
+        part = MemoryRegion(domain, bytearray(64))[:]
+        part._hold()
+        with pytest.raises(BusyError, match="1 posted"):
+            context.close()
+        assert (context.closed, domain.closed, queue.closed) == (False, False, True)
+        part._release()
+        context.close()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <:ResourceWarning")
+def test_collected_family_is_closed_though_a_region_is_in_use() -> None:
+    def forget() -> None:
+        domain = ProtectionDomain(Device("software").open())
+        MemoryRegion(domain, bytearray(64))[:]._hold()
+
+    with nothing_left():
+        forget()
+        gc.collect()
