@@ -124,20 +124,25 @@ class CompletionChannel(Resource):
         See: man ibv_get_cq_event, ibv_ack_cq_events.
         """
         self._require_open()
-        queues = {
-            child.pointer: child
-            for child in self._children.values()
-            if isinstance(child, CompletionQueue)
-        }
+        queues = self._queues()
         queue, context = ffi.new("struct ibv_cq **"), ffi.new("void **")
         taken: list[CompletionQueue] = []
         while not self.provider.get_cq_event(self.pointer, queue, context):
             # At once, because destroying a queue waits until its events are acknowledged.
             self.provider.ack_cq_events(queue[0], 1)
-            taken.append(queues[queue[0]])
+            key = int(ffi.cast("uintptr_t", queue[0]))
+            if key not in queues or queues[key].closed:  # another thread created one since
+                queues = self._queues()
+            if key in queues:  # else another thread closed it
+                taken.append(queues[key])
         if ffi.errno != errno.EAGAIN:
             raise VerbsCallError(ffi.errno, "ibv_get_cq_event")
         return taken
+
+    def _queues(self) -> "dict[int, CompletionQueue]":
+        """The channel's queues by their keys. One that is being created has the key 0."""
+        children = list(self._children.values())
+        return {child.key: child for child in children if isinstance(child, CompletionQueue)}
 
     def _destroy(self) -> None:
         check_positive_errno(
