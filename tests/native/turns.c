@@ -230,11 +230,11 @@ static void write_all(int fd, const char *bytes, size_t size, struct sw_stream *
 }
 
 /* Frames that are here and not done. */
-static uint32_t frames_left(const struct sw_stream *stream)
+static uint32_t frames_left(const struct sw_receiving *receiving)
 {
-    uint32_t bytes = stream->kept_end - (stream->kept ? stream->kept->start : 0);
+    uint32_t bytes = receiving->kept_end - (receiving->kept ? receiving->kept->start : 0);
 
-    return (bytes + (stream->in ? sw_waiting_size(stream->in) : 0)) / (SW_TAGGED_HEADER + 4);
+    return (bytes + (receiving->in ? sw_waiting_size(receiving->in) : 0)) / (SW_TAGGED_HEADER + 4);
 }
 
 /* A message without a receive, and WRITEs of no bytes behind it, which are kept. The lock is held:
@@ -252,7 +252,7 @@ static void say_much(int fd, struct sw_stream *stream)
     write_all(fd, first, sizeof(first), stream);
     for (int i = 0; i < FRAMES / CHUNK; i++)
         write_all(fd, frames, sizeof(frames), stream);
-    check(frames_left(stream) >= FRAMES, "the frames were not kept");
+    check(frames_left(&stream->receiving) >= FRAMES, "the frames were not kept");
 }
 
 static void *wait_for_turn(void *unused)
@@ -291,7 +291,7 @@ static void check_turn(const struct aiordma_provider *table, struct ibv_pd *doma
     pair->is_waiting = 0;
     sw_begin_turn();
     pair->transport->resume(pair);
-    uint32_t done = FRAMES - frames_left(pair->stream);
+    uint32_t done = FRAMES - frames_left(&pair->stream->receiving);
     sw_unlock();
     if (!done || done > most) {
         printf("%u frames in one turn, of at most %u\n", done, most);
@@ -304,7 +304,7 @@ static void check_turn(const struct aiordma_provider *table, struct ibv_pd *doma
         check(i < PATIENCE * 1000, "the engine did not go on");
         usleep(1000);
         sw_lock();
-        left = frames_left(pair->stream);
+        left = frames_left(&pair->stream->receiving);
         sw_unlock();
     }
     struct ibv_cq *queue = queue_pair->send_cq;

@@ -50,7 +50,7 @@ static void rested(struct sw_timer *timer)
 {
     struct sw_stream *stream = SW_CONTAINER(timer, struct sw_stream, rest);
 
-    if (!stream->is_blocked)
+    if (!stream->sending.is_blocked)
         sw_transmit(stream);
     if (!stream->pair)
         return;
@@ -64,7 +64,7 @@ static void ready(struct sw_watch *watch, uint32_t events)
     struct sw_stream *stream = SW_CONTAINER(watch, struct sw_stream, watch);
 
     if (events & EPOLLOUT) {
-        stream->is_blocked = 0;
+        stream->sending.is_blocked = 0;
         go_on(stream);
     }
     if (!stream->pair || !(events & (uint32_t)~EPOLLOUT))
@@ -82,25 +82,25 @@ static struct sw_stream *new_stream(int fd, const struct sw_terms *terms)
     if (!stream)
         return NULL;
     if (terms->already_size) {
-        stream->in = terms->already_size > SW_BLOCK_ROOM ? NULL : sw_take_block();
-        if (!stream->in) {
+        stream->receiving.in = terms->already_size > SW_BLOCK_ROOM ? NULL : sw_take_block();
+        if (!stream->receiving.in) {
             sw_stream_discard(stream);
             return NULL;
         }
-        memcpy(stream->in->bytes, terms->already, terms->already_size);
-        stream->in->end = (uint32_t)terms->already_size;
+        memcpy(stream->receiving.in->bytes, terms->already, terms->already_size);
+        stream->receiving.in->end = (uint32_t)terms->already_size;
     }
     stream->fd = fd;
     stream->terms = *terms;
     stream->terms.already = NULL;
-    stream->must_announce = terms->is_initiator && terms->sends_ready;
+    stream->sending.must_announce = terms->is_initiator && terms->sends_ready;
     stream->watch.ready = ready;
-    stream->held.release = sw_nothing_took_it;
+    stream->sending.held.release = sw_nothing_took_it;
     stream->rest.expired = rested;
     for (int queue = 0; queue < SW_QUEUES; queue++)
-        stream->sequence[queue] = stream->expected[queue] = 1;
+        stream->sending.sequence[queue] = stream->receiving.expected[queue] = 1;
     /* A sink is a random number: a peer cannot know it before it gets a READ request for it. */
-    sw_random(&stream->number, sizeof(stream->number));
+    sw_random(&stream->sending.number, sizeof(stream->sending.number));
     return stream;
 }
 
@@ -150,7 +150,7 @@ int sw_stream_begin(struct sw_queue_pair *pair, int fd, const struct sw_terms *t
         }
     }
     sw_transmit(stream);
-    if (stream->pair && stream->in)
+    if (stream->pair && stream->receiving.in)
         sw_process(stream);
     return 0;
 }
@@ -169,8 +169,9 @@ static void transmit(struct sw_queue_pair *pair)
 
     if (!stream)
         return;
-    sw_note_post(stream);
-    if (!sw_stream_is_hopeless(stream) && !stream->is_blocked && !sw_stream_is_struck(stream))
+    sw_note_post(&stream->sending);
+    if (!sw_stream_is_hopeless(stream) && !stream->sending.is_blocked &&
+        !sw_stream_is_struck(stream))
         go_on(stream);
 }
 

@@ -56,9 +56,9 @@ static int permits(const struct sw_stream *stream, unsigned int access)
 
 /* -- a frame's beginning: 1 go on, 0 it is held back, -1 it was refused ------------------------ */
 
-static int is_in_sequence(struct sw_stream *stream, const struct sw_frame *frame)
+static int is_in_sequence(struct sw_receiving *receiving, const struct sw_frame *frame)
 {
-    return frame->sequence == stream->expected[frame->queue];
+    return frame->sequence == receiving->expected[frame->queue];
 }
 
 static uint32_t room_of(const struct sw_receive *receive)
@@ -72,19 +72,20 @@ static uint32_t room_of(const struct sw_receive *receive)
 
 static int begin_send(struct sw_stream *stream)
 {
+    struct sw_receiving *receiving = &stream->receiving;
     struct sw_queue_pair *pair = stream->pair;
-    const struct sw_frame *frame = &stream->frame;
+    const struct sw_frame *frame = &receiving->frame;
 
-    if (!is_in_sequence(stream, frame))
+    if (!is_in_sequence(receiving, frame))
         return refuse(stream, (struct sw_reason){SW_LAYER_DDP, 2, 3});
-    if (frame->message_offset != (pair->has_taken ? stream->message_size : 0))
+    if (frame->message_offset != (pair->has_taken ? receiving->message_size : 0))
         return refuse(stream, (struct sw_reason){SW_LAYER_DDP, 2, 4});
     if (!pair->has_taken) {
         if (!sw_take_receive(pair, 1))
             return 0;
-        stream->message_size = 0;
+        receiving->message_size = 0;
     }
-    if (frame->payload > room_of(&pair->taken) - stream->message_size) {
+    if (frame->payload > room_of(&pair->taken) - receiving->message_size) {
         struct ibv_wc completion = {.status = IBV_WC_LOC_LEN_ERR, .opcode = IBV_WC_RECV};
         sw_finish_receive(pair, &completion, 0);
         return refuse(stream, (struct sw_reason){SW_LAYER_DDP, 2, 5});
@@ -94,7 +95,7 @@ static int begin_send(struct sw_stream *stream)
 
 static int begin_write(struct sw_stream *stream)
 {
-    const struct sw_frame *frame = &stream->frame;
+    const struct sw_frame *frame = &stream->receiving.frame;
     struct sw_memory memory;
 
     if (!frame->payload && frame->is_last)
@@ -108,12 +109,13 @@ static int begin_write(struct sw_stream *stream)
 
 static int begin_read_response(struct sw_stream *stream)
 {
-    const struct sw_frame *frame = &stream->frame;
+    struct sw_sending *sending = &stream->sending;
+    const struct sw_frame *frame = &stream->receiving.frame;
     uint32_t counter;
     const struct sw_send *send = sw_first_asked(stream, &counter);
 
-    if (!send && stream->has_word_due) {
-        if (frame->stag != stream->word_sink)
+    if (!send && sending->has_word_due) {
+        if (frame->stag != sending->word_sink)
             return refuse(stream, tagged_reason(SW_NO_KEY));
         if (frame->offset || frame->payload || !frame->is_last)
             return refuse(stream, tagged_reason(SW_BOUNDS));
@@ -129,24 +131,25 @@ static int begin_read_response(struct sw_stream *stream)
 
 static int begin_immediate(struct sw_stream *stream)
 {
+    struct sw_receiving *receiving = &stream->receiving;
     struct sw_queue_pair *pair = stream->pair;
-    const char *payload = sw_waiting_bytes(stream->from) + stream->frame.header;
+    const char *payload = sw_waiting_bytes(receiving->from) + receiving->frame.header;
     uint32_t immediate, belongs;
 
-    if (stream->frame.payload != SW_IMMEDIATE_SIZE || pair->has_taken)
+    if (receiving->frame.payload != SW_IMMEDIATE_SIZE || pair->has_taken)
         return refuse(stream, UNEXPECTED);
     sw_immediate_read(payload, &immediate, &belongs);
     if (belongs == SW_OF_SEND)
-        return stream->has_immediate ? refuse(stream, UNEXPECTED) : 1;
+        return receiving->has_immediate ? refuse(stream, UNEXPECTED) : 1;
     return sw_take_receive(pair, 1);
 }
 
 /* Messages that are one small frame each, with a number of their own. */
 static int begin_whole(struct sw_stream *stream, uint32_t size)
 {
-    const struct sw_frame *frame = &stream->frame;
+    const struct sw_frame *frame = &stream->receiving.frame;
 
-    if (!is_in_sequence(stream, frame))
+    if (!is_in_sequence(&stream->receiving, frame))
         return refuse(stream, (struct sw_reason){SW_LAYER_DDP, 2, 3});
     if (frame->message_offset)
         return refuse(stream, (struct sw_reason){SW_LAYER_DDP, 2, 4});
@@ -156,9 +159,9 @@ static int begin_whole(struct sw_stream *stream, uint32_t size)
 }
 
 /* Most peers ask for little at a time. */
-static int grow_answers(struct sw_stream *stream)
+static int grow_answers(struct sw_sending *sending, uint32_t depth)
 {
-    uint32_t depth = stream->terms.inbound_depth, size = stream->answer_size;
+    uint32_t size = sending->answer_size;
     uint32_t more = size ? 2 * size : FEW_ANSWERS;
 
     if (more > depth)
@@ -166,25 +169,27 @@ static int grow_answers(struct sw_stream *stream)
     struct sw_answer *answers = calloc(more, sizeof(*answers));
     if (!answers)
         return ENOMEM;
-    for (uint32_t i = 0; i < stream->answer_count; i++)
-        answers[i] = stream->answers[(stream->answer_first + i) % size];
-    free(stream->answers);
-    stream->answers = answers;
-    stream->answer_size = more;
-    stream->answer_first = 0;
+    for (uint32_t i = 0; i < sending->answer_count; i++)
+        answers[i] = sending->answers[(sending->answer_first + i) % size];
+    free(sending->answers);
+    sending->answers = answers;
+    sending->answer_size = more;
+    sending->answer_first = 0;
     return 0;
 }
 
 static int begin_question(struct sw_stream *stream, uint32_t size)
 {
+    struct sw_sending *sending = &stream->sending;
     int result = begin_whole(stream, size);
 
     if (result != 1)
         return result;
     /* No room for it: the peer asks for more at a time than was agreed. */
-    if (stream->answer_count >= stream->terms.inbound_depth)
+    if (sending->answer_count >= stream->terms.inbound_depth)
         return refuse(stream, (struct sw_reason){SW_LAYER_DDP, 2, 2});
-    if (stream->answer_count == stream->answer_size && grow_answers(stream)) {
+    if (sending->answer_count == sending->answer_size &&
+        grow_answers(sending, stream->terms.inbound_depth)) {
         sw_stream_starved(stream);
         return -1;
     }
@@ -193,7 +198,9 @@ static int begin_question(struct sw_stream *stream, uint32_t size)
 
 static int begin(struct sw_stream *stream)
 {
-    switch (stream->frame.operation) {
+    struct sw_receiving *receiving = &stream->receiving;
+
+    switch (receiving->frame.operation) {
     case SW_WRITE:
         return begin_write(stream);
     case SW_READ_RESPONSE:
@@ -210,7 +217,7 @@ static int begin(struct sw_stream *stream)
         return result == 1 ? begin_immediate(stream) : result;
     }
     case SW_TERMINATE:
-        return stream->frame.payload <= SW_MOST_TERMINATE ? 1 : refuse(stream, UNEXPECTED);
+        return receiving->frame.payload <= SW_MOST_TERMINATE ? 1 : refuse(stream, UNEXPECTED);
     default:
         return begin_send(stream);
     }
@@ -269,7 +276,7 @@ static int fail_placing(struct sw_stream *stream, enum sw_refusal refusal)
     struct sw_send *send;
     uint32_t counter;
 
-    switch (stream->frame.operation) {
+    switch (stream->receiving.frame.operation) {
     case SW_WRITE:
         return refuse(stream, tagged_reason(refusal));
     case SW_READ_RESPONSE:
@@ -292,8 +299,9 @@ static int fail_placing(struct sw_stream *stream, enum sw_refusal refusal)
  */
 static int locate(struct sw_stream *stream, uint32_t size, struct place *to)
 {
+    struct sw_receiving *receiving = &stream->receiving;
     struct sw_queue_pair *pair = stream->pair;
-    const struct sw_frame *frame = &stream->frame;
+    const struct sw_frame *frame = &receiving->frame;
     enum sw_refusal refusal = SW_NO_KEY; /* nobody else's where the memory is our program's */
     struct sw_send *send;
     uint32_t counter;
@@ -301,7 +309,7 @@ static int locate(struct sw_stream *stream, uint32_t size, struct place *to)
 
     switch (frame->operation) {
     case SW_WRITE:
-        refusal = sw_reach_remote(&pair->ibv, frame->stag, frame->offset + stream->placed, size,
+        refusal = sw_reach_remote(&pair->ibv, frame->stag, frame->offset + receiving->placed, size,
                                   IBV_ACCESS_REMOTE_WRITE, &to->memory);
         to->size = size;
         found = refusal ? -1 : 1;
@@ -313,20 +321,21 @@ static int locate(struct sw_stream *stream, uint32_t size, struct place *to)
         break;
     default:
         found = locate_parts(stream, pair->taken.parts, pair->taken.part_count,
-                             stream->message_size, size, to);
+                             receiving->message_size, size, to);
     }
     return found < 0 ? fail_placing(stream, refusal) : found;
 }
 
 static void account(struct sw_stream *stream, uint32_t size)
 {
+    struct sw_receiving *receiving = &stream->receiving;
     struct sw_send *send;
     uint32_t counter;
 
-    stream->placed += size;
-    switch (stream->frame.operation) {
+    receiving->placed += size;
+    switch (receiving->frame.operation) {
     case SW_WRITE:
-        stream->written += size;
+        receiving->written += size;
         break;
     case SW_READ_RESPONSE:
         send = sw_first_asked(stream, &counter);
@@ -334,15 +343,16 @@ static void account(struct sw_stream *stream, uint32_t size)
             send->progress += size;
         break;
     default:
-        stream->message_size += size;
+        receiving->message_size += size;
     }
 }
 
 /* Copy what is in the buffer. 0, or -1: refused. */
 static int place(struct sw_stream *stream)
 {
-    uint32_t here = sw_waiting_size(stream->from);
-    uint32_t left = stream->frame.payload - stream->placed;
+    struct sw_receiving *receiving = &stream->receiving;
+    uint32_t here = sw_waiting_size(receiving->from);
+    uint32_t left = receiving->frame.payload - receiving->placed;
     struct place parts[SW_MOST_PARTS];
 
     if (here > left)
@@ -353,9 +363,9 @@ static int place(struct sw_stream *stream)
     if (count < 0)
         return -1;
     for (int i = 0; i < count; i++) {
-        if (sw_copy_to(parts[i].memory, sw_waiting_bytes(stream->from), parts[i].size))
+        if (sw_copy_to(parts[i].memory, sw_waiting_bytes(receiving->from), parts[i].size))
             return fail_placing(stream, SW_BOUNDS);
-        stream->from->start += parts[i].size;
+        receiving->from->start += parts[i].size;
     }
     account(stream, here);
     return 0;
@@ -365,18 +375,19 @@ static int place(struct sw_stream *stream)
 
 static int end_send(struct sw_stream *stream)
 {
+    struct sw_receiving *receiving = &stream->receiving;
     struct sw_queue_pair *pair = stream->pair;
-    const struct sw_frame *frame = &stream->frame;
+    const struct sw_frame *frame = &receiving->frame;
     int solicits =
         frame->operation == SW_SEND_SOLICITED || frame->operation == SW_SEND_SOLICITED_INVALIDATE;
 
     if (!frame->is_last)
         return 0;
-    stream->expected[SW_QUEUE_SEND]++;
+    receiving->expected[SW_QUEUE_SEND]++;
     struct ibv_wc completion = {
         .status = IBV_WC_SUCCESS,
         .opcode = IBV_WC_RECV,
-        .byte_len = stream->message_size,
+        .byte_len = receiving->message_size,
     };
     if (frame->operation == SW_SEND_INVALIDATE ||
         frame->operation == SW_SEND_SOLICITED_INVALIDATE) {
@@ -387,48 +398,52 @@ static int end_send(struct sw_stream *stream)
         }
         completion.wc_flags = IBV_WC_WITH_INV;
         completion.invalidated_rkey = frame->invalidated;
-    } else if (stream->has_immediate) {
+    } else if (receiving->has_immediate) {
         completion.wc_flags = IBV_WC_WITH_IMM;
-        completion.imm_data = htonl(stream->immediate);
+        completion.imm_data = htonl(receiving->immediate);
     }
-    stream->has_immediate = 0;
-    stream->message_size = 0;
-    sw_note_message(stream);
+    receiving->has_immediate = 0;
+    receiving->message_size = 0;
+    sw_note_message(&stream->sending);
     sw_finish_receive(pair, &completion, solicits);
     return 0;
 }
 
 static int end_immediate(struct sw_stream *stream, const char *payload)
 {
+    struct sw_receiving *receiving = &stream->receiving;
     uint32_t belongs;
 
-    stream->expected[SW_QUEUE_SEND]++;
-    sw_immediate_read(payload, &stream->immediate, &belongs);
+    receiving->expected[SW_QUEUE_SEND]++;
+    sw_immediate_read(payload, &receiving->immediate, &belongs);
     if (belongs == SW_OF_SEND) {
-        stream->has_immediate = 1;
+        receiving->has_immediate = 1;
         return 0;
     }
     struct ibv_wc completion = {
         .status = IBV_WC_SUCCESS,
         .opcode = IBV_WC_RECV_RDMA_WITH_IMM,
-        .byte_len = stream->written,
+        .byte_len = receiving->written,
         .wc_flags = IBV_WC_WITH_IMM,
-        .imm_data = htonl(stream->immediate),
+        .imm_data = htonl(receiving->immediate),
     };
-    sw_note_message(stream);
-    sw_finish_receive(stream->pair, &completion, stream->frame.operation == SW_IMMEDIATE_SOLICITED);
+    sw_note_message(&stream->sending);
+    sw_finish_receive(stream->pair, &completion,
+                      receiving->frame.operation == SW_IMMEDIATE_SOLICITED);
     return 0;
 }
 
 static int end_read_request(struct sw_stream *stream, const char *payload)
 {
+    struct sw_receiving *receiving = &stream->receiving;
+    struct sw_sending *sending = &stream->sending;
     struct sw_answer *answer =
-        &stream->answers[(stream->answer_first + stream->answer_count) % stream->answer_size];
+        &sending->answers[(sending->answer_first + sending->answer_count) % sending->answer_size];
     struct sw_memory memory;
 
-    stream->expected[SW_QUEUE_REQUEST]++;
+    receiving->expected[SW_QUEUE_REQUEST]++;
     memset(answer, 0, sizeof(*answer));
-    answer->sequence = stream->frame.sequence;
+    answer->sequence = receiving->frame.sequence;
     sw_read_request_read(payload, &answer->read);
     if (answer->read.size) {
         enum sw_refusal refusal = SW_ACCESS;
@@ -439,20 +454,22 @@ static int end_read_request(struct sw_stream *stream, const char *payload)
         if (refusal)
             return refuse(stream, access_reason(refusal));
     }
-    stream->answer_count++;
+    sending->answer_count++;
     return 0;
 }
 
 static int end_atomic_request(struct sw_stream *stream, const char *payload)
 {
+    struct sw_receiving *receiving = &stream->receiving;
+    struct sw_sending *sending = &stream->sending;
     struct sw_answer *answer =
-        &stream->answers[(stream->answer_first + stream->answer_count) % stream->answer_size];
+        &sending->answers[(sending->answer_first + sending->answer_count) % sending->answer_size];
     enum sw_refusal refusal = SW_ACCESS;
     struct sw_memory memory;
 
-    stream->expected[SW_QUEUE_REQUEST]++;
+    receiving->expected[SW_QUEUE_REQUEST]++;
     memset(answer, 0, sizeof(*answer));
-    answer->sequence = stream->frame.sequence;
+    answer->sequence = receiving->frame.sequence;
     answer->is_atomic = 1;
     sw_atomic_request_read(payload, &answer->atomic);
     if (answer->atomic.operation != SW_FETCH_ADD && answer->atomic.operation != SW_COMPARE_SWAP)
@@ -464,14 +481,14 @@ static int end_atomic_request(struct sw_stream *stream, const char *payload)
         refusal = SW_BOUNDS;
     if (refusal)
         return refuse(stream, access_reason(refusal));
-    stream->answer_count++;
+    sending->answer_count++;
     return 0;
 }
 
 /* An answer says of all that was sent before its question that it has arrived. */
 static void answered(struct sw_stream *stream, struct sw_send *send, uint32_t counter)
 {
-    stream->asked--;
+    stream->sending.asked--;
     sw_end_sent(stream->pair, counter);
     sw_end_send(stream->pair, send, IBV_WC_SUCCESS);
 }
@@ -482,7 +499,7 @@ static int end_atomic_response(struct sw_stream *stream, const char *payload)
     struct sw_send *send = sw_first_asked(stream, &counter);
     uint64_t value;
 
-    stream->expected[SW_QUEUE_ATOMIC]++;
+    stream->receiving.expected[SW_QUEUE_ATOMIC]++;
     sw_atomic_response_read(payload, &number, &value);
     if (!send || send->opcode == IBV_WR_RDMA_READ || number != send->sink)
         return refuse(stream, UNEXPECTED);
@@ -499,16 +516,17 @@ static int end_atomic_response(struct sw_stream *stream, const char *payload)
 
 static int end_read_response(struct sw_stream *stream)
 {
+    struct sw_sending *sending = &stream->sending;
     uint32_t counter;
     struct sw_send *send = sw_first_asked(stream, &counter);
 
-    if (!stream->frame.is_last)
+    if (!stream->receiving.frame.is_last)
         return 0;
     if (send) {
         answered(stream, send, counter);
     } else {
-        stream->has_word_due = 0;
-        sw_end_sent(stream->pair, stream->word_covers);
+        sending->has_word_due = 0;
+        sw_end_sent(stream->pair, sending->word_covers);
     }
     return 0;
 }
@@ -549,6 +567,7 @@ static int is_of(const struct sw_send *send, const struct sw_frame *header)
 /* The request that a TERMINATE blames; without a word about that, the oldest. NULL: none. */
 static struct sw_send *find_blamed(struct sw_stream *stream, const char *header, uint32_t size)
 {
+    struct sw_sending *sending = &stream->sending;
     struct sw_queue_pair *pair = stream->pair;
     struct sw_frame frame;
     struct sw_reason reason;
@@ -558,7 +577,7 @@ static struct sw_send *find_blamed(struct sw_stream *stream, const char *header,
     /* One that is half sent counts as well. */
     for (uint32_t at = pair->oldest; at != pair->end; at++) {
         struct sw_send *send = &pair->sends[at % pair->send_size];
-        if (at == pair->next_send && !stream->sending_offset && !stream->sent_immediate)
+        if (at == pair->next_send && !sending->offset && !sending->sent_immediate)
             break;
         if (is_of(send, &frame)) {
             sw_end_sent(pair, at); /* those before it were carried out */
@@ -573,7 +592,7 @@ static struct sw_send *find_blamed(struct sw_stream *stream, const char *header,
 /* The peer gives up, and says why. */
 static int end_terminate(struct sw_stream *stream, const char *payload)
 {
-    uint32_t size = stream->frame.payload, header = 4;
+    uint32_t size = stream->receiving.frame.payload, header = 4;
     struct sw_reason reason;
 
     if (!sw_terminate_read(payload, size, &reason)) {
@@ -587,9 +606,11 @@ static int end_terminate(struct sw_stream *stream, const char *payload)
 
 static int end(struct sw_stream *stream, const char *payload)
 {
-    switch (stream->frame.operation) {
+    struct sw_receiving *receiving = &stream->receiving;
+
+    switch (receiving->frame.operation) {
     case SW_WRITE:
-        stream->is_writing = !stream->frame.is_last;
+        receiving->is_writing = !receiving->frame.is_last;
         return 0;
     case SW_READ_RESPONSE:
         return end_read_response(stream);
@@ -611,10 +632,10 @@ static int end(struct sw_stream *stream, const char *payload)
 
 /* -- the buffer -------------------------------------------------------------------------------- */
 
-static int is_intact(const struct sw_stream *stream)
+static int is_intact(const struct sw_receiving *receiving)
 {
-    const char *bytes = sw_waiting_bytes(stream->from);
-    uint32_t covered = sw_frame_size(&stream->frame) - 4, crc;
+    const char *bytes = sw_waiting_bytes(receiving->from);
+    uint32_t covered = sw_frame_size(&receiving->frame) - 4, crc;
 
     memcpy(&crc, bytes + covered, sizeof(crc));
     return le32toh(crc) == sw_crc32c(0, bytes, covered);
@@ -623,56 +644,58 @@ static int is_intact(const struct sw_stream *stream)
 /* Read a header and begin with its frame: 1; 0: more bytes are needed, or it is held back; -1. */
 static int next_frame(struct sw_stream *stream)
 {
-    uint32_t here = sw_waiting_size(stream->from);
+    struct sw_receiving *receiving = &stream->receiving;
+    uint32_t here = sw_waiting_size(receiving->from);
     struct sw_reason reason;
 
-    int found = sw_frame_read(sw_waiting_bytes(stream->from), here, &stream->frame, &reason);
+    int found = sw_frame_read(sw_waiting_bytes(receiving->from), here, &receiving->frame, &reason);
     if (found < 0) {
-        stream->blamed_size = 0;
+        receiving->blamed_size = 0;
         return refuse(stream, reason);
     }
     if (!found)
         return 0;
     /* A frame whose CRC is to be checked is placed only then: its header may be what is broken. */
-    int whole = stream->terms.crc || !is_placed(stream->frame.operation);
-    if (whole && here < sw_frame_size(&stream->frame))
+    int whole = stream->terms.crc || !is_placed(receiving->frame.operation);
+    if (whole && here < sw_frame_size(&receiving->frame))
         return 0;
-    if (stream->terms.crc && !is_intact(stream)) {
-        stream->blamed_size = 0;
+    if (stream->terms.crc && !is_intact(receiving)) {
+        receiving->blamed_size = 0;
         return refuse(stream, (struct sw_reason){SW_LAYER_MPA, 0, 2});
     }
-    stream->blamed_size = here < sizeof(stream->blamed) ? here : sizeof(stream->blamed);
-    memcpy(stream->blamed, sw_waiting_bytes(stream->from), stream->blamed_size);
+    receiving->blamed_size = here < sizeof(receiving->blamed) ? here : sizeof(receiving->blamed);
+    memcpy(receiving->blamed, sw_waiting_bytes(receiving->from), receiving->blamed_size);
     int result = begin(stream);
     if (result != 1)
         return result;
-    if (stream->frame.operation == SW_WRITE && !stream->is_writing)
-        stream->written = 0;
-    stream->from->start += stream->frame.header;
-    stream->placed = 0;
-    stream->has_frame = 1;
+    if (receiving->frame.operation == SW_WRITE && !receiving->is_writing)
+        receiving->written = 0;
+    receiving->from->start += receiving->frame.header;
+    receiving->placed = 0;
+    receiving->has_frame = 1;
     return 1;
 }
 
 /* Go on with the frame: 1 it is done; 0: more bytes are needed; -1. */
 static int go_on(struct sw_stream *stream)
 {
-    struct sw_frame *frame = &stream->frame;
-    const char *payload = sw_waiting_bytes(stream->from);
+    struct sw_receiving *receiving = &stream->receiving;
+    struct sw_frame *frame = &receiving->frame;
+    const char *payload = sw_waiting_bytes(receiving->from);
     uint32_t trailer = sw_padding(frame->header, frame->payload) + 4;
 
     if (is_placed(frame->operation)) {
         if (place(stream))
             return -1;
-        if (stream->placed < frame->payload)
+        if (receiving->placed < frame->payload)
             return 0;
     } else {
         trailer += frame->payload;
     }
-    if (sw_waiting_size(stream->from) < trailer)
+    if (sw_waiting_size(receiving->from) < trailer)
         return 0;
-    stream->from->start += trailer;
-    stream->has_frame = 0;
+    receiving->from->start += trailer;
+    receiving->has_frame = 0;
     sw_add_work(SW_FRAME_WORK + frame->payload);
     if (!stream->has_heard) {
         stream->has_heard = 1;
@@ -698,16 +721,17 @@ static int is_answer(enum sw_operation operation)
  */
 static int overtake(struct sw_stream *stream)
 {
+    struct sw_receiving *receiving = &stream->receiving;
     struct sw_frame frame;
     struct sw_reason reason;
 
-    stream->from = stream->in;
-    if (!stream->in)
+    receiving->from = receiving->in;
+    if (!receiving->in)
         return 0;
-    uint32_t here = sw_waiting_size(stream->in);
-    int found = sw_frame_read(sw_waiting_bytes(stream->in), here, &frame, &reason);
+    uint32_t here = sw_waiting_size(receiving->in);
+    int found = sw_frame_read(sw_waiting_bytes(receiving->in), here, &frame, &reason);
     if (found < 0) {
-        stream->blamed_size = 0;
+        receiving->blamed_size = 0;
         return refuse(stream, reason);
     }
     uint32_t size = found ? sw_frame_size(&frame) : 0;
@@ -715,14 +739,14 @@ static int overtake(struct sw_stream *stream)
         return 0;
     if (!is_answer(frame.operation)) {
         sw_add_work(SW_FRAME_WORK + size);
-        enum sw_keeping keeping = sw_keep(stream, sw_waiting_bytes(stream->in), size);
+        enum sw_keeping keeping = sw_keep(stream, sw_waiting_bytes(receiving->in), size);
         if (keeping == SW_NO_MEMORY) {
             sw_stream_starved(stream);
             return -1;
         }
-        stream->is_full = keeping == SW_NO_ROOM;
-        stream->in->start += stream->is_full ? 0 : size;
-        return !stream->is_full;
+        receiving->is_full = keeping == SW_NO_ROOM;
+        receiving->in->start += receiving->is_full ? 0 : size;
+        return !receiving->is_full;
     }
     int result = next_frame(stream);
     return result == 1 ? go_on(stream) : result;
@@ -731,15 +755,17 @@ static int overtake(struct sw_stream *stream)
 /* One step: 1 there may be another; 0: more bytes are needed, or room, or a receive; -1. */
 static int step(struct sw_stream *stream)
 {
+    struct sw_receiving *receiving = &stream->receiving;
+
     /* A message that is in the middle of its frame has its receive. */
     if (stream->pair->is_waiting)
         return overtake(stream);
-    if (stream->kept)
-        sw_kept_is_read(stream);
-    stream->from = stream->kept ? stream->kept : stream->in;
-    if (!stream->from)
+    if (receiving->kept)
+        sw_kept_is_read(receiving);
+    receiving->from = receiving->kept ? receiving->kept : receiving->in;
+    if (!receiving->from)
         return 0;
-    if (!stream->has_frame) {
+    if (!receiving->has_frame) {
         int result = next_frame(stream);
         if (result != 1)
             return result == 0 && stream->pair->is_waiting ? 1 : result;
@@ -747,21 +773,22 @@ static int step(struct sw_stream *stream)
     return go_on(stream);
 }
 
-static void give_empty_back(struct sw_stream *stream)
+static void give_empty_back(struct sw_receiving *receiving)
 {
-    if (!stream->in || sw_waiting_size(stream->in))
+    if (!receiving->in || sw_waiting_size(receiving->in))
         return;
-    sw_give_block(stream->in);
-    stream->in = NULL;
+    sw_give_block(receiving->in);
+    receiving->in = NULL;
 }
 
 void sw_process(struct sw_stream *stream)
 {
+    struct sw_receiving *receiving = &stream->receiving;
     int result;
 
     sw_cancel(&stream->rest);
     do {
-        stream->is_full = stream->has_ended;
+        receiving->is_full = receiving->has_ended;
         do
             result = step(stream);
         while (result == 1 && !sw_turn_is_over());
@@ -769,13 +796,13 @@ void sw_process(struct sw_stream *stream)
             return;
         if (result == 1) {
             sw_stream_rest(stream);
-        } else if (stream->has_ended && !stream->pair->is_waiting) {
+        } else if (receiving->has_ended && !stream->pair->is_waiting) {
             sw_stream_broken(stream, 0);
             return;
         }
-        give_empty_back(stream);
+        give_empty_back(receiving);
         /* An answer may be due, or a READ may follow one that has its answer. */
-        if (!stream->is_blocked)
+        if (!stream->sending.is_blocked)
             sw_reply(stream);
     } while (sw_finds_room(stream));
 }
@@ -783,12 +810,13 @@ void sw_process(struct sw_stream *stream)
 /* Where the next bytes are read to: the frame's place first, if that pays; then the buffer. */
 static int next_parts(struct sw_stream *stream, struct iovec *parts, uint32_t *direct)
 {
-    uint32_t left = stream->frame.payload - stream->placed;
+    struct sw_receiving *receiving = &stream->receiving;
+    uint32_t left = receiving->frame.payload - receiving->placed;
     struct place places[SW_MOST_PARTS];
     int count = 0;
 
     *direct = 0;
-    if (stream->has_frame && is_placed(stream->frame.operation) && !stream->in->end &&
+    if (receiving->has_frame && is_placed(receiving->frame.operation) && !receiving->in->end &&
         left >= WORTH_IT) {
         count = locate(stream, left, places);
         if (count < 0)
@@ -797,8 +825,8 @@ static int next_parts(struct sw_stream *stream, struct iovec *parts, uint32_t *d
             parts[i] = (struct iovec){places[i].memory.at, places[i].size};
         *direct = left;
     }
-    parts[count++] =
-        (struct iovec){stream->in->bytes + stream->in->end, SW_BLOCK_ROOM - stream->in->end};
+    parts[count++] = (struct iovec){receiving->in->bytes + receiving->in->end,
+                                    SW_BLOCK_ROOM - receiving->in->end};
     return count;
 }
 
@@ -809,11 +837,12 @@ static int next_parts(struct sw_stream *stream, struct iovec *parts, uint32_t *d
  */
 static int make_room(struct sw_stream *stream)
 {
-    struct sw_block *in = stream->in;
+    struct sw_receiving *receiving = &stream->receiving;
+    struct sw_block *in = receiving->in;
 
     if (!in) {
-        stream->in = sw_stream_block(stream);
-        return stream->in != NULL;
+        receiving->in = sw_stream_block(receiving);
+        return receiving->in != NULL;
     }
     uint32_t waiting = sw_waiting_size(in);
     if (in->start && (in->start >= waiting || SW_BLOCK_ROOM - in->end < LEAST_ROOM)) {
@@ -827,12 +856,13 @@ static int make_room(struct sw_stream *stream)
 
 void sw_receive(struct sw_stream *stream, uint32_t events)
 {
+    struct sw_receiving *receiving = &stream->receiving;
     struct iovec parts[SW_MOST_PARTS + 1];
     uint32_t direct;
 
-    if (stream->is_full) {
+    if (receiving->is_full) {
         /* Held back: only the peer's end is heard. */
-        stream->has_left |= !!(events & EPOLLRDHUP);
+        receiving->has_left |= !!(events & EPOLLRDHUP);
         if (events & (EPOLLERR | EPOLLHUP))
             sw_stream_broken(stream, ECONNRESET);
         else
@@ -866,7 +896,7 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
         }
         if (!size && stream->pair->is_waiting) {
             /* The peer has sent all that it wanted, and that waits for receives. */
-            stream->has_ended = stream->has_left = stream->is_full = 1;
+            receiving->has_ended = receiving->has_left = receiving->is_full = 1;
             sw_stream_is_hopeless(stream);
             break;
         }
@@ -878,17 +908,17 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
         uint32_t placed = taken < direct ? taken : direct;
         if (placed)
             account(stream, placed);
-        stream->in->end += taken - placed;
+        receiving->in->end += taken - placed;
         if (sw_stream_carried(stream, taken))
             return;
         sw_process(stream);
-        if (!stream->pair || stream->is_full || sw_turn_is_over())
+        if (!stream->pair || receiving->is_full || sw_turn_is_over())
             break;
         if (taken < room)
             break; /* there was no more */
     }
     if (!stream->pair)
         return;
-    give_empty_back(stream);
+    give_empty_back(receiving);
     sw_stream_rewatch(stream);
 }

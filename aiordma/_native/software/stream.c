@@ -20,7 +20,10 @@ enum { LINGER_MILLISECONDS = 2000 };
 
 void sw_stream_rewatch(struct sw_stream *stream)
 {
-    if (stream->is_dead || stream->is_blocked || stream->is_full) {
+    struct sw_receiving *receiving = &stream->receiving;
+    struct sw_sending *sending = &stream->sending;
+
+    if (stream->is_dead || sending->is_blocked || receiving->is_full) {
         stream->merit = 0;
         sw_progress_leave(&stream->member);
     }
@@ -28,11 +31,11 @@ void sw_stream_rewatch(struct sw_stream *stream)
         (void)sw_rewatch(&stream->watch, 0);
         return;
     }
-    uint32_t events = stream->is_blocked ? EPOLLOUT : 0;
+    uint32_t events = sending->is_blocked ? EPOLLOUT : 0;
 
     /* While there is no room for what waits behind a message without a receive, TCP holds the
      * peer back. Only its end is of interest then, once: it cannot be told to wait. */
-    events |= stream->is_full ? (uint32_t)EPOLLET | EPOLLRDHUP : EPOLLIN;
+    events |= receiving->is_full ? (uint32_t)EPOLLET | EPOLLRDHUP : EPOLLIN;
     (void)sw_rewatch(&stream->watch, events); /* from something to something: it cannot fail */
 }
 
@@ -48,16 +51,19 @@ void sw_stream_rest(struct sw_stream *stream)
 /* What only a queue pair needs. */
 static void give_buffers_back(struct sw_stream *stream)
 {
-    while (stream->kept) {
-        stream->kept->start = stream->kept->end;
-        sw_kept_is_read(stream);
+    struct sw_receiving *receiving = &stream->receiving;
+    struct sw_sending *sending = &stream->sending;
+
+    while (receiving->kept) {
+        receiving->kept->start = receiving->kept->end;
+        sw_kept_is_read(receiving);
     }
-    sw_give_block(stream->in);
-    sw_give_blocks(stream->copies);
-    free(stream->answers);
-    stream->in = stream->copies = NULL;
-    stream->answers = NULL;
-    stream->answer_size = stream->answer_count = 0;
+    sw_give_block(receiving->in);
+    sw_give_blocks(sending->copies);
+    free(sending->answers);
+    receiving->in = sending->copies = NULL;
+    sending->answers = NULL;
+    sending->answer_size = sending->answer_count = 0;
 }
 
 void sw_stream_discard(struct sw_stream *stream)
@@ -145,7 +151,7 @@ static uint32_t compose_terminate(struct sw_stream *stream, char *to)
         .operation = SW_TERMINATE,
         .is_last = 1,
         .queue = SW_QUEUE_TERMINATE,
-        .sequence = stream->sequence[SW_QUEUE_TERMINATE]++,
+        .sequence = stream->sending.sequence[SW_QUEUE_TERMINATE]++,
         .payload = stream->terminate_size,
     };
     uint32_t header = sw_frame_write(to, &what);
@@ -166,11 +172,12 @@ static uint32_t compose_terminate(struct sw_stream *stream, char *to)
  */
 static int send_held(struct sw_stream *stream)
 {
+    struct sw_sending *sending = &stream->sending;
     char frame[SW_TAGGED_HEADER + 4];
 
-    sw_unhold(&stream->held);
-    for (; stream->answer_count && !stream->is_dead && !stream->is_reset; stream->answer_count--) {
-        const struct sw_read_request *read = &stream->answers[stream->answer_first].read;
+    sw_unhold(&sending->held);
+    while (sending->answer_count && !stream->is_dead && !stream->is_reset) {
+        const struct sw_read_request *read = &sending->answers[sending->answer_first].read;
         struct sw_frame what = {
             .operation = SW_READ_RESPONSE,
             .is_tagged = 1,
@@ -185,23 +192,24 @@ static int send_held(struct sw_stream *stream)
         ssize_t sent = send(stream->fd, frame, sizeof(frame), MSG_DONTWAIT | MSG_NOSIGNAL);
         if (sent != (ssize_t)sizeof(frame))
             return sent < 0; /* the peer then learns no more than that it ended */
-        stream->answer_first = (stream->answer_first + 1) % stream->answer_size;
+        sw_answer_is_sent(sending);
     }
     return 1;
 }
 
 static void see_off(struct sw_stream *stream)
 {
+    struct sw_sending *sending = &stream->sending;
     int is_whole = 1;
 
-    if (stream->held.link)
+    if (sending->held.link)
         is_whole = send_held(stream);
     sw_progress_part(&stream->member);
     sw_cancel(&stream->rest);
     stream->pair = NULL;
     /* In the middle of a frame nothing can be said any more. */
-    const struct sw_out_frame *out = &stream->out[stream->out_first];
-    int is_between = !stream->out_count || out->left == out->size;
+    const struct sw_out_frame *out = &sending->out[sending->out_first];
+    int is_between = !sending->out_count || out->left == out->size;
     if (stream->terminate_size && is_between && is_whole)
         stream->last_size = compose_terminate(stream, stream->last_word);
     give_buffers_back(stream);
@@ -227,11 +235,12 @@ void sw_stream_end(struct sw_queue_pair *pair)
 
 struct sw_send *sw_first_asked(struct sw_stream *stream, uint32_t *counter)
 {
+    struct sw_sending *sending = &stream->sending;
     struct sw_queue_pair *pair = stream->pair;
 
-    for (uint32_t at = pair->oldest; stream->asked && at != pair->next_send; at++) {
+    for (uint32_t at = pair->oldest; sending->asked && at != pair->next_send; at++) {
         struct sw_send *send = &pair->sends[at % pair->send_size];
-        if (stream->has_word_due && at == stream->word_covers)
+        if (sending->has_word_due && at == sending->word_covers)
             return NULL;
         if (send->stage == SW_ASKED) {
             *counter = at;
@@ -272,7 +281,7 @@ int sw_stream_is_hopeless(struct sw_stream *stream)
 
     /* What it sent and we held back is received even then, unless it waited for our word: it has
      * had none, so its requests were flushed when it left. */
-    if (!stream->has_left || (pair->oldest == pair->end && !sw_gives_word(stream)))
+    if (!stream->receiving.has_left || (pair->oldest == pair->end && !sw_gives_word(stream)))
         return 0;
     sw_stream_broken(stream, 0);
     return 1;
@@ -280,11 +289,12 @@ int sw_stream_is_hopeless(struct sw_stream *stream)
 
 void sw_stream_refused(struct sw_stream *stream, struct sw_reason reason)
 {
+    struct sw_receiving *receiving = &stream->receiving;
     int is_access = (reason.layer == SW_LAYER_RDMAP && reason.type == 1) ||
                     (reason.layer == SW_LAYER_DDP && reason.type == 1);
 
     stream->terminate_size =
-        sw_terminate_write(stream->terminate, &reason, stream->blamed, stream->blamed_size);
+        sw_terminate_write(stream->terminate, &reason, receiving->blamed, receiving->blamed_size);
     sw_raise_queue_pair(&stream->pair->ibv,
                         is_access ? IBV_EVENT_QP_ACCESS_ERR : IBV_EVENT_QP_REQ_ERR);
     sw_queue_pair_failed(stream->pair);
@@ -311,29 +321,29 @@ void sw_stream_starved(struct sw_stream *stream)
 
 /* -- what is kept -------------------------------------------------------------------------- */
 
-static struct sw_stream *keepers;
+static struct sw_receiving *keepers;
 
-static int waits_for_answer(const struct sw_stream *stream)
+static int waits_for_answer(const struct sw_sending *sending)
 {
-    return stream->asked || stream->has_word_due;
+    return sending->asked || sending->has_word_due;
 }
 
-static uint32_t most_kept(const struct sw_stream *stream)
+static uint32_t most_kept(const struct sw_sending *sending)
 {
-    return waits_for_answer(stream) ? SW_KEPT_FOR_ANSWERS : SW_KEPT_SIZE;
+    return waits_for_answer(sending) ? SW_KEPT_FOR_ANSWERS : SW_KEPT_SIZE;
 }
 
-static uint32_t kept_size(const struct sw_stream *stream)
+static uint32_t kept_size(const struct sw_receiving *receiving)
 {
-    return stream->kept ? stream->kept_end - stream->kept->start : 0;
+    return receiving->kept ? receiving->kept_end - receiving->kept->start : 0;
 }
 
 /* Whether another block may be kept, of those that all streams keep together. */
-static int has_share(const struct sw_stream *stream)
+static int has_share(const struct sw_sending *sending)
 {
     uint64_t most = sw_device.memory.most_held;
 
-    if (!waits_for_answer(stream))
+    if (!waits_for_answer(sending))
         most /= 2;
     return sw_device.memory.held + SW_BLOCK_SIZE <= most;
 }
@@ -341,88 +351,92 @@ static int has_share(const struct sw_stream *stream)
 /* End the stream that keeps most, if that is more than so many bytes. */
 static int end_one_that_keeps(uint32_t least)
 {
-    struct sw_stream *most = NULL;
+    struct sw_receiving *most = NULL;
 
-    for (struct sw_stream *keeper = keepers; keeper; keeper = keeper->next_keeper)
+    for (struct sw_receiving *keeper = keepers; keeper; keeper = keeper->next_keeper)
         if (keeper->kept_end > (most ? most->kept_end : least))
             most = keeper;
     if (most)
-        sw_stream_starved(most);
+        sw_stream_starved(SW_CONTAINER(most, struct sw_stream, receiving));
     return most != NULL;
 }
 
 /* One that waits for no answer may keep SW_KEPT_SIZE, and does not end so that others keep more. */
 static int make_share(struct sw_stream *stream)
 {
-    uint32_t least = stream->kept_end > SW_KEPT_SIZE ? stream->kept_end : SW_KEPT_SIZE;
+    struct sw_receiving *receiving = &stream->receiving;
+    uint32_t least = receiving->kept_end > SW_KEPT_SIZE ? receiving->kept_end : SW_KEPT_SIZE;
 
-    while (!has_share(stream))
+    while (!has_share(&stream->sending))
         if (!end_one_that_keeps(least))
             return 0;
     return 1;
 }
 
-struct sw_block *sw_stream_block(const struct sw_stream *stream)
+struct sw_block *sw_stream_block(const struct sw_receiving *receiving)
 {
     struct sw_block *block = sw_take_block();
 
-    while (!block && end_one_that_keeps(stream->kept_end))
+    while (!block && end_one_that_keeps(receiving->kept_end))
         block = sw_take_block();
     return block;
 }
 
-static int add_block(struct sw_stream *stream)
+static int add_block(struct sw_receiving *receiving)
 {
-    struct sw_block *block = sw_stream_block(stream);
+    struct sw_block *block = sw_stream_block(receiving);
 
     if (!block)
         return 0;
-    if (!stream->kept) {
-        stream->kept = block;
-        stream->next_keeper = keepers;
+    if (!receiving->kept) {
+        receiving->kept = block;
+        receiving->next_keeper = keepers;
         if (keepers)
-            keepers->keeper_link = &stream->next_keeper;
-        stream->keeper_link = &keepers;
-        keepers = stream;
+            keepers->keeper_link = &receiving->next_keeper;
+        receiving->keeper_link = &keepers;
+        keepers = receiving;
     } else {
-        stream->kept_last->next = block;
+        receiving->kept_last->next = block;
     }
-    stream->kept_last = block;
+    receiving->kept_last = block;
     sw_device.memory.held += SW_BLOCK_SIZE;
     return 1;
 }
 
 enum sw_keeping sw_keep(struct sw_stream *stream, const char *frame, uint32_t size)
 {
-    if (kept_size(stream) + size > most_kept(stream))
+    struct sw_receiving *receiving = &stream->receiving;
+    const struct sw_sending *sending = &stream->sending;
+
+    if (kept_size(receiving) + size > most_kept(sending))
         return SW_NO_ROOM;
-    if (!stream->kept || stream->kept_last->end + size > SW_BLOCK_ROOM) {
-        if (!waits_for_answer(stream) && !has_share(stream))
+    if (!receiving->kept || receiving->kept_last->end + size > SW_BLOCK_ROOM) {
+        if (!waits_for_answer(sending) && !has_share(sending))
             return SW_NO_ROOM;
-        if (!make_share(stream) || !add_block(stream))
+        if (!make_share(stream) || !add_block(receiving))
             return SW_NO_MEMORY;
     }
-    memcpy(stream->kept_last->bytes + stream->kept_last->end, frame, size);
-    stream->kept_last->end += size;
-    stream->kept_end += size;
+    memcpy(receiving->kept_last->bytes + receiving->kept_last->end, frame, size);
+    receiving->kept_last->end += size;
+    receiving->kept_end += size;
     return SW_KEPT;
 }
 
-void sw_kept_is_read(struct sw_stream *stream)
+void sw_kept_is_read(struct sw_receiving *receiving)
 {
-    struct sw_block *first = stream->kept;
+    struct sw_block *first = receiving->kept;
 
     if (first->start < first->end)
         return;
-    stream->kept = first->next;
-    stream->kept_end -= first->end;
+    receiving->kept = first->next;
+    receiving->kept_end -= first->end;
     sw_device.memory.held -= SW_BLOCK_SIZE;
     sw_give_block(first);
-    if (stream->kept)
+    if (receiving->kept)
         return;
-    *stream->keeper_link = stream->next_keeper;
-    if (stream->next_keeper)
-        stream->next_keeper->keeper_link = stream->keeper_link;
+    *receiving->keeper_link = receiving->next_keeper;
+    if (receiving->next_keeper)
+        receiving->next_keeper->keeper_link = receiving->keeper_link;
 }
 
 void sw_streams_forked(void)
@@ -433,9 +447,12 @@ void sw_streams_forked(void)
 
 int sw_finds_room(const struct sw_stream *stream)
 {
-    return stream->pair && stream->is_full && !stream->has_ended &&
-           kept_size(stream) + SW_MOST_FRAME <= most_kept(stream) &&
-           (waits_for_answer(stream) || has_share(stream));
+    const struct sw_receiving *receiving = &stream->receiving;
+    const struct sw_sending *sending = &stream->sending;
+
+    return stream->pair && receiving->is_full && !receiving->has_ended &&
+           kept_size(receiving) + SW_MOST_FRAME <= most_kept(sending) &&
+           (waits_for_answer(sending) || has_share(sending));
 }
 
 /* -- faults -------------------------------------------------------------------------------- */

@@ -49,22 +49,8 @@ struct sw_out_frame {
     int is_answer;
 };
 
-struct sw_stream {
-    struct sw_watch watch;
-    struct sw_member member;      /* of those whose packets the program's thread may read */
-    struct sw_progress *progress; /* where it may be; NULL: its queues are of different channels */
-    int merit;                    /* how many of its packets made completions of late */
-    struct sw_timer timer;
-    struct sw_timer rest;       /* runs while there is something to go on with, in another turn */
-    struct sw_queue_pair *pair; /* NULL: over, only TCP has to be seen off */
-    struct sw_terms terms;
-    int fd;
-    int has_heard;    /* a frame of the peer */
-    uint64_t carried; /* bytes, both ways */
-    int is_dead;      /* a fault's: it neither sends nor hears */
-    int is_reset;     /* another one's: closing it resets the connection */
-
-    /* sending */
+/* The sending half: what the peer is sent, and what it has asked for. */
+struct sw_sending {
     struct sw_out_frame out[SW_OUT_FRAMES];
     uint32_t out_first, out_count; /* of a ring */
     struct iovec parts[SW_OUT_PARTS];
@@ -76,7 +62,7 @@ struct sw_stream {
     int is_blocked;          /* TCP takes no more for now */
     int must_announce;       /* the initiator's first frame */
     uint32_t sequence[SW_QUEUES];
-    uint32_t sending_offset;   /* of the send that is under way: bytes put into frames */
+    uint32_t offset;           /* of the send that is under way: bytes put into frames */
     int sent_immediate;        /* its immediate data have gone before it */
     struct sw_answer *answers; /* a ring, which grows to terms.inbound_depth */
     uint32_t answer_size, answer_first, answer_count;
@@ -91,17 +77,20 @@ struct sw_stream {
     uint32_t word_covers; /* ... which is what was posted before this counter */
     uint32_t word_sink;
     uint32_t number; /* the last one's sink, or number */
+};
 
-    /* receiving */
+/* The receiving half: what the peer has sent, as far as it has not been carried out. */
+struct sw_receiving {
     struct sw_block *in;   /* as it comes from TCP; NULL: nothing waits to be read */
     struct sw_block *kept; /* whole frames, behind a message that waits for its receive: a list */
     struct sw_block *kept_last;
     uint32_t kept_end; /* bytes of these; what has been read of the first one is among them */
-    struct sw_stream *next_keeper, **keeper_link; /* of those that have any; link NULL: not one */
-    struct sw_block *from;                        /* where the frame is read: kept, or in */
-    int is_full;                                  /* no more is kept: TCP holds the peer back */
-    int has_ended;                                /* so did the peer, behind what waits */
-    int has_left; /* the same, or TCP says so; no request is answered any more */
+    struct sw_receiving *next_keeper,
+        **keeper_link;     /* of those that have any; link NULL: not one */
+    struct sw_block *from; /* where the frame is read: kept, or in */
+    int is_full;           /* no more is kept: TCP holds the peer back */
+    int has_ended;         /* so did the peer, behind what waits */
+    int has_left;          /* the same, or TCP says so; no request is answered any more */
     uint32_t expected[SW_QUEUES];
     struct sw_frame frame;
     int has_frame;
@@ -113,12 +102,38 @@ struct sw_stream {
     int is_writing;
     int has_immediate; /* of the SEND that follows */
     uint32_t immediate;
-    int immediate_solicits;
+};
+
+struct sw_stream {
+    struct sw_watch watch;
+    struct sw_member member;      /* of those whose packets the program's thread may read */
+    struct sw_progress *progress; /* where it may be; NULL: its queues are of different channels */
+    int merit;                    /* how many of its packets made completions of late */
+    struct sw_timer timer;
+    struct sw_timer rest;       /* runs while there is something to go on with, in another turn */
+    struct sw_queue_pair *pair; /* NULL: over, only TCP has to be seen off */
+    struct sw_terms terms;
+    int fd;
+    int has_heard;    /* a frame of the peer */
+    uint64_t carried; /* bytes, both ways */
+    int is_dead;      /* a fault's: it neither sends nor hears */
+    int is_reset;     /* another one's: closing it resets the connection */
+    struct sw_sending sending;
+    struct sw_receiving receiving;
+
+    /* the end */
     char terminate[SW_MOST_TERMINATE]; /* our last word, if something was wrong */
     uint32_t terminate_size;
     char last_word[128]; /* the frame of it, as it goes */
     uint32_t last_size, last_sent;
 };
+
+/* The first answer has gone out. */
+static inline void sw_answer_is_sent(struct sw_sending *sending)
+{
+    sending->answer_count--;
+    sending->answer_first = (sending->answer_first + 1) % sending->answer_size;
+}
 
 /* Whether a request ends when the peer says so, rather than when TCP has it. */
 static inline int sw_awaits_word(const struct sw_stream *stream)
@@ -144,7 +159,7 @@ enum sw_keeping { SW_KEPT, SW_NO_ROOM, SW_NO_MEMORY };
  */
 enum sw_keeping sw_keep(struct sw_stream *stream, const char *frame, uint32_t size);
 /* Give back the first block of what is kept, once it has been read. */
-void sw_kept_is_read(struct sw_stream *stream);
+void sw_kept_is_read(struct sw_receiving *receiving);
 /* Whether there is room again where there was none: something has been asked since. */
 int sw_finds_room(const struct sw_stream *stream);
 /* What is kept is the parent's. */
@@ -153,7 +168,7 @@ void sw_streams_forked(void);
  * Borrow a block. Where there is no memory, a stream that keeps more than this one ends. NULL: none
  * does.
  */
-struct sw_block *sw_stream_block(const struct sw_stream *stream);
+struct sw_block *sw_stream_block(const struct sw_receiving *receiving);
 /* There is no memory for what the connection needs, so it ends. */
 void sw_stream_starved(struct sw_stream *stream);
 

@@ -17,30 +17,31 @@
 /* Have the frame point at a copy of memory, which may change or go before TCP has it. */
 static int add_copy(struct sw_stream *stream, struct sw_memory memory, uint32_t size)
 {
-    struct sw_block *block = stream->copies;
+    struct sw_sending *sending = &stream->sending;
+    struct sw_block *block = sending->copies;
 
     if (!block || block->end + size > SW_BLOCK_ROOM) {
-        block = sw_stream_block(stream);
+        block = sw_stream_block(&stream->receiving);
         if (!block)
             return ENOMEM;
-        block->next = stream->copies;
-        stream->copies = block;
+        block->next = sending->copies;
+        sending->copies = block;
     }
     char *copy = block->bytes + block->end;
     int error = sw_copy_from(copy, memory, size);
     if (error)
         return error;
     block->end += size;
-    stream->parts[stream->part_count++] = (struct iovec){copy, size};
+    sending->parts[sending->part_count++] = (struct iovec){copy, size};
     return 0;
 }
 
 /* Back to when the last block was this one, and held so many bytes. */
-static void drop_copies(struct sw_stream *stream, struct sw_block *last, uint32_t size)
+static void drop_copies(struct sw_sending *sending, struct sw_block *last, uint32_t size)
 {
-    while (stream->copies != last) {
-        struct sw_block *block = stream->copies;
-        stream->copies = block->next;
+    while (sending->copies != last) {
+        struct sw_block *block = sending->copies;
+        sending->copies = block->next;
         sw_give_block(block);
     }
     if (last)
@@ -50,6 +51,7 @@ static void drop_copies(struct sw_stream *stream, struct sw_block *last, uint32_
 /* What is wrong with the memory of a frame; its iovecs are added where nothing is. */
 static int add_parts(struct sw_stream *stream, struct sw_out_frame *frame)
 {
+    struct sw_sending *sending = &stream->sending;
     struct sw_queue_pair *pair = stream->pair;
     const struct sw_send *send = frame->send;
     uint32_t offset = frame->offset, left = frame->payload;
@@ -63,11 +65,11 @@ static int add_parts(struct sw_stream *stream, struct sw_out_frame *frame)
         frame->memory = memory.at;
         if (stream->terms.crc || memory.is_of_file)
             return add_copy(stream, memory, left);
-        stream->parts[stream->part_count++] = (struct iovec){memory.at, left};
+        sending->parts[sending->part_count++] = (struct iovec){memory.at, left};
         return 0;
     }
     if (send->flags & IBV_SEND_INLINE) {
-        stream->parts[stream->part_count++] = (struct iovec){send->inlined + offset, left};
+        sending->parts[sending->part_count++] = (struct iovec){send->inlined + offset, left};
         return 0;
     }
     for (int i = 0; i < send->part_count && left; i++) {
@@ -81,7 +83,7 @@ static int add_parts(struct sw_stream *stream, struct sw_out_frame *frame)
             return EACCES;
         memory.at += offset;
         if (!memory.is_of_file)
-            stream->parts[stream->part_count++] = (struct iovec){memory.at, here};
+            sending->parts[sending->part_count++] = (struct iovec){memory.at, here};
         else if ((error = add_copy(stream, memory, here)))
             return error;
         left -= here;
@@ -90,10 +92,10 @@ static int add_parts(struct sw_stream *stream, struct sw_out_frame *frame)
     return 0;
 }
 
-static struct sw_out_frame *new_frame(struct sw_stream *stream)
+static struct sw_out_frame *new_frame(struct sw_sending *sending)
 {
-    uint32_t slot = (stream->out_first + stream->out_count) % SW_OUT_FRAMES;
-    struct sw_out_frame *frame = &stream->out[slot];
+    uint32_t slot = (sending->out_first + sending->out_count) % SW_OUT_FRAMES;
+    struct sw_out_frame *frame = &sending->out[slot];
 
     frame->send = NULL;
     frame->ends = frame->is_answer = 0;
@@ -109,42 +111,43 @@ static struct sw_out_frame *new_frame(struct sw_stream *stream)
 static int add_frame(struct sw_stream *stream, struct sw_out_frame *frame, struct sw_frame *what,
                      uint32_t own)
 {
-    int first = stream->part_count, error = 0;
-    struct sw_block *copies = stream->copies;
+    struct sw_sending *sending = &stream->sending;
+    int first = sending->part_count, error = 0;
+    struct sw_block *copies = sending->copies;
     uint32_t copied = copies ? copies->end : 0;
     struct aiordma_fault fault;
 
     what->payload = own ? own : frame->payload;
     uint32_t header = sw_frame_write(frame->header, what);
-    stream->parts[stream->part_count++] = (struct iovec){frame->header, header + own};
+    sending->parts[sending->part_count++] = (struct iovec){frame->header, header + own};
     if (frame->payload)
         error = add_parts(stream, frame);
     if (error) {
-        stream->part_count = first;
-        drop_copies(stream, copies, copied);
+        sending->part_count = first;
+        drop_copies(sending, copies, copied);
         return error;
     }
     uint32_t padding = sw_padding(header, what->payload);
     memset(frame->trailer, 0, sizeof(frame->trailer));
     if (stream->terms.crc) {
         uint32_t crc = 0;
-        for (int i = first; i < stream->part_count; i++)
-            crc = sw_crc32c(crc, stream->parts[i].iov_base, stream->parts[i].iov_len);
+        for (int i = first; i < sending->part_count; i++)
+            crc = sw_crc32c(crc, sending->parts[i].iov_base, sending->parts[i].iov_len);
         crc = htole32(sw_crc32c(crc, frame->trailer, padding));
         memcpy(frame->trailer + padding, &crc, sizeof(crc));
         if (sw_fault(AIORDMA_FAULT_CORRUPTED, &fault))
             frame->trailer[padding] ^= 1;
     }
-    stream->parts[stream->part_count++] = (struct iovec){frame->trailer, padding + 4};
+    sending->parts[sending->part_count++] = (struct iovec){frame->trailer, padding + 4};
     frame->size = frame->left = sw_frame_size(what);
-    stream->out_bytes += frame->size;
-    stream->out_count++;
+    sending->out_bytes += frame->size;
+    sending->out_count++;
     return 0;
 }
 
-static uint32_t next_sequence(struct sw_stream *stream, int queue)
+static uint32_t next_sequence(struct sw_sending *sending, int queue)
 {
-    return stream->sequence[queue]++;
+    return sending->sequence[queue]++;
 }
 
 /* -- requests ---------------------------------------------------------------------------------- */
@@ -166,13 +169,13 @@ static int is_reachable(struct sw_queue_pair *pair, const struct sw_send *send, 
 static int compose_immediate(struct sw_stream *stream, struct sw_send *send, uint32_t belongs,
                              int ends)
 {
-    struct sw_out_frame *frame = new_frame(stream);
+    struct sw_out_frame *frame = new_frame(&stream->sending);
     int solicits = belongs == SW_OF_WRITE && send->flags & IBV_SEND_SOLICITED;
     struct sw_frame what = {
         .operation = solicits ? SW_IMMEDIATE_SOLICITED : SW_IMMEDIATE,
         .is_last = 1,
         .queue = SW_QUEUE_SEND,
-        .sequence = next_sequence(stream, SW_QUEUE_SEND),
+        .sequence = next_sequence(&stream->sending, SW_QUEUE_SEND),
     };
 
     send->sequence = what.sequence;
@@ -197,7 +200,7 @@ static enum sw_operation operation_of(const struct sw_send *send)
  */
 static int fail_in_turn(struct sw_stream *stream, struct sw_send *send, enum ibv_wc_status status)
 {
-    if (stream->out_count)
+    if (stream->sending.out_count)
         return 0;
     if (stream->pair->oldest != stream->pair->next_send)
         return compose_word(stream);
@@ -208,27 +211,28 @@ static int fail_in_turn(struct sw_stream *stream, struct sw_send *send, enum ibv
 /* The next piece of a SEND or a WRITE. Whether something was done, as all composers tell. */
 static int compose_piece(struct sw_stream *stream, struct sw_send *send)
 {
+    struct sw_sending *sending = &stream->sending;
     struct sw_queue_pair *pair = stream->pair;
     int is_write = send->opcode == IBV_WR_RDMA_WRITE || send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-    uint32_t offset = stream->sending_offset, left = send->length - offset;
+    uint32_t offset = sending->offset, left = send->length - offset;
 
-    if (!offset && !stream->sent_immediate && !is_reachable(pair, send, 0))
+    if (!offset && !sending->sent_immediate && !is_reachable(pair, send, 0))
         return fail_in_turn(stream, send, IBV_WC_LOC_PROT_ERR);
-    if (send->opcode == IBV_WR_SEND_WITH_IMM && !stream->sent_immediate) {
+    if (send->opcode == IBV_WR_SEND_WITH_IMM && !sending->sent_immediate) {
         compose_immediate(stream, send, SW_OF_SEND, 0);
-        stream->sent_immediate = 1;
+        sending->sent_immediate = 1;
         send->stage = SW_BEGUN;
         return 1;
     }
-    if (send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM && stream->sent_immediate) {
+    if (send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM && sending->sent_immediate) {
         compose_immediate(stream, send, SW_OF_WRITE, 1);
-        stream->needs_word = 1;
-        stream->sent_immediate = 0;
-        stream->sending_offset = 0;
+        sending->needs_word = 1;
+        sending->sent_immediate = 0;
+        sending->offset = 0;
         pair->next_send++;
         return 1;
     }
-    struct sw_out_frame *frame = new_frame(stream);
+    struct sw_out_frame *frame = new_frame(sending);
     struct sw_frame what = {.is_tagged = is_write};
     frame->send = send;
     frame->offset = offset;
@@ -244,7 +248,7 @@ static int compose_piece(struct sw_stream *stream, struct sw_send *send)
         what.queue = SW_QUEUE_SEND;
         what.message_offset = offset;
         /* One number for all pieces of a message. */
-        what.sequence = send->sequence = stream->sequence[SW_QUEUE_SEND];
+        what.sequence = send->sequence = sending->sequence[SW_QUEUE_SEND];
     }
     int more_follows = send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
     frame->ends = what.is_last && !more_follows;
@@ -255,17 +259,17 @@ static int compose_piece(struct sw_stream *stream, struct sw_send *send)
     }
     if (error)
         return fail_in_turn(stream, send, IBV_WC_LOC_PROT_ERR);
-    stream->sending_offset += frame->payload;
+    sending->offset += frame->payload;
     send->stage = SW_BEGUN;
     if (!what.is_last)
         return 1;
     if (!is_write)
-        stream->sequence[SW_QUEUE_SEND]++;
-    stream->sent_immediate = more_follows;
+        sending->sequence[SW_QUEUE_SEND]++;
+    sending->sent_immediate = more_follows;
     if (more_follows)
         return 1;
-    stream->sending_offset = 0;
-    stream->needs_word = 1;
+    sending->offset = 0;
+    sending->needs_word = 1;
     pair->next_send++;
     return 1;
 }
@@ -282,28 +286,31 @@ static int compose_piece(struct sw_stream *stream, struct sw_send *send)
  */
 static int compose_word(struct sw_stream *stream)
 {
-    if (!stream->needs_word || !sw_awaits_word(stream) || stream->has_word_due ||
-        stream->asked >= stream->terms.outbound_depth)
+    struct sw_sending *sending = &stream->sending;
+
+    if (!sending->needs_word || !sw_awaits_word(stream) || sending->has_word_due ||
+        sending->asked >= stream->terms.outbound_depth)
         return 0;
-    struct sw_out_frame *frame = new_frame(stream);
+    struct sw_out_frame *frame = new_frame(sending);
     struct sw_frame what = {
         .operation = SW_READ_REQUEST,
         .is_last = 1,
         .queue = SW_QUEUE_REQUEST,
-        .sequence = next_sequence(stream, SW_QUEUE_REQUEST),
+        .sequence = next_sequence(sending, SW_QUEUE_REQUEST),
     };
-    struct sw_read_request request = {.sink = ++stream->number};
+    struct sw_read_request request = {.sink = ++sending->number};
     sw_read_request_write(frame->header + SW_UNTAGGED_HEADER, &request);
     add_frame(stream, frame, &what, SW_READ_REQUEST_SIZE); /* own bytes: nothing to be reached */
-    stream->needs_word = 0;
-    stream->has_word_due = 1;
-    stream->word_covers = stream->pair->next_send;
-    stream->word_sink = request.sink;
+    sending->needs_word = 0;
+    sending->has_word_due = 1;
+    sending->word_covers = stream->pair->next_send;
+    sending->word_sink = request.sink;
     return 1;
 }
 
 static int compose_question(struct sw_stream *stream, struct sw_send *send)
 {
+    struct sw_sending *sending = &stream->sending;
     struct sw_queue_pair *pair = stream->pair;
     struct sw_frame what = {.is_last = 1, .queue = SW_QUEUE_REQUEST};
 
@@ -311,11 +318,11 @@ static int compose_question(struct sw_stream *stream, struct sw_send *send)
         return fail_in_turn(stream, send, IBV_WC_LOC_QP_OP_ERR);
     if (!is_reachable(pair, send, IBV_ACCESS_LOCAL_WRITE))
         return fail_in_turn(stream, send, IBV_WC_LOC_PROT_ERR);
-    struct sw_out_frame *frame = new_frame(stream);
+    struct sw_out_frame *frame = new_frame(sending);
     char *own = frame->header + SW_UNTAGGED_HEADER;
-    what.sequence = send->sequence = next_sequence(stream, SW_QUEUE_REQUEST);
-    stream->needs_word = 0;
-    send->sink = ++stream->number;
+    what.sequence = send->sequence = next_sequence(sending, SW_QUEUE_REQUEST);
+    sending->needs_word = 0;
+    send->sink = ++sending->number;
     send->progress = 0;
     send->stage = SW_ASKED;
     uint32_t size = SW_ATOMIC_REQUEST_SIZE;
@@ -347,7 +354,7 @@ static int compose_question(struct sw_stream *stream, struct sw_send *send)
         sw_atomic_request_write(own, &request);
     }
     add_frame(stream, frame, &what, size); /* own bytes: nothing to be reached */
-    stream->asked++;
+    sending->asked++;
     pair->next_send++;
     return 1;
 }
@@ -357,7 +364,7 @@ static int carry_out(struct sw_stream *stream, struct sw_send *send)
     struct sw_queue_pair *pair = stream->pair;
     int failed;
 
-    if (stream->out_count)
+    if (stream->sending.out_count)
         return 0; /* those before it, which may need what it takes away, go first */
     if (send->opcode == IBV_WR_LOCAL_INV)
         failed = sw_invalidate(&pair->ibv, send->invalidated, 0) != SW_REACHED;
@@ -373,6 +380,7 @@ static int carry_out(struct sw_stream *stream, struct sw_send *send)
 /* Whether something was done for the next request of the send queue. */
 static int compose_request(struct sw_stream *stream)
 {
+    struct sw_sending *sending = &stream->sending;
     struct sw_queue_pair *pair = stream->pair;
 
     if (pair->next_send == pair->end)
@@ -381,14 +389,14 @@ static int compose_request(struct sw_stream *stream)
     /* In SQD nothing is begun, and what has been goes on. */
     if (pair->ibv.state != IBV_QPS_RTS && send->stage != SW_BEGUN)
         return compose_word(stream);
-    if (send->flags & IBV_SEND_FENCE && stream->asked)
+    if (send->flags & IBV_SEND_FENCE && sending->asked)
         return compose_word(stream);
     switch (send->opcode) {
     case IBV_WR_RDMA_READ:
     case IBV_WR_ATOMIC_CMP_AND_SWP:
     case IBV_WR_ATOMIC_FETCH_AND_ADD:
         if (stream->terms.outbound_depth &&
-            stream->asked + (uint32_t)stream->has_word_due >= stream->terms.outbound_depth)
+            sending->asked + (uint32_t)sending->has_word_due >= stream->terms.outbound_depth)
             return compose_word(stream);
         return compose_question(stream, send);
     case IBV_WR_LOCAL_INV:
@@ -449,7 +457,9 @@ static int carry_out_atomic(const struct sw_atomic_request *request, struct sw_m
 /* What it asks for has gone meanwhile. What was answered before is sent first. */
 static int refuse_answer(struct sw_stream *stream)
 {
-    const struct sw_answer *answer = &stream->answers[stream->answer_first];
+    struct sw_receiving *receiving = &stream->receiving;
+    struct sw_sending *sending = &stream->sending;
+    const struct sw_answer *answer = &sending->answers[sending->answer_first];
     struct sw_frame what = {
         .operation = answer->is_atomic ? SW_ATOMIC_REQUEST : SW_READ_REQUEST,
         .is_last = 1,
@@ -458,13 +468,13 @@ static int refuse_answer(struct sw_stream *stream)
         .payload = answer->is_atomic ? SW_ATOMIC_REQUEST_SIZE : SW_READ_REQUEST_SIZE,
     };
 
-    if (stream->out_count)
+    if (sending->out_count)
         return 0;
     /* Its question is to blame, not what came last. */
-    stream->blamed_size = sw_frame_write(stream->blamed, &what);
+    receiving->blamed_size = sw_frame_write(receiving->blamed, &what);
     if (!answer->is_atomic) {
-        sw_read_request_write(stream->blamed + stream->blamed_size, &answer->read);
-        stream->blamed_size += SW_READ_REQUEST_SIZE;
+        sw_read_request_write(receiving->blamed + receiving->blamed_size, &answer->read);
+        receiving->blamed_size += SW_READ_REQUEST_SIZE;
     }
     sw_stream_refused(stream, (struct sw_reason){SW_LAYER_RDMAP, 1, 0}); /* invalid STag */
     return 1;
@@ -472,7 +482,8 @@ static int refuse_answer(struct sw_stream *stream)
 
 static int answer_atomic(struct sw_stream *stream, const struct sw_atomic_request *request)
 {
-    struct sw_out_frame *frame = new_frame(stream);
+    struct sw_sending *sending = &stream->sending;
+    struct sw_out_frame *frame = new_frame(sending);
     struct sw_frame what = {
         .operation = SW_ATOMIC_RESPONSE, .is_last = 1, .queue = SW_QUEUE_ATOMIC};
     struct sw_memory memory;
@@ -482,22 +493,23 @@ static int answer_atomic(struct sw_stream *stream, const struct sw_atomic_reques
                         IBV_ACCESS_REMOTE_ATOMIC, &memory) ||
         (uintptr_t)memory.at % 8 || carry_out_atomic(request, memory, &before))
         return refuse_answer(stream);
-    what.sequence = next_sequence(stream, SW_QUEUE_ATOMIC);
+    what.sequence = next_sequence(sending, SW_QUEUE_ATOMIC);
     sw_atomic_response_write(frame->header + SW_UNTAGGED_HEADER, request->number, before);
     add_frame(stream, frame, &what, SW_ATOMIC_RESPONSE_SIZE);
-    stream->answer_count--;
-    stream->answer_first = (stream->answer_first + 1) % stream->answer_size;
+    sw_answer_is_sent(sending);
     return 1;
 }
 
 static int compose_answer(struct sw_stream *stream)
 {
-    if (!stream->answer_count)
+    struct sw_sending *sending = &stream->sending;
+
+    if (!sending->answer_count)
         return 0;
-    struct sw_answer *answer = &stream->answers[stream->answer_first];
+    struct sw_answer *answer = &sending->answers[sending->answer_first];
     if (answer->is_atomic)
         return answer_atomic(stream, &answer->atomic);
-    struct sw_out_frame *frame = new_frame(stream);
+    struct sw_out_frame *frame = new_frame(sending);
     uint32_t left = answer->read.size - answer->done;
     frame->is_answer = 1;
     frame->payload = left < SW_MOST_PAYLOAD ? left : SW_MOST_PAYLOAD;
@@ -518,10 +530,8 @@ static int compose_answer(struct sw_stream *stream)
     if (error)
         return refuse_answer(stream);
     answer->done += frame->payload;
-    if (what.is_last) {
-        stream->answer_count--;
-        stream->answer_first = (stream->answer_first + 1) % stream->answer_size;
-    }
+    if (what.is_last)
+        sw_answer_is_sent(sending);
     return 1;
 }
 
@@ -531,27 +541,29 @@ static void compose_announcement(struct sw_stream *stream)
 {
     struct sw_frame what = {.operation = SW_WRITE, .is_tagged = 1, .is_last = 1};
 
-    stream->must_announce = 0;
-    add_frame(stream, new_frame(stream), &what, 0);
+    stream->sending.must_announce = 0;
+    add_frame(stream, new_frame(&stream->sending), &what, 0);
 }
 
 /* Fill the queue of frames. The pair may fail of it. */
 static void compose(struct sw_stream *stream)
 {
+    struct sw_sending *sending = &stream->sending;
+
     if (stream->terms.must_hear_first && !stream->has_heard)
         return;
-    if (stream->must_announce)
+    if (sending->must_announce)
         compose_announcement(stream);
-    while (stream->pair && stream->out_count < SW_OUT_FRAMES &&
-           stream->part_count + SW_MOST_PARTS + 2 <= SW_OUT_PARTS &&
-           stream->out_bytes < SW_OUT_BYTES) {
+    while (stream->pair && sending->out_count < SW_OUT_FRAMES &&
+           sending->part_count + SW_MOST_PARTS + 2 <= SW_OUT_PARTS &&
+           sending->out_bytes < SW_OUT_BYTES) {
         /* By turns, so that neither side's READs starve the other's messages. */
-        stream->answers_next = !stream->answers_next;
-        if (stream->answers_next ? compose_answer(stream) : compose_request(stream))
+        sending->answers_next = !sending->answers_next;
+        if (sending->answers_next ? compose_answer(stream) : compose_request(stream))
             continue;
         if (!stream->pair)
             return;
-        if (stream->answers_next ? compose_request(stream) : compose_answer(stream))
+        if (sending->answers_next ? compose_request(stream) : compose_answer(stream))
             continue;
         break;
     }
@@ -563,10 +575,11 @@ static void compose(struct sw_stream *stream)
  */
 static struct sw_out_frame *find_gone(struct sw_stream *stream)
 {
+    struct sw_sending *sending = &stream->sending;
     struct sw_memory memory;
 
-    for (uint32_t i = 0; i < stream->out_count; i++) {
-        struct sw_out_frame *frame = &stream->out[(stream->out_first + i) % SW_OUT_FRAMES];
+    for (uint32_t i = 0; i < sending->out_count; i++) {
+        struct sw_out_frame *frame = &sending->out[(sending->out_first + i) % SW_OUT_FRAMES];
         /* A key may stand for other memory by now (ibv_rereg_mr). */
         if (frame->is_answer && frame->payload &&
             (sw_reach_remote(&stream->pair->ibv, frame->stag, frame->address, frame->payload,
@@ -582,34 +595,36 @@ static struct sw_out_frame *find_gone(struct sw_stream *stream)
 /* TCP has taken some bytes. */
 static void advance(struct sw_stream *stream, size_t taken)
 {
-    stream->out_bytes -= (uint32_t)taken;
+    struct sw_sending *sending = &stream->sending;
+
+    sending->out_bytes -= (uint32_t)taken;
     for (size_t left = taken; left;) {
-        struct iovec *part = &stream->parts[stream->part_first];
+        struct iovec *part = &sending->parts[sending->part_first];
         if (left < part->iov_len) {
             part->iov_base = (char *)part->iov_base + left;
             part->iov_len -= left;
             break;
         }
         left -= part->iov_len;
-        stream->part_first++;
+        sending->part_first++;
     }
-    while (stream->out_count) {
-        struct sw_out_frame *frame = &stream->out[stream->out_first];
+    while (sending->out_count) {
+        struct sw_out_frame *frame = &sending->out[sending->out_first];
         if (taken < frame->left) {
             frame->left -= (uint32_t)taken;
             return;
         }
         taken -= frame->left;
-        stream->out_first = (stream->out_first + 1) % SW_OUT_FRAMES;
-        stream->out_count--;
+        sending->out_first = (sending->out_first + 1) % SW_OUT_FRAMES;
+        sending->out_count--;
         if (frame->ends && sw_awaits_word(stream))
             frame->send->stage = SW_SENT;
         else if (frame->ends)
             sw_end_send(stream->pair, frame->send, IBV_WC_SUCCESS);
     }
-    stream->part_first = stream->part_count = 0;
-    sw_give_blocks(stream->copies);
-    stream->copies = NULL;
+    sending->part_first = sending->part_count = 0;
+    sw_give_blocks(sending->copies);
+    sending->copies = NULL;
 }
 
 /* The memory of a frame that is composed is gone. */
@@ -619,15 +634,16 @@ static void fail_frame(struct sw_stream *stream, const struct sw_out_frame *fram
         sw_stream_failed_send(stream, frame->send, IBV_WC_LOC_PROT_ERR);
         return;
     }
-    stream->blamed_size = 0; /* its question may have been answered, but for this */
+    stream->receiving.blamed_size = 0; /* its question may have been answered, but for this */
     sw_stream_refused(stream, (struct sw_reason){SW_LAYER_RDMAP, 1, 0}); /* invalid STag */
 }
 
 void sw_transmit(struct sw_stream *stream)
 {
+    struct sw_sending *sending = &stream->sending;
     int most_parts = SW_OUT_PARTS;
 
-    sw_unhold(&stream->held);
+    sw_unhold(&sending->held);
     if (stream->is_dead)
         return;
     struct sw_out_frame *gone = find_gone(stream);
@@ -636,24 +652,24 @@ void sw_transmit(struct sw_stream *stream)
         return;
     }
     for (int has_sent = 0;;) {
-        if (!stream->out_count)
+        if (!sending->out_count)
             compose(stream);
         if (!stream->pair)
             return;
-        if (!stream->out_count)
+        if (!sending->out_count)
             break;
         /* A peer that reads as fast as we write must not keep the lock, or the program that
          * posted: the engine goes on. While is_full it is told of new room only, not of this. */
         if (has_sent && sw_turn_is_over()) {
-            if (stream->is_full)
+            if (stream->receiving.is_full)
                 sw_stream_rest(stream);
             else
-                stream->is_blocked = 1;
+                sending->is_blocked = 1;
             break;
         }
         struct msghdr message = {
-            .msg_iov = stream->parts + stream->part_first,
-            .msg_iovlen = (size_t)(stream->part_count - stream->part_first),
+            .msg_iov = sending->parts + sending->part_first,
+            .msg_iovlen = (size_t)(sending->part_count - sending->part_first),
         };
         if (message.msg_iovlen > (size_t)most_parts)
             message.msg_iovlen = (size_t)most_parts;
@@ -666,12 +682,12 @@ void sw_transmit(struct sw_stream *stream)
                 most_parts = 1;
                 continue;
             }
-            fail_frame(stream, &stream->out[stream->out_first]);
+            fail_frame(stream, &sending->out[sending->out_first]);
             return;
         }
         /* Where the peer has gone, its last word may still wait to be read, before the end. */
         if (taken < 0 && (errno == EAGAIN || errno == EPIPE || errno == ECONNRESET)) {
-            stream->is_blocked = 1;
+            sending->is_blocked = 1;
             break;
         }
         if (taken < 0) {
@@ -696,39 +712,40 @@ void sw_transmit(struct sw_stream *stream)
  */
 enum { CHATS = 4, AFTER_LATE = -16, AFTER_EARLY = 2 };
 
-void sw_note_post(struct sw_stream *stream)
+void sw_note_post(struct sw_sending *sending)
 {
-    if (stream->is_unanswered && stream->chats < CHATS)
-        stream->chats++;
-    stream->is_unanswered = 0;
+    if (sending->is_unanswered && sending->chats < CHATS)
+        sending->chats++;
+    sending->is_unanswered = 0;
 }
 
-void sw_note_message(struct sw_stream *stream)
+void sw_note_message(struct sw_sending *sending)
 {
-    if (stream->is_unanswered && stream->chats > 0)
-        stream->chats = 0;
-    stream->is_unanswered = 1;
+    if (sending->is_unanswered && sending->chats > 0)
+        sending->chats = 0;
+    sending->is_unanswered = 1;
 }
 
 void sw_nothing_took_it(struct sw_held *held, int is_late)
 {
-    struct sw_stream *stream = SW_CONTAINER(held, struct sw_stream, held);
+    struct sw_stream *stream = SW_CONTAINER(held, struct sw_stream, sending.held);
 
-    stream->chats = is_late ? AFTER_LATE : AFTER_EARLY;
+    stream->sending.chats = is_late ? AFTER_LATE : AFTER_EARLY;
     sw_transmit(stream);
 }
 
 static int can_wait(const struct sw_stream *stream)
 {
+    const struct sw_sending *sending = &stream->sending;
     const struct sw_queue_pair *pair = stream->pair;
 
-    if (stream->chats < CHATS || !stream->is_unanswered || !stream->member.progress ||
-        !stream->member.progress->serves || stream->out_count || !stream->answer_count ||
-        pair->next_send != pair->end || stream->needs_word)
+    if (sending->chats < CHATS || !sending->is_unanswered || !stream->member.progress ||
+        !stream->member.progress->serves || sending->out_count || !sending->answer_count ||
+        pair->next_send != pair->end || sending->needs_word)
         return 0;
-    for (uint32_t i = 0; i < stream->answer_count; i++) {
+    for (uint32_t i = 0; i < sending->answer_count; i++) {
         const struct sw_answer *answer =
-            &stream->answers[(stream->answer_first + i) % stream->answer_size];
+            &sending->answers[(sending->answer_first + i) % sending->answer_size];
         if (answer->is_atomic || answer->read.size)
             return 0;
     }
@@ -738,7 +755,7 @@ static int can_wait(const struct sw_stream *stream)
 void sw_reply(struct sw_stream *stream)
 {
     if (can_wait(stream))
-        sw_hold(stream->member.progress, &stream->held);
+        sw_hold(stream->member.progress, &stream->sending.held);
     else
         sw_transmit(stream);
 }

@@ -9,9 +9,9 @@ void sw_transmit(struct sw_stream *stream);
 /* There is something to be sent in answer to what has come, at once or with the next post. */
 void sw_reply(struct sw_stream *stream);
 /* The program posts: whether messages of the peer are answered is learnt from that. */
-void sw_note_post(struct sw_stream *stream);
+void sw_note_post(struct sw_sending *sending);
 /* The same of a message that has come. */
-void sw_note_message(struct sw_stream *stream);
+void sw_note_message(struct sw_sending *sending);
 /* What was held back goes out: the program has posted nothing that took it along. */
 void sw_nothing_took_it(struct sw_held *held, int is_late);
 
