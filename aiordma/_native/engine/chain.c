@@ -159,32 +159,20 @@ static void keep(ChainPort *chain, const struct engine_plain *plain, Request *re
     chain->bytes_used += plain->sge.length;
 }
 
-/* What is_still_usable in port.c asks, and that the chain was not posted meanwhile. */
-static int takes_more(const ChainPort *chain, const Part *part)
-{
-    return !chain->over && engine_usable(chain->port, chain->port->ready) &&
-           (!part || part->region->usable);
-}
-
 static PyObject *add(ChainPort *chain, const struct engine_plain *plain)
 {
     Port *port = chain->port;
 
     if (!engine_take_slot(port->sends))
         Py_RETURN_NONE; /* the general path raises */
-    Request *request =
-        engine_request(port, plain->operation, plain->sge.length, plain->part, plain->remote, 0);
-    if (!request) {
-        engine_give_slot(port->sends);
+    Request *request = engine_plain_request(port, plain, 0);
+    if (!request)
         return NULL;
-    }
-    /* Memory is reserved behind what may run the collector, and with it the program's code. */
-    int is_usable = takes_more(chain, plain->part);
-    if (!is_usable || reserve(chain, plain->part ? 0 : plain->sge.length)) {
-        engine_take_back(port, request);
-        Py_DECREF(request);
-        return is_usable ? NULL : Py_NewRef(Py_None); /* the general path says why */
-    }
+    /* Memory is reserved behind what may run the collector, and with it the program's code, which
+       may post the chain. */
+    int is_usable = !chain->over && engine_is_still_usable(port, plain->part, 0);
+    if (!is_usable || reserve(chain, plain->part ? 0 : plain->sge.length))
+        return engine_withdraw(port, request, is_usable);
     request->completes_as = completes_as(plain->opcode);
     keep(chain, plain, request);
     /* So that it ends with the queue pair, if it is never posted. */
@@ -192,38 +180,17 @@ static PyObject *add(ChainPort *chain, const struct engine_plain *plain)
     return (PyObject *)request;
 }
 
-typedef int reader(Port *port, struct engine_plain *plain, PyObject *const *arguments);
-
-static PyObject *collect(ChainPort *chain, reader *read, PyObject *const *arguments)
+PyObject *engine_collect(ChainPort *chain, enum engine_kind kind, PyObject *const *arguments)
 {
     struct engine_plain plain;
 
-    if (chain->over)
+    if (chain->over || kind == ENGINE_RECEIVE)
         Py_RETURN_NONE;
-    int is_plain = read(chain->port, &plain, arguments);
+    int is_plain = engine_read(chain->port, kind, arguments, &plain);
     PyObject *request = is_plain > 0   ? add(chain, &plain)
                         : is_plain < 0 ? NULL
                                        : Py_NewRef(Py_None);
-    if (plain.view.obj)
-        PyBuffer_Release(&plain.view);
-    if (engine_interrupted())
-        Py_CLEAR(request);
-    return request;
-}
-
-PyObject *engine_chain_send(ChainPort *chain, PyObject *const *arguments)
-{
-    return collect(chain, engine_read_send, arguments);
-}
-
-PyObject *engine_chain_write(ChainPort *chain, PyObject *const *arguments)
-{
-    return collect(chain, engine_read_write, arguments);
-}
-
-PyObject *engine_chain_read(ChainPort *chain, PyObject *const *arguments)
-{
-    return collect(chain, engine_read_read, arguments);
+    return engine_end_reading(&plain, request);
 }
 
 /* -- posting ------------------------------------------------------------------------------ */
@@ -338,32 +305,22 @@ static PyObject *chain_post(ChainPort *chain, PyObject *args)
 
 static PyObject *chain_send(ChainPort *chain, PyObject *local)
 {
-    return engine_chain_send(chain, &local);
+    return engine_collect(chain, ENGINE_SEND, &local);
 }
 
-static PyObject *two_sides(ChainPort *chain, PyObject *const *arguments, Py_ssize_t count,
-                           reader *read)
+static PyObject *chain_receive(ChainPort *chain, PyObject *local)
 {
-    if (count == 2)
-        return collect(chain, read, arguments);
-    PyErr_SetString(PyExc_TypeError, "one-sided operations have two sides");
-    return NULL;
+    return engine_collect(chain, ENGINE_RECEIVE, &local);
 }
 
 static PyObject *chain_write(ChainPort *chain, PyObject *const *arguments, Py_ssize_t count)
 {
-    return two_sides(chain, arguments, count, engine_read_write);
+    return engine_has_two_sides(count) ? engine_collect(chain, ENGINE_WRITE, arguments) : NULL;
 }
 
 static PyObject *chain_read(ChainPort *chain, PyObject *const *arguments, Py_ssize_t count)
 {
-    return two_sides(chain, arguments, count, engine_read_read);
-}
-
-static PyObject *chain_receive(ChainPort *chain, PyObject *memory)
-{
-    (void)chain, (void)memory;
-    Py_RETURN_NONE;
+    return engine_has_two_sides(count) ? engine_collect(chain, ENGINE_READ, arguments) : NULL;
 }
 
 static PyObject *chain_add(ChainPort *chain, PyObject *request)

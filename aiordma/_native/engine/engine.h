@@ -286,25 +286,34 @@ struct engine_plain {
     unsigned int rkey;
 };
 
-/* port.c; read what a post was given. 1: it is plain; 0: it is not; -1: an exception. */
-int engine_read_send(Port *port, struct engine_plain *plain, PyObject *const *arguments);
-int engine_read_write(Port *port, struct engine_plain *plain, PyObject *const *arguments);
-int engine_read_read(Port *port, struct engine_plain *plain, PyObject *const *arguments);
-int engine_read_receive(Port *port, struct engine_plain *plain, PyObject *local);
-/* port.c; nothing of it is posted: it leaves the tables, and gives back its memory and its slot. */
+enum engine_kind { ENGINE_SEND, ENGINE_RECEIVE, ENGINE_WRITE, ENGINE_READ };
+
+/* plain.c: */
+int engine_plain_names(void);
+/* Read what a post was given. 1: it is plain; 0: it is not; -1: an exception. */
+int engine_read(Port *port, enum engine_kind kind, PyObject *const *arguments,
+                struct engine_plain *plain);
+/* Give back what was read; returns the request, or NULL where an interrupt was kept meanwhile. */
+PyObject *engine_end_reading(struct engine_plain *plain, PyObject *request);
+/* Whether there are two arguments; else with an exception. */
+int engine_has_two_sides(Py_ssize_t count);
+/* A request that holds its memory. Its slot is taken; it is given back with NULL, an exception. */
+Request *engine_plain_request(Port *port, const struct engine_plain *plain, int is_receive);
+/*
+ * Asked again where no more of the program's code can run before the device has the request. What
+ * was given runs such code as it is read (__index__, buffers), and so does the garbage collector,
+ * as the request is made; it may close the queue pair, or the region that was not held yet.
+ */
+int engine_is_still_usable(const Port *port, const Part *part, int is_receive);
+/* Nothing of it is posted: it leaves the tables, and gives back its memory and its slot. */
 void engine_take_back(Port *port, Request *request);
+/* The same, and free it. Returns NULL where an exception is set, else None. */
+PyObject *engine_withdraw(Port *port, Request *request, int has_failed);
 
-/* port.c; a new request, None if it is not plain, NULL with an exception: */
-int engine_port_names(void);
-PyObject *engine_port_send(Port *port, PyObject *const *arguments);
-PyObject *engine_port_receive(Port *port, PyObject *const *arguments);
-PyObject *engine_port_write(Port *port, PyObject *const *arguments);
-PyObject *engine_port_read(Port *port, PyObject *const *arguments);
-
+/* Post or collect; a new request, None if it is not plain, NULL with an exception. port.c: */
+PyObject *engine_post(Port *port, enum engine_kind kind, PyObject *const *arguments);
 /* chain.c: */
-PyObject *engine_chain_send(ChainPort *chain, PyObject *const *arguments);
-PyObject *engine_chain_write(ChainPort *chain, PyObject *const *arguments);
-PyObject *engine_chain_read(ChainPort *chain, PyObject *const *arguments);
+PyObject *engine_collect(ChainPort *chain, enum engine_kind kind, PyObject *const *arguments);
 
 /* method.c: */
 PyObject *engine_method(PyObject *module, PyObject *args);

@@ -9,13 +9,18 @@
 
 typedef struct {
     PyObject_HEAD PyObject *general; /* the function */
-    PyObject *(*plain)(Port *port, PyObject *const *arguments);
-    PyObject *(*collected)(ChainPort *chain, PyObject *const *arguments);
+    enum engine_kind kind;
     Py_ssize_t count; /* of arguments, without self */
     vectorcallfunc call;
 } Method;
 
 static PyObject *the_port; /* the attribute's name */
+
+/* Where the port feeds a queue of messages, its receives are not the user's. */
+static int is_for_user(const Method *method, const Port *port)
+{
+    return method->kind != ENGINE_RECEIVE || !port->feeds;
+}
 
 static PyObject *method_call(PyObject *callable, PyObject *const *arguments, size_t flags,
                              PyObject *keywords)
@@ -27,10 +32,10 @@ static PyObject *method_call(PyObject *callable, PyObject *const *arguments, siz
         PyObject *port = PyObject_GetAttr(arguments[0], the_port), *request = Py_None;
         if (!port)
             return NULL;
-        if (Py_IS_TYPE(port, &engine_port_type))
-            request = method->plain((Port *)port, arguments + 1);
-        else if (method->collected && Py_IS_TYPE(port, &engine_chain_type))
-            request = method->collected((ChainPort *)port, arguments + 1);
+        if (Py_IS_TYPE(port, &engine_port_type) && is_for_user(method, (Port *)port))
+            request = engine_post((Port *)port, method->kind, arguments + 1);
+        else if (Py_IS_TYPE(port, &engine_chain_type))
+            request = engine_collect((ChainPort *)port, method->kind, arguments + 1);
         else
             Py_INCREF(request);
         Py_DECREF(port);
@@ -91,14 +96,13 @@ PyObject *engine_method(PyObject *module, PyObject *args)
 {
     static const struct {
         const char *name;
-        PyObject *(*plain)(Port *port, PyObject *const *arguments);
-        PyObject *(*collected)(ChainPort *chain, PyObject *const *arguments);
+        enum engine_kind kind;
         Py_ssize_t count;
     } known[] = {
-        {"send", engine_port_send, engine_chain_send, 1},
-        {"receive", engine_port_receive, NULL, 1},
-        {"write", engine_port_write, engine_chain_write, 2},
-        {"read", engine_port_read, engine_chain_read, 2},
+        {"send", ENGINE_SEND, 1},
+        {"receive", ENGINE_RECEIVE, 1},
+        {"write", ENGINE_WRITE, 2},
+        {"read", ENGINE_READ, 2},
     };
     const char *name;
     PyObject *general;
@@ -115,8 +119,7 @@ PyObject *engine_method(PyObject *module, PyObject *args)
         if (!method)
             return NULL;
         method->general = Py_NewRef(general);
-        method->plain = known[i].plain;
-        method->collected = known[i].collected;
+        method->kind = known[i].kind;
         method->count = known[i].count;
         method->call = method_call;
         return (PyObject *)method;

@@ -91,7 +91,7 @@ static int execute(PyObject *module)
         {"Steps", &engine_steps_type},
     };
     if (refuse_subinterpreter() || engine_prepare() || engine_prepare_interrupts() ||
-        engine_port_names())
+        engine_plain_names())
         return -1;
     for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
         if (PyType_Ready(types[i].type) ||

@@ -66,72 +66,6 @@ static void port_dealloc(Port *port)
 
 /* -- posting ------------------------------------------------------------------------------ */
 
-static int attribute(PyObject *object, PyObject *name, unsigned long long *value)
-{
-    PyObject *found = PyObject_GetAttr(object, name);
-    PyObject *number = found ? PyNumber_Index(found) : NULL; /* numpy's are no ints */
-    Py_XDECREF(found);
-    if (!number)
-        return -1;
-    *value = PyLong_AsUnsignedLongLong(number);
-    Py_DECREF(number);
-    return *value == (unsigned long long)-1 && PyErr_Occurred() ? -1 : 0;
-}
-
-/* 1: it is plain; 0: it is not; -1: an exception. */
-static int read_local(Port *port, struct engine_plain *plain, PyObject *local, int is_target)
-{
-    if (PyObject_TypeCheck(local, &engine_part_type)) {
-        Part *part = (Part *)local;
-        RegionBase *region = part->region; /* NULL: a slice without its constructor */
-        if (!region || !region->usable || region->domain != port->domain || !part->length ||
-            (uint64_t)part->length > port->max_message || (uint64_t)part->length >> 32 ||
-            (is_target && !region->writable))
-            return 0;
-        plain->part = part;
-        plain->sge = (struct ibv_sge){part->address, (uint32_t)part->length, part->lkey};
-        return 1;
-    }
-    if (is_target || !PyObject_CheckBuffer(local))
-        return 0;
-    if (PyObject_GetBuffer(local, &plain->view, PyBUF_SIMPLE)) {
-        PyErr_Clear(); /* the general way says what is wrong with it */
-        return 0;
-    }
-    if (!plain->view.len || plain->view.len > port->max_inline) {
-        PyBuffer_Release(&plain->view);
-        return 0;
-    }
-    plain->flags |= IBV_SEND_INLINE;
-    plain->sge = (struct ibv_sge){(uintptr_t)plain->view.buf, (uint32_t)plain->view.len, 0};
-    return 1;
-}
-
-/* What most requests aim at is what the one before aimed at. */
-static int read_remote(Port *port, struct engine_plain *plain, PyObject *remote)
-{
-    unsigned long long address = port->remote_address, length = port->remote_length,
-                       rkey = port->rkey;
-
-    if (remote != port->remote) {
-        if ((PyObject *)Py_TYPE(remote) != engine_given.remote_class)
-            return 0;
-        if (attribute(remote, engine_given.address, &address) ||
-            attribute(remote, engine_given.length, &length) ||
-            attribute(remote, engine_given.rkey, &rkey))
-            return -1;
-        port->remote_address = address;
-        port->remote_length = length;
-        port->rkey = (unsigned int)rkey;
-        /* Freeing the old one may run the program's code, which may post to another one. */
-        Py_XSETREF(port->remote, Py_NewRef(remote));
-    }
-    plain->remote = remote;
-    plain->remote_address = address;
-    plain->rkey = (unsigned int)rkey;
-    return length == plain->sge.length;
-}
-
 /* Say what the driver did with it: 0, posted; else refused with an errno; negative: it has it, and
    could not be told. */
 static int give_to_device(Port *port, const struct engine_plain *plain, uint64_t wr_id,
@@ -153,15 +87,6 @@ static int give_to_device(Port *port, const struct engine_plain *plain, uint64_t
     };
     struct ibv_send_wr *refused;
     return engine_path->post_sends(port->queue_pair, &send, &refused);
-}
-
-void engine_take_back(Port *port, Request *request)
-{
-    if (request->wr_id)
-        Py_XDECREF(engine_table_take(port->drain->table, request->wr_id));
-    engine_leave(port->open, request);
-    engine_drop(request);
-    engine_give_slot(request->is_receive ? port->receives : port->sends);
 }
 
 /* The device refused it: undo everything, and let Python raise why. */
@@ -194,15 +119,6 @@ static void doorbell_failed(Port *port, int error)
         engine_log("ending %r failed", port->owner);
 }
 
-/* Asked again where no more of the program's code can run before the device has the request. What
-   was given runs such code as it is read (__index__, buffers), and so does the garbage collector,
-   as the request is made; it may close the queue pair, or the region that was not held yet. */
-static int is_still_usable(const Port *port, const Part *part, int is_receive)
-{
-    return engine_usable(port, is_receive ? port->can_receive : port->ready) &&
-           (!part || part->region->usable);
-}
-
 static PyObject *post(Port *port, const struct engine_plain *plain, int is_receive)
 {
     Slots *slots = is_receive ? port->receives : port->sends;
@@ -216,21 +132,15 @@ static PyObject *post(Port *port, const struct engine_plain *plain, int is_recei
         if (!engine_take_slot(slots))
             Py_RETURN_NONE; /* the general path raises, or waits */
     }
-    Request *request = engine_request(port, plain->operation, plain->sge.length, plain->part,
-                                      plain->remote, is_receive);
-    if (!request) {
-        engine_give_slot(slots);
+    Request *request = engine_plain_request(port, plain, is_receive);
+    if (!request)
         return NULL;
-    }
-    int is_usable = is_still_usable(port, plain->part, is_receive);
+    int is_usable = engine_is_still_usable(port, plain->part, is_receive);
     /* Entered before the device can know of it; only its own refusal takes it out again. */
     if (is_usable)
         request->wr_id = engine_table_add(drain->table, (PyObject *)request);
-    if (!request->wr_id) {
-        engine_take_back(port, request);
-        Py_DECREF(request);
-        return is_usable ? NULL : Py_NewRef(Py_None); /* the general path says why */
-    }
+    if (!request->wr_id)
+        return engine_withdraw(port, request, is_usable);
     engine_enter(port->open, request);
     drain->crossings++;
     int error = give_to_device(port, plain, request->wr_id, is_receive);
@@ -245,108 +155,39 @@ static PyObject *post(Port *port, const struct engine_plain *plain, int is_recei
     return (PyObject *)request;
 }
 
-static PyObject *finish(Port *port, struct engine_plain *plain, int is_plain, int is_receive)
-{
-    PyObject *result = is_plain > 0   ? post(port, plain, is_receive)
-                       : is_plain < 0 ? NULL
-                                      : Py_NewRef(Py_None);
-    if (plain->view.obj)
-        PyBuffer_Release(&plain->view);
-    if (engine_interrupted())
-        Py_CLEAR(result);
-    return result;
-}
-
-static PyObject *names[4];
-
-int engine_read_send(Port *port, struct engine_plain *plain, PyObject *const *arguments)
-{
-    *plain = (struct engine_plain){.operation = names[0], .opcode = IBV_WR_SEND};
-    return engine_usable(port, port->ready) ? read_local(port, plain, arguments[0], 0) : 0;
-}
-
-int engine_read_receive(Port *port, struct engine_plain *plain, PyObject *local)
-{
-    *plain = (struct engine_plain){.operation = names[1]};
-    return engine_usable(port, port->can_receive) ? read_local(port, plain, local, 1) : 0;
-}
-
-static PyObject *receive(Port *port, PyObject *local)
+PyObject *engine_post(Port *port, enum engine_kind kind, PyObject *const *arguments)
 {
     struct engine_plain plain;
-    if (!port->queue_pair)
+
+    if (kind == ENGINE_RECEIVE && !port->queue_pair)
         Py_RETURN_NONE;
-    return finish(port, &plain, engine_read_receive(port, &plain, local), 1);
+    int is_plain = engine_read(port, kind, arguments, &plain);
+    PyObject *request = is_plain > 0   ? post(port, &plain, kind == ENGINE_RECEIVE)
+                        : is_plain < 0 ? NULL
+                                       : Py_NewRef(Py_None);
+    return engine_end_reading(&plain, request);
 }
 
-/* Where the port feeds a queue of messages, its receives are not the user's. */
-PyObject *engine_port_receive(Port *port, PyObject *const *arguments)
-{
-    return port->feeds ? Py_NewRef(Py_None) : receive(port, arguments[0]);
-}
-
-static int one_sided(Port *port, struct engine_plain *plain, PyObject *local, PyObject *remote,
-                     int is_target)
-{
-    int is_plain = read_local(port, plain, local, is_target);
-    return is_plain > 0 ? read_remote(port, plain, remote) : is_plain;
-}
-
-int engine_read_write(Port *port, struct engine_plain *plain, PyObject *const *arguments)
-{
-    *plain = (struct engine_plain){.operation = names[2], .opcode = IBV_WR_RDMA_WRITE};
-    return engine_usable(port, port->ready) ? one_sided(port, plain, arguments[0], arguments[1], 0)
-                                            : 0;
-}
-
-int engine_read_read(Port *port, struct engine_plain *plain, PyObject *const *arguments)
-{
-    *plain = (struct engine_plain){.operation = names[3], .opcode = IBV_WR_RDMA_READ};
-    return engine_usable(port, port->ready && port->can_read)
-               ? one_sided(port, plain, arguments[1], arguments[0], 1)
-               : 0;
-}
-
-PyObject *engine_port_send(Port *port, PyObject *const *arguments)
-{
-    struct engine_plain plain;
-    return finish(port, &plain, engine_read_send(port, &plain, arguments), 0);
-}
-
-PyObject *engine_port_write(Port *port, PyObject *const *arguments)
-{
-    struct engine_plain plain;
-    return finish(port, &plain, engine_read_write(port, &plain, arguments), 0);
-}
-
-PyObject *engine_port_read(Port *port, PyObject *const *arguments)
-{
-    struct engine_plain plain;
-    return finish(port, &plain, engine_read_read(port, &plain, arguments), 0);
-}
+/* -- what Python sees --------------------------------------------------------------------- */
 
 static PyObject *port_send(Port *port, PyObject *local)
 {
-    return engine_port_send(port, &local);
+    return engine_post(port, ENGINE_SEND, &local);
 }
 
-static PyObject *two_sides(Port *port, PyObject *const *arguments, Py_ssize_t count,
-                           PyObject *(*post)(Port *port, PyObject *const *arguments))
+static PyObject *port_receive(Port *port, PyObject *local)
 {
-    if (count == 2)
-        return post(port, arguments);
-    PyErr_SetString(PyExc_TypeError, "one-sided operations have two sides");
-    return NULL;
+    return engine_post(port, ENGINE_RECEIVE, &local);
 }
 
 static PyObject *port_write(Port *port, PyObject *const *arguments, Py_ssize_t count)
 {
-    return two_sides(port, arguments, count, engine_port_write);
+    return engine_has_two_sides(count) ? engine_post(port, ENGINE_WRITE, arguments) : NULL;
 }
 
 static PyObject *port_read(Port *port, PyObject *const *arguments, Py_ssize_t count)
 {
-    return two_sides(port, arguments, count, engine_port_read);
+    return engine_has_two_sides(count) ? engine_post(port, ENGINE_READ, arguments) : NULL;
 }
 
 static PyObject *port_open(Port *port, PyObject *args)
@@ -368,7 +209,7 @@ static PyMethodDef methods[] = {
     {"send", (PyCFunction)port_send, METH_O,
      "send($self, data, /)\n--\n\n"
      "Post a message; None: it is not a plain one."},
-    {"receive", (PyCFunction)receive, METH_O,
+    {"receive", (PyCFunction)port_receive, METH_O,
      "receive($self, memory, /)\n--\n\n"
      "Post a receive; None: it is not a plain one."},
     {"write", (PyCFunction)(void (*)(void))port_write, METH_FASTCALL,
@@ -401,12 +242,3 @@ PyTypeObject engine_port_type = {
     .tp_methods = methods,
     .tp_members = members,
 };
-
-int engine_port_names(void)
-{
-    static const char *const texts[] = {"SEND", "RECV", "RDMA_WRITE", "RDMA_READ"};
-    for (int i = 0; i < 4; i++)
-        if (!names[i] && !(names[i] = PyUnicode_InternFromString(texts[i])))
-            return -1;
-    return 0;
-}

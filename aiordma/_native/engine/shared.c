@@ -40,16 +40,15 @@ static int make_all(Port *port, PyObject *parts, struct shared_receive *all, Py_
     for (*made = 0; *made < PyList_GET_SIZE(parts); ++*made) {
         struct shared_receive *one = &all[*made];
         struct engine_plain plain;
-        int is_plain = engine_read_receive(port, &plain, PyList_GET_ITEM(parts, *made));
+        PyObject *part = PyList_GET_ITEM(parts, *made);
+        int is_plain = engine_read(port, ENGINE_RECEIVE, &part, &plain);
         if (is_plain <= 0)
             return is_plain;
         if (!engine_take_slot(port->receives))
             return 0;
-        one->request = engine_request(port, plain.operation, plain.sge.length, plain.part, NULL, 1);
-        if (!one->request) {
-            engine_give_slot(port->receives);
+        one->request = engine_plain_request(port, &plain, 1);
+        if (!one->request)
             return -1;
-        }
         one->sge = plain.sge;
         one->work = (struct ibv_recv_wr){.sg_list = &one->sge, .num_sge = 1};
     }
