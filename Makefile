@@ -4,7 +4,7 @@
 PYTHON ?= python3
 RESULTS := $(CURDIR)/build/vm
 TEST_BED := $(PYTHON) -m tests.vm
-NATIVE := $(shell find aiordma/_native -name '*.[ch]' ! -name '_*.c') aiordma/_native/build.py
+NATIVE := $(shell find aiordma/_native -name '*.[ch]' ! -name '_*.c') setup_binding.py
 
 # Literally as given: make would expand a $ in it.
 override CMD := $(value CMD)
@@ -13,7 +13,7 @@ export CMD
 # What pytest is given whatever runs it; $(1) names the results.
 report_to = --junitxml=$(RESULTS)/junit-$(1).xml $(ARGS)
 
-.PHONY: help venv venv-built demo test test-software test-rxe test-siw vm lint docs bench sanitize fuzz clean
+.PHONY: help venv venv-built wheel demo test test-software test-rxe test-siw vm lint docs bench sanitize fuzz clean
 
 help:
 	@echo "make demo            an echo server and client over RDMA; DEVICE=rxe|siw: in a VM"
@@ -25,6 +25,7 @@ help:
 	@echo "make sanitize fuzz   the software device under sanitizers; its parsers under a fuzzer, RUNS=n"
 	@echo "make bench           latency and throughput beside C's; BENCH=row BENCH_ROUNDS=n"
 	@echo "make lint docs       style and types; the documentation's examples"
+	@echo "make wheel           the package as others install it, in dist/"
 	@echo "make venv clean      the virtual environment; remove everything built"
 	@echo "ARGS='-k name' goes to pytest. python3 -m tests.vm run --help lists the VM's settings."
 
@@ -57,6 +58,12 @@ export AIORDMA_WERROR = 1
 .venv/.installed: .venv/.base | .venv/.native
 	.venv/bin/pip install -qq --no-build-isolation --config-settings editable_mode=compat -e '.[test,lint]'
 	@touch $@
+
+# Without what an earlier build left: setuptools would put it into the wheel.
+wheel: venv
+	@rm -rf build/lib.* build/bdist.* dist
+	@.venv/bin/pip wheel -qq --no-build-isolation --no-deps --wheel-dir dist .
+	@ls dist/*.whl
 
 vm: venv
 	@$(TEST_BED) run "$$CMD"

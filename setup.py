@@ -82,7 +82,7 @@ engine = Extension(
 )
 
 setup(
-    cffi_modules=["aiordma/_native/build.py:ffibuilder"],
+    cffi_modules=["setup_binding.py:ffibuilder"],
     ext_modules=[engine],
     cmdclass={"build_ext": BuildExtension},
 )

@@ -7,9 +7,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "aiordma"
 
-BUILD = f"{PACKAGE}._native.build"
-"""Run to compile the binding, and never imported."""
-
 
 @cache
 def modules() -> dict[str, ast.Module]:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,14 @@ def source(tmp_path: Path) -> Path:
     shutil.copytree(
         ROOT / "aiordma", copy / "aiordma", ignore=shutil.ignore_patterns("*.so", "__pycache__")
     )
-    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+    for name in (
+        "setup.py",
+        "setup_binding.py",
+        "pyproject.toml",
+        "MANIFEST.in",
+        "README.md",
+        "LICENSE",
+    ):
         shutil.copy(ROOT / name, copy)
     return copy
 
@@ -97,29 +105,47 @@ done
 """
 
 
-@pytest.mark.parametrize("ours", [False, True])
-def test_only_our_own_builds_fail_at_warnings(ours: bool, source: Path, tmp_path: Path) -> None:
-    # A newer compiler than ours warns of more, which must not keep anybody from installing.
+@pytest.fixture
+def recording(tmp_path: Path) -> dict[str, str]:
+    """The environment of a build whose compiler makes empty files, and writes into the file RECORD
+    how it is called."""
     compiler, record = tmp_path / "cc", tmp_path / "record"
     compiler.write_text(RECORDING)
     compiler.chmod(0o755)
     environment = {**os.environ, "CC": str(compiler), "RECORD": str(record)}
     environment.pop("AIORDMA_WERROR", None)
+    return environment
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_only_our_own_builds_fail_at_warnings(
+    ours: bool, source: Path, recording: dict[str, str]
+) -> None:
+    # A newer compiler than ours warns of more, which must not keep anybody from installing.
     if ours:
-        environment["AIORDMA_WERROR"] = "1"
-    subprocess.run([sys.executable, *SETUP], cwd=source, env=environment, check=True, timeout=120)
-    compiled = [line for line in record.read_text().splitlines() if " -c " in line]
+        recording["AIORDMA_WERROR"] = "1"
+    subprocess.run([sys.executable, *SETUP], cwd=source, env=recording, check=True, timeout=120)
+    record = Path(recording["RECORD"]).read_text()
+    compiled = [line for line in record.splitlines() if " -c " in line]
     for extension in ("engine/port.c", "software/receive.c"):
         (words,) = [line.split() for line in compiled if extension in line]
         assert "-Wall" in words
         assert ("-Werror" in words) is ours
 
 
-def test_wheels_hold_python_and_its_types_only(source: Path, tmp_path: Path) -> None:
-    command = (sys.executable, "setup.py", "-q", "build_py", "--build-lib", tmp_path / "built")
-    subprocess.run(command, cwd=source, check=True, timeout=120)
-    built = {path.suffix for path in (tmp_path / "built").rglob("*") if path.is_file()}
-    assert built == {".py", ".pyi", ".typed"}
+def test_wheel_has_no_sources_of_its_extensions(
+    source: Path, tmp_path: Path, recording: dict[str, str]
+) -> None:
+    command = (sys.executable, "setup.py", "-q", "bdist_wheel", "--dist-dir", tmp_path / "made")
+    subprocess.run(command, cwd=source, env=recording, check=True, timeout=120)
+    (archive,) = (tmp_path / "made").iterdir()
+    with zipfile.ZipFile(archive) as packed:
+        held = [Path(name) for name in packed.namelist()]
+    files = {path for path in held if path.parts[0] == "aiordma"}
+    assert {path.parts[0] for path in set(held) - files} == {"aiordma-0.1.0.dist-info"}
+    assert {path.suffix for path in files} == {".py", ".pyi", ".so", ".typed"}
+    native = {path.name.partition(".")[0] for path in files if path.parent.name == "_native"}
+    assert native == {"__init__", "_binding", "_engine"}
 
 
 def test_source_distributions_hold_all_c_sources(source: Path, tmp_path: Path) -> None:
@@ -132,4 +158,4 @@ def test_source_distributions_hold_all_c_sources(source: Path, tmp_path: Path) -
     needed = {str(path.relative_to(source)) for path in native.rglob("*.[ch]")}
     assert len(needed) > 50
     assert needed - held == set()
-    assert "aiordma/_native/_engine.pyi" in held
+    assert {"aiordma/_native/_engine.pyi", "setup_binding.py"} <= held

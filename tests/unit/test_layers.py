@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 
 import pytest
 
-from tests.unit.sources import BUILD, PACKAGE, ROOT, imported, modules
+from tests.unit.sources import PACKAGE, ROOT, imported, modules
 
 # From low to high; docs/design.md says what is in each. "" is the package's own __init__: what
 # follows uses its public names only.
@@ -45,7 +45,7 @@ def test_every_module_is_in_a_folder_of_the_list() -> None:
     assert {_folder(name) for name in modules()} == set(FOLDERS)
 
 
-@pytest.mark.parametrize("name", [name for name in modules() if name != BUILD])
+@pytest.mark.parametrize("name", modules())
 def test_a_module_imports_only_from_folders_above_its_own(name: str) -> None:
     place = FOLDERS.index(_folder(name))
     upwards = [each for each in _ours(modules()[name]) if FOLDERS.index(_folder(each)) > place]
@@ -53,7 +53,7 @@ def test_a_module_imports_only_from_folders_above_its_own(name: str) -> None:
 
 
 def test_no_module_imports_itself_by_a_detour() -> None:
-    arrows = {name: _ours(tree) - {name} for name, tree in modules().items() if name != BUILD}
+    arrows = {name: _ours(tree) - {name} for name, tree in modules().items()}
     assert len(list(TopologicalSorter(arrows).static_order())) == len(arrows)
 
 
@@ -93,10 +93,6 @@ def test_the_benchmark_uses_the_public_interface_only() -> None:
         if other.split(".")[0] == PACKAGE and not other.startswith(f"{PACKAGE}.bench")
     }
     assert deeper == {PACKAGE}
-
-
-def test_nothing_imports_the_build_script() -> None:
-    assert [name for name, tree in modules().items() if BUILD in imported(tree)] == []
 
 
 @pytest.mark.parametrize("name", modules())
@@ -146,7 +142,7 @@ DEFINITIONS = (
 )
 
 
-@pytest.mark.parametrize("name", [name for name in modules() if name != BUILD])
+@pytest.mark.parametrize("name", modules())
 def test_a_module_holds_imports_definitions_and_constants_only(name: str) -> None:
     code = [
         f"line {node.lineno}: {ast.unparse(node)}"

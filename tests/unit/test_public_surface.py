@@ -16,9 +16,9 @@ import pytest
 import aiordma
 from aiordma import _native, verbs
 from aiordma._base.options import ConnectionKeywords, ConnectionOptions
-from tests.unit.sources import BUILD, PACKAGE, ROOT, modules
+from tests.unit.sources import PACKAGE, ROOT, modules
 
-NAMES = [name for name in modules() if name != BUILD]
+NAMES = list(modules())
 LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1")
 
 # -- names ----------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Compile the binding in cffi's API mode, so that the C compiler checks every declaration.
 
-The declarations for Python are in declarations/, a file per C header. The C code is beside that
-folder, and the software device is in software/. The extension links against neither libibverbs nor
-librdmacm: rdma_core.c opens them at the first use.
+The declarations for Python are in aiordma/_native/declarations, a file per C header. The C code is
+beside that folder, and the software device is in software/. The extension links against neither
+libibverbs nor librdmacm: rdma_core.c opens them at the first use. This script is outside the
+package, so that no wheel contains it.
 """
 
 import os
@@ -11,8 +12,8 @@ from pathlib import Path
 
 from cffi import FFI
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).resolve().parent
+NATIVE = ROOT / "aiordma" / "_native"
 # Each file uses only declarations of the files before it.
 DECLARATIONS = (
     "verbs.h",
@@ -31,7 +32,7 @@ def ours(pattern: str) -> list[str]:
 
     The files that cffi writes begin with an underscore, and are left out.
     """
-    found = (path for path in HERE.glob(pattern) if not path.name.startswith("_"))
+    found = (path for path in NATIVE.glob(pattern) if not path.name.startswith("_"))
     return sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 
@@ -52,7 +53,7 @@ PREAMBLE = """
 
 ffibuilder = FFI()
 for name in DECLARATIONS:
-    ffibuilder.cdef((HERE / "declarations" / name).read_text())
+    ffibuilder.cdef((NATIVE / "declarations" / name).read_text())
 ffibuilder.set_source(
     "aiordma._native._binding",
     PREAMBLE,
