@@ -11,5 +11,4 @@ def software_objects() -> dict[str, int]:
     counts = ffi.new("struct aiordma_software_counts *")
     lib.aiordma_software_counts(counts)
     fields = ffi.typeof("struct aiordma_software_counts").fields
-    assert fields is not None
     return {name: int(getattr(counts, name)) for name, _ in fields}
