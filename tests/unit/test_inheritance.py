@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from aiordma._native import c_backend
-from tests.unit.sources import BUILD, PACKAGE, modules
+from tests.unit.sources import PACKAGE, modules
 
 MOST = 2
 """Levels of inheritance among classes of ours: a class and its base."""
@@ -32,7 +32,7 @@ def _counts(kind: type) -> bool:
 @cache
 def classes() -> frozenset[type]:
     """Every class of the package, the engine's types in C among them."""
-    spaces: list[Any] = [importlib.import_module(name) for name in modules() if name != BUILD]
+    spaces: list[Any] = [importlib.import_module(name) for name in modules()]
     named = {
         kind
         for space in [*spaces, c_backend]
