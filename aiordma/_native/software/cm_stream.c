@@ -1,12 +1,12 @@
 /*
- * The TCP port space, as far as both sides have it in common, and the side that connects.
+ * The TCP port space: the parts for both sides, and the side that connects.
  *
- * A connection of RDMA is a TCP connection whose first word, both ways, is a frame of MPA's. Until
- * the two have been exchanged the socket is ours; then it is the stream's.
+ * An RDMA connection is a TCP connection that begins with a frame of MPA in each direction. This
+ * module has the socket until both are exchanged, and then the stream has it.
  *
- * Nobody is trusted to answer. A peer that connects and says nothing is dropped after a while; one
- * that takes our request and says nothing is UNREACHABLE; one that accepted, and was accepted, and
- * is not heard of again is UNREACHABLE too.
+ * No peer is trusted to answer. A peer that connects and sends nothing is dropped after a while. A
+ * peer that does not reply to the request is UNREACHABLE. A peer that was accepted and then sends
+ * nothing is UNREACHABLE, too.
  */
 #include "cm_stream.h"
 
@@ -22,10 +22,10 @@
 #include "gids.h"
 
 enum {
-    REPLY_MILLISECONDS = 60000, /* for a peer to accept, TCP's connecting included */
+    REPLY_MILLISECONDS = 60000, /* for a peer's reply, including TCP's connecting */
 };
 
-/* -- sockets ------------------------------------------------------------------------------- */
+/* -- sockets ----------------------------------------------------------------------------------- */
 
 struct sw_connection *sw_new_connection(struct sw_identifier *identifier)
 {
@@ -54,16 +54,16 @@ void sw_reset_connection(struct sw_connection *connection)
 
     if (connection->fd >= 0 &&
         setsockopt(connection->fd, SOL_SOCKET, SO_LINGER, &hard, sizeof(hard))) {
-        /* Then it ends in the usual way. */
+        /* The connection then ends without a reset. */
     }
     sw_close_connection(connection);
 }
 
-/* What can be done without: a socket works as well where the system does not take it. */
+/* Set an option that a socket works without. */
 static void try_option(int fd, int level, int name, int value)
 {
     if (setsockopt(fd, level, name, &value, sizeof(value))) {
-        /* Without it, then. */
+        /* The system does not support it. */
     }
 }
 
@@ -84,7 +84,7 @@ static int open_socket(struct sw_identifier *identifier, int family)
     if (fd < 0)
         return errno;
     int on = 1, alone = identifier->ipv6_only, error = 0;
-    /* A port is free again at once; who shares one among us is sw_check_port's to say. */
+    /* A port is free again at once. sw_check_port decides whether identifiers may share one. */
     if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) ||
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) ||
         (family == AF_INET6 && setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &alone, sizeof(alone))))
@@ -106,7 +106,7 @@ static int make_connection(struct sw_identifier *identifier)
     return identifier->connection ? 0 : ENOMEM;
 }
 
-/* An IPv4 peer of a socket that takes both versions is an IPv4 peer. */
+/* An IPv4 address in IPv6 form becomes an IPv4 address. */
 static void tidy_address(struct sockaddr_storage *address)
 {
     struct sockaddr_in6 six;
@@ -154,7 +154,7 @@ int sw_stream_bind(struct sw_identifier *identifier)
     return error;
 }
 
-/* -- the frames of the handshake ------------------------------------------------------------- */
+/* -- the frames of the handshake --------------------------------------------------------------- */
 
 int sw_read_handshake(struct sw_connection *connection, int is_reply)
 {
@@ -183,7 +183,7 @@ int sw_read_handshake(struct sw_connection *connection, int is_reply)
     }
 }
 
-/* At this time there is room in any socket's buffer: less than all is as bad as nothing. */
+/* The socket's buffer is empty at this time, so a partial write is an error. */
 int sw_write_handshake(struct sw_connection *connection, const struct sw_mpa *frame)
 {
     uint8_t bytes[SW_MPA_MOST];
@@ -197,7 +197,7 @@ int sw_write_handshake(struct sw_connection *connection, const struct sw_mpa *fr
     return (size_t)sent == size ? 0 : EPROTO;
 }
 
-/* TCP's own sum suffices for what never leaves this machine. */
+/* TCP's checksum is sufficient for data that stay on this machine. */
 int sw_wants_crc(const struct sw_identifier *identifier)
 {
     const struct sockaddr *peer = &identifier->ibv.route.addr.dst_addr;
@@ -216,19 +216,19 @@ int sw_wants_crc(const struct sw_identifier *identifier)
     return 1;
 }
 
-/* -- the ends of an attempt ------------------------------------------------------------------ */
+/* -- failed attempts --------------------------------------------------------------------------- */
 
 void sw_detach_pair(struct sw_identifier *identifier)
 {
     struct sw_connection *connection = identifier->connection;
 
     if (connection->pair && connection->pair != (struct sw_queue_pair *)identifier->ibv.qp)
-        connection->pair->identifier = NULL; /* the program's own; ours stays with us */
+        connection->pair->identifier = NULL; /* the program's own; the identifier's stays with it */
     sw_stop_looking(&connection->silence);
     connection->pair = NULL;
 }
 
-/* No connection came of it: tell so, once, and flush what is posted. */
+/* There is no connection: report that, once, and flush the posted requests. */
 static void give_up(struct sw_identifier *identifier, struct sw_event *event)
 {
     struct sw_queue_pair *pair = identifier->connection->pair;
@@ -305,7 +305,7 @@ void sw_report_established(struct sw_identifier *identifier, const struct sw_ter
     const struct sw_mpa *peer = &connection->peer;
 
     if (!event) {
-        /* A program that cannot be told that it is connected is not. */
+        /* A connection that cannot be reported ends. */
         give_up(identifier, sw_last_event(identifier, RDMA_CM_EVENT_CONNECT_ERROR, -ENOMEM));
         return;
     }
@@ -319,17 +319,17 @@ void sw_report_established(struct sw_identifier *identifier, const struct sw_ter
                             identifier->parameters.retry_count);
 }
 
-/* What the accepting side said, and whether that suits us. */
+/* Check the peer's reply, and compute the terms. */
 static int agree(struct sw_identifier *identifier, struct sw_terms *terms)
 {
     const struct sw_mpa *peer = &identifier->connection->peer;
     uint16_t inbound = sw_depth_of(identifier->parameters.responder_resources);
     uint16_t outbound = sw_depth_of(identifier->parameters.initiator_depth);
 
-    /* Nothing of ours puts markers into a stream. Private data are at most what an event has. */
+    /* The device supports no markers. Private data must fit into an event. */
     if (peer->markers || !peer->enhanced || peer->private_size > UINT8_MAX)
         return EPROTO;
-    /* It may lower what we asked for, not raise it (RFC 6581, 9.2). */
+    /* The peer may lower the requested depth, but not raise it (RFC 6581, 9.2). */
     if (peer->outbound_depth > inbound)
         return EPROTO;
     if (peer->peer_to_peer && !peer->ready_by_write)
@@ -366,7 +366,7 @@ int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *ter
     way->grh.traffic_class = identifier->has_tos ? identifier->tos : 0;
     sw_unwatch(&connection->watch);
     connection->fd = -1;
-    sw_device.counts.sockets--; /* the stream counts its own */
+    sw_device.counts.sockets--; /* the stream counts it */
     return sw_stream_begin(connection->pair, fd, terms);
 }
 
@@ -392,7 +392,7 @@ static void read_reply(struct sw_watch *watch, uint32_t events)
     }
     if (error) {
         give_up_for(identifier, error);
-    } else if (identifier->state == SW_CM_CONNECTING) { /* and not over again by now */
+    } else if (identifier->state == SW_CM_CONNECTING) { /* it can be over by now */
         identifier->state = SW_CM_CONNECTED;
         sw_report_established(identifier, &terms, 1);
     }
@@ -407,7 +407,7 @@ static int send_request(struct sw_identifier *identifier)
         .enhanced = 1,
         .peer_to_peer = 1,
         .ready_by_write = 1,
-        .ready_by_read = 1, /* only so that our own kind is known by it */
+        .ready_by_read = 1, /* only to show that this is a software device */
         .inbound_depth = sw_depth_of(parameters->responder_resources),
         .outbound_depth = sw_depth_of(parameters->initiator_depth),
         .private_data = identifier->private_data,
@@ -417,20 +417,20 @@ static int send_request(struct sw_identifier *identifier)
     return sw_write_handshake(identifier->connection, &request);
 }
 
-/* On one machine a port that nobody listens on may be the one that we connect from. */
+/* On one machine, a port without a listener can be the one that this socket connects from. */
 static int is_myself(const struct sockaddr_storage *one, const struct sockaddr_storage *other)
 {
     return !memcmp(one, other, sizeof(*one));
 }
 
-/* A test that wants it so has held the peer's answer back. */
+/* A fault has delayed the peer's reply. */
 static void delay_is_over(struct sw_timer *timer)
 {
     struct sw_identifier *identifier = SW_CONTAINER(timer, struct sw_identifier, timer);
 
     identifier->timer.expired = sw_took_too_long;
     if (sw_call_later(&identifier->timer, REPLY_MILLISECONDS)) {
-        /* The engine runs: this is its own call. */
+        /* This cannot fail: the engine runs, and it makes this call. */
     }
     int error = sw_rewatch(&identifier->connection->watch, EPOLLIN);
     if (error)
@@ -467,7 +467,7 @@ static void connected(struct sw_watch *watch, uint32_t events)
     if (!error)
         error = sw_get_socket_address(connection->fd, getpeername, &peer);
     if (error == ENOTCONN && !(events & (EPOLLERR | EPOLLHUP)))
-        return; /* woken for nothing */
+        return; /* a spurious wake-up */
     if (!error)
         error = sw_get_socket_address(connection->fd, getsockname, ours);
     if (!error && is_myself(&peer, ours))
@@ -503,7 +503,7 @@ static int start_connecting(struct sw_identifier *identifier)
     if (!error)
         return 0;
     if (event_of_error(error) != RDMA_CM_EVENT_CONNECT_ERROR) {
-        give_up_for(identifier, error); /* the peer's doing, or the network's: an event says so */
+        give_up_for(identifier, error); /* caused by the peer or the network: an event reports it */
         return 0;
     }
     sw_unwatch(&connection->watch);
@@ -563,7 +563,7 @@ void sw_stream_ended(struct sw_identifier *identifier)
 int sw_stream_disconnect(struct sw_identifier *identifier)
 {
     if (identifier->state == SW_CM_DISCONNECTED)
-        return 0; /* the peer was faster, or this is the second time */
+        return 0; /* the peer was faster, or this is the second call */
     if (identifier->state != SW_CM_CONNECTED && identifier->state != SW_CM_ACCEPTING)
         return EINVAL;
     sw_queue_pair_failed(identifier->connection->pair);

@@ -1,6 +1,6 @@
 /*
- * The TCP port space: what both sides have in common, and the side that connects; for cm_listen.c,
- * the side that listens and accepts.
+ * The TCP port space: the parts for both sides, and the side that connects. cm_listen.c is the side
+ * that listens and accepts.
  */
 #ifndef AIORDMA_SOFTWARE_CM_STREAM_H
 #define AIORDMA_SOFTWARE_CM_STREAM_H
@@ -11,56 +11,56 @@
 #include "identifier.h"
 #include "mpa.h"
 
-/* Of an identifier, or, until its request has arrived, of a peer of a listener. */
+/* A connection of an identifier, or of a listener's peer whose request has not arrived. */
 struct sw_connection {
     struct sw_watch watch;
     struct sw_identifier *identifier;
-    struct sw_queue_pair *pair; /* while it is to be connected, or is */
-    int fd;                     /* -1: none, or the stream's */
+    struct sw_queue_pair *pair; /* while connecting or connected */
+    int fd;                     /* -1: none, or the stream has it */
     uint8_t frame[SW_MPA_MOST];
     size_t arrived;
-    struct sw_mpa peer;        /* what it said, in frame */
-    struct sw_silence silence; /* while it is connected */
+    struct sw_mpa peer;        /* the peer's handshake, in frame */
+    struct sw_silence silence; /* while connected */
 
-    /* a listener's */
+    /* of a listener */
     uint32_t waiting; /* requests that the program has not taken */
     uint32_t backlog;
-    int spare;            /* a descriptor to be closed where there is no other; -1: none */
+    int spare;            /* a descriptor to close if there is no other; -1: none */
     uint32_t retries;     /* to accept, since the last success */
-    int is_short;         /* of descriptors or memory, lately, and the program knows */
-    struct sw_timer calm; /* runs until it has not been short for a while */
+    int is_short;         /* of descriptors or memory, and the program has the event */
+    struct sw_timer calm; /* runs until there was no shortage for a while */
 
-    /* a peer's whose request has not arrived */
+    /* of a peer whose request has not arrived */
     struct sw_handshake handshake;
     struct sw_connection *listener;
 };
 
 struct sw_connection *sw_new_connection(struct sw_identifier *identifier);
 void sw_close_connection(struct sw_connection *connection); /* only its socket, if it has one */
-/* So that the peer is told by a reset, not by an end that it may take for an answer. */
+/* Close with a reset: the peer could take a plain end for an answer. */
 void sw_reset_connection(struct sw_connection *connection);
 void sw_set_type_of_service(const struct sw_identifier *identifier, int fd);
-/* get is getsockname or getpeername. */
+/* get: getsockname or getpeername. */
 int sw_get_socket_address(int fd, int (*get)(int, struct sockaddr *, socklen_t *),
                           struct sockaddr_storage *address);
 
 /*
- * Read as far as the frame goes, and no further: what is behind it is the stream's. 0: it is
- * whole, EAGAIN: it is not, else what is wrong.
+ * Read up to the end of the frame: the bytes after it belong to the stream. 0: it is complete,
+ * EAGAIN: it is not, else an error.
  */
 int sw_read_handshake(struct sw_connection *connection, int is_reply);
 int sw_write_handshake(struct sw_connection *connection, const struct sw_mpa *frame);
 int sw_wants_crc(const struct sw_identifier *identifier);
 
-/* The queue pair that is to be connected: ours, or the one of the program's that it names. */
+/* Attach the queue pair to connect: the identifier's, or the program's that its parameters name. */
 int sw_attach_pair(struct sw_identifier *identifier);
 void sw_detach_pair(struct sw_identifier *identifier);
-/* Hand the socket over to the stream, in any case. */
+/* Give the socket to the stream, also after a failure. */
 int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *terms);
 void sw_report_established(struct sw_identifier *identifier, const struct sw_terms *terms,
                            int has_data);
-void sw_took_too_long(struct sw_timer *timer); /* an identifier's */
-/* Its part of the port space; cm_listen.c has the rest. */
+void sw_took_too_long(struct sw_timer *timer); /* of an identifier */
+/* Its operations of the port space. cm_listen.c has the others. */
 int sw_stream_bind(struct sw_identifier *identifier);
 int sw_stream_connect(struct sw_identifier *identifier);
 int sw_stream_disconnect(struct sw_identifier *identifier);

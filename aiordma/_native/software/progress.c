@@ -1,9 +1,9 @@
 /*
- * Progress in the program's own thread. A packet that the engine's thread reads costs two changes
- * from one thread to another before the program hears of it: one to wake the engine, and one for
- * the engine to wake the program. While the program looks often, its own thread is woken by the
- * packet, and reads it. The engine only looks every millisecond whether it still does: one-sided
- * operations of peers must not wait for a program that computes.
+ * Progress in the program's own thread. If the engine's thread reads a packet, the program learns
+ * of it after two changes between threads: one to the engine, and one to the program. While the
+ * program polls often, the packet wakes the program's own thread, which reads it. The engine only
+ * checks each millisecond whether the program still polls: peers' one-sided operations must not
+ * wait for a program that computes.
  */
 #include "progress.h"
 
@@ -12,9 +12,9 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How long the engine leaves them to a thread that does not look. A held answer waits for two. */
+/* The time that a thread has to poll. A held answer waits for two ticks at most. */
 enum { TICK_MILLISECONDS = 1 };
-/* Who has looked so often within a tick looks often; an event taken counts as several looks. */
+/* So many polls within a tick are often. Taking an event counts as several polls. */
 enum { LOOKS = 8, LOOKS_OF_EVENT = 4 };
 
 static uint64_t now(void)
@@ -25,7 +25,7 @@ static uint64_t now(void)
     return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
-/* -- what is held ---------------------------------------------------------------------------- */
+/* -- held answers ------------------------------------------------------------------------------ */
 
 void sw_hold(struct sw_progress *progress, struct sw_held *held)
 {
@@ -51,7 +51,7 @@ void sw_unhold(struct sw_held *held)
     held->link = NULL;
 }
 
-/* One of earlier ticks, or any. */
+/* Find one of an earlier tick, or any. */
 static struct sw_held *find_held(const struct sw_progress *progress, int any)
 {
     struct sw_held *held = progress->held;
@@ -61,7 +61,7 @@ static struct sw_held *find_held(const struct sw_progress *progress, int any)
     return held;
 }
 
-/* Those of earlier ticks, or all. What one of them leads to may end others. */
+/* Release those of earlier ticks, or all. The release of one can end others. */
 static void release(struct sw_progress *progress, int is_late, int all)
 {
     struct sw_held *held;
@@ -73,9 +73,9 @@ static void release(struct sw_progress *progress, int is_late, int all)
 }
 
 /*
- * A program that has taken the completions, and looks again and again, has had its chance to post.
- * Some looks may come before: an event loop goes round once or twice until the one that waits for
- * a message has it.
+ * A program that has taken the completions, and polls again and again, has had time to post. It can
+ * poll a few times before: an event loop makes a turn or two until the waiting task has its
+ * message.
  */
 static void release_after_turn(struct sw_progress *progress)
 {
@@ -85,16 +85,16 @@ static void release_after_turn(struct sw_progress *progress)
         release(progress, 0, 1);
 }
 
-/* -- whose turn it is ------------------------------------------------------------------------ */
+/* -- lending ----------------------------------------------------------------------------------- */
 
-/* Whether it could: the engine's epoll may find no memory for them. */
+/* Take the sockets back. Returns 0 if the engine's epoll has no memory for them. */
 static int take_back(struct sw_progress *progress)
 {
     if (sw_rewatch(&progress->watch, EPOLLIN))
         return 0;
     if (progress->outer >= 0 &&
         epoll_ctl(progress->outer, EPOLL_CTL_DEL, progress->watch.fd, NULL)) {
-        /* It is in there. */
+        /* This cannot fail: the descriptor is in that epoll. */
     }
     progress->is_lent = 0;
     progress->pace = 0;
@@ -111,7 +111,7 @@ static void tick(struct sw_timer *timer)
     if (!(has_looked && progress->members) && take_back(progress))
         return;
     if (sw_call_later(timer, TICK_MILLISECONDS)) {
-        /* The engine runs: this is its own call. */
+        /* This cannot fail: the engine runs, and it makes this call. */
     }
     release(progress, 1, 0);
     progress->tick++;
@@ -134,7 +134,7 @@ static void lend(struct sw_progress *progress)
     progress->is_lent = 1;
 }
 
-/* The program looked, while the engine serves. */
+/* Count polls while the engine serves the sockets. Lend them if there are many. */
 static void keep_pace(struct sw_progress *progress, uint32_t looks)
 {
     progress->pace += looks;
@@ -162,7 +162,7 @@ int sw_progress_look(struct sw_progress *progress, int is_poll)
         return 0;
     progress->serves = 1;
     uint64_t before = sw_device.reads;
-    /* To read from the only socket tells as much as to ask epoll first. */
+    /* A single socket is read without asking epoll first. */
     if (!only->next && only->watch->events == EPOLLIN)
         only->watch->ready(only->watch, EPOLLIN);
     else
@@ -252,7 +252,7 @@ void sw_progress_part(struct sw_member *member)
         return;
     (void)sw_rewatch(member->watch, 0);
     if (sw_move(member->watch, -1)) {
-        /* Nothing is waited for: nothing can fail. */
+        /* This cannot fail: nothing is watched. */
     }
     take_out(member);
 }
