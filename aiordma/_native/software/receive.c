@@ -1,6 +1,6 @@
 /*
- * Receiving: bytes become frames, frames are checked, and their payload goes where it belongs: a
- * posted receive, a region, the parts of a READ. Every number in them is a peer's, and a peer may
+ * Receiving: bytes become frames. Frames are checked, and their payload is placed: in a posted
+ * receive, a region, or the parts of a READ. Every number in a frame comes from a peer, which can
  * be hostile.
  */
 #include "receive.h"
@@ -16,10 +16,10 @@
 #include "crc32c.h"
 #include "transmit.h"
 
-/* From here on, payload is read straight into its place instead of by way of the buffer. */
+/* Payload of this size and more is read directly into its place, and not into the buffer. */
 enum { WORTH_IT = 2048, MOST_READS = 32 };
 
-/* What a read has room for at least, where the buffer holds the beginning of a frame. */
+/* LEAST_ROOM: the least space for a read after the beginning of a frame in the buffer. */
 enum { LEAST_ROOM = 4096, FEW_ANSWERS = 4 };
 
 static const struct sw_reason UNEXPECTED = {SW_LAYER_RDMAP, 2, 6};
@@ -32,7 +32,7 @@ static struct sw_reason access_reason(enum sw_refusal refusal)
     return (struct sw_reason){SW_LAYER_RDMAP, 1, codes[refusal]};
 }
 
-/* DDP's codes for the same, of a tagged message. */
+/* DDP's codes for the same refusals, of a tagged message. */
 static struct sw_reason tagged_reason(enum sw_refusal refusal)
 {
     static const uint8_t codes[] = {
@@ -54,7 +54,7 @@ static int permits(const struct sw_stream *stream, unsigned int access)
     return (stream->pair->attributes.qp_access_flags & access) == access;
 }
 
-/* -- a frame's beginning: 1 go on, 0 it is held back, -1 it was refused ------------------------ */
+/* -- the beginning of a frame: 1 continue, 0 it is held back, -1 it was refused ---------------- */
 
 static int is_in_sequence(struct sw_receiving *receiving, const struct sw_frame *frame)
 {
@@ -99,7 +99,7 @@ static int begin_write(struct sw_stream *stream)
     struct sw_memory memory;
 
     if (!frame->payload && frame->is_last)
-        return 1; /* reaches nothing: the announcement is one */
+        return 1; /* accesses nothing, like the announcement */
     if (!permits(stream, IBV_ACCESS_REMOTE_WRITE))
         return refuse(stream, tagged_reason(SW_ACCESS));
     enum sw_refusal refusal = sw_reach_remote(&stream->pair->ibv, frame->stag, frame->offset,
@@ -144,7 +144,7 @@ static int begin_immediate(struct sw_stream *stream)
     return sw_take_receive(pair, 1);
 }
 
-/* Messages that are one small frame each, with a number of their own. */
+/* Check a message that is one small frame with its own sequence number. */
 static int begin_whole(struct sw_stream *stream, uint32_t size)
 {
     const struct sw_frame *frame = &stream->receiving.frame;
@@ -158,7 +158,7 @@ static int begin_whole(struct sw_stream *stream, uint32_t size)
     return 1;
 }
 
-/* Most peers ask for little at a time. */
+/* Grow the ring of answers. Most peers have few outstanding requests. */
 static int grow_answers(struct sw_sending *sending, uint32_t depth)
 {
     uint32_t size = sending->answer_size;
@@ -185,7 +185,7 @@ static int begin_question(struct sw_stream *stream, uint32_t size)
 
     if (result != 1)
         return result;
-    /* No room for it: the peer asks for more at a time than was agreed. */
+    /* The peer has more outstanding requests than agreed. */
     if (sending->answer_count >= stream->terms.inbound_depth)
         return refuse(stream, (struct sw_reason){SW_LAYER_DDP, 2, 2});
     if (sending->answer_count == sending->answer_size &&
@@ -223,9 +223,9 @@ static int begin(struct sw_stream *stream)
     }
 }
 
-/* -- payload that goes into memory ------------------------------------------------------------- */
+/* -- placing payload --------------------------------------------------------------------------- */
 
-/* A piece of memory that is filled with one copy. */
+/* A piece of memory, filled by one copy. */
 struct place {
     struct sw_memory memory;
     uint32_t size;
@@ -269,7 +269,7 @@ static int locate_parts(struct sw_stream *stream, const struct ibv_sge *parts, i
     return size ? -1 : found;
 }
 
-/* The frame's payload cannot go where it belongs: the pair fails. Returns -1. */
+/* The payload cannot be placed: fail the queue pair. Returns -1. */
 static int fail_placing(struct sw_stream *stream, enum sw_refusal refusal)
 {
     struct ibv_wc completion = {.status = IBV_WC_LOC_PROT_ERR, .opcode = IBV_WC_RECV};
@@ -283,7 +283,7 @@ static int fail_placing(struct sw_stream *stream, enum sw_refusal refusal)
         send = sw_first_asked(stream, &counter);
         if (!send)
             return refuse(stream, tagged_reason(SW_NO_KEY));
-        sw_end_sent(stream->pair, counter); /* those before it were carried out */
+        sw_end_sent(stream->pair, counter); /* the earlier ones were carried out */
         sw_stream_failed_send(stream, send, IBV_WC_LOC_PROT_ERR);
         return -1;
     default:
@@ -293,16 +293,16 @@ static int fail_placing(struct sw_stream *stream, enum sw_refusal refusal)
 }
 
 /*
- * Where the rest of the frame's payload goes, at most size bytes: into to, which has room for
- * SW_MOST_PARTS. Looked up each time, since memory may go between two pieces of a frame.
- * Returns how many, or -1: it was refused, and the pair has failed.
+ * Find the places of the frame's remaining payload, at most size bytes. to has space for
+ * SW_MOST_PARTS. They are looked up for each piece of a frame, because memory can be deregistered
+ * in between. Returns their number, or -1: refused, and the queue pair has failed.
  */
 static int locate(struct sw_stream *stream, uint32_t size, struct place *to)
 {
     struct sw_receiving *receiving = &stream->receiving;
     struct sw_queue_pair *pair = stream->pair;
     const struct sw_frame *frame = &receiving->frame;
-    enum sw_refusal refusal = SW_NO_KEY; /* nobody else's where the memory is our program's */
+    enum sw_refusal refusal = SW_NO_KEY; /* only used for a peer's access */
     struct sw_send *send;
     uint32_t counter;
     int found = -1;
@@ -347,7 +347,7 @@ static void account(struct sw_stream *stream, uint32_t size)
     }
 }
 
-/* Copy what is in the buffer. 0, or -1: refused. */
+/* Copy payload from the buffer to its place. 0, or -1: refused. */
 static int place(struct sw_stream *stream)
 {
     struct sw_receiving *receiving = &stream->receiving;
@@ -371,7 +371,7 @@ static int place(struct sw_stream *stream)
     return 0;
 }
 
-/* -- a frame's end: 0, or -1: the pair has failed ---------------------------------------------- */
+/* -- the end of a frame: 0, or -1: the queue pair has failed ----------------------------------- */
 
 static int end_send(struct sw_stream *stream)
 {
@@ -485,7 +485,7 @@ static int end_atomic_request(struct sw_stream *stream, const char *payload)
     return 0;
 }
 
-/* An answer says of all that was sent before its question that it has arrived. */
+/* An answer confirms everything that was sent before its request. */
 static void answered(struct sw_stream *stream, struct sw_send *send, uint32_t counter)
 {
     stream->sending.asked--;
@@ -506,7 +506,7 @@ static int end_atomic_response(struct sw_stream *stream, const char *payload)
     enum ibv_wc_status status =
         sw_scatter(stream->pair->ibv.pd, send->parts, send->part_count, 0, &value, sizeof(value));
     if (status) {
-        sw_end_sent(stream->pair, counter); /* those before it were carried out */
+        sw_end_sent(stream->pair, counter); /* the earlier ones were carried out */
         sw_stream_failed_send(stream, send, status);
         return -1;
     }
@@ -537,7 +537,7 @@ static enum ibv_wc_status status_of(const struct sw_reason *reason)
         return IBV_WC_REM_ACCESS_ERR;
     if (reason->layer == SW_LAYER_DDP && reason->type == 1)
         return IBV_WC_REM_ACCESS_ERR;
-    /* siw (of Linux 6.1) writes layer and type the wrong way round; DDP's type 0 has code 0. */
+    /* siw (Linux 6.1) exchanges layer and type. DDP's type 0 has code 0. */
     if (reason->layer == SW_LAYER_DDP && reason->type == 0 && reason->code)
         return IBV_WC_REM_ACCESS_ERR;
     if (reason->layer == SW_LAYER_DDP && reason->type == 2)
@@ -545,7 +545,7 @@ static enum ibv_wc_status status_of(const struct sw_reason *reason)
     return IBV_WC_REM_OP_ERR;
 }
 
-/* Whether the header that a TERMINATE shows was that of a frame of this request. */
+/* Whether the header in a TERMINATE belongs to a frame of this request. */
 static int is_of(const struct sw_send *send, const struct sw_frame *header)
 {
     int is_write = send->opcode == IBV_WR_RDMA_WRITE || send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
@@ -564,7 +564,7 @@ static int is_of(const struct sw_send *send, const struct sw_frame *header)
            header->queue == SW_QUEUE_SEND && header->sequence == send->sequence;
 }
 
-/* The request that a TERMINATE blames; without a word about that, the oldest. NULL: none. */
+/* Find the request that a TERMINATE refers to; without a header the oldest one. NULL: none. */
 static struct sw_send *find_blamed(struct sw_stream *stream, const char *header, uint32_t size)
 {
     struct sw_sending *sending = &stream->sending;
@@ -574,13 +574,13 @@ static struct sw_send *find_blamed(struct sw_stream *stream, const char *header,
 
     if (sw_frame_read(header, size, &frame, &reason) != 1)
         return sw_first_unended(stream);
-    /* One that is half sent counts as well. */
+    /* A partly sent request counts, too. */
     for (uint32_t at = pair->oldest; at != pair->end; at++) {
         struct sw_send *send = &pair->sends[at % pair->send_size];
         if (at == pair->next_send && !sending->offset && !sending->sent_immediate)
             break;
         if (is_of(send, &frame)) {
-            sw_end_sent(pair, at); /* those before it were carried out */
+            sw_end_sent(pair, at); /* the earlier ones were carried out */
             return send;
         }
         if (at == pair->next_send)
@@ -589,7 +589,7 @@ static struct sw_send *find_blamed(struct sw_stream *stream, const char *header,
     return sw_first_unended(stream);
 }
 
-/* The peer gives up, and says why. */
+/* The peer ends the connection, and states the reason. */
 static int end_terminate(struct sw_stream *stream, const char *payload)
 {
     uint32_t size = stream->receiving.frame.payload, header = 4;
@@ -641,7 +641,7 @@ static int is_intact(const struct sw_receiving *receiving)
     return le32toh(crc) == sw_crc32c(0, bytes, covered);
 }
 
-/* Read a header and begin with its frame: 1; 0: more bytes are needed, or it is held back; -1. */
+/* Read a header and begin its frame: 1; 0: it needs more bytes, or is held back; -1: refused. */
 static int next_frame(struct sw_stream *stream)
 {
     struct sw_receiving *receiving = &stream->receiving;
@@ -655,7 +655,7 @@ static int next_frame(struct sw_stream *stream)
     }
     if (!found)
         return 0;
-    /* A frame whose CRC is to be checked is placed only then: its header may be what is broken. */
+    /* With a CRC a frame is placed after the check, because its header can be corrupted. */
     int whole = stream->terms.crc || !is_placed(receiving->frame.operation);
     if (whole && here < sw_frame_size(&receiving->frame))
         return 0;
@@ -676,7 +676,7 @@ static int next_frame(struct sw_stream *stream)
     return 1;
 }
 
-/* Go on with the frame: 1 it is done; 0: more bytes are needed; -1. */
+/* Continue with the frame. 1: done; 0: it needs more bytes; -1: the queue pair has failed. */
 static int go_on(struct sw_stream *stream)
 {
     struct sw_receiving *receiving = &stream->receiving;
@@ -714,10 +714,10 @@ static int is_answer(enum sw_operation operation)
 }
 
 /*
- * While a message waits for its receive, answers to our own questions still arrive behind it: the
- * receive may well be posted only when one of them is here. They overtake; all else keeps its
- * order, in memory, as much as there is room for. The rest stays with TCP. While we wait for an
- * answer there is room for more: before it may come all that TCP held when it was asked for.
+ * While a message waits for its receive, answers to this side's requests overtake it, because the
+ * program may post the receive only after an answer. All other frames are kept in memory, in order,
+ * up to a limit. The rest stays in TCP. While an answer is outstanding the limit is higher:
+ * everything that TCP held when it was requested can come before it.
  */
 static int overtake(struct sw_stream *stream)
 {
@@ -752,12 +752,12 @@ static int overtake(struct sw_stream *stream)
     return result == 1 ? go_on(stream) : result;
 }
 
-/* One step: 1 there may be another; 0: more bytes are needed, or room, or a receive; -1. */
+/* One step. 1: there may be another; 0: it needs more bytes, space or a receive; -1: failed. */
 static int step(struct sw_stream *stream)
 {
     struct sw_receiving *receiving = &stream->receiving;
 
-    /* A message that is in the middle of its frame has its receive. */
+    /* A message in the middle of its frame has its receive. */
     if (stream->pair->is_waiting)
         return overtake(stream);
     if (receiving->kept)
@@ -801,13 +801,13 @@ void sw_process(struct sw_stream *stream)
             return;
         }
         give_empty_back(receiving);
-        /* An answer may be due, or a READ may follow one that has its answer. */
+        /* An answer may be due. Or a READ can be sent, after the answer of another one. */
         if (!stream->sending.is_blocked)
             sw_reply(stream);
     } while (sw_finds_room(stream));
 }
 
-/* Where the next bytes are read to: the frame's place first, if that pays; then the buffer. */
+/* Where to read the next bytes: to the frame's place if it is large enough, then to the buffer. */
 static int next_parts(struct sw_stream *stream, struct iovec *parts, uint32_t *direct)
 {
     struct sw_receiving *receiving = &stream->receiving;
@@ -831,9 +831,9 @@ static int next_parts(struct sw_stream *stream, struct iovec *parts, uint32_t *d
 }
 
 /*
- * Have a buffer with room for more. What it holds is the beginning of a frame, and is moved to its
- * front where that is no more than has been read of it, or where it would not find room else. 0:
- * no memory.
+ * Provide a buffer with space for more bytes. It holds the beginning of a frame. This is moved to
+ * the front if it is no longer than the part that has been read, or if there is too little space
+ * after it. 0: out of memory.
  */
 static int make_room(struct sw_stream *stream)
 {
@@ -861,7 +861,7 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
     uint32_t direct;
 
     if (receiving->is_full) {
-        /* Held back: only the peer's end is heard. */
+        /* Held back: only the peer's end matters. */
         receiving->has_left |= !!(events & EPOLLRDHUP);
         if (events & (EPOLLERR | EPOLLHUP))
             sw_stream_broken(stream, ECONNRESET);
@@ -870,7 +870,7 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
         return;
     }
     if (stream->rest.deadline) {
-        /* There may be no room for more before the rest of what is here. */
+        /* Process the buffered bytes first: until then, there may be no space for more. */
         sw_process(stream);
         if (stream->pair)
             sw_stream_rewatch(stream);
@@ -895,7 +895,7 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
             return;
         }
         if (!size && stream->pair->is_waiting) {
-            /* The peer has sent all that it wanted, and that waits for receives. */
+            /* The peer has ended the stream, and its last messages wait for receives. */
             receiving->has_ended = receiving->has_left = receiving->is_full = 1;
             sw_stream_is_hopeless(stream);
             break;

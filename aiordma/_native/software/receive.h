@@ -4,7 +4,7 @@
 
 #include "stream.h"
 
-/* What has come, and what waits in the buffer. The pair may have failed afterwards. */
+/* Read and process arrived bytes; process buffered ones. The queue pair can have failed then. */
 void sw_receive(struct sw_stream *stream, uint32_t events);
 void sw_process(struct sw_stream *stream);
 

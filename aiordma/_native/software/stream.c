@@ -1,7 +1,7 @@
 /*
- * Streams: what they wait for, and how they end. A stream outlives its queue pair for a while:
- * closing a TCP socket that still has something to be read resets the connection, and would take
- * from the peer what it has not read yet.
+ * Streams: the events that they wait for, and their end. A stream outlives its queue pair for a
+ * while: closing a TCP socket with unread bytes resets the connection, which discards the bytes
+ * that the peer has not read yet.
  */
 #include "stream.h"
 
@@ -33,22 +33,22 @@ void sw_stream_rewatch(struct sw_stream *stream)
     }
     uint32_t events = sending->is_blocked ? EPOLLOUT : 0;
 
-    /* While there is no room for what waits behind a message without a receive, TCP holds the
-     * peer back. Only its end is of interest then, once: it cannot be told to wait. */
+    /* While there is no space for the frames after a message without a receive, TCP holds the peer
+     * back. Then only the peer's end is watched, edge-triggered: it would stay ready. */
     events |= receiving->is_full ? (uint32_t)EPOLLET | EPOLLRDHUP : EPOLLIN;
-    (void)sw_rewatch(&stream->watch, events); /* from something to something: it cannot fail */
+    (void)sw_rewatch(&stream->watch, events); /* a change between events: this cannot fail */
 }
 
 void sw_stream_rest(struct sw_stream *stream)
 {
     if (sw_call_later(&stream->rest, 0)) {
-        /* The engine runs, or there would be no stream. */
+        /* This cannot fail: the engine runs as long as there is a stream. */
     }
 }
 
 /* -- the end ------------------------------------------------------------------------------- */
 
-/* What only a queue pair needs. */
+/* Return the buffers, which only a queue pair needs. */
 static void give_buffers_back(struct sw_stream *stream)
 {
     struct sw_receiving *receiving = &stream->receiving;
@@ -81,13 +81,13 @@ static void release(struct sw_stream *stream)
     sw_stream_discard(stream);
 }
 
-/* Closing the socket resets the connection then; shutdown does not, and see_off's waits. */
+/* Have close() reset the connection. shutdown() does not reset it, and see_off() closes later. */
 static void have_it_reset(const struct sw_stream *stream)
 {
     struct linger at_once = {.l_onoff = 1, .l_linger = 0};
 
     if (setsockopt(stream->fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once))) {
-        /* Then it ends in the usual way. */
+        /* The connection then ends without a reset. */
     }
 }
 
@@ -95,16 +95,16 @@ static void linger_expired(struct sw_timer *timer)
 {
     struct sw_stream *stream = SW_CONTAINER(timer, struct sw_stream, timer);
 
-    /* A peer that holds our messages back may hold back TCP too, and with it the end: nothing
-     * that it has not read by now is more than what was flushed here. */
+    /* A peer that holds messages back can also hold TCP back, and would not see the end. Reset the
+     * connection: the bytes that it has not read by now belong to flushed requests. */
     if (sw_awaits_word(stream))
         have_it_reset(stream);
     release(stream);
 }
 
 /*
- * Send what is left of the last word, then the end. A socket that is full is waited for. If it cannot
- * be watched, the timer ends it all the same.
+ * Send the rest of the TERMINATE, then the end. If the socket is full, wait for it. If it cannot be
+ * watched, the timer ends the stream.
  */
 static void say_last_word(struct sw_stream *stream)
 {
@@ -116,7 +116,7 @@ static void say_last_word(struct sw_stream *stream)
             return;
         }
         if (sent < 0)
-            break; /* the peer learns no more than that it ended */
+            break; /* the peer then sees only the end */
         stream->last_sent += (uint32_t)sent;
     }
     stream->last_size = 0;
@@ -125,7 +125,7 @@ static void say_last_word(struct sw_stream *stream)
     (void)sw_rewatch(&stream->watch, EPOLLIN);
 }
 
-/* What still comes is of no use, and is read all the same, until the peer ends its side. */
+/* Read and discard what still arrives, until the peer ends its side. */
 static void lingering(struct sw_watch *watch, uint32_t events)
 {
     struct sw_stream *stream = SW_CONTAINER(watch, struct sw_stream, watch);
@@ -144,7 +144,7 @@ static void lingering(struct sw_watch *watch, uint32_t events)
     }
 }
 
-/* A TERMINATE frame, ready to go. Returns its size; to has room for 128 bytes. */
+/* Compose a TERMINATE frame of at most 128 bytes. Returns its size. */
 static uint32_t compose_terminate(struct sw_stream *stream, char *to)
 {
     struct sw_frame what = {
@@ -166,9 +166,8 @@ static uint32_t compose_terminate(struct sw_stream *stream, char *to)
 }
 
 /*
- * Answers of no bytes that the program's next message was to take along (transmit.c). What the
- * peer asked about has been carried out, so it is told. Returns whether the stream is between two
- * frames then.
+ * Send the answers of no bytes that wait for the program's next message (transmit.c): they confirm
+ * requests that have been carried out. Returns whether the stream is between two frames then.
  */
 static int send_held(struct sw_stream *stream)
 {
@@ -191,7 +190,7 @@ static int send_held(struct sw_stream *stream)
         memcpy(frame + header, &crc, sizeof(crc));
         ssize_t sent = send(stream->fd, frame, sizeof(frame), MSG_DONTWAIT | MSG_NOSIGNAL);
         if (sent != (ssize_t)sizeof(frame))
-            return sent < 0; /* the peer then learns no more than that it ended */
+            return sent < 0; /* the peer then sees only the end */
         sw_answer_is_sent(sending);
     }
     return 1;
@@ -207,7 +206,7 @@ static void see_off(struct sw_stream *stream)
     sw_progress_part(&stream->member);
     sw_cancel(&stream->rest);
     stream->pair = NULL;
-    /* In the middle of a frame nothing can be said any more. */
+    /* In the middle of a frame no TERMINATE can be sent. */
     const struct sw_out_frame *out = &sending->out[sending->out_first];
     int is_between = !sending->out_count || out->left == out->size;
     if (stream->terminate_size && is_between && is_whole)
@@ -217,7 +216,7 @@ static void see_off(struct sw_stream *stream)
     stream->timer.expired = linger_expired;
     say_last_word(stream);
     if (sw_call_later(&stream->timer, stream->is_reset ? 0 : LINGER_MILLISECONDS)) {
-        /* The engine runs, or there would be no stream. */
+        /* This cannot fail: the engine runs as long as there is a stream. */
     }
 }
 
@@ -269,7 +268,7 @@ void sw_stream_broken(struct sw_stream *stream, int error)
 
     if (!first && pair->oldest != pair->end)
         first = &pair->sends[pair->oldest % pair->send_size];
-    /* TCP gave up on a silent peer: that is what RETRY_EXC says of other transports. */
+    /* TCP gave up on a silent peer: other transports report RETRY_EXC for that. */
     if (first && (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH))
         sw_end_send(stream->pair, first, IBV_WC_RETRY_EXC_ERR);
     sw_queue_pair_failed(stream->pair);
@@ -279,8 +278,8 @@ int sw_stream_is_hopeless(struct sw_stream *stream)
 {
     const struct sw_queue_pair *pair = stream->pair;
 
-    /* What it sent and we held back is received even then, unless it waited for our word: it has
-     * had none, so its requests were flushed when it left. */
+    /* Even then, messages that this side held back are received, unless the peer waited for a
+     * confirmation. It got none, so its requests were flushed when it left. */
     if (!stream->receiving.has_left || (pair->oldest == pair->end && !sw_gives_word(stream)))
         return 0;
     sw_stream_broken(stream, 0);
@@ -319,7 +318,7 @@ void sw_stream_starved(struct sw_stream *stream)
     sw_queue_pair_failed(stream->pair);
 }
 
-/* -- what is kept -------------------------------------------------------------------------- */
+/* -- kept frames --------------------------------------------------------------------------- */
 
 static struct sw_receiving *keepers;
 
@@ -338,7 +337,7 @@ static uint32_t kept_size(const struct sw_receiving *receiving)
     return receiving->kept ? receiving->kept_end - receiving->kept->start : 0;
 }
 
-/* Whether another block may be kept, of those that all streams keep together. */
+/* Whether another block may be kept, by the limit of all streams together. */
 static int has_share(const struct sw_sending *sending)
 {
     uint64_t most = sw_device.memory.most_held;
@@ -348,7 +347,7 @@ static int has_share(const struct sw_sending *sending)
     return sw_device.memory.held + SW_BLOCK_SIZE <= most;
 }
 
-/* End the stream that keeps most, if that is more than so many bytes. */
+/* End the stream that keeps most, if it keeps more than this many bytes. */
 static int end_one_that_keeps(uint32_t least)
 {
     struct sw_receiving *most = NULL;
@@ -361,7 +360,7 @@ static int end_one_that_keeps(uint32_t least)
     return most != NULL;
 }
 
-/* One that waits for no answer may keep SW_KEPT_SIZE, and does not end so that others keep more. */
+/* A stream that waits for no answer may keep SW_KEPT_SIZE: it does not end to make space. */
 static int make_share(struct sw_stream *stream)
 {
     struct sw_receiving *receiving = &stream->receiving;
@@ -464,7 +463,7 @@ static void gave_up(struct sw_timer *timer)
     sw_stream_broken(stream, ETIMEDOUT);
 }
 
-/* The peer is dead as of now; TCP notices milliseconds later. */
+/* From now on the peer is dead. TCP reports it milliseconds later. */
 static int dies(struct sw_stream *stream)
 {
     struct aiordma_fault fault;

@@ -1,6 +1,6 @@
 /*
  * Sending: requests of the send queue and answers to the peer become frames, which point at the
- * program's memory; TCP takes as many of them as it likes in one call.
+ * program's memory. TCP takes as many of them as it can in one call.
  */
 #include "transmit.h"
 
@@ -12,9 +12,9 @@
 #include "crc32c.h"
 #include "faults.h"
 
-/* -- frames ---------------------------------------------------------------------------------- */
+/* -- frames ------------------------------------------------------------------------------------ */
 
-/* Have the frame point at a copy of memory, which may change or go before TCP has it. */
+/* Add a copy of memory to the frame. The memory can change or disappear before TCP has it. */
 static int add_copy(struct sw_stream *stream, struct sw_memory memory, uint32_t size)
 {
     struct sw_sending *sending = &stream->sending;
@@ -36,7 +36,7 @@ static int add_copy(struct sw_stream *stream, struct sw_memory memory, uint32_t 
     return 0;
 }
 
-/* Back to when the last block was this one, and held so many bytes. */
+/* Return to the state in which this block was the last one, and had this size. */
 static void drop_copies(struct sw_sending *sending, struct sw_block *last, uint32_t size)
 {
     while (sending->copies != last) {
@@ -48,7 +48,7 @@ static void drop_copies(struct sw_sending *sending, struct sw_block *last, uint3
         last->end = size;
 }
 
-/* What is wrong with the memory of a frame; its iovecs are added where nothing is. */
+/* Add the iovecs of a frame's memory. Returns an errno if the memory is not accessible. */
 static int add_parts(struct sw_stream *stream, struct sw_out_frame *frame)
 {
     struct sw_sending *sending = &stream->sending;
@@ -104,9 +104,8 @@ static struct sw_out_frame *new_frame(struct sw_sending *sending)
 }
 
 /*
- * Put a frame into the queue: a header, own bytes behind it (own of them, in frame->header
- * already), or memory that is described in frame. Fails if that cannot be reached, and nothing is
- * queued then.
+ * Add a frame to the queue: a header, and own bytes after it (already in frame->header), or the
+ * memory that frame describes. If the memory is not accessible, it fails, and adds nothing.
  */
 static int add_frame(struct sw_stream *stream, struct sw_out_frame *frame, struct sw_frame *what,
                      uint32_t own)
@@ -195,8 +194,8 @@ static enum sw_operation operation_of(const struct sw_send *send)
 }
 
 /*
- * A request that cannot be carried out waits until those before it have ended, and fails then:
- * the connection ends with it, and they would be flushed. Returns what its composer is to return.
+ * A request that cannot be carried out fails only after the earlier ones have ended: it ends the
+ * connection, which would flush them. Returns the composer's result.
  */
 static int fail_in_turn(struct sw_stream *stream, struct sw_send *send, enum ibv_wc_status status)
 {
@@ -208,7 +207,7 @@ static int fail_in_turn(struct sw_stream *stream, struct sw_send *send, enum ibv
     return 1;
 }
 
-/* The next piece of a SEND or a WRITE. Whether something was done, as all composers tell. */
+/* Compose the next piece of a SEND or a WRITE. Returns whether it did (as all composers). */
 static int compose_piece(struct sw_stream *stream, struct sw_send *send)
 {
     struct sw_sending *sending = &stream->sending;
@@ -247,7 +246,7 @@ static int compose_piece(struct sw_stream *stream, struct sw_send *send)
         what.invalidated = send->opcode == IBV_WR_SEND_WITH_INV ? send->invalidated : 0;
         what.queue = SW_QUEUE_SEND;
         what.message_offset = offset;
-        /* One number for all pieces of a message. */
+        /* All pieces of a message have the same number. */
         what.sequence = send->sequence = sending->sequence[SW_QUEUE_SEND];
     }
     int more_follows = send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
@@ -275,14 +274,14 @@ static int compose_piece(struct sw_stream *stream, struct sw_send *send)
 }
 
 /*
- * RDMAP has no acknowledgements: its sender knows what TCP has taken, and nothing else. A READ of
- * no bytes is answered when all that was sent before it has been carried out, so that a request
- * ends as it does elsewhere: its data are there, or it is told why not, and a message that waits
- * for its receive holds its sender back. One such question is under way at a time, behind as much
- * as there is, and a program's own READ serves as well.
+ * Compose a READ of no bytes. RDMAP has no acknowledgements: a sender knows only what TCP has
+ * taken. The answer to a READ confirms that everything sent before it has been carried out. So a
+ * request completes as on other transports: its data have arrived, or its error is known. And a
+ * message that waits for its receive holds its sender back. One such READ is outstanding at a time,
+ * after as many requests as possible. The program's own READs have the same effect.
  *
- * Only a peer of our own kind is asked, which the handshake tells: siw (of Linux 6.1) answers a
- * READ of no bytes with some bytes if it is busy. With others a request ends when TCP has it.
+ * Only a software device is asked, which the handshake shows: siw (Linux 6.1) answers a READ of no
+ * bytes with some bytes if it is busy. With other peers a request completes when TCP has it.
  */
 static int compose_word(struct sw_stream *stream)
 {
@@ -300,7 +299,7 @@ static int compose_word(struct sw_stream *stream)
     };
     struct sw_read_request request = {.sink = ++sending->number};
     sw_read_request_write(frame->header + SW_UNTAGGED_HEADER, &request);
-    add_frame(stream, frame, &what, SW_READ_REQUEST_SIZE); /* own bytes: nothing to be reached */
+    add_frame(stream, frame, &what, SW_READ_REQUEST_SIZE); /* own bytes: this cannot fail */
     sending->needs_word = 0;
     sending->has_word_due = 1;
     sending->word_covers = stream->pair->next_send;
@@ -353,7 +352,7 @@ static int compose_question(struct sw_stream *stream, struct sw_send *send)
         what.operation = SW_ATOMIC_REQUEST;
         sw_atomic_request_write(own, &request);
     }
-    add_frame(stream, frame, &what, size); /* own bytes: nothing to be reached */
+    add_frame(stream, frame, &what, size); /* own bytes: this cannot fail */
     sending->asked++;
     pair->next_send++;
     return 1;
@@ -365,7 +364,7 @@ static int carry_out(struct sw_stream *stream, struct sw_send *send)
     int failed;
 
     if (stream->sending.out_count)
-        return 0; /* those before it, which may need what it takes away, go first */
+        return 0; /* earlier frames can need the memory: send them first */
     if (send->opcode == IBV_WR_LOCAL_INV)
         failed = sw_invalidate(&pair->ibv, send->invalidated, 0) != SW_REACHED;
     else
@@ -377,7 +376,7 @@ static int carry_out(struct sw_stream *stream, struct sw_send *send)
     return 1;
 }
 
-/* Whether something was done for the next request of the send queue. */
+/* Compose for the next request of the send queue. Returns whether it did something. */
 static int compose_request(struct sw_stream *stream)
 {
     struct sw_sending *sending = &stream->sending;
@@ -386,7 +385,7 @@ static int compose_request(struct sw_stream *stream)
     if (pair->next_send == pair->end)
         return compose_word(stream);
     struct sw_send *send = &pair->sends[pair->next_send % pair->send_size];
-    /* In SQD nothing is begun, and what has been goes on. */
+    /* In SQD no request is begun, but a begun request continues. */
     if (pair->ibv.state != IBV_QPS_RTS && send->stage != SW_BEGUN)
         return compose_word(stream);
     if (send->flags & IBV_SEND_FENCE && sending->asked)
@@ -409,7 +408,7 @@ static int compose_request(struct sw_stream *stream)
 
 /* -- answers ----------------------------------------------------------------------------------- */
 
-/* A sum of fields, as RFC 7306 has it: no carry goes beyond a bit that is set in the mask. */
+/* Add fields as in RFC 7306: no carry passes a bit that is set in the mask. */
 static uint64_t masked_sum(uint64_t one, uint64_t other, uint64_t mask)
 {
     uint64_t sum = 0, carry = 0;
@@ -433,20 +432,20 @@ static uint64_t result_of(const struct sw_atomic_request *request, uint64_t befo
     return (before & ~request->operand_mask) | (request->operand & request->operand_mask);
 }
 
-/* before: set to what was there. Fails where the memory is gone. */
+/* before: set to the old value. Fails if the memory is gone. */
 static int carry_out_atomic(const struct sw_atomic_request *request, struct sw_memory memory,
                             uint64_t *before)
 {
     uint64_t *value = (uint64_t *)(void *)memory.at, after;
 
     if (memory.is_of_file) {
-        /* Atomic among the device's requests, which have our lock, and no further. */
+        /* Atomic only among the device's requests, because these hold the lock. */
         int error = sw_copy_from(before, memory, sizeof(*before));
         after = error ? 0 : result_of(request, *before);
         return error || after == *before ? error : sw_copy_to(memory, &after, sizeof(after));
     }
     *before = __atomic_load_n(value, __ATOMIC_SEQ_CST);
-    /* The program's own threads may change it meanwhile. */
+    /* The program's threads can change the value in between. */
     do
         after = result_of(request, *before);
     while (
@@ -454,7 +453,7 @@ static int carry_out_atomic(const struct sw_atomic_request *request, struct sw_m
     return 0;
 }
 
-/* What it asks for has gone meanwhile. What was answered before is sent first. */
+/* The memory of the peer's request is not accessible any more. Send the earlier answers first. */
 static int refuse_answer(struct sw_stream *stream)
 {
     struct sw_receiving *receiving = &stream->receiving;
@@ -470,7 +469,7 @@ static int refuse_answer(struct sw_stream *stream)
 
     if (sending->out_count)
         return 0;
-    /* Its question is to blame, not what came last. */
+    /* The TERMINATE refers to this request, not to the last frame. */
     receiving->blamed_size = sw_frame_write(receiving->blamed, &what);
     if (!answer->is_atomic) {
         sw_read_request_write(receiving->blamed + receiving->blamed_size, &answer->read);
@@ -535,7 +534,7 @@ static int compose_answer(struct sw_stream *stream)
     return 1;
 }
 
-/* -- going out --------------------------------------------------------------------------------- */
+/* -- sending frames ---------------------------------------------------------------------------- */
 
 static void compose_announcement(struct sw_stream *stream)
 {
@@ -545,7 +544,7 @@ static void compose_announcement(struct sw_stream *stream)
     add_frame(stream, new_frame(&stream->sending), &what, 0);
 }
 
-/* Fill the queue of frames. The pair may fail of it. */
+/* Fill the queue of frames. The queue pair can fail by this. */
 static void compose(struct sw_stream *stream)
 {
     struct sw_sending *sending = &stream->sending;
@@ -557,7 +556,7 @@ static void compose(struct sw_stream *stream)
     while (stream->pair && sending->out_count < SW_OUT_FRAMES &&
            sending->part_count + SW_MOST_PARTS + 2 <= SW_OUT_PARTS &&
            sending->out_bytes < SW_OUT_BYTES) {
-        /* By turns, so that neither side's READs starve the other's messages. */
+        /* In turn, so that READs of one side do not starve the messages of the other. */
         sending->answers_next = !sending->answers_next;
         if (sending->answers_next ? compose_answer(stream) : compose_request(stream))
             continue;
@@ -570,8 +569,8 @@ static void compose(struct sw_stream *stream)
 }
 
 /*
- * Frames that wait for TCP point at memory that may have been deregistered meanwhile. What is
- * refused now must not be read any more. The first such frame; NULL: there is none.
+ * Find the first waiting frame whose memory may not be read any more, because it was deregistered
+ * after the frame was composed. NULL: there is none.
  */
 static struct sw_out_frame *find_gone(struct sw_stream *stream)
 {
@@ -580,7 +579,7 @@ static struct sw_out_frame *find_gone(struct sw_stream *stream)
 
     for (uint32_t i = 0; i < sending->out_count; i++) {
         struct sw_out_frame *frame = &sending->out[(sending->out_first + i) % SW_OUT_FRAMES];
-        /* A key may stand for other memory by now (ibv_rereg_mr). */
+        /* A key can have other memory by now (ibv_rereg_mr). */
         if (frame->is_answer && frame->payload &&
             (sw_reach_remote(&stream->pair->ibv, frame->stag, frame->address, frame->payload,
                              IBV_ACCESS_REMOTE_READ, &memory) ||
@@ -592,7 +591,7 @@ static struct sw_out_frame *find_gone(struct sw_stream *stream)
     return NULL;
 }
 
-/* TCP has taken some bytes. */
+/* Remove the bytes that TCP has taken. */
 static void advance(struct sw_stream *stream, size_t taken)
 {
     struct sw_sending *sending = &stream->sending;
@@ -627,14 +626,14 @@ static void advance(struct sw_stream *stream, size_t taken)
     sending->copies = NULL;
 }
 
-/* The memory of a frame that is composed is gone. */
+/* The memory of a composed frame is gone. */
 static void fail_frame(struct sw_stream *stream, const struct sw_out_frame *frame)
 {
     if (!frame->is_answer) {
         sw_stream_failed_send(stream, frame->send, IBV_WC_LOC_PROT_ERR);
         return;
     }
-    stream->receiving.blamed_size = 0; /* its question may have been answered, but for this */
+    stream->receiving.blamed_size = 0; /* its request may have left the ring */
     sw_stream_refused(stream, (struct sw_reason){SW_LAYER_RDMAP, 1, 0}); /* invalid STag */
 }
 
@@ -658,8 +657,9 @@ void sw_transmit(struct sw_stream *stream)
             return;
         if (!sending->out_count)
             break;
-        /* A peer that reads as fast as we write must not keep the lock, or the program that
-         * posted: the engine goes on. While is_full it is told of new room only, not of this. */
+        /* A peer that reads as fast as this side writes must not keep the lock, or the posting
+         * thread: the engine continues. With is_full, epoll reports only new space, so a timer is
+         * used. */
         if (has_sent && sw_turn_is_over()) {
             if (stream->receiving.is_full)
                 sw_stream_rest(stream);
@@ -677,7 +677,7 @@ void sw_transmit(struct sw_stream *stream)
         if (taken < 0 && errno == EINTR)
             continue;
         if (taken < 0 && errno == EFAULT) {
-            /* Not mapped any more. Part by part, all before it goes out. */
+            /* Not mapped any more. Send part by part, so that everything before it is sent. */
             if (message.msg_iovlen > 1) {
                 most_parts = 1;
                 continue;
@@ -685,7 +685,7 @@ void sw_transmit(struct sw_stream *stream)
             fail_frame(stream, &sending->out[sending->out_first]);
             return;
         }
-        /* Where the peer has gone, its last word may still wait to be read, before the end. */
+        /* If the peer has left, its TERMINATE may still wait to be read before the end. */
         if (taken < 0 && (errno == EAGAIN || errno == EPIPE || errno == ECONNRESET)) {
             sending->is_blocked = 1;
             break;
@@ -703,12 +703,12 @@ void sw_transmit(struct sw_stream *stream)
     sw_stream_rewatch(stream);
 }
 
-/* -- answers that travel with messages ------------------------------------------------------------ */
+/* -- answers that travel with messages --------------------------------------------------------- */
 
 /*
- * Where two programs talk by turns, the answer to a word (compose_word) needs no packet of its
- * own: the program's own message will go the same way in a moment. It is held back only as long
- * as the program has its turn (progress.c), and only where that has been seen to pay.
+ * If two programs send in turn, the answer to a READ of no bytes (compose_word) needs no packet of
+ * its own: it travels with the program's next message. It is held only while the program can be
+ * expected to post (progress.c), and only if the last messages were answered by posts.
  */
 enum { CHATS = 4, AFTER_LATE = -16, AFTER_EARLY = 2 };
 

@@ -4,15 +4,15 @@
 
 #include "stream.h"
 
-/* Send as much as TCP takes. The pair may have failed afterwards (stream->pair). */
+/* Send as much as TCP takes. The queue pair can have failed then (stream->pair). */
 void sw_transmit(struct sw_stream *stream);
-/* There is something to be sent in answer to what has come, at once or with the next post. */
+/* Send answers to what has arrived, at once or with the next post. */
 void sw_reply(struct sw_stream *stream);
-/* The program posts: whether messages of the peer are answered is learnt from that. */
+/* Note a post, to learn whether the program answers the peer's messages. */
 void sw_note_post(struct sw_sending *sending);
-/* The same of a message that has come. */
+/* Note a message of the peer, for the same purpose. */
 void sw_note_message(struct sw_sending *sending);
-/* What was held back goes out: the program has posted nothing that took it along. */
+/* Send the held answers: the program has posted nothing to send them with. */
 void sw_nothing_took_it(struct sw_held *held, int is_late);
 
 #endif
