@@ -234,7 +234,7 @@ class LocalLengthError(WorkCompletionError):
 
     _statuses = (Status.LOC_LEN_ERR,)
     meaning = (
-        "the peer's message is longer than the receive that it met: make the connection with a "
+        "the peer's message is longer than the receive that it consumed: connect with a "
         "larger receive_size= (a shared receive queue: buffer_size=), or post longer receives; or "
         "a length is beyond the device's limit"
     )
@@ -246,8 +246,8 @@ class LocalQueuePairError(WorkCompletionError):
 
     _statuses = (Status.LOC_QP_OP_ERR, Status.LOC_EEC_OP_ERR)
     meaning = (
-        "the local queue pair could not process it (rxe says so of a message, too, that is longer "
-        "than its receive: see receive_size=)"
+        "the local queue pair could not process it (rxe also reports this for a message "
+        "that is longer than its receive: see receive_size=)"
     )
 
 
@@ -273,7 +273,7 @@ class RemoteInvalidRequestError(WorkCompletionError):
     _statuses = (Status.REM_INV_REQ_ERR, Status.REM_INV_RD_REQ_ERR)
     meaning = (
         "the peer's device refused it as invalid: the message is longer than the receive that it "
-        "met there (the peer's receive_size=, or what it posts by itself), or the peer does not "
+        "consumed there (the peer's receive_size=, or its own receives), or the peer does not "
         "accept this operation"
     )
 
@@ -285,9 +285,9 @@ class RemoteAccessError(WorkCompletionError):
 
     _statuses = (Status.REM_ACCESS_ERR,)
     meaning = (
-        "the peer's device refused the access: the rkey is unknown or revoked (also because the "
-        "peer died, which deregisters its memory before it disconnects), the range lies outside "
-        "its region, or the region does not permit this operation"
+        "the peer's device refused the access: the rkey is unknown or revoked (also if the "
+        "peer's process ended: its memory is deregistered before it disconnects), the range lies "
+        "outside its region, or the region does not permit this operation"
     )
 
 
@@ -296,8 +296,8 @@ class RemoteOperationError(WorkCompletionError):
 
     _statuses = (Status.REM_OP_ERR, Status.REM_ABORT_ERR, Status.BAD_RESP_ERR)
     meaning = (
-        "the peer's device could not complete it (rxe says so of a message, too, that is longer "
-        "than the peer's receive: see its receive_size=)"
+        "the peer's device could not complete it (rxe also reports this for a message "
+        "that is longer than the peer's receive: see its receive_size=)"
     )
 
 
@@ -476,20 +476,19 @@ class DeviceRemovedError(DisconnectedError):
 REJECT_REASONS: dict[int, str] = {
     1: "the peer has no queue pair left",
     3: "the peer has no resources left",
-    4: "the peer's connection manager gave up waiting",
+    4: "the peer's connection manager timed out",
     5: "the peer does not support the request",
-    8: "nobody listens on that port (a device's addresses also need a moment after it appears)",
+    8: "no program listens on that port (a device's addresses also need a moment after it appears)",
     10: "the queue pair number is still in use at the peer: try again",
     28: "the peer's program refused",
     35: "the peer does not take these options (ECE): try without",
-    -errno_module.ECONNREFUSED: "nobody listens on that port, or the peer's program refused",
+    -errno_module.ECONNREFUSED: "no program listens on that port, or the peer's program refused",
     -errno_module.ECONNRESET: (
-        "the peer closed the TCP connection in the handshake: its program ended, or what listens "
-        "there does not speak iWARP (MPA)"
+        "the peer closed the TCP connection in the handshake: its program ended, or the program "
+        "that listens there does not speak iWARP (MPA)"
     ),
     -errno_module.EPROTO: (
-        "what listens there answered, and not as iWARP does (MPA): it is a plain TCP server, or "
-        "another program's"
+        "the program that listens there does not speak iWARP (MPA); it may be a plain TCP server"
     ),
     -errno_module.ETIMEDOUT: "the peer did not answer",
 }

@@ -37,7 +37,7 @@ def _not_reached() -> str:
 
 
 def _not_mapped() -> str:
-    return "Part of the range is not mapped, or is read-only while write access was asked for"
+    return "Part of the range is not mapped, or is read-only although write access is required"
 
 
 def _no_thread() -> str:
@@ -92,7 +92,8 @@ _HINTS: dict[tuple[str, int], Callable[[], str]] = {
     ("rdma_listen", errno.EADDRINUSE): lambda: "Another listener has this port",
     ("rdma_resolve_addr", errno.ENODEV): _not_reached,
     ("rdma_resolve_addr", errno.EADDRINUSE): lambda: (
-        "Another has the source port: where all of them say reuse_address=True, they share it"
+        "Another identifier has the source port. Identifiers share a port if all of them have "
+        "reuse_address=True"
     ),
     ("rdma_resolve_route", errno.ENODEV): _not_reached,
     ("pthread_create", errno.EAGAIN): _no_thread,

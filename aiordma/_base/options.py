@@ -62,7 +62,7 @@ DECIDED_FOR_DATAGRAMS = {
     "(Datagram.mtu). Lower the MTU of the network interface",
     "pkey_index": "the connection manager takes the partition key of the network interface that "
     "has the local address. Choose the address, with host",
-    "flow_control": "there is no connection whose peer could be told",
+    "flow_control": "a datagram socket has no connection, and no peer that could receive it",
 }
 """The same for datagram sockets."""
 

@@ -54,8 +54,8 @@ class _Collected:
         if self._signal_last_only and work.opcode == _READ and not self._endpoint.hub.keeps_order:
             raise NotSupportedError(
                 "a READ in a chain with signal_last_only: "
-                f"{self._endpoint.hub.context.device_name} may end what is behind it first, so "
-                "that nobody would tell of its own end"
+                f"{self._endpoint.hub.context.device_name} may complete the requests behind it "
+                "first, so that the last completion would not include it"
             )
         if staged is not None:
             staged.own()

@@ -428,8 +428,8 @@ def failed_event(what: str, event: Event | None) -> Exception:
     if kind is CmEventType.ADDR_ERROR:
         if shortage is None:
             text += (
-                ". Either nobody has it, or no RDMA device reaches it (`rdma link` lists devices "
-                "and their interfaces)"
+                ". Either no machine has this address, or no RDMA device reaches it (`rdma link` "
+                "lists devices and their interfaces)"
             )
         error = AddressError(f"{what}: resolving the address failed: {text}")
         error.errno = None if shortage is None else -status

@@ -22,7 +22,7 @@ _FAILURES = (
 )
 
 _REFUSALS = {
-    1: "nobody takes datagrams at that port",
+    1: "no program receives datagrams at that port",
     2: "its program refused",
     3: "it has no queue pair for that port",
     4: "it redirects to another port, which aiordma does not follow",

@@ -307,7 +307,8 @@ class SharedReceiveEndpoint:
         """Return what was posted, or raise what the device refused."""
         if len(posted) == len(given):
             # The device has all of them, and could not be told: only the queue's end decides it.
-            self.fail(VerbsCallError(error, "ibv_post_srq_recv", "the device could not be told"))
+            hint = "the device was not notified (doorbell)"
+            self.fail(VerbsCallError(error, "ibv_post_srq_recv", hint))
             return posted
         hint = f"receive {len(posted)} of {len(given)} on {self!r}"
         raise PartialPostError(error, "ibv_post_srq_recv", hint, posted)

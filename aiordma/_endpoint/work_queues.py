@@ -237,7 +237,7 @@ class SendQueue(WorkQueue):
         self, error: int, posted: int, requests: list[WorkRequest], signal_last_only: bool
     ) -> None:
         if error < 0:
-            hint = "the device could not be told"
+            hint = "the device was not notified (doorbell)"
             self._owner.fail(VerbsCallError(-error, "ibv_post_send", hint))
             return
         if not error:

@@ -35,7 +35,7 @@ _SERVICES = {PortSpace.TCP: QueuePairType.RC, PortSpace.UDP: QueuePairType.UD}
 
 # The meaning of the codes of getaddrinfo (man getaddrinfo).
 _REASONS = {
-    socket.EAI_NONAME: "nobody has this name, or it is no numeric address where one was asked for",
+    socket.EAI_NONAME: "this name does not exist, or is not numeric where that is required",
     socket.EAI_AGAIN: "the name server does not answer for now: try again",
     socket.EAI_FAIL: "the name server failed for good",
     socket.EAI_SERVICE: "the service is neither a port number nor a name in /etc/services",

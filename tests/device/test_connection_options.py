@@ -261,7 +261,7 @@ REFUSED: dict[str, tuple[Callable[..., Awaitable[Any]], dict[str, str]]] = {
         {
             "path_mtu": r"a datagram has no path MTU of its own: .* \(Datagram.mtu\)",
             "pkey_index": "the connection manager takes the partition key .* with host$",
-            "flow_control": "there is no connection whose peer could be told$",
+            "flow_control": "a datagram socket has no connection, and no peer",
         },
     ),
     "open_queue_pair": (

@@ -152,8 +152,8 @@ async def test_every_answer_is_copied_and_freed(played: Played) -> None:
 @pytest.mark.parametrize(
     ("code", "error", "reason"),
     [
-        (socket.EAI_NONAME, 0, "nobody has this name"),
-        (socket.EAI_NONAME, errno.ENOENT, "nobody has this name"),
+        (socket.EAI_NONAME, 0, "this name does not exist"),
+        (socket.EAI_NONAME, errno.ENOENT, "this name does not exist"),
         (socket.EAI_SERVICE, 0, "/etc/services"),
         (socket.EAI_SYSTEM, errno.EMFILE, os.strerror(errno.EMFILE)),
         (-1, errno.ENODEV, os.strerror(errno.ENODEV)),

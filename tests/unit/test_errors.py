@@ -117,7 +117,8 @@ def test_flushed_error_names_a_cause_without_a_text() -> None:
 
 def test_refused_access_mentions_a_peer_that_died() -> None:
     # Its kernel deregisters its memory before it disconnects.
-    assert "the peer died" in str(completion_error(Status.REM_ACCESS_ERR, "RDMA_WRITE of 8 bytes"))
+    error = completion_error(Status.REM_ACCESS_ERR, "RDMA_WRITE of 8 bytes")
+    assert "the peer's process ended" in str(error)
 
 
 # -- families -------------------------------------------------------------------------------------
