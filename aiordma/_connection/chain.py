@@ -1,5 +1,5 @@
-"""Chains: requests collected, posted with one call and one doorbell, told of one by one or at
-once."""
+"""Chains: requests that are collected, and posted with one call and one doorbell. Either each
+request is signaled, or only the last."""
 
 from collections.abc import Iterable
 from types import TracebackType
@@ -31,24 +31,24 @@ _READ = int(WorkRequestOpcode.RDMA_READ)
 
 
 class _Collected:
-    """The sink of a chain: keeps requests in their order, until they are posted together."""
+    """The sink of a chain: keeps requests in order until they are posted together."""
 
     def __init__(self, endpoint: Endpoint, signal_last_only: bool) -> None:
         self._endpoint = endpoint
         self._signal_last_only = signal_last_only
         self.port = ChainPort(endpoint.port)
-        self._works: list[SendWork] = []  # of those requests that the port did not take
+        self._works: list[SendWork] = []  # of the requests that are not plain
         self._staged: list[Staged] = []
 
     def require_usable(self) -> None:
-        """As the endpoint's, which is asked where the port does not know it to be so."""
+        """Do nothing if the port is usable. Otherwise raise as `Endpoint.require_usable`."""
         if not self.port.usable:
             self._endpoint.require_usable()
 
     def submit(
         self, work: SendWork, staged: Staged | None, slot: Slot | None = None
     ) -> WorkRequest:
-        """Keep it, with a slot of its own."""
+        """Add a request, which takes a slot of its own."""
         if self.port.over:
             raise ValueError("this chain is over: make another one")
         if self._signal_last_only and work.opcode == _READ and not self._endpoint.hub.keeps_order:
@@ -64,7 +64,7 @@ class _Collected:
         self._works.append(work)
         self.port.add(request)
         if staged is not None:
-            self._staged.append(staged)  # what inline parts point into, until they are posted
+            self._staged.append(staged)  # holds the inline bytes until they are posted
         return request
 
     def bind(
@@ -75,11 +75,11 @@ class _Collected:
         flags: int,
         slot: Slot | None = None,
     ) -> WorkRequest:
-        """Refuse it."""
+        """Raise NotSupportedError."""
         raise NotSupportedError("windows of type 1 are bound by a call of their own, not a chain")
 
     def post(self) -> None:
-        """Post all of them."""
+        """Post all requests."""
         if len(self._works) == self.port.count:  # none is plain
             requests = self.port.requests()
             self._endpoint.sends.post_prepared(
@@ -91,7 +91,7 @@ class _Collected:
             )
 
     def give_up(self, cause: BaseException) -> None:
-        """End all of them without having posted any."""
+        """Fail all requests with an RdmaError, and post none."""
         reason = RdmaError("the chain that it was part of was not posted")
         reason.__cause__ = cause
         requests = self.port.requests()
@@ -99,20 +99,20 @@ class _Collected:
             fail_all(requests, lambda _: reason)
         finally:
             for request in requests:
-                request.exception()  # retrieved: its cause is raised
+                request.exception()  # marks it as retrieved: the caller raises the cause
 
 
 class Chain:
-    """What `connection.chain()` gives: its `post_*` collect, and the end of the `with` block posts.
+    """Collects requests in a `with` block, and posts them at its end. Made by `Connection.chain`.
 
-    Each `post_*` takes the arguments of the connection's method of that name. The requests that
-    they return can be awaited after the block. They take their slots, and hold their memory, from
-    the beginning; plain bytes that are short enough to go inline are copied. If the block raises,
-    nothing is posted, and each of them ends with an RdmaError that says so.
+    Each `post_*` method takes the arguments of the connection's method of the same name. It returns
+    a request that can be awaited after the block. The request takes its slot, and holds its memory,
+    as soon as it is added. Bytes that are short enough to go inline are copied then. If the block
+    raises, nothing is posted, and each request fails with an RdmaError.
 
     Raises:
-        PartialPostError: at the end of the block: the device refused a request; those before it are
-            posted.
+        PartialPostError: at the end of the block: the device refused a request; the requests before
+            it are posted.
         ClosedError, DisconnectedError, DeviceEventError, WorkCompletionError: at the end of the
             block: the connection has ended; nothing was posted.
         VerbsCallError: at the end of the block: the device refused the call.
@@ -135,7 +135,7 @@ class Chain:
 
     @property
     def requests(self) -> list[WorkRequest]:
-        """In order; each time another list."""
+        """The requests in order; a new list each time."""
         return self._plain.requests()
 
     def __enter__(self) -> Self:
@@ -165,7 +165,7 @@ class Chain:
             raise
         self._sink.post()
 
-    # -- what it collects ---------------------------------------------------------------------
+    # -- collecting requests ------------------------------------------------------------------
 
     @plain_calls("send")
     def post_send(
@@ -215,7 +215,8 @@ class Chain:
 
         Raises:
             as `Connection.post_read`.
-            NotSupportedError: `signal_last_only`, and the device does not keep the order of READs.
+            NotSupportedError: the chain has `signal_last_only`, and the device may complete later
+                requests before a READ.
         """
         if not fence:
             request = self._plain.read(remote, local)
@@ -310,12 +311,12 @@ class Chain:
 
         Raises:
             as `Connection.post_bind_window`.
-            NotSupportedError: the window is of type 1, which a call of its own binds.
+            NotSupportedError: the window is of type 1, which cannot be bound in a chain.
         """
         return self._posts.bind(window, memory, access, "post_bind_window", fence)
 
     def post_invalidate(self, window: BoundWindow, *, fence: bool = False) -> WorkRequest:
-        """Collect the end of what a window of type 2 permits. See `Connection.post_invalidate`.
+        """Collect the invalidation of a window of type 2. See `Connection.post_invalidate`.
 
         Raises:
             as `Connection.post_invalidate`.

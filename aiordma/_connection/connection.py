@@ -1,8 +1,8 @@
 """Connection: messages and one-sided operations with one peer.
 
-Two layers over one endpoint. `post_*` keep the man pages' names, post at once, never block, and
-return a WorkRequest to await later. The coroutines wait for a free slot, post, and return when the
-request is done.
+A connection has two layers over one endpoint. The `post_*` methods have the names of the man pages,
+post at once, never block, and return a WorkRequest to await later. The coroutines wait for a free
+slot, post, and return when the request has completed.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -54,7 +54,7 @@ __all__ = ("Connection", "ConnectionInfo")
 
 
 MOST_BYTES = 1 << 26
-"""The longest range that `read_bytes` reads unless it is told another limit."""
+"""The longest range that `read_bytes` reads by default."""
 
 
 class ConnectionInfo(anyio.TypedAttributeSet):
@@ -67,35 +67,36 @@ class ConnectionInfo(anyio.TypedAttributeSet):
 
 
 Handshake = Callable[[bytes], Awaitable[bytes]]
-"""Connects or accepts with our private data, and returns the peer's. Checks ours when called, and
-closes the endpoint if the rest, which is awaited, fails."""
+"""Connects or accepts with this side's private data, and returns the peer's. The call itself checks
+the private data. If the awaited part fails, it closes the endpoint."""
 
 
 class SharedMessages(SharedReceives, Blocks, Protocol):
-    """A shared receive queue, as a connection sees it."""
+    """A shared receive queue, as a connection uses it."""
 
     def serve(self, endpoint: Endpoint, messages: MessageQueue, connection: "Connection") -> None:
-        """Deliver what comes for it, until it is closed; before its handshake."""
+        """Deliver the endpoint's messages until it is closed. Call this before its handshake."""
 
 
 class Connection(ObjectStream[bytes]):
     """A reliable connection: an anyio ObjectStream of messages, and RDMA READ and WRITE.
 
-    Made by `aiordma.connect` and by listeners; or by `aiordma.prepare_connection` and
-    `ConnectionRequest.prepare`, where you post receives first and then `establish` it.
+    `aiordma.connect` and listeners return established connections. `aiordma.prepare_connection` and
+    `ConnectionRequest.prepare` return connections on which you first post receives, and then call
+    `establish`.
 
-    A message is what one `send` sent: one SEND on the wire, which any verbs program understands.
+    A message is the data of one `send`: one SEND on the wire, which any verbs program can receive.
     `async for message in connection` ends when the peer disconnects.
 
     Buffers: every method takes registered memory (`register`, and slices of it) or any object with
-    a buffer. The device owns a posted buffer until its request ends; a cancellation does not change
-    that (docs/guarantees.md).
+    a buffer. The device owns a posted buffer until its request completes. Cancellation does not
+    change that (docs/guarantees.md).
 
-    `fence` makes a request wait until earlier READs and atomics of ours are done; `solicited` makes
-    its arrival an event for a peer that waits for solicited ones only.
+    `fence` delays a request until this side's earlier READs and atomics have completed. `solicited`
+    makes the message's arrival a solicited event, for a peer that waits for solicited events only.
 
-    `post_send` documents the errors of everything that posts, `send` those of everything that posts
-    and waits.
+    `post_send` documents the errors of all methods that post, and `send` the errors of all methods
+    that post and wait.
     """
 
     def __init__(
@@ -115,42 +116,43 @@ class Connection(ObjectStream[bytes]):
         self._peer = endpoint.identifier.peer_address
         self._begun = False
         self.private_data: bytes = b""
-        """What the peer's program sent along as it connected or accepted; may be zero-padded."""
+        """The private data of the peer's connection request or accept; may be zero-padded."""
 
     def _post_pooled_receives(self) -> None:
-        """Post the pooled receives; for the connector and the listener, before connecting."""
-        self._begun = True  # from here on it is a fault to forget it
+        """Post the pooled receives. The connector and the listener call this before they connect or
+        accept."""
+        self._begun = True  # from here on, `__del__` warns if the program did not close it
         if self._shared is None:
             self._messages.fill()
         else:
             self._shared.serve(self._endpoint, self._messages, self)
 
     def _set_established(self, private_data: bytes) -> None:
-        """Take note that it is established; for the connector and the listener."""
+        """Record that the connection is established. The connector and the listener call this."""
         self._begun = True
-        self._local = self._endpoint.identifier.local_address  # TCP may have chosen the port by now
+        self._local = self._endpoint.identifier.local_address  # TCP may have chosen the port
         self.private_data = private_data
 
     @deferring_steps
     async def establish(self, *, private_data: bytes = b"") -> None:
-        """Accept the peer, or connect to it, and wait until the connection is established. For
-        connections of `ConnectionRequest.prepare` and `aiordma.prepare_connection`, once.
+        """Accept the peer, or connect to it, and wait until the connection is established. Call
+        this once, on a connection of `ConnectionRequest.prepare` or `aiordma.prepare_connection`.
 
-        Receives that were posted before are there for the peer's first message.
+        The receives that you posted before are available for the peer's first message.
 
         Args:
             private_data: for the peer's program: up to 196 bytes to accept, 56 to connect.
 
         Raises:
-            TypeError, ValueError: the private data is not bytes, or too much (call again); or the
-                connection was not prepared, or its `establish` was called before.
+            TypeError, ValueError: the private data is not bytes, or too long (you can call again);
+                or the connection was not prepared, or its `establish` was called before.
             RdmaConnectionError: as of `ConnectionRequest.accept` and `aiordma.connect`; the
                 connection is closed.
             ClosedError: the connection was closed.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
-        Cancellation: the peer is rejected or disconnected, and the connection closed; its receives
-        end with FlushedError.
+        Cancellation: the peer is rejected or disconnected, and the connection is closed; its
+        receives fail with FlushedError.
 
         See: man rdma_accept, rdma_connect.
         """
@@ -164,18 +166,18 @@ class Connection(ObjectStream[bytes]):
                 "ConnectionRequest.prepare() and aiordma.prepare_connection() leave that to you"
             )
         pending, self._handshake = self._handshake(private_data), None
-        self._begun = False  # if it fails, it closes the endpoint, on siw in the background
+        self._begun = False  # a handshake that fails closes the endpoint, on siw in the background
         self._set_established(await pending)
 
     def __repr__(self) -> str:
         state = self._endpoint.state.value
         return f"<Connection to {self._peer} on {self.device_name}: {state}>"
 
-    # -- what it is -------------------------------------------------------------------------------
+    # -- attributes -------------------------------------------------------------------------------
 
     @property
     def local_address(self) -> SocketAddress | None:
-        """Our (host, port)."""
+        """The local (host, port)."""
         return self._local
 
     @property
@@ -185,14 +187,14 @@ class Connection(ObjectStream[bytes]):
 
     @property
     def device_name(self) -> str:
-        """The RDMA device it runs on."""
+        """The name of the RDMA device that the connection uses."""
         return self._endpoint.hub.context.device_name
 
     @property
     def qp_num(self) -> int:
-        """The number of our queue pair (`ibv_qp.qp_num`), by which the device, traces and the
-        peer's `query().dest_qp_num` name it. It stays the same after the connection has closed,
-        when the device can give the number to another queue pair."""
+        """The number of the local queue pair (`ibv_qp.qp_num`), which identifies it in the device,
+        in traces and in the peer's `query().dest_qp_num`. The property does not change when the
+        connection closes, but the device can then give the number to another queue pair."""
         return self._endpoint.qpn
 
     @property
@@ -200,32 +202,33 @@ class Connection(ObjectStream[bytes]):
         """The opened device (`ibv_context`), for queries and asynchronous events. All users of
         the device in this event loop share it: do not close it.
 
-        It is the same object after the connection has closed. The last user that closes on this
-        event loop closes it; its calls then raise ClosedError."""
+        The property returns the same object after the connection has closed. When the device's last
+        user on this event loop closes, the object is closed, and its calls raise ClosedError."""
         return self._endpoint.hub.context
 
     @property
     def domain(self) -> ProtectionDomain:
         """The protection domain (`ibv_pd`) of the queue pair and of the regions that `register`
-        returns. All users of the device in this event loop share it: do not close it. Close what
-        you make with it (a MemoryRegion, for instance) before you close the last of them.
+        returns. All users of the device in this event loop share it: do not close it. Close the
+        objects that you create with it (a MemoryRegion, for instance) before you close the last
+        user.
 
         After the connection has closed: as `context`."""
         return self._endpoint.hub.domain
 
     @property
     def options(self) -> ConnectionOptions:
-        """What it was made with."""
+        """The options that the connection was created with."""
         return self._endpoint.options
 
     @property
     def is_connected(self) -> bool:
-        """Whether neither side has closed or broken it, as far as is known here."""
+        """Whether the connection is established and, as far as this side knows, has not ended."""
         return self._endpoint.state is ConnectionState.ESTABLISHED
 
     def query(self) -> QueuePairAttributes:
-        """Ask the device what is in force: what the handshake settled of what you and the peer
-        asked for (`options`). A system call.
+        """Query the queue pair's attributes that are in force: the values that the handshake
+        determined from both sides' `options`. This is a system call.
 
         Raises:
             ClosedError, DisconnectedError, DeviceEventError, WorkCompletionError: the connection
@@ -241,12 +244,12 @@ class Connection(ObjectStream[bytes]):
 
     @property
     def cause(self) -> Exception | None:
-        """Why the connection has ended, or is about to: ClosedError if you closed it,
-        DisconnectedError if the peer disconnected, else the error that broke it. None while the
-        connection works. An exception of its own each time.
+        """Why the connection has ended, or is about to end: ClosedError if you closed it,
+        DisconnectedError if the peer disconnected, otherwise the error that broke it. None while
+        the connection works. Each access returns a new exception.
 
-        Final once `ended` returns it: until then a failed request, found among the last
-        completions, can take the place of the disconnect that it led to."""
+        The cause is final once `ended` has returned it. Until then, a failed request among the last
+        completions can replace the disconnect that it led to."""
         cause = self._endpoint.cause
         return None if cause is None else detached(cause)
 
@@ -263,24 +266,26 @@ class Connection(ObjectStream[bytes]):
     # -- memory -----------------------------------------------------------------------------------
 
     def register(self, buffer: Buffer, access: Access | None = None) -> MemoryRegion:
-        """Register a buffer for this connection's requests, and with remote access for its peer.
+        """Register a buffer for this connection's requests and, with remote access, for its peer.
 
-        It stays registered until `region.close()` or until the connection closes. Pinning takes
-        time by the page: `register_in_thread` does not hold up the loop over large buffers.
+        It stays registered until `region.close()` or until the connection closes. The time to pin
+        the memory grows with its pages: for large buffers, use `register_in_thread`, which does not
+        block the event loop.
 
-        Every connection of this event loop on the same device shares one protection domain, so
-        whoever knows the rkey and has one of these connections can use it.
+        All connections of this event loop on the same device share one protection domain. So with
+        remote access, any peer of these connections can access the memory if it knows the rkey.
 
         Args:
-            buffer: bytearray, memoryview, mmap, array, numpy array, bytes: contiguous, not empty.
-            access: what is permitted; None is LOCAL_WRITE for a writable buffer. Remote access is
-                given only if named.
+            buffer: a bytearray, memoryview, mmap, array, numpy array or bytes; contiguous, not
+                empty.
+            access: the permitted access; None is LOCAL_WRITE for a writable buffer. Remote access
+                is permitted only if named.
 
         Raises:
-            TypeError: the object has no buffer, or a read-only one where the access means writing.
+            TypeError: the object has no buffer, or the buffer is read-only and the access permits
+                writing.
             ValueError: the buffer is empty or not contiguous.
-            NotSupportedError: the device does not support an access that was asked for (ON_DEMAND,
-                MW_BIND).
+            NotSupportedError: the device does not support a requested access (ON_DEMAND, MW_BIND).
             VerbsCallError: the driver refused; the message names the limit.
             ClosedError, DisconnectedError, DeviceEventError, WorkCompletionError: the connection
                 has ended; the error is its cause.
@@ -300,7 +305,7 @@ class Connection(ObjectStream[bytes]):
 
         Raises: as `Connection.register`.
 
-        Cancellation: the call waits for the driver, and then deregisters; nothing stays registered.
+        Cancellation: the call waits for the driver, and then deregisters the buffer.
         """
         return await register_in_thread(self._endpoint, buffer, access)
 
@@ -318,14 +323,14 @@ class Connection(ObjectStream[bytes]):
     ) -> WorkRequest:
         """Post a message (rdma_post_send).
 
-        The request ends when the peer's device has the message in a receive. Plain bytes are
-        copied, or kept exported, until then.
+        The request completes when the peer's device has placed the message in a receive. A buffer
+        that is not registered is copied, or kept exported until then.
 
         Args:
             data: registered memory, or any object with a buffer.
-            immediate: 32 bits beside the message; the peer's `Message.immediate`.
-            invalidate: an rkey of the peer's that ends with the message's arrival
-                (IBV_WR_SEND_WITH_INV): of a memory window of type 2 that it bound for us.
+            immediate: 32 bits to send with the message; the peer's `Message.immediate`.
+            invalidate: the rkey of a memory window of type 2 that the peer bound for this
+                connection; the message's arrival invalidates it (IBV_WR_SEND_WITH_INV).
             fence: see the class.
             solicited: see the class.
 
@@ -358,8 +363,8 @@ class Connection(ObjectStream[bytes]):
         fence: bool = False,
         solicited: bool = False,
     ) -> WorkRequest:
-        """Post one message gathered from several buffers (rdma_post_sendv). The request ends as
-        that of `post_send`.
+        """Post one message gathered from several buffers (rdma_post_sendv). The request completes
+        as that of `post_send` does.
 
         Args:
             parts: registered memory, or objects with a buffer; at most `max_send_sge`.
@@ -376,16 +381,16 @@ class Connection(ObjectStream[bytes]):
 
     @plain_calls("receive")
     def post_recv(self, buffer: LocalMemory) -> WorkRequest:
-        """Post a receive (rdma_post_recv), on a connection made with receive_buffers=0.
+        """Post a receive (rdma_post_recv), on a connection with receive_buffers=0.
 
         The completion's `byte_len` is the message's length in bytes.
 
         Args:
-            buffer: registered memory, or any writable buffer: for a message of at most its length.
+            buffer: registered memory, or any writable buffer, at least as long as the message.
 
         Raises:
             QueueFullError: `max_recv_wr` receives are posted; nothing was posted.
-            TypeError: the buffer is read-only, or the object has none.
+            TypeError: the buffer is read-only, or the object has no buffer.
             ValueError: the connection posts its own receives, or takes them from a shared receive
                 queue; or the buffer is not contiguous.
             VerbsCallError: the device refused the receive; nothing was posted.
@@ -443,9 +448,9 @@ class Connection(ObjectStream[bytes]):
     def post_read(
         self, remote: RemoteMemory, local: LocalMemory, *, fence: bool = False
     ) -> WorkRequest:
-        """Post an RDMA READ of the peer's memory into ours (rdma_post_read).
+        """Post an RDMA READ of the peer's memory into local memory (rdma_post_read).
 
-        The request ends when the data has arrived.
+        The request completes when the data has arrived.
 
         Args:
             remote: the peer's memory.
@@ -454,7 +459,7 @@ class Connection(ObjectStream[bytes]):
 
         Raises:
             as `Connection.post_send`.
-            NotSupportedError: the two sides agreed on no outstanding READs (initiator_depth).
+            NotSupportedError: the handshake allowed no outstanding READs (initiator_depth).
 
         See: man rdma_post_read.
         """
@@ -494,11 +499,12 @@ class Connection(ObjectStream[bytes]):
         fence: bool = False,
         solicited: bool = False,
     ) -> WorkRequest:
-        """Post an RDMA WRITE of our memory into the peer's (rdma_post_write).
+        """Post an RDMA WRITE of local memory into the peer's (rdma_post_write).
 
-        The request ends when the data has reached the peer's device. The peer's program is not
-        notified, except with `immediate`: that takes a receive of the peer's, whose Message has no
-        data but the 32 bits, and `byte_len` is what was written.
+        The request completes when the data has reached the peer's device. The peer's program is not
+        notified, except with `immediate`. A WRITE with immediate consumes one of the peer's
+        receives: `Message.immediate` is the 32 bits, and `Message.written` (the `byte_len` of the
+        completion) is the number of bytes written.
 
         Args:
             local: registered memory, or any object with a buffer: the data.
@@ -552,10 +558,11 @@ class Connection(ObjectStream[bytes]):
         *,
         fence: bool = False,
     ) -> WorkRequest:
-        """Post: if the peer's 8 bytes are `compare`, make them `swap` (IBV_WR_ATOMIC_CMP_AND_SWP).
+        """Post an atomic compare and swap: if the peer's 8 bytes equal `compare`, set them to
+        `swap` (IBV_WR_ATOMIC_CMP_AND_SWP).
 
-        Either way `local` gets what they were, as a number in this machine's byte order. Both
-        memories are 8 bytes long, and the remote one aligned to 8.
+        In both cases `local` receives the previous value, as a number in this machine's byte order.
+        Both memories are 8 bytes long, and the remote one is aligned to 8.
 
         Args:
             local: registered memory, or a writable buffer, of 8 bytes.
@@ -565,7 +572,7 @@ class Connection(ObjectStream[bytes]):
 
         Raises:
             as `Connection.post_send`.
-            NotSupportedError: the device has no atomics, or none were agreed on.
+            NotSupportedError: the device has no atomics, or the handshake allowed none.
 
         See: man ibv_post_send.
         """
@@ -576,8 +583,8 @@ class Connection(ObjectStream[bytes]):
     def post_fetch_add(
         self, local: LocalMemory, remote: RemoteMemory, add: int, *, fence: bool = False
     ) -> WorkRequest:
-        """Post: add to the peer's 8 bytes, modulo 2**64 (IBV_WR_ATOMIC_FETCH_AND_ADD); `local` gets
-        what they were.
+        """Post an atomic add to the peer's 8 bytes, modulo 2**64 (IBV_WR_ATOMIC_FETCH_AND_ADD).
+        `local` receives the previous value.
 
         Args:
             local, remote, fence: as of `post_compare_swap`.
@@ -594,22 +601,22 @@ class Connection(ObjectStream[bytes]):
     def post_bind_window(
         self, window: BoundWindow, memory: MemorySlice, access: Access, *, fence: bool = False
     ) -> WorkRequest:
-        """Post the binding of a window to registered memory, for `window.remote` to be given away
-        (IBV_WR_BIND_MW; ibv_bind_mw for type 1).
+        """Post the binding of a window to registered memory (IBV_WR_BIND_MW; ibv_bind_mw for type
+        1). `window.remote` is then the descriptor to send to the peer.
 
-        A peer may use the rkey once the request has succeeded. Until the window is revoked or
-        closed, the memory stays registered.
+        The peer may use the rkey once the request has succeeded. The memory stays registered until
+        the window is revoked or closed.
 
         Args:
-            window: from `open_window`, not bound.
-            memory: of a region registered with Access.MW_BIND (and LOCAL_WRITE, if the window is to
-                be written to).
-            access: REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC.
+            window: a window from `open_window` that is not bound.
+            memory: a slice of a region registered with Access.MW_BIND (and LOCAL_WRITE, if the
+                window permits writing).
+            access: any of REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC.
             fence: see the class.
 
         Raises:
             as `Connection.post_send`.
-            ValueError: it is bound, or the region's access does not permit it.
+            ValueError: the window is bound, or the region's access does not permit `access`.
             ClosedError: the window or the region is closed.
 
         See: man ibv_post_send, ibv_bind_mw.
@@ -617,8 +624,8 @@ class Connection(ObjectStream[bytes]):
         return self._posts.bind(window, memory, access, "post_bind_window", fence)
 
     def post_invalidate(self, window: BoundWindow, *, fence: bool = False) -> WorkRequest:
-        """Post the end of what a window permits: a local invalidate (IBV_WR_LOCAL_INV), or the
-        binding of a window of type 1 to nothing.
+        """Post the invalidation of a window: a local invalidate (IBV_WR_LOCAL_INV), or, for a
+        window of type 1, a bind of zero bytes.
 
         Args:
             window: a bound window of this connection.
@@ -626,7 +633,7 @@ class Connection(ObjectStream[bytes]):
 
         Raises:
             as `Connection.post_send`.
-            ValueError: it is not bound (any more).
+            ValueError: the window is not bound (any more).
 
         See: man ibv_post_send, ibv_bind_mw.
         """
@@ -638,8 +645,8 @@ class Connection(ObjectStream[bytes]):
         """Collect requests in a `with` block, and post them with one call at its end.
 
         Args:
-            signal_last_only: signal the last request only: its completion completes those before it
-                as well. Saves the device and this machine the other completions.
+            signal_last_only: signal only the last request. Its completion also completes the
+                requests before it. This saves the device and the CPU the other completions.
 
         Raises:
             ClosedError, DisconnectedError, DeviceEventError, WorkCompletionError: the connection
@@ -655,7 +662,7 @@ class Connection(ObjectStream[bytes]):
     ) -> None:
         """Send a message, and wait until the peer's device has it.
 
-        Waits for a free slot, and, where the peer has no receive posted, for one.
+        The call waits for a free slot and, if the peer has no receive posted, until it posts one.
 
         Args:
             item: registered memory, or any object with a buffer.
@@ -672,8 +679,8 @@ class Connection(ObjectStream[bytes]):
             VerbsCallError: the device refused the request; nothing was posted.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
-        Cancellation: while it waits for a slot, nothing was posted. Afterwards the message may or
-        may not arrive, and the device owns the buffer until that is decided.
+        Cancellation: before the post, nothing is sent. Afterwards the message may or may not
+        arrive, and the device owns the buffer until the request completes.
 
         See: man rdma_post_send.
         """
@@ -712,10 +719,11 @@ class Connection(ObjectStream[bytes]):
         Raises:
             anyio.EndOfStream: the peer disconnected and all its messages have been received.
             anyio.BusyResourceError: another task is receiving.
-            ValueError: the connection was made with receive_buffers=0, or takes its receives from a
-                shared receive queue that posts none.
+            ValueError: the connection has receive_buffers=0, or takes its receives from a shared
+                receive queue with buffers=0.
             ClosedError: you closed the connection.
-            WorkCompletionError, DeviceRemovedError, DeviceEventError: what broke the connection.
+            WorkCompletionError, DeviceRemovedError, DeviceEventError: the connection broke; the
+                error is its cause.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
         Cancellation: no message is lost; the next call returns it.
@@ -723,8 +731,7 @@ class Connection(ObjectStream[bytes]):
         return (await self._messages.receive()).data
 
     async def receive_message(self) -> Message:
-        """Return the next message with what came beside its data: immediate data, or the rkey that
-        it invalidated.
+        """Return the next message with its immediate data, or with the rkey that it invalidated.
 
         Raises: as `Connection.receive`.
 
@@ -735,7 +742,7 @@ class Connection(ObjectStream[bytes]):
     # -- one-sided operations ---------------------------------------------------------------------
 
     async def read(self, remote: RemoteMemory, local: LocalMemory) -> WorkCompletion:
-        """READ the peer's memory into ours. Waits for a free slot.
+        """READ the peer's memory into local memory. The call waits for a free slot.
 
         Args:
             remote: the peer's memory.
@@ -746,8 +753,8 @@ class Connection(ObjectStream[bytes]):
 
         Raises: as `Connection.send`.
 
-        Cancellation: a READ that was posted goes on: `local` may still be written to, and the
-        device owns it until the READ ends.
+        Cancellation: a posted READ stays in flight: the device may still write to `local`, and owns
+        it until the READ completes.
 
         See: man rdma_post_read.
         """
@@ -775,19 +782,19 @@ class Connection(ObjectStream[bytes]):
     async def read_bytes(self, remote: RemoteMemory, *, max_bytes: int = MOST_BYTES) -> bytes:
         """READ the peer's memory and return it as bytes.
 
-        The peer's descriptor decides how much memory that takes, so it has a limit, which is
-        checked before memory is allocated.
+        The peer's descriptor determines how much memory this allocates. So the length has a limit,
+        which is checked before the allocation.
 
         Args:
-            remote: what to read.
-            max_bytes: the longest range that is read; 64 MiB by default. The device's longest
-                message is a limit as well.
+            remote: the peer's memory.
+            max_bytes: the longest range to read; 64 MiB by default. The device's longest message is
+                also a limit.
 
         Raises:
             as `Connection.read`.
-            ValueError: the range is longer than a limit; the message names it.
+            ValueError: the range is longer than a limit; the message names the limit.
 
-        Cancellation: a READ that was posted goes on, and its memory is held until it ends.
+        Cancellation: a posted READ stays in flight, and its memory is held until it completes.
         """
         check_remote(remote, "read_bytes")
         limit = whole_number(max_bytes, "max_bytes", 0, 2**64 - 1, "read_bytes")
@@ -805,7 +812,7 @@ class Connection(ObjectStream[bytes]):
             buffer = bytearray(length)
             await self.read(remote, buffer)
             return bytes(buffer)
-        # Filled by the device itself: no memory is touched on the loop's thread.
+        # The device writes into the result itself: the loop's thread touches none of its memory.
         result, target = blank_bytes(length)
         await self.read(remote, target)
         return result
@@ -813,7 +820,7 @@ class Connection(ObjectStream[bytes]):
     async def write(
         self, local: LocalMemory, remote: RemoteMemory, *, immediate: int | None = None
     ) -> WorkCompletion:
-        """WRITE our memory into the peer's. Waits for a free slot.
+        """WRITE local memory into the peer's. The call waits for a free slot.
 
         Args:
             local: registered memory, or any object with a buffer: the data.
@@ -825,8 +832,8 @@ class Connection(ObjectStream[bytes]):
 
         Raises: as `Connection.send`.
 
-        Cancellation: a WRITE that was posted may still happen; the device owns the buffer until it
-        has ended.
+        Cancellation: a posted WRITE may still be carried out; the device owns the buffer until it
+        completes.
 
         See: man rdma_post_write.
         """
@@ -855,9 +862,10 @@ class Connection(ObjectStream[bytes]):
         return await self._posts.run(work, self._staging.source, given, f"writev(): {PARTS}")
 
     async def compare_swap(self, remote: RemoteMemory, compare: int, swap: int) -> int:
-        """If the peer's 8 bytes are `compare`, make them `swap`; return what they were.
+        """Compare and swap: if the peer's 8 bytes equal `compare`, set them to `swap`. Return the
+        previous value.
 
-        Numbers are unsigned, in the byte order of the peer, which is taken to be ours.
+        Values are unsigned. The peer's byte order is assumed to be this machine's.
 
         Args:
             remote: the peer's 8 bytes, aligned to 8.
@@ -865,16 +873,16 @@ class Connection(ObjectStream[bytes]):
 
         Raises:
             as `Connection.send`.
-            NotSupportedError: the device has no atomics, or none were agreed on.
+            NotSupportedError: the device has no atomics, or the handshake allowed none.
 
-        Cancellation: a request that was posted may still happen; its memory is held until it has
-        ended.
+        Cancellation: a posted request may still be carried out; its memory is held until it
+        completes.
         """
         work = compare_swap_work(self._endpoint, "compare_swap", remote, compare, swap)
         return await self._posts.run_atomic(work)
 
     async def fetch_add(self, remote: RemoteMemory, add: int) -> int:
-        """Add to the peer's 8 bytes, modulo 2**64; return what they were. Numbers are those of
+        """Add to the peer's 8 bytes, modulo 2**64, and return the previous value. Values are as for
         `compare_swap`.
 
         Args:
@@ -892,8 +900,8 @@ class Connection(ObjectStream[bytes]):
 
     @deferring_steps
     async def open_window(self, kind: MemoryWindowType = MemoryWindowType.TYPE_2) -> BoundWindow:
-        """Allocate a memory window, bound to nothing: for `post_bind_window`, any number of times.
-        It is closed with the connection.
+        """Allocate a memory window that is not bound. `post_bind_window` binds it, any number of
+        times. The window is closed with the connection.
 
         Args:
             kind: TYPE_2, or TYPE_1.
@@ -906,7 +914,7 @@ class Connection(ObjectStream[bytes]):
                 has ended; the error is its cause.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
-        Cancellation: the call waits for the driver, and then frees the window; nothing is left.
+        Cancellation: the call waits for the driver, and then frees the window.
 
         See: man ibv_alloc_mw.
         """
@@ -924,8 +932,8 @@ class Connection(ObjectStream[bytes]):
         access: Access,
         kind: MemoryWindowType = MemoryWindowType.TYPE_2,
     ) -> BoundWindow:
-        """Open a window and bind it: its `remote` is access for this connection's peer only (type
-        2), and until `revoke`.
+        """Open a window and bind it. Its `remote` permits access until `revoke`; with type 2, to
+        this connection's peer only.
 
         Args:
             memory, access: as of `post_bind_window`.
@@ -934,9 +942,10 @@ class Connection(ObjectStream[bytes]):
         Raises:
             as `Connection.send`.
             as `Connection.open_window`.
-            ValueError: the region's access does not permit it.
+            ValueError: the region's access does not permit `access`.
 
-        Cancellation: the window may still be bound; it is closed when that is decided.
+        Cancellation: a posted bind may still be carried out; the window is closed once the bind has
+        completed.
         """
         window = await self.open_window(kind)
         try:
@@ -949,17 +958,18 @@ class Connection(ObjectStream[bytes]):
         return window
 
     async def revoke(self, window: BoundWindow) -> None:
-        """End what a window permits. Once this returns, no access through it can happen any more.
+        """Invalidate a window, and wait for it. After that, no access through the window is
+        possible.
 
         Args:
             window: a bound window of this connection.
 
         Raises:
             as `Connection.send`.
-            ValueError: it is not bound (any more).
+            ValueError: the window is not bound (any more).
 
-        Cancellation: before it is posted, the window stays bound. Afterwards it ends all the same,
-        or with the connection.
+        Cancellation: before the post, the window stays bound. A posted invalidation is carried out,
+        unless the connection ends first, which also ends the access.
         """
         instance(window, "window", BoundWindow, "revoke")
         with await self._endpoint.sends.slots.take() as slot:
@@ -971,11 +981,11 @@ class Connection(ObjectStream[bytes]):
     async def ended(self) -> Exception:
         """Wait until the connection has ended, whichever side ended it, and return the cause.
 
-        Every request has ended by then. Messages that arrived before can still be received, until
-        you close the connection, which you still have to. Any number of tasks may wait.
+        All requests have completed by then. Messages that arrived before can still be received
+        until you close the connection. You still have to close it. Any number of tasks may wait.
 
         Returns:
-            What `cause` is from then on. It is returned, not raised.
+            The final `cause`. It is returned, not raised.
 
         Raises:
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
@@ -985,28 +995,28 @@ class Connection(ObjectStream[bytes]):
         return await self._endpoint.until_ended()
 
     async def send_eof(self) -> None:
-        """Raise an error: RDMA connections close both ways at once.
+        """Raise NotSupportedError: an RDMA connection closes in both directions at once.
 
         Raises:
-            NotSupportedError: always. Send a message that marks the end, or `aclose`.
+            NotSupportedError: always. Send a message that marks the end, or call `aclose`.
 
-        Cancellation: has no effect, since the call does not wait.
+        Cancellation: has no effect, because the call does not wait.
         """
         raise NotSupportedError(
             "RDMA connections do not close one way: send a last message, or aclose()"
         )
 
     async def aclose(self) -> None:
-        """Disconnect, and give back everything. Idempotent.
+        """Disconnect, and release everything. Idempotent.
 
-        Requests still in flight end with FlushedError; await those that matter first. Messages that
+        Requests in flight fail with FlushedError: await the important ones first. Messages that
         were not received are dropped. Registered regions are closed.
 
         Raises:
-            EventLoopError: called outside of its event loop; the message says what became of the
+            EventLoopError: called outside of its event loop; the message says what happens to the
                 connection (docs/guarantees.md).
 
-        Cancellation: the connection closes all the same, and the call returns once it is closed.
+        Cancellation: the connection still closes, and the call returns once it is closed.
 
         See: man rdma_disconnect.
         """

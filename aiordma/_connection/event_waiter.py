@@ -1,4 +1,4 @@
-"""What a task needs to go from step to step with an identifier of its own."""
+"""Waits for the CM events of one identifier, for a task that performs one step after the other."""
 
 from collections import deque
 
@@ -28,14 +28,15 @@ _REFUSALS = {
     4: "it redirects to another port, which aiordma does not follow",
     5: "it speaks another version of the question",
 }
-"""The status of a peer's answer in the UDP port space (`ib_cm_sidr_status` of the kernel)."""
+"""Texts for the status of a peer's answer in the UDP port space (`ib_cm_sidr_status` of the
+kernel)."""
 
 
 class EventWaiter:
-    """Takes an identifier's events, and waits for the one that a step ends with.
+    """Collects the events of an identifier, and waits for the event that completes a step.
 
     Args:
-        what: the whole undertaking, for messages.
+        what: the operation that consists of the steps, for messages.
     """
 
     def __init__(self, what: str) -> None:
@@ -45,24 +46,24 @@ class EventWaiter:
         self._changed = anyio.Event()
 
     def handle(self, event: Event) -> None:
-        """Take an event (an EventHandler)."""
+        """Add an event (an EventHandler)."""
         self._events.append(event)
         self._changed.set()
 
     def fail(self, error: Exception) -> None:
-        """End the waiting with an error: no event will be taken any more."""
+        """Let `until` raise an error, because no further event will arrive."""
         self._failure = error
         self._changed.set()
 
     async def until(self, kind: CmEventType) -> Event:
-        """Wait for an event of that kind.
+        """Wait for an event of a kind.
 
         Raises:
-            RdmaConnectionError: one came that says why it never will.
-            Exception: what `fail` was given.
+            RdmaError: an event reported that the operation failed.
+            Exception: the error that `fail` was called with.
         """
         while True:
-            # One by one: what means nothing here must not hide what came before it.
+            # Read every event: one of no interest must not hide an earlier one.
             while self._events:
                 event = self._events.popleft()
                 if event.type is kind:
@@ -76,7 +77,7 @@ class EventWaiter:
 
 
 def failure_of(what: str, event: Event) -> Exception:
-    """Turn an event that ended an undertaking into its error."""
+    """Return the error for an event that reports a failure."""
     if event.type is CmEventType.UNREACHABLE and event.status in _REFUSALS:
         return UnreachableError(f"{what}: {_REFUSALS[event.status]} (status {event.status})")
     error = failed_event(what, event)

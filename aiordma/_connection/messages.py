@@ -1,11 +1,11 @@
-"""Messages: what arrives on a connection.
+"""The messages that arrive on a connection.
 
-A block goes back to the device only when its message has been received by the program. So a slow
-reader leaves its peer without receives, and the peer's device waits (RNR): that is the flow
-control, and no memory grows without bound.
+A block is posted again only when the program has received its message. So if the program receives
+slowly, no receives are left for the peer's messages, and the peer's device waits (RNR). This is the
+flow control: no memory grows without bound.
 
-Where a connection takes its receives from a shared receive queue, that posts them, and delivers
-here what came for this connection.
+If a connection takes its receives from a shared receive queue, that queue posts them, and delivers
+the connection's messages here.
 """
 
 from typing import NamedTuple, Protocol
@@ -23,7 +23,7 @@ from aiordma.verbs import WorkCompletion
 __all__ = ("Blocks", "Message", "MessageQueue")
 
 PAUSE = 16
-"""Messages that are there already, until others have their turn."""
+"""How many available messages are returned before other tasks run."""
 
 _WRITTEN = int(WorkCompletionOpcode.RECV_RDMA_WITH_IMM)
 _IMMEDIATE = int(WorkCompletionFlag.WITH_IMM)
@@ -31,31 +31,32 @@ _INVALIDATED = int(WorkCompletionFlag.WITH_INV)
 
 
 class Message(NamedTuple):
-    """A message, and what came beside its data."""
+    """A message that arrived: its data, and the other fields of its completion."""
 
     data: bytes
-    """What the peer sent; empty for a WRITE with immediate, which is told of and not received."""
+    """The bytes that the peer sent; empty for a WRITE with immediate, whose bytes are in the memory
+    that it wrote to."""
     immediate: int | None = None
     """The peer's 32 bits of immediate data, as a number."""
     invalidated: int | None = None
-    """The rkey that its arrival invalidated (SEND with invalidate)."""
+    """The rkey that the message invalidated (SEND with invalidate)."""
     written: int | None = None
-    """How many bytes a WRITE with immediate wrote."""
+    """The number of bytes that a WRITE with immediate wrote."""
 
 
 class Blocks(Protocol):
-    """Where the block of a message goes back to, other than the endpoint's own receives."""
+    """Posts the blocks of messages, if the endpoint does not post its receives itself."""
 
     def give_back(self, lease: Lease) -> None:
-        """Post it again, or release it."""
+        """Post the block again, or release it."""
 
 
 class MessageQueue(Arrivals[Message]):
-    """What has come for one connection: in its own pooled receives, or, where `blocks` is given,
-    in those of a shared receive queue.
+    """The messages of one connection: from its own pooled receives or, if `blocks` is given, from
+    the receives of a shared receive queue.
 
-    Beside what every receiver is told, `receive` raises:
-        ValueError: the receives are posted by the program.
+    In addition to the errors of `Arrivals.receive`, `receive` raises:
+        ValueError: the program posts the receives itself.
         anyio.EndOfStream: the peer disconnected, and every message has been received.
     """
 

@@ -1,8 +1,8 @@
-"""From what a call asks for to a request: the way of everything that is not plain.
+"""The general path of a post: stages a request's buffers, takes a slot, and submits the request.
 
-A plain request (one part, registered or short enough to go inline, with nothing beside it) is
-posted by the endpoint's port with one call of C. All others come here: their buffers are staged,
-they get a slot, and go to a sink, which is the send queue or a chain.
+The endpoint's port posts a plain request in one C call: a request with one part, which is
+registered or short enough to go inline, and without options. All other requests take the path in
+this module. It ends at a sink, which is the send queue or a chain.
 """
 
 import sys
@@ -31,12 +31,12 @@ Stage = Callable[[Iterable[LocalMemory], str], Staged]
 
 
 class Sink(Protocol):
-    """Where requests go. Of a request that was refused nothing is held."""
+    """Posts or collects requests. It holds nothing of a request that it refuses."""
 
     def submit(
         self, work: SendWork, staged: Staged | None, slot: Slot | None = None
     ) -> WorkRequest:
-        """Post it, or keep it to be posted. Without a slot it takes one, if one is free."""
+        """Post the request, or keep it to be posted. Without a slot, take one if one is free."""
 
     def bind(
         self,
@@ -46,16 +46,16 @@ class Sink(Protocol):
         flags: int,
         slot: Slot | None = None,
     ) -> WorkRequest:
-        """Bind a window of type 1, which is a call of its own in C."""
+        """Bind a window of type 1, for which libibverbs has a separate call (ibv_bind_mw)."""
 
 
 class Posts:
-    """See the module. Its errors are those of `Connection.post_send`.
+    """See the module. The errors are the same as those of `Connection.post_send`.
 
     Args:
-        endpoint: whose requests they are.
-        staging: what prepares their buffers.
-        sink: where they go.
+        endpoint: the endpoint that the requests belong to.
+        staging: prepares their buffers.
+        sink: posts or collects them.
     """
 
     def __init__(self, endpoint: Endpoint, staging: Staging, sink: Sink) -> None:
@@ -71,25 +71,26 @@ class Posts:
         where: str,
         slot: Slot | None = None,
     ) -> WorkRequest:
-        """Post at once.
+        """Post a request at once.
 
         Args:
-            work: what is asked for, but for its memory.
-            stage: what prepares the parts.
+            work: the operation, without its local memory.
+            stage: prepares the parts.
             parts: the local memory.
             where: the call and its parameter, for messages (see `Staging.source`).
-            slot: of `sends.slots.take()`; None: one is taken, if one is free.
+            slot: a slot from `sends.slots.take()`; None: take one if one is free.
         """
         return self._submit(work, stage(parts, where), slot)
 
     async def run(
         self, work: SendWork, stage: Stage, parts: list[LocalMemory], where: str
     ) -> WorkCompletion:
-        """Post when a slot is free, and wait for the end. Arguments as of `post`.
+        """Post a request when a slot is free, and wait for its completion. Arguments as of `post`.
 
-        Cancellation: what is posted goes on, and holds its memory until it ends.
+        Cancellation: a posted request stays in flight, and holds its memory until it completes.
         """
-        # The slot first: who waits for one holds no memory, and what is checked now is posted now.
+        # Take the slot before staging: a task that waits for a slot holds no memory, and the
+        # buffers are posted right after they are checked.
         with await self._endpoint.sends.slots.take() as slot:
             staged = await self._staging.prepare(stage, parts, where)
             request = self._submit(work, staged, slot)
@@ -112,12 +113,12 @@ class Posts:
         return request
 
     async def run_atomic(self, work: SendWork) -> int:
-        """Post an atomic when a slot is free, and return what the peer's memory was.
+        """Post an atomic when a slot is free, and return the previous value of the peer's memory.
 
-        Cancellation: it may still happen.
+        Cancellation: a posted atomic may still be carried out.
         """
         with await self._endpoint.sends.slots.take() as slot:
-            # The request gives the block back as it ends: it is read just before that.
+            # The request releases `landing` when it completes, which reads the value.
             landing = _Landing(self._endpoint.hub.pool.lease(8))
             work.sges, work.count, work.length = landing.lease.memory._sge, 1, 8
             work.held = (landing,)
@@ -167,7 +168,7 @@ class Posts:
     def invalidate(
         self, window: BoundWindow, call: str, fence: bool = False, slot: Slot | None = None
     ) -> WorkRequest:
-        """Post the end of what a window permits; see `Connection.post_invalidate`."""
+        """Post the invalidation of a window; see `Connection.post_invalidate`."""
         instance(window, "window", BoundWindow, call)
         self._endpoint.require_usable()
         require_windows(self._endpoint)
@@ -182,16 +183,16 @@ class Posts:
 
 
 class _Landing:
-    """Where an atomic's old value arrives; read as the request lets go of it."""
+    """The block that receives the previous value of an atomic. Releasing it reads the value."""
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self.value = 0
 
     def _hold(self) -> None:
-        """A lease is held from the start."""
+        """Do nothing: the lease is held from the start."""
 
     def _release(self) -> None:
-        """Read, then give the block back."""
+        """Read the value, then release the block."""
         self.value = int.from_bytes(self.lease.memory.view[:8], sys.byteorder)
         self.lease.release()
