@@ -48,7 +48,7 @@ __all__ = ("ConnectionRequest",)
 logger: logging.Logger = logging.getLogger("aiordma")
 
 _warned: set[str] = set()
-"""What the log of this process has been told once."""
+"""The warnings that this process has already logged; each is logged once."""
 
 
 class ConnectionRequest:
@@ -63,7 +63,7 @@ class ConnectionRequest:
         identifier: Identifier,
         event: Event,
     ) -> None:
-        reactor.retain()  # until it is answered; then whoever has the identifier has it
+        reactor.retain()  # until the answer; then the owner of the identifier takes over this use
         self._process = here.pid
         self._reactor = reactor
         self._options = options
@@ -78,7 +78,7 @@ class ConnectionRequest:
         self._origin = ""
         self._was_taken = False  # by the program
         self.private_data: bytes = event.private_data
-        """What the peer sent along; RDMA pads it with zeros."""
+        """The private data that the peer sent with the request; RDMA pads it with zeros."""
         self.peer_address: SocketAddress | None = identifier.peer_address
         """The peer's (host, port)."""
 
@@ -87,11 +87,15 @@ class ConnectionRequest:
 
     @property
     def parameters(self) -> ConnectionParameters:
-        """What the peer asks for. The depths are seen from here: it wants to have
-        `responder_resources` READs and atomics outstanding here, and lets us have `initiator_depth`
-        there. We are to repeat a message `rnr_retry_count` times that finds no receive at the peer,
-        and to retransmit `retry_count` times, in place of which our option of that name is used.
-        iWARP carries neither retries nor a queue pair number: they are 0."""
+        """The parameters of the peer's request, from this side's viewpoint.
+
+        - `responder_resources`: how many READs and atomics the peer wants to have outstanding here.
+        - `initiator_depth`: how many the peer permits this side to have outstanding there.
+        - `rnr_retry_count`: how often this side repeats a message that finds no receive posted.
+        - `retry_count`: how often this side should retransmit. This side's option of the same name
+          is used instead.
+
+        iWARP carries neither the retry counts nor a queue pair number: they are 0."""
         event = self._event
         return ConnectionParameters(
             private_data=event.private_data,
@@ -106,11 +110,11 @@ class ConnectionRequest:
 
     @property
     def ece(self) -> Ece:
-        """The options of enhanced connection establishment that the peer offers; zeros if none.
-        Ask before you answer.
+        """The options of enhanced connection establishment that the peer offers; zeros if it offers
+        none. Available until the request is answered.
 
         Raises:
-            NotSupportedError: the device's handshake (iWARP's), or librdmacm, has no such thing.
+            NotSupportedError: the device's handshake (iWARP), or librdmacm, does not support them.
             ClosedError: the request has been answered already.
         """
         if self._answered:
@@ -119,17 +123,17 @@ class ConnectionRequest:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the peer has left, as far as the device tells (iWARP devices of the kernel do
-        not)."""
+        """Whether the peer has withdrawn the request. The kernel's iWARP devices do not report
+        it."""
         return self._gone is not None
 
     @property
     def was_answered(self) -> bool:
-        """Whether it was accepted or rejected, or is being."""
+        """Whether the request was accepted or rejected. True from the start of the answer."""
         return self._answered
 
     def _handle_event(self, event: Event) -> None:
-        """Take a CM event of our identifier: the peer can go while it waits for the answer."""
+        """Handle a CM event of the identifier: the peer can withdraw before the answer."""
         if event.type in ENDS_A_REQUEST:
             self._gone = event
 
@@ -145,19 +149,20 @@ class ConnectionRequest:
     async def accept(
         self, *, private_data: bytes = b"", **options: Unpack[ConnectionKeywords]
     ) -> Connection:
-        """Accept, and return the established connection.
+        """Accept the peer, and return the established connection.
 
         Args:
             private_data: up to 196 bytes for the peer's program.
-            options: in place of the listener's (except `tos`, which is settled by now).
+            options: replace the listener's options (except `tos`, which cannot change any more).
 
         Raises:
-            RdmaConnectionError: the peer has gone, or did not finish in time.
-            ClosedError: the request has been answered already, the listener gave it up, or its
-                shared receive queue was closed.
-            NotSupportedError: the device has no shared receive queues, for `shared_receive`.
-            TypeError, ValueError: an argument is invalid, or beyond the device; the message names
-                it.
+            RdmaConnectionError: the peer has withdrawn, or did not finish the handshake in time.
+            ClosedError: the request has been answered already, the listener ended its handshake, or
+                its shared receive queue was closed.
+            NotSupportedError: the listener has `shared_receive`, and the device has no shared
+                receive queues.
+            TypeError, ValueError: an argument is invalid, or exceeds the device's limit; the
+                message names it.
             VerbsCallError: no thread could be started, or no file descriptors are left.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
@@ -177,19 +182,19 @@ class ConnectionRequest:
     @refuses(DECIDED_BY_CM)
     @opens
     async def prepare(self, **options: Unpack[ConnectionKeywords]) -> Connection:
-        """Make the connection with its queue pair, and do not accept yet: post receives on it, then
-        accept with its `establish`.
+        """Create the connection with its queue pair, and do not accept yet. Post receives on it,
+        then accept with its `establish`.
 
-        A program that posts its receives itself (receive_buffers=0) needs this where the peer sends
-        as soon as it is connected: on devices without RNR (siw), a message that arrives before its
+        A program that posts its receives itself (receive_buffers=0) needs this if the peer sends as
+        soon as it is connected. On devices without RNR (siw), a message that arrives before a
         receive is posted ends the connection.
 
             async with request.prepare(receive_buffers=0) as connection:
                 receives = [connection.post_recv(buffer) for buffer in buffers]
                 await connection.establish()
 
-        Closing the connection before `establish` rejects the peer. Until then the peer waits, at
-        most for its own time limit.
+        Closing the connection before `establish` rejects the peer. Until the answer the peer waits,
+        at most until its own connect times out.
 
         Args:
             options: as of `accept`.
@@ -237,7 +242,7 @@ class ConnectionRequest:
             self._require_wanted()
             self._accepting = endpoint
             if endpoint.hub.is_iwarp:
-                # The two sides settle the depths by themselves (RFC 6581), and TCP retransmits.
+                # The devices negotiate the depths themselves (RFC 6581), and TCP retransmits.
                 self._identifier.accept(parameters(endpoint.options, private_data))
             else:
                 self._warn_of_no_retries(endpoint.options)
@@ -259,7 +264,7 @@ class ConnectionRequest:
         except BaseException as error:
             await endpoint.aclose()
             if isinstance(error, VerbsCallError):
-                # Calls on an identifier whose peer has gone fail in many ways.
+                # Calls on an identifier whose peer has withdrawn fail with various errors.
                 raise RdmaConnectionError._of_call(self._what, error) from error
             raise
 
@@ -285,7 +290,8 @@ class ConnectionRequest:
         )
 
     def _offered(self, chosen: ConnectionOptions) -> ConnectionOptions:
-        # No more than the peer offers; its numbers come from our viewpoint (man rdma_accept).
+        # At most what the peer offers. Its numbers are from this side's viewpoint (man
+        # rdma_accept).
         event = self._event
         return replace(
             chosen,
@@ -301,12 +307,12 @@ class ConnectionRequest:
             private_data: up to 148 bytes for the peer's program.
 
         Raises:
-            TypeError, ValueError: the private data is not bytes, or too much; the request can still
+            TypeError, ValueError: the private data is not bytes, or too long; the request can still
                 be answered.
             ClosedError: the request has been answered already.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
-        Cancellation: the peer is rejected all the same, and nothing is left.
+        Cancellation: the peer is still rejected, and nothing is left.
 
         See: man rdma_reject.
         """
@@ -322,7 +328,7 @@ class ConnectionRequest:
         """Reject the peer, if the request has not been answered. Idempotent.
 
         Raises:
-            EventLoopError: called outside of its event loop; the message says what became of the
+            EventLoopError: called outside of its event loop; the message says what happens to the
                 request.
             ForkError: called in a forked child.
 
@@ -334,25 +340,26 @@ class ConnectionRequest:
 
     @deferring
     def _close(self) -> None:
-        """`aclose` in the background, whichever event loop runs here."""
+        """Start `aclose` in the background, also outside of the event loop."""
         if not self._answered:
             self._answered = True
             self._refuse(b"")
             give_back_later(self._reactor, self._identifier)
 
     def _left_open(self) -> str:
-        """For the reactor: how the warning that it was not answered names it."""
+        """Return the name for the reactor's warning that the request was not answered; empty for no
+        warning."""
         return repr(self) if self._was_taken and not self._answered else ""
 
     def _start_rejecting(self, then: Callable[[], None], private_data: bytes = b"") -> None:
-        """`reject` in the background, and then `then`, on the loop's thread."""
+        """Start `reject` in the background, and then call `then` on the loop's thread."""
         self._answer()
         self._refuse(private_data)
         give_back_later(self._reactor, self._identifier, then)
 
     def _abandon(self) -> None:
-        """Let the `accept` that runs in another task raise ClosedError; if it has returned, or is
-        about to, close its connection in the background."""
+        """Let the `accept` that runs in another task raise ClosedError. If it has returned or is
+        about to return, close its connection in the background."""
         self._abandoned = True
         if self._accepting is not None:
             self._accepting.close()
@@ -361,7 +368,7 @@ class ConnectionRequest:
         try:
             self._identifier.reject(private_data)
         except VerbsCallError as error:
-            logger.debug("rejecting %s: %s", self.peer_address, error)  # it has gone already
+            logger.debug("rejecting %s: %s", self.peer_address, error)  # the peer has withdrawn
 
     def __del__(self) -> None:
         if not getattr(self, "_answered", True) and self._process == here.pid:

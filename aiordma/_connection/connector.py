@@ -1,4 +1,4 @@
-"""connect(): from a name and a port to a connection, a step at a time, each with its error."""
+"""connect(): resolves a name and a port, and connects. Each step has its own error."""
 
 import errno
 import logging
@@ -82,34 +82,34 @@ async def connect(
     shared_receive: SharedReceiveQueue | None = None,
     **options: Unpack[ConnectionKeywords],
 ) -> Connection:
-    """Connect to a listening peer over RDMA: await it, or enter it with `async with`.
+    """Connect to a listening peer over RDMA. Await the call, or enter it with `async with`.
 
     Args:
-        host: a name or a numeric address of the peer's RDMA interface. An IPv6 link-local one has
-            our interface behind it: "fe80::1%eth0".
-        port: its port in RDMA's TCP port space. On iWARP (siw, the software device) that is TCP's
-            own, shared with sockets; on RoCE and InfiniBand it is separate.
-        private_data: up to 56 bytes for the peer's program, beside the request.
-        source: bind to this (host, port) first; port 0 for any.
-        timeout: seconds for all steps together; None for as long as it takes.
-        device: "auto" takes the real RDMA device that reaches the address, else the built-in
-            "software" one; a name insists on one. The environment's AIORDMA_DEVICE is used in place
-            of "auto" where set.
-        reuse_address: with a source port: share it with other connections that set this as well.
-        shared_receive: take receives from there; receive_* options have no effect then.
+        host: a name or a numeric address of the peer's RDMA interface. An IPv6 link-local address
+            includes the local interface: "fe80::1%eth0".
+        port: the peer's port in RDMA's TCP port space. On iWARP (siw, the software device) these
+            are TCP's ports, shared with sockets; on RoCE and InfiniBand they are separate.
+        private_data: up to 56 bytes for the peer's program, sent with the connection request.
+        source: bind to this local (host, port) first; port 0 is any port.
+        timeout: seconds for all steps together; None: no limit.
+        device: "auto" is the real RDMA device that reaches the address, otherwise the built-in
+            device "software"; a name requires that device. The environment variable AIORDMA_DEVICE,
+            if set, replaces "auto".
+        reuse_address: with a source port: share it with other connections that also set this.
+        shared_receive: take receives from this queue; the receive_* options then have no effect.
         options: see ConnectionOptions.
 
     Raises:
-        AddressError, RouteError, RejectedError, UnreachableError, ConnectTimeoutError: the step
-            that failed and why; all are ConnectionError.
+        AddressError, RouteError, RejectedError, UnreachableError, ConnectTimeoutError: a step
+            failed; the message says which, and why. All are ConnectionError.
         RdmaConnectionError: the driver refused a call, for instance because this process has no
             file descriptors left; the message names the limit. `errno` is the call's.
-        NoDeviceError: a real device is insisted on, and there is none here.
+        NoDeviceError: a real device is required by name, and there is no such device.
         TypeError, ValueError: an argument is invalid; the message names it, and what is expected.
         ClosedError, EventLoopError: `shared_receive` is closed, or belongs to another event loop.
         ForkError: this process is a child of one that used real devices.
 
-    Cancellation: nothing is left; the peer sees a connection that ends, or none.
+    Cancellation: nothing is left; the peer's connection ends, if it was established.
 
     See: man rdma_cm (Client operation), rdma_connect.
     """
@@ -138,8 +138,8 @@ async def prepare_connection(
     shared_receive: SharedReceiveQueue | None = None,
     **options: Unpack[ConnectionKeywords],
 ) -> Connection:
-    """Make the connection with its queue pair, and do not connect yet: post receives on it, then
-    connect with its `establish`. For a peer that sends first, and receives that you post yourself.
+    """Create the connection with its queue pair, and do not connect yet. Post receives on it, then
+    connect with its `establish`. Use this if the peer sends first, and you post the receives.
 
         async with aiordma.prepare_connection(host, port, receive_buffers=0) as connection:
             receives = [connection.post_recv(buffer) for buffer in buffers]
@@ -147,20 +147,20 @@ async def prepare_connection(
 
     Args:
         host, port, source, device, reuse_address, shared_receive, options: as of `connect`.
-        timeout: seconds for the address, the route and the queue pair together, and once more for
-            `establish`; None for as long as it takes.
+        timeout: seconds for the address, the route and the queue pair together, and again for
+            `establish`; None: no limit.
 
     Raises:
-        AddressError, RouteError, ConnectTimeoutError: the step that failed and why; all are
-            ConnectionError.
+        AddressError, RouteError, ConnectTimeoutError: a step failed; the message says which, and
+            why. All are ConnectionError.
         RdmaConnectionError: the driver refused a call, for instance because this process has no
             file descriptors left.
-        NoDeviceError: a real device is insisted on, and there is none here.
+        NoDeviceError: a real device is required by name, and there is no such device.
         TypeError, ValueError: an argument is invalid; the message names it, and what is expected.
         ClosedError, EventLoopError: `shared_receive` is closed, or belongs to another event loop.
         ForkError: this process is a child of one that used real devices.
 
-    Cancellation: nothing is left; the peer was not asked.
+    Cancellation: nothing is left, and the peer was not contacted.
     """
     chosen = ConnectionOptions._of(prepare_connection, options)
     attempt = _Attempt("prepare_connection", host, port, chosen, timeout, device)
@@ -170,7 +170,7 @@ async def prepare_connection(
 
 
 class _Attempt:
-    """One connect: the step it is at, and the way back from there."""
+    """One connect: performs its steps, and undoes them if one fails."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class _Attempt:
         reuse_address: bool,
         shared_receive: SharedReceiveQueue | None,
     ) -> None:
-        """Take what is not always given, or refuse it."""
+        """Check and set the optional arguments."""
         if source is not None:
             if not isinstance(source, tuple | list) or len(source) != 2:
                 expected = "(host, port), with port 0 for any"
@@ -223,7 +223,7 @@ class _Attempt:
 
     @contextmanager
     def limited(self) -> Iterator[None]:
-        """Bound the steps within, and name the step that failed."""
+        """Limit the time of the steps in the block, and name the step that failed."""
         try:
             with anyio.fail_after(self.timeout):
                 yield
@@ -235,7 +235,7 @@ class _Attempt:
             raise _refused_call(f"connect to {self.target}: {self.step}", error) from error
 
     async def prepare(self) -> Connection:
-        """Everything up to the queue pair."""
+        """Perform the steps up to the queue pair, and post the pooled receives."""
         family, bound = socket.AF_UNSPEC, None
         if self.source is not None:
             bound = (await numeric_address(self.source[0]), self.source[1])
@@ -291,7 +291,7 @@ class _Attempt:
         try:
             yield
         except BaseException as error:
-            if not self._calling:  # else it is closed when the driver's call has returned
+            if not self._calling:  # otherwise it is closed when the driver's call has returned
                 await endpoint.aclose()
             if isinstance(error, VerbsCallError):
                 raise _refused_call(f"connect to {self.target}", error) from error
@@ -335,8 +335,9 @@ class _Attempt:
         if not endpoint.hub.is_iwarp or identifier.provider.connects_at_once:
             identifier.connect(request)
             return
-        # A driver may connect its TCP stream within the call (siw does), which takes as long as TCP
-        # likes. Nobody can destroy the identifier meanwhile: whoever gives up leaves it to us.
+        # A driver may connect its TCP stream during the call (siw does), which can take as long as
+        # TCP's time limits. The identifier must not be destroyed during the call. So if this task
+        # is cancelled, `then` closes the endpoint.
         returned = anyio.Event()
         errors: list[BaseException] = []
         abandoned = False
@@ -356,7 +357,7 @@ class _Attempt:
         try:
             await returned.wait()
         except BaseException:
-            if withdraw():  # it waited for a worker: nothing was called
+            if withdraw():  # the call had not begun
                 self._calling = False
                 endpoint.calls.end()
             abandoned = True
@@ -393,7 +394,7 @@ def _refused_call(what: str, error: VerbsCallError) -> RdmaConnectionError:
 
 
 def parameters(options: ConnectionOptions, private_data: bytes) -> ConnectionParameters:
-    """Return what goes to the peer."""
+    """Return the parameters to send to the peer."""
     return ConnectionParameters(
         private_data=private_data,
         responder_resources=options.responder_resources,
@@ -412,12 +413,12 @@ def failed_handshake(what: str, endpoint: Endpoint) -> Exception:
 
 
 def failed_event(what: str, event: Event | None) -> Exception:
-    """Turn the CM event that ended an attempt into its error."""
+    """Return the error for the CM event that ended an attempt."""
     if event is None:
         return RdmaConnectionError(f"{what}: no reason was given")
     status = event.status
     if status == -1:
-        # Not EPERM: a call inside librdmacm failed, and set errno, which is gone by now.
+        # This is not EPERM: a call inside librdmacm failed, and its errno is not available.
         text = "librdmacm gave no reason (status -1)"
     else:
         text = os.strerror(-status) if status < 0 else f"status {status}"

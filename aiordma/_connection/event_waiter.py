@@ -59,7 +59,7 @@ class EventWaiter:
         """Wait for an event of a kind.
 
         Raises:
-            RdmaError: an event reported that the operation failed.
+            RdmaConnectionError: an event reported that the operation failed.
             Exception: the error that `fail` was called with.
         """
         while True:

@@ -1,9 +1,9 @@
-"""The handshakes of a listener's `accept()`, side by side: a peer that does not finish its own
-holds up nobody.
+"""The concurrent handshakes of a listener's `accept()`: a peer that does not finish its handshake
+does not delay other peers.
 
-Each runs in a task of the listener's, because it can outlast the call that began it: that call may
-be cancelled, or return another peer. What is established then is for the next call. The listener
-ends all of them when it is closed, and counts them until they are gone.
+Each handshake runs in a task of the listener, because it can outlast the call that began it: that
+call may be cancelled, or return another peer. The next call returns a connection that is
+established then. When the listener is closed, it ends all handshakes, and waits for their end.
 """
 
 import logging
@@ -26,10 +26,10 @@ __all__ = ("Handshake", "Handshakes")
 logger: logging.Logger = logging.getLogger("aiordma")
 
 SLOW_SECONDS = 0.1
-"""After which a handshake is slow: another may begin beside it."""
+"""Seconds after which a handshake counts as slow, so that another may begin."""
 
 MOST_HANDSHAKES = 128
-"""In progress at the same time. For one more, a slow one is ended."""
+"""The maximum number of handshakes in progress. To begin one more, a slow handshake is ended."""
 
 
 class _Caller:
@@ -43,7 +43,7 @@ class _Caller:
 
 
 class Handshake:
-    """One peer's, from its start until its connection is returned, or its error raised."""
+    """The handshake of one peer, until its connection is returned or its error is raised."""
 
     def __init__(self, loop: EventLoop, request: ConnectionRequest, private_data: bytes) -> None:
         self.request = request
@@ -63,10 +63,10 @@ class Handshake:
 
     @opens
     async def accept(self) -> Connection:
-        """Wait until it is established: for one that was adopted, once.
+        """Wait until the connection is established, and return it. For an adopted handshake, once.
 
         Raises:
-            RdmaConnectionError: the peer has gone, or did not finish in time.
+            RdmaConnectionError: the peer has withdrawn, or did not finish in time.
 
         Cancellation: the peer is disconnected, and nothing is left.
         """
@@ -81,7 +81,7 @@ class Handshake:
         return self.take()
 
     def take(self) -> Connection:
-        """Return the connection, or raise the error; once."""
+        """Return the connection, or raise the error. Call this once."""
         connection, error = self.connection, self.error
         self.connection = self.error = None
         try:
@@ -98,10 +98,11 @@ class Handshakes:
     """See the module.
 
     Args:
-        loop: the listener's.
-        requests: that wait to be accepted.
+        loop: the listener's event loop.
+        requests: the requests that wait to be accepted.
         on_leave: called when the listener ends a handshake.
-        on_left: called once for each of these, when nothing is left of it.
+        on_left: called once for each call of `on_leave`, when that handshake has released
+            everything.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class Handshakes:
         Raises:
             RdmaConnectionError: as of ConnectionRequest.accept.
 
-        Cancellation: what is in progress goes on, for the next call.
+        Cancellation: handshakes in progress continue, for the next call.
         """
         self._end_others(private_data)
         caller = _Caller(private_data, self._loop.waiter())
@@ -146,7 +147,8 @@ class Handshakes:
         return None if caller.result is None else caller.result.take()
 
     def advance(self) -> None:
-        """Hand over what has finished, and begin what is wanted: after every change."""
+        """Pass finished handshakes to waiting calls, and begin new ones. Call this after every
+        change."""
         self._hand_over()
         while self._requests and self._has_room():
             caller = self._next_caller()
@@ -155,29 +157,32 @@ class Handshakes:
             self._begin(self._requests.popleft(), caller)
 
     def release(self) -> None:
-        """Let every `accept` return."""
+        """Let every waiting `accept` return None."""
         while self._callers:
             self._callers.popleft().waiter.wake()
 
     def close(self) -> None:
-        """End every handshake, and close what nobody has taken, in the background."""
+        """End every handshake, and close connections that no call has returned, in the
+        background."""
         for handshake in [*self._running, *self._finished]:
             self._end(handshake)
         self.release()
 
     def adopt(self) -> list[Handshake]:
-        """Return what earlier calls left behind, to be accepted one by one: it is the caller's."""
+        """Return the handshakes that earlier calls left, in progress or finished; none while a call
+        waits. They then belong to the caller, which accepts each."""
         adopted = [] if self._callers else [*self._running, *self._finished]
         for handshake in adopted:
             handshake.is_adopted = True
             self._forget(handshake)
         return adopted
 
-    # -- which to begin -----------------------------------------------------------------------
+    # -- beginning handshakes -----------------------------------------------------------------
 
     def _next_caller(self) -> _Caller | None:
-        """Return whom the next handshake is for. For each call, one is in progress that is not
-        slow, and for each slow one another: so their number doubles while all are slow."""
+        """Return the call that the next handshake is for, if one may begin. For each call there is
+        one handshake that is not slow, and one more for each slow handshake. So the number of
+        handshakes doubles while all are slow."""
         wanted = Counter(caller.private_data for caller in self._callers)
         for handshake in self._running:
             if handshake.private_data in wanted:
@@ -205,7 +210,7 @@ class Handshakes:
         handshake.is_slow = True
         self.advance()
 
-    # -- how they end -------------------------------------------------------------------------
+    # -- ending handshakes --------------------------------------------------------------------
 
     async def _run(self, handshake: Handshake) -> None:
         if handshake.was_ended:
@@ -243,7 +248,8 @@ class Handshakes:
                 logger.info("%s was not accepted: %s", peer, text)
 
     def _end_others(self, private_data: bytes) -> None:
-        """End what no call would return: each returns a peer that got its own private data."""
+        """End the handshakes that no call can return, because a call returns only a peer that was
+        sent the call's private data."""
         kept = {private_data, *(caller.private_data for caller in self._callers)}
         for handshake in [*self._running, *self._finished]:
             if handshake.private_data not in kept:
@@ -263,7 +269,7 @@ class Handshakes:
         self._forget(handshake)
         request, connection = handshake.request, handshake.connection
         if not request.was_answered:
-            request._start_rejecting(self._on_left)  # its task has not begun, and may never
+            request._start_rejecting(self._on_left)  # its task has not begun, and may never begin
             return
         request._abandon()
         if connection is not None and not self._loop.has_ended:

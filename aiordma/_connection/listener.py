@@ -1,4 +1,4 @@
-"""listen(): connection requests, accepted or rejected, and served."""
+"""listen(): a listener, which accepts or rejects connection requests, and serves connections."""
 
 import logging
 import os
@@ -57,10 +57,10 @@ logger: logging.Logger = logging.getLogger("aiordma")
 
 KERNEL_BACKLOG_RESERVE = 128
 BACKLOG_IS_FULL: bytes = b"the listener's backlog is full"
-"""The private data of the rejections that this is the reason of."""
+"""The private data of a rejection because of a full backlog."""
 
 MOST_BACKLOG = (1 << 31) - 1 - KERNEL_BACKLOG_RESERVE
-"""rdma_listen takes an int."""
+"""The maximum backlog: rdma_listen takes an int."""
 
 
 @refuses(DECIDED_BY_CM)
@@ -76,32 +76,34 @@ async def listen(
     shared_receive: SharedReceiveQueue | int | None = None,
     **options: Unpack[ConnectionKeywords],
 ) -> "Listener":
-    """Listen for connections, on every real RDMA device or on the one that has the address; on the
-    built-in software device where there is none, or none has it. Await it, or enter it with `async
-    with`.
+    """Listen for connections. Await the call, or enter it with `async with`.
+
+    The listener uses every real RDMA device, or the real device that has the address. If there is
+    no such device, it uses the built-in software device.
 
     Args:
-        host: a local address; "0.0.0.0" is all of IPv4's, "::" all of both versions'. A link-local
-            one has its interface behind it: "fe80::1%eth0".
-        port: in RDMA's TCP port space; 0 takes a free one (`listener.port`). On iWARP (siw, the
-            software device) a socket of the host can have the port already; on RoCE and InfiniBand
-            sockets have ports of their own.
-        backlog: connection requests that may wait to be accepted. A further one is rejected; or, if
-            another address (of IPv6: a /64) has more of them than its own would have, the oldest of
-            the address that has the most. The private data of the rejection says so.
-        device: "auto", or the name of the only device to accept on, "software" for the built-in.
-        accept_timeout: seconds that a peer may take to finish an accepted connection.
-        ipv6_only: with "::", leave IPv4's port of that number to others; None: as the system has it
-            (sysctl net.ipv6.bindv6only).
-        shared_receive: take the receives of all accepted connections from there; a number makes a
-            queue of so many pooled receives, of receive_size bytes, per device.
-        options: of every accepted connection: see ConnectionOptions.
+        host: a local address; "0.0.0.0" is all IPv4 addresses, "::" all addresses of both versions.
+            A link-local address includes its interface: "fe80::1%eth0".
+        port: the port in RDMA's TCP port space; 0 is any free port (`listener.port`). On iWARP
+            (siw, the software device) these are TCP's ports, so a socket may already use the port;
+            on RoCE and InfiniBand they are separate.
+        backlog: the maximum number of connection requests that wait to be accepted. A further
+            request is rejected. If another address (for IPv6: a /64) has more waiting requests than
+            the further request's address would then have, the oldest request of the address with
+            the most is rejected instead. The private data of the rejection states the reason.
+        device: "auto", or the name of the only device to accept on; "software" is the built-in one.
+        accept_timeout: seconds that a peer may take to finish the handshake after the accept.
+        ipv6_only: with "::", do not listen on IPv4's port of the same number; None: the system's
+            default (sysctl net.ipv6.bindv6only).
+        shared_receive: a queue from which all accepted connections take their receives. A number
+            creates one queue per device, with as many pooled receives of receive_size bytes.
+        options: the options of every accepted connection: see ConnectionOptions.
 
     Raises:
-        NoDeviceError: a real device is insisted on, and there is none of its name here.
+        NoDeviceError: a real device is required by name, and there is no such device.
         AddressError: the host's name does not resolve.
         TypeError, ValueError: an argument is invalid; the message names it, and what is expected.
-        VerbsCallError: the address or port cannot be had, or there are no file descriptors left;
+        VerbsCallError: the address or port is not available, or there are no file descriptors left;
             the message says why.
         ForkError: this process is a child of one that used real devices.
 
@@ -111,14 +113,14 @@ async def listen(
     """
     call = "listen"
     host, port = checked_host(host, "host", call), checked_port(port, "port", call)
-    # Zero means a system default to rdma_listen, and dropping without a word beyond it.
+    # rdma_listen takes 0 as a system default, beyond which the kernel silently drops requests.
     backlog = whole_number(backlog, "backlog", 1, MOST_BACKLOG, call)
     device = checked_device(device, call)
     accept_timeout = seconds(accept_timeout, "accept_timeout", call)
     if ipv6_only is not None and ":" not in host:
         raise ValueError(f"ipv6_only={ipv6_only}: {host!r} is no numeric IPv6 address")
     chosen = ConnectionOptions._of(listen, options)
-    ListenerReceives(shared_receive, chosen)  # what is wrong with these is said first
+    ListenerReceives(shared_receive, chosen)  # checks the arguments before anything is opened
     wanted = wanted_device(device)
     if wanted is not None:
         require_device(wanted)
@@ -133,7 +135,8 @@ async def listen(
             if ipv6_only is not None:
                 identifier.set_ipv6_only(ipv6_only)
             identifier.bind(numeric, port)
-            # The kernel drops what is beyond its backlog without a word: ours rejects before that.
+            # The kernel silently drops requests beyond its backlog. The listener's own, smaller
+            # backlog rejects them before that.
             identifier.listen(backlog + KERNEL_BACKLOG_RESERVE)
             return Listener(reactor, identifier, chosen, backlog, wanted, accept_timeout, receives)
 
@@ -152,26 +155,27 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _peers_fault(error: Exception) -> BaseException | None:
-    """Return the first cause of what a handler raised, if the handler is not to blame for any of
-    it; else None."""
+    """Return the first cause of a handler's error, if the handler did not cause any part of it;
+    otherwise None."""
     leaves = list(_leaves(error))
     if not all(isinstance(leaf, (RdmaError, *_PEERS_FAULT)) for leaf in leaves):
         return None
     causes = []
     for leaf in leaves:
         if not isinstance(leaf, _PEERS_FAULT):
-            continue  # such as the ClosedError of a task beside the one that was disconnected
+            continue  # for example, the ClosedError of another task of the same connection
         while isinstance(leaf, FlushedError) and leaf.__cause__ is not None:
             leaf = leaf.__cause__
         causes.append(leaf)
-    causes.sort(key=lambda cause: isinstance(cause, FlushedError))  # a flush is not a cause
+    causes.sort(key=lambda cause: isinstance(cause, FlushedError))  # a flush is never the cause
     return causes[0] if causes else None
 
 
 class Listener(AbstractListener[Connection]):
-    """Listens until closed: `accept` one by one, or `serve` all. An anyio Listener.
+    """Listens for connections until it is closed. `accept` returns one connection, `serve` handles
+    all. An anyio Listener.
 
-    `async for request in listener` gives every ConnectionRequest, until the listener is closed.
+    `async for request in listener` returns every ConnectionRequest until the listener is closed.
     """
 
     def __init__(
@@ -208,12 +212,12 @@ class Listener(AbstractListener[Connection]):
 
     @property
     def local_address(self) -> SocketAddress | None:
-        """(host, port) that it is bound to."""
+        """The (host, port) that the listener is bound to."""
         return self._identifier.local_address
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port that the listener listens on."""
         address = self.local_address
         return address[1] if address else 0
 
@@ -251,8 +255,9 @@ class Listener(AbstractListener[Connection]):
             self._waiters.popleft().wake()
 
     def _has_room(self, source: bytes) -> bool:
-        """Return whether a request from a source gets a place in the backlog: if need be the place
-        of the oldest request from the source that has the most, which is rejected."""
+        """Return whether the backlog can take a request from a source. A full backlog can if
+        another source has more requests than this source would then have. The oldest request of the
+        source with the most is then rejected."""
         if len(self._requests) < self._backlog:
             return True
         displaced = self._requests.displaced_by(source)
@@ -263,15 +268,15 @@ class Listener(AbstractListener[Connection]):
         return True
 
     def _handle_waiting(self, request: ConnectionRequest, event: Event) -> None:
-        """Forget a request whose peer left before the program took it: it has no place in the
-        backlog."""
+        """Remove a request from the backlog if its peer withdraws it before the program takes
+        it."""
         request._handle_event(event)
         if request.is_gone and request in self._requests:
             self._requests.remove(request)
             self._turn_away(request)
 
     def _log_shortage(self, error: int) -> None:
-        """Of the software device, which reports it once for as long as it lasts."""
+        """Log an event of the software device, which reports each shortage once."""
         why = descriptors_hint(error) or os.strerror(error)
         logger.warning("%r turns peers away until there is room again. %s", self, why)
 
@@ -298,7 +303,7 @@ class Listener(AbstractListener[Connection]):
 
     @deferring_steps
     async def request(self) -> ConnectionRequest:
-        """Return the next peer that wants to connect, to be accepted or rejected.
+        """Return the next connection request, to be accepted or rejected.
 
         Raises:
             ClosedError: the listener was closed.
@@ -320,7 +325,7 @@ class Listener(AbstractListener[Connection]):
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
                 elif self._requests and self._waiters:
-                    self._waiters.popleft().wake()  # pass on the wake-up that found us cancelled
+                    self._waiters.popleft().wake()  # pass on the wake-up of this cancelled task
                 raise
         request = self._requests.popleft()
         request._was_taken = True
@@ -346,30 +351,32 @@ class Listener(AbstractListener[Connection]):
 
     @opens
     async def accept(self, *, private_data: bytes = b"") -> Connection:
-        """Accept the next peer and return the established connection.
+        """Accept the next peer, and return the established connection.
 
-        Peers finish their handshakes side by side: while one is slow, others that wait are
-        accepted, and the first that is established is returned. Those that are established
-        afterwards are returned by the next calls. At most 128 handshakes are in progress; for one
-        more, the oldest slow one of the address that has the most is ended.
+        Handshakes run concurrently: while one is slow, other waiting peers are accepted. The call
+        returns the first connection that is established. The next calls return the connections that
+        are established afterwards. At most 128 handshakes are in progress. To begin one more, the
+        oldest slow handshake of the address with the most handshakes is ended.
 
         Args:
-            private_data: up to 196 bytes for the peer's program: several peers can get it, one of
-                which is returned. A call with other data ends handshakes that it left behind.
+            private_data: up to 196 bytes for the peer's program. Several peers can be sent these
+                bytes, and one of them is returned. A later call with different private data ends
+                the handshakes that this call has left.
 
         Raises:
-            TypeError, ValueError: the private data is not bytes, or more than 196; no peer was
+            TypeError, ValueError: the private data is not bytes, or longer than 196; no peer was
                 accepted.
-            RdmaConnectionError: a peer went away, or did not finish within `accept_timeout`; call
-                again for the next. If no call waits at that time, it is logged.
-            NotSupportedError: the device has no shared receive queues, for `shared_receive`.
+            RdmaConnectionError: a peer withdrew, or did not finish within `accept_timeout`; call
+                again for the next peer. If no call is waiting then, the error is logged.
+            NotSupportedError: the listener has `shared_receive`, and the device has no shared
+                receive queues.
             VerbsCallError: no thread could be started, or no file descriptors are left.
             ClosedError: the listener was closed.
             DeviceRemovedError: its RDMA device was removed.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
-        Cancellation: loses no peer. Handshakes in progress go on, for the next call, and end when
-        the listener is closed.
+        Cancellation: no peer is lost. Handshakes in progress continue, for the next call. They end
+        when the listener is closed.
 
         See: man rdma_accept.
         """
@@ -393,23 +400,23 @@ class Listener(AbstractListener[Connection]):
         """Accept every peer, and run `handler(connection)` for each in a task of its own, until
         cancelled or closed.
 
-        A connection is closed when its handler returns. What a handler raises ends its connection
-        only, and is logged: in one line with the first cause if it is the fault of the peer, the
-        network or the device, also where task groups made exception groups of several such errors;
-        all else with its traceback.
+        A connection is closed when its handler returns. If a handler raises an error, only its
+        connection ends, and the error is logged. An error that the peer, the network or the device
+        caused is logged in one line, with its first cause. This includes an exception group of such
+        errors. Any other error is logged with its traceback.
 
         Args:
             handler: an async function of one connection.
-            task_group: where to run the handlers; None: a group of its own.
+            task_group: the task group to run the handlers in; None: `serve` creates one.
 
         Raises:
             TypeError: `handler` cannot be called, or `task_group` is not a task group.
-            DeviceRemovedError: the listener's RDMA device was removed. From a group of its own: in
-                an ExceptionGroup.
+            DeviceRemovedError: the listener's RDMA device was removed. Without `task_group`, it is
+                in an ExceptionGroup.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
-        Cancellation: ends handlers in a group of its own, and closes their connections. No peer
-        that waits to be accepted is lost.
+        Cancellation: without `task_group`, the handlers are cancelled and their connections closed.
+        No peer that waits to be accepted is lost.
         """
         if not callable(handler):
             raise wrong_type(handler, "handler", "an async function of one connection", "serve")
@@ -448,16 +455,16 @@ class Listener(AbstractListener[Connection]):
 
     @deferring_steps
     async def aclose(self) -> None:
-        """Stop listening, and reject the peers that wait. Accepted connections live on. Idempotent.
+        """Stop listening, and reject the waiting peers. Accepted connections stay open. Idempotent.
 
         Raises:
-            EventLoopError: called outside of its event loop; the message says what became of the
+            EventLoopError: called outside of its event loop; the message says what happens to the
                 listener.
 
-        Cancellation: the listener closes all the same, and the call returns once it is closed.
+        Cancellation: the listener still closes, and the call returns once it is closed.
         """
         if self._process != here.pid:
-            return  # all of it is the parent's
+            return  # the listener belongs to the parent process
         if not self._gave_back.is_set():
             self._reactor.require_here(self, self._close)
         self._close()
@@ -465,7 +472,7 @@ class Listener(AbstractListener[Connection]):
 
     @deferring
     def _close(self) -> None:
-        """`aclose` in the background."""
+        """Start `aclose` in the background."""
         if self._closed:
             return
         self._closed = True
@@ -479,7 +486,8 @@ class Listener(AbstractListener[Connection]):
         self._reactor.destroy(self._identifier.close, lambda: self._reactor.release(self._has_left))
 
     def _left_open(self) -> str:
-        """For the reactor: how the warning that it was not closed names it."""
+        """Return the name for the reactor's warning that the listener was not closed; empty for no
+        warning."""
         return "" if self._closed else with_origin(self, self._origin)
 
     def _wake_all(self) -> None:

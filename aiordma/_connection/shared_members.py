@@ -1,7 +1,7 @@
 """The members of a shared receive queue: the connections that take their receives from it.
 
-A connection is a member from before its queue pair is made until that is gone. Its messages find it
-by the queue pair's number.
+A connection is a member from before its queue pair is created until the queue pair is destroyed.
+The queue pair's number identifies the member that a completion belongs to.
 """
 
 import weakref
@@ -17,12 +17,13 @@ from aiordma._runtime.hub import DeviceHub
 __all__ = ("SharedReceiveMembers",)
 
 LAST_SECONDS = 0.2
-"""How long a device may take to tell that a queue pair has completed the last receive it took.
-Some never do: the first that does not is the last that is waited for."""
+"""Seconds to wait for the device to report that a queue pair has completed the last receive that it
+consumed. Some devices never report this. If the first report does not arrive in time, no further
+queue pair of this shared receive queue is waited for."""
 
 
 class _Stay:
-    """A member's queue pair, until it is gone."""
+    """The state of a member's queue pair, until it is destroyed."""
 
     def __init__(self) -> None:
         self.last_told = False
@@ -31,16 +32,16 @@ class _Stay:
 
 
 class _Member:
-    """A connection that takes its receives from here."""
+    """A connection that takes its receives from this queue."""
 
     def __init__(self, endpoint: Endpoint, messages: MessageQueue, connection: Connection) -> None:
         self.endpoint = endpoint
         self.messages = messages
-        self.connection = weakref.ref(connection)  # one that is forgotten has to be found
+        self.connection = weakref.ref(connection)  # so that an unclosed connection is finalized
 
 
 class SharedReceiveMembers:
-    """See the module. Iterating gives the members' endpoints."""
+    """See the module. Iterating returns the members' endpoints."""
 
     def __init__(self, hub: DeviceHub) -> None:
         self._hub = hub
@@ -52,26 +53,27 @@ class SharedReceiveMembers:
         return len(self._stays)
 
     def __iter__(self) -> Iterator[Endpoint]:
-        return iter(list(self._stays))  # as they are now: ending one takes it out
+        return iter(list(self._stays))  # a copy: a member that ends is removed
 
     def add(self, endpoint: Endpoint) -> None:
-        """Count a queue pair that is about to be made."""
+        """Add an endpoint before its queue pair is created."""
         self._stays[endpoint] = _Stay()
 
     def discard(self, endpoint: Endpoint) -> None:
-        """Count no more a queue pair that is gone."""
+        """Remove an endpoint after its queue pair was destroyed."""
         self._stays.pop(endpoint, None)
 
-    # -- by number ----------------------------------------------------------------------------
+    # -- members by queue pair number ---------------------------------------------------------
 
     def find(self, qpn: int) -> _Member | None:
         """Return the member whose queue pair has this number; None once it is closed."""
         return self._by_number.get(qpn)
 
     def serve(self, endpoint: Endpoint, messages: MessageQueue, connection: Connection) -> None:
-        """Deliver what the endpoint's queue pair takes; before its handshake."""
+        """Deliver the receives that the endpoint's queue pair consumes. Call this before its
+        handshake."""
         if endpoint.qpn in self._by_number:
-            # The number of a queue pair that is gone: what that one took is in the queue.
+            # An earlier queue pair had this number. Deliver its remaining completions first.
             self._hub.drain()
         self._by_number[endpoint.qpn] = _Member(endpoint, messages, connection)
         self._hear_of_last(endpoint)
@@ -82,12 +84,14 @@ class SharedReceiveMembers:
         if member is not None and member.endpoint is endpoint:
             del self._by_number[endpoint.qpn]
 
-    # -- the last receive that a queue pair took ----------------------------------------------
+    # -- the last receive of a queue pair -----------------------------------------------------
 
     def delays(self, endpoint: Endpoint, then: Callable[[], None]) -> bool:
-        """Wait for the device to say that the queue pair has completed the last receive that it
-        took (IBV_EVENT_QP_LAST_WQE_REACHED). A driver forgets what completes between the last
-        drain and the destruction, and its receive would never be heard of (man ibv_create_srq).
+        """Return whether the destruction of the queue pair must wait until `then` is called.
+
+        It waits until the device reports that the queue pair has completed the last receive that it
+        consumed (IBV_EVENT_QP_LAST_WQE_REACHED). A driver drops completions between the last drain
+        and the destruction, so that their receives would never complete (man ibv_create_srq).
         """
         self._hub.drain()
         stay = self._stays.get(endpoint)
@@ -99,7 +103,7 @@ class SharedReceiveMembers:
         return True
 
     def _hear_of_last(self, endpoint: Endpoint) -> None:
-        """Be told as its queue pair, failed, completes the last receive that it took."""
+        """Subscribe to the event that the failed queue pair has completed its last receive."""
 
         def told(event: AsyncEventType) -> None:
             if event is AsyncEventType.QP_LAST_WQE_REACHED:
@@ -119,7 +123,7 @@ class SharedReceiveMembers:
         if stay is None or stay.last_told:
             return
         stay.last_told = True
-        self._hub.drain()  # it completed before it was told
+        self._hub.drain()  # the receive completed before the event
         if stay.timer is not None:
             stay.timer.cancel()
             stay.then()

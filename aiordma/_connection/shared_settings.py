@@ -1,4 +1,4 @@
-"""What a shared receive queue is made with, and what of it a device can give."""
+"""The settings of a shared receive queue, and the checks against the device's limits."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ from aiordma._runtime.hub import DeviceHub
 __all__ = ("MOST_WORK_REQUESTS", "SharedReceiveSettings")
 
 MOST_WORK_REQUESTS = 2**32 - 1
-"""As many as max_wr can say; a device has fewer."""
+"""The maximum of the C field max_wr. Devices have lower limits."""
 
 DEFAULT_SGE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class SharedReceiveSettings:
-    """What a shared receive queue is made with; see `open_shared_receive`."""
+    """The settings of a shared receive queue; see `open_shared_receive`."""
 
     depth: int = 64
     max_sge: int | None = None
@@ -27,11 +27,11 @@ class SharedReceiveSettings:
     cqe: int | None = None
 
     def check(self, hub: DeviceHub) -> None:
-        """Refuse what the device cannot give.
+        """Check the settings against the device's limits.
 
         Raises:
-            NotSupportedError: it has no shared receive queues.
-            ValueError: names the argument and the limit.
+            NotSupportedError: the device has no shared receive queues.
+            ValueError: an argument exceeds the device's limit; the message has both.
         """
         device, name = hub.attributes, hub.context.device_name
         if not device.max_srq:
@@ -44,7 +44,7 @@ class SharedReceiveSettings:
                 raise ValueError(f"{argument}={value}: {name} has 1..{limit}")
 
     def parts(self, hub: DeviceHub) -> int:
-        """Return how many parts a receive may have on this device."""
+        """Return the number of parts that a receive may have on this device."""
         if self.max_sge is not None:
             return self.max_sge
         return 1 if self.buffers else min(DEFAULT_SGE, hub.attributes.max_srq_sge)

@@ -1,8 +1,8 @@
-"""What a call asks the device for: its opcode, its flags, and what goes beside its memory.
+"""Describes the operation of a request: its opcode, its flags, and its fields except local memory.
 
-Here it is decided, once on a request's way, whether the arguments, the endpoint's state and the
-device's capabilities permit it. The `endpoint`'s errors (ClosedError, DisconnectedError, ...) are
-those of `Endpoint.require_usable`.
+This is the one place that checks whether the arguments, the endpoint's state and the device's
+capabilities permit a request. In addition to the errors below, each function raises the errors of
+`Endpoint.require_usable` (ClosedError, DisconnectedError, ...).
 """
 
 from aiordma._base.arguments import shown, whole_number
@@ -55,7 +55,7 @@ def message_work(
     """Describe a SEND; `call` is the function's name, for messages.
 
     Raises:
-        ValueError, TypeError: a number is out of range or none, or both are given.
+        ValueError, TypeError: a value is not a number or out of range, or both are given.
         NotSupportedError: the device has no immediate data, or no windows.
     """
     endpoint.require_usable()
@@ -77,7 +77,7 @@ def message_work(
 def write_work(
     endpoint: Endpoint, call: str, remote: RemoteMemory, immediate: int | None, flags: int = 0
 ) -> SendWork:
-    """Describe a WRITE. Arguments and errors are those of `message_work`."""
+    """Describe a WRITE. Arguments and errors are as of `message_work`."""
     check_remote(remote, call)
     endpoint.require_usable()
     if immediate is None:
@@ -92,11 +92,11 @@ def write_work(
 def read_work(
     endpoint: Endpoint, call: str, remote: RemoteMemory, parts: int, flags: int = 0
 ) -> SendWork:
-    """Describe a READ into so many parts.
+    """Describe a READ that is scattered over a number of parts.
 
     Raises:
-        TypeError: `remote` is no RemoteMemory.
-        NotSupportedError: there are no READs, or none into so many parts.
+        TypeError: `remote` is not a RemoteMemory.
+        NotSupportedError: the connection permits no READs, or the device none of so many parts.
     """
     check_remote(remote, call)
     endpoint.require_usable()
@@ -110,9 +110,9 @@ def compare_swap_work(
     """Describe a compare and swap.
 
     Raises:
-        ValueError: not 8 bytes, not aligned to 8, or a number does not fit.
-        TypeError: no RemoteMemory, or no whole number.
-        NotSupportedError: there are no atomics.
+        ValueError: the range is not 8 bytes or not aligned to 8, or a number is out of range.
+        TypeError: `remote` is not a RemoteMemory, or a value is not a whole number.
+        NotSupportedError: the connection permits no atomics.
     """
     operand = _operand(remote, compare, "compare", call)
     new = _operand(remote, swap, "swap", call)
@@ -126,7 +126,7 @@ def compare_swap_work(
 def fetch_add_work(
     endpoint: Endpoint, call: str, remote: RemoteMemory, add: int, flags: int = 0
 ) -> SendWork:
-    """Describe a fetch and add. Errors are those of `compare_swap_work`."""
+    """Describe a fetch and add. Errors are as of `compare_swap_work`."""
     operand = _operand(remote, add, "add", call)
     endpoint.require_usable()
     require_atomics(endpoint)
@@ -134,7 +134,7 @@ def fetch_add_work(
 
 
 def _operand(remote: RemoteMemory, operand: int, name: str, call: str) -> int:
-    """Return an atomic's operand as C takes it: a negative one modulo 2**64."""
+    """Return an atomic's operand as an unsigned number for C: modulo 2**64."""
     check_remote(remote, call)
     if remote.length != 8 or remote.address % 8:
         raise ValueError(
@@ -144,10 +144,10 @@ def _operand(remote: RemoteMemory, operand: int, name: str, call: str) -> int:
 
 
 def check_remote(remote: RemoteMemory, call: str) -> None:
-    """Do nothing for a range of the peer's memory.
+    """Check the type of a range of the peer's memory.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not a RemoteMemory.
     """
     if not isinstance(remote, RemoteMemory):
         raise TypeError(
