@@ -1,5 +1,5 @@
-# The hot path in C. Its counterpart, _requests/python.py and python_ports.py, says what each class
-# does; mypy's stubtest compares this file with the module (make lint).
+# The hot path in C. Its counterparts in _requests/python.py and python_ports.py have docstrings.
+# `make lint` compares this file with the module (mypy's stubtest).
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence

@@ -1,6 +1,6 @@
 /*
- * The data path: posting, draining, CM events. Nothing here keeps state of its own; errors are
- * returned as numbers, which Python explains.
+ * The data path: posting, draining, CM events. It has no state of its own. It returns errors as
+ * numbers, from which Python makes exceptions.
  */
 #include "data_path.h"
 
@@ -61,7 +61,7 @@ int aiordma_request_notification(struct ibv_cq *queue, int solicited_only)
 
 /* -- draining ------------------------------------------------------------------------------ */
 
-/* Acking takes a lock: once per queue and wake, not once per event. */
+/* Acknowledge once per queue and wake-up, not once per event, because each call takes a lock. */
 static void acknowledge(struct aiordma_drain *drain)
 {
     for (uint32_t i = 0; i < drain->queue_count; i++)
@@ -81,8 +81,8 @@ int aiordma_take_events(struct aiordma_drain *drain)
 
     for (uint32_t i = 0; i < drain->queue_count; i++)
         expected += drain->queues[i].armed;
-    /* An armed queue has one event to give. Asking until there are no more would cost each wake
-       one more system call; should there be another one, the channel stays readable. */
+    /* An armed queue makes one event. To read until the channel is empty would cost one more system
+       call per wake-up. If there is another event, the channel stays readable. */
     do {
         if (drain->provider->get_cq_event(drain->channel, &queue, &context)) {
             error = errno;
@@ -94,11 +94,11 @@ int aiordma_take_events(struct aiordma_drain *drain)
             at++;
         if (at < drain->queue_count)
             drain->queues[at].events++;
-        else /* it is being destroyed, which waits for this */
+        else /* the queue is being destroyed, which waits for this */
             drain->provider->ack_cq_events(queue, 1);
     } while (taken < expected);
     drain->events += taken;
-    /* In any case: an event that was taken and not acked blocks ibv_destroy_cq for ever. */
+    /* After an error, too: an event that is not acknowledged blocks ibv_destroy_cq for ever. */
     acknowledge(drain);
     return error == EAGAIN || error == EWOULDBLOCK || error == EINTR ? 0 : -error;
 }
@@ -126,7 +126,7 @@ int aiordma_poll_queues(struct aiordma_drain *drain)
         if (found < 0) {
             if (!count)
                 return -EIO;
-            drain->more = 1; /* what was found is delivered first; the next call fails */
+            drain->more = 1; /* the completions are delivered first; the next call fails */
             break;
         }
         count += (uint32_t)found;
@@ -141,9 +141,9 @@ int aiordma_poll_queues(struct aiordma_drain *drain)
 /* -- posting ------------------------------------------------------------------------------- */
 
 /*
- * What a driver's answer to a post says. Some drivers answer with a negative errno, some with
- * success though they stopped before a request, and one whose doorbell failed after it took all
- * requests names none as refused.
+ * Convert a driver's result of a post. Some drivers return a negative errno. Some return success,
+ * although they refused a request. A driver whose doorbell failed after it accepted all requests
+ * returns an error and no refused request.
  */
 static int outcome(int error, int is_refused)
 {
@@ -160,7 +160,7 @@ int aiordma_post_sends(struct ibv_qp *queue_pair, struct ibv_send_wr *first,
                        struct ibv_send_wr **refused)
 {
     *refused = NULL;
-    errno = 0; /* a driver that answers -1 need not set it */
+    errno = 0; /* a driver that returns -1 may not set it */
     int error = ibv_post_send(queue_pair, first, refused);
     return outcome(error, *refused != NULL);
 }
@@ -237,7 +237,7 @@ int aiordma_next_cm_event(const struct aiordma_provider *provider,
         copy->private_data_length = event->param.conn.private_data_len;
         copy_connection(copy, &event->param.conn);
     }
-    /* A multicast event carries the user's context pointer here, and no bytes. */
+    /* A multicast event has the user's context pointer here, and no private data. */
     if (event->event == RDMA_CM_EVENT_MULTICAST_JOIN ||
         event->event == RDMA_CM_EVENT_MULTICAST_ERROR)
         copy->private_data_length = 0;

@@ -1,7 +1,7 @@
 /*
- * The requests of one chain, until they are posted with one call. Plain ones are read as the port
- * reads them, and made here; those that are not, Python makes (chain.py), and they are given here
- * where their turn is: their works come as one array when the chain is posted.
+ * The requests of one chain, until one call posts them. This file makes the plain requests. Python
+ * makes all other requests (_connection/chain.py), and adds each of them in its place. Their works
+ * come as one array when the chain is posted.
  */
 #include "engine.h"
 
@@ -11,14 +11,14 @@
 
 struct engine_collected {
     Request *request;
-    /* If it is plain. What keep() and link_all() do not write is zero, and stays so. */
+    /* Only if it is plain. The fields that keep() and link_all() do not write are always zero. */
     struct ibv_send_wr work;
-    struct ibv_sge sge; /* its address is a place in `bytes` if it goes inline */
+    struct ibv_sge sge; /* of inline data: its address is an offset into `bytes` */
     int is_plain;
 };
 
-/* Chains come one after the other, and are alike: the room of the last one is the next one's. Not
-   where an address sanitizer looks on, as in request.c. */
+/* The array of a finished chain is kept for the next one. Not with an address sanitizer, which has
+   to see that the array is freed (as in request.c). */
 #ifdef __SANITIZE_ADDRESS__
 enum { FIRST_ROOM = 1, MOST_SPARE_ROOM = 0 };
 #else
@@ -97,7 +97,7 @@ static int no_memory(void)
     return -1;
 }
 
-/* Room for one more, and for so many bytes; -1 with an exception. */
+/* Reserve memory for one more request, and for so many inline bytes; -1 with an exception. */
 static int reserve(ChainPort *chain, size_t bytes)
 {
     if (!chain->room && spare) {
@@ -139,7 +139,7 @@ static unsigned int completes_as(enum ibv_wr_opcode opcode)
     }
 }
 
-/* Keep what it is to be posted with. What goes inline is copied: it is the program's again. */
+/* Store the work of a request. Inline bytes are copied, because the program may change them. */
 static void keep(ChainPort *chain, const struct engine_plain *plain, Request *request)
 {
     struct engine_collected *kept = &chain->collected[chain->count++];
@@ -168,14 +168,14 @@ static PyObject *add(ChainPort *chain, const struct engine_plain *plain)
     Request *request = engine_plain_request(port, plain, 0);
     if (!request)
         return NULL;
-    /* Memory is reserved behind what may run the collector, and with it the program's code, which
-       may post the chain. */
+    /* Reserve memory only now: making the request can run the collector, and so the program's code,
+       which may post the chain. */
     int is_usable = !chain->over && engine_is_still_usable(port, plain->part, 0);
     if (!is_usable || reserve(chain, plain->part ? 0 : plain->sge.length))
         return engine_withdraw(port, request, is_usable);
     request->completes_as = completes_as(plain->opcode);
     keep(chain, plain, request);
-    /* So that it ends with the queue pair, if it is never posted. */
+    /* If it is never posted, it fails when the queue pair ends. */
     engine_enter(port->open, request);
     return (PyObject *)request;
 }
@@ -197,22 +197,22 @@ PyObject *engine_collect(ChainPort *chain, enum engine_kind kind, PyObject *cons
 
 static PyObject *list_requests(ChainPort *chain)
 {
-    Py_ssize_t count = chain->count; /* making the list may run the collector, and anybody's code */
+    Py_ssize_t count = chain->count; /* making the list can run the collector and program code */
     PyObject *list = PyList_New(count);
     for (Py_ssize_t i = 0; list && i < count; i++)
         PyList_SET_ITEM(list, i, Py_NewRef(chain->collected[i].request));
     return list;
 }
 
-/* What the requests had for a run is freed, which may run the program's code. */
+/* Set the run of each request. Freeing its previous run may run the program's code. */
 static void set_runs(ChainPort *chain, PyObject *run)
 {
     for (Py_ssize_t i = 0; i < chain->count; i++)
         Py_XSETREF(chain->collected[i].request->run, Py_XNewRef(run));
 }
 
-/* Enter all of them into the in-flight table, and link them in their order, `general` among them.
-   Returns the first; NULL: there was no memory. */
+/* Enter all requests into the in-flight table, and link their works in order. `general` has the
+   works of the requests that are not plain. Returns the first work; NULL: there was no memory. */
 static struct ibv_send_wr *link_all(ChainPort *chain, struct ibv_send_wr *general,
                                     const PyObject *run)
 {
@@ -239,13 +239,13 @@ static struct ibv_send_wr *link_all(ChainPort *chain, struct ibv_send_wr *genera
     return first;
 }
 
-/* Returns what aiordma_post_sends does; `posted` is set. */
+/* Post the chain, and set `posted`. Returns the result of aiordma_post_sends. */
 static int give_to_device(ChainPort *chain, struct ibv_send_wr *general, const PyObject *run)
 {
     struct ibv_send_wr *first = link_all(chain, general, run), *refused;
 
     if (!first) {
-        PyErr_Clear(); /* told as the device's own want of memory is */
+        PyErr_Clear(); /* reported as the device's ENOMEM would be */
         return ENOMEM;
     }
     chain->port->drain->crossings++;
@@ -283,7 +283,7 @@ static PyObject *chain_post(ChainPort *chain, PyObject *args)
         return NULL;
     if (run)
         set_runs(chain, run);
-    /* From here to the post nothing runs the program's code, which may have closed it. */
+    /* The program's code may have run, and closed the queue pair. From here on it does not run. */
     if (!engine_usable(chain->port, chain->port->ready)) {
         Py_XDECREF(run);
         return PyLong_FromLong(ENOTCONN);
@@ -375,7 +375,7 @@ static PyMemberDef members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-/* What Python's require_usable finds out in several calls. */
+/* The checks of Python's require_usable, in one call. */
 static PyObject *chain_usable(ChainPort *chain, void *closure)
 {
     (void)closure;

@@ -1,6 +1,6 @@
 /*
- * A WorkCompletion as it came: its numbers become Python's when they are asked for. It behaves as
- * the named tuple that is its reference (verbs/completion.py).
+ * The base of WorkCompletion (verbs/completion.py): the fields of a completion. A field becomes a
+ * Python number when it is read. The type has the interface of a named tuple.
  */
 #include "engine.h"
 
@@ -84,7 +84,7 @@ static PyObject *completion_new(PyTypeObject *type, PyObject *args, PyObject *kw
 {
     PyObject *all = args;
     if (kwargs && PyDict_GET_SIZE(kwargs)) {
-        /* By name, as named tuples can be made. */
+        /* With keywords, as a named tuple. */
         all = PyTuple_New(FIELDS);
         for (Py_ssize_t i = 0; all && i < FIELDS; i++) {
             PyObject *value = i < PyTuple_GET_SIZE(args)

@@ -1,4 +1,5 @@
-/* From completion queues to the requests that they end; its counterpart is in _requests/python.py. */
+/* The drain: polls completion queues, and completes requests. Its counterpart is in
+   _requests/python.py. */
 #include "engine.h"
 
 #include <errno.h>
@@ -100,18 +101,18 @@ static void complete(PyObject *entry, const struct aiordma_completion *completio
         engine_log("a callback of a completed work request failed", entry);
 }
 
-/* Deliver what was polled; returns how many. What it raises is kept for engine_interrupted. */
+/* Deliver the batch, and return the number. Exceptions are kept for engine_interrupted. */
 long engine_deliver(Drain *drain, int direct)
 {
     PyObject *woken = NULL;
     long count = 0;
 
     if (direct) {
-        /* Taken, so that whoever is woken and drains again has another one. */
+        /* Take the list, so that a woken task that drains again uses another one. */
         woken = drain->woken ? drain->woken : PyList_New(0);
         drain->woken = NULL;
         if (!woken)
-            PyErr_Clear(); /* then they go through the loop */
+            PyErr_Clear(); /* the woken tasks are then scheduled on the loop */
         else
             engine_collect_woken(woken);
     }
@@ -122,7 +123,7 @@ long engine_deliver(Drain *drain, int direct)
         count++;
         drain->delivered++;
         if (!entry)
-            continue; /* its queue pair is gone, and the request was ended then */
+            continue; /* its queue pair was destroyed, which ended the request */
         complete(entry, completion);
         Py_DECREF(entry);
     }
@@ -131,7 +132,7 @@ long engine_deliver(Drain *drain, int direct)
     if (!woken)
         return count;
     if (engine_run_woken(woken))
-        engine_keep_error(); /* of a task that was interrupted; what is left to do here comes first */
+        engine_keep_error(); /* an interrupted task's, which is raised after the rest of the work */
     if (drain->woken)
         Py_DECREF(woken);
     else
@@ -151,7 +152,7 @@ int engine_poll(Drain *drain)
     return count;
 }
 
-/* Deliver what is in the batch, else what a poll finds; -errno. */
+/* Deliver the batch; if it is empty, poll first. Returns the number of completions, or -errno. */
 static long poll_and_deliver(Drain *drain, int direct)
 {
     int before = drain->head < drain->tail;
@@ -160,7 +161,7 @@ static long poll_and_deliver(Drain *drain, int direct)
         return found;
     long count = engine_deliver(drain, direct);
     if (before)
-        drain->data.more = 1; /* what came since was not looked at */
+        drain->data.more = 1; /* the queues were not polled */
     return count;
 }
 
@@ -177,8 +178,8 @@ static PyObject *drain_step(Drain *drain, PyObject *args)
     if (!error)
         error = count = poll_and_deliver(drain, direct);
     /*
-     * Armed as late as may be: what those who were woken have posted, and what ended in it, needs
-     * no event. And polled once more, or what came before the arming would be told of by nobody.
+     * Arm as late as possible: requests that the woken tasks posted, and that completed at once,
+     * need no event. Then poll once more, because a completion before the arming makes no event.
      */
     if (error >= 0 && arm && drain->enabled && !drain->draining && !drain->data.more) {
         error = engine_path->arm_queues(&drain->data);
@@ -200,11 +201,12 @@ static PyObject *drain_forget_arming(Drain *drain, PyObject *none)
     Py_RETURN_NONE;
 }
 
-/* -- looking, in the middle of a task ------------------------------------------------------ */
+/* -- polling in the middle of a task ------------------------------------------------------- */
 
+/* After FRUITLESS polls in a row without a completion, only one call in SELDOM polls. */
 enum { FRUITLESS = 32, SELDOM = 16 };
 
-/* Whether it can end inside another one's await: nobody's code runs by it. */
+/* Whether the request can complete while another one is awaited: no code of the program's runs. */
 static int is_quiet(Drain *drain, const struct aiordma_completion *completion)
 {
     PyObject *entry = engine_table_find(drain->table, completion->wr_id);
@@ -229,9 +231,10 @@ static void drain_soon(Drain *drain)
 }
 
 /*
- * What a device completes inside the post, or soon after, is found here without a wake-up, all of
- * it by the first await of a window. Only ends that run nobody's code are taken, in order; the
- * others, and all behind them, wait for the loop.
+ * Deliver completions without a wake-up, in the middle of a task. A device can complete a request
+ * during its post, or soon after. The first await of a window of requests then finds all of their
+ * completions. They are delivered in order, up to the first one that would run the program's code.
+ * The rest waits for the loop.
  */
 static void look(Drain *drain)
 {
@@ -241,7 +244,7 @@ static void look(Drain *drain)
         return;
     int found = engine_poll(drain);
     if (found <= 0) {
-        drain->fruitless++; /* an error is found again, by a drain that tells of it */
+        drain->fruitless++; /* the next drain finds an error again, and reports it */
         return;
     }
     drain->fruitless = 0;

@@ -1,9 +1,9 @@
 /*
- * The hot path as Python objects in C: the in-flight table, the request and its awaiting, slots,
- * a queue pair's port, the drain. Each class does what the one of the same name in
- * _requests/python.py or python_ports.py does, with the same interface (docs/performance.md says
- * what it gains). The caller holds the GIL, and keeps it: releasing it costs more than anything that
- * is done here.
+ * The hot path as Python objects in C: the in-flight table, requests and their waiters, slots, the
+ * ports of queue pairs, the drain. A class that _requests/python.py or python_ports.py also has,
+ * under the same name, has the same interface there. docs/performance.md has the measurements.
+ * These functions hold the GIL, because releasing it costs more than their work. Only the spinner
+ * releases it, while it sleeps.
  */
 #ifndef AIORDMA_ENGINE_H
 #define AIORDMA_ENGINE_H
@@ -13,18 +13,18 @@
 
 #include "data_path.h"
 
-/* The binding's data path; set as the package is imported, before anything can be made here. */
+/* The binding's data path; set when the package is imported, before any object is made. */
 extern const struct aiordma_data_path *engine_path;
 
-/* -- what Python gives once, at import ---------------------------------------------------- */
+/* -- objects that Python passes at import, and interned names ------------------------------- */
 
 struct engine_given {
-    PyObject *completion_class; /* WorkCompletion, made of engine_completion_type */
+    PyObject *completion_class; /* WorkCompletion, a subclass of engine_completion_type */
     PyObject *remote_class;     /* RemoteMemory */
-    PyObject *wait_elsewhere;   /* a generator function: awaiting on loops other than asyncio */
-    PyObject *log;              /* log(text, object): the exception that is set, into the log */
+    PyObject *wait_elsewhere;   /* a generator function: awaits on loops other than asyncio's */
+    PyObject *log;              /* log(text, object, error) */
     PyObject *detached;         /* detached(error): a copy of a stored exception, to be raised */
-    PyObject *deliver; /* deliver(handler, error): what was deferred, through the event loop */
+    PyObject *deliver; /* deliver(handler, error): the event loop handles a deferred SIGINT */
     PyObject *address, *length, *rkey, *call_soon, *request_ended;
     PyObject *request_failed, *run_ended, *hold, *release, *complete, *waiter, *loop, *wake;
     PyObject *close, *watch_over, *drain_soon, *drain_failed, *post_refused, *doorbell_failed;
@@ -35,18 +35,18 @@ struct engine_given {
 extern struct engine_given engine_given;
 
 /*
- * Log the exception that is set, and go on. One that is no Exception (KeyboardInterrupt, SystemExit)
- * is not for the log: it is kept until engine_interrupted, once all else is done.
+ * Log the exception that is set, and clear it. An interrupt, which is an exception that is no
+ * Exception (KeyboardInterrupt, SystemExit), is not logged. It is kept for engine_interrupted.
  */
 void engine_log(const char *text, PyObject *object);
-/* Keep the exception that is set, whatever it is; the first one of several. */
+/* Keep the exception that is set, of any class, and clear it. Of several, the first is kept. */
 void engine_keep_error(void);
-/* Raise what was kept: -1 with that exception, in the place of another one. 0: nothing was. */
+/* Set the kept exception, in place of one that is set, and return -1. 0: none is kept. */
 int engine_interrupted(void);
-/* Whether the exception that is set is an interrupt; then it is kept. */
+/* Return whether the exception that is set is an interrupt. If it is, it is kept, and cleared. */
 int engine_keep_interrupt(void);
-enum { ENGINE_ATTEMPTS = 16 }; /* more than signals can follow one another */
-/* Call a method of ours that may be called twice, again where an interrupt ended it half way. */
+enum { ENGINE_ATTEMPTS = 16 }; /* of a call that signals interrupt: more than follow one another */
+/* Call a method of aiordma's that may run twice. Call it again if an interrupt ends it half way. */
 PyObject *engine_call_surely(PyObject *object, PyObject *name);
 
 /* -- interrupts --------------------------------------------------------------------------- */
@@ -60,16 +60,16 @@ extern PyTypeObject engine_steps_type;
 
 /* -- memory ------------------------------------------------------------------------------- */
 
-/* What a MemoryRegion is in C: what a post has to know of it. */
+/* The base of MemoryRegion: the fields that a post reads. */
 typedef struct {
     PyObject_HEAD PyObject *domain;
     Py_ssize_t users; /* posted requests that own a part of it */
-    char retired;     /* to be closed by its last user */
-    char usable;      /* open */
-    char writable;    /* by the device */
+    char retired;     /* its last user closes it */
+    char usable;      /* it is registered */
+    char writable;    /* the device may write to it */
 } RegionBase;
 
-/* A MemorySlice. */
+/* The base of MemorySlice. */
 typedef struct {
     PyObject_HEAD RegionBase *region;
     unsigned long long address;
@@ -113,9 +113,9 @@ extern PyTypeObject engine_table_type;
 
 /* Returns the wr_id, 0 with an exception. */
 uint64_t engine_table_add(Table *table, PyObject *entry);
-/* Borrowed, and still in the table; NULL if it is not in flight. */
+/* Returns a borrowed reference, and leaves the entry in the table. NULL: it is not in flight. */
 PyObject *engine_table_find(const Table *table, uint64_t wr_id);
-/* A new reference, out of the table; NULL if it was not in flight. */
+/* Removes the entry from the table, and returns a new reference. NULL: it is not in flight. */
 PyObject *engine_table_take(Table *table, uint64_t wr_id);
 
 /* -- the drain, the port, the request, the waiter ----------------------------------------- */
@@ -125,22 +125,22 @@ enum { ENGINE_BATCH = 256 };
 typedef struct Drain Drain;
 
 struct Drain {
-    PyObject_HEAD void (*look)(Drain *drain); /* for what ended, in the middle of a task */
+    PyObject_HEAD void (*look)(Drain *drain); /* poll for completions, in the middle of a task */
     struct aiordma_drain data;
-    uint32_t head, tail; /* of what was polled and is not delivered */
+    uint32_t head, tail; /* of the completions that are polled and not delivered yet */
     Table *table;
     PyObject *hub;
     PyObject *woken; /* a list, reused */
     char enabled, draining, watched, scheduled;
-    uint32_t fruitless, left_out; /* looks that found nothing, in a row; those not made since */
-    uint32_t at_once;             /* awaits in a row that did not suspend */
+    uint32_t fruitless, left_out; /* polls of `look` in a row without a completion; polls skipped */
+    uint32_t at_once;             /* awaits since the last pause that did not suspend */
     unsigned long long polls, crossings, delivered, wakes;
     struct aiordma_completion batch[ENGINE_BATCH];
 };
 
 typedef struct Request Request;
 
-/* Those of one queue pair that have not ended, in order. */
+/* The requests of one queue pair that have not ended, in order. */
 typedef struct {
     PyObject_HEAD Request *first, *last;
     Py_ssize_t count;
@@ -154,10 +154,10 @@ typedef struct {
     Slots *sends, *receives;
     Drain *drain;
     struct ibv_qp *queue_pair;
-    struct ibv_srq *shared; /* instead of it */
+    struct ibv_srq *shared; /* instead of queue_pair, in a SharedPort */
     unsigned long long max_message;
     Py_ssize_t max_inline;
-    PyObject *remote; /* the last one, which does not change, and what was read from it: */
+    PyObject *remote; /* the last RemoteMemory, which is immutable, and its fields: */
     unsigned long long remote_address, remote_length;
     unsigned int rkey;
     unsigned int process;
@@ -170,16 +170,16 @@ enum request_state { IN_FLIGHT, SUCCEEDED, FAILED };
 struct Request {
     PyObject_HEAD PyObject *owner, *operation, *held, *remote, *result, *error, *run;
     PyObject *waiters, *callbacks; /* lists, or NULL */
-    PyObject *inner;               /* a callback that runs nobody's code but ours */
-    Part *part;                    /* held beside `held` */
-    Port *port;                    /* NULL: its owner accounts for it */
+    PyObject *inner;               /* a callback that runs no code of the program's */
+    Part *part;                    /* held, in addition to `held` */
+    Port *port;                    /* NULL: the owner gives back its slot */
     unsigned long long wr_id;
     Py_ssize_t length;
     unsigned int completes_as;
     char is_receive, state, at_once;
-    char retrieved; /* its error needs no report: somebody has it, or another request tells it */
+    char retrieved; /* its error is retrieved, or another request of its run reports it */
     char finalized;
-    OpenRequests *open; /* in whose list it is, or NULL */
+    OpenRequests *open; /* the list that contains it, or NULL */
     Request *earlier, *later;
     PyObject *weak;
     struct aiordma_completion completion;
@@ -192,16 +192,16 @@ typedef struct {
     PyObject_HEAD Port *port;
     struct engine_collected *collected;
     Py_ssize_t count, room;
-    char *bytes; /* what goes inline */
+    char *bytes; /* the inline data */
     size_t bytes_used, bytes_room;
-    Py_ssize_t posted; /* how many the device took */
-    char over;         /* nothing is collected any more */
+    Py_ssize_t posted; /* how many requests the device accepted */
+    char over;         /* the chain collects no more requests */
     char is_posted;
 } ChainPort;
 
 enum waiter_state { WAITING, WOKEN, CANCELLED };
 
-/* What a waiter has to know of that whose end it awaits. */
+/* The functions that a waiter calls on the object that it awaits. */
 struct engine_awaited {
     int (*has_ended)(PyObject *awaited);
     PyObject *(*result)(PyObject *awaited);
@@ -210,16 +210,16 @@ struct engine_awaited {
 
 typedef struct {
     PyObject_HEAD PyObject *loop, *callback, *context, *message;
-    PyObject *awaited; /* NULL: it awaits to be woken, and no more */
+    PyObject *awaited; /* NULL: the waiter only waits for its wake-up */
     const struct engine_awaited *calls;
     char state, blocking;
-    char pauses; /* its task lets others have their turn first, though nothing is waited for */
+    char pauses; /* the task suspends once, for other tasks, though the awaited object has ended */
 } Waiter;
 
 typedef struct {
     PyObject_HEAD char dirty;
     int confidence;
-    unsigned long long most; /* nanoseconds of spinning */
+    unsigned long long most; /* nanoseconds of spinning without a completion */
     unsigned long long found;
 } Spinner;
 
@@ -227,16 +227,16 @@ extern PyTypeObject engine_drain_type, engine_port_type, engine_request_type, en
     engine_waiter_type, engine_spinner_type, engine_method_type, engine_chain_type,
     engine_shared_type;
 
-/* given.c: how many forks lie between the first process and this one; and what needs Python. */
+/* given.c: how many forks lie between the first process and this one. */
 unsigned int engine_process(void);
 
 /*
- * What a constructor sets is there for as long as the object: no object is made without it (but for
- * a Part, which Python subclasses), none is set anew, and the collector clears only what is set
- * later, which every cycle has to have.
+ * The fields that a constructor sets stay as long as the object. No object is made without them
+ * (except a Part, which Python subclasses), and no call sets them again. tp_clear clears only
+ * fields that are set later, and every reference cycle contains such a field.
  */
 
-/* Whether it is this process's and thread's, has its queue, and may do that. */
+/* Whether `may` holds, the port has a queue, and this is the port's process and its thread. */
 static inline int engine_usable(const Port *port, int may)
 {
     return may && (port->queue_pair || port->shared) && port->process == engine_process() &&
@@ -246,20 +246,20 @@ static inline int engine_usable(const Port *port, int may)
 int engine_prepare(void);
 
 /* memory.c: */
-int engine_take_slot(Slots *slots); /* 0: none is free, or others wait for one */
+int engine_take_slot(Slots *slots); /* 0: no slot is free, or tasks wait for one */
 void engine_give_slot(Slots *slots);
 
 /* completion.c: */
 PyObject *engine_completion(const struct aiordma_completion *completion);
 PyObject *engine_completion_tuple(const struct aiordma_completion *completion);
 int engine_read_completion(PyObject *tuple, struct aiordma_completion *completion);
-int engine_completion_names(void); /* once the type is ready */
+int engine_completion_names(void); /* after PyType_Ready */
 
 /* wait.c: */
 Waiter *engine_waiter(PyObject *loop);
 void engine_await(Waiter *waiter, PyObject *awaited, const struct engine_awaited *calls);
 int engine_wake(Waiter *waiter);
-/* From here to engine_run_woken those who are woken are put on the list, to be run at once. */
+/* Collect the waiters that are woken from now on, until engine_run_woken runs their tasks. */
 void engine_collect_woken(PyObject *list);
 int engine_run_woken(PyObject *list);
 
@@ -267,19 +267,19 @@ int engine_run_woken(PyObject *list);
 Request *engine_request(Port *port, PyObject *operation, Py_ssize_t length, Part *part,
                         PyObject *remote, int is_receive);
 void engine_complete(Request *request, const struct aiordma_completion *completion);
-void engine_drop(Request *request); /* the device did not take it */
-/* Whether those before it in its run end with it without running anybody's code. */
+void engine_drop(Request *request); /* release the memory of a request that was not posted */
+/* Whether the requests before it in its run can complete without running the program's code. */
 int engine_run_is_quiet(const Request *last);
 void engine_enter(OpenRequests *open, Request *request);
-void engine_leave(OpenRequests *open, Request *request); /* nothing, if it is not there */
+void engine_leave(OpenRequests *open, Request *request); /* no effect if it is not in the list */
 
-/* What is to be posted, of a plain request. */
+/* A plain request, as it was read from the arguments of a post. */
 struct engine_plain {
     PyObject *operation; /* its name */
     enum ibv_wr_opcode opcode;
     unsigned int flags;
     Part *part;       /* NULL: the view's bytes go inline */
-    Py_buffer view;   /* its obj is NULL unless it is to be given back */
+    Py_buffer view;   /* obj is NULL unless the view must be released */
     PyObject *remote; /* RemoteMemory, or NULL */
     struct ibv_sge sge;
     unsigned long long remote_address;
@@ -290,37 +290,39 @@ enum engine_kind { ENGINE_SEND, ENGINE_RECEIVE, ENGINE_WRITE, ENGINE_READ };
 
 /* plain.c: */
 int engine_plain_names(void);
-/* Read what a post was given. 1: it is plain; 0: it is not; -1: an exception. */
+/* Read the arguments of a post. 1: the request is plain; 0: it is not; -1: an exception. */
 int engine_read(Port *port, enum engine_kind kind, PyObject *const *arguments,
                 struct engine_plain *plain);
-/* Give back what was read; returns the request, or NULL where an interrupt was kept meanwhile. */
+/* Release the view, and return the request; NULL, and the interrupt is raised, if one is kept. */
 PyObject *engine_end_reading(struct engine_plain *plain, PyObject *request);
-/* Whether there are two arguments; else with an exception. */
+/* Whether there are two arguments. If not, an exception is set. */
 int engine_has_two_sides(Py_ssize_t count);
-/* A request that holds its memory. Its slot is taken; it is given back with NULL, an exception. */
+/* Make a request that holds its memory. Its slot is taken already. After an exception (NULL), the
+   slot is given back. */
 Request *engine_plain_request(Port *port, const struct engine_plain *plain, int is_receive);
 /*
- * Asked again where no more of the program's code can run before the device has the request. What
- * was given runs such code as it is read (__index__, buffers), and so does the garbage collector,
- * as the request is made; it may close the queue pair, or the region that was not held yet.
+ * Whether the port and the region are still usable. Called at a point after which no code of the
+ * program's runs before the device has the request. Such code runs while the arguments are read
+ * (__index__, buffers), and while the request is made (the garbage collector). It can close the
+ * queue pair, or the region, which is not held yet.
  */
 int engine_is_still_usable(const Port *port, const Part *part, int is_receive);
-/* Nothing of it is posted: it leaves the tables, and gives back its memory and its slot. */
+/* Undo a request that was not posted: remove it from the tables, release its memory and slot. */
 void engine_take_back(Port *port, Request *request);
-/* The same, and free it. Returns NULL where an exception is set, else None. */
+/* The same, and drop the reference. Returns NULL if has_failed (an exception is set), else None. */
 PyObject *engine_withdraw(Port *port, Request *request, int has_failed);
 
-/* Post or collect; a new request, None if it is not plain, NULL with an exception. port.c: */
+/* Post (port.c) or collect (chain.c) a plain request. Returns the new request, None if it is not
+   plain, or NULL with an exception. */
 PyObject *engine_post(Port *port, enum engine_kind kind, PyObject *const *arguments);
-/* chain.c: */
 PyObject *engine_collect(ChainPort *chain, enum engine_kind kind, PyObject *const *arguments);
 
 /* method.c: */
 PyObject *engine_method(PyObject *module, PyObject *args);
 
-/* drain.c; what returns an int: 0 or more, or -errno: */
-int engine_poll(Drain *drain);                 /* into the batch, which is empty */
-long engine_deliver(Drain *drain, int direct); /* the batch; how many */
+/* drain.c: */
+int engine_poll(Drain *drain); /* poll into the empty batch; returns the number, or -errno */
+long engine_deliver(Drain *drain, int direct); /* deliver the batch; returns the number */
 void engine_watch_over(Drain *drain);
 
 #endif

@@ -1,4 +1,4 @@
-/* What all rooms use of Python's, the log, and the count of forks. */
+/* Python's objects that the engine uses, kept exceptions, the log, and the count of forks. */
 #include "engine.h"
 
 #include <pthread.h>
@@ -18,7 +18,7 @@ unsigned int engine_process(void)
     return forks;
 }
 
-/* Of this thread: a drain, and what it calls, has one. */
+/* The kept exception of this thread. A drain and all that it calls run in one thread. */
 static _Thread_local PyObject *kept;
 
 void engine_keep_error(void)

@@ -1,27 +1,27 @@
 /*
- * Calls and coroutine steps that no SIGINT interrupts. Python runs signal handlers between bytecode
- * instructions of the main thread, so a KeyboardInterrupt can end a function of ours after any of
- * them. A deferring call has its own handler for SIGINT, which takes note; the program's handler is
- * called behind it. This is in C since no handler runs between two calls of C: in Python there would
- * be a moment before and a moment behind each call.
+ * Calls and coroutine steps that SIGINT does not interrupt. Python runs signal handlers between
+ * bytecode instructions of the main thread, so a KeyboardInterrupt can end a function of aiordma's
+ * after any of them. During a deferring call, SIGINT has a handler that only counts. The program's
+ * handler is called after the call. This is in C because Python runs no handler between two C
+ * calls. A decorator in Python would leave gaps before and after each call.
  */
 #include "engine.h"
 
 #include <structmember.h>
 #include <time.h>
 
-static PyObject *signal_number, *set_handler, *get_handler, *note; /* note: our handler */
+static PyObject *signal_number, *set_handler, *get_handler, *note; /* note: the counting handler */
 
-/* Of the main thread: the others never run signal handlers. */
+/* The main thread's. Other threads never run signal handlers. */
 static struct {
-    PyObject *program; /* its handler, while ours is in place */
-    PyObject *error;   /* raised by a handler as ours was put in place or taken away */
-    time_t since;      /* when the first of those noted came */
-    int noted; /* at most two: a second one can mean more than the first (asyncio's runner) */
+    PyObject *program; /* the program's handler, while `note` is installed */
+    PyObject *error;   /* raised by a handler while `note` was installed or removed */
+    time_t since;      /* the time of the first counted signal */
+    int noted; /* signals, at most 2: to asyncio's runner, a second one means more than the first */
 } deferred;
 
 static _Thread_local int deferring;
-static _Thread_local unsigned int elsewhere; /* 1 + the count of forks: this is no main thread */
+static _Thread_local unsigned int elsewhere; /* 1 + the count of forks if not the main thread */
 
 static time_t now(void)
 {
@@ -31,8 +31,8 @@ static time_t now(void)
     return time.tv_sec;
 }
 
-/* A signal that comes seconds behind a noted one is for a call that does not end (a callback of the
-   program's, say): the program's handler interrupts it. */
+/* A signal that comes more than ENGINE_DEFER_SECONDS after the first one means that the call does
+   not return (a callback of the program's, for example). Then the program's handler is called. */
 static PyObject *take_note(PyObject *module, PyObject *arguments)
 {
     (void)module;
@@ -47,7 +47,7 @@ static PyObject *take_note(PyObject *module, PyObject *arguments)
 
 static PyMethodDef note_method = {"take_note", take_note, METH_VARARGS, NULL};
 
-/* The exception that is set, if any: the first one is kept. */
+/* Keep the exception that is set, if any, and clear it. Of several, the first is kept. */
 static void keep(void)
 {
     PyObject *type, *value, *trace;
@@ -62,8 +62,8 @@ static void keep(void)
         deferred.error = value;
 }
 
-/* Put a handler in place. Python runs the pending handlers first, and what these raise is kept.
-   Returns whether it is in place. */
+/* Install a handler. Python runs the pending handlers first, and their exceptions are kept. Returns
+   whether the handler is installed. */
 static int put(PyObject *handler)
 {
     for (int i = 0; i < ENGINE_ATTEMPTS; i++) {
@@ -92,7 +92,7 @@ static int enter(void)
     if (!program)
         PyErr_Clear();
     if (!program || !PyCallable_Check(program) || program == note || !put(note)) {
-        Py_XDECREF(program); /* SIG_DFL, SIG_IGN or none of Python's: it raises nothing */
+        Py_XDECREF(program); /* SIG_DFL, SIG_IGN or not Python's: the handler raises nothing */
         return 0;
     }
     Py_XSETREF(deferred.program, program);
@@ -100,7 +100,7 @@ static int enter(void)
     return 1;
 }
 
-/* Have the program's handler called, or the error raised, by the event loop: 1. 0: no event loop
+/* Let the event loop call the program's handler, or raise the error. 1: it does; 0: no event loop
    runs here. */
 static int deliver_later(PyObject *error)
 {
@@ -115,7 +115,8 @@ static int deliver_later(PyObject *error)
     return later > 0;
 }
 
-/* Returns whether anything is left, since no event loop runs here. */
+/* Let the event loop handle all deferred signals. Returns whether any are left, because no event
+   loop runs here. */
 static int deliver_all(void)
 {
     for (int i = 0; (deferred.noted || deferred.error) && i < ENGINE_ATTEMPTS; i++) {
@@ -135,7 +136,7 @@ static int deliver_all(void)
     return 0;
 }
 
-/* Raise what is left, or have the program's handler raise it. 0: it raised nothing. */
+/* Raise the kept error, or call the program's handler. -1: an exception is set; 0: none is. */
 static int deliver_here(void)
 {
     PyObject *error = deferred.error, *done;
@@ -152,7 +153,7 @@ static int deliver_here(void)
     return done ? 0 : -1;
 }
 
-/* The exception that is set came in the place of another one, which becomes its context. */
+/* Make another exception, if there is one, the context of the exception that is set. */
 static void follow(PyObject *type, PyObject *value, PyObject *trace)
 {
     PyObject *new_type, *new_value, *new_trace;
@@ -171,7 +172,8 @@ static void follow(PyObject *type, PyObject *value, PyObject *trace)
     Py_XDECREF(trace);
 }
 
-/* The result, or NULL with an exception: the call's, or the program's handler's. */
+/* End a deferring call. Returns its result, or NULL with an exception of the call or of the
+   program's handler. */
 static PyObject *leave(PyObject *result)
 {
     PyObject *type, *value, *trace;
@@ -182,11 +184,11 @@ static PyObject *leave(PyObject *result)
     if (!current)
         PyErr_Clear();
     if (current == note)
-        put(deferred.program); /* whose pending signals are noted first */
+        put(deferred.program); /* Python runs `note` first for the pending signals */
     Py_XDECREF(current);
     deferring = 0;
     int raised = deliver_all() && deliver_here();
-    Py_CLEAR(deferred.program); /* asyncio's holds its event loop */
+    Py_CLEAR(deferred.program); /* asyncio's handler refers to its event loop */
     if (raised) {
         Py_CLEAR(result);
         follow(type, value, trace);

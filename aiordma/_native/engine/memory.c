@@ -1,4 +1,4 @@
-/* What posts have to know of registered memory, and slots; the references are in base.py. */
+/* The fields of registered memory that posts read, and the slots of work queues. */
 #include "engine.h"
 
 #include <structmember.h>
@@ -85,7 +85,7 @@ static PyObject *part_sge(Part *part, void *closure)
 {
     (void)closure;
     struct ibv_sge sge = {part->address, (uint32_t)part->length, part->lkey};
-    /* A length of 2**32 or more has no place in a work request. */
+    /* The length field of a work request has 32 bits. */
     Py_ssize_t size = (uint64_t)part->length >> 32 ? 0 : (Py_ssize_t)sizeof(sge);
     return PyBytes_FromStringAndSize((const char *)&sge, size);
 }

@@ -1,7 +1,7 @@
 /*
- * A method whose plain calls need no Python: post_write(local, remote) and its like, on a queue
- * pair's port. What is said by keyword, and what the port does not take, goes to the function in
- * Python that it was made of, and that also documents it.
+ * Methods such as post_write(local, remote), whose plain calls run no Python code, but post through
+ * a queue pair's port. A call with keywords, or for which the port returns None, is passed to the
+ * Python function that the method was made of, and that also documents it.
  */
 #include "engine.h"
 
@@ -16,7 +16,7 @@ typedef struct {
 
 static PyObject *the_port; /* the attribute's name */
 
-/* Where the port feeds a queue of messages, its receives are not the user's. */
+/* If the port's receives feed a queue of messages, the user posts no receives through it. */
 static int is_for_user(const Method *method, const Port *port)
 {
     return method->kind != ENGINE_RECEIVE || !port->feeds;
@@ -52,7 +52,7 @@ static PyObject *get(PyObject *method, PyObject *instance, PyObject *type)
     return instance ? PyMethod_New(method, instance) : Py_NewRef(method);
 }
 
-/* Whatever else is asked of it, it answers as the function does: its name, its words, its types. */
+/* All other attributes are the function's (__name__, __annotations__). */
 static PyObject *get_attribute(Method *method, PyObject *name)
 {
     PyObject *value = PyObject_GenericGetAttr((PyObject *)method, name);

@@ -1,4 +1,4 @@
-/* The module: its types, and what Python gives it once. */
+/* The module: its types, and the objects that Python passes to it at import. */
 #include "engine.h"
 
 static int use(PyObject **place, PyObject *object)
@@ -63,8 +63,8 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* The types and what Python gives are of the process: a second interpreter would use the first
-   one's objects, and put its own in their place. */
+/* The types and the objects in engine_given exist once per process. A second interpreter would use
+   the objects of the first one, and replace them by its own. */
 static int refuse_subinterpreter(void)
 {
     if (PyInterpreterState_Get() == PyInterpreterState_Main())

@@ -1,5 +1,5 @@
 /*
- * Plain requests: what is read of a post's arguments, and made of it, whether the request is posted
+ * Plain requests: reads the arguments of a post, and makes the request, whether it is posted
  * (port.c, shared.c) or collected (chain.c).
  */
 #include "engine.h"
@@ -9,7 +9,7 @@
 static int attribute(PyObject *object, PyObject *name, unsigned long long *value)
 {
     PyObject *found = PyObject_GetAttr(object, name);
-    PyObject *number = found ? PyNumber_Index(found) : NULL; /* numpy's are no ints */
+    PyObject *number = found ? PyNumber_Index(found) : NULL; /* numpy's integers are no ints */
     Py_XDECREF(found);
     if (!number)
         return -1;
@@ -23,7 +23,7 @@ static int read_local(Port *port, struct engine_plain *plain, PyObject *local, i
 {
     if (PyObject_TypeCheck(local, &engine_part_type)) {
         Part *part = (Part *)local;
-        RegionBase *region = part->region; /* NULL: a slice without its constructor */
+        RegionBase *region = part->region; /* NULL: its constructor did not run */
         if (!region || !region->usable || region->domain != port->domain || !part->length ||
             (uint64_t)part->length > port->max_message || (uint64_t)part->length >> 32 ||
             (is_target && !region->writable))
@@ -35,7 +35,7 @@ static int read_local(Port *port, struct engine_plain *plain, PyObject *local, i
     if (is_target || !PyObject_CheckBuffer(local))
         return 0;
     if (PyObject_GetBuffer(local, &plain->view, PyBUF_SIMPLE)) {
-        PyErr_Clear(); /* the general way says what is wrong with it */
+        PyErr_Clear(); /* the general path raises the error */
         return 0;
     }
     if (!plain->view.len || plain->view.len > port->max_inline) {
@@ -47,7 +47,7 @@ static int read_local(Port *port, struct engine_plain *plain, PyObject *local, i
     return 1;
 }
 
-/* What most requests aim at is what the one before aimed at. */
+/* Read the target. Most requests have the same target as the request before them. */
 static int read_remote(Port *port, struct engine_plain *plain, PyObject *remote)
 {
     unsigned long long address = port->remote_address, length = port->remote_length,
@@ -63,7 +63,7 @@ static int read_remote(Port *port, struct engine_plain *plain, PyObject *remote)
         port->remote_address = address;
         port->remote_length = length;
         port->rkey = (unsigned int)rkey;
-        /* Freeing the old one may run the program's code, which may post to another one. */
+        /* Freeing the old target may run the program's code, which may post to another target. */
         Py_XSETREF(port->remote, Py_NewRef(remote));
     }
     plain->remote = remote;
@@ -152,7 +152,7 @@ PyObject *engine_withdraw(Port *port, Request *request, int has_failed)
 {
     engine_take_back(port, request);
     Py_DECREF(request);
-    return has_failed ? NULL : Py_NewRef(Py_None); /* the general path says why */
+    return has_failed ? NULL : Py_NewRef(Py_None); /* the general path raises the error */
 }
 
 int engine_plain_names(void)

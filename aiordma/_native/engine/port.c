@@ -1,7 +1,8 @@
 /*
- * A queue pair's port: the plain requests (a message, a receive, READ, WRITE) of registered memory,
- * or of bytes that go inline, posted with one call. What is not plain gets None for an answer, and
- * goes the general way, through Python (work_queues.py), which also explains what is refused.
+ * A queue pair's port: posts a plain request in one call. A plain request is a message, a receive,
+ * a READ or a WRITE of registered memory, or of bytes that go inline. For all other requests the
+ * port returns None, and the caller takes the general path through Python
+ * (_endpoint/work_queues.py), which also raises the errors.
  */
 #include "engine.h"
 
@@ -66,8 +67,8 @@ static void port_dealloc(Port *port)
 
 /* -- posting ------------------------------------------------------------------------------ */
 
-/* Say what the driver did with it: 0, posted; else refused with an errno; negative: it has it, and
-   could not be told. */
+/* Post to the device. 0: the device accepted the request; a positive errno: it refused it; a
+   negative errno: it accepted it, and the doorbell failed. */
 static int give_to_device(Port *port, const struct engine_plain *plain, uint64_t wr_id,
                           int is_receive)
 {
@@ -89,7 +90,7 @@ static int give_to_device(Port *port, const struct engine_plain *plain, uint64_t
     return engine_path->post_sends(port->queue_pair, &send, &refused);
 }
 
-/* The device refused it: undo everything, and let Python raise why. */
+/* The device refused the request: undo it, and let Python raise the error. */
 static PyObject *refuse(Port *port, Request *request, int error)
 {
     engine_take_back(port, request);
@@ -106,7 +107,8 @@ static PyObject *refuse(Port *port, Request *request, int error)
     return NULL;
 }
 
-/* The device has it, and could not be told: only the end of the queue pair decides it. */
+/* The device accepted the request, but the doorbell failed: the device may still execute it, so the
+   queue pair has to end. */
 static void doorbell_failed(Port *port, int error)
 {
     PyObject *number = PyLong_FromLong(error);
@@ -125,8 +127,8 @@ static PyObject *post(Port *port, const struct engine_plain *plain, int is_recei
     Drain *drain = port->drain;
 
     if (!engine_take_slot(slots)) {
-        drain->fruitless = 0; /* this look is not one of those that may be left out */
-        drain->look(drain);   /* some may have ended, that nobody awaits */
+        drain->fruitless = 0; /* do not skip this poll */
+        drain->look(drain);   /* requests that no task awaits may have completed */
         if (engine_interrupted())
             return NULL;
         if (!engine_take_slot(slots))
@@ -136,7 +138,7 @@ static PyObject *post(Port *port, const struct engine_plain *plain, int is_recei
     if (!request)
         return NULL;
     int is_usable = engine_is_still_usable(port, plain->part, is_receive);
-    /* Entered before the device can know of it; only its own refusal takes it out again. */
+    /* Enter it before the device gets it. Only the device's refusal removes it again. */
     if (is_usable)
         request->wr_id = engine_table_add(drain->table, (PyObject *)request);
     if (!request->wr_id)

@@ -4,8 +4,8 @@
 #include <structmember.h>
 
 /*
- * Requests come and go by the million, and are alike: the last few that went are the next ones.
- * Not where an address sanitizer looks on, to which none would ever be freed.
+ * The memory of finished requests is kept for new ones, because a program makes millions of them.
+ * Not with an address sanitizer, which has to see that each one is freed.
  */
 #ifdef __SANITIZE_ADDRESS__
 enum { SPARE = 0 };
@@ -32,7 +32,7 @@ static void unmake(Request *request)
         Py_TYPE(request)->tp_free((PyObject *)request);
         return;
     }
-    /* All that it held was let go of: what is left is numbers. */
+    /* Its references are released already. Reset the numbers. */
     request->wr_id = 0;
     request->length = 0;
     request->completes_as = 0;
@@ -60,7 +60,7 @@ Request *engine_request(Port *port, PyObject *operation, Py_ssize_t length, Part
     return request;
 }
 
-/* Release the first `count` of a tuple's memory. */
+/* Release the first `count` items of a tuple of memory. */
 static void release_held(PyObject *held, Py_ssize_t count)
 {
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -72,7 +72,7 @@ static void release_held(PyObject *held, Py_ssize_t count)
     }
 }
 
-/* Hold all of a tuple's memory, or none of it, with an exception. */
+/* Hold all items of a tuple of memory; with an exception, none of them. */
 static int hold_all(PyObject *held)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(held); i++) {
@@ -107,7 +107,7 @@ static PyObject *request_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     request->remote = remote == Py_None ? NULL : Py_NewRef(remote);
     request->length = length;
     request->is_receive = (char)is_receive;
-    PyObject *all = PySequence_Tuple(held); /* of our own: nothing changes it meanwhile */
+    PyObject *all = PySequence_Tuple(held); /* a copy, which no other code changes */
     if (!all || hold_all(all)) {
         Py_XDECREF(all);
         Py_DECREF(request);
@@ -133,7 +133,7 @@ static int request_traverse(Request *request, visitproc visit, void *arg)
     return 0;
 }
 
-/* How it ended stays as well: exceptions and completions clear themselves. */
+/* The result and the error stay: exceptions and completions clear themselves. */
 static int request_clear(Request *request)
 {
     Py_CLEAR(request->run);
@@ -143,7 +143,7 @@ static int request_clear(Request *request)
     return 0;
 }
 
-/* An error that nobody has retrieved is reported, as asyncio reports a future's. */
+/* Report an error that was never retrieved, as asyncio does for a future. */
 static void request_finalize(Request *request)
 {
     PyObject *type, *value, *trace;
@@ -165,7 +165,7 @@ static void request_dealloc(Request *request)
 {
     if (request->state == FAILED && !request->retrieved &&
         PyObject_CallFinalizerFromDealloc((PyObject *)request))
-        return; /* somebody holds it again */
+        return; /* the report made a new reference to it */
     PyObject_GC_UnTrack(request);
     if (request->weak)
         PyObject_ClearWeakRefs((PyObject *)request);
@@ -181,13 +181,13 @@ static void request_dealloc(Request *request)
     unmake(request);
 }
 
-/* -- the list of those that have not ended (open.c) ---------------------------------------- */
+/* -- the list of requests that have not ended (open.c) ------------------------------------- */
 
 void engine_enter(OpenRequests *open, Request *request)
 {
     if (request->open)
         return;
-    request->open = open; /* not owned: it takes all of them out before it goes */
+    request->open = open; /* borrowed: the list removes its requests before it is freed */
     request->later = NULL;
     request->earlier = open->last;
     if (open->last)
@@ -217,7 +217,7 @@ void engine_leave(OpenRequests *open, Request *request)
     Py_DECREF(request);
 }
 
-/* -- its end ------------------------------------------------------------------------------ */
+/* -- completion --------------------------------------------------------------------------- */
 
 static void release_part(Request *request)
 {
@@ -283,7 +283,7 @@ static void wake_all(Request *request)
     Py_DECREF(waiters);
 }
 
-/* It is ours, and may be called twice: an interrupt half way loses nothing. */
+/* The inner callback may run twice, so an interrupt half way loses nothing. */
 static void call_inner(Request *request)
 {
     PyObject *inner = request->inner;
@@ -333,8 +333,8 @@ static void fail(Request *request, PyObject *error)
     PyObject *run = request->run;
     if (run && PyList_CheckExact(run) && PyList_GET_SIZE(run) &&
         PyList_GET_ITEM(run, PyList_GET_SIZE(run) - 1) != (PyObject *)request)
-        request->retrieved = 1; /* the last one of its run tells of it */
-    request->error = error;     /* takes it over */
+        request->retrieved = 1; /* the last request of its run reports the error */
+    request->error = error;     /* takes the reference */
     request->state = FAILED;
 }
 
@@ -359,7 +359,7 @@ static void explain(Request *request, const struct aiordma_completion *completio
         Py_CLEAR(error);
     }
     if (!error) {
-        /* Whatever it was, it is how the request ends: it must not hang. */
+        /* The request fails with this exception instead, because it must not hang. */
         PyObject *type, *trace;
         PyErr_Fetch(&type, &error, &trace);
         PyErr_NormalizeException(&type, &error, &trace);
@@ -369,7 +369,7 @@ static void explain(Request *request, const struct aiordma_completion *completio
     fail(request, error);
 }
 
-/* A borrowed member of a run before the last one; NULL: there is none at that place. */
+/* Returns a borrowed reference to a request of a run; NULL at the last one, which ends the run. */
 static Request *earlier_in_run(PyObject *run, Py_ssize_t at, const Request *last)
 {
     PyObject *earlier = PySequence_Fast_GET_ITEM(run, at);
@@ -393,12 +393,12 @@ int engine_run_is_quiet(const Request *last)
     return 1;
 }
 
-/* End one of a run that succeeded; 0: its owner has to see to it. */
+/* Complete an earlier request of a run that succeeded. 0: the owner has to do it. */
 static int end_with(Request *earlier, const Request *last)
 {
     if (last->state != SUCCEEDED || !earlier->port)
         return 0;
-    Py_CLEAR(earlier->run); /* or each would look through all those before it */
+    Py_CLEAR(earlier->run); /* or each request would search through all before it */
     Py_XDECREF(engine_table_take(earlier->port->drain->table, earlier->wr_id));
     earlier->at_once = last->at_once;
     struct aiordma_completion completion = {
@@ -410,7 +410,7 @@ static int end_with(Request *earlier, const Request *last)
     return 1;
 }
 
-/* End those before it in its run, of which it tells. */
+/* Complete the unsignaled requests before it in its run. */
 static void end_run(Request *request)
 {
     PyObject *run = request->run;
@@ -426,7 +426,7 @@ static void end_run(Request *request)
             continue;
         Py_INCREF(earlier);
         if (!end_with(earlier, request)) {
-            earlier->retrieved = 1; /* if it fails, this one tells of it */
+            earlier->retrieved = 1; /* if it fails, the last request reports the error */
             PyObject *arguments[] = {request->owner, (PyObject *)earlier, (PyObject *)request};
             PyObject *result =
                 PyObject_VectorcallMethod(engine_given.run_ended, arguments, 3, NULL);
@@ -475,7 +475,7 @@ static PyObject *result_of(Request *request)
 
     switch (request->state) {
     case SUCCEEDED:
-        if (!request->result) /* making it may run the collector, and so this once more */
+        if (!request->result) /* making it can run the collector, and so this function again */
             Py_XSETREF(request->result, engine_completion(&request->completion));
         return Py_XNewRef(request->result);
     case FAILED:
@@ -511,7 +511,7 @@ static void forget_waiter(Request *request, PyObject *waiter)
         }
 }
 
-/* A waiter of the owner's loop: ours on asyncio, else whatever the loop has. */
+/* Make a waiter for the owner's loop: the engine's on asyncio, else the loop's own. */
 static PyObject *make_waiter(Request *request)
 {
     if (request->port && request->port->loop)
@@ -529,7 +529,7 @@ static int has_ended(PyObject *awaited)
 
 enum { AT_ONCE = 256 };
 
-/* Whether so many in a row were awaited without a pause that others would starve. */
+/* Whether the await has to suspend, because AT_ONCE awaits did not, and other tasks have to run. */
 static int has_to_pause(Request *request)
 {
     if (!request->at_once)
@@ -567,7 +567,7 @@ static PyObject *await_elsewhere(Request *request, PyObject *waiter)
     return PyObject_Vectorcall(engine_given.wait_elsewhere, arguments, 2, NULL);
 }
 
-/* Await what has ended, with a pause. */
+/* Await a request that has ended, and suspend the task once. */
 static PyObject *pause_once(Request *request)
 {
     PyObject *made = make_waiter(request), *result = NULL;
@@ -579,7 +579,7 @@ static PyObject *pause_once(Request *request)
     }
     PyObject *woken = made ? PyObject_CallMethodNoArgs(made, engine_given.wake) : NULL;
     if (woken)
-        result = await_elsewhere(request, made); /* waiting for it lets others have their turn */
+        result = await_elsewhere(request, made); /* suspends once, though the waiter is woken */
     Py_XDECREF(woken);
     Py_XDECREF(made);
     return result;
@@ -593,7 +593,7 @@ static PyObject *request_await(Request *request)
     if (engine_interrupted())
         return NULL;
     if (request->state != IN_FLIGHT) {
-        /* Awaited as it is, it does not pause. */
+        /* The request as its own awaitable does not suspend. */
         return has_to_pause(request) ? pause_once(request) : Py_NewRef(request);
     }
     if (!request->wr_id) {
@@ -620,7 +620,7 @@ static PyObject *request_await(Request *request)
     return result;
 }
 
-/* What awaiting itself is: its result, at once. */
+/* The request as its own awaitable returns its result at once. */
 static PySendResult request_send(Request *request, PyObject *value, PyObject **result)
 {
     (void)value;
@@ -641,7 +641,7 @@ static PyObject *request_next(Request *request)
     return NULL;
 }
 
-/* `yield from` asks for it. */
+/* For `yield from`, which calls iter(). */
 static PyObject *request_itself(PyObject *request)
 {
     return Py_NewRef(request);
@@ -746,7 +746,7 @@ static PyObject *request_remove_done_callback(Request *request, PyObject *callba
         failed = is_it < 0 || (!is_it && PyList_Append(kept, PyList_GET_ITEM(known, i)));
     }
     Py_ssize_t removed = failed ? 0 : PyList_GET_SIZE(known) - PyList_GET_SIZE(kept);
-    /* Comparing runs the program's code, by which the request may have ended. */
+    /* Comparing runs the program's code, which may have ended the request. */
     if (!failed && removed && request->callbacks)
         Py_XSETREF(request->callbacks, Py_NewRef(kept));
     Py_XDECREF(known);

@@ -1,7 +1,8 @@
 /*
- * What a loop does when it has nothing to do: look for completions, for as long as that pays, then
- * arm the queues and sleep. It goes on so while only those run who awaited completions, and nothing
- * else has to be done by the loop (dirty), or is ready.
+ * What a polling event loop does when it has nothing else to do: poll for completions, if the last
+ * waits were short, then arm the queues and sleep. Tasks that a completion wakes run directly. The
+ * spinner returns when the loop has other work (dirty), another descriptor is ready, or the timeout
+ * has passed.
  */
 #include "engine.h"
 
@@ -12,7 +13,7 @@
 
 enum { CONFIDENT = 8, SLICE = 20000, LOOK_AT_CLOCK = 8, LET_OTHERS_RUN = 16 + 1, READY = 16 };
 
-/* How a look, or a sleep, ended. */
+/* The outcome of a poll or of a sleep. OTHERS: a descriptor that is no drain's is ready. */
 enum end { FOUND, NOTHING, OTHERS, INTERRUPTED, FAILED_WITH_EXCEPTION };
 
 static uint64_t now(void)
@@ -40,7 +41,7 @@ static void learn(Spinner *spinner, int was_short)
         spinner->confidence = 0;
 }
 
-/* Its hub tells everyone, and disables it. */
+/* Report an error to the hub, which fails the connections, and disable the drain. */
 static enum end tell_of_failure(Drain *drain, int error)
 {
     PyObject *number = PyLong_FromLong(error);
@@ -68,7 +69,7 @@ static int is_at_rest(const Drain *drain)
     return drain->enabled && !drain->draining;
 }
 
-/* Poll each of them once; or arm each of them, and then poll it. */
+/* Poll each drain once, and deliver its completions; if `arm`, arm its queues before. */
 static enum end look(Spinner *spinner, PyObject *drains, int arm)
 {
     enum end all = NOTHING;
@@ -91,7 +92,7 @@ static enum end look(Spinner *spinner, PyObject *drains, int arm)
     return all;
 }
 
-/* Take the events of those whose channel is among the ready; OTHERS: there are other ones too. */
+/* Take the events of the drains whose channel is ready, and deliver their completions. */
 static enum end serve(Spinner *spinner, PyObject *drains, const struct epoll_event *ready,
                       int count)
 {
@@ -101,7 +102,7 @@ static enum end serve(Spinner *spinner, PyObject *drains, const struct epoll_eve
         Drain *drain = (Drain *)PyTuple_GET_ITEM(drains, i);
         int is_ready = 0;
         if (!drain->enabled)
-            continue; /* its channel may be gone */
+            continue; /* its channel may be destroyed */
         for (int j = 0; j < count; j++)
             is_ready |= ready[j].data.fd == drain->data.channel->fd;
         if (!is_ready)
@@ -132,7 +133,7 @@ static enum end wait(Spinner *spinner, PyObject *drains, int epoll, int64_t nano
     int count;
 
     Py_BEGIN_ALLOW_THREADS
-        /* epoll_pwait2 knows nanoseconds; an older kernel rounds up. */
+        /* epoll_pwait2 takes nanoseconds. On an older kernel, they are rounded up. */
         count = epoll_pwait2(epoll, ready, READY, nanoseconds < 0 ? NULL : &time, NULL);
     if (count < 0 && errno == ENOSYS) {
         int64_t milliseconds = nanoseconds < 0 ? -1 : (nanoseconds + 999999) / 1000000;
@@ -150,7 +151,8 @@ static enum end wait(Spinner *spinner, PyObject *drains, int epoll, int64_t nano
     return count ? serve(spinner, drains, ready, count) : NOTHING;
 }
 
-/* Look until nothing was found for as long as that may take. FOUND: the loop has work. */
+/* Poll until no completion was found for `most` nanoseconds (NOTHING), or the loop has work
+   (FOUND). */
 static enum end spin(Spinner *spinner, PyObject *drains, int epoll, uint64_t until)
 {
     uint64_t last = now(), slice = last;
@@ -170,7 +172,7 @@ static enum end spin(Spinner *spinner, PyObject *drains, int epoll, uint64_t unt
         }
         uint64_t time = now();
         if (time - slice >= SLICE) {
-            /* Others have their turn: descriptors, and threads that wait for the GIL. */
+            /* Serve other descriptors, and let threads run that wait for the GIL. */
             end = wait(spinner, drains, epoll, 0);
             if (end >= OTHERS || (end == FOUND && spinner->dirty))
                 return end;
@@ -183,7 +185,7 @@ static enum end spin(Spinner *spinner, PyObject *drains, int epoll, uint64_t unt
             return NOTHING;
         }
         if (polls % LET_OTHERS_RUN == 0)
-            sched_yield(); /* maybe those who are waited for, where cores are few */
+            sched_yield(); /* with few cores, the peer may need this one */
     }
 }
 
@@ -233,7 +235,7 @@ static PyObject *spinner_select(Spinner *spinner, PyObject *args)
             until = now() + (uint64_t)(seconds > 0 ? seconds * 1e9 : 0);
     }
     spinner->dirty = 0;
-    Py_INCREF(drains); /* one of them may be closed by whoever runs here */
+    Py_INCREF(drains); /* a task that runs here may close one of them */
     enum end end = until <= now() ? look(spinner, drains, 0) : run(spinner, drains, epoll, until);
     Py_DECREF(drains);
     if (end == FAILED_WITH_EXCEPTION)

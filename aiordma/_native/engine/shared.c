@@ -1,6 +1,7 @@
 /*
- * A shared receive queue's port: plain receives, each of one registered part, posted as one chain.
- * Where one of them is not plain, none is posted: all go the general way (shared_receive.py).
+ * A shared receive queue's port: posts plain receives, each of one registered part, as one chain.
+ * If one of them is not plain, none is posted, and all take the general path
+ * (_connection/shared_receive.py).
  */
 #include "engine.h"
 
@@ -13,7 +14,7 @@ struct shared_receive {
     Request *request;
 };
 
-/* All that were made; the exception that is set stays. */
+/* Undo all requests that were made. The exception that is set stays set. */
 static void take_all_back(Port *port, struct shared_receive *all, Py_ssize_t made)
 {
     PyObject *type, *value, *trace;
@@ -24,7 +25,7 @@ static void take_all_back(Port *port, struct shared_receive *all, Py_ssize_t mad
     PyErr_Restore(type, value, trace);
 }
 
-/* Making them can have run the collector, and with it anybody's code. */
+/* Check again, because making the requests can run the collector, and so the program's code. */
 static int are_still_plain(const Port *port, const struct shared_receive *all, Py_ssize_t count)
 {
     for (Py_ssize_t i = 0; i < count; i++)
@@ -33,8 +34,8 @@ static int are_still_plain(const Port *port, const struct shared_receive *all, P
     return engine_usable(port, port->can_receive);
 }
 
-/* Make them, each with its slot, and hold their memory. 1: done; 0: one is not plain, or there are
-   too few slots; -1: an exception. `made` says how many were. */
+/* Make the requests, each with its slot, and hold their memory. 1: done; 0: one is not plain, or
+   there are too few slots; -1: an exception. Sets *made to the number of requests made. */
 static int make_all(Port *port, PyObject *parts, struct shared_receive *all, Py_ssize_t *made)
 {
     for (*made = 0; *made < PyList_GET_SIZE(parts); ++*made) {
@@ -55,7 +56,7 @@ static int make_all(Port *port, PyObject *parts, struct shared_receive *all, Py_
     return 1;
 }
 
-/* Enter them before the device can know of them. Returns -1 with an exception. */
+/* Enter the requests before the device gets them. Returns -1 with an exception. */
 static int enter_all(Port *port, struct shared_receive *all, Py_ssize_t count)
 {
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -70,7 +71,7 @@ static int enter_all(Port *port, struct shared_receive *all, Py_ssize_t count)
     return 0;
 }
 
-/* Returns the errno; those from `*taken` on were refused and are taken back. */
+/* Post the chain, and return the errno. The requests from *taken on were refused: undo them. */
 static int give_to_device(Port *port, struct shared_receive *all, Py_ssize_t count,
                           Py_ssize_t *taken)
 {
@@ -86,7 +87,7 @@ static int give_to_device(Port *port, struct shared_receive *all, Py_ssize_t cou
     return error;
 }
 
-/* What Python gets is made before the device gets anything: then nothing can fail any more. */
+/* The list for Python is made before the post, because after the post nothing may fail. */
 static PyObject *list_all(const struct shared_receive *all, Py_ssize_t count)
 {
     PyObject *list = PyList_New(count);
@@ -95,7 +96,7 @@ static PyObject *list_all(const struct shared_receive *all, Py_ssize_t count)
     return list;
 }
 
-/* Takes the list over. */
+/* The result for Python. Takes the reference to the list. */
 static PyObject *answer(PyObject *list, int error, Py_ssize_t taken)
 {
     if (!error)
@@ -134,14 +135,14 @@ static PyObject *shared_post(Port *port, PyObject *given)
 {
     if (!port->shared || !engine_usable(port, port->can_receive) || !PyList_CheckExact(given))
         Py_RETURN_NONE;
-    /* A list of our own: nobody changes it meanwhile. */
+    /* A copy, which no other code changes. */
     PyObject *parts = PyList_GetSlice(given, 0, PyList_GET_SIZE(given));
     if (!parts)
         return NULL;
     Py_ssize_t count = PyList_GET_SIZE(parts);
     if (count > port->receives->free) {
-        port->drain->fruitless = 0;     /* this look is not one of those that may be left out */
-        port->drain->look(port->drain); /* some may have ended, that nobody awaits */
+        port->drain->fruitless = 0;     /* do not skip this poll */
+        port->drain->look(port->drain); /* requests that no task awaits may have completed */
         if (engine_interrupted()) {
             Py_DECREF(parts);
             return NULL;
@@ -184,6 +185,6 @@ PyTypeObject engine_shared_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.SharedPort",
     .tp_basicsize = sizeof(Port),
     .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_base = &engine_port_type, /* and whatever the collector has to know */
+    .tp_base = &engine_port_type, /* with its functions for the collector */
     .tp_methods = methods,
 };

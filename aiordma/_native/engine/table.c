@@ -2,7 +2,8 @@
 #include "engine.h"
 
 enum { NONE = UINT32_MAX, LEAST = 64 };
-/* A slot that has had more generations is kept, so that those that follow do not go round soon. */
+/* shrink() keeps a slot with a higher generation, because new slots would otherwise begin with a
+   generation that soon wraps around. */
 #define MOST_GENERATIONS_DROPPED (1u << 31)
 
 static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -85,7 +86,7 @@ PyObject *engine_table_take(Table *table, uint64_t wr_id)
     if (!entry)
         return NULL;
     table->slots[at].entry = NULL;
-    /* Generation 0 is never handed out, so that a zeroed wr_id finds nothing. */
+    /* Generation 0 is never used, so that a zeroed wr_id finds no entry. */
     if (++table->slots[at].generation == 0)
         table->slots[at].generation = 1;
     table->slots[at].next_free = table->first_free;
@@ -95,8 +96,8 @@ PyObject *engine_table_take(Table *table, uint64_t wr_id)
 }
 
 /*
- * Drop the free slots behind the last live one. New slots begin with a generation that none of these
- * has had, so that a late completion of theirs finds nothing.
+ * Remove the free slots after the last live one. New slots begin with a generation that the removed
+ * slots have not used, so that a late completion finds no entry.
  */
 static void shrink(Table *table)
 {
@@ -110,7 +111,7 @@ static void shrink(Table *table)
             table->first_generation = last->generation;
         table->used--;
     }
-    /* The lowest are used first, so that the end becomes free again. */
+    /* Low slots are used first, so that those at the end become free. */
     table->first_free = NONE;
     for (uint32_t at = table->used; at--;)
         if (!table->slots[at].entry) {
@@ -123,7 +124,7 @@ static void shrink(Table *table)
         return;
     Slot *slots = PyMem_Realloc(table->slots, capacity * sizeof(*slots));
     if (!slots)
-        return; /* the larger one works as well */
+        return; /* keep the larger array */
     table->slots = slots;
     table->capacity = capacity;
 }

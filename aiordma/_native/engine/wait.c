@@ -1,13 +1,13 @@
 /*
- * A task's wait on an asyncio loop: awaitable, and the future that the task waits for. (A task
- * takes anything with _asyncio_future_blocking for a future.) What makes it fast: the wake-up of
- * all who were waiting runs at once where no task is running, instead of in the next round.
+ * A task's wait on an asyncio loop: both the awaitable and the future that the task waits for.
+ * (asyncio accepts any object with _asyncio_future_blocking as a future.) If no task is running, a
+ * drain runs the woken tasks directly. This is faster than the loop's next iteration.
  */
 #include "engine.h"
 
 #include <structmember.h>
 
-/* Those woken meanwhile, on this thread; NULL: they go through the loop. */
+/* Collects the waiters that are woken on this thread; NULL: they are scheduled on the loop. */
 static _Thread_local PyObject *collecting;
 
 Waiter *engine_waiter(PyObject *loop)
@@ -60,7 +60,7 @@ static void waiter_dealloc(Waiter *waiter)
 
 /* -- waking ------------------------------------------------------------------------------- */
 
-/* Whether the exception that is set means that the loop was closed: it runs no task any more, and
+/* Whether the exception that is set means that the loop is closed, and runs no task any more. Then
    the exception is cleared. */
 static int is_over(PyObject *loop)
 {
@@ -83,8 +83,8 @@ static int is_over(PyObject *loop)
     return 1;
 }
 
-/* The waiter itself is what is called, and it calls back once: so it can be scheduled again where
-   an interrupt leaves open whether it was. */
+/* Schedule the waiter itself. It calls its callback once. So it can be scheduled again if an
+   interrupt leaves open whether the loop has scheduled it. */
 static int call_soon(Waiter *waiter)
 {
     PyObject *arguments[] = {waiter->loop, (PyObject *)waiter, waiter->context};
@@ -101,7 +101,7 @@ static int call_soon(Waiter *waiter)
     return -1;
 }
 
-/* Call back, once. */
+/* Call the callback, once. */
 static PyObject *call_back(Waiter *waiter)
 {
     PyObject *callback = waiter->callback;
@@ -137,7 +137,8 @@ void engine_collect_woken(PyObject *list)
     collecting = list;
 }
 
-/* Run a task's next step in its own context; 1: it could not be entered here. */
+/* Run a task's next step in its own context. 1: the context cannot be entered here; -1: an
+   exception. */
 static int step(Waiter *waiter)
 {
     PyObject *context = Py_XNewRef(waiter->context), *result = NULL;
@@ -175,7 +176,7 @@ int engine_run_woken(PyObject *list)
             failed = call_soon(waiter);
         Py_DECREF(waiter);
     }
-    /* A task was interrupted (KeyboardInterrupt ends the loop): the others go through the loop. */
+    /* A task was interrupted (KeyboardInterrupt ends the loop). Schedule the other tasks. */
     if (at < count) {
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
@@ -204,7 +205,7 @@ static void leave(Waiter *waiter)
 static PyObject *take_result(Waiter *waiter)
 {
     PyObject *awaited = waiter->awaited;
-    waiter->awaited = NULL; /* what has ended has no waiters to be taken from */
+    waiter->awaited = NULL; /* an ended request keeps no list of waiters to be removed from */
     PyObject *result = waiter->calls->result(awaited);
     Py_DECREF(awaited);
     return result;
