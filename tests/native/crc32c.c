@@ -1,4 +1,4 @@
-/* CRC32C against the vectors of RFC 3720 (B.4), and against a bit by bit sum of any size. */
+/* Compares CRC32C with the vectors of RFC 3720 (B.4), and with a bitwise sum of many sizes. */
 #include "software/crc32c.h"
 
 #include <stdio.h>
@@ -51,7 +51,7 @@ static uint32_t bit_by_bit(uint32_t crc, const unsigned char *at, size_t size)
     return ~crc;
 }
 
-/* Every way through the blocks, at every alignment, in one piece and in two. */
+/* Sizes that reach every branch of the block code, at every alignment, in one piece and in two. */
 static void sizes(const char *what, checksum sum)
 {
     enum { MOST = 8000 };

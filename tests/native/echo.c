@@ -1,15 +1,15 @@
 /*
- * The software device by itself, without Python: messages that go there and back between two
- * processes on this machine, beside the same over TCP in the same run.
+ * Measures the software device without Python: echoes of messages between two processes on this
+ * machine, and, in the same run, the same over TCP.
  *
  *     echo [size [rounds [repeats [wait]]]]
  *
- * size: bytes of a message. rounds: echoes that are timed at a time. wait: sleep, spin, tcp; all in
- * turn, repeats times, unless one is named. Of each it prints the median of an echo in
- * microseconds, and for each side, by echo: the processor's time and the switches from one thread
- * to another.
+ * size: bytes of a message. rounds: echoes of one measurement. wait: sleep, spin or tcp; without
+ * it, all three in turn. repeats: how often each is measured. A measurement prints the median and
+ * the 99th percentile of an echo in microseconds, and for each side the processor time and the
+ * context switches of an echo.
  *
- * An echo is what a program awaits: both that what was sent is there, and that it has come back.
+ * An echo has ended when the send has completed and the reply has arrived.
  */
 #include "provider.h"
 
@@ -49,7 +49,7 @@ struct end {
     char *memory;
     size_t size;
     int spins;
-    unsigned int sent, received; /* completions that nobody has waited for yet */
+    unsigned int sent, received; /* completions that await_both has not consumed yet */
     int socket, epoll;
 };
 
@@ -167,7 +167,7 @@ static void take(struct end *end, struct ibv_wc *batch, int count)
     }
 }
 
-/* As an event loop does it: sleep, take the events, arm again, look. */
+/* Do as an event loop does: sleep, take the events, arm again, poll. */
 static void sleep_once(struct end *end)
 {
     struct pollfd wanted = {.fd = end->channel->fd, .events = POLLIN};
@@ -220,12 +220,12 @@ static void device_server(struct end *end, int port_to, int rounds)
     struct rdma_conn_param parameters = {.responder_resources = 8, .initiator_depth = 8};
     check(!end->table->accept(end->id, &parameters), "accept");
     await_event(end, RDMA_CM_EVENT_ESTABLISHED);
-    end->sent = 1; /* nothing was sent before the first echo */
+    end->sent = 1; /* await_both waits for a send before each echo, also the first */
     for (int i = 0; i < rounds; i++) {
         await_both(end);
         post_send(end);
     }
-    /* The peer waits for its last message's end as well. */
+    /* The peer waits for the completion of its last message, too. */
     while (!end->sent) {
         struct ibv_wc batch[DEPTH];
         take(end, batch, ibv_poll_cq(end->queue, DEPTH, batch));
@@ -337,7 +337,7 @@ static void serve(enum wait wait, size_t size, int rounds, int to)
         device_server(&end, to, rounds + WARM_UP);
     struct side used = since(before);
     check(write(to, &used, sizeof(used)) == sizeof(used), "write");
-    if (end.id) /* what is on its way is the peer's to end */
+    if (end.id) /* let the peer complete its last message */
         usleep(20000);
     _exit(0);
 }
@@ -355,7 +355,7 @@ static void measure(enum wait wait, size_t size, int rounds)
     check(server >= 0, "fork");
     if (!server)
         serve(wait, size, rounds, ends[1]);
-    /* A process for each side of each measurement: the device's engine is one's own. */
+    /* Each side of each measurement is a process, which has its own engine of the device. */
     check(read(ends[0], &port, sizeof(port)) == sizeof(port), "read");
     if (wait == TCP)
         tcp_client(&end, port);

@@ -1,6 +1,7 @@
 /*
- * What memory is mapped to, as the kernel answers and as /proc/self/maps says, and copies of memory
- * that is gone. Prints nothing and returns 0, or says what is wrong.
+ * Tests whether memory is recognized as mapped to a file, by the kernel's query and by
+ * /proc/self/maps, and copies of memory whose file was truncated. Prints nothing and returns 0, or
+ * prints the error and returns 1.
  */
 #define _GNU_SOURCE /* memfd_create */
 #include "software/mapping.c"

@@ -1,6 +1,6 @@
 /*
- * Put before the C library (LD_PRELOAD): no memory for one kind of thing, from no_memory(kind) to
- * no_memory(NOTHING).
+ * Preloaded before the C library (LD_PRELOAD). After no_memory(kind), allocations of one kind fail,
+ * until no_memory(NOTHING).
  */
 #include <errno.h>
 #include <stddef.h>
@@ -13,8 +13,8 @@
 #include "software/stream.h"
 
 /*
- * Events of the connection manager; blocks, which keep bytes of streams; what peers ask for;
- * descriptors in an epoll.
+ * EVENTS: the connection manager's events. BLOCKS: blocks that keep bytes of streams. QUESTIONS:
+ * the requests of peers (struct sw_answer). WATCHES: descriptors in an epoll.
  */
 enum { NOTHING, EVENTS, BLOCKS, QUESTIONS, WATCHES };
 

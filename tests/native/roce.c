@@ -1,7 +1,7 @@
 /*
- * Datagrams and questions as bytes. The packets were put together by a program of its own, from
- * the specification's figures, with the ICRC by zlib's crc32; that program agrees with a capture
- * of a network card's packet.
+ * Tests datagrams and SIDR requests as bytes. A separate program made the packets from the figures
+ * of the specification, with the ICRC by zlib's crc32. That program reproduces a captured packet of
+ * a network card.
  */
 #include "software/roce.h"
 #include "software/sidr.h"
@@ -43,7 +43,7 @@ static size_t from_hex(const char *hex, uint8_t *bytes)
     return size;
 }
 
-/* Written as it should be, read back, and refused with any bit changed or any byte missing. */
+/* Write a packet as expected, read it, and refuse it with any bit changed or any byte missing. */
 static void packet(const char *hex, const struct sw_roce_path *path,
                    const struct sw_roce_datagram *datagram)
 {
@@ -68,7 +68,7 @@ static void packet(const char *hex, const struct sw_roce_path *path,
         check("a part of it", sw_roce_read(wanted, shorter, path, &read));
     for (size_t bit = 0; bit < 8 * size; bit++) {
         wanted[bit / 8] ^= 1 << bit % 8;
-        /* The fifth byte has the marks of congestion, that routers set. */
+        /* The fifth byte has the congestion bits, which routers set, so the ICRC excludes it. */
         check("a changed bit", !sw_roce_read(wanted, size, path, &read) == (bit / 8 == 4));
         wanted[bit / 8] ^= 1 << bit % 8;
     }
@@ -113,7 +113,7 @@ static void headers_of_receives(void)
              "45050040000040003f113fa20a010101ef010203",
              wanted);
     check("IPv4 header", !memcmp(grh, wanted, SW_GRH));
-    memset(grh, 0x60, 20); /* undefined, and may look like the other version */
+    memset(grh, 0x60, 20); /* undefined bytes, which may look like an IPv6 header */
     check("IPv4 header read", !sw_roce_read_grh(grh, &read) &&
                                   !memcmp(&read.source, &ipv4.source, 16) &&
                                   !memcmp(&read.destination, &ipv4.destination, 16) &&

@@ -1,6 +1,7 @@
 /*
- * Timers: the next one is always first, whatever is set and cancelled, and so many of them cost no
- * more than a few do. Prints nothing and returns 0, or says what is wrong.
+ * Tests timers: the next one to expire is always first, after any series of calls that set and
+ * cancel timers. With many timers, these calls are about as fast as with a few. Prints nothing and
+ * returns 0, or prints the error and returns 1.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -10,9 +11,9 @@
 
 enum {
     FEW = 50,
-    DEADLINES = 20, /* fewer than timers, so that some have the same */
+    DEADLINES = 20, /* fewer than timers, so that some timers have the same deadline */
     STEPS = 200000,
-    MANY = 300000, /* looking through all for each one would take an hour */
+    MANY = 300000, /* a search through all timers for each of them would take an hour */
     PRIME = 7919,
 };
 

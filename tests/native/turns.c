@@ -1,7 +1,7 @@
 /*
- * Turns at the software device's lock: how often the engine serves while another thread waits for
- * the lock, and how much a peer can have done in one turn. Prints nothing and returns 0, or says
- * what is wrong.
+ * Tests turns at the software device's lock: how often the engine serves while another thread waits
+ * for the lock, and how much work a peer can cause in one turn. Prints nothing and returns 0, or
+ * prints the error and returns 1.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -23,8 +23,8 @@ enum {
     MOST_TURNS = 1,
     STORM_THREADS = 4,
     STORM_TURNS = 20000,
-    FRAMES = 40000, /* that wait behind a message without a receive */
-    CHUNK = 1000,   /* of them, written at a time */
+    FRAMES = 40000, /* which wait after a message without a receive */
+    CHUNK = 1000,   /* frames written at a time */
     PATIENCE = 60,  /* seconds */
 };
 
@@ -38,15 +38,15 @@ static void check(int is_well, const char *what)
 
 /* -- how long a thread waits ------------------------------------------------------------------- */
 
-/* The waiting thread, and what the engine has seen of it. */
+/* The waiting thread, and the engine's observations of it. */
 static struct {
-    char stat[64];                            /* in /proc */
+    char stat[64];                            /* its path in /proc */
     enum { NOT, LOCKING, SLEEPING } is_about; /* to wait, in sw_lock or sw_wait; atomic */
-    int is_waiting;                           /* the lock guards this */
-    uint32_t turns;                           /* of the engine since; so does it this */
+    int is_waiting;                           /* guarded by the lock */
+    uint32_t turns;                           /* of the engine since then; guarded by the lock */
 } waiter;
 
-static uint32_t engine_turns; /* in all; atomic */
+static uint32_t engine_turns; /* in total; atomic */
 static int storm_is_over;     /* atomic */
 
 static int is_asleep(void)
@@ -60,7 +60,7 @@ static int is_asleep(void)
     return name_end && name_end[2] == 'S';
 }
 
-/* What the engine does in each of its turns. */
+/* Called in each turn of the engine. */
 static void take_turn(void)
 {
     __atomic_add_fetch(&engine_turns, 1, __ATOMIC_RELAXED);
@@ -70,7 +70,7 @@ static void take_turn(void)
     }
     switch (__atomic_load_n(&waiter.is_about, __ATOMIC_ACQUIRE)) {
     case LOCKING:
-        /* This thread has the lock, so the waiter is going to sleep until it gets it. */
+        /* This thread has the lock, so the waiter will sleep until this thread releases it. */
         while (!is_asleep())
             continue;
         break;
@@ -100,7 +100,7 @@ static void expired(struct sw_timer *again)
 static struct sw_watch watches[WATCHES];
 static struct sw_timer timer = {.expired = expired};
 
-/* Descriptors that are readable for ever, and a timer that is always due. */
+/* Watch descriptors that are always readable, and set a timer that is always due. */
 static void keep_engine_busy(void)
 {
     sw_lock();
@@ -124,7 +124,8 @@ static void leave_engine_alone(void)
     sw_unlock();
 }
 
-/* Wait for the lock until the engine has seen it; returns its turns meanwhile. */
+/* Take the lock until the engine has seen this thread wait for it. Returns the engine's turns
+   during that wait. */
 static uint32_t wait_for_lock(void)
 {
     for (;;) {
@@ -140,7 +141,7 @@ static uint32_t wait_for_lock(void)
     }
 }
 
-/* The same of a thread that has released the lock until something changes. */
+/* The same for a thread in sw_wait, which releases the lock until a change. */
 static uint32_t wait_for_change(void)
 {
     sw_lock();
@@ -176,7 +177,7 @@ static void *lock_and_change(void *unused)
     return NULL;
 }
 
-/* Threads that take the lock all the time stop neither the engine nor one another. */
+/* Threads that always take the lock stop neither the engine nor each other. */
 static void check_threads_stop_nothing(void)
 {
     pthread_t threads[STORM_THREADS];
@@ -194,7 +195,7 @@ static void check_threads_stop_nothing(void)
         check(!pthread_join(threads[i], NULL), "pthread_join failed");
 }
 
-/* -- how much a peer has done ------------------------------------------------------------------ */
+/* -- how much work a peer causes --------------------------------------------------------------- */
 
 static struct ibv_qp *make_queue_pair(const struct aiordma_provider *table, struct ibv_pd *domain)
 {
@@ -229,7 +230,7 @@ static void write_all(int fd, const char *bytes, size_t size, struct sw_stream *
     }
 }
 
-/* Frames that are here and not done. */
+/* The number of frames that have arrived and are not processed yet. */
 static uint32_t frames_left(const struct sw_receiving *receiving)
 {
     uint32_t bytes = receiving->kept_end - (receiving->kept ? receiving->kept->start : 0);
@@ -237,8 +238,10 @@ static uint32_t frames_left(const struct sw_receiving *receiving)
     return (bytes + (receiving->in ? sw_waiting_size(receiving->in) : 0)) / (SW_TAGGED_HEADER + 4);
 }
 
-/* A message without a receive, and WRITEs of no bytes behind it, which are kept. The lock is held:
- * the engine does nothing meanwhile. */
+/*
+ * Send a message without a receive, and then WRITEs of no bytes, which are kept. The caller holds
+ * the lock, so the engine does not run.
+ */
 static void say_much(int fd, struct sw_stream *stream)
 {
     struct sw_frame message = {
@@ -265,7 +268,8 @@ static void *wait_for_turn(void *unused)
     return NULL;
 }
 
-/* Post the receive, with or without a thread that waits; at most so many frames are done. */
+/* Post the receive, with or without a thread that waits for the lock, and check that the turn
+   processes no more frames than it may. */
 static void check_turn(const struct aiordma_provider *table, struct ibv_pd *domain, int is_awaited)
 {
     struct ibv_qp *queue_pair = make_queue_pair(table, domain);
@@ -286,7 +290,7 @@ static void check_turn(const struct aiordma_provider *table, struct ibv_pd *doma
         while (__atomic_load_n(&waiter.is_about, __ATOMIC_ACQUIRE) == NOT || !is_asleep())
             continue;
     }
-    /* What post_recv does. */
+    /* The same steps as in post_recv. */
     check(!sw_receives_add(&pair->receives, &receive), "sw_receives_add failed");
     pair->is_waiting = 0;
     sw_begin_turn();
@@ -299,7 +303,7 @@ static void check_turn(const struct aiordma_provider *table, struct ibv_pd *doma
     }
     if (is_awaited)
         check(!pthread_join(thread, NULL), "pthread_join failed");
-    /* The engine goes on by itself, in as many turns as it takes. */
+    /* The engine processes the other frames, in several turns. */
     for (uint32_t left = 1, i = 0; left; i++) {
         check(i < PATIENCE * 1000, "the engine did not go on");
         usleep(1000);
