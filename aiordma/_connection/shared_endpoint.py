@@ -1,11 +1,11 @@
 """A shared receive queue, behind its public class: its posts, arrivals, limit, depth and end.
 
-The queue reserves its depth in one completion queue, where the receives of all its members
-complete: no sequence of posts overruns it.
+The receives of all members complete in one completion queue, in which the shared receive queue
+reserves its depth. So posts cannot overrun the completion queue.
 
-It ends for one cause: you closed it, the device went, or the device refused what it posts by
-itself. Only once its last member's queue pair is gone is it destroyed, and only then does the
-memory of what is still posted come back.
+A shared receive queue ends for one cause: you closed it, the device failed or was removed, or the
+device refused a receive that the queue posted itself. It is destroyed after the queue pair of its
+last member. Only then is the memory of the posted receives released.
 """
 
 import errno
@@ -68,17 +68,17 @@ _FLUSH = int(WorkCompletionStatus.WR_FLUSH_ERR)
 
 
 class SharedReceiveEndpoint:
-    """See the module. `SharedReceiveQueue` is what the program has of it; Connections and the
-    engine use this. `open` before use, `close` or `close_when_unused` always.
+    """See the module. `SharedReceiveQueue` is its public interface; connections and the engine use
+    this class. Call `open` before using it, and `close` or `close_when_unused` in every case.
 
-    Takes over one use of the reactor, and the identifier, and gives both back when it is closed.
-    Ending and closing are callbacks, not tasks: no cancellation stops them half way.
+    It owns the identifier, and counts as one user of the reactor, until it is closed. Ending and
+    closing run in callbacks, not in tasks, so that no cancellation interrupts them.
     """
 
     raw: RawSharedReceiveQueue
     queue: CompletionQueueShare
     depth: int
-    """Receives that may be posted."""
+    """The maximum number of posted receives."""
 
     def __init__(
         self,
@@ -87,13 +87,13 @@ class SharedReceiveEndpoint:
         settings: SharedReceiveSettings,
         identifier: Identifier | None = None,
     ) -> None:
-        """For `open_shared_receive` and listeners."""
+        """`open_shared_receive` and listeners call this."""
         self.reactor = reactor
         self.hub = hub
         self.loop: EventLoop = hub.loop
         self._process = here.pid
         self.max_sge: int = settings.parts(hub)
-        """Parts that one receive may have."""
+        """The maximum number of parts of one receive."""
         self.max_message: int = 0
         self.life: Lifecycle = Lifecycle(self.loop)
         self.unretrieved: Unretrieved = Unretrieved(self.loop)
@@ -110,9 +110,9 @@ class SharedReceiveEndpoint:
         self._calls = Calls(self.loop)
         self._retiring = False
         self.buffers: int = settings.buffers
-        """How many it posts by itself; 0: none."""
+        """The number of receives that the queue posts itself; 0: the program posts them."""
         self.buffer_size: int = settings.buffer_size
-        """Bytes of each of these: the longest message that the peers may send."""
+        """The size of each of these receives, in bytes: the longest message that peers may send."""
         self.capacity: Capacity = Capacity(max_recv_sge=self.max_sge)
         self._staging = Staging(self)
         self._leases: dict[int, Lease] = {}
@@ -128,27 +128,27 @@ class SharedReceiveEndpoint:
 
     @property
     def cause(self) -> Exception | None:
-        """Why it has ended; None while it works."""
+        """Why the queue has ended; None while it works."""
         return self.life.cause
 
     @property
     def device_name(self) -> str:
-        """The RDMA device it belongs to."""
+        """The name of the RDMA device that the queue belongs to."""
         return self.hub.context.device_name
 
     @property
     def is_closing(self) -> bool:
-        """Whether it was closed, or closes with its last member."""
+        """Whether the queue was closed, or will be closed when its last member has ended."""
         return self.life.is_closing or self._retiring
 
     @property
     def posted(self) -> int:
-        """Receives that are posted and have not completed."""
+        """The number of posted receives that have not completed."""
         return len(self._open)
 
     @property
     def members(self) -> int:
-        """Connections that take their receives from here and have not ended."""
+        """The number of connections that use the queue and have not ended."""
         return len(self._members)
 
     def _set_depth(self, depth: int) -> None:
@@ -166,16 +166,18 @@ class SharedReceiveEndpoint:
         self.port.can_receive = True
 
     def _hear_of_each_end(self, wanted: bool) -> None:
-        # Those that were posted without Python's help end without it, too, unless it asks.
+        # The engine completes the receives that it posted without calling Python, unless `tells`
+        # is set.
         if self.port is not None:
             self.port.tells = wanted
 
     async def open(self) -> None:
-        """Make it, and post what it posts by itself. Whether this fails or not, `close` gives
-        everything back.
+        """Create the queue, and post the receives that it posts itself. `close` releases
+        everything, also if this fails.
 
         Raises:
-            ValueError: beyond the device; the message names the argument and the limit.
+            NotSupportedError: the device has no shared receive queues.
+            ValueError: an argument exceeds the device's limit; the message has both.
             VerbsCallError: the driver refused.
         """
         self._settings.check(self.hub)
@@ -197,11 +199,13 @@ class SharedReceiveEndpoint:
         self._made = True
 
     def require_usable(self) -> None:
-        """Do nothing while receives may be posted, and connections join.
+        """Do nothing while receives may be posted and connections may join.
 
         Raises:
-            ClosedError: it is closed.
-            DeviceRemovedError, VerbsCallError: what ended it.
+            ClosedError: the queue is closed, or not open yet.
+            DeviceRemovedError, DeviceEventError, VerbsCallError: the queue has ended; the error is
+                its cause.
+            EventLoopError, ForkError: called outside of its event loop, or in a forked child.
         """
         require_same_process(self._process, repr(self))
         self.require_own_loop()
@@ -211,14 +215,14 @@ class SharedReceiveEndpoint:
             raise ClosedError("this shared receive queue is not open yet")
 
     def require_own_loop(self) -> None:
-        """Do nothing in our own event loop.
+        """Check that this is the queue's event loop.
 
         Raises:
             EventLoopError: this is another thread, or another event loop.
         """
         require_here(self.loop, self)
         if self.port is not None:
-            self.port.thread = self.loop.thread  # a loop may go on in another thread
+            self.port.thread = self.loop.thread  # a loop can continue in another thread
 
     def adopt(self, region: MemoryRegion) -> None:
         """Close the region with this queue, if it is not closed before."""
@@ -230,20 +234,20 @@ class SharedReceiveEndpoint:
             self.fail(DeviceRemovedError(f"{self.device_name} was removed"))
 
     def run_ended(self, earlier: WorkRequest, last: WorkRequest) -> None:
-        """Every receive tells of its own end (RequestOwner)."""
+        """Not used: every receive has a completion of its own (RequestOwner)."""
         raise NotImplementedError
 
     # -- posting ------------------------------------------------------------------------------
 
     def register(self, buffer: Buffer) -> MemoryRegion:
-        """Register memory for receives, until it is closed or this queue is."""
+        """Register memory for receives, until the region or this queue is closed."""
         self.require_usable()
         region = MemoryRegion(self.hub.domain, buffer)
         self.adopt(region)
         return region
 
     def post(self, given: list[Any]) -> list[WorkRequest]:
-        """Post receives as one chain, plain or not. See `SharedReceiveQueue.post_srq_recv`."""
+        """Post receives of any kind as one chain. See `SharedReceiveQueue.post_srq_recv`."""
         self.require_usable()
         receives = [list(r) if isinstance(r, list | tuple) else [r] for r in given]
         free = self._slots.free
@@ -279,7 +283,8 @@ class SharedReceiveEndpoint:
                 self._staging.abandon(one)
             raise
         for request in requests:
-            # Before the device can know of it; only its own refusal takes it out again.
+            # Enter each request before the device can complete it. It is removed again only if the
+            # device refuses it.
             request.wr_id = self.hub.in_flight.add(request)
             self._open.add(request)
             self._slots.free -= 1
@@ -304,9 +309,11 @@ class SharedReceiveEndpoint:
     def posted_in_part(
         self, error: int, posted: list[WorkRequest], given: Sequence[object]
     ) -> list[WorkRequest]:
-        """Return what was posted, or raise what the device refused."""
+        """Handle an error of a post: raise PartialPostError, or end the queue and return the
+        requests if all were posted."""
         if len(posted) == len(given):
-            # The device has all of them, and could not be told: only the queue's end decides it.
+            # The driver queued all of them, but could not notify the device. Only the end of the
+            # queue then completes them.
             hint = "the device was not notified (doorbell)"
             self.fail(VerbsCallError(error, "ibv_post_srq_recv", hint))
             return posted
@@ -321,15 +328,15 @@ class SharedReceiveEndpoint:
         return None if member is None else member.connection()
 
     def request_failed(self, request: WorkRequest, raw: tuple[int, ...]) -> Exception:
-        """A receive that fails ends the connection that took it, and no other."""
+        """Return the error of a failed receive, which ends only the connection that consumed it."""
         member = self._members.find(raw[_QP_NUM])
         if member is not None:
             return member.endpoint.request_failed(request, raw)
         return completion_error(raw[1], str(request), vendor_err=raw[3], qp_num=raw[_QP_NUM])
 
     def request_unretrieved(self, request: WorkRequest) -> None:
-        """Report a failed receive whose error nobody retrieved: with those of the connection that
-        took it."""
+        """Report a failed receive whose error was never retrieved, together with the errors of the
+        connection that consumed it."""
         if self._process != here.pid:
             return
         error = request.exception()
@@ -338,7 +345,7 @@ class SharedReceiveEndpoint:
         (self if member is None else member.endpoint).unretrieved.add(request)
 
     def request_ended(self, request: WorkRequest) -> None:
-        """Take back the slot."""
+        """Take back the slot of a receive that has completed."""
         self._open.discard(request)
         self._slots.free += 1
         self._look_at_limit()
@@ -353,7 +360,7 @@ class SharedReceiveEndpoint:
             requests = error.posted if isinstance(error, PartialPostError) else []
             for lease in leases[len(requests) :]:
                 lease.release()
-            # Without them the peers would wait for ever.
+            # Without these receives the peers would wait for ever.
             self.fail(error)
         for request, lease in zip(requests, leases, strict=False):
             self._leases[request.wr_id] = lease
@@ -367,10 +374,10 @@ class SharedReceiveEndpoint:
             if member is not None:
                 member.messages.deliver(lease, completion)
                 return
-        self.give_back(lease)  # its connection has been closed, or failed with it
+        self.give_back(lease)  # the receive failed, or its connection is closed
 
     def give_back(self, lease: Lease) -> None:
-        """Post a block again whose message has been received, or is nobody's."""
+        """Post a block again, after its message was received or dropped."""
         if self.cause is None:
             self._post_leases([lease])
         else:
@@ -380,10 +387,10 @@ class SharedReceiveEndpoint:
 
     @deferring
     def join(self, member: Endpoint) -> None:
-        """Count a queue pair that is about to be made on this queue.
+        """Add an endpoint before its queue pair is created on this queue.
 
         Raises:
-            ValueError: it is on another device, or another event loop.
+            ValueError: the endpoint is on another device, or another event loop.
             ClosedError: this queue is closed.
         """
         self.require_usable()
@@ -396,7 +403,7 @@ class SharedReceiveEndpoint:
 
     @deferring
     def leave(self, member: Endpoint) -> None:
-        """Count no more a queue pair that is gone."""
+        """Remove an endpoint after its queue pair was destroyed."""
         self._members.discard(member)
         if self._retiring and not len(self._members):
             self.close()
@@ -417,7 +424,7 @@ class SharedReceiveEndpoint:
         self.require_usable()
         if self._limit is not None:
             raise BusyError("another task waits for this queue's limit, and it has only one")
-        self.hub.drain()  # what has completed is not left
+        self.hub.drain()  # so that `posted` is exact
         if self.posted < count:
             await checkpoint()
             return
@@ -426,7 +433,8 @@ class SharedReceiveEndpoint:
         self._hear_of_each_end(True)
         try:
             await self._calls.run(lambda: self.raw.modify(limit=count))
-            self._look_at_limit()  # a device need not notice what it took before it was armed
+            # A device need not report a limit that was reached before it was armed.
+            self._look_at_limit()
             await waiter.wait()
             self.require_usable()
         finally:
@@ -443,7 +451,7 @@ class SharedReceiveEndpoint:
             await self._calls.run(lambda: self.raw.modify(limit=0))
         except VerbsCallError as error:
             logger.debug("disarming the limit: %s", error)
-        # An event that it had caused is on its way here, and must not be taken for the next one's.
+        # An event of this limit can be pending. It must not count as an event of the next limit.
         self.hub.poll_async_events()
         settled = anyio.Event()
         self.loop.call_from_thread(settled.set)
@@ -474,7 +482,7 @@ class SharedReceiveEndpoint:
             self.hub.reserve_more(self.queue, depth - before)
             self._reserved = depth
         else:
-            self._set_depth(depth)  # from now on: nothing may be posted beyond it meanwhile
+            self._set_depth(depth)  # already now: no post may exceed it during the call
         done: list[int] = []
 
         def change() -> None:
@@ -491,7 +499,7 @@ class SharedReceiveEndpoint:
                 ) from error
             raise
         finally:
-            # Also if the caller was cancelled meanwhile.
+            # The device's depth may have changed even if the caller was cancelled.
             self._resizing = False
             self._set_depth(depth if done else before)
             self.hub.free(self.queue, self._reserved - self.depth)
@@ -501,8 +509,8 @@ class SharedReceiveEndpoint:
 
     @deferring
     def fail(self, error: Exception) -> None:
-        """End, with this error as the cause unless there is one already: members too, since their
-        peers would wait for receives for ever."""
+        """End the queue with this error as the cause, unless it has one. End its members, too,
+        because their peers would wait for receives for ever."""
         self._end(error)
         for member in self._members:
             member.fail(error)
@@ -513,7 +521,7 @@ class SharedReceiveEndpoint:
             if self.port is not None:
                 self.port.can_receive = False
         self._destroy_if_due()
-        self._look_at_limit()  # whoever waits for it hears of the end
+        self._look_at_limit()  # wakes the task that waits for the limit
 
     def _destroy_if_due(self) -> None:
         if self.cause is None or len(self._members) or self._calls.delays(self._destroy_if_due):
@@ -521,7 +529,7 @@ class SharedReceiveEndpoint:
         if not self.life.advance(Phase.FLUSHING):
             return
         if self._made:
-            # Not now: this can be the program's code in the middle of a post.
+            # Not immediately: this can run in the middle of a post.
             self.loop.call_later(0, self._destroy)
         else:
             self._finish()
@@ -531,8 +539,9 @@ class SharedReceiveEndpoint:
             self.reactor.destroy(self.raw.close, self._finish)
 
     def _finish(self) -> None:
-        """The queue is gone: nothing touches memory any more, and nothing more completes."""
-        # All of it, whatever a callback of the program's raises.
+        """Release everything: the queue is destroyed, so the device accesses no memory, and nothing
+        more completes."""
+        # The ExitStack calls all of these, even if a callback of the program raises an error.
         with ExitStack() as last_first:
             last_first.callback(self._is_over)
             if self._reserved:
@@ -560,27 +569,27 @@ class SharedReceiveEndpoint:
         return "" if self.is_closing else with_origin(self, self.life.origin)
 
     async def _aclose_when_unused(self) -> None:
-        self.close_when_unused()  # at the loop's end, its members are being closed as well
+        self.close_when_unused()  # at the loop's end, its members are also being closed
 
     @deferring
     def close_when_unused(self) -> None:
-        """`close`, once the last member has ended."""
+        """Call `close` once the last member has ended."""
         self._retiring = True
         if not len(self._members):
             self.close()
 
     @deferring
     def close(self) -> None:
-        """End, and then give back everything, in the background. Idempotent."""
+        """End the queue, and then release everything, in the background. Idempotent."""
         if self.life.is_closing:
             return
         self.life.is_closing = True
         if self._process != here.pid:
-            self.life.closed.set()  # all of it is the parent's
+            self.life.closed.set()  # the queue belongs to the parent process
             return
         self._end(ClosedError("this shared receive queue was closed"))
         if self.loop.has_ended and self.life.phase >= Phase.FLUSHING and self._made:
-            self._destroy()  # no round of the loop comes any more
+            self._destroy()  # the loop runs no further callback
         if self.life.has_ended:
             self._give_back()
 
@@ -605,7 +614,7 @@ class SharedReceiveEndpoint:
 
     @deferring_steps
     async def aclose(self) -> None:
-        """Destroy the queue, and wait for that. Idempotent. See `SharedReceiveQueue.aclose`."""
+        """Destroy the queue, and wait for it. Idempotent. See `SharedReceiveQueue.aclose`."""
         if len(self._members) and not self.life.is_closing:
             raise BusyError(
                 f"{len(self._members)} connections take their receives from {self!r}: close them "

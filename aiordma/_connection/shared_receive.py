@@ -1,7 +1,7 @@
 """One queue of receives for many connections (man ibv_create_srq).
 
-What is posted here is taken by whichever member's message comes first, so that memory is sized by
-what arrives altogether and not by the number of peers.
+The next message of any member consumes a receive of the queue. So the memory for receives depends
+on the messages of all members together, not on the number of members.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,19 +21,22 @@ __all__ = ("SharedReceiveQueue",)
 
 
 class SharedReceiveQueue:
-    """Receives that all connections made with `shared_receive=` take theirs from.
+    """A queue of receives for all connections that are created with `shared_receive=`.
 
-    Made by `open_shared_receive`, for one device and event loop. Two ways to use it:
+    Made by `open_shared_receive`, for one device and event loop. There are two modes:
 
-    - you post: `post_srq_recv(buffers)`; `connection_of(completion)` says whose message it was;
-    - it posts, made with `buffers=`: each connection's `receive()` returns what its peer sent. A
-      buffer goes back when its message has been received by the program, so a connection that is
-      not read can come to hold all of them; then the peers of all wait (RNR), on devices that
-      have that, until it is read or closed. Size `buffers` for the sum.
+    - Without `buffers=`, you post receives with `post_srq_recv(buffers)`, and
+      `connection_of(completion)` returns the connection of a message.
+    - With `buffers=`, the queue posts its own receives, and each connection's `receive()` returns
+      its peer's messages. A buffer is posted again when the program has received its message. So
+      one connection whose messages are not received can hold all buffers. All peers then wait
+      (RNR), on devices that support RNR, until these messages are received or the connection is
+      closed. Choose `buffers` for all connections together.
 
-    Every receive ends: with its completion, or with FlushedError when the queue is closed. That a
-    connection ends does not flush receives: they are for the others. Only one that its peer's
-    message was filling ends with it, or, where the device does not tell, with the queue.
+    Every receive completes, or fails with FlushedError when the queue is closed. The end of a
+    connection does not flush receives, because other connections can use them. Only a receive that
+    its peer's message was filling fails with the connection, or, if the device does not report it,
+    with the queue.
     """
 
     def __init__(self, endpoint: SharedReceiveEndpoint) -> None:
@@ -44,52 +47,52 @@ class SharedReceiveQueue:
 
     @property
     def buffers(self) -> int:
-        """How many receives it posts by itself; 0: none."""
+        """The number of receives that the queue posts itself; 0: you post them."""
         return self._endpoint.buffers
 
     @property
     def buffer_size(self) -> int:
-        """Bytes of each of these: the longest message that the peers may send."""
+        """The size of each of these receives, in bytes: the longest message that peers may send."""
         return self._endpoint.buffer_size
 
     @property
     def depth(self) -> int:
-        """Receives that may be posted."""
+        """The maximum number of posted receives."""
         return self._endpoint.depth
 
     @property
     def max_sge(self) -> int:
-        """Parts that one receive may have."""
+        """The maximum number of parts of one receive."""
         return self._endpoint.max_sge
 
     @property
     def cause(self) -> Exception | None:
-        """Why it has ended; None while it works."""
+        """Why the queue has ended; None while it works."""
         return self._endpoint.cause
 
     @property
     def device_name(self) -> str:
-        """The RDMA device it belongs to."""
+        """The name of the RDMA device that the queue belongs to."""
         return self._endpoint.device_name
 
     @property
     def is_closing(self) -> bool:
-        """Whether it was closed, or closes with its last member."""
+        """Whether the queue was closed, or will be closed when its last member has ended."""
         return self._endpoint.is_closing
 
     @property
     def posted(self) -> int:
-        """Receives that are posted and have not completed."""
+        """The number of posted receives that have not completed."""
         return self._endpoint.posted
 
     @property
     def members(self) -> int:
-        """Connections that take their receives from here and have not ended."""
+        """The number of connections that use the queue and have not ended."""
         return self._endpoint.members
 
     def register(self, buffer: Buffer) -> MemoryRegion:
         """Register a writable buffer for receives. It stays registered until `region.close()` or
-        until this queue closes.
+        until the queue closes.
 
         Args:
             buffer: as of `Connection.register`.
@@ -109,15 +112,15 @@ class SharedReceiveQueue:
             buffers: for each receive a writable buffer, or a list of its parts.
 
         Returns:
-            A request for each, in order. Which of them a message takes is the device's to choose;
-                its completion has `byte_len`, and `qp_num` for `connection_of`.
+            A request for each receive, in order. The device chooses the receive that a message
+                consumes. The completion has `byte_len`, and `qp_num` for `connection_of`.
 
         Raises:
             QueueFullError: fewer slots are free than receives given; nothing was posted.
-            PartialPostError: the device refused one: `refused` is its index, and `posted` are the
-                requests before it, which are live. That one and those behind it hold nothing.
-            ValueError, TypeError: a buffer is invalid, or the queue posts its own; nothing was
-                posted.
+            PartialPostError: the device refused a receive: `refused` is its index, and `posted` are
+                the requests before it, which are posted. The later ones are not posted either.
+            ValueError, TypeError: a buffer is invalid, or the queue posts its own receives; nothing
+                was posted.
             ClosedError, DeviceEventError, VerbsCallError: the queue was closed, or has failed.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
@@ -136,16 +139,16 @@ class SharedReceiveQueue:
         return posted if isinstance(posted, list) else endpoint.posted_in_part(*posted, given)
 
     def connection_of(self, completion: WorkCompletion) -> Connection | None:
-        """Return the connection whose message a receive took; None once that is closed.
+        """Return the connection whose message a receive contains; None if it is closed.
 
-        A message may arrive before its connection's handshake has ended; send nothing before
-        `accept` has returned it.
+        A message may arrive before its connection's handshake has completed. Send nothing on the
+        connection before `accept` has returned it.
 
         Args:
-            completion: of a receive of this queue.
+            completion: the completion of a receive of this queue.
 
         Raises:
-            TypeError: this is not a WorkCompletion.
+            TypeError: `completion` is not a WorkCompletion.
         """
         if not isinstance(completion, WorkCompletion):
             raise wrong_type(completion, "completion", "a WorkCompletion", "connection_of")
@@ -153,23 +156,22 @@ class SharedReceiveQueue:
 
     @deferring_steps
     async def limit(self, count: int) -> None:
-        """Wait until fewer than `count` receives are left, at once if that is so already. Time to
-        post more.
+        """Wait until fewer than `count` receives are posted. Return at once if this is the case.
 
-        Arms the device's limit (ibv_modify_srq) and waits for SRQ_LIMIT_REACHED, or for completions
-        that show the same.
+        The call arms the device's limit (ibv_modify_srq), and waits for the event SRQ_LIMIT_REACHED
+        or for enough completions.
 
         Args:
-            count: receives, 1 to `depth`.
+            count: a number of receives, 1..`depth`.
 
         Raises:
-            TypeError, ValueError: not in 1..depth.
-            BusyError: another task waits for a limit; a queue has one.
+            TypeError, ValueError: `count` is not in 1..`depth`.
+            BusyError: another task waits for a limit; a queue has only one.
             ClosedError, DeviceEventError: the queue was closed, or has failed.
             VerbsCallError: the driver refused.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
-        Cancellation: the limit is disarmed; nothing is left.
+        Cancellation: the limit is disarmed, and nothing is left.
 
         See: man ibv_modify_srq.
         """
@@ -180,22 +182,22 @@ class SharedReceiveQueue:
 
     @deferring_steps
     async def resize(self, depth: int) -> None:
-        """Change how many receives may be posted, while it is used (ibv_modify_srq).
+        """Change the maximum number of posted receives while the queue is in use (ibv_modify_srq).
 
         Args:
-            depth: receives.
+            depth: the new maximum.
 
         Raises:
-            TypeError, ValueError: beyond the device, more than its completion queue has room for,
-                or fewer than are posted.
-            BusyError: another task is resizing it.
+            TypeError, ValueError: `depth` exceeds the device's limit or the free entries of the
+                completion queue, or is less than the number of posted receives.
+            BusyError: another task is resizing the queue.
             NotSupportedError: the device cannot resize a shared receive queue.
             ClosedError, DeviceEventError: the queue was closed, or has failed.
             VerbsCallError: the driver refused.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
-        Cancellation: the call waits for the driver; the queue has the new depth, or the old one if
-        the device refused.
+        Cancellation: the call waits for the driver. The queue then has the new depth, or the old
+        one if the device refused.
 
         See: man ibv_modify_srq.
         """
@@ -204,16 +206,16 @@ class SharedReceiveQueue:
 
     @deferring_steps
     async def aclose(self) -> None:
-        """Destroy the queue, and wait for that. Idempotent.
+        """Destroy the queue, and wait for it. Idempotent.
 
-        Receives that are still posted end with FlushedError.
+        Receives that are still posted fail with FlushedError.
 
         Raises:
-            BusyError: connections still take from it: close them first. Nothing has changed.
-            EventLoopError: called outside of its event loop; the message says what became of the
+            BusyError: connections still use the queue: close them first. Nothing has changed.
+            EventLoopError: called outside of its event loop; the message says what happens to the
                 queue.
 
-        Cancellation: the queue closes all the same, and the call returns once it is closed.
+        Cancellation: the queue still closes, and the call returns once it is closed.
 
         See: man ibv_destroy_srq.
         """

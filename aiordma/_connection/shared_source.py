@@ -1,4 +1,4 @@
-"""Where connections get a shared receive queue from: `open_shared_receive`, or their listener."""
+"""The sources of shared receive queues: `open_shared_receive`, and listeners."""
 
 import anyio
 
@@ -32,28 +32,31 @@ async def open_shared_receive(
     cqe: int | None = None,
     device: str = "auto",
 ) -> SharedReceiveQueue:
-    """Open a queue of receives for many connections (ibv_create_srq), to be given to `listen` and
-    `connect` as `shared_receive=`. Use it as an async context manager, around its connections.
+    """Open a queue of receives for many connections (ibv_create_srq). Pass it to `listen` and
+    `connect` as `shared_receive=`. Use it as an async context manager around its connections.
 
     Args:
-        host: a local address: connections over the device that has it can use it.
-        depth: receives that may be posted; None: as many as `buffers`, or 64.
-        max_sge: parts that one receive may have; None: 8, or what the device has.
-        buffers: receives that it posts by itself, from a pool, so that each connection's
-            `receive()` works; 0: you post them, with `post_srq_recv`.
-        buffer_size: bytes of each of these: the longest message that the peers may send.
-        comp_vector: of the completion queue where its receives complete; as of ConnectionOptions.
+        host: a local address of a device, whose connections can use the queue.
+        depth: the maximum number of posted receives; None: `buffers`, or 64 if that is 0.
+        max_sge: the maximum number of parts of one receive; None: 1 with `buffers`, otherwise 8 or
+            the device's limit, if that is less.
+        buffers: the number of receives that the queue posts itself, from a pool, so that each
+            connection's `receive()` works; 0: you post them, with `post_srq_recv`.
+        buffer_size: the size of each of these receives, in bytes: the longest message that peers
+            may send.
+        comp_vector: the completion vector of the receives' completion queue, as of
+            ConnectionOptions.
         cqe: entries of that completion queue, as of ConnectionOptions; at least `depth`. `resize`
-            can use those that are left.
-        device: "auto", or the name of the device that the address has to be on, "software" for the
-            built-in one. With "auto", that has every address that no real one has.
+            can use the remaining entries.
+        device: "auto", or the name of the device that must have the address; "software" is the
+            built-in device. With "auto", it is used for an address that no real device has.
 
     Raises:
         AddressError: the address is on no RDMA device, or on another one.
         NotSupportedError: the device has no shared receive queues.
-        TypeError: an argument is of another type; the message says what is expected.
+        TypeError: an argument is of the wrong type; the message says what is expected.
         ValueError: an argument is out of range; the message names it and the limit.
-        NoDeviceError: a real device is insisted on, and there is none here.
+        NoDeviceError: a real device is required by name, and there is no such device.
         VerbsCallError: the driver refused.
         ForkError: this process is a child of one that used real devices.
 
@@ -112,9 +115,9 @@ async def _open(
 
 
 class ListenerReceives:
-    """Where the connections of one listener take their receives from: None, a queue that is given,
-    or pooled ones of `shared_receive` receives each, one for each device that peers come over, with
-    the buffer size and the completion queue that the options say."""
+    """The shared receive queues of one listener's connections: none, a given queue, or one pooled
+    queue for each device that peers connect to. A pooled queue has `shared_receive` receives, and
+    the receive size, completion vector and `cqe` of the options."""
 
     def __init__(
         self, shared_receive: SharedReceiveQueue | int | None, options: ConnectionOptions
@@ -141,11 +144,13 @@ class ListenerReceives:
         self._closed = False
 
     async def on(self, endpoint: Endpoint) -> SharedReceiveEndpoint | None:
-        """Return the queue for a connection that is being accepted, which is its member then.
+        """Return the queue for a connection that is being accepted, or None. The connection becomes
+        a member of a pooled queue here; `Endpoint.open` adds it to a given queue.
 
         Raises:
-            ValueError: beyond the device, or the given queue is on another one.
-            ClosedError: the given queue was closed.
+            ValueError: a setting exceeds the device's limit.
+            NotSupportedError: the device has no shared receive queues.
+            ClosedError: the queue was closed.
             VerbsCallError: the driver refused.
         """
         if self._settings is None:
@@ -168,7 +173,7 @@ class ListenerReceives:
         return shared
 
     def close(self) -> None:
-        """Close what was made once its last connection has ended."""
+        """Close each pooled queue once its last connection has ended."""
         self._closed = True
         for shared in self._made.values():
             shared.close_when_unused()

@@ -1,7 +1,7 @@
-"""Queue pairs without the connection manager: you carry the addresses from one side to the other.
+"""Queue pairs without the connection manager: the program exchanges the addresses itself.
 
-What the CM does for connections is done here by hand, as ibv_rc_pingpong and its kin do it: each
-side tells the other its queue pair's number, first packet number and port, over whatever it has.
+As in ibv_rc_pingpong, each side sends its queue pair's number, first packet number and port address
+to the peer, for example over a TCP connection.
 """
 
 import secrets
@@ -42,11 +42,11 @@ _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
 
 @dataclass(frozen=True, slots=True)
 class QueuePairAddress:
-    """What one side has to know of the other: queue pair number, the number of the first packet
-    that it sends (24 bits), its port's GID, and on InfiniBand its LID.
+    """The address that a queue pair's peer needs: the queue pair number, the number of the first
+    packet that it sends (24 bits), its port's GID, and on InfiniBand its LID.
 
     Raises:
-        TypeError, ValueError: a field is of another type or out of range; the message names it.
+        TypeError, ValueError: a field is of the wrong type or out of range; the message names it.
     """
 
     qpn: int
@@ -74,22 +74,22 @@ async def open_queue_pair(
     shared_receive: SharedReceiveQueue | None = None,
     **options: Unpack[ConnectionKeywords],
 ) -> "UnmanagedConnection":
-    """Make a queue pair on a device, to be connected by `UnmanagedConnection.connect_to`.
+    """Create a queue pair on a device, to be connected by `UnmanagedConnection.connect_to`.
 
     Args:
-        device: its name, such as "rxe0".
-        service: RC or UC. (Datagrams: `open_datagram`.)
-        port: of the device, from 1.
-        gid_index: which of the port's GIDs it uses; on RoCE this is the address and the version.
-        pkey_index: which of the port's partition keys it uses. The peer's must be of the same
-            partition.
-        shared_receive: take receives from there; receive_* options have no effect then.
+        device: the device's name, such as "rxe0".
+        service: RC or UC. (For datagrams, see `open_datagram`.)
+        port: the device's port, from 1.
+        gid_index: the index of the local GID; on RoCE this determines the address and the version.
+        pkey_index: the index of the partition key. The peer's must be of the same partition.
+        shared_receive: take receives from this queue; the receive_* options then have no effect.
         options: see ConnectionOptions.
 
     Raises:
         NoDeviceError: there is no such device.
-        NotSupportedError: an iWARP device, whose queue pairs only the connection manager connects.
-        TypeError, ValueError: an argument is invalid, or beyond the device; the message names it.
+        NotSupportedError: the device is an iWARP device, which needs the connection manager.
+        TypeError, ValueError: an argument is invalid, or exceeds the device's limit; the message
+            names it.
         VerbsCallError: the driver refused.
         ClosedError, EventLoopError: `shared_receive` is closed, or belongs to another event loop.
         ForkError: this process is a child of one that used real devices.
@@ -149,8 +149,8 @@ async def open_queue_pair(
 class UnmanagedConnection(Connection):
     """A Connection whose queue pair you connect yourself.
 
-    It learns of the peer's end only from its own requests, which then fail with RetryExceededError
-    (never, on UC).
+    It detects that the peer has ended only when a request of its own fails with RetryExceededError.
+    On UC it never does.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class UnmanagedConnection(Connection):
             context.query_gid(port, gid_index),
             context.query_port(port).lid,
         )
-        """What the peer has to know."""
+        """The address to send to the peer."""
 
     @property
     def service(self) -> QueuePairType:
@@ -176,7 +176,7 @@ class UnmanagedConnection(Connection):
         return self._endpoint.service
 
     def _initialize(self, pkey_index: int) -> None:
-        """RESET to INIT; for `open_queue_pair`."""
+        """Move the queue pair from RESET to INIT. `open_queue_pair` calls this."""
         access = _REMOTE
         if self._endpoint.service is QueuePairType.UC:
             access = Access.REMOTE_WRITE
@@ -195,17 +195,18 @@ class UnmanagedConnection(Connection):
         hop_limit: int = 64,
         traffic_class: int = 0,
     ) -> None:
-        """Connect to the peer's queue pair (INIT to RTR to RTS). Once, and on both sides before
-        either sends.
+        """Connect to the peer's queue pair (INIT to RTR to RTS). Call this once, on both sides,
+        before either side sends.
 
         Args:
-            peer: the other side's `address`.
-            path_mtu: None: the port's active one. The same on both sides.
-            service_level, hop_limit, traffic_class: of the path to the peer.
+            peer: the peer's `address`.
+            path_mtu: must be the same on both sides; None: the port's active MTU.
+            service_level, hop_limit, traffic_class: the attributes of the path to the peer.
 
         Raises:
-            TypeError, ValueError: an argument is invalid, or it is connected already.
-            VerbsCallError: the device refused; the message names the transition. It is closed.
+            TypeError, ValueError: an argument is invalid, or the connection is connected already.
+            VerbsCallError: the device refused; the message names the transition. The connection is
+                closed.
             ClosedError, DisconnectedError, DeviceEventError, WorkCompletionError: the connection
                 has ended; the error is its cause.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
