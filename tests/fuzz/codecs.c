@@ -1,7 +1,8 @@
 /*
- * What has no state: MPA's handshake frames, the headers of frames, RoCE v2's headers. Each is
- * read from a buffer of exactly its size, so that one byte further is noticed; what was read and
- * is written again must be what it was, as far as it was understood.
+ * Fuzzes the codecs, which have no state: MPA's handshake frames, the headers of frames, RoCE v2's
+ * headers. Each is read from a buffer of exactly its size, so that the sanitizer finds a read of
+ * one byte more. The parsed fields, written again, must give the original bytes, except reserved
+ * ones.
  */
 #include "world.h"
 
@@ -12,7 +13,7 @@
 #include "software/mpa.h"
 #include "software/roce.h"
 
-/* The rest of the input, with nothing behind it. */
+/* A copy of the rest of the input, in an allocation of exactly its size. */
 static uint8_t *rest_of(struct input *input, size_t *size)
 {
     *size = input->left;
@@ -67,7 +68,7 @@ static void frames(struct input *input)
         PROMISE(frame.header + frame.payload ==
                 SW_LENGTH_FIELD + ((uint32_t)bytes[0] << 8 | bytes[1]));
         PROMISE(sw_frame_size(&frame) <= SW_MOST_FRAME && sw_frame_size(&frame) % 4 == 0);
-        /* Of the bits that are reserved, none has a meaning. */
+        /* Bytes 2 to 7 are not compared, because they have reserved bits. */
         sw_frame_write(again, &frame);
         PROMISE(!memcmp(again, bytes, 2) && !memcmp(again + 8, bytes + 8, frame.header - 8));
     }
@@ -88,7 +89,7 @@ static void frames(struct input *input)
         PROMISE(!memcmp(written, bytes, sizeof(written)));
     }
     sw_terminate_read((const char *)bytes, (uint32_t)available, &reason);
-    /* A frame that is to blame is quoted: as much of it as there is. */
+    /* A TERMINATE quotes the frame with the error, up to the bytes that are available. */
     char last_word[SW_MOST_TERMINATE];
     reason = (struct sw_reason){1, 2, 3};
     uint32_t size =
@@ -121,7 +122,7 @@ static void packets(struct input *input)
         free(bytes);
         return;
     }
-    /* Its sum made right, so that there is more to read than sums. */
+    /* A packet with the right ICRC, so that more than the ICRC's check is tested. */
     size_t size = input->left < SW_DATAGRAM_MTU ? input->left : SW_DATAGRAM_MTU;
     const uint8_t *payload = take_bytes(input, &size);
     datagram = (struct sw_roce_datagram){
@@ -148,7 +149,7 @@ static void packets(struct input *input)
         PROMISE(!memcmp(second.payload, payload, size));
     }
     if (!error && size) {
-        /* One bit, and it is not what was sealed. */
+        /* With one bit changed, the packet is refused. */
         size_t at = headers + how % size;
         exactly[at] ^= (uint8_t)(1 << (how & 7));
         PROMISE(sw_roce_read(exactly, whole, &path, &second));

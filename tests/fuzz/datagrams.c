@@ -1,6 +1,6 @@
 /*
- * UDP: a queue pair that gets packets from anybody, a port at which questions come in, and one who
- * asks and gets answers that fit, or do not.
+ * Fuzzes datagrams and SIDR over UDP. A queue pair gets packets from any sender. A listener gets
+ * SIDR requests. A caller sends such requests, and gets replies that fit or do not fit.
  */
 #include "manager.h"
 #include "software/roce.h"
@@ -15,7 +15,7 @@ enum {
     SIZE = 40 + 512, /* of a receive */
     ASKED = 4,
     SHARED_KEY = 0x1234,
-    OUR_PORT = 555, /* from which strangers' packets come */
+    OUR_PORT = 555, /* the source port of the fuzzer's packets */
 };
 
 static struct {
@@ -33,7 +33,7 @@ static struct {
     uint16_t port;
     int calls, is_answered;
     uint32_t receives, receives_done;
-    struct sw_sidr_request question; /* the caller's last one */
+    struct sw_sidr_request question; /* the caller's last request */
     uint16_t asks_from;
 } run;
 
@@ -54,7 +54,7 @@ static void set_up(void)
     PROMISE(setting.region);
 }
 
-/* -- the program -------------------------------------------------------------------------------- */
+/* -- the program ------------------------------------------------------------------------------- */
 
 static void make_queue_pair(void)
 {
@@ -108,7 +108,7 @@ static void poll(void)
         struct ibv_ah_attr attr;
         memcpy(&grh, setting.memory + completions[i].wr_id % RECEIVES * SIZE, sizeof(grh));
         if (table()->init_ah_from_wc(setting.world->context, 1, &completions[i], &grh, &attr)) {
-            /* Its first part was too short for the header to be in one piece. */
+            /* The first part of the receive was too short for the whole header. */
         }
     }
 }
@@ -166,7 +166,7 @@ static void settle(void)
     poll();
 }
 
-/* What the caller asks lies in the last packet that went out. */
+/* Read the caller's request from the last packet that the device sent. */
 static void hear_question(void)
 {
     uint8_t packet[8192];
@@ -218,7 +218,7 @@ static void answer(struct rdma_cm_id *id, uint32_t how)
     if (!id)
         return;
     if (how & 64 ? table()->reject(id, "no", 2) : table()->accept(id, &parameters)) {
-        /* It has been answered. */
+        /* The request is already answered. */
     }
     settle();
 }
@@ -232,7 +232,7 @@ static void destroy(struct rdma_cm_id **id)
     *id = NULL;
 }
 
-/* -- strangers ------------------------------------------------------------------------------------ */
+/* -- packets to the device --------------------------------------------------------------------- */
 
 static void throw_sealed(uint16_t port, uint16_t from_port, struct sw_roce_datagram *datagram)
 {
@@ -264,7 +264,7 @@ static void throw_datagram(struct input *input)
     throw_sealed((uint16_t)run.queue_pair->qp_num, OUR_PORT, &datagram);
 }
 
-/* A question or an answer, right but for some bytes. */
+/* Send a SIDR request or reply that is valid except for some bytes. */
 static void throw_mad(struct input *input)
 {
     uint8_t mad[SW_MAD] = {0};
@@ -373,7 +373,7 @@ static void end(struct input *input)
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
 
     settle();
-    /* Whoever asks and gets no answer learns so in the end. */
+    /* A caller without a reply gets an event after its last retry. */
     for (int i = 0; i < 40; i++) {
         pass(5000);
         settle();

@@ -1,7 +1,7 @@
 /*
- * The engine without its thread and without a clock: the fuzzer says when sockets are served and
- * timers expire, so that an input does the same each time it is run. What the device gets as
- * random is a series of numbers, for the same reason.
+ * Replaces the engine by one without a thread and without a clock. The fuzzer serves the sockets
+ * and expires the timers, so that each run of an input does the same. For the same reason, the
+ * device's random bytes are a fixed series.
  */
 #include "world.h"
 
@@ -14,8 +14,8 @@
 
 enum { MOST_WATCHES = 64, MOST_ROUNDS = 20000 };
 
-static struct sw_watch *watches[MOST_WATCHES]; /* by slot; slot 0 is nobody's */
-static int has_hung_up[MOST_WATCHES];          /* an edge that has been told */
+static struct sw_watch *watches[MOST_WATCHES]; /* by slot; slot 0 is not used */
+static int has_hung_up[MOST_WATCHES];          /* the edge was reported (EPOLLET) */
 static struct sw_timers timers;
 static uint64_t clock_milliseconds = 1;
 static uint64_t drawn;
@@ -73,7 +73,7 @@ void sw_engine_forked(void)
 {
 }
 
-/* -- progress.c's: sockets stay here, and what is held waits until all of them are quiet ----- */
+/* -- in place of progress.c: this engine serves all sockets, then releases held objects -------- */
 
 static struct sw_held *held;
 
@@ -153,7 +153,7 @@ static int release_one(void)
     return 1;
 }
 
-/* Each socket once: 1 if one had something to say. */
+/* Serve each ready socket once. 1: a socket was ready. */
 static int serve_once(void)
 {
     int served = 0;
@@ -177,7 +177,7 @@ static int serve_once(void)
     return served;
 }
 
-/* The next timer that is due: 1 if there was one. */
+/* Expire the next timer that is due. 1: there was one. */
 static int expire_one(void)
 {
     struct sw_timer *timer = timers.first;

@@ -1,7 +1,7 @@
 /*
- * The connection manager's TCP side: strangers who connect to a listener, and one who is connected
- * to, and what they say before there is a stream, and just behind it. The program accepts, rejects
- * and destroys meanwhile.
+ * Fuzzes the connection manager's TCP port space: peers that connect to a listener, or that the
+ * program connects to, and the bytes that they send before and just after the stream begins. The
+ * program accepts, rejects and destroys meanwhile.
  */
 #include "manager.h"
 
@@ -19,18 +19,18 @@ static struct {
     struct rdma_event_channel *channel;
 } setting;
 
-/* One identifier of the program's, and what became of it. */
+/* One identifier of the program's, and its state. */
 struct party {
     struct rdma_cm_id *id;
-    int connects; /* it is the active side, and called connect */
-    int ends;     /* events that end the attempt: at most one */
+    int connects; /* it is the active side, and connect was called */
+    int ends;     /* unused */
     int is_established, is_over;
 };
 
 static struct {
     struct rdma_cm_id *listener;
     uint16_t port;
-    int is_short;     /* the listener told of a shortage of descriptors, lately */
+    int is_short;     /* the listener has reported a shortage of descriptors */
     int peers[PEERS]; /* -1: none */
     struct party callers[CALLERS], asked[ASKED];
 } run;
@@ -184,13 +184,13 @@ static void answer(struct party *party, uint32_t how)
         return;
     if (how & 64) {
         if (table()->reject(party->id, "no", how & 1 ? 2 : 0)) {
-            /* Too late. */
+            /* The peer has disconnected, or was rejected before. */
         }
         return;
     }
     make_queue_pair(party->id);
     if (table()->accept(party->id, &parameters)) {
-        /* The peer has gone, or was rejected. */
+        /* The peer has disconnected, or was rejected. */
     }
     settle();
 }
@@ -292,7 +292,7 @@ static void act(struct input *input)
         break;
     }
     case 13:
-        run.is_short = 0; /* it may tell of one anew */
+        run.is_short = 0; /* the listener may report a shortage again */
         pass(1000 << (which & 7));
         settle();
         break;
@@ -324,7 +324,7 @@ static void end(struct input *input)
     int fd;
 
     set_descriptors(MANY_DESCRIPTORS);
-    /* Whoever waits for a peer that says nothing learns so in the end. */
+    /* An identifier that waits for a silent peer gets an event in the end. */
     run.is_short = 0;
     pass(1000000);
     settle();

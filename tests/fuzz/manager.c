@@ -1,4 +1,4 @@
-/* What the fuzzers of the connection manager's two port spaces share. */
+/* Functions for the fuzzers of the connection manager's two port spaces. */
 #include "manager.h"
 
 #include <arpa/inet.h>

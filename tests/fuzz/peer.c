@@ -60,7 +60,7 @@ static uint32_t queue_of(uint32_t operation)
     }
 }
 
-/* What goes behind the headers; returns its size. */
+/* Write the payload, which follows the header, and return its size. */
 static uint32_t payload_of(const struct peer *peer, const struct saying *saying, uint8_t *to)
 {
     memset(to, 0, 64);
@@ -92,7 +92,7 @@ static uint32_t payload_of(const struct peer *peer, const struct saying *saying,
         put(to + 4, saying->size & 3, 4);
         return 8;
     case TERMINATE:
-        /* Layer, type and code; then the header that is to blame, if one is. */
+        /* Layer, type and code; then the header of the frame with the error, if it is quoted. */
         put(to, 0x10000000u | saying->size << 16 | (saying->size & 4 ? 0xc000 : 0), 4);
         memcpy(to + 4, peer->said[saying->size & 3], 48);
         return saying->size & 4 ? 4 + 48 : 4 + (saying->size & 31);

@@ -1,7 +1,7 @@
 /*
- * Sockets that are only memory. The linker puts these functions in place of the system's (--wrap),
- * so that a run needs no system call, a byte that is copied to where it must not be is seen by the
- * sanitizer and not by the kernel, and a short write happens when the fuzzer says so.
+ * Sockets in memory. The linker puts these functions in place of the system's (--wrap). So a run
+ * needs no system call, the sanitizer checks every copy, and the fuzzer decides when a write is
+ * short.
  */
 #include "world.h"
 
@@ -26,14 +26,14 @@ struct packet {
 
 struct fake {
     int is_open, type, family, listens, connects;
-    int is_shut;        /* its sending side */
-    int has_ended;      /* the other side sends no more */
-    int is_broken;      /* the other side is closed */
-    struct fake *other; /* NULL: none, or closed */
+    int is_shut;        /* its sending side is shut down */
+    int has_ended;      /* the peer socket sends no more */
+    int is_broken;      /* the peer socket is closed */
+    struct fake *other; /* the peer socket; NULL: there is none, or it is closed */
     uint16_t port, peer_port;
-    uint8_t *bytes; /* that have come */
+    uint8_t *bytes; /* received, and not read yet */
     size_t size;
-    int calls[CALLS]; /* a listener's, not accepted */
+    int calls[CALLS]; /* of a listener: connections not accepted yet */
     uint32_t call_count;
     struct packet packets[PACKETS];
     uint32_t packet_count;
@@ -42,9 +42,9 @@ struct fake {
 static struct fake fakes[SOCKETS];
 static size_t most = ROOM;
 static uint16_t last_port;
-static int calls[CALLS]; /* of the device, not answered */
+static int calls[CALLS]; /* the peer's ends of the device's connections, until answer_call */
 static uint32_t call_count;
-static struct packet thrown; /* by the device; the last one */
+static struct packet thrown; /* the device's last packet */
 static enum descriptors descriptors;
 static uint32_t refused_accepts;
 
@@ -150,7 +150,7 @@ uint32_t socket_events(int fd)
     return events;
 }
 
-/* -- calls, and packets ----------------------------------------------------------------------- */
+/* -- connections and packets ------------------------------------------------------------------ */
 
 int dial(uint16_t port)
 {
@@ -209,7 +209,7 @@ size_t catch_packet(void *bytes, size_t room, uint16_t *port, uint16_t *from_por
     return size;
 }
 
-/* -- in place of the system's ------------------------------------------------------------------- */
+/* -- in place of the system's ------------------------------------------------------------------ */
 
 static void put_address(const struct fake *fake, uint16_t port, struct sockaddr *address,
                         socklen_t *size)
@@ -262,7 +262,7 @@ int __wrap_socket(int family, int type, int protocol)
 {
     (void)protocol;
     if (family == AF_NETLINK) {
-        errno = EAFNOSUPPORT; /* no news of addresses, which do not change */
+        errno = EAFNOSUPPORT; /* no events of addresses, which do not change */
         return -1;
     }
     return fd_of(open_fake(family, type & 15));
@@ -318,8 +318,8 @@ int __wrap_accept4(int fd, struct sockaddr *address, socklen_t *size, int flags)
 }
 
 /*
- * The descriptors here are larger than any limit: either none of them is scarce, or all are. The
- * sanitizer calls this as well, before it is ready.
+ * The descriptors of this file are larger than any limit. So the limit is either infinite or so low
+ * that descriptors are scarce. The sanitizer calls this, too, before it is initialized.
  */
 __attribute__((no_sanitize("address", "undefined"))) int
 __wrap_getrlimit(__rlimit_resource_t resource, struct rlimit *limit)
@@ -544,7 +544,7 @@ ssize_t __wrap_send(int fd, const void *bytes, size_t size, int flags)
     return __wrap_sendmsg(fd, &message, flags);
 }
 
-/* Asking the kernel each time is most of what a run would take. */
+/* The answer is cached, because the system call would take most of a run's time. */
 int __real_getifaddrs(struct ifaddrs **list);
 int __wrap_getifaddrs(struct ifaddrs **list);
 void __wrap_freeifaddrs(struct ifaddrs *list);

@@ -1,7 +1,7 @@
 /*
- * A queue pair with a stream, and a peer that says anything: raw bytes, frames with one thing
- * wrong, answers to questions that were asked and to others. An input is a list of acts of the
- * peer and of the program; what must hold after each of them is in the oracles below.
+ * Fuzzes a queue pair with a stream. Its peer sends anything: raw bytes, invalid frames, and
+ * responses, whether they were requested or not. An input is a list of acts of the peer and of the
+ * program. PROMISE checks what must hold.
  */
 #include "world.h"
 
@@ -17,13 +17,13 @@
 enum {
     MOST_RAW = 4096,
     DEPTH = 16,         /* of the queues, posted at a time */
-    RECEIVE_SIZE = 256, /* bytes of a receive; as many again lie behind all of them */
+    RECEIVE_SIZE = 256, /* bytes of a receive; the region is twice as long as all receives */
     PARTS = 3,
-    MOST_POSTS = 1000, /* wr_id's of a run; send and receive */
+    MOST_POSTS = 1000, /* sends of a run; also receives of a run */
     QUEUE = 4 * DEPTH,
 };
 
-/* Memory, each of another kind; what it allows is what the name says. */
+/* Regions of different access, memory and protection domain. */
 enum { ALL, READABLE, LONG, LOCAL, FOREIGN, REGIONS };
 
 static const struct kind {
@@ -47,7 +47,7 @@ static struct {
     struct ibv_cq *sends, *receives;
     char *memory[REGIONS];
     struct ibv_mr *regions[REGIONS];
-    int file; /* that LONG is mapped to */
+    int file; /* LONG is mapped to it */
 } setting;
 
 /* One run. */
@@ -56,15 +56,15 @@ static struct {
     struct ibv_srq *shared;
     struct ibv_mw *window;
     int fd;
-    int is_deaf, has_ended; /* the peer does not read; has shut its side */
+    int is_deaf, has_ended; /* the peer does not read; it has shut down its sending side */
     struct peer peer;
-    uint32_t sends, receives;           /* posted, and so the next wr_id */
-    uint32_t sends_done, receives_done; /* the next wr_id that may come */
+    uint32_t sends, receives;           /* posted: the next wr_id to post */
+    uint32_t sends_done, receives_done; /* completed: the next wr_id to complete */
     uint8_t raw[1 << 17];
     size_t raw_size;
 } run;
 
-/* At any time, as anybody may who has it open. */
+/* Change the file's size, as another process can at any time. */
 static void change_file(size_t size)
 {
     PROMISE(!ftruncate(setting.file, (off_t)size));
@@ -86,7 +86,7 @@ static struct ibv_mr *region(int kind)
 
 static char secrets[2 * DEPTH * RECEIVE_SIZE];
 
-/* Between two pages that nobody may touch; its end is the end of its own pages. */
+/* Map memory between two pages without access. It ends at a page's end. */
 static char *pages(size_t size)
 {
     size_t page = 4096, room = (size + page - 1) / page * page;
@@ -137,7 +137,7 @@ static void set_up(void)
             setting.memory[kind] = pages(kinds[kind].size);
         region(kind);
     }
-    /* What the device must not write, or not touch, is such that it cannot. */
+    /* Memory that the device must not write, or not access, is protected by the kernel. */
     protect(READABLE, PROT_READ);
     protect(LONG, PROT_READ);
     protect(FOREIGN, PROT_NONE);
@@ -191,7 +191,7 @@ static void post_receive(struct input *input)
     if (how & 2)
         parts[2].length = how >> 4;
     if ((how & 0xc) == 0xc)
-        parts[how >> 4 & 1 ? 2 : 0].lkey++; /* a key that is none: found out as it is filled */
+        parts[how >> 4 & 1 ? 2 : 0].lkey++; /* an invalid key, which the device finds at delivery */
     if (run.receives - run.receives_done >= DEPTH || run.receives >= MOST_POSTS)
         return;
     int error = run.shared ? ibv_post_srq_recv(run.shared, &request, &bad)
@@ -234,7 +234,7 @@ static void post_send(struct input *input)
         request.send_flags |= IBV_SEND_INLINE;
     parts[0].length =
         is_atomic ? 8 : (uint32_t)(size * (kind == LONG ? 3u : 1u) % kinds[kind].size);
-    if (!is_atomic && parts[0].length > 1) { /* in two parts, turned about */
+    if (!is_atomic && parts[0].length > 1) { /* in two parts, in reverse order */
         parts[1] = parts[0];
         parts[1].length = parts[0].length / 2;
         parts[0].addr += parts[1].length;
@@ -269,7 +269,7 @@ static void post_send(struct input *input)
     }
 }
 
-/* Every request ends once, in its turn. */
+/* Poll a queue. Every request completes once, in order. */
 static void poll_one_queue(struct ibv_cq *queue, uint32_t posted, uint32_t *done)
 {
     struct ibv_wc completions[QUEUE];
@@ -298,7 +298,7 @@ static void change_state(uint32_t how)
     struct ibv_qp_attr attr = {.qp_state = states[how & 3]};
 
     if (setting.world->table->modify_qp(run.queue_pair, &attr, IBV_QP_STATE)) {
-        /* Not from where it is. */
+        /* The transition is not allowed from the present state. */
     }
 }
 
@@ -336,7 +336,7 @@ static void say(const uint8_t *bytes, size_t size)
     run.raw_size += size;
 }
 
-/* Send up to that many bytes of what has been said, and have them served. */
+/* Send at most `most` of the bytes that were said, and serve the device's sockets. */
 static void send_some(size_t most)
 {
     size_t size = most < run.raw_size ? most : run.raw_size;
@@ -359,7 +359,7 @@ static void send_some(size_t most)
     }
 }
 
-/* A key, and an address that it is good for, or nearly. */
+/* Choose a key, and an address that is valid for it, or nearly valid. */
 static void choose_target(struct input *input, struct saying *saying)
 {
     uint32_t how = take(input, 1), more = take(input, 2);
@@ -403,7 +403,7 @@ static void choose_target(struct input *input, struct saying *saying)
     }
 }
 
-/* Most are small: what is large takes its time. */
+/* Choose a size. Most sizes are small, because large ones take long. */
 static uint32_t choose_size(struct input *input, uint32_t head)
 {
     uint32_t size = take(input, head & 64 ? 2 : 1);
@@ -427,7 +427,7 @@ static void say_frame(struct input *input)
         choose_target(input, &saying);
         saying.size = choose_size(input, head);
         saying.fill = (uint8_t)head;
-        /* The genuine answer is as long as was asked for. */
+        /* A response of the requested length. */
         if (saying.operation == 2 && head & 128)
             saying.size = run.peer.sink_size;
         break;
@@ -533,7 +533,7 @@ static void begin(struct input *input)
         .inbound_depth = mode & 8 ? 0 : 4,
         .outbound_depth = mode & 16 ? 0 : 4,
     };
-    /* What may be kept: anything, nothing, or a block or two. */
+    /* How many bytes the device may hold: the usual limit, none, one block or two. */
     static const uint64_t limits[] = {SW_MOST_HELD, 0, SW_BLOCK_SIZE, 2 * SW_BLOCK_SIZE};
     int ends[2];
 
@@ -561,21 +561,21 @@ static void begin(struct input *input)
     sw_unlock();
 }
 
-/* A queue pair that failed has said why, unless somebody else ended it. */
+/* A queue pair that failed has sent a TERMINATE, unless the peer or the program ended it. */
 static void check_last_word(void)
 {
     if (run.queue_pair->state != IBV_QPS_ERR)
         return;
     run.is_deaf = 0;
     serve();
-    listen_to_device(); /* which makes room for what is left to say */
+    listen_to_device(); /* makes room in the socket for the device's last frames */
     serve();
     listen_to_device();
     PROMISE(run.peer.has_heard_end || run.has_ended);
     if (run.has_ended || run.peer.program_ends || run.peer.has_said_terminate)
         return;
     if (run.peer.is_garbled && run.peer.has_said_seven)
-        return; /* who knows whether that was one */
+        return; /* a byte of the peer may have been a TERMINATE */
     PROMISE(run.peer.has_heard_terminate || run.peer.is_within_frame);
 }
 
@@ -608,7 +608,7 @@ static void end(struct input *input)
     while (((struct sw_context *)sw_context_of(setting.world->context))->first_event &&
            !table->get_async_event(setting.world->context, &event))
         table->ack_async_event(&event);
-    /* Behind the receives nobody was allowed to write. */
+    /* The device must not write after the receives. */
     PROMISE(!memcmp(setting.memory[LOCAL] + DEPTH * RECEIVE_SIZE, secrets, DEPTH * RECEIVE_SIZE));
     if (run.receives)
         memcpy(setting.memory[LOCAL], secrets, sizeof(secrets));

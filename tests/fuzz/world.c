@@ -1,4 +1,4 @@
-/* The device, opened once, and how an input is read. */
+/* The device, which is opened once, and the reader of inputs. */
 #include "world.h"
 
 #include <arpa/inet.h>
