@@ -283,7 +283,7 @@ static PyObject *chain_post(ChainPort *chain, PyObject *args)
         return NULL;
     if (run)
         set_runs(chain, run);
-    /* The program's code may have run, and closed the queue pair. From here on it does not run. */
+    /* The program's code may have closed the queue pair. From here to the post it does not run. */
     if (!engine_usable(chain->port, chain->port->ready)) {
         Py_XDECREF(run);
         return PyLong_FromLong(ENOTCONN);
@@ -301,7 +301,7 @@ static PyObject *chain_post(ChainPort *chain, PyObject *args)
     return engine_interrupted() ? NULL : PyLong_FromLong(error);
 }
 
-/* -- what Python sees --------------------------------------------------------------------- */
+/* -- the interface for Python --------------------------------------------------------------- */
 
 static PyObject *chain_send(ChainPort *chain, PyObject *local)
 {

@@ -273,7 +273,7 @@ void engine_watch_over(Drain *drain)
         engine_log("nothing looks for a lost completion event", drain->hub);
 }
 
-/* -- what Python sees --------------------------------------------------------------------- */
+/* -- the interface for Python --------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
     {"set_queues", (PyCFunction)drain_set_queues, METH_O,

@@ -45,7 +45,9 @@ void engine_keep_error(void);
 int engine_interrupted(void);
 /* Return whether the exception that is set is an interrupt. If it is, it is kept, and cleared. */
 int engine_keep_interrupt(void);
-enum { ENGINE_ATTEMPTS = 16 }; /* of a call that signals interrupt: more than follow one another */
+enum {
+    ENGINE_ATTEMPTS = 16
+}; /* of a call that signals interrupt; so many do not follow one another */
 /* Call a method of aiordma's that may run twice. Call it again if an interrupt ends it half way. */
 PyObject *engine_call_surely(PyObject *object, PyObject *name);
 
@@ -293,7 +295,7 @@ int engine_plain_names(void);
 /* Read the arguments of a post. 1: the request is plain; 0: it is not; -1: an exception. */
 int engine_read(Port *port, enum engine_kind kind, PyObject *const *arguments,
                 struct engine_plain *plain);
-/* Release the view, and return the request; NULL, and the interrupt is raised, if one is kept. */
+/* Release the view, and return the request. If an interrupt is kept, raise it, and return NULL. */
 PyObject *engine_end_reading(struct engine_plain *plain, PyObject *request);
 /* Whether there are two arguments. If not, an exception is set. */
 int engine_has_two_sides(Py_ssize_t count);

@@ -170,7 +170,7 @@ PyObject *engine_post(Port *port, enum engine_kind kind, PyObject *const *argume
     return engine_end_reading(&plain, request);
 }
 
-/* -- what Python sees --------------------------------------------------------------------- */
+/* -- the interface for Python --------------------------------------------------------------- */
 
 static PyObject *port_send(Port *port, PyObject *local)
 {

@@ -653,7 +653,7 @@ static PyObject *request_forget_waiter(Request *request, PyObject *waiter)
     Py_RETURN_NONE;
 }
 
-/* -- what Python sees --------------------------------------------------------------------- */
+/* -- the interface for Python --------------------------------------------------------------- */
 
 static PyObject *request_str(Request *request)
 {

@@ -1,8 +1,7 @@
 /*
- * What a polling event loop does when it has nothing else to do: poll for completions, if the last
- * waits were short, then arm the queues and sleep. Tasks that a completion wakes run directly. The
- * spinner returns when the loop has other work (dirty), another descriptor is ready, or the timeout
- * has passed.
+ * The selector of a polling event loop: polls for completions if the last waits were short, then
+ * arms the queues and sleeps. Tasks that a completion wakes run directly. The selector returns when
+ * the loop has work (dirty), when a descriptor other than the drains' is ready, or at the timeout.
  */
 #include "engine.h"
 
@@ -13,7 +12,7 @@
 
 enum { CONFIDENT = 8, SLICE = 20000, LOOK_AT_CLOCK = 8, LET_OTHERS_RUN = 16 + 1, READY = 16 };
 
-/* The outcome of a poll or of a sleep. OTHERS: a descriptor that is no drain's is ready. */
+/* The outcome of a poll or of a sleep. OTHERS: a descriptor other than the drains' is ready. */
 enum end { FOUND, NOTHING, OTHERS, INTERRUPTED, FAILED_WITH_EXCEPTION };
 
 static uint64_t now(void)
@@ -185,7 +184,7 @@ static enum end spin(Spinner *spinner, PyObject *drains, int epoll, uint64_t unt
             return NOTHING;
         }
         if (polls % LET_OTHERS_RUN == 0)
-            sched_yield(); /* with few cores, the peer may need this one */
+            sched_yield(); /* with few cores, the peer's process may need this one */
     }
 }
 
