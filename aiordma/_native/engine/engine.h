@@ -45,9 +45,8 @@ void engine_keep_error(void);
 int engine_interrupted(void);
 /* Return whether the exception that is set is an interrupt. If it is, it is kept, and cleared. */
 int engine_keep_interrupt(void);
-enum {
-    ENGINE_ATTEMPTS = 16
-}; /* of a call that signals interrupt; so many do not follow one another */
+/* Attempts of a call that signals interrupt. So many signals do not follow one another. */
+enum { ENGINE_ATTEMPTS = 16 };
 /* Call a method of aiordma's that may run twice. Call it again if an interrupt ends it half way. */
 PyObject *engine_call_surely(PyObject *object, PyObject *name);
 
