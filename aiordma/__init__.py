@@ -4,7 +4,7 @@
         await connection.send(b"hello")
         print(await connection.receive())
 
-Importing opens nothing; the libraries and devices are opened at first use.
+Importing the package opens nothing. Libraries and devices are opened at their first use.
 """
 
 import sys
@@ -237,8 +237,9 @@ __all__ = (
 
 
 def _name_after_the_package() -> None:
-    """Let messages, tracebacks and help() name a class `aiordma.ClosedError`, or, if only
-    `aiordma.verbs` has it, `aiordma.verbs.DeviceCapability`, whatever module defines it."""
+    """Set the module of each public class, so that messages, tracebacks and help() print the public
+    name: `aiordma.ClosedError`, or `aiordma.verbs.DeviceCapability` for a class that only
+    `aiordma.verbs` exports."""
     for module in (f"{__name__}.verbs", __name__):
         public = sys.modules[module]
         for each in [getattr(public, name) for name in public.__all__]:

@@ -1,7 +1,8 @@
-"""The address handles of one endpoint: made when first used, kept while there is room.
+"""The address handles of one endpoint: created at the first use, and kept up to a maximum number.
 
-A handle must outlive every request that was posted with it. So each counts the requests that hold
-it; one that makes room for another is destroyed only when the last of them has ended.
+A handle must exist until every request that was posted with it has completed. So each handle counts
+the requests that hold it. A handle that is dropped is destroyed only when the last of these
+requests has completed.
 """
 
 import logging
@@ -22,7 +23,7 @@ logger: logging.Logger = logging.getLogger("aiordma")
 
 
 class PeerHandle:
-    """An address handle and how many hold it (Holdable)."""
+    """An address handle, and the number of its holders (Holdable)."""
 
     __slots__ = ("_handles", "_holders", "_retired", "handle")
 
@@ -33,18 +34,18 @@ class PeerHandle:
         self._retired = False
 
     def hold(self) -> None:
-        """Keep it: a request is posted with it, or is about to be."""
+        """Add a holder: a request that is posted with the handle, or will be."""
         self._holders += 1
 
     def release(self) -> None:
-        """No longer keep it."""
+        """Remove a holder."""
         self._holders -= 1
         self._destroy_if_unused()
 
     _hold, _release = hold, release  # Holdable
 
     def retire(self) -> None:
-        """Destroy it as soon as nobody holds it. Idempotent."""
+        """Destroy the handle as soon as it has no holders. Idempotent."""
         if not self._retired:
             self._retired = True
             self._destroy_if_unused()
@@ -55,11 +56,11 @@ class PeerHandle:
 
 
 class AddressHandles:
-    """Handles by the way that they stand for, the least recently used one going first.
+    """The handles of an endpoint, by address vector. The least recently used is dropped first.
 
-    Making one may ask the network for the peer's link address, and destroying one waits for the
-    device: both run in threads, one at a time for the latter. `ended` is set once all are gone
-    after `close`.
+    Creating a handle may query the network for the peer's link address, and destroying one waits
+    for the device. So both run in worker threads, and one destroying call runs at a time. `ended`
+    is set when all handles are destroyed after `close`.
     """
 
     def __init__(
@@ -77,14 +78,16 @@ class AddressHandles:
         self.ended: Once = Once(loop)
 
     def __len__(self) -> int:
-        """How many exist, also those that wait for their last request."""
+        """The number of existing handles, including dropped ones whose requests are in flight."""
         return self._alive
 
     def get(self, vector: AddressVector) -> PeerHandle:
-        """Return the handle of a way, made on the spot if it is new. The caller holds it.
+        """Return the handle of an address vector. If it is new, create it on this thread. The
+        caller then holds the handle.
 
         Raises:
-            VerbsCallError: the way is none, or the device has no handle left.
+            ClosedError: the handles were closed.
+            VerbsCallError: there is no path to the address, or the device has no handle left.
         """
         known = self._known(vector)
         if known is None:
@@ -94,7 +97,10 @@ class AddressHandles:
         return known
 
     async def obtain(self, vector: AddressVector) -> PeerHandle:
-        """`get`, made in a thread if it is new. Cancelled, nobody holds it."""
+        """Return the handle as `get` does, but create it in a worker thread.
+
+        Cancellation: the handle has no new holder.
+        """
         known = self._known(vector)
         if known is None:
             known = await self._make(vector)
@@ -104,7 +110,7 @@ class AddressHandles:
     @deferring_steps
     async def _make(self, vector: AddressVector) -> PeerHandle:
         self._require_open()
-        # If another task makes one meanwhile, both do, and the later one is kept.
+        # If two tasks create the same handle concurrently, the later one is kept.
         keep = partial(self._keep, vector)
         make = partial(AddressHandle, self._domain, vector)
         self._alive += 1
@@ -133,13 +139,14 @@ class AddressHandles:
         self._kept[vector] = new
         if old is not None:
             old.retire()
-        # The new one is held by nobody yet: whatever goes, it is not that one, unless it is late.
+        # The new handle has no holder yet. It is the last one to be dropped, so it is dropped only
+        # after `close`.
         while len(self._kept) > self._most or (self._closed and self._kept):
             self._kept.popitem(last=False)[1].retire()
         return new
 
     def destroy(self, handle: AddressHandle) -> None:
-        """For PeerHandle: nobody needs it any more."""
+        """Destroy a handle in the background. PeerHandle calls this."""
         self._unwanted.append(handle)
         self._destroy_unwanted()
 
@@ -171,7 +178,7 @@ class AddressHandles:
             self.ended.set()
 
     def close(self) -> None:
-        """Destroy all in the background; those that a request holds when it has ended."""
+        """Destroy all handles in the background, each when its last request has completed."""
         self._closed = True
         while self._kept:
             self._kept.popitem()[1].retire()

@@ -1,4 +1,4 @@
-"""Datagram: unreliable messages to and from anyone, and multicast."""
+"""Datagram: unreliable messages to and from any number of peers, and multicast."""
 
 import ipaddress
 from collections.abc import Callable, Iterable, Mapping
@@ -83,47 +83,52 @@ async def open_datagram(
 ) -> "Datagram":
     """Open a datagram socket: one UD queue pair at a port of a local address.
 
-    Peers that resolve that port (`Datagram.resolve`, or rdma_resolve_addr and rdma_connect in the
-    UDP port space) get the queue pair's number.
+    A peer that resolves the port receives the queue pair's number. It resolves with
+    `Datagram.resolve`, or with rdma_resolve_addr and rdma_connect in the UDP port space.
 
     Args:
-        host: a local address, which decides the device. Not "0.0.0.0": a queue pair belongs to one
-            device.
-        port: in RDMA's UDP port space; 0 takes a free one (`socket.port`).
-        device: "auto" takes the real RDMA device that has the address, else the built-in "software"
-            one; a name insists on one.
-        receive_buffers: receives that are posted for you. A datagram that arrives while each of
-            them holds one that you have not received is dropped, which is not reported. 0: you post
-            receives yourself with `post_recv`.
-        max_recv_wr: how many of those may be posted.
-        max_send_wr: sends in flight; `post_ud_send` raises QueueFullError beyond it, `send` waits.
-        max_send_sge: parts that one datagram may be gathered from.
-        max_recv_sge: parts that one may be scattered to, beside its header.
+        host: a local address, which determines the device. "0.0.0.0" is not possible, because a
+            queue pair belongs to one device.
+        port: the port in RDMA's UDP port space; 0 is any free port (`socket.port`).
+        device: "auto" is the real RDMA device that has the address, otherwise the built-in device
+            "software"; a name requires that device.
+        receive_buffers: the number of receives that are posted for you. If a datagram arrives while
+            all of them hold datagrams that you have not received, it is silently dropped. 0: you
+            post receives with `post_recv`.
+        max_recv_wr: the maximum number of receives that you may post.
+        max_send_wr: the maximum number of sends in flight. Beyond it, `post_ud_send` raises
+            QueueFullError, and `send` waits.
+        max_send_sge: the maximum number of parts that one datagram is gathered from.
+        max_recv_sge: the maximum number of parts that one datagram is scattered to, without its
+            header.
         max_inline_data: datagrams up to this length, in bytes, are copied at the post.
-        comp_vector: which of the device's completion vectors (interrupts) its completion queue
-            uses, as of ConnectionOptions.
-        cqe: entries of its completion queue, as of ConnectionOptions.
-        gid_index: which of the port's GIDs is the source of datagrams to peers of `resolve` and
-            `peer`, and `Datagram.gid`; None: the GID of the address `host` (on RoCE, of version 2).
-            A reply to `message.source` has the GID that the message was sent to.
-        service_level: of datagrams to all peers but groups, 0..15 (InfiniBand's SL; on RoCE the
-            priority of a VLAN); None: for peers of `resolve`, that of the resolved path, for
-            `message.source`, that of the message, for peers of `peer`, 0. The software device
-            does not send it.
-        most_handles: peers that an address handle is kept for, and senders that are remembered.
-        qkey: the queue pair's key: datagrams with another are dropped. With any but the port
-            space's own, no peer can resolve this socket, since the connection manager hands out
-            that one: peers have to learn address, number and key some other way.
+        comp_vector: the completion vector (interrupt) of the socket's completion queue, as of
+            ConnectionOptions.
+        cqe: entries of that completion queue, as of ConnectionOptions.
+        gid_index: the index of the local GID, which is `Datagram.gid`, and the source of datagrams
+            to peers of `resolve` and `peer`; None: the GID of the address `host` (on RoCE, of
+            version 2). The source of a reply to `message.source` is the GID that the message was
+            sent to.
+        service_level: the service level of datagrams to all peers except groups, 0..15
+            (InfiniBand's SL; on RoCE the priority of a VLAN). None: for peers of `resolve`, that of
+            the resolved path; for `message.source`, that of the message; for peers of `peer`, 0.
+            The software device does not send it.
+        most_handles: the maximum number of peers with a cached address handle, and of remembered
+            senders.
+        qkey: the queue pair's key: datagrams with a different key are dropped. With a key other
+            than the port space's default, no peer can resolve this socket, because the connection
+            manager sends the default. Peers then need the address, number and key from another
+            source.
         private_data: up to 136 bytes for peers that resolve this socket
             (`DatagramPeer.private_data`).
 
     Raises:
-        NotSupportedError: the device has no datagrams.
-        AddressError: the host's name does not resolve, or the address is that of another device
-            than the one insisted on.
-        NoDeviceError: a real device is insisted on, and there is none here.
+        NotSupportedError: the device does not support datagrams.
+        AddressError: the host's name does not resolve, or the address belongs to another device
+            than the required one.
+        NoDeviceError: a real device is required by name, and there is no such device.
         TypeError, ValueError: an argument is invalid; the message names it, and what is expected.
-        VerbsCallError: the address or port cannot be had; the message says why.
+        VerbsCallError: the address or port is not available; the message says why.
         ForkError: this process is a child of one that used real devices.
 
     Cancellation: nothing is left.
@@ -209,20 +214,19 @@ async def _bound(
 
 
 class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
-    """A datagram socket: messages of up to the path MTU, to any peer; a lost one is not reported.
-    Made by `open_datagram`. An anyio UnreliableObjectReceiveStream.
+    """A datagram socket: messages of up to the path MTU, to any peer. A lost message is not
+    reported. Made by `open_datagram`. An anyio UnreliableObjectReceiveStream.
 
         peer = await socket.resolve("192.0.2.1", 7174)
         await socket.send(b"hello", peer)
         message = await socket.receive()
         await socket.send(b"you said " + message.data, message.source)
 
-    The device drops a datagram for which its receiver has no receive posted, or which carries
-    another qkey, and reports it to neither side. A send completes when it is on its way, not when
-    it arrives.
+    The receiver's device drops a datagram if no receive is posted, or if its qkey is wrong. Neither
+    side is notified. A send completes when the device has sent the datagram, not when it arrives.
 
-    Buffers are the device's until their request ends, as a connection's are, and so are the address
-    handles, which are kept per peer (docs/guarantees.md).
+    As with connections, the device owns a buffer until its request completes. The same holds for
+    address handles, which are cached per peer (docs/guarantees.md).
     """
 
     def __init__(self, endpoint: DatagramEndpoint, host: str) -> None:
@@ -237,57 +241,57 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
     def __repr__(self) -> str:
         return repr(self._endpoint)
 
-    # -- what it is ---------------------------------------------------------------------------
+    # -- attributes ---------------------------------------------------------------------------
 
     @property
     def local_address(self) -> SocketAddress | None:
-        """Our (host, port)."""
+        """The local (host, port)."""
         return self._local
 
     @property
     def port(self) -> int:
-        """The port at which peers resolve it."""
+        """The port at which peers resolve the socket."""
         return self._local[1] if self._local else 0
 
     @property
     def device_name(self) -> str:
-        """The RDMA device it runs on."""
+        """The name of the RDMA device that the socket uses."""
         return self._endpoint.hub.context.device_name
 
     @property
     def mtu(self) -> int:
-        """The longest payload, in bytes: the active MTU of our port."""
+        """The longest payload, in bytes: the active MTU of the local port."""
         return self._endpoint.mtu
 
     @property
     def qp_num(self) -> int:
-        """The number of our queue pair; after the socket has closed, too."""
+        """The number of the local queue pair. It does not change when the socket closes."""
         return self._endpoint.qpn
 
     @property
     def context(self) -> Context:
-        """The opened device, as `Connection.context`: shared, and not to be closed."""
+        """The opened device, as `Connection.context`. It is shared: do not close it."""
         return self._endpoint.hub.context
 
     @property
     def domain(self) -> ProtectionDomain:
-        """The protection domain, as `Connection.domain`: shared, and not to be closed."""
+        """The protection domain, as `Connection.domain`. It is shared: do not close it."""
         return self._endpoint.hub.domain
 
     @property
     def qkey(self) -> int:
-        """What a datagram must carry to be taken."""
+        """The key that a datagram to this socket must contain."""
         return self._endpoint.qkey
 
     @property
     def gid(self) -> bytes:
-        """Our address as a GID, 16 bytes. A peer that does not resolve us needs it, `lid`, `qp_num`
-        and `qkey`."""
+        """The local address as a GID, 16 bytes. A peer that does not resolve this socket needs it,
+        `lid`, `qp_num` and `qkey`."""
         return self._endpoint.gid
 
     @property
     def lid(self) -> int:
-        """Our port's InfiniBand address; 0 on RoCE, which has none."""
+        """The local port's InfiniBand address; 0 on RoCE, which has none."""
         return self._endpoint.lid
 
     @property
@@ -308,27 +312,28 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         private_data: bytes = b"",
         timeout: float | None = 30.0,
     ) -> DatagramPeer:
-        """Ask the peer's connection manager for the queue pair at a port.
+        """Query the peer's connection manager for the queue pair at a port.
 
         Args:
-            host: a name or a numeric address of the peer's RDMA interface, of our own address's IP
-                version.
-            port: its port, in RDMA's UDP port space.
+            host: a name or a numeric address of the peer's RDMA interface, of the same IP version
+                as the local address.
+            port: the peer's port in RDMA's UDP port space.
             private_data: up to 180 bytes for the peer's program.
-            timeout: seconds for all steps together; None for as long as it takes.
+            timeout: seconds for all steps together; None: no limit.
 
         Raises:
             UnreachableError: no queue pair takes datagrams at that port, or the peer does not
                 answer.
-            AddressError, RouteError, ConnectTimeoutError: the step that failed and why.
+            AddressError, RouteError, ConnectTimeoutError: a step failed; the message says which,
+                and why.
             RdmaConnectionError: the driver refused a call; `errno` is the call's.
             TypeError, ValueError: an argument is invalid; the message names it.
-            ClosedError: the socket is closed, or was while the peer was asked.
-            DeviceRemovedError, DeviceEventError, WorkCompletionError: what ended the socket
-                meanwhile.
+            ClosedError: the socket is closed, or was closed during the call.
+            DeviceRemovedError, DeviceEventError, WorkCompletionError: the socket has ended; the
+                error is its cause.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
-        Cancellation: the peer may have been asked; nothing is left.
+        Cancellation: the peer may have been queried; nothing is left.
 
         See: man rdma_connect.
         """
@@ -347,16 +352,17 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         return replace(peer, address=endpoint.path(peer.address))
 
     def peer(self, gid: bytes, qpn: int, qkey: int | None = None, *, lid: int = 0) -> DatagramPeer:
-        """Return a peer from numbers that were learned some other way than by `resolve`.
+        """Return a peer for numbers from another source than `resolve`.
 
         Args:
-            gid: of its port, 16 bytes; on RoCE its IP address, IPv4-mapped where it is IPv4.
-            qpn: its queue pair's number.
-            qkey: the key it demands; None: the same as ours.
-            lid: its port's InfiniBand address.
+            gid: the GID of the peer's port, 16 bytes; on RoCE its IP address (IPv4-mapped for
+                IPv4).
+            qpn: the peer's queue pair number.
+            qkey: the peer's key; None: the same as the local one.
+            lid: the InfiniBand address of the peer's port.
 
         Raises:
-            TypeError, ValueError: a number is out of range, or the gid has not 16 bytes.
+            TypeError, ValueError: a number is out of range, or the gid does not have 16 bytes.
         """
         gid = data(gid, "gid", "peer")
         if len(gid) != 16:
@@ -380,21 +386,22 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         """Join a multicast group.
 
         Args:
-            group: a numeric multicast address, of our address's IP version.
-            send_only: only send to it; datagrams to the group are not received here.
-            timeout: seconds; None for as long as it takes.
+            group: a numeric multicast address of the same IP version as the local address.
+            send_only: only send to the group; its datagrams are not received here.
+            timeout: seconds; None: no limit.
 
         Raises:
             MulticastError: the network or the device refused.
-            NotSupportedError: the kernel joins no such group with this device: on RoCE v2, Linux
-                joins none of IPv6.
-            ConnectTimeoutError: it was not confirmed in time.
-            TypeError, ValueError: this is not a multicast address, or it is joined already.
+            NotSupportedError: the kernel does not support the group on this device: on RoCE v2,
+                Linux joins no IPv6 groups.
+            ConnectTimeoutError: the network did not confirm the membership in time.
+            TypeError, ValueError: `group` is not a multicast address, or is joined already.
             ClosedError: the socket is closed.
-            DeviceRemovedError, DeviceEventError, WorkCompletionError: what ended the socket.
+            DeviceRemovedError, DeviceEventError, WorkCompletionError: the socket has ended; the
+                error is its cause.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
-        Cancellation: the group is not joined, or joined and left again.
+        Cancellation: the group is not joined, or it is left again.
 
         See: man rdma_join_multicast.
         """
@@ -450,21 +457,23 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         immediate: int | None = None,
         solicited: bool = False,
     ) -> WorkRequest:
-        """Post a datagram (rdma_post_ud_send). The request ends when the datagram is on its way.
+        """Post a datagram (rdma_post_ud_send). The request completes when the device has sent the
+        datagram.
 
-        The first one to a peer makes an address handle in this call, which can take as long as the
-        network needs to answer; `send` does that in a thread.
+        The first datagram to a peer creates an address handle in this call, which blocks until the
+        network answers. `send` creates it in a worker thread.
 
         Args:
             data: registered memory, or any object with a buffer: up to `mtu` bytes.
-            peer: of `resolve`, `message.source` or `peer`; or a joined group.
-            immediate: 32 bits beside the data, as an int.
-            solicited: make its arrival an event for a peer that waits for solicited ones only.
+            peer: a peer from `resolve`, `message.source` or `peer`; or a joined group.
+            immediate: 32 bits to send with the data, as an int.
+            solicited: make the datagram's arrival a solicited event, for a peer that waits for
+                solicited events only.
 
         Raises:
             QueueFullError: `max_send_wr` sends are in flight; nothing was posted.
-            TypeError, ValueError: longer than the path MTU, or an argument is invalid; nothing was
-                posted.
+            TypeError, ValueError: the data is longer than the path MTU, or an argument is invalid;
+                nothing was posted.
             NotSupportedError: the device has no immediate data.
             MulticastError: the network ended the membership of the group.
             VerbsCallError: there is no path to the peer, or the device refused.
@@ -510,7 +519,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         try:
             return self._post(work, handle, parts, where)
         finally:
-            handle.release()  # the request holds it by now
+            handle.release()  # a posted request holds it itself
 
     async def send(
         self,
@@ -520,7 +529,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         immediate: int | None = None,
         solicited: bool = False,
     ) -> None:
-        """Send a datagram, and wait until it is on its way. Waits for a free slot.
+        """Send a datagram, and wait until the device has sent it. The call waits for a free slot.
 
         Whether the datagram arrives is not reported.
 
@@ -528,18 +537,19 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
             data, peer, immediate, solicited: as of `post_ud_send`.
 
         Raises:
-            TypeError, ValueError: longer than the path MTU, or an argument is invalid; nothing was
-                posted.
+            TypeError, ValueError: the data is longer than the path MTU, or an argument is invalid;
+                nothing was posted.
             NotSupportedError: the device has no immediate data.
             MulticastError: the network ended the membership of the group.
             VerbsCallError: there is no path to the peer, or the device refused.
-            WorkCompletionError: the request failed; FlushedError if the socket ended before.
+            WorkCompletionError: the request failed; FlushedError if the socket ended before it was
+                carried out.
             ClosedError, DeviceRemovedError, DeviceEventError: the socket has ended, or the group
                 was left.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
         Cancellation: the datagram may or may not be sent; its buffer and address handle are held
-        until that is decided.
+        until the request completes.
 
         See: man rdma_post_ud_send.
         """
@@ -591,7 +601,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         immediate: int | None,
         solicited: bool,
     ) -> tuple[SendWork, AddressVector]:
-        """Return what is asked for, but for its memory, and the way to the peer."""
+        """Return the operation, without its local memory, and the address vector of the peer."""
         call = call_of(where)
         work = message_work(self._endpoint, call, immediate, flags=send_flags(False, solicited))
         length = _length(parts, where)
@@ -623,18 +633,18 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
     # -- receiving into your own memory -------------------------------------------------------
 
     def post_recv(self, buffer: LocalMemory) -> DatagramReceive:
-        """Post a receive of one datagram, on a socket made with receive_buffers=0.
+        """Post a receive of one datagram, on a socket with receive_buffers=0.
 
         Args:
-            buffer: registered memory, or any writable buffer, with room for `mtu` bytes: a datagram
-                longer than the receive that it meets would end the socket, and any peer can send
-                one. The header is stored elsewhere; the payload is at the buffer's start.
+            buffer: registered memory, or any writable buffer, of at least `mtu` bytes. On rxe, a
+                datagram that is longer than its receive would end the socket, and any peer can send
+                one. The payload is at the buffer's start; the header is stored in separate memory.
 
         Raises:
             QueueFullError: `max_recv_wr` receives are posted.
             ValueError: the socket posts its own receives; or the buffer is too short, or not
                 contiguous.
-            TypeError: the buffer is read-only, or the object has none.
+            TypeError: the buffer is read-only, or the object has no buffer.
             VerbsCallError: the device refused the receive; nothing was posted.
             ClosedError, DeviceRemovedError, DeviceEventError, WorkCompletionError: the socket has
                 ended.
@@ -648,8 +658,8 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         """Post a receive scattered over several buffers, as `post_recv` does.
 
         Args:
-            parts: registered memory, or writable buffers, filled in this order, with room for `mtu`
-                bytes; at most `max_recv_sge`.
+            parts: registered memory, or writable buffers, filled in this order; at least `mtu`
+                bytes together, and at most `max_recv_sge` parts.
 
         Raises: as `Datagram.post_recv`.
         """
@@ -700,8 +710,9 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         Raises:
             anyio.BusyResourceError: another task is receiving.
             ClosedError: you closed the socket.
-            DeviceRemovedError, DeviceEventError, WorkCompletionError: what ended it.
-            ValueError: it was opened with receive_buffers=0.
+            DeviceRemovedError, DeviceEventError, WorkCompletionError: the socket has ended; the
+                error is its cause.
+            ValueError: the socket was opened with receive_buffers=0.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
         Cancellation: no datagram that arrived is lost; the next call returns it.
@@ -715,17 +726,17 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
     # -- the end ------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Leave all groups, and give back everything. Idempotent.
+        """Leave all groups, and release everything. Idempotent.
 
-        Requests still in flight end with FlushedError; await those that matter first. Tasks that
-        resolve a peer, join or receive get ClosedError. Datagrams that were not received are
+        Requests in flight fail with FlushedError: await the important ones first. Tasks that
+        resolve a peer, join or receive raise ClosedError. Datagrams that were not received are
         dropped. Registered regions are closed.
 
         Raises:
-            EventLoopError: called outside of its event loop; the message says what became of the
+            EventLoopError: called outside of its event loop; the message says what happens to the
                 socket.
 
-        Cancellation: the socket closes all the same, and the call returns once it is closed.
+        Cancellation: the socket still closes, and the call returns once it is closed.
         """
         await self._endpoint.aclose()
 

@@ -1,7 +1,7 @@
-"""The life of a datagram socket: its queue pair, its receives, its handles, its groups, their end.
+"""The life of a datagram socket: its queue pair, receives, address handles, groups, and its end.
 
-Peers that resolve its port are answered here, each with the queue pair's number: no connection is
-made, and nothing of it stays.
+This module also answers peers that resolve the socket's port, with the queue pair's number. No
+connection results, and the identifier of each request is destroyed at once.
 """
 
 import logging
@@ -38,7 +38,7 @@ BACKLOG = 128
 
 
 class DatagramEndpoint(Endpoint):
-    """See the module. `start` before use, `aclose` always."""
+    """See the module. Call `start` before using it, and `aclose` in every case."""
 
     header_parts = 1
 
@@ -78,19 +78,19 @@ class DatagramEndpoint(Endpoint):
 
     @property
     def name(self) -> str:
-        """What users know it as, for messages."""
+        """The socket's name for messages."""
         return f"the datagram socket at {address_text(self.local)}"
 
     async def start(
         self, host: str, qkey: int, gid_index: int | None, service_level: int | None
     ) -> None:
-        """Make the queue pair, post its receives, and answer those who resolve its port.
+        """Create the queue pair, post its receives, and answer peers that resolve its port.
 
         Args:
             host, qkey, gid_index, service_level: as of `open_datagram`.
 
         Raises:
-            ValueError: an option is beyond the device; the message names it and the limit.
+            ValueError: an option exceeds the device's limit; the message has both.
             VerbsCallError: the driver refused.
         """
         self._asked_gid_index, self.service_level = gid_index, service_level
@@ -124,13 +124,13 @@ class DatagramEndpoint(Endpoint):
         if self.options.receive_buffers:
             self.received.fill()
         if qkey == UDP_QKEY:
-            # The connection manager would tell peers this key in any case.
+            # Only with this key: the connection manager sends it to peers in any case.
             self._identifier.listen(BACKLOG)
 
-    # -- those who resolve us -----------------------------------------------------------------
+    # -- answering peers ----------------------------------------------------------------------
 
     def handle_event(self, event: Event) -> None:
-        """Take a CM event of our identifier."""
+        """Handle a CM event of the identifier."""
         if event.type is CmEventType.CONNECT_REQUEST:
             self._answer(event)
         else:
@@ -144,15 +144,15 @@ class DatagramEndpoint(Endpoint):
             try:
                 identifier.accept(answer)
             except VerbsCallError as error:
-                # The peer asks again, or gives up.
+                # The peer repeats its request, or times out.
                 logger.debug("answering %s: %s", identifier.peer_address, error)
         self.reactor.destroy(identifier.close, self.reactor.release)
 
-    # -- those whom we resolve ----------------------------------------------------------------
+    # -- resolving peers ----------------------------------------------------------------------
 
     def path(self, resolved: AddressVector) -> AddressVector:
-        """Return a path that the connection manager resolved, with our own gid_index and
-        service_level if the socket was opened with them."""
+        """Return a path that the connection manager resolved, with the gid_index and service_level
+        of `open_datagram` if these were given."""
         gid_index, service_level = self._asked_gid_index, self.service_level
         return replace(
             resolved,
@@ -161,7 +161,7 @@ class DatagramEndpoint(Endpoint):
         )
 
     async def resolve(self, resolving: Awaitable[DatagramPeer]) -> DatagramPeer:
-        """Await it, for as long as the socket lives. Raises what the socket ended with."""
+        """Await a resolution until the socket ends. If it ends first, raise its cause."""
         scope = anyio.CancelScope()
         self._resolving.add(scope)
         try:
@@ -180,7 +180,7 @@ class DatagramEndpoint(Endpoint):
         super()._end()
 
     def require_usable(self) -> None:
-        """Do nothing while requests may be posted. Raises as Endpoint's."""
+        """Do nothing while requests may be posted. Otherwise raise as `Endpoint.require_usable`."""
         self.require_same_process()
         if self.state is ConnectionState.CLOSED:
             raise ClosedError("this datagram socket is closed")
@@ -188,7 +188,7 @@ class DatagramEndpoint(Endpoint):
 
     @deferring
     def close(self) -> None:
-        """End, and then give back everything, in the background. Idempotent."""
+        """End the socket, and then release everything, in the background. Idempotent."""
         if not self.is_inherited:
             for group in list(self.groups.values()):
                 group._start_leaving()
@@ -201,7 +201,7 @@ class DatagramEndpoint(Endpoint):
 
     @deferring_steps
     async def aclose(self) -> None:
-        """`close`, and wait for it, whatever cancels the task: it is short."""
+        """Call `close`, and wait for it, also if the task is cancelled. The wait is short."""
         if self.is_inherited:
             return
         if not self.life.closed.is_set():

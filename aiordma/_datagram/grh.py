@@ -1,7 +1,7 @@
-"""What stands in the 40 bytes before a datagram's payload: the sender and whom it was sent to.
+"""Reads the source and the destination of a datagram from the 40 bytes before its payload.
 
-InfiniBand and RoCE over IPv6 write a whole header there, RoCE v2 over IPv4 an IPv4 header into the
-last 20 bytes, with the first 20 undefined (man ibv_create_ah_from_wc).
+InfiniBand, and RoCE over IPv6, write a header of 40 bytes there. RoCE v2 over IPv4 writes an IPv4
+header to the last 20 bytes, and the first 20 are undefined (man ibv_create_ah_from_wc).
 """
 
 from aiordma.verbs import GRH_BYTES
@@ -10,14 +10,14 @@ __all__ = ("is_multicast", "source_and_destination")
 
 _IPV4_MAPPED = bytes(10) + b"\xff\xff"
 _FOLLOWED_BY = (17, 27)
-"""What comes after such a header: UDP on RoCE v2, InfiniBand's own transport elsewhere."""
+"""The next header of a GRH: UDP on RoCE v2, otherwise InfiniBand's own transport."""
 
 
 def source_and_destination(grh: bytes) -> tuple[bytes, bytes]:
-    """Return the sender's GID and the GID that it sent to; IPv4 addresses as IPv4-mapped GIDs.
+    """Return the sender's GID and the destination GID. IPv4 addresses are IPv4-mapped GIDs.
 
     Raises:
-        ValueError: not 40 bytes.
+        ValueError: the header does not have 40 bytes.
     """
     if len(grh) != GRH_BYTES:
         raise ValueError(f"a GRH has {GRH_BYTES} bytes, and this has {len(grh)}")
@@ -27,7 +27,8 @@ def source_and_destination(grh: bytes) -> tuple[bytes, bytes]:
 
 
 def _is_ipv4(header: bytes) -> bool:
-    # What lies before it may look like anything: old bytes of the buffer.
+    # The 20 bytes before an IPv4 header are old bytes of the buffer, and can look like a GRH. So
+    # only the IPv4 header itself is checked, with its checksum.
     if header[0] != 0x45:
         return False
     total = sum(int.from_bytes(header[at : at + 2], "big") for at in range(0, 20, 2))
@@ -35,5 +36,5 @@ def _is_ipv4(header: bytes) -> bool:
 
 
 def is_multicast(gid: bytes) -> bool:
-    """Whether a GID names a group."""
+    """Return whether a GID is a multicast address."""
     return gid[0] == 0xFF or (gid.startswith(_IPV4_MAPPED) and gid[12] >> 4 == 0xE)

@@ -1,4 +1,4 @@
-"""The entry of a port's GID table for one of our own IP addresses, or for an index."""
+"""Finds the entry of a port's GID table for a local IP address, or for an index."""
 
 import ipaddress
 
@@ -11,11 +11,12 @@ __all__ = ("find_gid", "gid_of")
 
 
 def find_gid(context: Context, port: int, host: str) -> tuple[int, bytes]:
-    """Return (index, gid) of a numeric address. On RoCE an address has an entry for each version:
-    version 2 is preferred, which routers pass on. On InfiniBand, where a GID is no IP address, it
-    is the port's first.
+    """Return (index, gid) of a numeric address.
 
-    It asks the kernel for one entry after the other: run it in a thread.
+    On RoCE an address has an entry for each version. Version 2 is preferred, because it is
+    routable. On InfiniBand a GID is not an IP address, and the port's first entry is returned.
+
+    Each entry is a query to the kernel: run this in a thread.
     """
     address = ipaddress.ip_address(host)
     wanted = address.packed if address.version == 6 else bytes(10) + b"\xff\xff" + address.packed
@@ -35,10 +36,10 @@ def find_gid(context: Context, port: int, host: str) -> tuple[int, bytes]:
 
 
 def gid_of(context: Context, port: int, gid_index: int) -> bytes:
-    """Return the GID at an index. It asks the kernel: run it in a thread.
+    """Return the GID at an index. This queries the kernel: run it in a thread.
 
     Raises:
-        ValueError: there is none; the message lists those that there are.
+        ValueError: there is no GID at the index; the message lists the port's GIDs.
     """
     try:
         return context.query_gid_entry(port, gid_index).gid

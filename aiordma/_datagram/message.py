@@ -1,4 +1,4 @@
-"""Datagrams that arrived, into our memory or yours, and who sent them."""
+"""Datagrams that arrived, in pooled receives or in the program's memory, and their senders."""
 
 from collections import OrderedDict
 from collections.abc import Generator
@@ -19,16 +19,17 @@ _WITH_IMM = int(WorkCompletionFlag.WITH_IMM)
 
 
 class Senders:
-    """Whom received datagrams came from, worked out once per sender: it costs system calls. The
-    ones heard least recently are forgotten first.
+    """The senders of received datagrams. Each is computed once and then remembered, because this
+    takes system calls. The sender whose last datagram is oldest is forgotten first.
 
     Args:
         context: the device.
-        port: where datagrams arrive.
-        gid_index: of our own address there.
-        qkey: our own, which is taken to be the senders' as well: no datagram tells it.
-        most: senders to remember.
-        service_level: of datagrams to them; None: that of the one that they sent.
+        port: the port where datagrams arrive.
+        gid_index: the index of the local address there.
+        qkey: the local qkey. The senders are assumed to have the same, because datagrams do not
+            contain the sender's.
+        most: the maximum number of senders to remember.
+        service_level: the service level of replies; None: as in the received datagram.
     """
 
     def __init__(
@@ -52,14 +53,14 @@ class Senders:
         return len(self._known)
 
     def sender(self, completion: WorkCompletion, grh: bytes) -> DatagramPeer:
-        """Return the sender of the datagram that completed here.
+        """Return the sender of a received datagram.
 
         Args:
-            completion: of the receive.
+            completion: the completion of the receive.
             grh: the receive's first 40 bytes.
 
         Raises:
-            VerbsCallError: the datagram was not sent to an address of ours (any more).
+            VerbsCallError: the datagram's destination is not a local address (any more).
             ClosedError: the device is closed.
         """
         ends = source_and_destination(grh) if completion.wc_flags & _GRH else (b"", b"")
@@ -82,7 +83,7 @@ class Senders:
     ) -> AddressVector:
         if not (destination and is_multicast(destination)):
             return AddressVector.of_sender(self._context, self._port, completion, grh)
-        # Sent to a group, which is no address of ours: C finds no GID index for the way back.
+        # The destination is a group, not a local address: ibv_init_ah_from_wc finds no GID index.
         return AddressVector(
             port=self._port,
             gid=source,
@@ -93,8 +94,8 @@ class Senders:
 
 
 class DatagramArrival:
-    """That a datagram arrived: `length` bytes of payload, and `immediate` (32 bits that the sender
-    put beside them, as an int), None without."""
+    """The arrival of a datagram: the `length` of its payload in bytes, and `immediate`, the
+    sender's 32 bits of immediate data as an int, or None."""
 
     __slots__ = ("_completion", "_grh", "_senders", "immediate", "length")
 
@@ -113,18 +114,18 @@ class DatagramArrival:
 
     @property
     def sender_qpn(self) -> int:
-        """The number of the queue pair that sent it."""
+        """The number of the sender's queue pair."""
         return self._completion.src_qp
 
     @property
     def source(self) -> DatagramPeer:
         """The peer to reply to: `socket.send(data, message.source)`. Determined at each access.
 
-        A datagram does not carry its sender's qkey: this peer has our own, which is the same for
-        all endpoints of the UDP port space.
+        A datagram does not contain its sender's qkey. This peer has the local qkey, which is the
+        same for all endpoints of the UDP port space.
 
         Raises:
-            VerbsCallError: the datagram was sent to an address that is not ours any more.
+            VerbsCallError: the datagram's destination is not a local address any more.
             ClosedError: the socket was closed, and the device with it.
         """
         return self._senders.sender(self._completion, self._grh)
@@ -141,16 +142,16 @@ class DatagramMessage(DatagramArrival):
 
 
 class DatagramReceive:
-    """A receive that is posted into your own memory. Await it for its DatagramArrival; any number
-    of tasks may, any number of times.
+    """A receive that is posted into your own memory. Await it for its DatagramArrival. Any number
+    of tasks may await it, any number of times.
 
-    `request` is the WorkRequest; the byte_len of its completion counts the 40 bytes of the GRH,
-    which went elsewhere.
+    `request` is the WorkRequest. The byte_len of its completion includes the 40 bytes of the GRH,
+    which are stored in separate memory.
 
     Raises:
         as `WorkRequest`.
 
-    Cancellation: the receive stays posted, and its memory held.
+    Cancellation: the receive stays posted, and its memory is held.
     """
 
     __slots__ = ("_arrival", "_lease", "_senders", "request")
@@ -172,7 +173,7 @@ class DatagramReceive:
         return f"<DatagramReceive {self.request!r}>"
 
     def done(self) -> bool:
-        """Return whether the receive has ended.
+        """Return whether the receive has completed.
 
         Raises: nothing.
         """

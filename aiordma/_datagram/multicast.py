@@ -1,7 +1,8 @@
-"""Multicast groups: joined with an identifier each, and left with it.
+"""Multicast groups. Each group is joined, and left, with its own identifier.
 
-librdmacm attaches a queue pair to a group by itself only if the joining identifier made it. Ours
-listens for those who want to resolve it, and an identifier that listens joins nothing.
+librdmacm attaches a queue pair to a group only if the joining identifier created the queue pair.
+The socket's identifier listens, to answer peers that resolve it, and a listening identifier cannot
+join. So this module attaches the queue pair itself.
 """
 
 import errno
@@ -34,14 +35,16 @@ __all__ = ("MulticastGroup", "check_group", "join_group")
 logger: logging.Logger = logging.getLogger("aiordma")
 
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, 524)
-"""The kernel's own ENOTSUPP comes out of it as well, which C has no name for."""
+"""The errno values for a group that is not supported. 524 is the kernel's internal ENOTSUPP, which
+has no name in C."""
 
 
 def check_group(host: str, source: str) -> str:
-    """Return a group's address in its usual form.
+    """Return a group's address in its canonical form.
 
     Raises:
-        ValueError: it is none, or not of the same IP version as our own address `source`.
+        ValueError: `host` is not a multicast address, or not of the same IP version as the local
+            address `source`.
     """
     try:
         address = ipaddress.ip_address(host)
@@ -57,9 +60,9 @@ def check_group(host: str, source: str) -> str:
 class MulticastGroup:
     """A group that a datagram socket has joined: send to it with `socket.send(data, group)`.
 
-    What others send to it arrives with `socket.receive()`, unless it was joined with send_only.
-    What the socket itself sends arrives there as well, if the device loops multicast back. Made
-    by `Datagram.join`; left with `leave`, and when the socket closes.
+    `socket.receive()` returns the datagrams that other members send to the group, unless it was
+    joined with send_only. If the device loops multicast back, it also returns those of this socket.
+    Made by `Datagram.join`. The socket leaves the group with `leave`, and when it closes.
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class MulticastGroup:
 
     @property
     def is_joined(self) -> bool:
-        """Whether it has been joined, and neither left nor lost."""
+        """Whether the group has been joined, was not left, and the membership has not ended."""
         return self._peer is not None and not self._leaving and self._failure is None
 
     @property
@@ -96,7 +99,7 @@ class MulticastGroup:
 
         Raises:
             ClosedError: the group was left.
-            MulticastError, DeviceRemovedError: the membership ended; what ended it.
+            MulticastError, DeviceRemovedError: the membership has ended; the error is the cause.
         """
         if self._failure is not None:
             raise detached(self._failure)
@@ -114,7 +117,7 @@ class MulticastGroup:
             logger.warning("%s", self._failure)
 
     async def _join(self, source: str) -> None:
-        """Join it; for `join_group`."""
+        """Join the group. `join_group` calls this."""
         self._identifier.bind(source, 0)
         self._identifier.join_multicast(self.address, send_only=self.send_only)
         event = await self._waiter.until(CmEventType.MULTICAST_JOIN)
@@ -136,7 +139,7 @@ class MulticastGroup:
 
     @deferring
     def _start_leaving(self) -> None:
-        """`leave` in the background. Idempotent; `_has_left` is set then."""
+        """Start `leave` in the background, which sets `_has_left` at its end. Idempotent."""
         if self._leaving:
             return
         self._leaving = True
@@ -158,25 +161,25 @@ class MulticastGroup:
     def _detach(self) -> None:
         if self._attached is not None:
             pair, gid, lid = self._attached
-            with suppress(ClosedError):  # destroyed meanwhile, and detached with that
+            with suppress(ClosedError):  # the queue pair was already detached and destroyed
                 pair.detach_multicast(gid, lid)
 
     def _leave_network(self) -> None:
         try:
             self._identifier.leave_multicast(self.address)
         except VerbsCallError as error:
-            logger.debug("leaving %s: %s", self.address, error)  # it never was joined
+            logger.debug("leaving %s: %s", self.address, error)  # the join had not completed
 
     @deferring_steps
     async def leave(self) -> None:
-        """Leave the group: no more is received from it, nor can be sent. Idempotent. What was
-        posted to it before goes out all the same.
+        """Leave the group. The socket then receives no datagrams from it, and cannot send to it.
+        Datagrams that were posted before are still sent. Idempotent.
 
         Raises:
-            EventLoopError: called outside of its event loop; the message says what became of the
+            EventLoopError: called outside of its event loop; the message says what happens to the
                 group.
 
-        Cancellation: the group is left all the same, and the call returns once it is.
+        Cancellation: the group is still left, and the call returns once it is left.
 
         See: man rdma_leave_multicast.
         """
@@ -196,8 +199,8 @@ async def join_group(
     timeout: float | None,
     groups: dict[str, MulticastGroup],
 ) -> MulticastGroup:
-    """Join a group with a datagram endpoint. See Datagram.join. The group is among `groups` until
-    it is left."""
+    """Join a group with a datagram endpoint. See `Datagram.join`. The group is in `groups` until it
+    is left."""
     if address in groups:
         raise ValueError(f"{address} is joined already: leave it first")
     identifier = Identifier(endpoint.reactor.channel, PortSpace.UDP)

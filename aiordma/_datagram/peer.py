@@ -8,7 +8,7 @@ from aiordma.verbs import AddressVector
 __all__ = ("MOST_QKEY", "MOST_QPN", "UDP_QKEY", "DatagramPeer")
 
 UDP_QKEY = 0x01234567
-"""RDMA_UDP_QKEY of rdma_cma.h: what every endpoint of the UDP port space has as its key."""
+"""RDMA_UDP_QKEY of rdma_cma.h: the qkey of every endpoint of the UDP port space."""
 
 MOST_QPN = 0xFFFFFF
 MOST_QKEY = 0xFFFFFFFF
@@ -18,20 +18,20 @@ MOST_QKEY = 0xFFFFFFFF
 class DatagramPeer:
     """Destination of datagrams: a queue pair and the path to it.
 
-    `Datagram.resolve` asks the peer's connection manager for one, `DatagramMessage.source` is one,
-    `Datagram.peer` makes one from numbers that were learned some other way.
+    `Datagram.resolve` queries the peer's connection manager for it. `DatagramMessage.source` is the
+    sender of a datagram. `Datagram.peer` makes one from numbers from another source.
 
     Attributes:
-        address: the path to its port.
-        qpn: its queue pair's number.
-        qkey: what a datagram must carry to be received; the device drops others without a report.
-            (One with its highest bit set makes the device send our own queue pair's, man
-            ibv_post_send.)
-        private_data: from its program, for those that resolve it; RDMA pads it with zeros. Peers
-            that differ only in it are equal.
+        address: the path to the peer's port.
+        qpn: the peer's queue pair number.
+        qkey: the key that a datagram to the peer must contain; the peer's device silently drops
+            other datagrams. (If the highest bit is set, devices other than rxe send the local queue
+            pair's qkey instead, man ibv_post_send.)
+        private_data: the data that the peer's program sends to peers that resolve it; RDMA pads it
+            with zeros. It is ignored when peers are compared.
 
     Raises:
-        TypeError, ValueError: a field is of another type, or out of range; the message names it.
+        TypeError, ValueError: a field is of the wrong type, or out of range; the message names it.
     """
 
     address: AddressVector

@@ -1,6 +1,6 @@
 """Datagrams in order of arrival.
 
-Nobody waits for us: what meets no posted receive is dropped by the device.
+There is no flow control: the device drops a datagram for which no receive is posted.
 """
 
 from aiordma._datagram.message import DatagramMessage, Senders
@@ -13,7 +13,7 @@ __all__ = ("DatagramQueue",)
 
 
 class DatagramQueue(Arrivals[DatagramMessage]):
-    """The pooled receives of one datagram socket, each of `size` bytes, the GRH's among them."""
+    """The pooled receives of one datagram socket, each of `size` bytes including the GRH."""
 
     def __init__(self, endpoint: Endpoint, size: int, senders: Senders) -> None:
         super().__init__(endpoint, size, pause=1)

@@ -1,4 +1,4 @@
-"""Asking a peer's connection manager for its queue pair of a port (SIDR), a step at a time."""
+"""Queries a peer's connection manager for the queue pair of a port (SIDR)."""
 
 import socket
 
@@ -29,10 +29,10 @@ async def resolve_peer(
     parameters: ConnectionParameters,
     timeout: float | None,
 ) -> DatagramPeer:
-    """Return who takes datagrams at a port. See Datagram.resolve.
+    """Return the peer that takes datagrams at a port. See `Datagram.resolve`.
 
-    It is asked with an identifier of its own, bound to the address `source`, that is gone at the
-    end however this ends.
+    The query uses its own identifier, bound to the address `source`. The identifier is destroyed at
+    the end in every case.
     """
     what = f"resolve {host}:{port}"
     timeout_ms = milliseconds(timeout)
@@ -40,7 +40,7 @@ async def resolve_peer(
     try:
         with anyio.fail_after(timeout):
             family = socket.AF_INET6 if ":" in source else socket.AF_INET
-            reactor.retain()  # before the first wait: it may be closed meanwhile
+            reactor.retain()  # before the first wait, during which its last user can close it
             async with new_identifier(reactor, PortSpace.UDP) as identifier:
                 reactor.subscribe(identifier, waiter.handle)
                 numeric = await numeric_address(host, family)
