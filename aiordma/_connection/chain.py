@@ -80,7 +80,7 @@ class _Collected:
 
     def post(self) -> None:
         """Post all requests."""
-        if len(self._works) == self.port.count:  # none is plain
+        if len(self._works) == self.port.count:  # no request is plain
             requests = self.port.requests()
             self._endpoint.sends.post_prepared(
                 self._works, requests, signal_last_only=self._signal_last_only

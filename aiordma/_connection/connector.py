@@ -105,9 +105,9 @@ async def connect(
         RdmaConnectionError: the driver refused a call, for instance because this process has no
             file descriptors left; the message names the limit. `errno` is the call's.
         NoDeviceError: a real device is required by name, and there is no such device.
-        TypeError, ValueError: an argument is invalid; the message names it, and what is expected.
+        TypeError, ValueError: an argument is invalid; the message names it and the expected value.
         ClosedError, EventLoopError: `shared_receive` is closed, or belongs to another event loop.
-        ForkError: this process is a child of one that used real devices.
+        ForkError: this process is a forked child of a process that used real devices.
 
     Cancellation: nothing is left; the peer's connection ends, if it was established.
 
@@ -156,9 +156,9 @@ async def prepare_connection(
         RdmaConnectionError: the driver refused a call, for instance because this process has no
             file descriptors left.
         NoDeviceError: a real device is required by name, and there is no such device.
-        TypeError, ValueError: an argument is invalid; the message names it, and what is expected.
+        TypeError, ValueError: an argument is invalid; the message names it and the expected value.
         ClosedError, EventLoopError: `shared_receive` is closed, or belongs to another event loop.
-        ForkError: this process is a child of one that used real devices.
+        ForkError: this process is a forked child of a process that used real devices.
 
     Cancellation: nothing is left, and the peer was not contacted.
     """

@@ -102,10 +102,10 @@ async def listen(
     Raises:
         NoDeviceError: a real device is required by name, and there is no such device.
         AddressError: the host's name does not resolve.
-        TypeError, ValueError: an argument is invalid; the message names it, and what is expected.
+        TypeError, ValueError: an argument is invalid; the message names it and the expected value.
         VerbsCallError: the address or port is not available, or there are no file descriptors left;
             the message says why.
-        ForkError: this process is a child of one that used real devices.
+        ForkError: this process is a forked child of a process that used real devices.
 
     Cancellation: nothing is left; no peer was accepted.
 

@@ -52,13 +52,13 @@ async def open_shared_receive(
             built-in device. With "auto", it is used for an address that no real device has.
 
     Raises:
-        AddressError: the address is on no RDMA device, or on another one.
+        AddressError: no RDMA device has the address, or another device than the required one has.
         NotSupportedError: the device has no shared receive queues.
-        TypeError: an argument is of the wrong type; the message says what is expected.
+        TypeError: an argument is of the wrong type; the message names the expected type.
         ValueError: an argument is out of range; the message names it and the limit.
         NoDeviceError: a real device is required by name, and there is no such device.
         VerbsCallError: the driver refused.
-        ForkError: this process is a child of one that used real devices.
+        ForkError: this process is a forked child of a process that used real devices.
 
     Cancellation: nothing is left.
 

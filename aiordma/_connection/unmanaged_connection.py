@@ -92,7 +92,7 @@ async def open_queue_pair(
             names it.
         VerbsCallError: the driver refused.
         ClosedError, EventLoopError: `shared_receive` is closed, or belongs to another event loop.
-        ForkError: this process is a child of one that used real devices.
+        ForkError: this process is a forked child of a process that used real devices.
 
     Cancellation: nothing is left.
 

@@ -56,7 +56,7 @@ def message_work(
 
     Raises:
         ValueError, TypeError: a value is not a number or out of range, or both are given.
-        NotSupportedError: the device has no immediate data, or no windows.
+        NotSupportedError: the device does not support immediate data, or SEND with invalidate.
     """
     endpoint.require_usable()
     if immediate is not None:

@@ -127,9 +127,9 @@ async def open_datagram(
         AddressError: the host's name does not resolve, or the address belongs to another device
             than the required one.
         NoDeviceError: a real device is required by name, and there is no such device.
-        TypeError, ValueError: an argument is invalid; the message names it, and what is expected.
+        TypeError, ValueError: an argument is invalid; the message names it and the expected value.
         VerbsCallError: the address or port is not available; the message says why.
-        ForkError: this process is a child of one that used real devices.
+        ForkError: this process is a forked child of a process that used real devices.
 
     Cancellation: nothing is left.
 
@@ -205,7 +205,7 @@ async def _bound(
         if wanted is not None and name != wanted:
             raise AddressError(f"{numeric} is {name}'s, not {wanted}'s, which was asked for")
         if not hub.attributes.max_ah:
-            # Devices without address handles have no UD queue pairs either: iWARP's.
+            # Devices without address handles (iWARP) have no UD queue pairs either.
             raise NotSupportedError(f"datagrams: {name} has none (max_ah 0)")
     # From here the endpoint owns the identifier, and the use of the reactor.
     endpoint = DatagramEndpoint(reactor, hub, identifier, options, private_data, most_handles)
