@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -229,6 +230,24 @@ def test_a_queue_pair_of_the_programs_own_is_connected_by_its_number(players: Pl
         expect(players.channel, CmEventType.DISCONNECTED)
     for _, pair in ends:
         assert pair.state is QueuePairState.ERR
+
+
+def test_request_follows_its_listener_to_a_new_channel(players: Players) -> None:
+    """The new channel counts both identifiers, so its destruction leaves no pointer to it."""
+    listener, port = players.listener()
+    table = listener.provider
+    with closing(socket.create_connection((HOST, port), timeout=5)) as peer:
+        peer.sendall(Frame().pack())
+        select.select([players.channel.fd], [], [], 10)
+        new = table.create_event_channel()
+        assert table.migrate_id(listener.pointer, new) == 0
+        event = ffi.new("struct aiordma_cm_event *")
+        assert lib.aiordma_next_cm_event(table.table, new, event) == 1
+        request = ffi.cast("struct rdma_cm_id *", event.id)
+        assert request.channel == listener.pointer.channel == new
+        table.destroy_id(request)
+        table.destroy_event_channel(new)
+    assert listener.pointer.channel == ffi.NULL
 
 
 # -- TCP's own ways --------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ struct rdma_cm_event;
 
 struct rdma_cm_id {
     struct ibv_context *verbs;
+    struct rdma_event_channel *channel;
     struct ibv_qp *qp;
     enum rdma_port_space ps;
     uint8_t port_num;

@@ -288,6 +288,15 @@ static struct rdma_event_channel *create_event_channel(void)
     return &channel->ibv;
 }
 
+static void move_to(struct rdma_cm_id *id, struct rdma_event_channel *channel)
+{
+    if (id->channel)
+        channel_of(id->channel)->identifiers--;
+    id->channel = channel;
+    if (channel)
+        channel_of(channel)->identifiers++;
+}
+
 static struct sw_identifier *any_on(const struct rdma_event_channel *channel)
 {
     struct sw_identifier *each = sw_identifiers;
@@ -309,8 +318,7 @@ static void destroy_event_channel(struct rdma_event_channel *raw)
      * the start, because dropping a listener's requests also frees identifiers. */
     while (channel->identifiers && (left = any_on(raw))) {
         sw_drop_events(left);
-        left->ibv.channel = NULL;
-        channel->identifiers--;
+        move_to(&left->ibv, NULL);
     }
     sw_device.counts.event_channels--;
     sw_unlock();
@@ -367,14 +375,10 @@ static int migrate_id(struct rdma_cm_id *id, struct rdma_event_channel *raw)
     }
     sw_lock();
     struct rdma_event_channel *old = id->channel;
-    id->channel = raw;
-    channel_of(raw)->identifiers++;
-    if (old) {
-        channel_of(old)->identifiers--;
-        while (old != raw && (event = take_one_of(channel_of(old), identifier))) {
-            event->ibv.id->channel = raw; /* of a request, this is the new identifier */
-            append(channel_of(raw), event);
-        }
+    move_to(id, raw);
+    while (old && old != raw && (event = take_one_of(channel_of(old), identifier))) {
+        move_to(event->ibv.id, raw); /* of a request, this is the new identifier */
+        append(channel_of(raw), event);
     }
     while (identifier->unacknowledged)
         sw_wait();
