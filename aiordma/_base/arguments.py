@@ -9,6 +9,7 @@ import math
 import reprlib
 import sys
 from collections.abc import Iterable
+from enum import IntEnum
 from operator import index
 from typing import Any, TypeVar
 
@@ -36,7 +37,7 @@ __all__ = (
     "wrong_value",
 )
 
-Member = TypeVar("Member")
+Member = TypeVar("Member", bound=IntEnum)
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
@@ -194,14 +195,13 @@ def member(value: Any, name: str, kind: type[Member], call: str = "") -> Member:
     """
     if isinstance(value, kind):
         return value
-    known = [f"{kind.__name__}.{one.name}" for one in kind]  # type: ignore[attr-defined]
+    known = [f"{kind.__name__}.{one.name}" for one in kind]
     expected = f"one of {', '.join(known)}" if len(known) <= 16 else f"a {kind.__name__}"
     if isinstance(value, bool) or not isinstance(value, int):
         raise wrong_type(value, name, expected, call)
-    for one in kind:  # type: ignore[attr-defined]
+    for one in kind:
         if one == value:
-            found: Member = one
-            return found
+            return one
     raise wrong_value(value, name, expected, call)
 
 
