@@ -43,7 +43,9 @@ async def ask(socket: aiordma.Datagram, peer: aiordma.DatagramPeer, number: int,
 async def use(address: str, bind: str, port: int) -> None:
     async with aiordma.open_datagram(bind) as socket:
         peer = await socket.resolve(address, port)
-        print(f"the service is queue pair {peer.qpn:#x}; datagrams carry up to {socket.mtu} bytes")
+        print(
+            f"the service is queue pair {peer.qp_num:#x}; datagrams carry up to {socket.mtu} bytes"
+        )
         for number, text in enumerate(("who", "is", "there")):
             print(f"{text} -> {await ask(socket, peer, number, text)}")
 

@@ -61,7 +61,7 @@ class ConnectionParameters:
     rdma_connect).
 
     The retry counts are 3-bit numbers; an `rnr_retry_count` of 7 retries without limit.
-    librdmacm uses `qpn` and `shared_receive` only if the identifier has no queue pair of its own:
+    librdmacm uses `qp_num` and `shared_receive` only if the identifier has no queue pair itself:
     the queue pair was created without librdmacm, or an accept in the UDP port space names a shared
     queue pair. `shared_receive` states that this queue pair uses a shared receive queue.
     `flow_control` states that the device has end-to-end flow control.
@@ -72,7 +72,7 @@ class ConnectionParameters:
     initiator_depth: int = DEVICE_MAXIMUM
     retry_count: int = 6
     rnr_retry_count: int = 7
-    qpn: int = 0
+    qp_num: int = 0
     shared_receive: bool = False
     flow_control: bool = True
 
@@ -93,7 +93,7 @@ class ConnectionParameters:
             ("initiator_depth", 255),
             ("retry_count", 7),
             ("rnr_retry_count", 7),
-            ("qpn", 0xFFFFFF),
+            ("qp_num", 0xFFFFFF),
         ):
             whole_number(getattr(self, name), name, 0, most)
 
@@ -110,7 +110,7 @@ class ConnectionParameters:
         raw.retry_count = self.retry_count
         raw.rnr_retry_count = self.rnr_retry_count
         raw.srq = self.shared_receive
-        raw.qp_num = self.qpn
+        raw.qp_num = self.qp_num
         return raw, data
 
 

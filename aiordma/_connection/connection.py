@@ -195,7 +195,7 @@ class Connection(ObjectStream[bytes]):
         """The number of the local queue pair (`ibv_qp.qp_num`), which identifies it in the device,
         in traces and in the peer's `query().dest_qp_num`. The property does not change when the
         connection closes, but the device can then give the number to another queue pair."""
-        return self._endpoint.qpn
+        return self._endpoint.qp_num
 
     @property
     def context(self) -> Context:

@@ -103,7 +103,7 @@ class ConnectionRequest:
             initiator_depth=event.initiator_depth,
             retry_count=event.retry_count,
             rnr_retry_count=event.rnr_retry_count,
-            qpn=event.qpn,
+            qp_num=event.qp_num,
             shared_receive=event.shared_receive,
             flow_control=event.flow_control,
         )

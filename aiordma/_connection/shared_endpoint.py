@@ -340,8 +340,8 @@ class SharedReceiveEndpoint:
         if self._process != here.pid:
             return
         error = request.exception()
-        qpn = error.qp_num if isinstance(error, WorkCompletionError) else 0
-        member = self._members.find(qpn)
+        qp_num = error.qp_num if isinstance(error, WorkCompletionError) else 0
+        member = self._members.find(qp_num)
         (self if member is None else member.endpoint).unretrieved.add(request)
 
     def request_ended(self, request: WorkRequest) -> None:

@@ -65,24 +65,24 @@ class SharedReceiveMembers:
 
     # -- members by queue pair number ---------------------------------------------------------
 
-    def find(self, qpn: int) -> _Member | None:
+    def find(self, qp_num: int) -> _Member | None:
         """Return the member whose queue pair has this number; None once it is closed."""
-        return self._by_number.get(qpn)
+        return self._by_number.get(qp_num)
 
     def serve(self, endpoint: Endpoint, messages: MessageQueue, connection: Connection) -> None:
         """Deliver the receives that the endpoint's queue pair consumes. Call this before its
         handshake."""
-        if endpoint.qpn in self._by_number:
+        if endpoint.qp_num in self._by_number:
             # An earlier queue pair had this number. Deliver its remaining completions first.
             self._hub.drain()
-        self._by_number[endpoint.qpn] = _Member(endpoint, messages, connection)
+        self._by_number[endpoint.qp_num] = _Member(endpoint, messages, connection)
         self._hear_of_last(endpoint)
         endpoint.life.on_close.append(lambda: self._forget(endpoint))
 
     def _forget(self, endpoint: Endpoint) -> None:
-        member = self._by_number.get(endpoint.qpn)
+        member = self._by_number.get(endpoint.qp_num)
         if member is not None and member.endpoint is endpoint:
-            del self._by_number[endpoint.qpn]
+            del self._by_number[endpoint.qp_num]
 
     # -- the last receive of a queue pair -----------------------------------------------------
 

@@ -49,13 +49,13 @@ class QueuePairAddress:
         TypeError, ValueError: a field is of the wrong type or out of range; the message names it.
     """
 
-    qpn: int
+    qp_num: int
     psn: int
     gid: bytes
     lid: int = 0
 
     def __post_init__(self) -> None:
-        for name, most in (("qpn", 2**24 - 1), ("psn", 2**24 - 1), ("lid", MOST_LID)):
+        for name, most in (("qp_num", 2**24 - 1), ("psn", 2**24 - 1), ("lid", MOST_LID)):
             object.__setattr__(self, name, whole_number(getattr(self, name), name, 0, most))
         object.__setattr__(self, "gid", data(self.gid, "gid"))
         if len(self.gid) != 16:
@@ -163,7 +163,7 @@ class UnmanagedConnection(Connection):
         self._port = port
         self._connecting = False
         self.address: QueuePairAddress = QueuePairAddress(
-            endpoint.qpn,
+            endpoint.qp_num,
             secrets.randbits(24),
             context.query_gid(port, gid_index),
             context.query_port(port).lid,
@@ -252,7 +252,7 @@ class UnmanagedConnection(Connection):
         pair, options = self._endpoint.queue_pair, self._endpoint.options
         device = self._endpoint.hub.attributes
         assert pair is not None
-        common = {"path_mtu": path_mtu, "dest_qp_num": peer.qpn, "rq_psn": peer.psn}
+        common = {"path_mtu": path_mtu, "dest_qp_num": peer.qp_num, "rq_psn": peer.psn}
         if self.service is QueuePairType.UC:
             pair.modify(QueuePairState.RTR, address=vector, **common)
             pair.modify(QueuePairState.RTS, sq_psn=self.address.psn)

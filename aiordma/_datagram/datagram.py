@@ -27,7 +27,7 @@ from aiordma._datagram.address_handles import PeerHandle
 from aiordma._datagram.endpoint import DatagramEndpoint
 from aiordma._datagram.message import DatagramMessage, DatagramReceive
 from aiordma._datagram.multicast import MulticastGroup, check_group, join_group
-from aiordma._datagram.peer import MOST_QKEY, MOST_QPN, UDP_QKEY, DatagramPeer
+from aiordma._datagram.peer import MOST_QKEY, MOST_QP_NUM, UDP_QKEY, DatagramPeer
 from aiordma._datagram.resolution import resolve_peer
 from aiordma._endpoint.registration import register, register_in_thread
 from aiordma._endpoint.staging import PARTS, Staging, call_of, several
@@ -266,7 +266,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
     @property
     def qp_num(self) -> int:
         """The number of the local queue pair. It does not change when the socket closes."""
-        return self._endpoint.qpn
+        return self._endpoint.qp_num
 
     @property
     def context(self) -> Context:
@@ -351,13 +351,15 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         )
         return replace(peer, address=endpoint.path(peer.address))
 
-    def peer(self, gid: bytes, qpn: int, qkey: int | None = None, *, lid: int = 0) -> DatagramPeer:
+    def peer(
+        self, gid: bytes, qp_num: int, qkey: int | None = None, *, lid: int = 0
+    ) -> DatagramPeer:
         """Return a peer for numbers from another source than `resolve`.
 
         Args:
             gid: the GID of the peer's port, 16 bytes; on RoCE its IP address (IPv4-mapped for
                 IPv4).
-            qpn: the peer's queue pair number.
+            qp_num: the peer's queue pair number.
             qkey: the peer's key; None: the same as the local one.
             lid: the InfiniBand address of the peer's port.
 
@@ -367,7 +369,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         gid = data(gid, "gid", "peer")
         if len(gid) != 16:
             raise ValueError(f"peer(): a gid has 16 bytes, and this has {len(gid)}")
-        qpn = whole_number(qpn, "qpn", 0, MOST_QPN, "peer")
+        qp_num = whole_number(qp_num, "qp_num", 0, MOST_QP_NUM, "peer")
         if qkey is not None:
             qkey = whole_number(qkey, "qkey", 0, MOST_QKEY, "peer")
         lid = whole_number(lid, "lid", 0, MOST_LID, "peer")
@@ -378,7 +380,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
             lid=lid,
             service_level=self._endpoint.service_level or 0,
         )
-        return DatagramPeer(way, qpn, self.qkey if qkey is None else qkey)
+        return DatagramPeer(way, qp_num, self.qkey if qkey is None else qkey)
 
     async def join(
         self, group: str, *, send_only: bool = False, timeout: float | None = 30.0
@@ -616,7 +618,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
                 f"{call}(): peer={shown(peer)}: {type(peer).__name__} is no DatagramPeer: "
                 "resolve() finds one, and a message's source is one"
             )
-        work.remote_qpn, work.remote_qkey = to.qpn, to.qkey
+        work.remote_qpn, work.remote_qkey = to.qp_num, to.qkey
         return work, to.address
 
     def _post(

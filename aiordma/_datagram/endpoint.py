@@ -74,7 +74,7 @@ class DatagramEndpoint(Endpoint):
     def __repr__(self) -> str:
         state = "" if self.cause is None else f": {self.state.value}"
         name = self.hub.context.device_name
-        return f"<Datagram {self.qpn:#x} at {self.local} on {name}{state}>"
+        return f"<Datagram {self.qp_num:#x} at {self.local} on {name}{state}>"
 
     @property
     def name(self) -> str:
@@ -140,7 +140,7 @@ class DatagramEndpoint(Endpoint):
         self.reactor.retain()
         identifier = Identifier(self.reactor.channel, key=event.new_key)
         if self.cause is None:
-            answer = ConnectionParameters(private_data=self._private_data, qpn=self.qpn)
+            answer = ConnectionParameters(private_data=self._private_data, qp_num=self.qp_num)
             try:
                 identifier.accept(answer)
             except VerbsCallError as error:

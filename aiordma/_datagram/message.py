@@ -110,10 +110,12 @@ class DatagramArrival:
 
     def __repr__(self) -> str:
         beside = "" if self.immediate is None else f", immediate {self.immediate:#x}"
-        return f"<{type(self).__name__} of {self.length} bytes from {self.sender_qpn:#x}{beside}>"
+        return (
+            f"<{type(self).__name__} of {self.length} bytes from {self.sender_qp_num:#x}{beside}>"
+        )
 
     @property
-    def sender_qpn(self) -> int:
+    def sender_qp_num(self) -> int:
         """The number of the sender's queue pair."""
         return self._completion.src_qp
 

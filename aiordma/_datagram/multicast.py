@@ -124,7 +124,7 @@ class MulticastGroup:
         if event.address is None or event.address.gid is None:
             raise MulticastError(f"join {self.address}: no way to the group was given")
         self._endpoint.require_usable()
-        self._peer = DatagramPeer(event.address, event.qpn, event.qkey)
+        self._peer = DatagramPeer(event.address, event.qp_num, event.qkey)
         if not self.send_only:
             await in_thread(self._endpoint.loop, self._attach)
 

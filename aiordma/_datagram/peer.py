@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from aiordma._base.arguments import instance, whole_number
 from aiordma.verbs import AddressVector
 
-__all__ = ("MOST_QKEY", "MOST_QPN", "UDP_QKEY", "DatagramPeer")
+__all__ = ("MOST_QKEY", "MOST_QP_NUM", "UDP_QKEY", "DatagramPeer")
 
 UDP_QKEY = 0x01234567
 """RDMA_UDP_QKEY of rdma_cma.h: the qkey of every endpoint of the UDP port space."""
 
-MOST_QPN = 0xFFFFFF
+MOST_QP_NUM = 0xFFFFFF
 MOST_QKEY = 0xFFFFFFFF
 
 
@@ -23,7 +23,7 @@ class DatagramPeer:
 
     Attributes:
         address: the path to the peer's port.
-        qpn: the peer's queue pair number.
+        qp_num: the peer's queue pair number.
         qkey: the key that a datagram to the peer must contain; the peer's device silently drops
             other datagrams. (If the highest bit is set, devices other than rxe send the local queue
             pair's qkey instead, man ibv_post_send.)
@@ -35,11 +35,11 @@ class DatagramPeer:
     """
 
     address: AddressVector
-    qpn: int
+    qp_num: int
     qkey: int = UDP_QKEY
     private_data: bytes = field(default=b"", compare=False)
 
     def __post_init__(self) -> None:
         instance(self.address, "address", AddressVector)
-        for name, most in (("qpn", MOST_QPN), ("qkey", MOST_QKEY)):
+        for name, most in (("qp_num", MOST_QP_NUM), ("qkey", MOST_QKEY)):
             object.__setattr__(self, name, whole_number(getattr(self, name), name, 0, most))

@@ -58,4 +58,4 @@ async def resolve_peer(
         raise ConnectTimeoutError(f"{what}: no answer within {timeout:g} s") from None
     if event.address is None:
         raise AddressError(f"{what}: the peer's answer says no way to it")
-    return DatagramPeer(event.address, event.qpn, event.qkey, event.private_data)
+    return DatagramPeer(event.address, event.qp_num, event.qkey, event.private_data)

@@ -139,7 +139,7 @@ class Endpoint:
         self._process = here.pid
         self._state = state
         self.queue_pair: QueuePair | None = None
-        self.qpn: int = 0
+        self.qp_num: int = 0
         self.service: QueuePairType = QueuePairType.RC
         self.capacity: Capacity = Capacity()
         self.max_message: int = 0
@@ -184,7 +184,7 @@ class Endpoint:
         """The endpoint's name in messages."""
         peer = self.identifier.peer_address
         if peer is None:
-            return f"queue pair {self.qpn:#x} of {self.hub.context.device_name}"
+            return f"queue pair {self.qp_num:#x} of {self.hub.context.device_name}"
         return f"the connection to {address_text(peer)}"
 
     async def open(
@@ -233,7 +233,7 @@ class Endpoint:
             shared_receive=None if shared is None else shared.raw,
         )
         self.capacity = self.queue_pair.capacity
-        self.qpn = self.queue_pair.qpn
+        self.qp_num = self.queue_pair.qp_num
         self.hub.on_queue_pair_error[self.queue_pair.key] = self.fail
 
     def _check_depths(self) -> None:
@@ -372,7 +372,7 @@ class Endpoint:
         the cause of the end, and the `__cause__` of flushes."""
         status, vendor_err = raw[1], raw[3]
         error = completion_error(
-            status, str(request), vendor_err=vendor_err, qp_num=self.qpn, retries=self.retries
+            status, str(request), vendor_err=vendor_err, qp_num=self.qp_num, retries=self.retries
         )
         if status != _FLUSH:
             if self._guesses:
@@ -431,9 +431,9 @@ class Endpoint:
         if isinstance(cause, FlushedError):
             earlier._fail(cause)
         else:
-            qpn = 0 if self.queue_pair is None else self.queue_pair.qpn
+            qp_num = 0 if self.queue_pair is None else self.queue_pair.qp_num
             opcode = int(earlier._completes_as)
-            earlier._complete((earlier.wr_id, 0, opcode, 0, 0, 0, qpn, 0, 0, 0, 0, 0, 0, 0))
+            earlier._complete((earlier.wr_id, 0, opcode, 0, 0, 0, qp_num, 0, 0, 0, 0, 0, 0, 0))
 
     def post_refused(self, error: int, is_receive: bool) -> None:
         """Raise the error of a post that the device refused. Nothing was posted, nothing is held.
@@ -553,7 +553,7 @@ class Endpoint:
     def _peer_is_silent(self) -> None:
         status, peer = int(WorkCompletionStatus.RETRY_EXC_ERR), self.identifier.peer_address
         what = f"the connection to {address_text(peer)}"
-        self.fail(completion_error(status, what, qp_num=self.qpn, retries=self.retries))
+        self.fail(completion_error(status, what, qp_num=self.qp_num, retries=self.retries))
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -650,7 +650,7 @@ class Endpoint:
 
     def _flushed(self, request: WorkRequest) -> Exception:
         self.hub.in_flight.take(request.wr_id)
-        error = FlushedError(_FLUSH, str(request), qp_num=self.qpn)
+        error = FlushedError(_FLUSH, str(request), qp_num=self.qp_num)
         error.__cause__ = self.cause
         return error
 

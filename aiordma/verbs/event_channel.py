@@ -28,7 +28,7 @@ class Event:
     identifier of a connection request. `responder_resources` and `initiator_depth` are those of the
     side that gets the event.
 
-    `address`, `qpn` and `qkey` are the destination of datagrams: the peer in the UDP port space
+    `address`, `qp_num` and `qkey` are the destination of datagrams: the peer in the UDP port space
     (with ESTABLISHED), or the multicast group (with MULTICAST_JOIN).
     """
 
@@ -41,7 +41,7 @@ class Event:
     initiator_depth: int
     retry_count: int
     rnr_retry_count: int
-    qpn: int
+    qp_num: int
     qkey: int = 0
     address: AddressVector | None = None
     flow_control: bool = False
@@ -120,7 +120,7 @@ class EventChannel(Resource):
                 rnr_retry_count=raw.rnr_retry_count,
                 flow_control=bool(raw.flow_control),
                 shared_receive=bool(raw.srq),
-                qpn=raw.qp_num,
+                qp_num=raw.qp_num,
                 qkey=raw.qkey,
                 address=AddressVector._read(raw.address)
                 if kind in _WITH_ADDRESS and raw.address.port_num

@@ -407,7 +407,7 @@ class Identifier(Resource):
             parameters,
             responder_resources=responder_resources,
             initiator_depth=initiator_depth,
-            qpn=pair.qpn,
+            qp_num=pair.qp_num,
             shared_receive=pair.has_shared_receive,
         )
         pair.modify(**self.init_qp_attr(QueuePairState.INIT))

@@ -219,7 +219,7 @@ class QueuePair(Resource):
             self._abandon()
             raise
         self.capacity: Capacity = Capacity._read(request.cap)
-        self.qpn: int = self.pointer.qp_num
+        self.qp_num: int = self.pointer.qp_num
         self.key: int = int(ffi.cast("uintptr_t", self.pointer))
 
     @classmethod
@@ -280,7 +280,9 @@ class QueuePair(Resource):
         )
 
     def __repr__(self) -> str:
-        return f"<QueuePair {self.qpn:#x} {self.service.name} of {self.domain.context.device_name}>"
+        return (
+            f"<QueuePair {self.qp_num:#x} {self.service.name} of {self.domain.context.device_name}>"
+        )
 
     def query(self, attributes: QueuePairAttribute = QueuePairAttribute.STATE) -> Any:
         """Return a struct ibv_qp_attr that has the given attributes.

@@ -39,7 +39,7 @@ class End:
             QueuePairState.RTR,
             address=AddressVector(gid=gid, gid_index=GID_INDEX),
             path_mtu=Mtu.MTU_1024,
-            dest_qp_num=peer.pair.qpn,
+            dest_qp_num=peer.pair.qp_num,
             rq_psn=0,
             max_dest_rd_atomic=1,
             min_rnr_timer=5,

@@ -68,7 +68,7 @@ class _VerbsPeer(SilentPeer):
         self._identifier = resolved(self._channel, port, stack)
         self._end = End(stack.enter_context(self._identifier.context()), stack)
         self._end.move(self._identifier, _S.INIT)
-        self._identifier.connect(ConnectionParameters(qpn=self._end.pair.qpn))
+        self._identifier.connect(ConnectionParameters(qp_num=self._end.pair.qp_num))
 
     def _finish(self) -> bytes:
         data = expect(self._channel, CmEventType.CONNECT_RESPONSE).private_data

@@ -374,8 +374,8 @@ async def test_a_datagram_socket_refuses_in_the_terms_of_the_call() -> None:
         )
         calls["peer"] = Call(
             lambda w, **k: socket.peer(**k),
-            lambda w: {"gid": socket.gid, "qpn": socket.qp_num},
-            {"gid": DATA, "qpn": Whole(24), "qkey": ANY32, "lid": Whole(16)},
+            lambda w: {"gid": socket.gid, "qp_num": socket.qp_num},
+            {"gid": DATA, "qp_num": Whole(24), "qkey": ANY32, "lid": Whole(16)},
         )
         calls["join"] = Call(
             lambda w, **k: socket.join(**k),

@@ -40,12 +40,12 @@ async def sockets(
 async def test_a_datagram_and_its_answer() -> None:
     async with sockets(other={"private_data": b"who I am"}) as (one, other, _):
         peer = await one.resolve(ADDRESS, other.port)
-        assert (peer.qpn, peer.qkey) == (other.qp_num, UDP_QKEY)
+        assert (peer.qp_num, peer.qkey) == (other.qp_num, UDP_QKEY)
         assert peer.private_data.rstrip(b"\0") == b"who I am"
         await one.send(b"hello", peer)
         message = await other.receive()
         assert (message.data, message.immediate) == (b"hello", None)
-        assert message.sender_qpn == message.source.qpn == one.qp_num
+        assert message.sender_qp_num == message.source.qp_num == one.qp_num
         await other.send(b"and back", message.source, immediate=0xFEEDBEEF)
         answer = await one.receive()
         assert (answer.data, answer.immediate) == (b"and back", 0xFEEDBEEF)
@@ -210,7 +210,7 @@ async def test_resolving_says_what_failed() -> None:
             await socket.resolve(*peer, timeout=0.2)
         with pytest.raises(ValueError, match="private_data of 181 bytes"):
             await socket.resolve(ADDRESS, socket.port, private_data=bytes(181))
-        assert (await socket.resolve(ADDRESS, socket.port)).qpn == socket.qp_num
+        assert (await socket.resolve(ADDRESS, socket.port)).qp_num == socket.qp_num
 
 
 @one_loop
@@ -361,5 +361,5 @@ def removal(key: int) -> Event:
         initiator_depth=0,
         retry_count=0,
         rnr_retry_count=0,
-        qpn=0,
+        qp_num=0,
     )

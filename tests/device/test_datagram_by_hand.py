@@ -86,7 +86,7 @@ class End:
             1,
             part.length,
             address=self.handle,
-            remote_qpn=(to or self).pair.qpn,
+            remote_qpn=(to or self).pair.qp_num,
             remote_qkey=qkey,
         )
         error, _ = self.pair.post_send_chain([work], [7], [SendFlag.SIGNALED])
@@ -121,7 +121,7 @@ def test_a_queue_pair_sends_to_itself(device: DeviceUnderTest) -> None:
         sent, received = sorted(end.completions(2), key=lambda completion: -completion.wr_id)
         assert (sent.status, received.status) == (WorkCompletionStatus.SUCCESS,) * 2
         assert received.byte_len == GRH_BYTES + 5
-        assert received.src_qp == end.pair.qpn
+        assert received.src_qp == end.pair.qp_num
         assert end.memory[4096 + GRH_BYTES :][:5] == b"hello"
 
 

@@ -62,4 +62,4 @@ async def test_a_cancelled_resolve_is_a_cancellation_and_not_the_sockets_end() -
                 await socket.resolve(*peer, timeout=None)
             assert scope.cancelled_caught
             assert not endpoint_of(socket)._resolving
-            assert (await socket.resolve(ADDRESS, socket.port)).qpn == socket.qp_num
+            assert (await socket.resolve(ADDRESS, socket.port)).qp_num == socket.qp_num

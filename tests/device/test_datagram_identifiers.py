@@ -86,14 +86,14 @@ def test_reply_names_the_queue_pair(stack: ExitStack) -> None:
     assert request.local_address == bed.listener.local_address
     assert request.peer_address == client.local_address
     assert request.device_key == client.device_key
-    request.accept(ConnectionParameters(private_data=b"who I am", qpn=0x123456))
+    request.accept(ConnectionParameters(private_data=b"who I am", qp_num=0x123456))
     found = expect(bed.channel, CmEventType.ESTABLISHED)
     assert found.key == client.key
     assert found.private_data == b"who I am".ljust(136, b"\0")
-    assert (found.qpn, found.qkey) == (0x123456, UDP_QKEY)
+    assert (found.qp_num, found.qkey) == (0x123456, UDP_QKEY)
     assert no_event(bed.channel)
     with pytest.raises(aiordma.VerbsCallError):
-        request.accept(ConnectionParameters(qpn=1))  # answered already
+        request.accept(ConnectionParameters(qp_num=1))  # answered already
     with pytest.raises(aiordma.VerbsCallError):
         client.connect(ConnectionParameters())
 
@@ -141,9 +141,9 @@ def test_a_listener_that_is_gone_leaves_its_questions_to_be_answered(stack: Exit
         pass
     assert len(events) == 1
     bed.listener.close()
-    request.accept(ConnectionParameters(qpn=5))
+    request.accept(ConnectionParameters(qp_num=5))
     found = expect(bed.channel, CmEventType.ESTABLISHED)
-    assert (found.key, found.qpn) == (client.key, 5)
+    assert (found.key, found.qp_num) == (client.key, 5)
     late.close()
     refused = expect(bed.channel, CmEventType.UNREACHABLE)
     assert (refused.key, refused.status) == (other.key, REFUSED)
@@ -190,7 +190,7 @@ def test_questions_beyond_the_backlog_wait_to_be_repeated(stack: ExitStack) -> N
         assert event.type is CmEventType.CONNECT_REQUEST
         request = Identifier(bed.channel, PortSpace.UDP, key=event.new_key)
         stack.enter_context(request)
-        request.accept(ConnectionParameters(qpn=number))
+        request.accept(ConnectionParameters(qp_num=number))
         answered.append(expect(away, CmEventType.ESTABLISHED).key)
     assert sorted(answered) == sorted(client.key for client in clients)
 
@@ -214,10 +214,10 @@ def test_shared_port_delivers_replies_to_their_sender(stack: ExitStack) -> None:
         event = expect(bed.channel, CmEventType.CONNECT_REQUEST)
         request = Identifier(bed.channel, PortSpace.UDP, key=event.new_key)
         requests.append(stack.enter_context(request))
-    for client, request, qpn in zip((one, other), requests, (3, 4), strict=True):
-        request.accept(ConnectionParameters(qpn=qpn))
+    for client, request, qp_num in zip((one, other), requests, (3, 4), strict=True):
+        request.accept(ConnectionParameters(qp_num=qp_num))
         found = expect(bed.channel, CmEventType.ESTABLISHED)
-        assert (found.key, found.qpn) == (client.key, qpn)
+        assert (found.key, found.qp_num) == (client.key, qp_num)
 
 
 def test_a_wildcard_answers_from_the_address_that_was_asked(stack: ExitStack) -> None:
@@ -239,7 +239,7 @@ def test_a_wildcard_answers_from_the_address_that_was_asked(stack: ExitStack) ->
         stack.enter_context(request)
         assert request.local_address is not None
         assert request.local_address[:2] == (host, port)
-        request.accept(ConnectionParameters(qpn=9))
+        request.accept(ConnectionParameters(qp_num=9))
         assert expect(bed.channel, CmEventType.ESTABLISHED).key == client.key
 
 
@@ -255,7 +255,7 @@ def test_joining_says_the_way(stack: ExitStack) -> None:
     member = bed.bound()
     member.join_multicast(GROUP)
     event = expect(bed.channel, CmEventType.MULTICAST_JOIN)
-    assert (event.key, event.qpn, event.qkey) == (member.key, 0xFFFFFF, UDP_QKEY)
+    assert (event.key, event.qp_num, event.qkey) == (member.key, 0xFFFFFF, UDP_QKEY)
     assert event.address is not None
     assert event.address.gid == bytes(10) + b"\xff\xff" + ipaddress.ip_address(GROUP).packed
     member.leave_multicast(GROUP)
@@ -344,7 +344,7 @@ def test_an_identifiers_own_queue_pair_is_in_its_groups(stack: ExitStack) -> Non
     member, _, theirs, other, region_of_other = ends[1]
     (received,) = polled(theirs)
     assert (received.wr_id, received.byte_len) == (1, 45)
-    assert received.src_qp == pair.qpn
+    assert received.src_qp == pair.qp_num
     other.post_recv(2, [region_of_other[500:600]])
     member.leave_multicast(GROUP)
     send(6)

@@ -76,7 +76,7 @@ async def test_what_another_implementation_sends_is_received(host: str) -> None:
                 sender.sendto(pack(packet, ends), ends[1])
                 message = await socket.receive()
                 assert (message.data, message.immediate) == (data, length)
-                assert message.source.qpn == QPN
+                assert message.source.qp_num == QPN
                 assert message.source.address.gid == gid_of(host)
 
 
@@ -147,7 +147,7 @@ async def test_a_question_is_answered_and_its_repetition_from_memory(host: str) 
             asked(asker, Question(ends, private_data=b"who asks"))
             answer = await heard(asker, ends)
             assert answer.status == 0
-            assert (answer.qpn, answer.qkey) == (socket.qp_num, UDP_QKEY)
+            assert (answer.qp_num, answer.qkey) == (socket.qp_num, UDP_QKEY)
             assert (answer.number, answer.transaction) == (0x11223344, 0x5566778899AABBCC)
             assert answer.service == UDP_SERVICES | socket.port
             assert answer.private_data == b"who I am".ljust(136, b"\0")
@@ -170,7 +170,7 @@ async def test_request_to_closed_port_gets_a_rejection() -> None:
             ends = (host, asker.getsockname()[1]), (host, socket.port)
             asked(asker, Question(ends))
             answer = await heard(asker, ends)
-            assert (answer.status, answer.qpn, answer.qkey) == (1, 0, 0)
+            assert (answer.status, answer.qp_num, answer.qkey) == (1, 0, 0)
 
 
 @one_loop
@@ -198,7 +198,7 @@ async def test_malformed_request_gets_no_reply(wrong: str) -> None:
             asked(asker, Question(ends, number=7))
             # Of two that are answered, the first is answered first.
             answer = await heard(asker, ends)
-            assert (answer.number, answer.qpn) == (7, socket.qp_num)
+            assert (answer.number, answer.qp_num) == (7, socket.qp_num)
 
 
 @one_loop
@@ -228,7 +228,7 @@ async def test_request_repeats_and_ignores_wrong_replies() -> None:
                     mad[spoil] ^= 1
                     mad[34] = 0
                 peer.sendto(pack(Packet(bytes(mad), 1, 1, 0x80010000), ends), ends[1])
-        assert found[0].qpn == 0x123456
+        assert found[0].qp_num == 0x123456
 
 
 # -- networks of small packets --------------------------------------------------------------------

@@ -141,7 +141,7 @@ def _error(group: aiordma.MulticastGroup) -> Event:
         initiator_depth=0,
         retry_count=0,
         rnr_retry_count=0,
-        qpn=0,
+        qp_num=0,
     )
 
 

@@ -45,12 +45,12 @@ async def test_a_request_shows_the_retries_that_the_peer_asks_for() -> None:
         assert shown.flow_control
         assert not (await asked(listener, flow_control=False)).flow_control
         async with aiordma.prepare_connection(ADDRESS, listener.port) as client:
-            qpn = client.qp_num
+            qp_num = client.qp_num
             connecting = Outcome()
             async with anyio.create_task_group() as group:
                 group.start_soon(connecting.of, client.establish)
                 request = await listener.request()
-                assert request.parameters.qpn == qpn
+                assert request.parameters.qp_num == qp_num
                 await request.reject()
 
 

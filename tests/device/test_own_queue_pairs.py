@@ -64,17 +64,17 @@ def answered(ece: Ece | None = None) -> Iterator[tuple[EventChannel, list[Identi
         ours.move(client, S.INIT)
         if ece is not None:
             client.set_local_ece(ece)
-        client.connect(ConnectionParameters(qpn=ours.pair.qpn))
+        client.connect(ConnectionParameters(qp_num=ours.pair.qp_num))
         request = expect(channel, CmEventType.CONNECT_REQUEST)
-        assert request.qpn == ours.pair.qpn
+        assert request.qp_num == ours.pair.qp_num
         server = stack.enter_context(Identifier(channel, key=request.new_key))
         theirs.move(server, S.INIT, S.RTR, S.RTS)
         if ece is not None:
             assert server.remote_ece == ece
             server.set_local_ece(Ece(ece.vendor_id, ece.options & 1))
-        server.accept(ConnectionParameters(qpn=theirs.pair.qpn))
+        server.accept(ConnectionParameters(qp_num=theirs.pair.qp_num))
         response = expect(channel, CmEventType.CONNECT_RESPONSE)
-        assert (response.key, response.qpn) == (client.key, theirs.pair.qpn)
+        assert (response.key, response.qp_num) == (client.key, theirs.pair.qp_num)
         yield channel, [client, server], [ours, theirs]
 
 
@@ -164,7 +164,7 @@ def test_options_that_do_not_suit_are_a_refusal_of_their_own() -> None:
         client = resolved(channel, port, stack)
         end = End(stack.enter_context(client.context()), stack)
         client.set_local_ece(Ece(0x15B3, 7))
-        client.connect(ConnectionParameters(qpn=end.pair.qpn))
+        client.connect(ConnectionParameters(qp_num=end.pair.qp_num))
         request = expect(channel, CmEventType.CONNECT_REQUEST)
         with Identifier(channel, key=request.new_key) as server:
             with pytest.raises(ValueError, match="at most 148"):

@@ -107,7 +107,7 @@ async def test_wrong_addresses_and_arguments_are_refused(device: DeviceUnderTest
     with pytest.raises(aiordma.NoDeviceError, match=name):
         await aiordma.open_queue_pair("none0")
     refused: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"qpn": 2**24}, "24 bits"),
+        ({"qp_num": 2**24}, "24 bits"),
         ({"psn": -1}, "24 bits"),
         ({"gid": b"short"}, "16 bytes"),
         ({"lid": 2**16}, "16 bits"),

@@ -44,7 +44,7 @@ def test_two_queue_pairs_connected_by_hand_exchange_messages(device: DeviceUnder
         assert (sent.wr_id, sent.operation, sent.ok) == (7, WorkCompletionOpcode.SEND, True)
         assert (received.wr_id, received.operation) == (5, WorkCompletionOpcode.RECV)
         assert received.byte_len == 7
-        assert received.qp_num == other.pair.qpn
+        assert received.qp_num == other.pair.qp_num
         assert bytes(target.view[:8]) == b"by hand\0"
         assert one.queue.poll() == []
 

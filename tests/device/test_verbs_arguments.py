@@ -169,13 +169,13 @@ CALLS: dict[str, tuple[Use, Callable[[World], dict[str, Any]], dict[str, object]
     ),
     "DatagramPeer": (
         lambda w, **k: aiordma.DatagramPeer(**k),
-        lambda w: {"address": w.vector, "qpn": 1},
-        {"address": An, "qpn": Whole(24), "qkey": Whole(32)},
+        lambda w: {"address": w.vector, "qp_num": 1},
+        {"address": An, "qp_num": Whole(24), "qkey": Whole(32)},
     ),
     "QueuePairAddress": (
         lambda w, **k: aiordma.QueuePairAddress(**k),
-        lambda w: {"qpn": 1, "psn": 1, "gid": bytes(16)},
-        {"qpn": Whole(24), "psn": Whole(24), "gid": DATA, "lid": Whole(16)},
+        lambda w: {"qp_num": 1, "psn": 1, "gid": bytes(16)},
+        {"qp_num": Whole(24), "psn": Whole(24), "gid": DATA, "lid": Whole(16)},
     ),
     "Ece": (
         lambda w, **k: aiordma.Ece(**k),
@@ -235,7 +235,7 @@ CALLS: dict[str, tuple[Use, Callable[[World], dict[str, Any]], dict[str, object]
             "private_data": DATA,
             "responder_resources": Whole(8),
             "retry_count": Whole(3),
-            "qpn": Whole(24),
+            "qp_num": Whole(24),
         },
     ),
     "reject": (

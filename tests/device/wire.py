@@ -116,7 +116,7 @@ class Answer:
     number: int
     transaction: int
     status: int
-    qpn: int
+    qp_num: int
     qkey: int
     service: int
     private_data: bytes
@@ -131,8 +131,8 @@ def answer_of(data: bytes, ends: Ends) -> Answer:
     assert mad[:4] == bytes([1, 7, 2, 3])
     (transaction, attribute) = struct.unpack(">QH", mad[8:18])
     assert attribute == 0x18
-    number, status, _, _, qpn, service, qkey = struct.unpack(">IBBHIQI", mad[24:48])
-    return Answer(number, transaction, status, qpn >> 8, qkey, service, mad[120:])
+    number, status, _, _, qp_num, service, qkey = struct.unpack(">IBBHIQI", mad[24:48])
+    return Answer(number, transaction, status, qp_num >> 8, qkey, service, mad[120:])
 
 
 def plain_socket(host: str) -> socket.socket:

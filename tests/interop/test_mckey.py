@@ -22,7 +22,7 @@ async def test_a_c_sender() -> None:
         assert "data transfers complete\n" in program.output
     assert [len(message.data) for message in messages] == [333] * COUNT
     # What it puts beside each datagram is its queue pair's number.
-    assert {message.immediate for message in messages} == {messages[0].sender_qpn}
+    assert {message.immediate for message in messages} == {messages[0].sender_qp_num}
 
 
 async def test_a_c_sender_that_joined_only_to_send() -> None:

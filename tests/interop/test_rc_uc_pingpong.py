@@ -28,15 +28,15 @@ events = pytest.mark.parametrize("options", [(), ("-e",)], ids=["polling", "even
 
 
 def line_of(address: QueuePairAddress) -> bytes:
-    numbers = f"{address.lid:04x}:{address.qpn:06x}:{address.psn:06x}"
+    numbers = f"{address.lid:04x}:{address.qp_num:06x}:{address.psn:06x}"
     return f"{numbers}:{address.gid.hex()}\0".encode()
 
 
 def address_of(line: bytes) -> QueuePairAddress:
     match = LINE.fullmatch(line)
     assert match is not None, line
-    lid, qpn, psn, gid = (part.decode() for part in match.groups())
-    return QueuePairAddress(int(qpn, 16), int(psn, 16), bytes.fromhex(gid), int(lid, 16))
+    lid, qp_num, psn, gid = (part.decode() for part in match.groups())
+    return QueuePairAddress(int(qp_num, 16), int(psn, 16), bytes.fromhex(gid), int(lid, 16))
 
 
 async def open_pair(device: DeviceUnderTest, service: QueuePairType) -> aiordma.UnmanagedConnection:

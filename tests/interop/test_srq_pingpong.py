@@ -61,7 +61,7 @@ class Players:
 
     def lines(self) -> bytes:
         lines = [
-            f"{a.lid:04x}:{a.qpn:06x}:{a.psn:06x}:{a.gid.hex()}\0".encode()
+            f"{a.lid:04x}:{a.qp_num:06x}:{a.psn:06x}:{a.gid.hex()}\0".encode()
             for a in (pair.address for pair in self.pairs)
         ]
         nobody = f"{0:04x}:{0:06x}:{0:06x}:{0:032x}\0".encode()
@@ -70,9 +70,9 @@ class Players:
     async def connect(self, lines: bytes) -> None:
         """Connect each to the one of the same place at the peer."""
         for pair, match in zip(self.pairs, LINE.finditer(lines.decode()), strict=False):
-            lid, qpn, psn, gid = match.groups()
+            lid, qp_num, psn, gid = match.groups()
             peer = aiordma.QueuePairAddress(
-                int(qpn, 16), int(psn, 16), bytes.fromhex(gid), int(lid, 16)
+                int(qp_num, 16), int(psn, 16), bytes.fromhex(gid), int(lid, 16)
             )
             await pair.connect_to(peer, path_mtu=aiordma.Mtu.MTU_1024)
 

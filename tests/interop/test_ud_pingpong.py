@@ -27,8 +27,8 @@ def line_of(socket: aiordma.Datagram) -> bytes:
 def peer_of(socket: aiordma.Datagram, line: bytes) -> aiordma.DatagramPeer:
     match = LINE.fullmatch(line)
     assert match is not None, line
-    lid, qpn, gid = match.groups()
-    return socket.peer(bytes.fromhex(gid.decode()), int(qpn, 16), lid=int(lid, 16))
+    lid, qp_num, gid = match.groups()
+    return socket.peer(bytes.fromhex(gid.decode()), int(qp_num, 16), lid=int(lid, 16))
 
 
 async def read_line(stream: SocketStream) -> bytes:

@@ -20,7 +20,7 @@ async def answer_datagrams(socket: aiordma.Datagram, count: int) -> list[int]:
     """Be the server: take all, then answer all; return the lengths."""
     messages = [await socket.receive() for _ in range(count)]
     for message in messages:
-        assert message.immediate == message.sender_qpn
+        assert message.immediate == message.sender_qp_num
         await socket.send(message.data, message.source, immediate=socket.qp_num)
     return [len(message.data) for message in messages]
 
@@ -46,8 +46,8 @@ async def test_a_c_server() -> None:
             assert {answer.source.address.gid for answer in answers} == {peer.address.gid}
     assert server.output.endswith("data transfers complete\ntest complete\nreturn status 0\n")
     assert [len(answer.data) for answer in answers] == [333] * COUNT
-    assert {answer.immediate for answer in answers} == {peer.qpn}
-    assert {answer.sender_qpn for answer in answers} == {peer.qpn}
+    assert {answer.immediate for answer in answers} == {peer.qp_num}
+    assert {answer.sender_qp_num for answer in answers} == {peer.qp_num}
 
 
 async def test_many_paths_of_a_c_client() -> None:

@@ -36,7 +36,7 @@ def test_the_maxima_are_those_of_the_messages() -> None:
         ("initiator_depth", 255, "0..255"),
         ("retry_count", 7, "0..7"),
         ("rnr_retry_count", 7, "0..7"),
-        ("qpn", 0xFFFFFF, "0..16777215 (24 bits)"),  # 24 bits on the wire
+        ("qp_num", 0xFFFFFF, "0..16777215 (24 bits)"),  # 24 bits on the wire
     ],
 )
 def test_a_field_takes_its_range_and_nothing_beyond(name: str, most: int, range_text: str) -> None:
@@ -67,7 +67,7 @@ def test_c_gets_every_field() -> None:
         initiator_depth=2,
         retry_count=3,
         rnr_retry_count=4,
-        qpn=5,
+        qp_num=5,
         shared_receive=True,
     )._to_c()
     assert bytes(data)[: raw.private_data_len] == b"hello"

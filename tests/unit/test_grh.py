@@ -54,9 +54,11 @@ def test_groups_are_distinguished_from_hosts(gid: bytes, group: bool) -> None:
     assert is_multicast(gid) is group
 
 
-@pytest.mark.parametrize(("name", "value"), [("qpn", 1 << 24), ("qkey", 1 << 32), ("qpn", -1)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("qp_num", 1 << 24), ("qkey", 1 << 32), ("qp_num", -1)]
+)
 def test_a_peer_has_numbers_in_range(name: str, value: int) -> None:
-    numbers: dict[str, Any] = {"qpn": 1, name: value}
+    numbers: dict[str, Any] = {"qp_num": 1, name: value}
     with pytest.raises(ValueError, match=f"{name}="):
         DatagramPeer(AddressVector(), **numbers)
 

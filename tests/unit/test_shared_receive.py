@@ -36,10 +36,10 @@ class Hub:
 class Member:
     """An endpoint, as the queue sees it."""
 
-    def __init__(self, hub: Any, qpn: int) -> None:
+    def __init__(self, hub: Any, qp_num: int) -> None:
         self.hub = hub
-        self.qpn = qpn
-        self.queue_pair = SimpleNamespace(key=1000 + qpn)
+        self.qp_num = qp_num
+        self.queue_pair = SimpleNamespace(key=1000 + qp_num)
         self.on_close: list[Callable[[], None]] = []
         self.life = SimpleNamespace(on_close=self.on_close)
         self.failures: list[Exception] = []
@@ -71,8 +71,8 @@ def make(hub: Any, **settings: int) -> Any:
     return shared
 
 
-def join(shared: Any, qpn: int) -> tuple[Any, Messages, Connection]:
-    member, messages, connection = Member(shared.hub, qpn), Messages(), Connection()
+def join(shared: Any, qp_num: int) -> tuple[Any, Messages, Connection]:
+    member, messages, connection = Member(shared.hub, qp_num), Messages(), Connection()
     shared.join(member)
     shared.serve(member, messages, connection)
     return member, messages, connection

@@ -216,10 +216,10 @@ def test_a_queue_pair_of_the_programs_own_is_connected_by_its_number(players: Pl
     expect(players.channel, CmEventType.ADDR_RESOLVED)
     client.resolve_route(1000)
     expect(players.channel, CmEventType.ROUTE_RESOLVED)
-    refused(errno.EINVAL, lambda: client.connect(ConnectionParameters(qpn=1)))
-    client.connect(ConnectionParameters(qpn=make(client).qpn))
+    refused(errno.EINVAL, lambda: client.connect(ConnectionParameters(qp_num=1)))
+    client.connect(ConnectionParameters(qp_num=make(client).qp_num))
     server = players.identifier(expect(players.channel, CmEventType.CONNECT_REQUEST).new_key)
-    server.accept(ConnectionParameters(qpn=make(server).qpn))
+    server.accept(ConnectionParameters(qp_num=make(server).qp_num))
     for _ in range(2):
         expect(players.channel, CmEventType.ESTABLISHED)
     server.notify(AsyncEventType.COMM_EST)

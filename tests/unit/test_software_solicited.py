@@ -46,7 +46,7 @@ class Loop:
             "UD_SEND",
             WorkRequestOpcode.SEND,
             address=self.itself,
-            remote_qpn=self.pair.qpn,
+            remote_qpn=self.pair.qp_num,
             remote_qkey=QKEY,
         )
         flags = SendFlag.SOLICITED if solicited else SendFlag(0)
