@@ -69,6 +69,7 @@ DECIDED_FOR_DATAGRAMS = {
 DECIDED_LATER = {
     "path_mtu": "connect_to() takes it",
     "service_level": "connect_to() takes it",
+    "tos": "connect_to() takes it, as traffic_class",
     "flow_control": "it is a field of the connection manager's request, and no attribute of queue "
     "pairs",
 }

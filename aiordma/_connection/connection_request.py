@@ -76,7 +76,7 @@ class ConnectionRequest:
         self._abandoned = False
         self._accepting: Endpoint | None = None
         self._origin = ""
-        self._was_taken = False  # by the program
+        self._was_handed_out = False  # by the program
         self.private_data: bytes = event.private_data
         """The private data that the peer sent with the request; RDMA pads it with zeros."""
         self.peer_address: SocketAddress | None = identifier.peer_address
@@ -238,7 +238,7 @@ class ConnectionRequest:
     async def _accept(self, endpoint: Endpoint, private_data: bytes) -> bytes:
         async with self._closing_on_failure(endpoint):
             if endpoint.state is not ConnectionState.ACCEPTING:
-                raise failed_handshake(self._what, endpoint)
+                raise failed_handshake(self._operation, endpoint)
             self._require_wanted()
             self._accepting = endpoint
             if endpoint.hub.is_iwarp:
@@ -246,15 +246,15 @@ class ConnectionRequest:
                 self._identifier.accept(parameters(endpoint.options, private_data))
             else:
                 self._warn_of_no_retries(endpoint.options)
-                offered = self._offered(endpoint.options)
+                offered = self._limited_to_request(endpoint.options)
                 self._identifier._accept_with_own_retries(parameters(offered, private_data))
             with anyio.move_on_after(self._accept_timeout):
                 if not await endpoint.connected():
-                    raise failed_handshake(self._what, endpoint)
+                    raise failed_handshake(self._operation, endpoint)
                 endpoint.established()
                 return self.private_data
             raise DisconnectedError(
-                f"{self._what}: the peer did not finish within {self._accept_timeout:g} s"
+                f"{self._operation}: the peer did not finish within {self._accept_timeout:g} s"
             )
 
     @asynccontextmanager
@@ -265,18 +265,18 @@ class ConnectionRequest:
             await endpoint.aclose()
             if isinstance(error, VerbsCallError):
                 # Calls on an identifier whose peer has withdrawn fail with various errors.
-                raise RdmaConnectionError._of_call(self._what, error) from error
+                raise RdmaConnectionError._of_call(self._operation, error) from error
             raise
 
     @property
-    def _what(self) -> str:
+    def _operation(self) -> str:
         return f"accept {self.peer_address}"
 
     def _require_wanted(self) -> None:
         if self._abandoned:
-            raise ClosedError(f"{self._what}: the listener gave it up")
+            raise ClosedError(f"{self._operation}: the listener gave it up")
         if self._gone is not None:
-            raise failed_event(self._what, self._gone)
+            raise failed_event(self._operation, self._gone)
 
     def _warn_of_no_retries(self, chosen: ConnectionOptions) -> None:
         if self._event.retry_count or _warned:
@@ -289,7 +289,7 @@ class ConnectionRequest:
             chosen.retry_count,
         )
 
-    def _offered(self, chosen: ConnectionOptions) -> ConnectionOptions:
+    def _limited_to_request(self, chosen: ConnectionOptions) -> ConnectionOptions:
         # At most what the peer offers. Its numbers are from this side's viewpoint (man
         # rdma_accept).
         event = self._event
@@ -349,7 +349,7 @@ class ConnectionRequest:
     def _left_open(self) -> str:
         """Return the name for the reactor's warning that the request was not answered; empty for no
         warning."""
-        return repr(self) if self._was_taken and not self._answered else ""
+        return repr(self) if self._was_handed_out and not self._answered else ""
 
     def _start_rejecting(self, then: Callable[[], None], private_data: bytes = b"") -> None:
         """Start `reject` in the background, and then call `then` on the loop's thread."""

@@ -279,7 +279,9 @@ class _Attempt:
         with self.limited():
             async with self._closing_on_failure(endpoint):
                 if endpoint.state is _S.CONNECTING:
-                    await self._ask(endpoint, identifier, parameters(self.options, private_data))
+                    await self._request_connection(
+                        endpoint, identifier, parameters(self.options, private_data)
+                    )
                 if not await endpoint.connected():
                     raise failed_handshake(f"connect to {self.target}", endpoint)
                 endpoint.established()
@@ -329,7 +331,7 @@ class _Attempt:
         await self._until(_S.CONNECTING)
         return hub
 
-    async def _ask(
+    async def _request_connection(
         self, endpoint: Endpoint, identifier: Identifier, request: ConnectionParameters
     ) -> None:
         if not endpoint.hub.is_iwarp or identifier.provider.connects_at_once:

@@ -222,9 +222,9 @@ class Handshakes:
             handshake.error = error
         finally:
             handshake.returned.set()
-            self._returned(handshake)
+            self._call_returned(handshake)
 
-    def _returned(self, handshake: Handshake) -> None:
+    def _call_returned(self, handshake: Handshake) -> None:
         if handshake.was_ended:
             self._on_left()
         elif not handshake.is_adopted:

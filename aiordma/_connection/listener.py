@@ -146,10 +146,10 @@ async def listen(
 _PEERS_FAULT = (RdmaConnectionError, anyio.BrokenResourceError, anyio.EndOfStream)
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
+def _leaf_errors(error: BaseException) -> Iterator[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         for each in error.exceptions:
-            yield from _leaves(each)
+            yield from _leaf_errors(each)
     else:
         yield error
 
@@ -157,7 +157,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 def _peers_fault(error: Exception) -> BaseException | None:
     """Return the first cause of a handler's error, if the handler did not cause any part of it;
     otherwise None."""
-    leaves = list(_leaves(error))
+    leaves = list(_leaf_errors(error))
     if not all(isinstance(leaf, (RdmaError, *_PEERS_FAULT)) for leaf in leaves):
         return None
     causes = []
@@ -202,7 +202,9 @@ class Listener(AbstractListener[Connection]):
         self._failure: DeviceRemovedError | None = None
         self._leaving = 0
         self._gave_back = Once(reactor.loop)
-        self._handshakes = Handshakes(reactor.loop, self._requests, self._leaves, self._has_left)
+        self._handshakes = Handshakes(
+            reactor.loop, self._requests, self._count_leaving, self._has_left
+        )
         self._origin: str = origin()
         at_end = AtLoopEnd(self._left_open, self._close, self.aclose)
         reactor.subscribe(identifier, self._handle, at_end)
@@ -290,10 +292,10 @@ class Listener(AbstractListener[Connection]):
             context.close()
 
     def _turn_away(self, request: ConnectionRequest, reason: bytes = b"") -> None:
-        self._leaves()
+        self._count_leaving()
         request._start_rejecting(self._has_left, reason)
 
-    def _leaves(self) -> None:
+    def _count_leaving(self) -> None:
         self._leaving += 1
 
     def _has_left(self) -> None:
@@ -328,7 +330,7 @@ class Listener(AbstractListener[Connection]):
                     self._waiters.popleft().wake()  # pass on the wake-up of this cancelled task
                 raise
         request = self._requests.popleft()
-        request._was_taken = True
+        request._was_handed_out = True
         return request
 
     @property

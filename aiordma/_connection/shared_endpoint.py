@@ -165,7 +165,7 @@ class SharedReceiveEndpoint:
         self.port.open_shared(self.raw.key, self.max_message)
         self.port.can_receive = True
 
-    def _hear_of_each_end(self, wanted: bool) -> None:
+    def _complete_in_python(self, wanted: bool) -> None:
         # The engine completes the receives that it posted without calling Python, unless `tells`
         # is set.
         if self.port is not None:
@@ -430,7 +430,7 @@ class SharedReceiveEndpoint:
             return
         waiter = self.loop.waiter()
         self._limit = count, waiter
-        self._hear_of_each_end(True)
+        self._complete_in_python(True)
         try:
             await self._calls.run(lambda: self.raw.modify(limit=count))
             # A device need not report a limit that was reached before it was armed.
@@ -442,7 +442,7 @@ class SharedReceiveEndpoint:
                 await self._disarm()
             finally:
                 self._limit = None
-                self._hear_of_each_end(False)
+                self._complete_in_python(False)
 
     async def _disarm(self) -> None:
         if self.cause is not None:

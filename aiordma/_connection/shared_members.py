@@ -16,7 +16,7 @@ from aiordma._runtime.hub import DeviceHub
 
 __all__ = ("SharedReceiveMembers",)
 
-LAST_SECONDS = 0.2
+LAST_WQE_SECONDS = 0.2
 """Seconds to wait for the device to report that a queue pair has completed the last receive that it
 consumed. Some devices never report this. If the first report does not arrive in time, no further
 queue pair of this shared receive queue is waited for."""
@@ -26,7 +26,7 @@ class _Stay:
     """The state of a member's queue pair, until it is destroyed."""
 
     def __init__(self) -> None:
-        self.last_told = False
+        self.last_wqe_reached = False
         self.timer: Timer | None = None
         self.then: Callable[[], None] = lambda: None
 
@@ -47,7 +47,7 @@ class SharedReceiveMembers:
         self._hub = hub
         self._stays: dict[Endpoint, _Stay] = {}
         self._by_number: dict[int, _Member] = {}
-        self._tells_last: bool | None = None
+        self._reports_last_wqe: bool | None = None
 
     def __len__(self) -> int:
         return len(self._stays)
@@ -76,7 +76,7 @@ class SharedReceiveMembers:
             # An earlier queue pair had this number. Deliver its remaining completions first.
             self._hub.drain()
         self._by_number[endpoint.qp_num] = _Member(endpoint, messages, connection)
-        self._hear_of_last(endpoint)
+        self._watch_for_last_wqe(endpoint)
         endpoint.life.on_close.append(lambda: self._forget(endpoint))
 
     def _forget(self, endpoint: Endpoint) -> None:
@@ -95,34 +95,36 @@ class SharedReceiveMembers:
         """
         self._hub.drain()
         stay = self._stays.get(endpoint)
-        if stay is None or stay.last_told or self._tells_last is False:
+        if stay is None or stay.last_wqe_reached or self._reports_last_wqe is False:
             return False
         if stay.timer is None:
             stay.then = then
-            stay.timer = self._hub.loop.call_later(LAST_SECONDS, lambda: self._not_told(endpoint))
+            stay.timer = self._hub.loop.call_later(
+                LAST_WQE_SECONDS, lambda: self._last_wqe_timed_out(endpoint)
+            )
         return True
 
-    def _hear_of_last(self, endpoint: Endpoint) -> None:
+    def _watch_for_last_wqe(self, endpoint: Endpoint) -> None:
         """Subscribe to the event that the failed queue pair has completed its last receive."""
 
-        def told(event: AsyncEventType) -> None:
+        def handle(event: AsyncEventType) -> None:
             if event is AsyncEventType.QP_LAST_WQE_REACHED:
-                self._tells_last = True
-                self._last_is_over(endpoint)
+                self._reports_last_wqe = True
+                self._end_wait(endpoint)
 
         assert endpoint.queue_pair is not None
-        self._hub.on_object_event[endpoint.queue_pair.key] = told
+        self._hub.on_object_event[endpoint.queue_pair.key] = handle
 
-    def _not_told(self, endpoint: Endpoint) -> None:
-        if self._tells_last is None:
-            self._tells_last = False
-        self._last_is_over(endpoint)
+    def _last_wqe_timed_out(self, endpoint: Endpoint) -> None:
+        if self._reports_last_wqe is None:
+            self._reports_last_wqe = False
+        self._end_wait(endpoint)
 
-    def _last_is_over(self, endpoint: Endpoint) -> None:
+    def _end_wait(self, endpoint: Endpoint) -> None:
         stay = self._stays.get(endpoint)
-        if stay is None or stay.last_told:
+        if stay is None or stay.last_wqe_reached:
             return
-        stay.last_told = True
+        stay.last_wqe_reached = True
         self._hub.drain()  # the receive completed before the event
         if stay.timer is not None:
             stay.timer.cancel()

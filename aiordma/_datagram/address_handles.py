@@ -89,7 +89,7 @@ class AddressHandles:
             ClosedError: the handles were closed.
             VerbsCallError: there is no path to the address, or the device has no handle left.
         """
-        known = self._known(vector)
+        known = self._find(vector)
         if known is None:
             self._require_open()
             known = self._keep(vector, AddressHandle(self._domain, vector))
@@ -101,7 +101,7 @@ class AddressHandles:
 
         Cancellation: the handle has no new holder.
         """
-        known = self._known(vector)
+        known = self._find(vector)
         if known is None:
             known = await self._make(vector)
         known.hold()
@@ -126,7 +126,7 @@ class AddressHandles:
         if self._closed:
             raise ClosedError("the address handles were closed with their endpoint")
 
-    def _known(self, vector: AddressVector) -> PeerHandle | None:
+    def _find(self, vector: AddressVector) -> PeerHandle | None:
         known = self._kept.get(vector)
         if known is not None:
             self._kept.move_to_end(vector)

@@ -685,7 +685,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         if length < endpoint.mtu:
             raise ValueError(
                 f"room for {length} bytes: a datagram can have {endpoint.mtu} (the path MTU), and "
-                "one that does not fit would end the socket"
+                "on most devices one that does not fit ends the socket"
             )
         staged = self._staging.receive(given, where)
         header = endpoint.hub.pool.lease(GRH_BYTES)

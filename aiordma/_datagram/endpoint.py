@@ -60,7 +60,7 @@ class DatagramEndpoint(Endpoint):
         self.gid: bytes = bytes(16)
         self.gid_index: int = 0
         self.service_level: int | None = None
-        self._asked_gid_index: int | None = None
+        self._requested_gid_index: int | None = None
         self.lid: int = 0
         self.local: SocketAddress | None = identifier.local_address
         self.mtu: int = 0
@@ -93,7 +93,7 @@ class DatagramEndpoint(Endpoint):
             ValueError: an option exceeds the device's limit; the message has both.
             VerbsCallError: the driver refused.
         """
-        self._asked_gid_index, self.service_level = gid_index, service_level
+        self._requested_gid_index, self.service_level = gid_index, service_level
         context, port = self.hub.context, self.identifier.port
         attributes = await in_thread(self.loop, lambda: context.query_port(port))
         self.mtu = attributes.active_mtu.bytes
@@ -153,7 +153,7 @@ class DatagramEndpoint(Endpoint):
     def path(self, resolved: AddressVector) -> AddressVector:
         """Return a path that the connection manager resolved, with the gid_index and service_level
         of `open_datagram` if these were given."""
-        gid_index, service_level = self._asked_gid_index, self.service_level
+        gid_index, service_level = self._requested_gid_index, self.service_level
         return replace(
             resolved,
             gid_index=resolved.gid_index if gid_index is None else gid_index,

@@ -69,16 +69,16 @@ class Senders:
         if peer is not None:
             self._known.move_to_end(key)
             return peer
-        way = self._way(completion, grh, *ends)
+        vector = self._address_vector(completion, grh, *ends)
         if self._service_level is not None:
-            way = replace(way, service_level=self._service_level)
-        peer = DatagramPeer(way, completion.src_qp, self._qkey)
+            vector = replace(vector, service_level=self._service_level)
+        peer = DatagramPeer(vector, completion.src_qp, self._qkey)
         self._known[key] = peer
         if len(self._known) > self._most:
             self._known.popitem(last=False)
         return peer
 
-    def _way(
+    def _address_vector(
         self, completion: WorkCompletion, grh: bytes, source: bytes, destination: bytes
     ) -> AddressVector:
         if not (destination and is_multicast(destination)):

@@ -49,7 +49,9 @@ def check_group(host: str, source: str) -> str:
     try:
         address = ipaddress.ip_address(host)
     except ValueError as error:
-        raise ValueError(f"{host!r} is no numeric address: a group has no name") from error
+        raise ValueError(
+            f"{host!r} is not a numeric address; a multicast group has no host name"
+        ) from error
     if not address.is_multicast:
         raise ValueError(f"{host} is no multicast address: those are 224.0.0.0/4 and ff00::/8")
     if address.version != ipaddress.ip_address(source).version:

@@ -61,7 +61,7 @@ FLUSH_SECONDS = 0.5
 """Seconds that the device may take to flush before the queue pair is destroyed (rxe can be slow).
 """
 
-NEWS_SECONDS = 1.0
+FLUSH_CAUSE_SECONDS = 1.0
 """Seconds that an endpoint waits for the peer's disconnect after a flush without a known cause."""
 
 _IN_FORCE = (
@@ -74,7 +74,7 @@ _IN_FORCE = (
 
 Made = TypeVar("Made")
 
-_LINGER, _NEWS, _FLUSHED = "linger", "news", "flushed"
+_LINGER, _CAUSE, _FLUSHED = "linger", "news", "flushed"
 """The names of an endpoint's timers."""
 
 _FLUSH = int(WorkCompletionStatus.WR_FLUSH_ERR)
@@ -169,7 +169,7 @@ class Endpoint:
         self.calls: Calls = Calls(self.loop)
         """Calls that use the queue pair or the identifier, and delay their destruction."""
         self._peer = identifier.peer_address
-        self._guesses = self._asks = False
+        self._cause_is_assumed = self._polls_events = False
         self._state_waiters: list[Waiter] = []
         self._silence: TcpSilence | None = None
         self._reported = False
@@ -254,7 +254,7 @@ class Endpoint:
         """Open the port for plain requests, once there is a queue pair."""
         assert self.queue_pair is not None
         self.port.open(self.queue_pair.key, self.max_message, self.capacity.max_inline_data)
-        self._tell_port()
+        self._update_port()
 
     @deferring_steps
     async def make_in_thread(
@@ -288,7 +288,7 @@ class Endpoint:
     @state.setter
     def state(self, state: ConnectionState) -> None:
         self._state = state
-        self._tell_port()
+        self._update_port()
 
     @property
     def cause(self) -> Exception | None:
@@ -298,9 +298,9 @@ class Endpoint:
     @cause.setter
     def cause(self, cause: Exception | None) -> None:
         self.life.cause = cause
-        self._tell_port()
+        self._update_port()
 
-    def _tell_port(self) -> None:
+    def _update_port(self) -> None:
         usable = (
             self.queue_pair is not None
             and self.life.cause is None
@@ -375,26 +375,30 @@ class Endpoint:
             status, str(request), vendor_err=vendor_err, qp_num=self.qp_num, retries=self.retries
         )
         if status != _FLUSH:
-            if self._guesses:
-                self.cause, self.state, self._guesses = error, ConnectionState.BROKEN, False
+            if self._cause_is_assumed:
+                self.cause, self.state, self._cause_is_assumed = (
+                    error,
+                    ConnectionState.BROKEN,
+                    False,
+                )
             self.fail(error)
             return error
         if self.cause is None:
             # An iWARP device flushes when the peer closes, and the CM event may be pending.
-            self._asks = True
+            self._polls_events = True
             self.reactor.poll_events()
-            self._asks = False
+            self._polls_events = False
         is_open = self.cause is None and self.state is ConnectionState.ESTABLISHED
-        if is_open and not self.life.has_timer(_NEWS):
+        if is_open and not self.life.has_timer(_CAUSE):
             self.life.set_timer(
-                _NEWS,
-                NEWS_SECONDS,
-                lambda: self.reactor.after_events(lambda: self._fail_unless_told(error)),
+                _CAUSE,
+                FLUSH_CAUSE_SECONDS,
+                lambda: self.reactor.after_events(lambda: self._fail_unless_explained(error)),
             )
         error.__cause__ = self.cause
         return error
 
-    def _fail_unless_told(self, error: Exception) -> None:
+    def _fail_unless_explained(self, error: Exception) -> None:
         if self.cause is None:  # no CM event has explained the flush
             self.fail(error)
 
@@ -407,10 +411,10 @@ class Endpoint:
             self.requests.discard(request)
         slots.grant()  # also if an interrupt prevented it before
         if self.life.has_timer(_LINGER) or self.life.has_timer(_FLUSHED):
-            self._wait_less(request)
+            self._shorten_waits(request)
 
     @deferring
-    def _wait_less(self, request: WorkRequest) -> None:
+    def _shorten_waits(self, request: WorkRequest) -> None:
         if self.life.has_timer(_LINGER) and not request.is_receive:
             self._linger(self.options.linger if self._sends_open else 0)
         if self.life.has_timer(_FLUSHED) and not self.requests:
@@ -458,7 +462,11 @@ class Endpoint:
     @deferring
     def handle_event(self, event: Event) -> None:
         """Handle a CM event of the identifier."""
-        if self.hub.draining and self.state is ConnectionState.ESTABLISHED and not self._asks:
+        if (
+            self.hub.draining
+            and self.state is ConnectionState.ESTABLISHED
+            and not self._polls_events
+        ):
             # Another endpoint took the event during a drain. Handle it after the completions of
             # this drain, because one of them may have a more precise cause.
             self.loop.call_later(0, lambda: self.handle_event(event))
@@ -484,11 +492,11 @@ class Endpoint:
             cause = DisconnectedError(f"peer {peer} disconnected")
         if self.cause is None:
             # The cause of the flushes in the next drain, unless a failure before them replaces it.
-            self.cause, self._guesses = cause, True
+            self.cause, self._cause_is_assumed = cause, True
         # Deliver the completions from before the disconnect first. (If this runs during a drain,
         # after a flush, the failure can still follow in that drain.)
         self.hub.drain()
-        self.loop.call_later(0, lambda: setattr(self, "_guesses", False))
+        self.loop.call_later(0, lambda: setattr(self, "_cause_is_assumed", False))
         disconnected = event.type is not CmEventType.DEVICE_REMOVAL
         if self._sends_open and disconnected and not self.hub.is_iwarp:
             # The acknowledgement of a send can arrive after the CM's message: do not flush it now.
@@ -584,7 +592,7 @@ class Endpoint:
         assert self.cause is not None
         if self._silence is not None:
             self._silence.stop()
-        self.life.cancel_timers(_NEWS, _LINGER)
+        self.life.cancel_timers(_CAUSE, _LINGER)
         try:
             self.identifier.disconnect()
         except VerbsCallError as error:

@@ -148,7 +148,7 @@ class _Begun(Coroutine[Any, Any, None]):
         self._steps.close()
 
 
-def _is_trios(handler: object) -> bool:
+def _is_handler_of_trio(handler: object) -> bool:
     return (getattr(handler, "__module__", None) or "").startswith("trio.")
 
 
@@ -158,7 +158,7 @@ def _interrupt_trio(interrupt: KeyboardInterrupt) -> None:
     SIGINT."""
     handler = signal.getsignal(signal.SIGINT)
     is_main = current_thread() is main_thread()
-    if not is_main or not _is_trios(handler):
+    if not is_main or not _is_handler_of_trio(handler):
         raise interrupt
     signal.raise_signal(signal.SIGINT)
 
@@ -171,7 +171,7 @@ def _deliver(handler: Callable[[int, None], object], error: BaseException | None
     if trio is not None and trio.lowlevel.in_trio_run():
         if error is not None and not isinstance(error, KeyboardInterrupt):
             return False
-        if not _is_trios(handler):
+        if not _is_handler_of_trio(handler):
             return False
         handler(signal.SIGINT, None)  # without a frame, trio raises it in its main task
         return True

@@ -338,6 +338,8 @@ async def in_thread(
     except BaseException:
         for result in results:
             on_cancelled(result)
+        for error in errors:  # no caller is left to see it
+            logger.info("a call failed whose caller had been cancelled: %s", error)
         raise
     if errors:
         raise errors[0]

@@ -35,14 +35,14 @@ BACKENDS = {"c": vars(c_backend), "python": {**vars(python), **vars(python_ports
 """The classes of each backend, by name."""
 
 
-def _asked() -> str:
+def _backend_of_environment() -> str:
     name = os.environ.get("AIORDMA_BACKEND", "c")
     if name not in BACKENDS:
         raise ImportError(f"AIORDMA_BACKEND={name!r}: it is one of {', '.join(BACKENDS)}")
     return name
 
 
-BACKEND = _asked()
+BACKEND = _backend_of_environment()
 """The name of the chosen backend."""
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ class AsyncEventRouter:
         self._subscriptions: WeakValueDictionary[int, Subscription] = WeakValueDictionary()
         self._numbers = count()
         # Held while events are taken and copied, so that every loop gets the same order.
-        self._telling = Lock()
+        self._delivering = Lock()
 
     def read(self) -> None:
         """Take the pending events, and copy them to all subscriptions. Every hub calls this when
@@ -61,16 +61,16 @@ class AsyncEventRouter:
         Raises:
             VerbsCallError: the device was removed, and there are no more events.
         """
-        with self._telling:
+        with self._delivering:
             while (event := take_async_event(self._provider, self._pointer)) is not None:
-                self._tell(event)
+                self._copy(event)
 
     def deliver(self, event: AsyncEvent) -> None:
         """Copy an event to all subscriptions."""
-        with self._telling:
-            self._tell(event)
+        with self._delivering:
+            self._copy(event)
 
-    def _tell(self, event: AsyncEvent) -> None:
+    def _copy(self, event: AsyncEvent) -> None:
         for subscription in list(self._subscriptions.values()):
             subscription.tell(event)
 

@@ -69,20 +69,20 @@ async def with_device(
             if not _is_unreached(error):
                 raise
             why = str(error)
-        _say(
+        _log_once(
             logging.WARNING,
             "unreached",
             f"no RDMA device of this machine reaches {address}, so the built-in software device "
             f"serves it, and whatever else they do not reach ({why})",
         )
     elif loopback and real_devices_are_here():
-        _say(
+        _log_once(
             logging.INFO,
             "loopback",
             f"{address} is a loopback address, which the built-in software device serves",
         )
     else:
-        _say(
+        _log_once(
             logging.INFO,
             "none",
             "this machine has no RDMA device, so the built-in software device serves every address",
@@ -100,7 +100,7 @@ def _is_unreached(error: BaseException | None) -> bool:
     )
 
 
-def _say(level: int, subject: str, text: str) -> None:
+def _log_once(level: int, subject: str, text: str) -> None:
     if subject not in _said:
         _said.add(subject)
         logger.log(level, text)

@@ -44,7 +44,7 @@ logger: logging.Logger = logging.getLogger("aiordma")
 ROUNDS = 16
 """Batches per wake-up before other callbacks run."""
 QUEUE_ENTRIES = 4096
-NEWS_SECONDS = 0.1
+PRECISE_CAUSE_SECONDS = 0.1
 """Seconds after a queue pair's asynchronous error in which a completion can still give a more
 precise cause."""
 WATCHDOG_SECONDS = 1.0
@@ -321,8 +321,8 @@ class DeviceHub:
         self.loop.unpoll(self.steps)
         self.loop.unwatch(self.channel.fd)
         self.loop.unwatch(self.context.async_fd)
-        for tell in list(self.on_failure):
-            tell(error)
+        for report in list(self.on_failure):
+            report(error)
 
     # -- asynchronous events ------------------------------------------------------------------
 
@@ -349,11 +349,14 @@ class DeviceHub:
             if any(shared.queue.key == event.key for shared in self._queues):
                 self._fail(DeviceEventError(kind, f"a completion queue of {name}"))
         elif kind in QUEUE_PAIR_ERRORS:
-            tell = self.on_queue_pair_error.get(event.key)
-            if tell is not None:
+            report = self.on_queue_pair_error.get(event.key)
+            if report is not None:
                 error = DeviceEventError(kind, f"a queue pair of {name}")
                 # siw raises the event just before the completion with the request's error.
-                self.loop.call_later(NEWS_SECONDS, lambda: self._tell(event.key, tell, error))
+                self.loop.call_later(
+                    PRECISE_CAUSE_SECONDS,
+                    lambda: self._report_queue_pair_error(event.key, report, error),
+                )
         elif event.key:
             handle = self.on_object_event.get(event.key)
             if handle is not None:
@@ -361,14 +364,14 @@ class DeviceHub:
         else:
             logger.info("%s: %s on port %d", name, kind.name, event.port)
 
-    def _tell(
-        self, key: int, tell: Callable[[DeviceEventError], None], error: DeviceEventError
+    def _report_queue_pair_error(
+        self, key: int, report: Callable[[DeviceEventError], None], error: DeviceEventError
     ) -> None:
         if self._stopped:
             return
         self.drain()
-        if self.on_queue_pair_error.get(key) == tell:  # else a more precise cause has ended it
-            tell(error)
+        if self.on_queue_pair_error.get(key) == report:  # else a more precise cause has ended it
+            report(error)
 
     def forget_queue_pair(self, key: int) -> None:
         """Deliver no more events of a queue pair. Call this before destroying it, because a new

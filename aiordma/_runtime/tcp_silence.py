@@ -21,7 +21,7 @@ __all__ = ("TcpInfo", "TcpSilence", "parse_answer", "query_of", "tcp_info")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY, of a query and of its reply
@@ -106,7 +106,7 @@ class TcpSilence:
         probe: called if nothing was received for a second and TCP does not retransmit. It sends a
             probe if a response of the peer is outstanding.
         on_silence: called once, when the peer is dead.
-        ask: queries the kernel; tests replace it.
+        query: queries the kernel; tests replace it.
     """
 
     def __init__(
@@ -116,29 +116,29 @@ class TcpSilence:
         patience: float,
         probe: Callable[[], object],
         on_silence: Callable[[], object],
-        ask: Callable[[SocketAddress, SocketAddress], TcpInfo | None] = tcp_info,
+        query: Callable[[SocketAddress, SocketAddress], TcpInfo | None] = tcp_info,
     ) -> None:
         self._loop = loop
         self._addresses = addresses
-        self._patience = max(patience, LOOK_SECONDS)
+        self._patience = max(patience, CHECK_SECONDS)
         self._probe = probe
         self._on_silence = on_silence
-        self._ask = ask
+        self._query = query
         self._since: float | None = None
         self._stopped = False
-        self._timer: Timer = loop.call_later(LOOK_SECONDS, self._look)
+        self._timer: Timer = loop.call_later(CHECK_SECONDS, self._check)
 
     def stop(self) -> None:
         """Stop checking. Idempotent."""
         self._stopped = True
         self._timer.cancel()
 
-    def _look(self) -> None:
-        info = self._ask(*self._addresses)
+    def _check(self) -> None:
+        info = self._query(*self._addresses)
         now = time.monotonic()
         if info is None or not info.retransmits:
             self._since = None
-            if info is not None and info.unheard >= LOOK_SECONDS:
+            if info is not None and info.unheard >= CHECK_SECONDS:
                 self._probe()
         elif self._since is None:
             self._since = now  # the last acknowledgement may be old, if nothing was sent since
@@ -148,4 +148,4 @@ class TcpSilence:
             self._stopped = True
             self._on_silence()
         if not self._stopped:  # the probe may have stopped it, too
-            self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
+            self._timer = self._loop.call_later(CHECK_SECONDS, self._check)

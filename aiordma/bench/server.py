@@ -73,7 +73,7 @@ async def _serve_one(request: ConnectionRequest) -> None:
     try:
         async with request.accept(**_options(work)) as connection:
             if work.is_one_sided:
-                await _be_read_and_written(connection, work)
+                await _offer_memory(connection, work)
             elif work.operation == "echo":
                 await _echo(connection, work)
             elif work.operation == "messages":
@@ -131,7 +131,7 @@ def _echo_receives(depth: int) -> int:
     return 2 * depth + 1
 
 
-async def _be_read_and_written(connection: Connection, work: Workload) -> None:
+async def _offer_memory(connection: Connection, work: Workload) -> None:
     memory = await connection.register_in_thread(
         mmap(-1, work.size), Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE
     )

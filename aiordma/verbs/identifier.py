@@ -368,7 +368,7 @@ class Identifier(Resource):
         See: man rdma_connect.
         """
         instance(parameters, "parameters", ConnectionParameters, "connect")
-        parameters._check(self._most(*_CONNECT), "a connection request")
+        parameters._check(self._private_data_limit(*_CONNECT), "a connection request")
         raw, _data = parameters._to_c()
         self._call("connect", raw)
 
@@ -385,7 +385,7 @@ class Identifier(Resource):
         See: man rdma_accept.
         """
         instance(parameters, "parameters", ConnectionParameters, "accept")
-        parameters._check(self._most(*_ACCEPT), "an accept")
+        parameters._check(self._private_data_limit(*_ACCEPT), "an accept")
         raw, _data = parameters._to_c()
         self._call("accept", raw)
 
@@ -439,11 +439,13 @@ class Identifier(Resource):
         self._reject("reject", private_data)
 
     def _reject(self, call: str, private_data: bytes) -> None:
-        private_data = check_private_data(private_data, self._most(*_REJECT), "a reject", call)
+        private_data = check_private_data(
+            private_data, self._private_data_limit(*_REJECT), "a reject", call
+        )
         data = ffi.new("uint8_t[]", private_data or b"\0")
         self._call(call, data, len(private_data))
 
-    def _most(self, connected: int, datagram: int) -> int:
+    def _private_data_limit(self, connected: int, datagram: int) -> int:
         return datagram if self.port_space is PortSpace.UDP else connected
 
     def disconnect(self) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from aiordma._base.arguments import resource, whole_number
@@ -119,7 +120,9 @@ class RawSharedReceiveQueue(Resource):
             self.provider.modify_srq(self.pointer, raw, mask), "ibv_modify_srq", repr(mask)
         )
         if max_wr is not None:
-            self.max_wr = self.query().max_wr
+            self.max_wr = max_wr  # at least: the queue is resized, even if the query fails
+            with suppress(VerbsCallError):
+                self.max_wr = self.query().max_wr
 
     def post_srq_recv(self, receives: Sequence[tuple[int, Sequence[MemorySlice]]]) -> None:
         """Post a list of receives, each as (wr_id, parts), in one call.

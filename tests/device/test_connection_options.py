@@ -269,6 +269,7 @@ REFUSED: dict[str, tuple[Callable[..., Awaitable[Any]], dict[str, str]]] = {
         {
             "path_mtu": r"connect_to\(\) takes it$",
             "service_level": r"connect_to\(\) takes it$",
+            "tos": r"connect_to\(\) takes it, as traffic_class$",
             "flow_control": "it is a field of the connection manager's request",
         },
     ),

@@ -39,7 +39,7 @@ anyio.run(main)
 async def test_disconnect_explains_flush_after_a_slow_destroy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(endpoint, "NEWS_SECONDS", 0.01)
+    monkeypatch.setattr(endpoint, "FLUSH_CAUSE_SECONDS", 0.01)
     may_end = threading.Event()
     async with connected() as (client, server):
         endpoint_of(server).reactor.destroy(lambda: may_end.wait(20))

@@ -173,3 +173,20 @@ async def test_query_reports_the_device_or_is_unsupported(device: Any) -> None:
         else:
             with pytest.raises(aiordma.NotSupportedError, match=rf"{device.name} cannot query"):
                 endpoint_of(shared).raw.query()
+
+
+@one_loop
+@pytest.mark.capability("srq_resize")
+async def test_a_resize_counts_although_the_query_after_it_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> None:
+        raise aiordma.VerbsCallError(errno.ENOMEM, "ibv_query_srq")
+
+    async with await aiordma.open_shared_receive(ADDRESS, depth=8) as shared:
+        raw = endpoint_of(shared).raw
+        with monkeypatch.context() as patched:
+            patched.setattr(raw, "query", fail)
+            raw.modify(max_wr=100)
+        assert raw.max_wr == 100
+        assert raw.query().max_wr >= 100

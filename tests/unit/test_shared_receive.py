@@ -9,7 +9,7 @@ import pytest
 
 import aiordma
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
-from aiordma._connection.shared_members import LAST_SECONDS
+from aiordma._connection.shared_members import LAST_WQE_SECONDS
 from aiordma._connection.shared_settings import SharedReceiveSettings
 from tests.alike import alike
 from tests.unit.numbers_device import Device, Loop
@@ -108,7 +108,7 @@ def test_a_device_that_is_silent_is_waited_for_once() -> None:
     first, *_ = join(shared, 1)
     second, *_ = join(shared, 2)
     assert shared.delays(first, first.destroy)
-    assert [timer.delay for timer in hub.loop.timers] == [LAST_SECONDS]
+    assert [timer.delay for timer in hub.loop.timers] == [LAST_WQE_SECONDS]
     hub.loop.fire()
     assert first.then == 1
     assert not shared.delays(first, first.destroy)

@@ -3,6 +3,7 @@ that waits: a scope of anyio, or asyncio's own cancellation, which scopes do not
 
 import asyncio
 import errno
+import logging
 import subprocess
 import sys
 import threading
@@ -101,6 +102,33 @@ def test_asyncios_own_cancellation_waits_for_the_call(use_uvloop: bool, times: i
         assert work.ended
 
     anyio.run(main, backend="asyncio", backend_options={"use_uvloop": use_uvloop})
+
+
+@UVLOOP
+def test_error_of_a_cancelled_callers_call_is_logged(
+    use_uvloop: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    work = Work()
+
+    def fail() -> None:
+        work()
+        raise VerbsCallError(errno.ENOMEM, "ibv_reg_mr")
+
+    async def main() -> None:
+        task = asyncio.ensure_future(in_thread(current_event_loop(), fail))
+        await until(work.started.is_set)
+        task.cancel()
+        await settle()
+        work.may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with caplog.at_level(logging.INFO, "aiordma"):
+        anyio.run(main, backend="asyncio", backend_options={"use_uvloop": use_uvloop})
+    (message,) = caplog.messages
+    assert message.startswith(
+        "a call failed whose caller had been cancelled: [Errno 12] ibv_reg_mr"
+    )
 
 
 @UVLOOP
