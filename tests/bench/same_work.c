@@ -372,13 +372,14 @@ static int ascending(const void *one, const void *other)
     return a < b ? -1 : a > b;
 }
 
-/* So many operations in flight; each end of one starts the next, while there is time. */
+/* So many operations in flight; each end of one starts the next, while there is time, and at least
+ * once, so that there is a post to time. */
 static void drive(uint64_t nanoseconds, int functions_between, int tell)
 {
     uint64_t began = now(), until = began + nanoseconds, last = began, count = 0;
     uint64_t *samples = calloc(SAMPLES, sizeof(*samples));
     uint64_t *posts = calloc(SAMPLES, sizeof(*posts));
-    uint32_t flying = here.work.depth, next = 0, sends = 0;
+    uint32_t flying = here.work.depth, next = 0, sends = 0, posted = 0;
     struct ibv_wc found[BATCH];
 
     check(!samples || !posts, "calloc");
@@ -397,7 +398,7 @@ static void drive(uint64_t nanoseconds, int functions_between, int tell)
                 samples[count] = time - last;
             last = time;
             count++;
-            if (time >= until) {
+            if (time >= until && count > 1) {
                 flying--;
                 continue;
             }
@@ -408,8 +409,8 @@ static void drive(uint64_t nanoseconds, int functions_between, int tell)
             }
             start(here.work.connections > 1 ? next % here.work.connections : 0,
                   here.work.connections > 1 ? 0 : (uint32_t)found[i].wr_id);
-            if (here.work.depth == 1 && count < SAMPLES)
-                posts[count] = now() - last;
+            if (here.work.depth == 1 && posted < SAMPLES)
+                posts[posted++] = now() - last;
             next++;
         }
     }
@@ -418,10 +419,10 @@ static void drive(uint64_t nanoseconds, int functions_between, int tell)
     if (here.work.depth > 1)
         known = 0;
     qsort(samples, known, sizeof(*samples), ascending);
-    qsort(posts, known, sizeof(*posts), ascending);
+    qsort(posts, posted, sizeof(*posts), ascending);
     if (tell) {
         printf("%llu %llu %llu %llu\n", (unsigned long long)count, (unsigned long long)took,
-               (unsigned long long)samples[known / 2], (unsigned long long)posts[known / 2]);
+               (unsigned long long)samples[known / 2], (unsigned long long)posts[posted / 2]);
         fflush(stdout);
     }
     free(samples);

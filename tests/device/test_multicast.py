@@ -108,7 +108,7 @@ async def test_a_group_that_was_left_takes_no_datagrams_and_can_be_joined_again(
     ("address", "text"),
     [
         (ADDRESS, "no multicast address"),
-        ("all.the.others", "no numeric address"),
+        ("all.the.others", "is not a numeric address"),
         ("ff02::1", "another version of IP"),
         (GROUP, "joined already"),
     ],
