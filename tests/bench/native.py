@@ -1,10 +1,11 @@
 """Rows of this machine: the software device beside TCP, and what Python costs by itself."""
 
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from .rows import Reading, Row, constant, latency
 
 WINDOW = 32
 CONNECTIONS = 100
+BUSY_PROCESSES = 2
+COMPUTING = "while True: pass"
 SETTLE_SECONDS = 16.0
 """The watchdog looks after 1, 3, 7, 15, 31 s, ... of idleness, and then once a minute."""
 IDLE_SECONDS = 2.0
@@ -68,6 +71,15 @@ def rows(here: Candidates) -> list[Row]:
             lambda: latency(here.streams(work.size)),
         ),
         Row(
+            "software/messages/64/busy",
+            "us",
+            lambda: _while_busy(lambda: latency(here.rdma(Workload("messages", 64)))),
+            "asyncio TCP streams, round trip",
+            lambda: _while_busy(lambda: latency(here.streams(work.size))),
+            limit=1.0,
+            note=f"beside {BUSY_PROCESSES} processes that compute",
+        ),
+        Row(
             "software/lag_beside_writers",
             "ms",
             partial(lag.measure, here),
@@ -108,6 +120,15 @@ def rows(here: Candidates) -> list[Row]:
 
 def _echo(here: Candidates) -> Reading:
     return latency(here.rdma(Workload("echo", 64)))
+
+
+def _while_busy(measure: Callable[[], Reading]) -> Reading:
+    """Measure beside processes that compute without pause."""
+    with ExitStack() as stack:
+        for _ in range(BUSY_PROCESSES):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", COMPUTING]))
+            stack.callback(process.kill)
+        return measure()
 
 
 # -- what Python costs ----------------------------------------------------------------------------

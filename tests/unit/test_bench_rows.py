@@ -154,6 +154,7 @@ GOALS = {
     "native/post_beside_busy_thread",
     "software/echo/64",
     "software/lag_beside_writers",
+    "software/messages/64/busy",
     "software/send_receive/64/events",
     "software/read/64",
     "software/write/64",

@@ -7,11 +7,13 @@ On a device that takes no time (tests/bench/instant.c), so that nothing but aior
 import asyncio
 import contextvars
 import gc
+import os
 import resource
+import subprocess
 import sys
 import weakref
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,6 +22,7 @@ import pytest
 import aiordma
 import aiordma._native._engine as _engine
 from aiordma import Access, Connection, MemorySlice, RemoteMemory
+from aiordma._loop.polling import PollingEventLoop
 from aiordma._requests.select import BACKEND
 from tests import connections
 from tests.bench.instant import instant, prepare
@@ -28,6 +31,9 @@ from tests.internals import drain_of, endpoint_of, hub_of
 pytestmark = pytest.mark.skipif(BACKEND == "python", reason="AIORDMA_BACKEND=python: no engine")
 
 WINDOW = 32
+SLEEPS = 300
+LEAST_POLLS = 8
+"""Of a loop that polls before a sleep, as it looks at the clock after so many."""
 
 
 @asynccontextmanager
@@ -377,6 +383,40 @@ def test_idle_connection_is_not_polled(spin: float) -> None:
             assert steps.polls - settled < 200
 
     aiordma.run(body(), spin=spin)
+
+
+@contextmanager
+def on_a_busy_core() -> Iterator[None]:
+    """Run on one core, beside a process that computes there."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+            try:
+                yield
+            finally:
+                process.kill()
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="on one core, no loop polls")
+def test_polling_gives_way_on_a_busy_core() -> None:
+    async def body() -> None:
+        async with connected() as (client, _, _, _):
+            loop, steps = asyncio.get_running_loop(), drain_of(client)
+            assert isinstance(loop, PollingEventLoop)
+            polled = 0
+            with on_a_busy_core():
+                for _ in range(SLEEPS):
+                    loop._spinner.confidence = 8  # as if the waits before had been short
+                    before = steps.polls
+                    await asyncio.sleep(0.001)
+                    polled += steps.polls - before >= LEAST_POLLS
+            # One poll that loses the core stops polling for as long as many of these sleeps.
+            assert polled < SLEEPS / 2
+
+    aiordma.run(body())
 
 
 def test_what_is_found_by_polling_needs_no_event() -> None:

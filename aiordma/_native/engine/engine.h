@@ -222,6 +222,7 @@ typedef struct {
     int confidence;
     unsigned long long most; /* nanoseconds of spinning without a completion */
     unsigned long long found;
+    uint64_t resumes; /* it does not spin before this time */
 } Spinner;
 
 extern PyTypeObject engine_drain_type, engine_port_type, engine_request_type, engine_open_type,

@@ -2,6 +2,10 @@
  * The selector of a polling event loop: polls for completions if the last waits were short, then
  * arms the queues and sleeps. Tasks that a completion wakes run directly. The selector returns when
  * the loop has work (dirty), when a descriptor other than the drains' is ready, or at the timeout.
+ *
+ * Polling gives way to other processes. A thread that polls uses its share of a busy core, and then
+ * waits while others use theirs. A thread that sleeps is woken at once. So if the core was taken
+ * away during a poll, the selector does not poll for a while.
  */
 #include "engine.h"
 
@@ -10,7 +14,15 @@
 #include <structmember.h>
 #include <sys/epoll.h>
 
-enum { CONFIDENT = 8, SLICE = 20000, LOOK_AT_CLOCK = 8, LET_OTHERS_RUN = 16 + 1, READY = 16 };
+enum { CONFIDENT = 8, SLICE = 20000, LOOK_AT_CLOCK = 8, LET_OTHERS_RUN = 16, READY = 16 };
+
+/*
+ * The core counts as taken if the spinner looks at the clock and finds that a part of the longest
+ * poll (1 / PART_TAKEN), and LEAST_TAKEN nanoseconds, have passed since it looked before. Then it
+ * does not poll for PAUSE times as long as the core was taken. So the time that is lost by polling is
+ * bounded, and a short disturbance ends one poll only.
+ */
+enum { PART_TAKEN = 3, LEAST_TAKEN = 15000, PAUSE = 32 };
 
 /* The outcome of a poll or of a sleep. OTHERS: a descriptor other than the drains' is ready. */
 enum end { FOUND, NOTHING, OTHERS, INTERRUPTED, FAILED_WITH_EXCEPTION };
@@ -38,6 +50,20 @@ static void learn(Spinner *spinner, int was_short)
         spinner->confidence = CONFIDENT;
     if (spinner->confidence < 0)
         spinner->confidence = 0;
+}
+
+static int gives_way(Spinner *spinner, uint64_t seen, uint64_t time)
+{
+    uint64_t taken = time - seen;
+    if (taken < LEAST_TAKEN || taken < spinner->most / PART_TAKEN)
+        return 0;
+    spinner->resumes = time + PAUSE * taken;
+    return 1;
+}
+
+static int may_spin(const Spinner *spinner)
+{
+    return spinner->most && spinner->confidence && now() >= spinner->resumes;
 }
 
 /* Report an error to the hub, which fails the connections, and disable the drain. */
@@ -150,32 +176,39 @@ static enum end wait(Spinner *spinner, PyObject *drains, int epoll, int64_t nano
     return count ? serve(spinner, drains, ready, count) : NOTHING;
 }
 
-/* Poll until no completion was found for `most` nanoseconds (NOTHING), or the loop has work
-   (FOUND). */
+/* Poll until no completion was found for `most` nanoseconds or the core was taken (NOTHING), or the
+   loop has work (FOUND). */
 static enum end spin(Spinner *spinner, PyObject *drains, int epoll, uint64_t until)
 {
-    uint64_t last = now(), slice = last;
+    uint64_t last = now(), slice = last, seen = last;
 
     for (unsigned int polls = 1;; polls++) {
         enum end end = look(spinner, drains, 0);
         if (end == FAILED_WITH_EXCEPTION)
             return end;
+        uint64_t time;
         if (end == FOUND) {
             learn(spinner, 1);
             if (spinner->dirty)
                 return FOUND;
-            last = now();
+            time = last = now();
         } else if (polls % LOOK_AT_CLOCK) {
             relax();
             continue;
+        } else {
+            if (polls % LET_OTHERS_RUN == 0)
+                sched_yield(); /* with few cores, the peer's process may need this one */
+            time = now();
+            if (gives_way(spinner, seen, time))
+                return NOTHING;
         }
-        uint64_t time = now();
+        seen = time;
         if (time - slice >= SLICE) {
             /* Serve other descriptors, and let threads run that wait for the GIL. */
             end = wait(spinner, drains, epoll, 0);
             if (end >= OTHERS || (end == FOUND && spinner->dirty))
                 return end;
-            slice = now();
+            seen = slice = now(); /* this thread may have waited for the GIL */
         }
         if (time >= until)
             return INTERRUPTED;
@@ -183,8 +216,6 @@ static enum end spin(Spinner *spinner, PyObject *drains, int epoll, uint64_t unt
             learn(spinner, 0);
             return NOTHING;
         }
-        if (polls % LET_OTHERS_RUN == 0)
-            sched_yield(); /* with few cores, the peer's process may need this one */
     }
 }
 
@@ -192,7 +223,7 @@ static enum end run(Spinner *spinner, PyObject *drains, int epoll, uint64_t unti
 {
     for (;;) {
         enum end end;
-        if (spinner->most && spinner->confidence) {
+        if (may_spin(spinner)) {
             end = spin(spinner, drains, epoll, until);
             if (end != NOTHING)
                 return end;
