@@ -13,6 +13,7 @@ is ever built. Files, bottom to top:
     siw.py         the siw module, built out of tree: Debian ships none
     qemu.py        KVM or emulation, and QEMU's command line
     machine.py     one run: control folder, output, time limit, exit status
+    parts.py       the parts of `make test`, at the same time
     summary.py     the table at the end of `make test`
     __main__.py    the command line: python3 -m tests.vm --help
     guest/         what runs inside, as shell files

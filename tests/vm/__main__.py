@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from . import machine, packages, summary
+from . import machine, packages, parts, summary
 from .report import TestBedError, say
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -23,6 +23,9 @@ def main() -> int:
     )
     run.add_argument("command", help="for bash, run as root in the project's folder")
     commands.add_parser("build-packages", help="install what compiling the extension needs")
+    several = commands.add_parser("parts", help="run targets of the Makefile at the same time")
+    several.add_argument("--make", default="make", help="the program")
+    several.add_argument("targets", nargs="+")
     table = commands.add_parser("summary", help="print the results as one table")
     table.add_argument("devices", nargs="+", help="the devices whose results must be there")
     options = parser.parse_args()
@@ -31,6 +34,8 @@ def main() -> int:
             return machine.run(request(options.command))
         if options.task == "summary":
             return summary.report(PROJECT / "build" / "vm", options.devices)
+        if options.task == "parts":
+            return parts.run(options.make, options.targets, PROJECT / "build")
         packages.ensure((*packages.BUILD, *packages.python_packages()))
     except TestBedError as error:
         say(str(error))

@@ -38,6 +38,9 @@ FUZZ = ("clang", "libclang-rt-dev", "libc6-dev", "libibverbs-dev", "librdmacm-de
 # What builds a kernel module from unpacked headers, whose tools are linked against two libraries.
 # The compiler is the one that the headers ask for.
 MODULE = ("make", "libelf1", "libssl3")
+# What the parts of `make test` need: installed before they start, as the native one would
+# otherwise run while libraries are replaced below it.
+TESTS = (*VM, *WIRE, *MODULE)
 
 
 def python_packages() -> tuple[str, ...]:
