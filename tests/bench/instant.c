@@ -1,6 +1,6 @@
 /*
- * A device that takes no time: what is posted to the send queue has completed, and nothing is
- * sent. Put over a context of a real device, so that what is measured is all but the device.
+ * A device that takes no time: each posted request has completed at once, and nothing is sent.
+ * It replaces calls of a real device's context, so that everything but the device is measured.
  */
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -16,11 +16,11 @@ static struct {
     struct ibv_context_ops kept;
     struct ibv_wc ring[ROOM];
     unsigned first, count;
-    struct ibv_cq *queue; /* of the last post */
+    struct ibv_cq *queue; /* of the latest post */
     int armed, signalled;
     int signal;    /* an eventfd in the channel's descriptor, which is an epoll; 0: not made */
     unsigned owed; /* events that were taken and not acknowledged */
-    int untold;    /* the errno of the next post's doorbell */
+    int doorbell;  /* the errno of the next post's doorbell */
     int (*get_cq_event)(struct ibv_comp_channel *, struct ibv_cq **, void **);
     void (*ack_cq_events)(struct ibv_cq *, unsigned int);
 } device;
@@ -33,12 +33,20 @@ static enum ibv_wc_opcode opcode_of(enum ibv_wr_opcode opcode)
         return IBV_WC_RDMA_WRITE;
     case IBV_WR_RDMA_READ:
         return IBV_WC_RDMA_READ;
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+        return IBV_WC_COMP_SWAP;
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
+        return IBV_WC_FETCH_ADD;
+    case IBV_WR_BIND_MW:
+        return IBV_WC_BIND_MW;
+    case IBV_WR_LOCAL_INV:
+        return IBV_WC_LOCAL_INV;
     default:
         return IBV_WC_SEND;
     }
 }
 
-static int tell(int channel)
+static int notify(int channel)
 {
     struct epoll_event event = {.events = EPOLLIN};
     uint64_t one = 1;
@@ -51,32 +59,70 @@ static int tell(int channel)
     return write(device.signal, &one, sizeof(one)) == sizeof(one);
 }
 
+static int complete(uint64_t wr_id, enum ibv_wc_opcode opcode, uint32_t qp_num)
+{
+    if (device.count == ROOM)
+        return ENOMEM;
+    device.ring[(device.first + device.count++) % ROOM] = (struct ibv_wc){
+        .wr_id = wr_id,
+        .status = IBV_WC_SUCCESS,
+        .opcode = opcode,
+        .qp_num = qp_num,
+    };
+    return 0;
+}
+
+static void signal_queue(struct ibv_cq *queue)
+{
+    device.queue = queue;
+    if (device.armed && !device.signalled) {
+        device.armed = 0;
+        device.signalled = notify(queue->channel->fd);
+    }
+}
+
 static int post_send(struct ibv_qp *queue_pair, struct ibv_send_wr *request,
                      struct ibv_send_wr **refused)
 {
-    int error = device.untold;
+    int error = device.doorbell;
 
-    device.untold = 0;
+    device.doorbell = 0;
     if (error)
         return error;
-    for (; request; request = request->next) {
-        if (device.count == ROOM) {
+    for (; request; request = request->next)
+        if (complete(request->wr_id, opcode_of(request->opcode), queue_pair->qp_num)) {
             *refused = request;
             return ENOMEM;
         }
-        device.ring[(device.first + device.count++) % ROOM] = (struct ibv_wc){
-            .wr_id = request->wr_id,
-            .status = IBV_WC_SUCCESS,
-            .opcode = opcode_of(request->opcode),
-            .qp_num = queue_pair->qp_num,
-        };
-    }
-    device.queue = queue_pair->send_cq;
-    if (device.armed && !device.signalled) {
-        device.armed = 0;
-        device.signalled = tell(device.queue->channel->fd);
-    }
+    signal_queue(queue_pair->send_cq);
     return 0;
+}
+
+static int receive_all(struct ibv_recv_wr *request, struct ibv_recv_wr **refused, uint32_t qp_num)
+{
+    for (; request; request = request->next)
+        if (complete(request->wr_id, IBV_WC_RECV, qp_num)) {
+            *refused = request;
+            return ENOMEM;
+        }
+    return 0;
+}
+
+static int post_recv(struct ibv_qp *queue_pair, struct ibv_recv_wr *request,
+                     struct ibv_recv_wr **refused)
+{
+    int error = receive_all(request, refused, queue_pair->qp_num);
+
+    signal_queue(queue_pair->recv_cq);
+    return error;
+}
+
+/* Completes on the queue of the latest send, which therefore comes first. */
+static int post_srq_recv(struct ibv_srq *shared, struct ibv_recv_wr *request,
+                         struct ibv_recv_wr **refused)
+{
+    (void)shared;
+    return device.queue ? receive_all(request, refused, 0) : EINVAL;
 }
 
 static int poll_cq(struct ibv_cq *queue, int most, struct ibv_wc *found)
@@ -121,31 +167,33 @@ void instant_ack_cq_events(struct ibv_cq *queue, unsigned int count)
         device.ack_cq_events(queue, count - ours);
 }
 
-/* The calls that stand in the provider's table, and those of the device below. */
+/* Set the calls of the real device that the two calls above replace in the provider's table. */
 void instant_over(void *get_cq_event, void *ack_cq_events)
 {
     device.get_cq_event = get_cq_event;
     device.ack_cq_events = ack_cq_events;
 }
 
-/* From now on, until instant_end. Its queues may be armed by now. */
+/* Complete all posts at once until instant_end. The queues may be armed already. */
 void instant_begin(struct ibv_context *context)
 {
     device.context = context;
     device.kept = context->ops;
     device.armed = 1;
     context->ops.post_send = post_send;
+    context->ops.post_recv = post_recv;
+    context->ops.post_srq_recv = post_srq_recv;
     context->ops.poll_cq = poll_cq;
     context->ops.req_notify_cq = req_notify_cq;
 }
 
-/* The next post is taken, and the device cannot be told of it. */
+/* Accept the next post, but fail its doorbell. */
 void instant_doorbell_fails(int error)
 {
-    device.untold = error;
+    device.doorbell = error;
 }
 
-/* Returns how many completions nobody took. */
+/* Return the number of completions that were not polled. */
 int instant_end(void)
 {
     device.context->ops = device.kept;

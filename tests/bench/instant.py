@@ -1,7 +1,7 @@
-"""A device that takes no time, under a real connection: all that is left is what Python costs.
+"""A device that takes no time, under a real connection: what remains is the cost of aiordma.
 
-It replaces three calls of the device's context and two of the provider's table, below the last
-line of aiordma: what runs above is what always runs.
+It replaces calls of the device's context and of the provider's table. They are below aiordma, all
+of whose code runs as usual.
 """
 
 import ctypes
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from aiordma import Connection
+from aiordma import Connection, Datagram
 from aiordma._base.provider import software
 from aiordma._native import ffi
 
@@ -49,8 +49,8 @@ def prepare() -> None:
 
 
 @contextmanager
-def instant(connection: Connection) -> Iterator[None]:
-    """Let what is posted in the block complete at once, and go nowhere."""
+def instant(connection: Connection | Datagram) -> Iterator[None]:
+    """Complete each request that is posted in the block at once, without sending anything."""
     library = _library()
     context = int(ffi.cast("uintptr_t", connection.context.pointer))
     library.instant_begin(ctypes.c_void_p(context))

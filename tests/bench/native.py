@@ -15,7 +15,7 @@ from aiordma import Connection, MemorySlice, RemoteMemory, connect
 from aiordma.bench.loops import run
 from aiordma.bench.workload import Workload
 
-from . import lag
+from . import lag, posting
 from .candidates import Candidates
 from .instant import instant, prepare
 from .rows import Reading, Row, constant, latency
@@ -97,6 +97,7 @@ def rows(here: Candidates) -> list[Row]:
             limit=1.0,
             note="post and await, on a device that takes no time",
         ),
+        *posting.rows(here),
         Row(
             "native/post_beside_busy_thread",
             "us",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aiordma import connect
-from tests.bench import connections, shared_server
+from tests.bench import connections, posting, shared_server
 from tests.unit.sources import ROOT
 
 SOON = "[ns]*/[!i]*"  # all but native/idle_wakeups, which idles for half a minute
@@ -43,6 +43,7 @@ def test_the_rows_of_this_machine_are_measured(tmp_path: Path) -> None:
         "software/messages/64",
         "software/lag_beside_writers",
         "native/completed_await",
+        *(f"native/{kind}/completed_await" for kind in posting.KINDS),
         "native/post_beside_busy_thread",
     ]
 

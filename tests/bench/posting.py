@@ -1,0 +1,246 @@
+"""The processor time of each kind of post and its await, on a device that takes no time."""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Any, TypeAlias
+
+from aiordma import (
+    Access,
+    Connection,
+    Datagram,
+    RemoteMemory,
+    connect,
+    open_datagram,
+    open_shared_receive,
+)
+from aiordma.bench.loops import run
+from aiordma.bench.workload import Workload
+
+from .candidates import Candidates
+from .instant import instant, prepare
+from .rows import Reading, Row, constant
+
+__all__ = ("rows",)
+
+WINDOW = 32
+SIZE = 64
+MOST_PARTS = 8
+PLAIN = 1000
+"""Bytes of a buffer that is not registered, and too long to go inline."""
+
+Post: TypeAlias = Callable[[], Awaitable[object]]
+Window: TypeAlias = Callable[[], list[Awaitable[object]]]
+"""Posts WINDOW requests."""
+Setup: TypeAlias = Callable[
+    [Candidates], AbstractAsyncContextManager[tuple[Connection | Datagram, Window]]
+]
+
+
+def rows(here: Candidates) -> list[Row]:
+    """Return a row for each kind of post."""
+    return [
+        Row(
+            f"native/{kind}/completed_await",
+            "us CPU",
+            partial(_measured, here, setup),
+            "1 us",
+            constant(1.0),
+            limit=1.0,
+            note="post and await, on a device that takes no time",
+        )
+        for kind, setup in KINDS.items()
+    ]
+
+
+def _measured(here: Candidates, setup: Setup) -> Reading:
+    prepare()
+    return run(partial(_main, here, setup))
+
+
+async def _main(here: Candidates, setup: Setup) -> Reading:
+    async with setup(here) as (endpoint, window):
+        with instant(endpoint):
+            await _windows(window, here.seconds / 10)
+            cpu = time.process_time()
+            count = await _windows(window, here.seconds)
+            cpu = time.process_time() - cpu
+    return Reading(cpu / count * 1e6, extra={"count": count})
+
+
+async def _windows(window: Window, seconds: float) -> int:
+    until, count = time.perf_counter() + seconds, 0
+    while time.perf_counter() < until:
+        for request in window():
+            await request
+        count += WINDOW
+    return count
+
+
+def _repeated(post: Post) -> Window:
+    return lambda: [post() for _ in range(WINDOW)]
+
+
+# -- a connection ---------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _connected(
+    here: Candidates, receive_buffers: int
+) -> AsyncIterator[tuple[Connection, RemoteMemory]]:
+    async with await connect(
+        here.host,
+        here.ports("auto", True).rdma,
+        device=here.device,
+        private_data=Workload("write", SIZE, WINDOW).pack(),
+        max_send_wr=WINDOW,
+        max_recv_wr=WINDOW,
+        max_send_sge=MOST_PARTS,
+        max_recv_sge=MOST_PARTS,
+        receive_buffers=receive_buffers,
+        receive_size=64,
+    ) as connection:
+        if not receive_buffers:
+            yield connection, RemoteMemory(0, 0, 0)
+            return
+        await connection.send(b"where?")
+        yield connection, RemoteMemory.unpack(await connection.receive())
+
+
+def _kind(
+    choose: Callable[[Connection, RemoteMemory], Post], receive_buffers: int = 2
+) -> Setup:
+    """Return the set-up of a kind that posts the same request again and again."""
+
+    @asynccontextmanager
+    async def setup(here: Candidates) -> AsyncIterator[tuple[Connection, Window]]:
+        async with _connected(here, receive_buffers) as (connection, remote):
+            yield connection, _repeated(choose(connection, remote))
+
+    return setup
+
+
+def _local(connection: Connection | Datagram, size: int = SIZE) -> Any:
+    return connection.register(bytearray(size))[:]
+
+
+def _parts(connection: Connection | Datagram, count: int) -> list[Any]:
+    whole, size = _local(connection), SIZE // count
+    return [whole[i * size : (i + 1) * size] for i in range(count)]
+
+
+def _number(remote: RemoteMemory) -> RemoteMemory:
+    """Return 8 bytes that are aligned to 8."""
+    offset = -remote.address % 8
+    return remote[offset : offset + 8]
+
+
+def _swap(connection: Connection, remote: RemoteMemory) -> Post:
+    return partial(
+        connection.post_compare_swap, _local(connection, 8), _number(remote), 1, 2
+    )
+
+
+# -- other endpoints ------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _windows_of_memory(here: Candidates) -> AsyncIterator[tuple[Connection, Window]]:
+    async with _connected(here, 2) as (connection, _):
+        memory = connection.register(bytearray(SIZE), Access.MW_BIND | Access.LOCAL_WRITE)[:]
+        access = Access.REMOTE_READ
+        opened = [await connection.open_window() for _ in range(WINDOW // 2)]
+
+        def bind_and_invalidate() -> list[Awaitable[object]]:
+            posted: list[Awaitable[object]] = []
+            for window in opened:
+                posted.append(connection.post_bind_window(window, memory, access))
+                posted.append(connection.post_invalidate(window))
+            return posted
+
+        yield connection, bind_and_invalidate
+
+
+@asynccontextmanager
+async def _shared_receives(
+    here: Candidates, parts: int
+) -> AsyncIterator[tuple[Connection, Window]]:
+    async with (
+        await open_shared_receive(
+            here.host, device=here.device, depth=WINDOW, max_sge=MOST_PARTS
+        ) as shared,
+        _connected(here, 0) as (connection, _),
+    ):
+        receive = _parts(connection, parts) if parts > 1 else _local(connection)
+        given = [receive for _ in range(WINDOW)]
+        with instant(connection):
+            await connection.post_recv(_local(connection))  # chooses the completion queue
+
+        def post() -> list[Awaitable[object]]:
+            return [*shared.post_srq_recv(given)]
+
+        yield connection, post
+
+
+@asynccontextmanager
+async def _datagrams(
+    here: Candidates, parts: int, is_receive: bool
+) -> AsyncIterator[tuple[Datagram, Window]]:
+    options: Any = {
+        "device": here.device,
+        "receive_buffers": 0,
+        "max_send_wr": WINDOW,
+        "max_recv_wr": WINDOW,
+    }
+    async with await open_datagram(here.host, **options) as datagram:
+        if is_receive:
+            region = datagram.register(bytearray(datagram.mtu))
+            post: Post = partial(datagram.post_recv, region[:])
+        else:
+            assert datagram.local_address is not None
+            peer = await datagram.resolve(*datagram.local_address[:2])
+            if parts > 1:
+                post = partial(datagram.post_ud_sendv, _parts(datagram, parts), peer)
+            else:
+                post = partial(datagram.post_ud_send, _local(datagram), peer)
+        yield datagram, _repeated(post)
+
+
+KINDS: dict[str, Setup] = {
+    "write_keywords": _kind(
+        lambda c, remote: partial(c.post_write, local=_local(c), remote=remote, fence=False)
+    ),
+    "write_immediate": _kind(
+        lambda c, remote: partial(c.post_write, _local(c), remote, immediate=7)
+    ),
+    "send": _kind(lambda c, _: partial(c.post_send, _local(c))),
+    "send_immediate": _kind(lambda c, _: partial(c.post_send, _local(c), immediate=7)),
+    "send_flags": _kind(
+        lambda c, _: partial(c.post_send, _local(c), fence=True, solicited=True)
+    ),
+    "send_invalidate": _kind(lambda c, _: partial(c.post_send, _local(c), invalidate=7)),
+    "writev2": _kind(lambda c, remote: partial(c.post_writev, _parts(c, 2), remote)),
+    "writev8": _kind(lambda c, remote: partial(c.post_writev, _parts(c, 8), remote)),
+    "writev2_immediate": _kind(
+        lambda c, remote: partial(c.post_writev, _parts(c, 2), remote, immediate=7)
+    ),
+    "readv2": _kind(lambda c, remote: partial(c.post_readv, remote, _parts(c, 2))),
+    "sendv2": _kind(lambda c, _: partial(c.post_sendv, _parts(c, 2))),
+    "sendv2_inline": _kind(lambda c, _: partial(c.post_sendv, [b"x" * 16, b"y" * 16])),
+    "send_inline": _kind(lambda c, _: partial(c.post_send, b"x" * 32)),
+    "send_plain": _kind(lambda c, _: partial(c.post_send, b"x" * PLAIN)),
+    "sendv2_plain": _kind(lambda c, _: partial(c.post_sendv, [b"x" * 4, b"y" * PLAIN])),
+    "compare_swap": _kind(_swap),
+    "fetch_add": _kind(
+        lambda c, remote: partial(c.post_fetch_add, _local(c, 8), _number(remote), 1)
+    ),
+    "recv": _kind(lambda c, _: partial(c.post_recv, _local(c)), receive_buffers=0),
+    "recvv2": _kind(lambda c, _: partial(c.post_recvv, _parts(c, 2)), receive_buffers=0),
+    "srq_recv": partial(_shared_receives, parts=1),
+    "srq_recv2": partial(_shared_receives, parts=2),
+    "ud_send": partial(_datagrams, parts=1, is_receive=False),
+    "ud_sendv2": partial(_datagrams, parts=2, is_receive=False),
+    "ud_recv": partial(_datagrams, parts=1, is_receive=True),
+    "bind_invalidate": _windows_of_memory,
+}
