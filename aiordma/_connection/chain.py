@@ -22,7 +22,7 @@ from aiordma._endpoint.staging import PARTS, Staged, Staging, several
 from aiordma._endpoint.windows import BoundWindow
 from aiordma._requests.credits import Slot
 from aiordma._requests.request import WorkRequest, fail_all
-from aiordma._requests.select import ChainPort, plain_calls
+from aiordma._requests.select import ChainPort, calls_port
 from aiordma.verbs import LocalMemory, MemorySlice, MemoryWindow, SendWork
 
 __all__ = ("Chain",)
@@ -125,18 +125,18 @@ class Chain:
         self._endpoint = endpoint
         self._staging = staging
         self._sink = _Collected(endpoint, signal_last_only)
-        self._plain = self._sink.port
+        self._port = self._sink.port
         self._posts = Posts(endpoint, staging, self._sink)
         self._entered = False
         self._sink.require_usable()
 
     def __repr__(self) -> str:
-        return f"<Chain of {self._plain.count} on {self._endpoint!r}>"
+        return f"<Chain of {self._port.count} on {self._endpoint!r}>"
 
     @property
     def requests(self) -> list[WorkRequest]:
         """The requests in order; a new list each time."""
-        return self._plain.requests()
+        return self._port.requests()
 
     def __enter__(self) -> Self:
         if self._entered:
@@ -150,10 +150,10 @@ class Chain:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._plain.over:
+        if self._port.over:
             return
-        self._plain.over = True
-        if not self._plain.count:
+        self._port.over = True
+        if not self._port.count:
             return
         if error is not None:
             self._sink.give_up(error)
@@ -167,7 +167,7 @@ class Chain:
 
     # -- collecting requests ------------------------------------------------------------------
 
-    @plain_calls("send")
+    @calls_port("send")
     def post_send(
         self,
         data: LocalMemory,
@@ -181,14 +181,16 @@ class Chain:
 
         Raises: as `Connection.post_send`.
         """
-        if immediate is None and invalidate is None and not fence and not solicited:
-            request = self._plain.send(data)
-            if request is not None:
-                return request
+        request = self._port.send(
+            data, immediate=immediate, invalidate=invalidate, fence=fence, solicited=solicited
+        )
+        if request is not None:
+            return request
         flags = send_flags(fence, solicited)
         work = message_work(self._endpoint, "post_send", immediate, invalidate, flags)
         return self._posts.post(work, self._staging.source, [data], "post_send(): data")
 
+    @calls_port("sendv")
     def post_sendv(
         self,
         parts: Iterable[LocalMemory],
@@ -202,12 +204,17 @@ class Chain:
 
         Raises: as `Connection.post_sendv`.
         """
+        request = self._port.sendv(
+            parts, immediate=immediate, invalidate=invalidate, fence=fence, solicited=solicited
+        )
+        if request is not None:
+            return request
         given = several(parts, "post_sendv")
         flags = send_flags(fence, solicited)
         work = message_work(self._endpoint, "post_sendv", immediate, invalidate, flags)
         return self._posts.post(work, self._staging.source, given, f"post_sendv(): {PARTS}")
 
-    @plain_calls("read")
+    @calls_port("read")
     def post_read(
         self, remote: RemoteMemory, local: LocalMemory, *, fence: bool = False
     ) -> WorkRequest:
@@ -218,13 +225,13 @@ class Chain:
             NotSupportedError: the chain has `signal_last_only`, and the device may complete later
                 requests before a READ.
         """
-        if not fence:
-            request = self._plain.read(remote, local)
-            if request is not None:
-                return request
+        request = self._port.read(remote, local, fence=fence)
+        if request is not None:
+            return request
         work = read_work(self._endpoint, "post_read", remote, 1, send_flags(fence))
         return self._posts.post(work, self._staging.target, [local], "post_read(): local")
 
+    @calls_port("readv")
     def post_readv(
         self, remote: RemoteMemory, parts: Iterable[LocalMemory], *, fence: bool = False
     ) -> WorkRequest:
@@ -232,11 +239,14 @@ class Chain:
 
         Raises: as `Chain.post_read`.
         """
+        request = self._port.readv(remote, parts, fence=fence)
+        if request is not None:
+            return request
         given = several(parts, "post_readv")
         work = read_work(self._endpoint, "post_readv", remote, len(given), send_flags(fence))
         return self._posts.post(work, self._staging.target, given, f"post_readv(): {PARTS}")
 
-    @plain_calls("write")
+    @calls_port("write")
     def post_write(
         self,
         local: LocalMemory,
@@ -250,14 +260,16 @@ class Chain:
 
         Raises: as `Connection.post_write`.
         """
-        if immediate is None and not fence and not solicited:
-            request = self._plain.write(local, remote)
-            if request is not None:
-                return request
+        request = self._port.write(
+            local, remote, immediate=immediate, fence=fence, solicited=solicited
+        )
+        if request is not None:
+            return request
         flags = send_flags(fence, solicited)
         work = write_work(self._endpoint, "post_write", remote, immediate, flags)
         return self._posts.post(work, self._staging.source, [local], "post_write(): local")
 
+    @calls_port("writev")
     def post_writev(
         self,
         parts: Iterable[LocalMemory],
@@ -271,11 +283,17 @@ class Chain:
 
         Raises: as `Connection.post_writev`.
         """
+        request = self._port.writev(
+            parts, remote, immediate=immediate, fence=fence, solicited=solicited
+        )
+        if request is not None:
+            return request
         given = several(parts, "post_writev")
         flags = send_flags(fence, solicited)
         work = write_work(self._endpoint, "post_writev", remote, immediate, flags)
         return self._posts.post(work, self._staging.source, given, f"post_writev(): {PARTS}")
 
+    @calls_port("compare_swap")
     def post_compare_swap(
         self,
         local: LocalMemory,
@@ -289,10 +307,14 @@ class Chain:
 
         Raises: as `Connection.post_compare_swap`.
         """
+        request = self._port.compare_swap(local, remote, compare, swap, fence=fence)
+        if request is not None:
+            return request
         call, flags = "post_compare_swap", send_flags(fence)
         work = compare_swap_work(self._endpoint, call, remote, compare, swap, flags)
         return self._posts.post(work, self._staging.target, [local], f"{call}(): local")
 
+    @calls_port("fetch_add")
     def post_fetch_add(
         self, local: LocalMemory, remote: RemoteMemory, add: int, *, fence: bool = False
     ) -> WorkRequest:
@@ -300,6 +322,9 @@ class Chain:
 
         Raises: as `Connection.post_fetch_add`.
         """
+        request = self._port.fetch_add(local, remote, add, fence=fence)
+        if request is not None:
+            return request
         call = "post_fetch_add"
         work = fetch_add_work(self._endpoint, call, remote, add, send_flags(fence))
         return self._posts.post(work, self._staging.target, [local], f"{call}(): local")

@@ -37,7 +37,7 @@ from aiordma._endpoint.registration import register, register_in_thread
 from aiordma._endpoint.staging import PARTS, THREAD_LIMIT, Staging, several
 from aiordma._endpoint.windows import BoundWindow
 from aiordma._requests.request import WorkRequest
-from aiordma._requests.select import plain_calls
+from aiordma._requests.select import calls_port
 from aiordma.verbs import (
     Context,
     LocalMemory,
@@ -109,7 +109,7 @@ class Connection(ObjectStream[bytes]):
         self._handshake = handshake
         self._shared = shared
         self._staging = Staging(endpoint)
-        self._plain = endpoint.port
+        self._port = endpoint.port
         self._posts = Posts(endpoint, self._staging, endpoint.sends)
         self._messages = MessageQueue(endpoint, shared)
         self._local = endpoint.identifier.local_address
@@ -311,7 +311,7 @@ class Connection(ObjectStream[bytes]):
 
     # -- posting messages -------------------------------------------------------------------------
 
-    @plain_calls("send")
+    @calls_port("send")
     def post_send(
         self,
         data: LocalMemory,
@@ -346,14 +346,16 @@ class Connection(ObjectStream[bytes]):
 
         See: man rdma_post_send, ibv_post_send.
         """
-        if immediate is None and invalidate is None and not fence and not solicited:
-            request = self._plain.send(data)
-            if request is not None:
-                return request
+        request = self._port.send(
+            data, immediate=immediate, invalidate=invalidate, fence=fence, solicited=solicited
+        )
+        if request is not None:
+            return request
         flags = send_flags(fence, solicited)
         work = message_work(self._endpoint, "post_send", immediate, invalidate, flags)
         return self._posts.post(work, self._staging.source, [data], "post_send(): data")
 
+    @calls_port("sendv")
     def post_sendv(
         self,
         parts: Iterable[LocalMemory],
@@ -374,12 +376,17 @@ class Connection(ObjectStream[bytes]):
 
         See: man rdma_post_sendv.
         """
+        request = self._port.sendv(
+            parts, immediate=immediate, invalidate=invalidate, fence=fence, solicited=solicited
+        )
+        if request is not None:
+            return request
         given = several(parts, "post_sendv")
         flags = send_flags(fence, solicited)
         work = message_work(self._endpoint, "post_sendv", immediate, invalidate, flags)
         return self._posts.post(work, self._staging.source, given, f"post_sendv(): {PARTS}")
 
-    @plain_calls("receive")
+    @calls_port("receive")
     def post_recv(self, buffer: LocalMemory) -> WorkRequest:
         """Post a receive (rdma_post_recv), on a connection with receive_buffers=0.
 
@@ -401,11 +408,12 @@ class Connection(ObjectStream[bytes]):
         See: man rdma_post_recv, ibv_post_recv.
         """
         if not self._endpoint.options.receive_buffers:
-            request = self._plain.receive(buffer)
+            request = self._port.receive(buffer)
             if request is not None:
                 return request
         return self._post_receive("post_recv(): buffer", [buffer])
 
+    @calls_port("receivev")
     def post_recvv(self, parts: Iterable[LocalMemory]) -> WorkRequest:
         """Post a receive scattered over several buffers (rdma_post_recvv).
 
@@ -417,6 +425,10 @@ class Connection(ObjectStream[bytes]):
 
         See: man rdma_post_recvv.
         """
+        if not self._endpoint.options.receive_buffers:
+            request = self._port.receivev(parts)
+            if request is not None:
+                return request
         return self._post_receive(f"post_recvv(): {PARTS}", several(parts, "post_recvv"))
 
     def _post_receive(self, where: str, parts: list[LocalMemory]) -> WorkRequest:
@@ -444,7 +456,7 @@ class Connection(ObjectStream[bytes]):
 
     # -- posting one-sided operations -------------------------------------------------------------
 
-    @plain_calls("read")
+    @calls_port("read")
     def post_read(
         self, remote: RemoteMemory, local: LocalMemory, *, fence: bool = False
     ) -> WorkRequest:
@@ -463,13 +475,13 @@ class Connection(ObjectStream[bytes]):
 
         See: man rdma_post_read.
         """
-        if not fence:
-            request = self._plain.read(remote, local)
-            if request is not None:
-                return request
+        request = self._port.read(remote, local, fence=fence)
+        if request is not None:
+            return request
         work = read_work(self._endpoint, "post_read", remote, 1, send_flags(fence))
         return self._posts.post(work, self._staging.target, [local], "post_read(): local")
 
+    @calls_port("readv")
     def post_readv(
         self, remote: RemoteMemory, parts: Iterable[LocalMemory], *, fence: bool = False
     ) -> WorkRequest:
@@ -485,11 +497,14 @@ class Connection(ObjectStream[bytes]):
 
         See: man rdma_post_readv.
         """
+        request = self._port.readv(remote, parts, fence=fence)
+        if request is not None:
+            return request
         given = several(parts, "post_readv")
         work = read_work(self._endpoint, "post_readv", remote, len(given), send_flags(fence))
         return self._posts.post(work, self._staging.target, given, f"post_readv(): {PARTS}")
 
-    @plain_calls("write")
+    @calls_port("write")
     def post_write(
         self,
         local: LocalMemory,
@@ -517,14 +532,16 @@ class Connection(ObjectStream[bytes]):
 
         See: man rdma_post_write.
         """
-        if immediate is None and not fence and not solicited:
-            request = self._plain.write(local, remote)
-            if request is not None:
-                return request
+        request = self._port.write(
+            local, remote, immediate=immediate, fence=fence, solicited=solicited
+        )
+        if request is not None:
+            return request
         flags = send_flags(fence, solicited)
         work = write_work(self._endpoint, "post_write", remote, immediate, flags)
         return self._posts.post(work, self._staging.source, [local], "post_write(): local")
 
+    @calls_port("writev")
     def post_writev(
         self,
         parts: Iterable[LocalMemory],
@@ -544,11 +561,17 @@ class Connection(ObjectStream[bytes]):
 
         See: man rdma_post_writev.
         """
+        request = self._port.writev(
+            parts, remote, immediate=immediate, fence=fence, solicited=solicited
+        )
+        if request is not None:
+            return request
         given = several(parts, "post_writev")
         flags = send_flags(fence, solicited)
         work = write_work(self._endpoint, "post_writev", remote, immediate, flags)
         return self._posts.post(work, self._staging.source, given, f"post_writev(): {PARTS}")
 
+    @calls_port("compare_swap")
     def post_compare_swap(
         self,
         local: LocalMemory,
@@ -576,10 +599,14 @@ class Connection(ObjectStream[bytes]):
 
         See: man ibv_post_send.
         """
+        request = self._port.compare_swap(local, remote, compare, swap, fence=fence)
+        if request is not None:
+            return request
         call = "post_compare_swap"
         work = compare_swap_work(self._endpoint, call, remote, compare, swap, send_flags(fence))
         return self._posts.post(work, self._staging.target, [local], f"{call}(): local")
 
+    @calls_port("fetch_add")
     def post_fetch_add(
         self, local: LocalMemory, remote: RemoteMemory, add: int, *, fence: bool = False
     ) -> WorkRequest:
@@ -594,6 +621,9 @@ class Connection(ObjectStream[bytes]):
 
         See: man ibv_post_send.
         """
+        request = self._port.fetch_add(local, remote, add, fence=fence)
+        if request is not None:
+            return request
         call = "post_fetch_add"
         work = fetch_add_work(self._endpoint, call, remote, add, send_flags(fence))
         return self._posts.post(work, self._staging.target, [local], f"{call}(): local")
@@ -684,11 +714,10 @@ class Connection(ObjectStream[bytes]):
 
         See: man rdma_post_send.
         """
-        if immediate is None and invalidate is None:
-            request = self._plain.send(item)
-            if request is not None:
-                await request
-                return
+        request = self._port.send(item, immediate=immediate, invalidate=invalidate)
+        if request is not None:
+            await request
+            return
         work = message_work(self._endpoint, "send", immediate, invalidate)
         await self._posts.run(work, self._staging.source, [item], "send(): item")
 
@@ -709,6 +738,10 @@ class Connection(ObjectStream[bytes]):
 
         Cancellation: as `Connection.send`.
         """
+        request = self._port.sendv(parts, immediate=immediate, invalidate=invalidate)
+        if request is not None:
+            await request
+            return
         given = several(parts, "sendv")
         work = message_work(self._endpoint, "sendv", immediate, invalidate)
         await self._posts.run(work, self._staging.source, given, f"sendv(): {PARTS}")
@@ -758,7 +791,7 @@ class Connection(ObjectStream[bytes]):
 
         See: man rdma_post_read.
         """
-        request = self._plain.read(remote, local)
+        request = self._port.read(remote, local)
         if request is not None:
             return await request
         work = read_work(self._endpoint, "read", remote, 1)
@@ -775,6 +808,9 @@ class Connection(ObjectStream[bytes]):
 
         Cancellation: as `Connection.read`.
         """
+        request = self._port.readv(remote, parts)
+        if request is not None:
+            return await request
         given = several(parts, "readv")
         work = read_work(self._endpoint, "readv", remote, len(given))
         return await self._posts.run(work, self._staging.target, given, f"readv(): {PARTS}")
@@ -837,10 +873,9 @@ class Connection(ObjectStream[bytes]):
 
         See: man rdma_post_write.
         """
-        if immediate is None:
-            request = self._plain.write(local, remote)
-            if request is not None:
-                return await request
+        request = self._port.write(local, remote, immediate=immediate)
+        if request is not None:
+            return await request
         work = write_work(self._endpoint, "write", remote, immediate)
         return await self._posts.run(work, self._staging.source, [local], "write(): local")
 
@@ -857,6 +892,9 @@ class Connection(ObjectStream[bytes]):
 
         Cancellation: as `Connection.write`.
         """
+        request = self._port.writev(parts, remote, immediate=immediate)
+        if request is not None:
+            return await request
         given = several(parts, "writev")
         work = write_work(self._endpoint, "writev", remote, immediate)
         return await self._posts.run(work, self._staging.source, given, f"writev(): {PARTS}")

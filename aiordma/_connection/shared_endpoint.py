@@ -159,17 +159,15 @@ class SharedReceiveEndpoint:
         if self.cause is not None or self.buffers:
             return
         loop = self.loop.asyncio_loop
-        self.port = SharedPort(
-            self, self.hub.steps, Slots(), self._slots, self._open, loop, self.hub.domain
-        )
-        self.port.open_shared(self.raw.key, self.max_message)
+        self.port = SharedPort(self, self.hub.steps, self._slots, self._open, loop, self.hub.domain)
+        self.port.open(self.raw.key, self.max_message, self.max_sge)
         self.port.can_receive = True
 
     def _complete_in_python(self, wanted: bool) -> None:
-        # The engine completes the receives that it posted without calling Python, unless `tells`
-        # is set.
+        # The engine completes the receives that it posted without calling Python, unless
+        # `notifies_owner` is set.
         if self.port is not None:
-            self.port.tells = wanted
+            self.port.notifies_owner = wanted
 
     async def open(self) -> None:
         """Create the queue, and post the receives that it posts itself. `close` releases

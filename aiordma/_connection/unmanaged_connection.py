@@ -160,7 +160,7 @@ class UnmanagedConnection(Connection):
         port = endpoint.identifier.port
         context = endpoint.hub.context
         self._gid_index = gid_index
-        self._port = port
+        self._port_num = port
         self._connecting = False
         self.address: QueuePairAddress = QueuePairAddress(
             endpoint.qp_num,
@@ -184,7 +184,7 @@ class UnmanagedConnection(Connection):
             access |= Access.REMOTE_ATOMIC
         pair = self._endpoint.queue_pair
         assert pair is not None
-        pair.modify(QueuePairState.INIT, pkey_index=pkey_index, port=self._port, access=access)
+        pair.modify(QueuePairState.INIT, pkey_index=pkey_index, port=self._port_num, access=access)
 
     async def connect_to(
         self,
@@ -223,10 +223,10 @@ class UnmanagedConnection(Connection):
         if self._connecting or endpoint.state is not ConnectionState.CONNECTING:
             raise ValueError(f"{self!r} has been connected, or is being")
         if path_mtu is None:
-            path_mtu = endpoint.hub.context.query_port(self._port).active_mtu
-        roce = endpoint.hub.context.query_port(self._port).link_layer is LinkLayer.ETHERNET
+            path_mtu = endpoint.hub.context.query_port(self._port_num).active_mtu
+        roce = endpoint.hub.context.query_port(self._port_num).link_layer is LinkLayer.ETHERNET
         vector = AddressVector(
-            port=self._port,
+            port=self._port_num,
             gid=peer.gid if roce or any(peer.gid[8:]) else None,
             gid_index=self._gid_index,
             lid=peer.lid,

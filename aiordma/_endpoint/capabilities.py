@@ -45,8 +45,8 @@ def require_reads(endpoint: Endpoint, parts: int, what: str = "READ") -> None:
             f"{what}: the two sides agreed on no outstanding READs (our initiator_depth, the "
             "peer's responder_resources)"
         )
-    # From now on, the port posts READs without this check. If requests after a READ can complete
-    # before it, a chain needs the check each time.
+    # From now on, the port posts READs, after it has checked only the number of parts. If requests
+    # after a READ can complete before it, a chain needs another check each time.
     endpoint.port.can_read = endpoint.hub.keeps_order
 
 
@@ -55,6 +55,7 @@ def require_atomics(endpoint: Endpoint) -> None:
     if endpoint.hub.attributes.atomic_cap is AtomicCapability.NONE:
         raise NotSupportedError(f"atomics: {_name(endpoint)} has none (atomic_cap)")
     require_reads(endpoint, 1, "atomics")
+    endpoint.port.can_atomics = True  # from now on, the port posts atomics without this check
 
 
 def require_immediate(endpoint: Endpoint) -> None:
@@ -69,6 +70,7 @@ def require_immediate(endpoint: Endpoint) -> None:
         raise NotSupportedError(
             f"immediate data: {_name(endpoint)} is an iWARP device, and has none (RFC 7306)"
         )
+    endpoint.port.can_immediate = True  # as above
 
 
 def require_windows(endpoint: Endpoint) -> None:
@@ -95,3 +97,4 @@ def require_invalidate(endpoint: Endpoint) -> None:
         )
     if endpoint.service is not QueuePairType.RC:
         raise NotSupportedError(f"SEND with invalidate: {endpoint.service.name} has none")
+    endpoint.port.can_invalidate = True  # as above

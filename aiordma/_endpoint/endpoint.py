@@ -212,7 +212,7 @@ class Endpoint:
         self.hub.on_failure.add(self.fail)
         await self.calls.run(self._create_queue_pair)
         self._open_port()
-        self.port.feeds = bool(self.options.receive_buffers)
+        self.port.has_pooled_receives = bool(self.options.receive_buffers)
 
     def _create_queue_pair(self) -> None:
         options = self.options
@@ -251,9 +251,16 @@ class Endpoint:
                 raise ValueError(f"{name}={value}: {self.hub.context.device_name} has 0..{limit}")
 
     def _open_port(self) -> None:
-        """Open the port for plain requests, once there is a queue pair."""
+        """Open the port for requests, once there is a queue pair."""
         assert self.queue_pair is not None
-        self.port.open(self.queue_pair.key, self.max_message, self.capacity.max_inline_data)
+        self.port.open(
+            self.queue_pair.key,
+            self.max_message,
+            self.capacity.max_inline_data,
+            self.capacity.max_send_sge,
+            self.capacity.max_recv_sge,
+            self.hub.attributes.max_sge_rd,
+        )
         self._update_port()
 
     @deferring_steps
@@ -501,7 +508,7 @@ class Endpoint:
         if self._sends_open and disconnected and not self.hub.is_iwarp:
             # The acknowledgement of a send can arrive after the CM's message: do not flush it now.
             # (Not on iWARP, where both arrive in one TCP stream.)
-            self.port.tells = True
+            self.port.notifies_owner = True
             self._linger(self.options.linger)
         else:
             self._end()
@@ -607,7 +614,7 @@ class Endpoint:
                 logger.debug("moving to ERR: %s", error)
         self.sends.slots.fail(self.cause)
         if self.requests and self.was_established:  # else only receives, which are not flushed
-            self.port.tells = True
+            self.port.notifies_owner = True
             self.life.set_timer(_FLUSHED, FLUSH_SECONDS, self._destroy)
         elif self.queue_pair is not None:
             # Later, because this can run during a post, in the program's code (a finalizer, an

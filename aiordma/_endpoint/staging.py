@@ -188,7 +188,8 @@ class Staging:
         length = sum(part.length for part in slices)
         self.check_length(length, where)
         parts_ = [part for part in slices if part.length]
-        return Staged(gather(parts_), len(parts_), length, list(slices))
+        held = {id(part.region): part for part in slices}  # the request holds each region once
+        return Staged(gather(parts_), len(parts_), length, list(held.values()))
 
     def _register(self, parts: list[Any], where: str) -> Staged:
         temporary: list[MemoryRegion] = []

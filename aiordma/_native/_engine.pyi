@@ -55,6 +55,10 @@ class InFlightTable(Generic[_Entry]):
 
 class RegionBase:
     domain: Any
+    address: int
+    length: int
+    lkey: int
+    _start: int
     _users: int
     _retired: bool
     _usable: bool
@@ -123,12 +127,16 @@ class Spinner:
     def takes(self, drain: object, /) -> bool: ...
     def select(self, epoll: int, drains: tuple[object, ...], timeout: float | None, /) -> bool: ...
 
+@final
 class Port:
     ready: bool
     can_receive: bool
     can_read: bool
-    feeds: bool
-    tells: bool
+    can_atomics: bool
+    can_immediate: bool
+    can_invalidate: bool
+    has_pooled_receives: bool
+    notifies_owner: bool
     thread: int
     def __new__(
         cls,
@@ -140,15 +148,82 @@ class Port:
         loop: object,
         domain: object,
     ) -> Self: ...
-    def open(self, queue_pair: int, max_message: int, max_inline: int, /) -> None: ...
-    def send(self, data: object, /) -> AnyRequest | None: ...
-    def receive(self, memory: object, /) -> AnyRequest | None: ...
-    def write(self, data: object, remote: object, /) -> AnyRequest | None: ...
-    def read(self, remote: object, memory: object, /) -> AnyRequest | None: ...
+    def open(
+        self,
+        queue_pair: int,
+        max_message: int,
+        max_inline: int,
+        max_send_sge: int,
+        max_recv_sge: int,
+        max_read_sge: int,
+        /,
+    ) -> None: ...
+    def send(
+        self,
+        data: object,
+        *,
+        immediate: object = None,
+        invalidate: object = None,
+        fence: object = False,
+        solicited: object = False,
+    ) -> AnyRequest | None: ...
+    def sendv(
+        self,
+        parts: object,
+        *,
+        immediate: object = None,
+        invalidate: object = None,
+        fence: object = False,
+        solicited: object = False,
+    ) -> AnyRequest | None: ...
+    def write(
+        self,
+        local: object,
+        remote: object,
+        *,
+        immediate: object = None,
+        fence: object = False,
+        solicited: object = False,
+    ) -> AnyRequest | None: ...
+    def writev(
+        self,
+        parts: object,
+        remote: object,
+        *,
+        immediate: object = None,
+        fence: object = False,
+        solicited: object = False,
+    ) -> AnyRequest | None: ...
+    def read(
+        self, remote: object, local: object, *, fence: object = False
+    ) -> AnyRequest | None: ...
+    def readv(
+        self, remote: object, parts: object, *, fence: object = False
+    ) -> AnyRequest | None: ...
+    def compare_swap(
+        self, local: object, remote: object, compare: object, swap: object, *, fence: object = False
+    ) -> AnyRequest | None: ...
+    def fetch_add(
+        self, local: object, remote: object, add: object, *, fence: object = False
+    ) -> AnyRequest | None: ...
+    def receive(self, buffer: object) -> AnyRequest | None: ...
+    def receivev(self, parts: object) -> AnyRequest | None: ...
 
 @final
-class SharedPort(Port):
-    def open_shared(self, queue: int, max_message: int, /) -> None: ...
+class SharedPort:
+    can_receive: bool
+    notifies_owner: bool
+    thread: int
+    def __new__(
+        cls,
+        owner: object,
+        drain: Drain,
+        receives: Slots,
+        posted: OpenRequests,
+        loop: object,
+        domain: object,
+    ) -> Self: ...
+    def open(self, queue: int, max_message: int, max_recv_sge: int, /) -> None: ...
     def post(
         self, parts: list[Any], /
     ) -> list[AnyRequest] | tuple[int, list[AnyRequest]] | None: ...
@@ -163,10 +238,54 @@ class ChainPort:
     def count(self) -> int: ...
     @property
     def posted(self) -> int: ...
-    def send(self, data: object, /) -> AnyRequest | None: ...
-    def receive(self, memory: object, /) -> AnyRequest | None: ...
-    def write(self, data: object, remote: object, /) -> AnyRequest | None: ...
-    def read(self, remote: object, memory: object, /) -> AnyRequest | None: ...
+    def send(
+        self,
+        data: object,
+        *,
+        immediate: object = None,
+        invalidate: object = None,
+        fence: object = False,
+        solicited: object = False,
+    ) -> AnyRequest | None: ...
+    def sendv(
+        self,
+        parts: object,
+        *,
+        immediate: object = None,
+        invalidate: object = None,
+        fence: object = False,
+        solicited: object = False,
+    ) -> AnyRequest | None: ...
+    def write(
+        self,
+        local: object,
+        remote: object,
+        *,
+        immediate: object = None,
+        fence: object = False,
+        solicited: object = False,
+    ) -> AnyRequest | None: ...
+    def writev(
+        self,
+        parts: object,
+        remote: object,
+        *,
+        immediate: object = None,
+        fence: object = False,
+        solicited: object = False,
+    ) -> AnyRequest | None: ...
+    def read(
+        self, remote: object, local: object, *, fence: object = False
+    ) -> AnyRequest | None: ...
+    def readv(
+        self, remote: object, parts: object, *, fence: object = False
+    ) -> AnyRequest | None: ...
+    def compare_swap(
+        self, local: object, remote: object, compare: object, swap: object, *, fence: object = False
+    ) -> AnyRequest | None: ...
+    def fetch_add(
+        self, local: object, remote: object, add: object, *, fence: object = False
+    ) -> AnyRequest | None: ...
     def add(self, request: AnyRequest, /) -> None: ...
     def requests(self) -> list[AnyRequest]: ...
     def post(self, signal_last_only: bool, works: int = 0, sges: bytes = b"", /) -> int: ...

@@ -57,41 +57,22 @@ class _Plain:
         return all(part.region._usable for part in self.held)
 
 
-class Port:
-    """Posts plain requests on a queue pair. They have one part, which is registered or short enough
-    to go inline. For all other requests, and until `open`, the methods return None, and the caller
-    takes the general path.
-
-    Args:
-        owner: the owner of the queue pair. Its `post_refused` raises the error of a refused post;
-            `doorbell_failed` is called if the device could not be notified of a post.
-        drain: the drain that delivers the completions.
-        sends: the send queue's slots.
-        receives: the receive queue's slots.
-        posted: the owner's requests in flight.
-        loop: asyncio's loop, or None.
-        domain: the protection domain of registered memory.
-    """
+class _Port:
+    """The parts that ports of queue pairs and of shared receive queues have in common."""
 
     def __init__(
         self,
         owner: Any,
         drain: Drain,
-        sends: Slots,
+        sends: Any,
         receives: Slots,
         posted: OpenRequests,
-        loop: object,
         domain: object,
     ) -> None:
-        self.ready = False
-        """Whether sends may be posted."""
         self.can_receive = False
-        self.can_read = False
-        """Whether both sides agreed to READs."""
-        self.tells = False
+        """Whether receives may be posted."""
+        self.notifies_owner = False
         """Whether the owner is notified of each completion."""
-        self.feeds = False
-        """Whether its receives are pooled receives for messages, not the program's own."""
         self.thread: int = get_ident()
         """The only thread that may post: the event loop's."""
         self._owner, self._drain, self._open, self._domain = owner, drain, posted, domain
@@ -99,46 +80,6 @@ class Port:
         self._process = here.pid
         self._queue_pair = self._shared = ffi.NULL
         self._max_message = self._max_inline = 0
-
-    def open(self, queue_pair: int, max_message: int, max_inline: int, /) -> None:
-        """Set the queue pair, by its address."""
-        self._queue_pair = ffi.cast("struct ibv_qp *", queue_pair)
-        self._max_message, self._max_inline = max_message, max_inline
-
-    @deferring
-    def send(self, data: Any, /) -> WorkRequest | None:
-        """Post a message; None if it is not a plain request."""
-        return self._post_send(self._read_send(data))
-
-    @deferring
-    def write(self, data: Any, remote: Any, /) -> WorkRequest | None:
-        """Post a WRITE; None if it is not a plain request."""
-        return self._post_send(self._read_write(data, remote))
-
-    @deferring
-    def read(self, remote: Any, memory: Any, /) -> WorkRequest | None:
-        """Post a READ; None if it is not a plain request."""
-        return self._post_send(self._read_read(remote, memory))
-
-    @deferring
-    def receive(self, memory: Any, /) -> WorkRequest | None:
-        """Post a receive; None if it is not a plain request."""
-        plain = self._read_receive(memory) if self._queue_pair else None
-        if plain is None or not _take_slot(self._receives):
-            return None
-        request = self._make(plain)
-        if not (self._is_usable(self.can_receive) and plain.is_still_open()):
-            self._take_back(request)
-            return None
-        self._enter(request)
-        error, _ = self._give_receives([request], plain.sge)
-        if error:
-            self._take_back(request)
-            self._owner.post_refused(error, True)
-        _watch_over(self._drain)
-        return request
-
-    # -- reading the arguments ---------------------------------------------------------------------
 
     def _is_usable(self, may: bool) -> bool:
         return (
@@ -148,38 +89,9 @@ class Port:
             and self.thread == get_ident()
         )
 
-    def _read_send(self, data: Any) -> _Plain | None:
-        memory = self._source(data) if self._is_usable(self.ready) else None
-        return None if memory is None else _Plain("SEND", _SEND, memory, None)
-
-    def _read_write(self, data: Any, remote: Any) -> _Plain | None:
-        memory = self._source(data) if self._is_usable(self.ready) else None
-        return self._one_sided("RDMA_WRITE", _WRITE, memory, remote)
-
-    def _read_read(self, remote: Any, memory: Any) -> _Plain | None:
-        target = self._target(memory) if self._is_usable(self.ready and self.can_read) else None
-        return self._one_sided("RDMA_READ", _READ, target, remote)
-
     def _read_receive(self, memory: Any) -> _Plain | None:
         target = self._target(memory) if self._is_usable(self.can_receive) else None
         return None if target is None else _Plain("RECV", 0, target, None)
-
-    def _one_sided(
-        self, operation: str, opcode: int, memory: Part | memoryview | None, remote: Any
-    ) -> _Plain | None:
-        if memory is None or type(remote) is not RemoteMemory:
-            return None
-        plain = _Plain(operation, opcode, memory, remote)
-        return plain if remote.length == plain.length else None
-
-    def _source(self, memory: Any) -> Part | memoryview | None:
-        if isinstance(memory, MemorySlice):
-            return self._registered(memory)
-        try:
-            view = flat_view(memory)
-        except (TypeError, ValueError):
-            return None  # the general path raises the error
-        return view if 0 < view.nbytes <= self._max_inline else None
 
     def _target(self, memory: Any) -> Part | None:
         if not isinstance(memory, MemorySlice) or not memory.region._writable:
@@ -193,25 +105,6 @@ class Port:
             and 0 < part.length <= min(self._max_message, 2**32 - 1)
         )
         return part if is_plain else None
-
-    # -- posting -----------------------------------------------------------------------------------
-
-    def _post_send(self, plain: _Plain | None) -> WorkRequest | None:
-        if plain is None or not _take_slot(self._sends):
-            return None  # the general path raises, or waits
-        request = self._make(plain)
-        if not (self._is_usable(self.ready) and plain.is_still_open()):
-            self._take_back(request)
-            return None
-        self._enter(request)
-        error, _ = self._give_sends(plain.pack(request.wr_id, _SIGNALED), 1, plain.sge)
-        if error > 0:
-            self._take_back(request)
-            self._owner.post_refused(error, False)
-        if error < 0:
-            self._owner.doorbell_failed(-error)
-        _watch_over(self._drain)
-        return request
 
     def _make(self, plain: _Plain) -> WorkRequest:
         """Create a request, which owns the slot and holds its memory."""
@@ -241,6 +134,214 @@ class Port:
         request._drop()
         _give_slot(self._receives if request.is_receive else self._sends)
 
+    def _give_receives(self, requests: list[WorkRequest], sges: bytes) -> tuple[int, int]:
+        packed = b"".join([RECEIVE_REQUEST.pack(request.wr_id, 1, 0) for request in requests])
+        posted = ffi.new("uint32_t *")
+        self._drain.crossings += 1
+        error = lib.aiordma_post_recv_chain(
+            self._queue_pair, self._shared, packed, len(requests), sges, len(sges), posted
+        )
+        return abs(error), posted[0]
+
+
+class Port(_Port):
+    """Posts requests on a queue pair. A method returns None if the port cannot handle the request;
+    the caller then takes the general path. This backend handles only plain requests: they have one
+    part, which is registered or short enough to go inline, and no options. The engine in C handles
+    nearly all requests.
+
+    Args:
+        owner: the owner of the queue pair. Its `post_refused` raises the error of a refused post;
+            `doorbell_failed` is called if the device could not be notified of a post.
+        drain: the drain that delivers the completions.
+        sends: the send queue's slots.
+        receives: the receive queue's slots.
+        posted: the owner's requests in flight.
+        loop: asyncio's loop, or None.
+        domain: the protection domain of registered memory.
+    """
+
+    def __init__(
+        self,
+        owner: Any,
+        drain: Drain,
+        sends: Slots,
+        receives: Slots,
+        posted: OpenRequests,
+        loop: object,
+        domain: object,
+    ) -> None:
+        super().__init__(owner, drain, sends, receives, posted, domain)
+        self.ready = False
+        """Whether sends may be posted."""
+        self.can_read = False
+        """Whether READs may be posted."""
+        self.can_atomics = False
+        """Whether atomics may be posted."""
+        self.can_immediate = False
+        """Whether requests may carry immediate data."""
+        self.can_invalidate = False
+        """Whether messages may invalidate an rkey."""
+        self.has_pooled_receives = False
+        """Whether its receives are pooled receives for messages, not the program's own."""
+
+    def open(
+        self,
+        queue_pair: int,
+        max_message: int,
+        max_inline: int,
+        max_send_sge: int,
+        max_recv_sge: int,
+        max_read_sge: int,
+        /,
+    ) -> None:
+        """Set the queue pair, by its address, and its limits."""
+        self._queue_pair = ffi.cast("struct ibv_qp *", queue_pair)
+        self._max_message, self._max_inline = max_message, max_inline
+
+    @deferring
+    def send(
+        self,
+        data: Any,
+        *,
+        immediate: Any = None,
+        invalidate: Any = None,
+        fence: Any = False,
+        solicited: Any = False,
+    ) -> WorkRequest | None:
+        """Post a message. None: take the general path."""
+        if not (immediate is None and invalidate is None and _is_false(fence, solicited)):
+            return None
+        return self._post_send(self._read_send(data))
+
+    def sendv(
+        self,
+        parts: Any,
+        *,
+        immediate: Any = None,
+        invalidate: Any = None,
+        fence: Any = False,
+        solicited: Any = False,
+    ) -> WorkRequest | None:
+        """Return None: this backend takes the general path."""
+        return None
+
+    @deferring
+    def write(
+        self,
+        local: Any,
+        remote: Any,
+        *,
+        immediate: Any = None,
+        fence: Any = False,
+        solicited: Any = False,
+    ) -> WorkRequest | None:
+        """Post a WRITE. None: take the general path."""
+        if not (immediate is None and _is_false(fence, solicited)):
+            return None
+        return self._post_send(self._read_write(local, remote))
+
+    def writev(
+        self,
+        parts: Any,
+        remote: Any,
+        *,
+        immediate: Any = None,
+        fence: Any = False,
+        solicited: Any = False,
+    ) -> WorkRequest | None:
+        """Return None: this backend takes the general path."""
+        return None
+
+    @deferring
+    def read(self, remote: Any, local: Any, *, fence: Any = False) -> WorkRequest | None:
+        """Post a READ. None: take the general path."""
+        return self._post_send(self._read_read(remote, local)) if _is_false(fence) else None
+
+    def readv(self, remote: Any, parts: Any, *, fence: Any = False) -> WorkRequest | None:
+        """Return None: this backend takes the general path."""
+        return None
+
+    def compare_swap(
+        self, local: Any, remote: Any, compare: Any, swap: Any, *, fence: Any = False
+    ) -> WorkRequest | None:
+        """Return None: this backend takes the general path."""
+        return None
+
+    def fetch_add(
+        self, local: Any, remote: Any, add: Any, *, fence: Any = False
+    ) -> WorkRequest | None:
+        """Return None: this backend takes the general path."""
+        return None
+
+    @deferring
+    def receive(self, buffer: Any) -> WorkRequest | None:
+        """Post a receive. None: take the general path."""
+        plain = self._read_receive(buffer) if self._queue_pair else None
+        if plain is None or not _take_slot(self._receives):
+            return None
+        request = self._make(plain)
+        if not (self._is_usable(self.can_receive) and plain.is_still_open()):
+            self._take_back(request)
+            return None
+        self._enter(request)
+        error, _ = self._give_receives([request], plain.sge)
+        if error:
+            self._take_back(request)
+            self._owner.post_refused(error, True)
+        _watch_over(self._drain)
+        return request
+
+    def receivev(self, parts: Any) -> WorkRequest | None:
+        """Return None: this backend takes the general path."""
+        return None
+
+    def _read_send(self, data: Any) -> _Plain | None:
+        memory = self._source(data) if self._is_usable(self.ready) else None
+        return None if memory is None else _Plain("SEND", _SEND, memory, None)
+
+    def _read_write(self, data: Any, remote: Any) -> _Plain | None:
+        memory = self._source(data) if self._is_usable(self.ready) else None
+        return self._one_sided("RDMA_WRITE", _WRITE, memory, remote)
+
+    def _read_read(self, remote: Any, memory: Any) -> _Plain | None:
+        target = self._target(memory) if self._is_usable(self.ready and self.can_read) else None
+        return self._one_sided("RDMA_READ", _READ, target, remote)
+
+    def _one_sided(
+        self, operation: str, opcode: int, memory: Part | memoryview | None, remote: Any
+    ) -> _Plain | None:
+        if memory is None or type(remote) is not RemoteMemory:
+            return None
+        plain = _Plain(operation, opcode, memory, remote)
+        return plain if remote.length == plain.length else None
+
+    def _source(self, memory: Any) -> Part | memoryview | None:
+        if isinstance(memory, MemorySlice):
+            return self._registered(memory)
+        try:
+            view = flat_view(memory)
+        except (TypeError, ValueError):
+            return None  # the general path raises the error
+        return view if 0 < view.nbytes <= self._max_inline else None
+
+    def _post_send(self, plain: _Plain | None) -> WorkRequest | None:
+        if plain is None or not _take_slot(self._sends):
+            return None  # the general path raises, or waits
+        request = self._make(plain)
+        if not (self._is_usable(self.ready) and plain.is_still_open()):
+            self._take_back(request)
+            return None
+        self._enter(request)
+        error, _ = self._give_sends(plain.pack(request.wr_id, _SIGNALED), 1, plain.sge)
+        if error > 0:
+            self._take_back(request)
+            self._owner.post_refused(error, False)
+        if error < 0:
+            self._owner.doorbell_failed(-error)
+        _watch_over(self._drain)
+        return request
+
     def _give_sends(self, requests: bytes, count: int, sges: bytes) -> tuple[int, int]:
         """Return C's errno (negative: the doorbell failed), and the number of accepted requests."""
         posted = ffi.new("uint32_t *")
@@ -250,14 +351,10 @@ class Port:
         )
         return error, posted[0]
 
-    def _give_receives(self, requests: list[WorkRequest], sges: bytes) -> tuple[int, int]:
-        packed = b"".join([RECEIVE_REQUEST.pack(request.wr_id, 1, 0) for request in requests])
-        posted = ffi.new("uint32_t *")
-        self._drain.crossings += 1
-        error = lib.aiordma_post_recv_chain(
-            self._queue_pair, self._shared, packed, len(requests), sges, len(sges), posted
-        )
-        return abs(error), posted[0]
+
+def _is_false(*flags: Any) -> bool:
+    """Whether no option is given. Other values than False are for the general path."""
+    return all(flag is False for flag in flags)
 
 
 def _watch_over(drain: Drain) -> None:
@@ -279,21 +376,32 @@ def _give_slot(slots: Any) -> None:
         slots.grant()
 
 
-class SharedPort(Port):
-    """Posts plain receives on a shared receive queue. The argument `sends` of Port is not used."""
+class SharedPort(_Port):
+    """Posts receives on a shared receive queue. The arguments are those of Port. This backend
+    handles only receives of one part, which is registered."""
 
-    def open_shared(self, queue: int, max_message: int, /) -> None:
-        """Set the shared receive queue, by its address."""
+    def __init__(
+        self,
+        owner: Any,
+        drain: Drain,
+        receives: Slots,
+        posted: OpenRequests,
+        loop: object,
+        domain: object,
+    ) -> None:
+        super().__init__(owner, drain, None, receives, posted, domain)
+
+    def open(self, queue: int, max_message: int, max_recv_sge: int, /) -> None:
+        """Set the shared receive queue, by its address, and its limits."""
         self._shared, self._max_message = ffi.cast("struct ibv_srq *", queue), max_message
 
     @deferring
     def post(self, parts: list[Any], /) -> list[WorkRequest] | tuple[int, list[WorkRequest]] | None:
-        """Post a receive for each part, in one call.
+        """Post a receive for each item, in one call.
 
         Returns:
             The requests. If the device refused a receive: the errno, and the requests before it,
-            which are posted. None if a receive is not plain or there are too many; nothing was
-            posted.
+            which are posted. None: take the general path; nothing was posted.
         """
         if not self._shared or not isinstance(parts, list):
             return None
@@ -358,23 +466,81 @@ class ChainPort:
         return len(self._collected)
 
     @deferring
-    def send(self, data: Any, /) -> WorkRequest | None:
-        """Collect a message; None if it is not a plain request."""
+    def send(
+        self,
+        data: Any,
+        *,
+        immediate: Any = None,
+        invalidate: Any = None,
+        fence: Any = False,
+        solicited: Any = False,
+    ) -> WorkRequest | None:
+        """Collect a message. None: take the general path."""
+        if not (immediate is None and invalidate is None and _is_false(fence, solicited)):
+            return None
         return self._collect(None if self.over else self._port._read_send(data))
 
-    def receive(self, memory: Any, /) -> WorkRequest | None:
-        """Return None: a chain has no receives."""
+    def sendv(
+        self,
+        parts: Any,
+        *,
+        immediate: Any = None,
+        invalidate: Any = None,
+        fence: Any = False,
+        solicited: Any = False,
+    ) -> WorkRequest | None:
+        """Return None: this backend takes the general path."""
         return None
 
     @deferring
-    def write(self, data: Any, remote: Any, /) -> WorkRequest | None:
-        """Collect a WRITE; None if it is not a plain request."""
-        return self._collect(None if self.over else self._port._read_write(data, remote))
+    def write(
+        self,
+        local: Any,
+        remote: Any,
+        *,
+        immediate: Any = None,
+        fence: Any = False,
+        solicited: Any = False,
+    ) -> WorkRequest | None:
+        """Collect a WRITE. None: take the general path."""
+        if not (immediate is None and _is_false(fence, solicited)):
+            return None
+        return self._collect(None if self.over else self._port._read_write(local, remote))
+
+    def writev(
+        self,
+        parts: Any,
+        remote: Any,
+        *,
+        immediate: Any = None,
+        fence: Any = False,
+        solicited: Any = False,
+    ) -> WorkRequest | None:
+        """Return None: this backend takes the general path."""
+        return None
 
     @deferring
-    def read(self, remote: Any, memory: Any, /) -> WorkRequest | None:
-        """Collect a READ; None if it is not a plain request."""
-        return self._collect(None if self.over else self._port._read_read(remote, memory))
+    def read(self, remote: Any, local: Any, *, fence: Any = False) -> WorkRequest | None:
+        """Collect a READ. None: take the general path."""
+        if self.over or not _is_false(fence):
+            return None
+        return self._collect(self._port._read_read(remote, local))
+
+    def readv(self, remote: Any, parts: Any, *, fence: Any = False) -> WorkRequest | None:
+        """Return None: this backend takes the general path."""
+        return None
+
+    def compare_swap(
+        self, local: Any, remote: Any, compare: Any, swap: Any, *, fence: Any = False
+    ) -> WorkRequest | None:
+        """Return None: this backend takes the general path."""
+        return None
+
+    def fetch_add(
+        self, local: Any, remote: Any, add: Any, *, fence: Any = False
+    ) -> WorkRequest | None:
+        """Return None: this backend takes the general path."""
+        return None
 
     def _collect(self, plain: _Plain | None) -> WorkRequest | None:
         port = self._port

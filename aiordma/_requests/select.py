@@ -26,7 +26,7 @@ __all__ = (
     "RequestOwner",
     "SharedPort",
     "WorkRequest",
-    "plain_calls",
+    "calls_port",
 )
 
 Function = TypeVar("Function")
@@ -58,10 +58,10 @@ else:
     ChainPort = BACKENDS[BACKEND]["ChainPort"]
 
 
-def plain_calls(name: str) -> Callable[[Function], Function]:
-    """Decorate a method: a call without keywords goes to the method `name` of `self._plain`. If it
-    returns None, or the call has keywords, the decorated method runs. With the engine, such a call
-    does not enter Python."""
+def calls_port(name: str) -> Callable[[Function], Function]:
+    """Decorate a method: a call goes to the method `name` of `self._port` first, without Python
+    code. If that returns None, the decorated method runs. With the backend in Python, the decorated
+    method runs for each call."""
 
     def choose(method: Function) -> Function:
         chosen: Function = c_backend.method(name, method) if BACKEND == "c" else method

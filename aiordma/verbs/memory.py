@@ -170,7 +170,8 @@ class MemoryRegion(RegionBase, Resource):
         self._retired: bool = False
         self._on_close: Callable[[], object] = lambda: None
         """Called when the region closes, to remove it from a list of regions."""
-        self.address: int = address_of(view)
+        self._start: int = address_of(view)
+        self.address: int = self._start
         self.length: int = len(view)
         try:
             self.pointer: Any = self._register(iova)
@@ -295,6 +296,7 @@ class MemoryRegion(RegionBase, Resource):
             self._move(home)
         self.domain, self.access, self.view = home, wanted, view
         self._usable, self._writable = True, bool(wanted & Access.LOCAL_WRITE)
+        self._start = address_of(view)
         self.address, self.length = address, len(view)
         self.lkey, self.rkey = self.pointer.lkey, self.pointer.rkey
 

@@ -30,7 +30,6 @@ MOST_PARTS = 8
 PLAIN = 1000
 """Bytes of a buffer that is not registered, and too long to go inline."""
 
-Post: TypeAlias = Callable[[], Awaitable[object]]
 Window: TypeAlias = Callable[[], list[Awaitable[object]]]
 """Posts WINDOW requests."""
 Setup: TypeAlias = Callable[
@@ -78,10 +77,6 @@ async def _windows(window: Window, seconds: float) -> int:
     return count
 
 
-def _repeated(post: Post) -> Window:
-    return lambda: [post() for _ in range(WINDOW)]
-
-
 # -- a connection ---------------------------------------------------------------------------------
 
 
@@ -108,15 +103,13 @@ async def _connected(
         yield connection, RemoteMemory.unpack(await connection.receive())
 
 
-def _kind(
-    choose: Callable[[Connection, RemoteMemory], Post], receive_buffers: int = 2
-) -> Setup:
-    """Return the set-up of a kind that posts the same request again and again."""
+def _kind(choose: Callable[[Connection, RemoteMemory], Window], receive_buffers: int = 2) -> Setup:
+    """Return the set-up of a kind of post of a connection."""
 
     @asynccontextmanager
     async def setup(here: Candidates) -> AsyncIterator[tuple[Connection, Window]]:
         async with _connected(here, receive_buffers) as (connection, remote):
-            yield connection, _repeated(choose(connection, remote))
+            yield connection, choose(connection, remote)
 
     return setup
 
@@ -136,10 +129,105 @@ def _number(remote: RemoteMemory) -> RemoteMemory:
     return remote[offset : offset + 8]
 
 
-def _swap(connection: Connection, remote: RemoteMemory) -> Post:
-    return partial(
-        connection.post_compare_swap, _local(connection, 8), _number(remote), 1, 2
-    )
+# Each of these makes its calls as a program does: a functools.partial with keywords would cost as
+# much as the call.
+
+
+def _write_keywords(c: Connection, remote: RemoteMemory) -> Window:
+    post, local = c.post_write, _local(c)
+    return lambda: [post(local=local, remote=remote, fence=False) for _ in range(WINDOW)]
+
+
+def _write_immediate(c: Connection, remote: RemoteMemory) -> Window:
+    post, local = c.post_write, _local(c)
+    return lambda: [post(local, remote, immediate=7) for _ in range(WINDOW)]
+
+
+def _send(c: Connection, remote: RemoteMemory) -> Window:
+    post, local = c.post_send, _local(c)
+    return lambda: [post(local) for _ in range(WINDOW)]
+
+
+def _send_immediate(c: Connection, remote: RemoteMemory) -> Window:
+    post, local = c.post_send, _local(c)
+    return lambda: [post(local, immediate=7) for _ in range(WINDOW)]
+
+
+def _send_flags(c: Connection, remote: RemoteMemory) -> Window:
+    post, local = c.post_send, _local(c)
+    return lambda: [post(local, fence=True, solicited=True) for _ in range(WINDOW)]
+
+
+def _send_invalidate(c: Connection, remote: RemoteMemory) -> Window:
+    post, local = c.post_send, _local(c)
+    return lambda: [post(local, invalidate=7) for _ in range(WINDOW)]
+
+
+def _writev2(c: Connection, remote: RemoteMemory) -> Window:
+    post, parts = c.post_writev, _parts(c, 2)
+    return lambda: [post(parts, remote) for _ in range(WINDOW)]
+
+
+def _writev8(c: Connection, remote: RemoteMemory) -> Window:
+    post, parts = c.post_writev, _parts(c, 8)
+    return lambda: [post(parts, remote) for _ in range(WINDOW)]
+
+
+def _writev2_immediate(c: Connection, remote: RemoteMemory) -> Window:
+    post, parts = c.post_writev, _parts(c, 2)
+    return lambda: [post(parts, remote, immediate=7) for _ in range(WINDOW)]
+
+
+def _readv2(c: Connection, remote: RemoteMemory) -> Window:
+    post, parts = c.post_readv, _parts(c, 2)
+    return lambda: [post(remote, parts) for _ in range(WINDOW)]
+
+
+def _sendv2(c: Connection, remote: RemoteMemory) -> Window:
+    post, parts = c.post_sendv, _parts(c, 2)
+    return lambda: [post(parts) for _ in range(WINDOW)]
+
+
+def _sendv2_inline(c: Connection, remote: RemoteMemory) -> Window:
+    post, parts = c.post_sendv, [b"x" * 16, b"y" * 16]
+    return lambda: [post(parts) for _ in range(WINDOW)]
+
+
+def _send_inline(c: Connection, remote: RemoteMemory) -> Window:
+    post, data = c.post_send, b"x" * 32
+    return lambda: [post(data) for _ in range(WINDOW)]
+
+
+def _send_plain(c: Connection, remote: RemoteMemory) -> Window:
+    post, data = c.post_send, b"x" * PLAIN
+    return lambda: [post(data) for _ in range(WINDOW)]
+
+
+def _sendv2_plain(c: Connection, remote: RemoteMemory) -> Window:
+    post, parts = c.post_sendv, [b"x" * 4, b"y" * PLAIN]
+    return lambda: [post(parts) for _ in range(WINDOW)]
+
+
+def _compare_swap(c: Connection, remote: RemoteMemory) -> Window:
+    post, local = c.post_compare_swap, _local(c, 8)
+    number = _number(remote)
+    return lambda: [post(local, number, 1, 2) for _ in range(WINDOW)]
+
+
+def _fetch_add(c: Connection, remote: RemoteMemory) -> Window:
+    post, local = c.post_fetch_add, _local(c, 8)
+    number = _number(remote)
+    return lambda: [post(local, number, 1) for _ in range(WINDOW)]
+
+
+def _recv(c: Connection, remote: RemoteMemory) -> Window:
+    post, local = c.post_recv, _local(c)
+    return lambda: [post(local) for _ in range(WINDOW)]
+
+
+def _recvv2(c: Connection, remote: RemoteMemory) -> Window:
+    post, parts = c.post_recvv, _parts(c, 2)
+    return lambda: [post(parts) for _ in range(WINDOW)]
 
 
 # -- other endpoints ------------------------------------------------------------------------------
@@ -196,47 +284,39 @@ async def _datagrams(
     async with await open_datagram(here.host, **options) as datagram:
         if is_receive:
             region = datagram.register(bytearray(datagram.mtu))
-            post: Post = partial(datagram.post_recv, region[:])
+            local, receive = region[:], datagram.post_recv
+            yield datagram, lambda: [receive(local) for _ in range(WINDOW)]
         else:
             assert datagram.local_address is not None
             peer = await datagram.resolve(*datagram.local_address[:2])
             if parts > 1:
-                post = partial(datagram.post_ud_sendv, _parts(datagram, parts), peer)
+                sendv, given = datagram.post_ud_sendv, _parts(datagram, parts)
+                yield datagram, lambda: [sendv(given, peer) for _ in range(WINDOW)]
             else:
-                post = partial(datagram.post_ud_send, _local(datagram), peer)
-        yield datagram, _repeated(post)
+                send, local = datagram.post_ud_send, _local(datagram)
+                yield datagram, lambda: [send(local, peer) for _ in range(WINDOW)]
 
 
 KINDS: dict[str, Setup] = {
-    "write_keywords": _kind(
-        lambda c, remote: partial(c.post_write, local=_local(c), remote=remote, fence=False)
-    ),
-    "write_immediate": _kind(
-        lambda c, remote: partial(c.post_write, _local(c), remote, immediate=7)
-    ),
-    "send": _kind(lambda c, _: partial(c.post_send, _local(c))),
-    "send_immediate": _kind(lambda c, _: partial(c.post_send, _local(c), immediate=7)),
-    "send_flags": _kind(
-        lambda c, _: partial(c.post_send, _local(c), fence=True, solicited=True)
-    ),
-    "send_invalidate": _kind(lambda c, _: partial(c.post_send, _local(c), invalidate=7)),
-    "writev2": _kind(lambda c, remote: partial(c.post_writev, _parts(c, 2), remote)),
-    "writev8": _kind(lambda c, remote: partial(c.post_writev, _parts(c, 8), remote)),
-    "writev2_immediate": _kind(
-        lambda c, remote: partial(c.post_writev, _parts(c, 2), remote, immediate=7)
-    ),
-    "readv2": _kind(lambda c, remote: partial(c.post_readv, remote, _parts(c, 2))),
-    "sendv2": _kind(lambda c, _: partial(c.post_sendv, _parts(c, 2))),
-    "sendv2_inline": _kind(lambda c, _: partial(c.post_sendv, [b"x" * 16, b"y" * 16])),
-    "send_inline": _kind(lambda c, _: partial(c.post_send, b"x" * 32)),
-    "send_plain": _kind(lambda c, _: partial(c.post_send, b"x" * PLAIN)),
-    "sendv2_plain": _kind(lambda c, _: partial(c.post_sendv, [b"x" * 4, b"y" * PLAIN])),
-    "compare_swap": _kind(_swap),
-    "fetch_add": _kind(
-        lambda c, remote: partial(c.post_fetch_add, _local(c, 8), _number(remote), 1)
-    ),
-    "recv": _kind(lambda c, _: partial(c.post_recv, _local(c)), receive_buffers=0),
-    "recvv2": _kind(lambda c, _: partial(c.post_recvv, _parts(c, 2)), receive_buffers=0),
+    "write_keywords": _kind(_write_keywords),
+    "write_immediate": _kind(_write_immediate),
+    "send": _kind(_send),
+    "send_immediate": _kind(_send_immediate),
+    "send_flags": _kind(_send_flags),
+    "send_invalidate": _kind(_send_invalidate),
+    "writev2": _kind(_writev2),
+    "writev8": _kind(_writev8),
+    "writev2_immediate": _kind(_writev2_immediate),
+    "readv2": _kind(_readv2),
+    "sendv2": _kind(_sendv2),
+    "sendv2_inline": _kind(_sendv2_inline),
+    "send_inline": _kind(_send_inline),
+    "send_plain": _kind(_send_plain),
+    "sendv2_plain": _kind(_sendv2_plain),
+    "compare_swap": _kind(_compare_swap),
+    "fetch_add": _kind(_fetch_add),
+    "recv": _kind(_recv, receive_buffers=0),
+    "recvv2": _kind(_recvv2, receive_buffers=0),
     "srq_recv": partial(_shared_receives, parts=1),
     "srq_recv2": partial(_shared_receives, parts=2),
     "ud_send": partial(_datagrams, parts=1, is_receive=False),

@@ -127,7 +127,7 @@ def test_unposted_chain_requests_hold_memory_to_the_end(signal_last_only: bool) 
                 doorbell_fails(errno.EIO)
                 with client.chain(signal_last_only=signal_last_only) as chain:
                     chain.post_write(local, remote)
-                    chain.post_send(b"x", solicited=True)
+                    chain.post_send(bytes(1 << 17), solicited=True)
                 assert not any(request.done() for request in chain.requests)
                 assert local.region._users == 1
                 with pytest.raises(aiordma.VerbsCallError):
@@ -147,7 +147,7 @@ def test_unposted_chain_is_collected() -> None:
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
         chain: Any = client.chain()
         requests = [chain.post_write(local, remote), chain.post_write(b"y" * 64, remote)]
-        chain.around = chain._plain, chain  # only the collector finds it
+        chain.around = chain._port, chain  # only the collector finds it
         chain.post_send(b"x")
         del chain
         gc.collect()
@@ -169,7 +169,7 @@ def test_what_ends_between_collecting_and_posting_is_not_posted() -> None:
         request = chain.post_write(local, remote)
         crossings = drain_of(client).crossings
         fail(client, aiordma.DisconnectedError("as the test wants it"))
-        assert chain._plain.write(local, remote) is None
+        assert chain._port.write(local, remote) is None
         with pytest.raises(aiordma.DisconnectedError):
             chain.post_write(local, remote)
         with pytest.raises(aiordma.DisconnectedError):
@@ -197,10 +197,9 @@ def test_a_chain_port_does_not_do_what_makes_no_sense() -> None:
         for wrong in (None, client):
             with pytest.raises(ValueError, match="only a request"):
                 port.add(wrong)
-        with pytest.raises(TypeError, match="two sides"):
+        with pytest.raises(TypeError, match=r"write\(\): the arguments do not fit"):
             port.write(local)
-        assert port.receive(local) is None
-        assert port.send(bytearray(1000)) is None
+        assert port.send(bytearray(1 << 20)) is None
         assert port.send(3) is None
         request = port.write(local, remote)
         assert port.requests() == [request]

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
+import numpy
 import pytest
 
 import aiordma
@@ -97,13 +98,58 @@ def test_an_awaited_write_is_no_python_call_and_one_crossing() -> None:
     run(main)
 
 
-def test_what_is_not_plain_goes_through_python() -> None:
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+KINDS: dict[str, Callable[[MemorySlice, RemoteMemory], Call]] = {
+    "write_immediate": lambda m, r: ("post_write", (m, r), {"immediate": 7}),
+    "write_keywords": lambda m, r: ("post_write", (), {"remote": r, "local": m, "fence": True}),
+    "write_region": lambda m, r: ("post_write", (m.region, r), {"solicited": True}),
+    "write_inline": lambda m, r: ("post_write", (bytes(64), r), {"immediate": None}),
+    "writev": lambda m, r: ("post_writev", ([m[:8], m[8:]], r), {}),
+    "writev_immediate": lambda m, r: ("post_writev", ((m[:0], m), r), {"immediate": 1}),
+    "readv": lambda m, r: ("post_readv", (r, [m[:8], m[8:]]), {"fence": True}),
+    "send_immediate": lambda m, _: ("post_send", (m,), {"immediate": 2**32 - 1}),
+    "send_invalidate": lambda m, _: ("post_send", (m,), {"invalidate": 3, "solicited": True}),
+    "sendv": lambda m, _: ("post_sendv", ([m] * 4,), {}),
+    "sendv_inline": lambda m, _: ("post_sendv", ([b"a", bytearray(3), m[:4]],), {}),
+    "send_nothing": lambda _, __: ("post_send", (b"",), {}),
+    "compare_swap": lambda m, r: ("post_compare_swap", (m[:8], r[:8], -1, 2**64 - 1), {}),
+    "fetch_add": lambda m, r: ("post_fetch_add", (m[:8], r[:8]), {"add": 5}),
+}
+"""The kinds of posts that the engine makes without Python code, in addition to the plain WRITE."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_post_is_no_python_call(kind: str) -> None:
+    async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
+        name, arguments, keywords = KINDS[kind](local, remote)
+        steps, post = drain_of(client), getattr(client, name)
+        await post(*arguments, **keywords)  # from now on, the device is known to support it
+        crossings = steps.crossings
+        with Calls() as calls:
+            await post(*arguments, **keywords)
+        assert (calls.python, calls.c) == (0, 0)
+        assert steps.crossings == crossings + 1
+        with Calls() as calls, client.chain() as chain:
+            collect = getattr(chain, name)
+            before = calls.python
+            request = collect(*arguments, **keywords)
+            assert calls.python == before
+        await request
+        assert local.region._users == 0
+
+    run(main)
+
+
+def test_numbers_and_flags_of_other_types_take_the_general_path() -> None:
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
         steps = drain_of(client)
+        number: Any = numpy.uint32(7)
+        flag: Any = 1
         for post in (
-            partial(client.post_write, local, remote, fence=True),
-            partial(client.post_write, bytearray(64), remote, immediate=None),
-            partial(client.post_write, remote=remote, local=local),
+            partial(client.post_write, local, remote, fence=flag),
+            partial(client.post_write, local, remote, immediate=number),
+            partial(client.post_writev, iter([local]), remote),
+            partial(client.post_fetch_add, local[:8], remote[:8], number),
         ):
             crossings = steps.crossings
             with Calls() as calls:

@@ -1,7 +1,7 @@
 /*
- * The requests of one chain, until one call posts them. This file makes the plain requests. Python
- * makes all other requests (_connection/chain.py), and adds each of them in its place. Their works
- * come as one array when the chain is posted.
+ * The requests of one chain, until one call posts them. Python makes the requests that the port
+ * cannot handle (_connection/chain.py), and adds each of them in its place. Their works come as one
+ * array when the chain is posted.
  */
 #include "engine.h"
 
@@ -11,10 +11,10 @@
 
 struct engine_collected {
     Request *request;
-    /* Only if it is plain. The fields that keep() and link_all() do not write are always zero. */
-    struct ibv_send_wr work;
-    struct ibv_sge sge; /* of inline data: its address is an offset into `bytes` */
-    int is_plain;
+    struct ibv_send_wr work; /* not used if the request is general */
+    struct ibv_sge sge;      /* of a request with one part; inline: an offset into `bytes` */
+    size_t first;            /* of the sges of a request with several parts, in `sges` */
+    int is_general;          /* Python made the request */
 };
 
 /* The array of a finished chain is kept for the next one. Not with an address sanitizer, which has
@@ -27,11 +27,14 @@ enum { FIRST_ROOM = 32, MOST_SPARE_ROOM = 256 };
 static struct engine_collected *spare;
 static Py_ssize_t spare_room;
 
-static void forget_bytes(ChainPort *chain)
+static void forget_parts(ChainPort *chain)
 {
     PyMem_Free(chain->bytes);
     chain->bytes = NULL;
     chain->bytes_used = chain->bytes_room = 0;
+    PyMem_Free(chain->sges);
+    chain->sges = NULL;
+    chain->sges_used = chain->sges_room = 0;
 }
 
 static void forget_requests(ChainPort *chain)
@@ -39,7 +42,7 @@ static void forget_requests(ChainPort *chain)
     struct engine_collected *collected = chain->collected;
     Py_ssize_t count = chain->count, room = chain->room;
 
-    forget_bytes(chain);
+    forget_parts(chain);
     chain->collected = NULL;
     chain->count = chain->room = 0;
     for (Py_ssize_t i = 0; i < count; i++)
@@ -97,8 +100,8 @@ static int no_memory(void)
     return -1;
 }
 
-/* Reserve memory for one more request, and for so many inline bytes; -1 with an exception. */
-static int reserve(ChainPort *chain, size_t bytes)
+/* Reserve memory for one more request; -1 with an exception. */
+static int reserve_request(ChainPort *chain)
 {
     if (!chain->room && spare) {
         chain->collected = spare;
@@ -106,23 +109,48 @@ static int reserve(ChainPort *chain, size_t bytes)
         spare = NULL;
         spare_room = 0;
     }
-    if (chain->count == chain->room) {
-        Py_ssize_t room = chain->room ? 2 * chain->room : FIRST_ROOM;
-        struct engine_collected *more =
-            PyMem_Realloc(chain->collected, (size_t)room * sizeof(*more));
-        if (!more)
-            return no_memory();
-        memset(more + chain->room, 0, (size_t)(room - chain->room) * sizeof(*more));
-        chain->collected = more;
-        chain->room = room;
-    }
-    if (bytes > chain->bytes_room - chain->bytes_used) {
-        size_t room = 2 * chain->bytes_room + FIRST_ROOM * bytes;
-        void *more = PyMem_Realloc(chain->bytes, room);
-        if (!more)
-            return no_memory();
-        chain->bytes = more;
-        chain->bytes_room = room;
+    if (chain->count < chain->room)
+        return 0;
+    Py_ssize_t room = chain->room ? 2 * chain->room : FIRST_ROOM;
+    struct engine_collected *more = PyMem_Realloc(chain->collected, (size_t)room * sizeof(*more));
+    if (!more)
+        return no_memory();
+    chain->collected = more;
+    chain->room = room;
+    return 0;
+}
+
+/* Reserve memory for so many items of an array that has `used` of `*room`. Returns the array; NULL
+   with an exception. */
+static void *reserve_items(void *items, size_t used, size_t *room, size_t count, size_t size)
+{
+    if (items && count <= *room - used)
+        return items;
+    size_t wanted = 2 * *room + FIRST_ROOM * count;
+    void *more = PyMem_Realloc(items, wanted * size);
+    if (!more)
+        PyErr_NoMemory();
+    else
+        *room = wanted;
+    return more;
+}
+
+static int reserve(ChainPort *chain, const struct engine_work *work)
+{
+    if (reserve_request(chain))
+        return -1;
+    if (work->copying == ENGINE_INLINE && work->length) {
+        char *bytes = reserve_items(chain->bytes, chain->bytes_used, &chain->bytes_room,
+                                    (size_t)work->length, 1);
+        if (!bytes)
+            return -1;
+        chain->bytes = bytes;
+    } else if (work->count > 1) {
+        struct ibv_sge *sges = reserve_items(chain->sges, chain->sges_used, &chain->sges_room,
+                                             (size_t)work->count, sizeof(*sges));
+        if (!sges)
+            return -1;
+        chain->sges = sges;
     }
     return 0;
 }
@@ -131,66 +159,71 @@ static unsigned int completes_as(enum ibv_wr_opcode opcode)
 {
     switch (opcode) {
     case IBV_WR_RDMA_WRITE:
+    case IBV_WR_RDMA_WRITE_WITH_IMM:
         return IBV_WC_RDMA_WRITE;
     case IBV_WR_RDMA_READ:
         return IBV_WC_RDMA_READ;
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+        return IBV_WC_COMP_SWAP;
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
+        return IBV_WC_FETCH_ADD;
     default:
         return IBV_WC_SEND;
     }
 }
 
 /* Store the work of a request. Inline bytes are copied, because the program may change them. */
-static void keep(ChainPort *chain, const struct engine_plain *plain, Request *request)
+static void keep(ChainPort *chain, const struct engine_work *work, Request *request)
 {
     struct engine_collected *kept = &chain->collected[chain->count++];
 
     kept->request = (Request *)Py_NewRef(request);
-    kept->is_plain = 1;
-    kept->work.num_sge = 1;
-    kept->work.opcode = plain->opcode;
-    kept->work.send_flags = plain->flags;
-    kept->work.wr.rdma.remote_addr = plain->remote_address;
-    kept->work.wr.rdma.rkey = plain->rkey;
-    kept->sge = plain->sge;
-    if (plain->part)
-        return;
-    memcpy(chain->bytes + chain->bytes_used, plain->view.buf, plain->sge.length);
-    kept->sge.addr = chain->bytes_used;
-    chain->bytes_used += plain->sge.length;
+    kept->is_general = 0;
+    kept->work = engine_send_wr(work);
+    if (work->flags & IBV_SEND_INLINE) {
+        engine_gather(work, chain->bytes + chain->bytes_used);
+        kept->work.num_sge = 1;
+        kept->sge = (struct ibv_sge){chain->bytes_used, (uint32_t)work->length, 0};
+        chain->bytes_used += work->length;
+    } else if (work->count > 1) {
+        kept->first = chain->sges_used;
+        memcpy(chain->sges + kept->first, work->sges, (size_t)work->count * sizeof(*work->sges));
+        chain->sges_used += (size_t)work->count;
+    } else if (work->count) {
+        kept->sge = work->sges[0];
+    }
 }
 
-static PyObject *add(ChainPort *chain, const struct engine_plain *plain)
+static PyObject *add(ChainPort *chain, struct engine_work *work)
 {
     Port *port = chain->port;
 
     if (!engine_take_slot(port->sends))
         Py_RETURN_NONE; /* the general path raises */
-    Request *request = engine_plain_request(port, plain, 0);
+    Request *request = engine_work_request(port, work);
     if (!request)
         return NULL;
     /* Reserve memory only now: making the request can run the collector, and so the program's code,
        which may post the chain. */
-    int is_usable = !chain->over && engine_is_still_usable(port, plain->part, 0);
-    if (!is_usable || reserve(chain, plain->part ? 0 : plain->sge.length))
+    int is_usable = !chain->over && engine_is_still_usable(port, work);
+    if (!is_usable || reserve(chain, work))
         return engine_withdraw(port, request, is_usable);
-    request->completes_as = completes_as(plain->opcode);
-    keep(chain, plain, request);
+    request->completes_as = completes_as(work->opcode);
+    keep(chain, work, request);
     /* If it is never posted, it fails when the queue pair ends. */
     engine_enter(port->open, request);
     return (PyObject *)request;
 }
 
-PyObject *engine_collect(ChainPort *chain, enum engine_kind kind, PyObject *const *arguments)
+PyObject *engine_collect(ChainPort *chain, enum engine_kind kind, PyObject *const *given)
 {
-    struct engine_plain plain;
+    struct engine_work work;
 
-    if (chain->over || kind == ENGINE_RECEIVE)
+    if (chain->over || kind == ENGINE_RECEIVE || kind == ENGINE_RECEIVEV)
         Py_RETURN_NONE;
-    int is_plain = engine_read(chain->port, kind, arguments, &plain);
-    PyObject *request = is_plain > 0   ? add(chain, &plain)
-                        : is_plain < 0 ? NULL
-                                       : Py_NewRef(Py_None);
-    return engine_end_reading(&plain, request);
+    int is_read = engine_read(chain->port, kind, given, &work);
+    PyObject *request = is_read > 0 ? add(chain, &work) : is_read < 0 ? NULL : Py_NewRef(Py_None);
+    return engine_end_reading(&work, request);
 }
 
 /* -- posting ------------------------------------------------------------------------------ */
@@ -212,7 +245,7 @@ static void set_runs(ChainPort *chain, PyObject *run)
 }
 
 /* Enter all requests into the in-flight table, and link their works in order. `general` has the
-   works of the requests that are not plain. Returns the first work; NULL: there was no memory. */
+   works of the requests that Python made. Returns the first work; NULL: there was no memory. */
 static struct ibv_send_wr *link_all(ChainPort *chain, struct ibv_send_wr *general,
                                     const PyObject *run)
 {
@@ -221,9 +254,9 @@ static struct ibv_send_wr *link_all(ChainPort *chain, struct ibv_send_wr *genera
     for (Py_ssize_t i = 0; i < chain->count; i++) {
         struct engine_collected *collected = &chain->collected[i];
         Request *request = collected->request;
-        struct ibv_send_wr *work = collected->is_plain ? &collected->work : general++;
-        if (collected->is_plain) {
-            work->sg_list = &collected->sge;
+        struct ibv_send_wr *work = collected->is_general ? general++ : &collected->work;
+        if (!collected->is_general) {
+            work->sg_list = work->num_sge > 1 ? chain->sges + collected->first : &collected->sge;
             if (work->send_flags & IBV_SEND_INLINE)
                 collected->sge.addr += (uintptr_t)chain->bytes;
         }
@@ -259,7 +292,7 @@ static unsigned int count_general(const ChainPort *chain)
 {
     unsigned int count = 0;
     for (Py_ssize_t i = 0; i < chain->count; i++)
-        count += !chain->collected[i].is_plain;
+        count += chain->collected[i].is_general != 0;
     return count;
 }
 
@@ -296,32 +329,31 @@ static PyObject *chain_post(ChainPort *chain, PyObject *args)
         error = give_to_device(chain, general, run);
     free(general);
     Py_XDECREF(run);
-    forget_bytes(chain);
+    forget_parts(chain);
     engine_watch_over(chain->port->drain);
     return engine_interrupted() ? NULL : PyLong_FromLong(error);
 }
 
 /* -- the interface for Python --------------------------------------------------------------- */
 
-static PyObject *chain_send(ChainPort *chain, PyObject *local)
-{
-    return engine_collect(chain, ENGINE_SEND, &local);
-}
+#define METHOD(name, kind)                                                                        \
+    static PyObject *chain_##name(ChainPort *chain, PyObject *const *arguments, Py_ssize_t count, \
+                                  PyObject *keywords)                                             \
+    {                                                                                             \
+        PyObject *given[ENGINE_ARGUMENTS];                                                        \
+        return engine_port_arguments(kind, arguments, count, keywords, given)                     \
+                   ? engine_collect(chain, kind, given)                                           \
+                   : NULL;                                                                        \
+    }
 
-static PyObject *chain_receive(ChainPort *chain, PyObject *local)
-{
-    return engine_collect(chain, ENGINE_RECEIVE, &local);
-}
-
-static PyObject *chain_write(ChainPort *chain, PyObject *const *arguments, Py_ssize_t count)
-{
-    return engine_has_two_sides(count) ? engine_collect(chain, ENGINE_WRITE, arguments) : NULL;
-}
-
-static PyObject *chain_read(ChainPort *chain, PyObject *const *arguments, Py_ssize_t count)
-{
-    return engine_has_two_sides(count) ? engine_collect(chain, ENGINE_READ, arguments) : NULL;
-}
+METHOD(send, ENGINE_SEND)
+METHOD(sendv, ENGINE_SENDV)
+METHOD(write, ENGINE_WRITE)
+METHOD(writev, ENGINE_WRITEV)
+METHOD(read, ENGINE_READ)
+METHOD(readv, ENGINE_READV)
+METHOD(compare_swap, ENGINE_COMPARE_SWAP)
+METHOD(fetch_add, ENGINE_FETCH_ADD)
 
 static PyObject *chain_add(ChainPort *chain, PyObject *request)
 {
@@ -329,10 +361,10 @@ static PyObject *chain_add(ChainPort *chain, PyObject *request)
         PyErr_SetString(PyExc_ValueError, "only a request is added, to a chain that is not over");
         return NULL;
     }
-    if (reserve(chain, 0))
+    if (reserve_request(chain))
         return NULL;
     chain->collected[chain->count].request = (Request *)Py_NewRef(request);
-    chain->collected[chain->count++].is_plain = 0;
+    chain->collected[chain->count++].is_general = 1;
     Py_RETURN_NONE;
 }
 
@@ -342,36 +374,38 @@ static PyObject *chain_requests(ChainPort *chain, PyObject *none)
     return list_requests(chain);
 }
 
+#define ENTRY(name, text) \
+    {#name, (PyCFunction)(void (*)(void))chain_##name, METH_FASTCALL | METH_KEYWORDS, text}
+
 static PyMethodDef methods[] = {
-    {"send", (PyCFunction)chain_send, METH_O,
-     "send($self, data, /)\n--\n\n"
-     "Collect a message; None: it is not a plain one."},
-    {"receive", (PyCFunction)chain_receive, METH_O,
-     "receive($self, memory, /)\n--\n\n"
-     "None, always."},
-    {"write", (PyCFunction)(void (*)(void))chain_write, METH_FASTCALL,
-     "write($self, data, remote, /)\n--\n\n"
-     "Collect a WRITE; None: it is not a plain one."},
-    {"read", (PyCFunction)(void (*)(void))chain_read, METH_FASTCALL,
-     "read($self, remote, memory, /)\n--\n\n"
-     "Collect a READ; None: it is not a plain one."},
+    ENTRY(send, ENGINE_SIGNATURE_SEND "Collect a message. None: take the general path."),
+    ENTRY(sendv, ENGINE_SIGNATURE_SENDV "Collect a message of several parts, as `send` does."),
+    ENTRY(write, ENGINE_SIGNATURE_WRITE "Collect a WRITE. None: take the general path."),
+    ENTRY(writev, ENGINE_SIGNATURE_WRITEV "Collect a WRITE of several parts, as `write` does."),
+    ENTRY(read, ENGINE_SIGNATURE_READ "Collect a READ. None: take the general path."),
+    ENTRY(readv, ENGINE_SIGNATURE_READV "Collect a READ into several parts, as `read` does."),
+    ENTRY(compare_swap,
+          ENGINE_SIGNATURE_COMPARE_SWAP "Collect a compare and swap. None: take the general path."),
+    ENTRY(fetch_add,
+          ENGINE_SIGNATURE_FETCH_ADD "Collect a fetch and add. None: take the general path."),
     {"add", (PyCFunction)chain_add, METH_O,
      "add($self, request, /)\n--\n\n"
-     "One that is not plain is the next."},
+     "Append a request that Python made."},
     {"requests", (PyCFunction)chain_requests, METH_NOARGS,
      "requests($self, /)\n--\n\n"
-     "All, in order."},
+     "Return all requests, in order."},
     {"post", (PyCFunction)chain_post, METH_VARARGS,
      "post($self, signal_last_only, works=0, sges=b'', /)\n--\n\n"
-     "Post all, those that are not plain with the works at that\n"
-     "address. Return an errno; a negative one: all were taken, and the device was not told."},
+     "Post all requests, those that Python made with the works at that address. Return\n"
+     "an errno. A negative one: the device accepted all, and the doorbell failed."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyMemberDef members[] = {
-    {"over", T_BOOL, offsetof(ChainPort, over), 0, "nothing is collected any more"},
-    {"count", T_PYSSIZET, offsetof(ChainPort, count), READONLY, "how many there are"},
-    {"posted", T_PYSSIZET, offsetof(ChainPort, posted), READONLY, "how many the device took"},
+    {"over", T_BOOL, offsetof(ChainPort, over), 0, "Whether it collects no more requests."},
+    {"count", T_PYSSIZET, offsetof(ChainPort, count), READONLY, "The number of requests."},
+    {"posted", T_PYSSIZET, offsetof(ChainPort, posted), READONLY,
+     "The number of requests that the device accepted."},
     {NULL, 0, 0, 0, NULL},
 };
 

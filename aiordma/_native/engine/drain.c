@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <structmember.h>
 
-static void look(Drain *drain);
+static void poll_now(Drain *drain);
 
 static PyObject *drain_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -25,7 +25,7 @@ static PyObject *drain_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     drain->data.channel = (struct ibv_comp_channel *)(uintptr_t)channel;
     drain->data.batch = drain->batch;
     drain->data.capacity = ENGINE_BATCH;
-    drain->look = look;
+    drain->poll_now = poll_now;
     drain->enabled = 1;
     return (PyObject *)drain;
 }
@@ -215,8 +215,8 @@ static int is_quiet(Drain *drain, const struct aiordma_completion *completion)
     if (completion->status || !Py_IS_TYPE(entry, &engine_request_type))
         return 0;
     const Request *request = (const Request *)entry;
-    return request->port && !request->port->tells && !request->callbacks && !request->held &&
-           (!request->run || engine_run_is_quiet(request));
+    return request->port && !request->port->notifies_owner && !request->callbacks &&
+           !request->held && (!request->run || engine_run_is_quiet(request));
 }
 
 static void drain_soon(Drain *drain)
@@ -236,7 +236,7 @@ static void drain_soon(Drain *drain)
  * completions. They are delivered in order, up to the first one that would run the program's code.
  * The rest waits for the loop.
  */
-static void look(Drain *drain)
+static void poll_now(Drain *drain)
 {
     if (!drain->enabled || drain->draining || drain->head < drain->tail)
         return;

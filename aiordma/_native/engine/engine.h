@@ -64,7 +64,11 @@ extern PyTypeObject engine_steps_type;
 /* The base of MemoryRegion: the fields that a post reads. */
 typedef struct {
     PyObject_HEAD PyObject *domain;
-    Py_ssize_t users; /* posted requests that own a part of it */
+    unsigned long long start;   /* the address of its first byte in this process */
+    unsigned long long address; /* the same in work requests: `start`, or the iova */
+    Py_ssize_t length;
+    unsigned int lkey;
+    Py_ssize_t users; /* posted requests that hold it */
     char retired;     /* its last user closes it */
     char usable;      /* it is registered */
     char writable;    /* the device may write to it */
@@ -126,15 +130,16 @@ enum { ENGINE_BATCH = 256 };
 typedef struct Drain Drain;
 
 struct Drain {
-    PyObject_HEAD void (*look)(Drain *drain); /* poll for completions, in the middle of a task */
+    PyObject_HEAD void (*poll_now)(Drain *drain); /* poll for completions inside a task */
     struct aiordma_drain data;
     uint32_t head, tail; /* of the completions that are polled and not delivered yet */
     Table *table;
     PyObject *hub;
     PyObject *woken; /* a list, reused */
     char enabled, draining, watched, scheduled;
-    uint32_t fruitless, left_out; /* polls of `look` in a row without a completion; polls skipped */
-    uint32_t at_once;             /* awaits since the last pause that did not suspend */
+    uint32_t fruitless,
+        left_out;     /* polls of `poll_now` in a row without a completion; polls skipped */
+    uint32_t at_once; /* awaits since the last pause that did not suspend */
     unsigned long long polls, crossings, delivered, wakes;
     struct aiordma_completion batch[ENGINE_BATCH];
 };
@@ -157,13 +162,15 @@ typedef struct {
     struct ibv_qp *queue_pair;
     struct ibv_srq *shared; /* instead of queue_pair, in a SharedPort */
     unsigned long long max_message;
-    Py_ssize_t max_inline;
+    Py_ssize_t max_inline, max_send_sge, max_recv_sge, max_read_sge;
     PyObject *remote; /* the last RemoteMemory, which is immutable, and its fields: */
     unsigned long long remote_address, remote_length;
     unsigned int rkey;
     unsigned int process;
     unsigned long thread; /* the event loop's */
-    char ready, can_receive, can_read, tells, feeds;
+    char ready, can_receive, can_read, can_atomics, can_immediate, can_invalidate;
+    char notifies_owner; /* of each completion */
+    char has_pooled_receives;
 } Port;
 
 enum request_state { IN_FLIGHT, SUCCEEDED, FAILED };
@@ -172,7 +179,7 @@ struct Request {
     PyObject_HEAD PyObject *owner, *operation, *held, *remote, *result, *error, *run;
     PyObject *waiters, *callbacks; /* lists, or NULL */
     PyObject *inner;               /* a callback that runs no code of the program's */
-    Part *part;                    /* held, in addition to `held` */
+    PyObject *memory;              /* held, in addition to `held`: a region, or a tuple of them */
     Port *port;                    /* NULL: the owner gives back its slot */
     unsigned long long wr_id;
     Py_ssize_t length;
@@ -195,6 +202,8 @@ typedef struct {
     Py_ssize_t count, room;
     char *bytes; /* the inline data */
     size_t bytes_used, bytes_room;
+    struct ibv_sge *sges; /* of the requests with several parts */
+    size_t sges_used, sges_room;
     Py_ssize_t posted; /* how many requests the device accepted */
     char over;         /* the chain collects no more requests */
     char is_posted;
@@ -238,6 +247,13 @@ unsigned int engine_process(void);
  * fields that are set later, and every reference cycle contains such a field.
  */
 
+/* port.c: the functions of a port's type, also for shared.c. */
+Port *engine_new_port(PyTypeObject *type, PyObject *owner, PyObject *drain, PyObject *sends,
+                      PyObject *receives, PyObject *open, PyObject *loop, PyObject *domain);
+int engine_traverse_port(Port *port, visitproc visit, void *arg);
+int engine_clear_port(Port *port);
+void engine_free_port(Port *port);
+
 /* Whether `may` holds, the port has a queue, and this is the port's process and its thread. */
 static inline int engine_usable(const Port *port, int may)
 {
@@ -266,61 +282,128 @@ void engine_collect_woken(PyObject *list);
 int engine_run_woken(PyObject *list);
 
 /* request.c: */
-Request *engine_request(Port *port, PyObject *operation, Py_ssize_t length, Part *part,
+Request *engine_request(Port *port, PyObject *operation, Py_ssize_t length, PyObject *memory,
                         PyObject *remote, int is_receive);
 void engine_complete(Request *request, const struct aiordma_completion *completion);
+int engine_holds_usable(const Request *request); /* whether its regions are still registered */
 void engine_drop(Request *request); /* release the memory of a request that was not posted */
 /* Whether the requests before it in its run can complete without running the program's code. */
 int engine_run_is_quiet(const Request *last);
 void engine_enter(OpenRequests *open, Request *request);
 void engine_leave(OpenRequests *open, Request *request); /* no effect if it is not in the list */
 
-/* A plain request, as it was read from the arguments of a post. */
-struct engine_plain {
-    PyObject *operation; /* its name */
-    enum ibv_wr_opcode opcode;
-    unsigned int flags;
-    Part *part;       /* NULL: the view's bytes go inline */
-    Py_buffer view;   /* obj is NULL unless the view must be released */
-    PyObject *remote; /* RemoteMemory, or NULL */
-    struct ibv_sge sge;
-    unsigned long long remote_address;
-    unsigned int rkey;
+/* The kinds of posts. V: the memory is a list of parts. */
+enum engine_kind {
+    ENGINE_SEND,
+    ENGINE_SENDV,
+    ENGINE_RECEIVE,
+    ENGINE_RECEIVEV,
+    ENGINE_WRITE,
+    ENGINE_WRITEV,
+    ENGINE_READ,
+    ENGINE_READV,
+    ENGINE_COMPARE_SWAP,
+    ENGINE_FETCH_ADD,
+    ENGINE_KINDS
 };
 
-enum engine_kind { ENGINE_SEND, ENGINE_RECEIVE, ENGINE_WRITE, ENGINE_READ };
+/* The arguments of a post. An argument that was not given is NULL. */
+enum engine_argument {
+    ENGINE_LOCAL,
+    ENGINE_REMOTE,
+    ENGINE_COMPARE, /* also the number that fetch_add adds */
+    ENGINE_SWAP,
+    ENGINE_IMMEDIATE,
+    ENGINE_INVALIDATE,
+    ENGINE_FENCE,
+    ENGINE_SOLICITED,
+    ENGINE_ARGUMENTS
+};
 
-/* plain.c: */
-int engine_plain_names(void);
-/* Read the arguments of a post. 1: the request is plain; 0: it is not; -1: an exception. */
-int engine_read(Port *port, enum engine_kind kind, PyObject *const *arguments,
-                struct engine_plain *plain);
-/* Release the view, and return the request. If an interrupt is kept, raise it, and return NULL. */
-PyObject *engine_end_reading(struct engine_plain *plain, PyObject *request);
-/* Whether there are two arguments. If not, an exception is set. */
-int engine_has_two_sides(Py_ssize_t count);
+/* How the device gets the bytes: from registered memory, or copied, inline or to a pool block. */
+enum engine_copying { ENGINE_NOTHING, ENGINE_INLINE, ENGINE_BLOCK };
+
+enum { ENGINE_PARTS = 32 }; /* of one request; one with more parts takes the general path */
+
+/* What a request is to do, as it was read from the arguments of a post. */
+struct engine_work {
+    PyObject *operation; /* its name; borrowed */
+    PyObject *remote;    /* RemoteMemory, or NULL; borrowed */
+    enum ibv_wr_opcode opcode;
+    enum engine_copying copying;
+    unsigned int flags;
+    uint32_t immediate; /* or the rkey to invalidate */
+    unsigned int rkey;
+    unsigned long long remote_address, compare_add, swap;
+    unsigned long long length;
+    int is_receive;
+    int count;        /* of the sges */
+    int region_count; /* of the regions that the parts belong to; references */
+    int view_count;   /* of the exported buffers */
+    struct ibv_sge sges[ENGINE_PARTS];
+    RegionBase *owners[ENGINE_PARTS]; /* of each sge: its region; NULL: a buffer */
+    RegionBase *regions[ENGINE_PARTS];
+    Py_buffer views[ENGINE_PARTS];
+};
+
+/* work.c: */
+int engine_work_names(void);
+/*
+ * Read the arguments of a post. 1: they were read; 0: the port cannot handle them, and the general
+ * path has to; -1: an exception. Call engine_release_work in every case.
+ */
+int engine_read(Port *port, enum engine_kind kind, PyObject *const *given,
+                struct engine_work *work);
+void engine_release_work(struct engine_work *work); /* its buffers and regions */
+/* Release the work, and return the request. If an interrupt is kept, raise it, and return NULL. */
+PyObject *engine_end_reading(struct engine_work *work, PyObject *request);
+/* Copy the bytes of all sges, which are in this process's memory. */
+void engine_gather(const struct engine_work *work, char *to);
 /* Make a request that holds its memory. Its slot is taken already. After an exception (NULL), the
    slot is given back. */
-Request *engine_plain_request(Port *port, const struct engine_plain *plain, int is_receive);
+Request *engine_work_request(Port *port, struct engine_work *work);
 /*
- * Whether the port and the region are still usable. Called at a point after which no code of the
+ * Whether the port and the regions are still usable. Called at a point after which no code of the
  * program's runs before the device has the request. Such code runs while the arguments are read
  * (__index__, buffers), and while the request is made (the garbage collector). It can close the
- * queue pair, or the region, which is not held yet.
+ * queue pair, or a region, which is not held yet.
  */
-int engine_is_still_usable(const Port *port, const Part *part, int is_receive);
+int engine_is_still_usable(const Port *port, const struct engine_work *work);
+/* The request for the device, without its wr_id and its sges. */
+struct ibv_send_wr engine_send_wr(const struct engine_work *work);
 /* Undo a request that was not posted: remove it from the tables, release its memory and slot. */
 void engine_take_back(Port *port, Request *request);
 /* The same, and drop the reference. Returns NULL if has_failed (an exception is set), else None. */
 PyObject *engine_withdraw(Port *port, Request *request, int has_failed);
 
-/* Post (port.c) or collect (chain.c) a plain request. Returns the new request, None if it is not
-   plain, or NULL with an exception. */
-PyObject *engine_post(Port *port, enum engine_kind kind, PyObject *const *arguments);
-PyObject *engine_collect(ChainPort *chain, enum engine_kind kind, PyObject *const *arguments);
+/* Post (port.c) or collect (chain.c) a request. Returns the new request, None if the general path
+   has to post it, or NULL with an exception. */
+PyObject *engine_post(Port *port, enum engine_kind kind, PyObject *const *given);
+PyObject *engine_collect(ChainPort *chain, enum engine_kind kind, PyObject *const *given);
 
 /* method.c: */
 PyObject *engine_method(PyObject *module, PyObject *args);
+int engine_method_names(void);
+/* Assign the arguments of a vectorcall to `given`. 0: they do not fit the kind's signature. */
+int engine_arguments(enum engine_kind kind, PyObject *const *arguments, Py_ssize_t count,
+                     PyObject *keywords, PyObject **given);
+/* The same for a method of a port, with a TypeError if they do not fit. */
+int engine_port_arguments(enum engine_kind kind, PyObject *const *arguments, Py_ssize_t count,
+                          PyObject *keywords, PyObject **given);
+/* The text signatures of the ports' methods. */
+#define ENGINE_SIGNATURE_SEND \
+    "send($self, data, *, immediate=None, invalidate=None, fence=False, solicited=False)\n--\n\n"
+#define ENGINE_SIGNATURE_SENDV \
+    "sendv($self, parts, *, immediate=None, invalidate=None, fence=False, solicited=False)\n--\n\n"
+#define ENGINE_SIGNATURE_WRITE \
+    "write($self, local, remote, *, immediate=None, fence=False, solicited=False)\n--\n\n"
+#define ENGINE_SIGNATURE_WRITEV \
+    "writev($self, parts, remote, *, immediate=None, fence=False, solicited=False)\n--\n\n"
+#define ENGINE_SIGNATURE_READ "read($self, remote, local, *, fence=False)\n--\n\n"
+#define ENGINE_SIGNATURE_READV "readv($self, remote, parts, *, fence=False)\n--\n\n"
+#define ENGINE_SIGNATURE_COMPARE_SWAP \
+    "compare_swap($self, local, remote, compare, swap, *, fence=False)\n--\n\n"
+#define ENGINE_SIGNATURE_FETCH_ADD "fetch_add($self, local, remote, add, *, fence=False)\n--\n\n"
 
 /* drain.c: */
 int engine_poll(Drain *drain); /* poll into the empty batch; returns the number, or -errno */

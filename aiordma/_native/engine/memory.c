@@ -25,11 +25,17 @@ static void region_dealloc(RegionBase *region)
 }
 
 static PyMemberDef region_members[] = {
-    {"domain", T_OBJECT_EX, offsetof(RegionBase, domain), 0, "where it is registered"},
-    {"_users", T_PYSSIZET, offsetof(RegionBase, users), 0, "posted requests that own a part"},
-    {"_retired", T_BOOL, offsetof(RegionBase, retired), 0, "closed by its last user"},
-    {"_usable", T_BOOL, offsetof(RegionBase, usable), 0, "it is registered"},
-    {"_writable", T_BOOL, offsetof(RegionBase, writable), 0, "the device may write to it"},
+    {"domain", T_OBJECT_EX, offsetof(RegionBase, domain), 0, "The protection domain."},
+    {"address", T_ULONGLONG, offsetof(RegionBase, address), 0,
+     "The address of the first byte, in work requests and for peers."},
+    {"length", T_PYSSIZET, offsetof(RegionBase, length), 0, "The length in bytes."},
+    {"lkey", T_UINT, offsetof(RegionBase, lkey), 0, "The key for local work requests."},
+    {"_start", T_ULONGLONG, offsetof(RegionBase, start), 0,
+     "The address of the first byte in this process."},
+    {"_users", T_PYSSIZET, offsetof(RegionBase, users), 0, "How many posted requests hold it."},
+    {"_retired", T_BOOL, offsetof(RegionBase, retired), 0, "Whether its last user closes it."},
+    {"_usable", T_BOOL, offsetof(RegionBase, usable), 0, "Whether it is registered."},
+    {"_writable", T_BOOL, offsetof(RegionBase, writable), 0, "Whether the device may write to it."},
     {NULL, 0, 0, 0, NULL},
 };
 

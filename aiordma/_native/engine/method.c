@@ -1,25 +1,147 @@
 /*
- * Methods such as post_write(local, remote), whose plain calls run no Python code, but post through
- * a queue pair's port. A call with keywords, or for which the port returns None, is passed to the
- * Python function that the method was made of, and that also documents it.
+ * Methods such as post_write(local, remote, immediate=1), whose calls run no Python code, but post
+ * through a queue pair's port. A call for which the port returns None is passed to the Python
+ * function that the method was made of. That function has the documentation, and raises the errors.
  */
 #include "engine.h"
 
 #include <structmember.h>
 
+/* -- arguments ----------------------------------------------------------------------------- */
+
+enum { MOST_ARGUMENTS = 6 };
+
+struct parameter {
+    const char *name;
+    enum engine_argument argument;
+};
+
+/* The first `positional` parameters are required. The others are keywords. */
+static const struct {
+    const char *name;
+    Py_ssize_t positional;
+    struct parameter parameters[MOST_ARGUMENTS];
+} kinds[ENGINE_KINDS] = {
+    [ENGINE_SEND] = {"send",
+                     1,
+                     {{"data", ENGINE_LOCAL},
+                      {"immediate", ENGINE_IMMEDIATE},
+                      {"invalidate", ENGINE_INVALIDATE},
+                      {"fence", ENGINE_FENCE},
+                      {"solicited", ENGINE_SOLICITED}}},
+    [ENGINE_SENDV] = {"sendv",
+                      1,
+                      {{"parts", ENGINE_LOCAL},
+                       {"immediate", ENGINE_IMMEDIATE},
+                       {"invalidate", ENGINE_INVALIDATE},
+                       {"fence", ENGINE_FENCE},
+                       {"solicited", ENGINE_SOLICITED}}},
+    [ENGINE_RECEIVE] = {"receive", 1, {{"buffer", ENGINE_LOCAL}}},
+    [ENGINE_RECEIVEV] = {"receivev", 1, {{"parts", ENGINE_LOCAL}}},
+    [ENGINE_WRITE] = {"write",
+                      2,
+                      {{"local", ENGINE_LOCAL},
+                       {"remote", ENGINE_REMOTE},
+                       {"immediate", ENGINE_IMMEDIATE},
+                       {"fence", ENGINE_FENCE},
+                       {"solicited", ENGINE_SOLICITED}}},
+    [ENGINE_WRITEV] = {"writev",
+                       2,
+                       {{"parts", ENGINE_LOCAL},
+                        {"remote", ENGINE_REMOTE},
+                        {"immediate", ENGINE_IMMEDIATE},
+                        {"fence", ENGINE_FENCE},
+                        {"solicited", ENGINE_SOLICITED}}},
+    [ENGINE_READ] = {"read",
+                     2,
+                     {{"remote", ENGINE_REMOTE}, {"local", ENGINE_LOCAL}, {"fence", ENGINE_FENCE}}},
+    [ENGINE_READV] =
+        {"readv", 2, {{"remote", ENGINE_REMOTE}, {"parts", ENGINE_LOCAL}, {"fence", ENGINE_FENCE}}},
+    [ENGINE_COMPARE_SWAP] = {"compare_swap",
+                             4,
+                             {{"local", ENGINE_LOCAL},
+                              {"remote", ENGINE_REMOTE},
+                              {"compare", ENGINE_COMPARE},
+                              {"swap", ENGINE_SWAP},
+                              {"fence", ENGINE_FENCE}}},
+    [ENGINE_FETCH_ADD] = {"fetch_add",
+                          3,
+                          {{"local", ENGINE_LOCAL},
+                           {"remote", ENGINE_REMOTE},
+                           {"add", ENGINE_COMPARE},
+                           {"fence", ENGINE_FENCE}}},
+};
+
+static PyObject *parameter_names[ENGINE_KINDS][MOST_ARGUMENTS]; /* interned */
+
+int engine_method_names(void)
+{
+    for (int i = 0; i < ENGINE_KINDS; i++)
+        for (int j = 0; j < MOST_ARGUMENTS && kinds[i].parameters[j].name; j++)
+            if (!parameter_names[i][j] &&
+                !(parameter_names[i][j] = PyUnicode_InternFromString(kinds[i].parameters[j].name)))
+                return -1;
+    return 0;
+}
+
+/* Names in a program's calls are interned. Any other name takes the general path. */
+static int read_keyword(enum engine_kind kind, PyObject *name, PyObject *value, PyObject **given)
+{
+    for (int i = 0; i < MOST_ARGUMENTS && parameter_names[kind][i]; i++)
+        if (parameter_names[kind][i] == name) {
+            enum engine_argument argument = kinds[kind].parameters[i].argument;
+            int is_new = !given[argument];
+            given[argument] = value;
+            return is_new;
+        }
+    return 0;
+}
+
+int engine_arguments(enum engine_kind kind, PyObject *const *arguments, Py_ssize_t count,
+                     PyObject *keywords, PyObject **given)
+{
+    Py_ssize_t positional = kinds[kind].positional;
+    Py_ssize_t keyword_count = keywords ? PyTuple_GET_SIZE(keywords) : 0;
+
+    if (count > positional)
+        return 0;
+    for (int i = 0; i < ENGINE_ARGUMENTS; i++)
+        given[i] = NULL;
+    for (Py_ssize_t i = 0; i < count; i++)
+        given[kinds[kind].parameters[i].argument] = arguments[i];
+    for (Py_ssize_t i = 0; i < keyword_count; i++)
+        if (!read_keyword(kind, PyTuple_GET_ITEM(keywords, i), arguments[count + i], given))
+            return 0;
+    for (Py_ssize_t i = count; i < positional; i++)
+        if (!given[kinds[kind].parameters[i].argument])
+            return 0;
+    return 1;
+}
+
+int engine_port_arguments(enum engine_kind kind, PyObject *const *arguments, Py_ssize_t count,
+                          PyObject *keywords, PyObject **given)
+{
+    if (engine_arguments(kind, arguments, count, keywords, given))
+        return 1;
+    PyErr_Format(PyExc_TypeError, "%s(): the arguments do not fit the signature", kinds[kind].name);
+    return 0;
+}
+
+/* -- the method ---------------------------------------------------------------------------- */
+
 typedef struct {
     PyObject_HEAD PyObject *general; /* the function */
     enum engine_kind kind;
-    Py_ssize_t count; /* of arguments, without self */
     vectorcallfunc call;
 } Method;
 
 static PyObject *the_port; /* the attribute's name */
 
-/* If the port's receives feed a queue of messages, the user posts no receives through it. */
+/* The program posts no receives of its own through a port that has pooled receives. */
 static int is_for_user(const Method *method, const Port *port)
 {
-    return method->kind != ENGINE_RECEIVE || !port->feeds;
+    return !port->has_pooled_receives ||
+           (method->kind != ENGINE_RECEIVE && method->kind != ENGINE_RECEIVEV);
 }
 
 static PyObject *method_call(PyObject *callable, PyObject *const *arguments, size_t flags,
@@ -27,15 +149,16 @@ static PyObject *method_call(PyObject *callable, PyObject *const *arguments, siz
 {
     Method *method = (Method *)callable;
     Py_ssize_t count = PyVectorcall_NARGS(flags);
+    PyObject *given[ENGINE_ARGUMENTS];
 
-    if (count == method->count + 1 && !(keywords && PyTuple_GET_SIZE(keywords))) {
+    if (count && engine_arguments(method->kind, arguments + 1, count - 1, keywords, given)) {
         PyObject *port = PyObject_GetAttr(arguments[0], the_port), *request = Py_None;
         if (!port)
             return NULL;
         if (Py_IS_TYPE(port, &engine_port_type) && is_for_user(method, (Port *)port))
-            request = engine_post((Port *)port, method->kind, arguments + 1);
+            request = engine_post((Port *)port, method->kind, given);
         else if (Py_IS_TYPE(port, &engine_chain_type))
-            request = engine_collect((ChainPort *)port, method->kind, arguments + 1);
+            request = engine_collect((ChainPort *)port, method->kind, given);
         else
             Py_INCREF(request);
         Py_DECREF(port);
@@ -94,37 +217,26 @@ static void method_dealloc(Method *method)
 
 PyObject *engine_method(PyObject *module, PyObject *args)
 {
-    static const struct {
-        const char *name;
-        enum engine_kind kind;
-        Py_ssize_t count;
-    } known[] = {
-        {"send", ENGINE_SEND, 1},
-        {"receive", ENGINE_RECEIVE, 1},
-        {"write", ENGINE_WRITE, 2},
-        {"read", ENGINE_READ, 2},
-    };
     const char *name;
     PyObject *general;
 
     (void)module;
     if (!PyArg_ParseTuple(args, "sO", &name, &general))
         return NULL;
-    if (!the_port && !(the_port = PyUnicode_InternFromString("_plain")))
+    if (!the_port && !(the_port = PyUnicode_InternFromString("_port")))
         return NULL;
-    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
-        if (strcmp(name, known[i].name))
+    for (int kind = 0; kind < ENGINE_KINDS; kind++) {
+        if (strcmp(name, kinds[kind].name))
             continue;
         Method *method = (Method *)engine_method_type.tp_alloc(&engine_method_type, 0);
         if (!method)
             return NULL;
         method->general = Py_NewRef(general);
-        method->kind = known[i].kind;
-        method->count = known[i].count;
+        method->kind = kind;
         method->call = method_call;
         return (PyObject *)method;
     }
-    return PyErr_Format(PyExc_ValueError, "a port does not %s", name);
+    return PyErr_Format(PyExc_ValueError, "method(): %s: ports have no method of this name", name);
 }
 
 PyTypeObject engine_method_type = {

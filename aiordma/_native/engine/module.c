@@ -53,8 +53,8 @@ static PyMethodDef functions[] = {
      "use_data_path($module, address, /)\n--\n\nPost and drain by this table of functions."},
     {"method", engine_method, METH_VARARGS,
      "method($module, name, function, /)\n--\n\n"
-     "The function as a method whose plain calls go to the port's\n"
-     "send, receive, write or read without it."},
+     "Make a method whose calls go to the port's method of that name. The function is\n"
+     "called only if that returns None."},
     {"give", (PyCFunction)(void (*)(void))give, METH_VARARGS | METH_KEYWORDS,
      "give(completion=, remote=, wait_elsewhere=, log=, detached=, deliver=): Python's part."},
     {"uninterrupted", (PyCFunction)(void (*)(void))engine_uninterrupted,
@@ -91,7 +91,7 @@ static int execute(PyObject *module)
         {"Steps", &engine_steps_type},
     };
     if (refuse_subinterpreter() || engine_prepare() || engine_prepare_interrupts() ||
-        engine_plain_names())
+        engine_work_names() || engine_method_names())
         return -1;
     for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
         if (PyType_Ready(types[i].type) ||

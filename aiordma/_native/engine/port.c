@@ -1,38 +1,44 @@
 /*
- * A queue pair's port: posts a plain request in one call. A plain request is a message, a receive,
- * a READ or a WRITE of registered memory, or of bytes that go inline. For all other requests the
- * port returns None, and the caller takes the general path through Python
- * (_endpoint/work_queues.py), which also raises the errors.
+ * A queue pair's port: posts a request in one call. If the port returns None, it cannot handle the
+ * request, and the caller takes the general path through Python (_connection/posts.py), which also
+ * raises the errors.
  */
 #include "engine.h"
 
 #include <structmember.h>
 
-static PyObject *port_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+Port *engine_new_port(PyTypeObject *type, PyObject *owner, PyObject *drain, PyObject *sends,
+                      PyObject *receives, PyObject *open, PyObject *loop, PyObject *domain)
 {
-    static char *names[] = {"owner", "drain", "sends", "receives", "open", "loop", "domain", NULL};
-    PyObject *owner, *drain, *sends, *receives, *open, *loop, *domain;
-
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!O!O!OO", names, &owner, &engine_drain_type,
-                                     &drain, &engine_slots_type, &sends, &engine_slots_type,
-                                     &receives, &engine_open_type, &open, &loop, &domain))
-        return NULL;
     Port *port = (Port *)type->tp_alloc(type, 0);
     if (!port)
         return NULL;
     port->owner = Py_NewRef(owner);
     port->drain = (Drain *)Py_NewRef(drain);
-    port->sends = (Slots *)Py_NewRef(sends);
+    port->sends = (Slots *)Py_XNewRef(sends);
     port->receives = (Slots *)Py_NewRef(receives);
     port->open = (OpenRequests *)Py_NewRef(open);
     port->loop = loop == Py_None ? NULL : Py_NewRef(loop);
     port->domain = Py_NewRef(domain);
     port->process = engine_process();
     port->thread = PyThread_get_thread_ident();
-    return (PyObject *)port;
+    return port;
 }
 
-static int port_traverse(Port *port, visitproc visit, void *arg)
+static PyObject *port_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"owner",  "drain", "sends",  "receives",
+                            "posted", "loop",  "domain", NULL};
+    PyObject *owner, *drain, *sends, *receives, *open, *loop, *domain;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!O!O!OO", names, &owner, &engine_drain_type,
+                                     &drain, &engine_slots_type, &sends, &engine_slots_type,
+                                     &receives, &engine_open_type, &open, &loop, &domain))
+        return NULL;
+    return (PyObject *)engine_new_port(type, owner, drain, sends, receives, open, loop, domain);
+}
+
+int engine_traverse_port(Port *port, visitproc visit, void *arg)
 {
     Py_VISIT(port->owner);
     Py_VISIT(port->drain);
@@ -45,16 +51,16 @@ static int port_traverse(Port *port, visitproc visit, void *arg)
     return 0;
 }
 
-static int port_clear(Port *port)
+int engine_clear_port(Port *port)
 {
     Py_CLEAR(port->remote);
     return 0;
 }
 
-static void port_dealloc(Port *port)
+void engine_free_port(Port *port)
 {
     PyObject_GC_UnTrack(port);
-    port_clear(port);
+    engine_clear_port(port);
     Py_XDECREF(port->owner);
     Py_XDECREF(port->drain);
     Py_XDECREF(port->sends);
@@ -67,26 +73,29 @@ static void port_dealloc(Port *port)
 
 /* -- posting ------------------------------------------------------------------------------ */
 
+enum { MOST_GATHERED = 4096 }; /* bytes: the largest max_inline_data of the options */
+
 /* Post to the device. 0: the device accepted the request; a positive errno: it refused it; a
    negative errno: it accepted it, and the doorbell failed. */
-static int give_to_device(Port *port, const struct engine_plain *plain, uint64_t wr_id,
-                          int is_receive)
+static int give_to_device(Port *port, struct engine_work *work, uint64_t wr_id)
 {
-    struct ibv_sge sge = plain->sge;
+    char gathered[MOST_GATHERED];
 
-    if (is_receive) {
-        struct ibv_recv_wr receive = {.wr_id = wr_id, .sg_list = &sge, .num_sge = 1}, *none;
-        return abs(engine_path->post_receives(port->queue_pair, NULL, &receive, &none));
+    if (work->is_receive) {
+        struct ibv_recv_wr receive = {
+            .wr_id = wr_id, .sg_list = work->sges, .num_sge = work->count};
+        struct ibv_recv_wr *refused;
+        return abs(engine_path->post_receives(port->queue_pair, NULL, &receive, &refused));
     }
-    struct ibv_send_wr send = {
-        .wr_id = wr_id,
-        .sg_list = &sge,
-        .num_sge = 1,
-        .opcode = plain->opcode,
-        .send_flags = plain->flags | IBV_SEND_SIGNALED,
-        .wr.rdma = {.remote_addr = plain->remote_address, .rkey = plain->rkey},
-    };
-    struct ibv_send_wr *refused;
+    if (work->copying == ENGINE_INLINE && work->count > 1 && work->length <= MOST_GATHERED) {
+        engine_gather(work, gathered);
+        work->sges[0] = (struct ibv_sge){(uintptr_t)gathered, (uint32_t)work->length, 0};
+        work->count = 1;
+    }
+    struct ibv_send_wr send = engine_send_wr(work), *refused;
+    send.wr_id = wr_id;
+    send.sg_list = work->sges;
+    send.send_flags |= IBV_SEND_SIGNALED;
     return engine_path->post_sends(port->queue_pair, &send, &refused);
 }
 
@@ -121,23 +130,23 @@ static void doorbell_failed(Port *port, int error)
         engine_log("ending %r failed", port->owner);
 }
 
-static PyObject *post(Port *port, const struct engine_plain *plain, int is_receive)
+static PyObject *post(Port *port, struct engine_work *work)
 {
-    Slots *slots = is_receive ? port->receives : port->sends;
+    Slots *slots = work->is_receive ? port->receives : port->sends;
     Drain *drain = port->drain;
 
     if (!engine_take_slot(slots)) {
-        drain->fruitless = 0; /* do not skip this poll */
-        drain->look(drain);   /* requests that no task awaits may have completed */
+        drain->fruitless = 0;   /* do not skip this poll */
+        drain->poll_now(drain); /* requests that no task awaits may have completed */
         if (engine_interrupted())
             return NULL;
         if (!engine_take_slot(slots))
             Py_RETURN_NONE; /* the general path raises, or waits */
     }
-    Request *request = engine_plain_request(port, plain, is_receive);
+    Request *request = engine_work_request(port, work);
     if (!request)
         return NULL;
-    int is_usable = engine_is_still_usable(port, plain->part, is_receive);
+    int is_usable = engine_is_still_usable(port, work);
     /* Enter it before the device gets it. Only the device's refusal removes it again. */
     if (is_usable)
         request->wr_id = engine_table_add(drain->table, (PyObject *)request);
@@ -145,7 +154,7 @@ static PyObject *post(Port *port, const struct engine_plain *plain, int is_recei
         return engine_withdraw(port, request, is_usable);
     engine_enter(port->open, request);
     drain->crossings++;
-    int error = give_to_device(port, plain, request->wr_id, is_receive);
+    int error = give_to_device(port, work, request->wr_id);
     if (error > 0) {
         refuse(port, request, error);
         Py_DECREF(request);
@@ -157,90 +166,106 @@ static PyObject *post(Port *port, const struct engine_plain *plain, int is_recei
     return (PyObject *)request;
 }
 
-PyObject *engine_post(Port *port, enum engine_kind kind, PyObject *const *arguments)
+PyObject *engine_post(Port *port, enum engine_kind kind, PyObject *const *given)
 {
-    struct engine_plain plain;
+    struct engine_work work;
 
-    if (kind == ENGINE_RECEIVE && !port->queue_pair)
+    if (!port->queue_pair)
         Py_RETURN_NONE;
-    int is_plain = engine_read(port, kind, arguments, &plain);
-    PyObject *request = is_plain > 0   ? post(port, &plain, kind == ENGINE_RECEIVE)
-                        : is_plain < 0 ? NULL
-                                       : Py_NewRef(Py_None);
-    return engine_end_reading(&plain, request);
+    int is_read = engine_read(port, kind, given, &work);
+    PyObject *request = is_read > 0 ? post(port, &work) : is_read < 0 ? NULL : Py_NewRef(Py_None);
+    return engine_end_reading(&work, request);
 }
 
 /* -- the interface for Python --------------------------------------------------------------- */
 
-static PyObject *port_send(Port *port, PyObject *local)
-{
-    return engine_post(port, ENGINE_SEND, &local);
-}
+#define METHOD(name, kind)                                                                 \
+    static PyObject *port_##name(Port *port, PyObject *const *arguments, Py_ssize_t count, \
+                                 PyObject *keywords)                                       \
+    {                                                                                      \
+        PyObject *given[ENGINE_ARGUMENTS];                                                 \
+        return engine_port_arguments(kind, arguments, count, keywords, given)              \
+                   ? engine_post(port, kind, given)                                        \
+                   : NULL;                                                                 \
+    }
 
-static PyObject *port_receive(Port *port, PyObject *local)
-{
-    return engine_post(port, ENGINE_RECEIVE, &local);
-}
-
-static PyObject *port_write(Port *port, PyObject *const *arguments, Py_ssize_t count)
-{
-    return engine_has_two_sides(count) ? engine_post(port, ENGINE_WRITE, arguments) : NULL;
-}
-
-static PyObject *port_read(Port *port, PyObject *const *arguments, Py_ssize_t count)
-{
-    return engine_has_two_sides(count) ? engine_post(port, ENGINE_READ, arguments) : NULL;
-}
+METHOD(send, ENGINE_SEND)
+METHOD(sendv, ENGINE_SENDV)
+METHOD(receive, ENGINE_RECEIVE)
+METHOD(receivev, ENGINE_RECEIVEV)
+METHOD(write, ENGINE_WRITE)
+METHOD(writev, ENGINE_WRITEV)
+METHOD(read, ENGINE_READ)
+METHOD(readv, ENGINE_READV)
+METHOD(compare_swap, ENGINE_COMPARE_SWAP)
+METHOD(fetch_add, ENGINE_FETCH_ADD)
 
 static PyObject *port_open(Port *port, PyObject *args)
 {
     unsigned long long queue_pair, max_message;
-    Py_ssize_t max_inline;
-    if (!PyArg_ParseTuple(args, "KKn", &queue_pair, &max_message, &max_inline))
+    Py_ssize_t max_inline, max_send_sge, max_recv_sge, max_read_sge;
+    if (!PyArg_ParseTuple(args, "KKnnnn", &queue_pair, &max_message, &max_inline, &max_send_sge,
+                          &max_recv_sge, &max_read_sge))
         return NULL;
     port->max_message = max_message;
     port->max_inline = max_inline;
+    port->max_send_sge = max_send_sge;
+    port->max_recv_sge = max_recv_sge;
+    port->max_read_sge = max_read_sge < max_send_sge ? max_read_sge : max_send_sge;
     port->queue_pair = (struct ibv_qp *)(uintptr_t)queue_pair;
     Py_RETURN_NONE;
 }
 
+#define ENTRY(name, text) \
+    {#name, (PyCFunction)(void (*)(void))port_##name, METH_FASTCALL | METH_KEYWORDS, text}
+
 static PyMethodDef methods[] = {
     {"open", (PyCFunction)port_open, METH_VARARGS,
-     "open($self, queue_pair, max_message, max_inline, /)\n--\n\n"
-     "There is a queue pair, at that address."},
-    {"send", (PyCFunction)port_send, METH_O,
-     "send($self, data, /)\n--\n\n"
-     "Post a message; None: it is not a plain one."},
-    {"receive", (PyCFunction)port_receive, METH_O,
-     "receive($self, memory, /)\n--\n\n"
-     "Post a receive; None: it is not a plain one."},
-    {"write", (PyCFunction)(void (*)(void))port_write, METH_FASTCALL,
-     "write($self, data, remote, /)\n--\n\n"
-     "Post a WRITE; None: it is not a plain one."},
-    {"read", (PyCFunction)(void (*)(void))port_read, METH_FASTCALL,
-     "read($self, remote, memory, /)\n--\n\n"
-     "Post a READ; None: it is not a plain one."},
+     "open($self, queue_pair, max_message, max_inline, max_send_sge, max_recv_sge,\n"
+     "     max_read_sge, /)\n--\n\n"
+     "Set the queue pair, by its address, and its limits."},
+    ENTRY(send, ENGINE_SIGNATURE_SEND "Post a message. None: take the general path."),
+    ENTRY(sendv, ENGINE_SIGNATURE_SENDV "Post a message of several parts, as `send` does."),
+    ENTRY(receive, "receive($self, buffer)\n--\n\n"
+                   "Post a receive. None: take the general path."),
+    ENTRY(receivev, "receivev($self, parts)\n--\n\n"
+                    "Post a receive of several parts, as `receive` does."),
+    ENTRY(write, ENGINE_SIGNATURE_WRITE "Post a WRITE. None: take the general path."),
+    ENTRY(writev, ENGINE_SIGNATURE_WRITEV "Post a WRITE of several parts, as `write` does."),
+    ENTRY(read, ENGINE_SIGNATURE_READ "Post a READ. None: take the general path."),
+    ENTRY(readv, ENGINE_SIGNATURE_READV "Post a READ into several parts, as `read` does."),
+    ENTRY(compare_swap,
+          ENGINE_SIGNATURE_COMPARE_SWAP "Post a compare and swap. None: take the general path."),
+    ENTRY(fetch_add,
+          ENGINE_SIGNATURE_FETCH_ADD "Post a fetch and add. None: take the general path."),
     {NULL, NULL, 0, NULL},
 };
 
 static PyMemberDef members[] = {
-    {"ready", T_BOOL, offsetof(Port, ready), 0, "sends may be posted"},
-    {"can_receive", T_BOOL, offsetof(Port, can_receive), 0, "receives may be posted"},
-    {"can_read", T_BOOL, offsetof(Port, can_read), 0, "READs were agreed on"},
-    {"feeds", T_BOOL, offsetof(Port, feeds), 0, "its receives are a queue of messages'"},
-    {"tells", T_BOOL, offsetof(Port, tells), 0, "the owner wants to hear of each end"},
-    {"thread", T_ULONG, offsetof(Port, thread), 0, "the only thread that may post"},
+    {"ready", T_BOOL, offsetof(Port, ready), 0, "Whether sends may be posted."},
+    {"can_receive", T_BOOL, offsetof(Port, can_receive), 0, "Whether receives may be posted."},
+    {"can_read", T_BOOL, offsetof(Port, can_read), 0, "Whether READs may be posted."},
+    {"can_atomics", T_BOOL, offsetof(Port, can_atomics), 0, "Whether atomics may be posted."},
+    {"can_immediate", T_BOOL, offsetof(Port, can_immediate), 0,
+     "Whether requests may carry immediate data."},
+    {"can_invalidate", T_BOOL, offsetof(Port, can_invalidate), 0,
+     "Whether messages may invalidate an rkey."},
+    {"has_pooled_receives", T_BOOL, offsetof(Port, has_pooled_receives), 0,
+     "Whether its receives are pooled receives for messages, not the program's own."},
+    {"notifies_owner", T_BOOL, offsetof(Port, notifies_owner), 0,
+     "Whether the owner is notified of each completion."},
+    {"thread", T_ULONG, offsetof(Port, thread), 0, "The only thread that may post."},
     {NULL, 0, 0, 0, NULL},
 };
 
 PyTypeObject engine_port_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.Port",
     .tp_basicsize = sizeof(Port),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_new = port_new,
-    .tp_dealloc = (destructor)port_dealloc,
-    .tp_traverse = (traverseproc)port_traverse,
-    .tp_clear = (inquiry)port_clear,
+    .tp_dealloc = (destructor)engine_free_port,
+    .tp_traverse = (traverseproc)engine_traverse_port,
+    .tp_clear = (inquiry)engine_clear_port,
     .tp_methods = methods,
     .tp_members = members,
 };

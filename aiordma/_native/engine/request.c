@@ -41,7 +41,20 @@ static void unmake(Request *request)
     spare[spare_count++] = request;
 }
 
-Request *engine_request(Port *port, PyObject *operation, Py_ssize_t length, Part *part,
+/* -- the memory of requests that the engine makes: a region, or a tuple of them ------------- */
+
+/* The objects in `memory`, which is not NULL. */
+static Py_ssize_t count_of(PyObject *memory)
+{
+    return PyTuple_CheckExact(memory) ? PyTuple_GET_SIZE(memory) : 1;
+}
+
+static RegionBase *region_at(PyObject *memory, Py_ssize_t at)
+{
+    return (RegionBase *)(PyTuple_CheckExact(memory) ? PyTuple_GET_ITEM(memory, at) : memory);
+}
+
+Request *engine_request(Port *port, PyObject *operation, Py_ssize_t length, PyObject *memory,
                         PyObject *remote, int is_receive)
 {
     Request *request = make();
@@ -53,12 +66,22 @@ Request *engine_request(Port *port, PyObject *operation, Py_ssize_t length, Part
     request->length = length;
     request->remote = Py_XNewRef(remote);
     request->is_receive = (char)is_receive;
-    if (part) {
-        request->part = (Part *)Py_NewRef(part);
-        part->region->users++;
-    }
+    request->memory = Py_XNewRef(memory);
+    for (Py_ssize_t i = 0; memory && i < count_of(memory); i++)
+        region_at(memory, i)->users++;
     return request;
 }
+
+int engine_holds_usable(const Request *request)
+{
+    PyObject *memory = request->memory;
+    for (Py_ssize_t i = 0; memory && i < count_of(memory); i++)
+        if (!region_at(memory, i)->usable)
+            return 0;
+    return 1;
+}
+
+/* -- memory that Python gave, held by methods ------------------------------------------------ */
 
 /* Release the first `count` items of a tuple of memory. */
 static void release_held(PyObject *held, Py_ssize_t count)
@@ -128,7 +151,7 @@ static int request_traverse(Request *request, visitproc visit, void *arg)
     Py_VISIT(request->waiters);
     Py_VISIT(request->callbacks);
     Py_VISIT(request->inner);
-    Py_VISIT(request->part);
+    Py_VISIT(request->memory);
     Py_VISIT(request->port);
     return 0;
 }
@@ -176,7 +199,7 @@ static void request_dealloc(Request *request)
     Py_CLEAR(request->remote);
     Py_CLEAR(request->result);
     Py_CLEAR(request->error);
-    Py_CLEAR(request->part);
+    Py_CLEAR(request->memory);
     Py_CLEAR(request->port);
     unmake(request);
 }
@@ -219,26 +242,32 @@ void engine_leave(OpenRequests *open, Request *request)
 
 /* -- completion --------------------------------------------------------------------------- */
 
-static void release_part(Request *request)
+static void release_region(RegionBase *region, const Request *request)
 {
-    Part *part = request->part;
-    if (!part)
+    region->users--;
+    if (!region->retired || region->users)
         return;
-    request->part = NULL;
-    part->region->users--;
-    if (part->region->retired && !part->region->users) {
-        PyObject *result = PyObject_CallMethodNoArgs((PyObject *)part->region, engine_given.close);
-        Py_XDECREF(result);
-        if (!result) /* a region's last user closes it, which can fail */
-            engine_log("releasing the memory of %r failed", (PyObject *)request);
-    }
-    Py_DECREF(part);
+    PyObject *result = PyObject_CallMethodNoArgs((PyObject *)region, engine_given.close);
+    Py_XDECREF(result);
+    if (!result) /* a region's last user closes it, which can fail */
+        engine_log("releasing the memory of %r failed", (PyObject *)request);
+}
+
+static void release_memory(Request *request)
+{
+    PyObject *memory = request->memory;
+    if (!memory)
+        return;
+    request->memory = NULL;
+    for (Py_ssize_t i = 0; i < count_of(memory); i++)
+        release_region(region_at(memory, i), request);
+    Py_DECREF(memory);
 }
 
 static void release(Request *request)
 {
     PyObject *held = request->held;
-    release_part(request);
+    release_memory(request);
     if (!held)
         return;
     request->held = NULL;
@@ -249,7 +278,7 @@ static void release(Request *request)
 static void account(Request *request)
 {
     Port *port = request->port;
-    if (port && !port->tells) {
+    if (port && !port->notifies_owner) {
         engine_leave(port->open, request);
         engine_give_slot(request->is_receive ? port->receives : port->sends);
         return;
@@ -278,7 +307,7 @@ static void wake_all(Request *request)
             Py_XDECREF(result);
         }
         if (failed)
-            engine_log("waking who awaits %r failed", (PyObject *)request);
+            engine_log("waking the tasks that await %r failed", (PyObject *)request);
     }
     Py_DECREF(waiters);
 }
@@ -506,7 +535,7 @@ static void forget_waiter(Request *request, PyObject *waiter)
     for (Py_ssize_t i = 0; waiters && i < PyList_GET_SIZE(waiters); i++)
         if (PyList_GET_ITEM(waiters, i) == waiter) {
             if (PySequence_DelItem(waiters, i))
-                engine_log("forgetting who awaits %r failed", (PyObject *)request);
+                engine_log("removing a waiter of %r failed", (PyObject *)request);
             return;
         }
 }
@@ -589,7 +618,7 @@ static PyObject *request_await(Request *request)
 {
     request->retrieved = 1; /* also if the await is cancelled, which abandons the result */
     if (request->state == IN_FLIGHT && request->port && engine_usable(request->port, 1))
-        request->port->drain->look(request->port->drain);
+        request->port->drain->poll_now(request->port->drain);
     if (engine_interrupted())
         return NULL;
     if (request->state != IN_FLIGHT) {

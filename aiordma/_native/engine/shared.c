@@ -1,16 +1,18 @@
 /*
- * A shared receive queue's port: posts plain receives, each of one registered part, as one chain.
- * If one of them is not plain, none is posted, and all take the general path
+ * A shared receive queue's port: posts receives of registered memory, as one chain. If it cannot
+ * handle one of them, it posts none, and all take the general path
  * (_connection/shared_receive.py).
  */
 #include "engine.h"
 
 #include <stdlib.h>
+#include <structmember.h>
 
 /* One receive of a chain. */
 struct shared_receive {
     struct ibv_recv_wr work;
-    struct ibv_sge sge;
+    struct ibv_sge sge; /* of a receive of one part */
+    struct ibv_sge *sges;
     Request *request;
 };
 
@@ -26,32 +28,60 @@ static void take_all_back(Port *port, struct shared_receive *all, Py_ssize_t mad
 }
 
 /* Check again, because making the requests can run the collector, and so the program's code. */
-static int are_still_plain(const Port *port, const struct shared_receive *all, Py_ssize_t count)
+static int are_still_usable(const Port *port, const struct shared_receive *all, Py_ssize_t count)
 {
     for (Py_ssize_t i = 0; i < count; i++)
-        if (!all[i].request->part->region->usable)
+        if (!engine_holds_usable(all[i].request))
             return 0;
     return engine_usable(port, port->can_receive);
 }
 
-/* Make the requests, each with its slot, and hold their memory. 1: done; 0: one is not plain, or
-   there are too few slots; -1: an exception. Sets *made to the number of requests made. */
+/* Copy the sges to the receive. Returns -1 with an exception. */
+static int keep_sges(struct shared_receive *one, const struct engine_work *work)
+{
+    one->work = (struct ibv_recv_wr){.sg_list = &one->sge, .num_sge = work->count};
+    if (work->count)
+        one->sge = work->sges[0];
+    if (work->count < 2)
+        return 0;
+    one->sges = PyMem_Malloc((size_t)work->count * sizeof(*one->sges));
+    if (!one->sges) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    memcpy(one->sges, work->sges, (size_t)work->count * sizeof(*one->sges));
+    one->work.sg_list = one->sges;
+    return 0;
+}
+
+/* Make the request of one receive, with its slot, and hold its memory. 1: done; 0: the port cannot
+   handle it, or no slot is free; -1: an exception. */
+static int make_one(Port *port, PyObject *memory, struct shared_receive *one)
+{
+    PyObject *given[ENGINE_ARGUMENTS] = {[ENGINE_LOCAL] = memory};
+    int is_list = PyList_CheckExact(memory) || PyTuple_CheckExact(memory);
+    struct engine_work work;
+    int is_read = engine_read(port, is_list ? ENGINE_RECEIVEV : ENGINE_RECEIVE, given, &work);
+
+    if (is_read > 0 && keep_sges(one, &work))
+        is_read = -1;
+    if (is_read > 0 && !engine_take_slot(port->receives))
+        is_read = 0;
+    if (is_read > 0) {
+        one->request = engine_work_request(port, &work);
+        is_read = one->request ? 1 : -1;
+    }
+    engine_release_work(&work);
+    return is_read;
+}
+
+/* Make all requests. Returns as make_one, and sets *made to the number of requests made. */
 static int make_all(Port *port, PyObject *parts, struct shared_receive *all, Py_ssize_t *made)
 {
     for (*made = 0; *made < PyList_GET_SIZE(parts); ++*made) {
-        struct shared_receive *one = &all[*made];
-        struct engine_plain plain;
-        PyObject *part = PyList_GET_ITEM(parts, *made);
-        int is_plain = engine_read(port, ENGINE_RECEIVE, &part, &plain);
-        if (is_plain <= 0)
-            return is_plain;
-        if (!engine_take_slot(port->receives))
-            return 0;
-        one->request = engine_plain_request(port, &plain, 1);
-        if (!one->request)
-            return -1;
-        one->sge = plain.sge;
-        one->work = (struct ibv_recv_wr){.sg_list = &one->sge, .num_sge = 1};
+        int is_made = make_one(port, PyList_GET_ITEM(parts, *made), &all[*made]);
+        if (is_made <= 0)
+            return is_made;
     }
     return 1;
 }
@@ -111,23 +141,25 @@ static PyObject *answer(PyObject *list, int error, Py_ssize_t taken)
 static PyObject *post_all(Port *port, PyObject *parts, struct shared_receive *all)
 {
     Py_ssize_t made, taken, count = PyList_GET_SIZE(parts);
-    int is_plain = make_all(port, parts, all, &made);
-    PyObject *list = is_plain > 0 ? list_all(all, count) : NULL, *result = NULL;
+    int is_made = make_all(port, parts, all, &made);
+    PyObject *list = is_made > 0 ? list_all(all, count) : NULL, *result = NULL;
 
-    if (is_plain > 0 && (!list || enter_all(port, all, made)))
-        is_plain = -1;
-    if (is_plain > 0 && !are_still_plain(port, all, count))
-        is_plain = 0;
-    if (is_plain > 0) {
+    if (is_made > 0 && (!list || enter_all(port, all, made)))
+        is_made = -1;
+    if (is_made > 0 && !are_still_usable(port, all, count))
+        is_made = 0;
+    if (is_made > 0) {
         int error = give_to_device(port, all, made, &taken);
         result = answer(Py_NewRef(list), error, taken);
     } else {
         take_all_back(port, all, made);
-        result = is_plain ? NULL : Py_NewRef(Py_None);
+        result = is_made ? NULL : Py_NewRef(Py_None);
     }
     Py_XDECREF(list);
     for (Py_ssize_t i = 0; i < made; i++)
         Py_DECREF(all[i].request);
+    for (Py_ssize_t i = 0; i < count; i++)
+        PyMem_Free(all[i].sges);
     return result;
 }
 
@@ -141,8 +173,8 @@ static PyObject *shared_post(Port *port, PyObject *given)
         return NULL;
     Py_ssize_t count = PyList_GET_SIZE(parts);
     if (count > port->receives->free) {
-        port->drain->fruitless = 0;     /* do not skip this poll */
-        port->drain->look(port->drain); /* requests that no task awaits may have completed */
+        port->drain->fruitless = 0;         /* do not skip this poll */
+        port->drain->poll_now(port->drain); /* requests that no task awaits may have completed */
         if (engine_interrupted()) {
             Py_DECREF(parts);
             return NULL;
@@ -161,30 +193,55 @@ static PyObject *shared_post(Port *port, PyObject *given)
     return result;
 }
 
+static PyObject *shared_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"owner", "drain", "receives", "posted", "loop", "domain", NULL};
+    PyObject *owner, *drain, *receives, *open, *loop, *domain;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!O!OO", names, &owner, &engine_drain_type,
+                                     &drain, &engine_slots_type, &receives, &engine_open_type,
+                                     &open, &loop, &domain))
+        return NULL;
+    return (PyObject *)engine_new_port(type, owner, drain, NULL, receives, open, loop, domain);
+}
+
 static PyObject *shared_open(Port *port, PyObject *args)
 {
     unsigned long long queue;
-    if (!PyArg_ParseTuple(args, "KK", &queue, &port->max_message))
+    if (!PyArg_ParseTuple(args, "KKn", &queue, &port->max_message, &port->max_recv_sge))
         return NULL;
     port->shared = (struct ibv_srq *)(uintptr_t)queue;
     Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
-    {"open_shared", (PyCFunction)shared_open, METH_VARARGS,
-     "open_shared($self, queue, max_message, /)\n--\n\n"
-     "There is a queue, at that address."},
+    {"open", (PyCFunction)shared_open, METH_VARARGS,
+     "open($self, queue, max_message, max_recv_sge, /)\n--\n\n"
+     "Set the shared receive queue, by its address, and its limits."},
     {"post", (PyCFunction)shared_post, METH_O,
      "post($self, parts, /)\n--\n\n"
-     "Post a receive for each slice in the list, as one chain. Return the requests;\n"
-     "(errno, those that were posted); or None: they are not plain, or too many."},
+     "Post a receive for each item of the list, as one chain. An item is registered memory,\n"
+     "or a list of it. Return the requests; or the errno, and the posted requests; or None:\n"
+     "the general path has to post them."},
     {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"can_receive", T_BOOL, offsetof(Port, can_receive), 0, "Whether receives may be posted."},
+    {"notifies_owner", T_BOOL, offsetof(Port, notifies_owner), 0,
+     "Whether the owner is notified of each completion."},
+    {"thread", T_ULONG, offsetof(Port, thread), 0, "The only thread that may post."},
+    {NULL, 0, 0, 0, NULL},
 };
 
 PyTypeObject engine_shared_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.SharedPort",
     .tp_basicsize = sizeof(Port),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_base = &engine_port_type, /* with its functions for the collector */
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = shared_new,
+    .tp_dealloc = (destructor)engine_free_port,
+    .tp_traverse = (traverseproc)engine_traverse_port,
+    .tp_clear = (inquiry)engine_clear_port,
     .tp_methods = methods,
+    .tp_members = members,
 };

@@ -1,0 +1,461 @@
+/*
+ * Reads the arguments of a post into a work description, and makes the request, whether the work is
+ * posted (port.c, shared.c) or collected (chain.c).
+ */
+#include "engine.h"
+
+#include <arpa/inet.h>
+
+/* Bytes up to which buffers are copied to a pool block (COPY_LIMIT in _endpoint/staging.py). */
+enum { COPY_LIMIT = 1 << 16 };
+
+/* -- local memory -------------------------------------------------------------------------- */
+
+static void add_piece(struct engine_work *work, RegionBase *region, uint64_t address,
+                      Py_ssize_t length, uint32_t lkey)
+{
+    work->length += (uint64_t)length;
+    if (!length)
+        return;
+    work->sges[work->count] = (struct ibv_sge){address, (uint32_t)length, lkey};
+    work->owners[work->count++] = region;
+}
+
+static void add_region(struct engine_work *work, RegionBase *region)
+{
+    for (int i = 0; i < work->region_count; i++)
+        if (work->regions[i] == region)
+            return;
+    work->regions[work->region_count++] = (RegionBase *)Py_NewRef(region);
+}
+
+static int read_registered(const Port *port, struct engine_work *work, RegionBase *region,
+                           uint64_t address, Py_ssize_t length, uint32_t lkey, int is_target)
+{
+    if (!region->usable || region->domain != port->domain || (uint64_t)length >> 32 ||
+        (is_target && !region->writable))
+        return 0;
+    add_region(work, region);
+    add_piece(work, region, address, length, lkey);
+    return 1;
+}
+
+static int read_buffer(struct engine_work *work, PyObject *given)
+{
+    Py_buffer *view = &work->views[work->view_count];
+
+    if (!PyObject_CheckBuffer(given))
+        return 0;
+    if (PyObject_GetBuffer(given, view, PyBUF_SIMPLE)) {
+        PyErr_Clear(); /* the general path raises the error */
+        return 0;
+    }
+    work->view_count++;
+    if ((uint64_t)view->len > COPY_LIMIT)
+        return 0;
+    add_piece(work, NULL, (uintptr_t)view->buf, view->len, 0);
+    return 1;
+}
+
+/* Read a slice, a region, or another buffer. 1: it was read; 0: take the general path. */
+static int read_part(const Port *port, struct engine_work *work, PyObject *given, int is_target)
+{
+    if (PyObject_TypeCheck(given, &engine_part_type)) {
+        const Part *part = (const Part *)given;
+        /* The region is NULL if its constructor did not run. */
+        return part->region && read_registered(port, work, part->region, part->address,
+                                               part->length, part->lkey, is_target);
+    }
+    if (PyObject_TypeCheck(given, &engine_region_type)) {
+        RegionBase *region = (RegionBase *)given;
+        return read_registered(port, work, region, region->address, region->length, region->lkey,
+                               is_target);
+    }
+    return !is_target && read_buffer(work, given);
+}
+
+/* The list, if it is one, may change while it is read, because buffers can run Python code. */
+static int read_parts(const Port *port, struct engine_work *work, PyObject *given, Py_ssize_t most,
+                      int is_target)
+{
+    if (!PyList_CheckExact(given) && !PyTuple_CheckExact(given))
+        return 0;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(given); i++) {
+        if (i == most || i == ENGINE_PARTS)
+            return 0;
+        PyObject *part = Py_NewRef(PySequence_Fast_GET_ITEM(given, i));
+        int is_read = read_part(port, work, part, is_target);
+        Py_DECREF(part);
+        if (!is_read)
+            return 0;
+    }
+    return 1;
+}
+
+/* If a part is not registered, all bytes are copied. The sges then have the addresses in this
+   process's memory, which differ from a region's addresses if it has an iova. */
+static int choose_copying(const Port *port, struct engine_work *work)
+{
+    if (work->length > port->max_message)
+        return 0;
+    if (!work->view_count)
+        return 1;
+    for (int i = 0; i < work->count; i++)
+        if (work->owners[i])
+            work->sges[i].addr += work->owners[i]->start - work->owners[i]->address;
+    if (work->length <= (uint64_t)port->max_inline) {
+        work->copying = ENGINE_INLINE;
+        work->flags |= work->length ? IBV_SEND_INLINE : 0;
+        return 1;
+    }
+    work->copying = ENGINE_BLOCK;
+    return 0;
+}
+
+static int read_source(const Port *port, struct engine_work *work, PyObject *given)
+{
+    return read_part(port, work, given, 0) && choose_copying(port, work);
+}
+
+static int read_sources(const Port *port, struct engine_work *work, PyObject *given)
+{
+    return read_parts(port, work, given, port->max_send_sge, 0) && choose_copying(port, work);
+}
+
+static int read_target(const Port *port, struct engine_work *work, PyObject *given)
+{
+    return read_part(port, work, given, 1) && work->length <= port->max_message;
+}
+
+static int read_targets(const Port *port, struct engine_work *work, PyObject *given,
+                        Py_ssize_t most)
+{
+    return read_parts(port, work, given, most, 1) && work->length <= port->max_message;
+}
+
+/* -- numbers and flags --------------------------------------------------------------------- */
+
+/* Other integers than Python's take the general path, because converting them runs code. */
+static int read_number(PyObject *given, unsigned long long most, unsigned long long *value)
+{
+    if (!PyLong_CheckExact(given))
+        return 0;
+    *value = PyLong_AsUnsignedLongLong(given);
+    if (*value == (unsigned long long)-1 && PyErr_Occurred()) {
+        PyErr_Clear();
+        return 0;
+    }
+    return *value <= most;
+}
+
+/* An operand of an atomic: a number of 64 bits, with or without a sign. */
+static int read_operand(PyObject *given, unsigned long long *value)
+{
+    if (read_number(given, UINT64_MAX, value))
+        return 1;
+    long long negative = PyLong_CheckExact(given) ? PyLong_AsLongLong(given) : 0;
+    PyErr_Clear();
+    *value = (unsigned long long)negative;
+    return negative < 0 && (negative != -1 || PyLong_AsLongLong(given) == -1);
+}
+
+static int read_flag(struct engine_work *work, PyObject *given, unsigned int flag)
+{
+    if (given == Py_True)
+        work->flags |= flag;
+    return !given || given == Py_True || given == Py_False;
+}
+
+static int read_flags(struct engine_work *work, PyObject *const *given)
+{
+    return read_flag(work, given[ENGINE_FENCE], IBV_SEND_FENCE) &&
+           read_flag(work, given[ENGINE_SOLICITED], IBV_SEND_SOLICITED);
+}
+
+static int read_immediate(const Port *port, struct engine_work *work, PyObject *given)
+{
+    unsigned long long value;
+
+    if (!given || given == Py_None)
+        return 1;
+    if (!port->can_immediate || !read_number(given, UINT32_MAX, &value))
+        return 0;
+    work->immediate = (uint32_t)value;
+    work->opcode = work->opcode == IBV_WR_SEND ? IBV_WR_SEND_WITH_IMM : IBV_WR_RDMA_WRITE_WITH_IMM;
+    return 1;
+}
+
+static int read_invalidate(const Port *port, struct engine_work *work, PyObject *given)
+{
+    unsigned long long value;
+
+    if (!given || given == Py_None)
+        return 1;
+    if (work->opcode != IBV_WR_SEND || !port->can_invalidate ||
+        !read_number(given, UINT32_MAX, &value))
+        return 0;
+    work->immediate = (uint32_t)value;
+    work->opcode = IBV_WR_SEND_WITH_INV;
+    return 1;
+}
+
+/* -- remote memory ------------------------------------------------------------------------- */
+
+static int attribute(PyObject *object, PyObject *name, unsigned long long *value)
+{
+    PyObject *found = PyObject_GetAttr(object, name);
+    PyObject *number = found ? PyNumber_Index(found) : NULL; /* numpy's integers are no ints */
+    Py_XDECREF(found);
+    if (!number)
+        return -1;
+    *value = PyLong_AsUnsignedLongLong(number);
+    Py_DECREF(number);
+    return *value == (unsigned long long)-1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* Read the target. Most requests have the same target as the request before them. 1: it was read;
+   0: take the general path; -1: an exception. */
+static int read_remote(Port *port, struct engine_work *work, PyObject *remote)
+{
+    unsigned long long address = port->remote_address, length = port->remote_length,
+                       rkey = port->rkey;
+
+    if (remote != port->remote) {
+        if ((PyObject *)Py_TYPE(remote) != engine_given.remote_class)
+            return 0;
+        if (attribute(remote, engine_given.address, &address) ||
+            attribute(remote, engine_given.length, &length) ||
+            attribute(remote, engine_given.rkey, &rkey))
+            return -1;
+        port->remote_address = address;
+        port->remote_length = length;
+        port->rkey = (unsigned int)rkey;
+        /* Freeing the old target may run the program's code, which may post to another target. */
+        Py_XSETREF(port->remote, Py_NewRef(remote));
+    }
+    work->remote = remote;
+    work->remote_address = address;
+    work->rkey = (unsigned int)rkey;
+    return length == work->length;
+}
+
+static int read_atomic(Port *port, struct engine_work *work, PyObject *const *given)
+{
+    if (!port->can_atomics || !read_target(port, work, given[ENGINE_LOCAL]) || work->length != 8 ||
+        !read_operand(given[ENGINE_COMPARE], &work->compare_add) ||
+        (given[ENGINE_SWAP] && !read_operand(given[ENGINE_SWAP], &work->swap)))
+        return 0;
+    int is_read = read_remote(port, work, given[ENGINE_REMOTE]);
+    return is_read > 0 ? !(work->remote_address % 8) : is_read;
+}
+
+/* -- all arguments ------------------------------------------------------------------------- */
+
+static const struct {
+    const char *operation;
+    enum ibv_wr_opcode opcode;
+} kinds[ENGINE_KINDS] = {
+    [ENGINE_SEND] = {"SEND", IBV_WR_SEND},
+    [ENGINE_SENDV] = {"SEND", IBV_WR_SEND},
+    [ENGINE_RECEIVE] = {"RECV", 0},
+    [ENGINE_RECEIVEV] = {"RECV", 0},
+    [ENGINE_WRITE] = {"RDMA_WRITE", IBV_WR_RDMA_WRITE},
+    [ENGINE_WRITEV] = {"RDMA_WRITE", IBV_WR_RDMA_WRITE},
+    [ENGINE_READ] = {"RDMA_READ", IBV_WR_RDMA_READ},
+    [ENGINE_READV] = {"RDMA_READ", IBV_WR_RDMA_READ},
+    [ENGINE_COMPARE_SWAP] = {"COMPARE_SWAP", IBV_WR_ATOMIC_CMP_AND_SWP},
+    [ENGINE_FETCH_ADD] = {"FETCH_ADD", IBV_WR_ATOMIC_FETCH_AND_ADD},
+};
+
+static PyObject *operations[ENGINE_KINDS];
+static PyObject *send_with_imm, *send_with_inv, *write_with_imm;
+
+/* The name of the operation, for messages. */
+static PyObject *operation_of(enum engine_kind kind, enum ibv_wr_opcode opcode)
+{
+    switch (opcode) {
+    case IBV_WR_SEND_WITH_IMM:
+        return send_with_imm;
+    case IBV_WR_SEND_WITH_INV:
+        return send_with_inv;
+    case IBV_WR_RDMA_WRITE_WITH_IMM:
+        return write_with_imm;
+    default:
+        return operations[kind];
+    }
+}
+
+static void begin(struct engine_work *work, enum engine_kind kind)
+{
+    /* Not one assignment, which would also clear the long arrays. */
+    work->opcode = kinds[kind].opcode;
+    work->is_receive = kind == ENGINE_RECEIVE || kind == ENGINE_RECEIVEV;
+    work->flags = 0;
+    work->immediate = work->rkey = 0;
+    work->remote_address = work->compare_add = work->swap = work->length = 0;
+    work->remote = NULL;
+    work->count = work->region_count = work->view_count = 0;
+    work->copying = ENGINE_NOTHING;
+}
+
+static int read_memory(Port *port, enum engine_kind kind, PyObject *const *given,
+                       struct engine_work *work)
+{
+    PyObject *local = given[ENGINE_LOCAL];
+
+    switch (kind) {
+    case ENGINE_SEND:
+    case ENGINE_WRITE:
+        return read_source(port, work, local);
+    case ENGINE_SENDV:
+    case ENGINE_WRITEV:
+        return read_sources(port, work, local);
+    case ENGINE_READ:
+        return port->can_read && read_target(port, work, local);
+    case ENGINE_READV:
+        return port->can_read && read_targets(port, work, local, port->max_read_sge);
+    case ENGINE_RECEIVE:
+        return read_target(port, work, local);
+    case ENGINE_RECEIVEV:
+        return read_targets(port, work, local, port->max_recv_sge);
+    default:
+        return 0;
+    }
+}
+
+int engine_read(Port *port, enum engine_kind kind, PyObject *const *given, struct engine_work *work)
+{
+    begin(work, kind);
+    if (!engine_usable(port, work->is_receive ? port->can_receive : port->ready) ||
+        !read_flags(work, given))
+        return 0;
+    if (kind == ENGINE_COMPARE_SWAP || kind == ENGINE_FETCH_ADD) {
+        work->operation = operations[kind];
+        return read_atomic(port, work, given);
+    }
+    if (!read_memory(port, kind, given, work) ||
+        !read_immediate(port, work, given[ENGINE_IMMEDIATE]) ||
+        !read_invalidate(port, work, given[ENGINE_INVALIDATE]))
+        return 0;
+    work->operation = operation_of(kind, work->opcode);
+    return given[ENGINE_REMOTE] ? read_remote(port, work, given[ENGINE_REMOTE]) : 1;
+}
+
+void engine_release_work(struct engine_work *work)
+{
+    for (int i = 0; i < work->view_count; i++)
+        PyBuffer_Release(&work->views[i]);
+    for (int i = 0; i < work->region_count; i++)
+        Py_DECREF(work->regions[i]);
+}
+
+PyObject *engine_end_reading(struct engine_work *work, PyObject *request)
+{
+    engine_release_work(work);
+    if (engine_interrupted())
+        Py_CLEAR(request);
+    return request;
+}
+
+/* -- the request --------------------------------------------------------------------------- */
+
+void engine_gather(const struct engine_work *work, char *to)
+{
+    for (int i = 0; i < work->count; i++) {
+        memcpy(to, (const void *)(uintptr_t)work->sges[i].addr, work->sges[i].length);
+        to += work->sges[i].length;
+    }
+}
+
+/* Return a new reference to the memory that the request holds, a region or a tuple of them. NULL
+   without an exception: none. */
+static PyObject *memory_of(const struct engine_work *work)
+{
+    if (work->copying || !work->region_count)
+        return NULL;
+    if (work->region_count == 1)
+        return Py_NewRef(work->regions[0]);
+    PyObject *all = PyTuple_New(work->region_count);
+    for (int i = 0; all && i < work->region_count; i++)
+        PyTuple_SET_ITEM(all, i, Py_NewRef(work->regions[i]));
+    return all;
+}
+
+Request *engine_work_request(Port *port, struct engine_work *work)
+{
+    PyObject *memory = memory_of(work);
+    Request *request = NULL;
+
+    if (memory || !PyErr_Occurred())
+        request = engine_request(port, work->operation, (Py_ssize_t)work->length, memory,
+                                 work->remote, work->is_receive);
+    Py_XDECREF(memory);
+    if (!request)
+        engine_give_slot(work->is_receive ? port->receives : port->sends);
+    return request;
+}
+
+int engine_is_still_usable(const Port *port, const struct engine_work *work)
+{
+    for (int i = 0; i < work->region_count; i++)
+        if (!work->regions[i]->usable)
+            return 0;
+    return engine_usable(port, work->is_receive ? port->can_receive : port->ready);
+}
+
+void engine_take_back(Port *port, Request *request)
+{
+    if (request->wr_id)
+        Py_XDECREF(engine_table_take(port->drain->table, request->wr_id));
+    engine_leave(port->open, request);
+    engine_drop(request);
+    engine_give_slot(request->is_receive ? port->receives : port->sends);
+}
+
+PyObject *engine_withdraw(Port *port, Request *request, int has_failed)
+{
+    engine_take_back(port, request);
+    Py_DECREF(request);
+    return has_failed ? NULL : Py_NewRef(Py_None); /* the general path raises the error */
+}
+
+struct ibv_send_wr engine_send_wr(const struct engine_work *work)
+{
+    struct ibv_send_wr send = {
+        .num_sge = work->count,
+        .opcode = work->opcode,
+        .send_flags = work->flags,
+    };
+
+    switch (work->opcode) {
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
+        send.wr.atomic.remote_addr = work->remote_address;
+        send.wr.atomic.compare_add = work->compare_add;
+        send.wr.atomic.swap = work->swap;
+        send.wr.atomic.rkey = work->rkey;
+        return send;
+    case IBV_WR_SEND_WITH_INV:
+        send.invalidate_rkey = work->immediate;
+        return send;
+    default:
+        send.imm_data = htonl(work->immediate);
+        send.wr.rdma.remote_addr = work->remote_address;
+        send.wr.rdma.rkey = work->rkey;
+        return send;
+    }
+}
+
+int engine_work_names(void)
+{
+    if (!send_with_imm && !(send_with_imm = PyUnicode_InternFromString("SEND_WITH_IMM")))
+        return -1;
+    if (!send_with_inv && !(send_with_inv = PyUnicode_InternFromString("SEND_WITH_INV")))
+        return -1;
+    if (!write_with_imm && !(write_with_imm = PyUnicode_InternFromString("RDMA_WRITE_WITH_IMM")))
+        return -1;
+    for (int i = 0; i < ENGINE_KINDS; i++)
+        if (!operations[i] && !(operations[i] = PyUnicode_InternFromString(kinds[i].operation)))
+            return -1;
+    return 0;
+}
