@@ -260,6 +260,7 @@ class Endpoint:
             self.capacity.max_send_sge,
             self.capacity.max_recv_sge,
             self.hub.attributes.max_sge_rd,
+            self.hub.pool,
         )
         self._update_port()
 

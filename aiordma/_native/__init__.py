@@ -20,8 +20,11 @@ import aiordma._native._engine as _engine  # first: it refuses what is not the m
 from aiordma._native._binding import ffi, lib
 from aiordma._native._engine import (
     CompletionFields,
+    Lease,
     Part,
+    Pool,
     RegionBase,
+    Slab,
     Slots,
     Spinner,
     Steps,
@@ -30,8 +33,11 @@ from aiordma._native._engine import (
 
 __all__ = (
     "CompletionFields",
+    "Lease",
     "Part",
+    "Pool",
     "RegionBase",
+    "Slab",
     "Slots",
     "Spinner",
     "Steps",

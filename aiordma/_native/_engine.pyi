@@ -10,7 +10,7 @@ from aiordma._base.ranges import RemoteMemory
 from aiordma._loop.event_loop import Waiter as AnyWaiter
 from aiordma._requests.request import Holdable, RequestOwner
 from aiordma._requests.request import WorkRequest as AnyRequest
-from aiordma.verbs import WorkCompletion
+from aiordma.verbs import MemorySlice, WorkCompletion
 
 _Entry = TypeVar("_Entry")
 _Function = TypeVar("_Function")
@@ -20,6 +20,7 @@ def give(
     *,
     completion: type[CompletionFields] = ...,
     remote: type[RemoteMemory] = ...,
+    memory_slice: type[MemorySlice] = ...,
     wait_elsewhere: Callable[..., Generator[Any, Any, WorkCompletion]] = ...,
     log: Callable[[str, object, BaseException], None] = ...,
     detached: Callable[[Exception], Exception] = ...,
@@ -75,6 +76,35 @@ class Part:
     def length(self) -> int: ...
     @property
     def _sge(self) -> bytes: ...
+
+@final
+class Slab:
+    def __new__(cls, region: RegionBase, size: int) -> Self: ...
+    @property
+    def region(self) -> Any: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def free(self) -> int: ...
+
+@final
+class Lease:
+    @property
+    def memory(self) -> MemorySlice: ...
+    def release(self) -> None: ...
+    def _hold(self) -> None: ...
+    def _release(self) -> None: ...
+
+class Pool:
+    def __new__(cls, *args: object, **kwargs: object) -> Self: ...
+    @property
+    def leased(self) -> int: ...
+    def lease(self, length: int, /) -> Lease: ...
+    def _get_current(self, size: int, /) -> Slab | None: ...
+    def _set_current(self, slab: Slab, /) -> None: ...
+    def _forget_current(self) -> None: ...
 
 class Slots:
     total: int
@@ -156,6 +186,7 @@ class Port:
         max_send_sge: int,
         max_recv_sge: int,
         max_read_sge: int,
+        pool: Pool,
         /,
     ) -> None: ...
     def send(

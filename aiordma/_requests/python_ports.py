@@ -11,7 +11,7 @@ from typing import Any
 from aiordma._base.interrupts import deferring
 from aiordma._base.process import here
 from aiordma._base.ranges import RemoteMemory
-from aiordma._native import Part, Slots, ffi, lib
+from aiordma._native import Part, Pool, Slots, ffi, lib
 from aiordma._requests.python import Drain, OpenRequests, WorkRequest
 from aiordma.verbs import MemorySlice
 from aiordma.verbs.memory import address_of, flat_view
@@ -193,9 +193,10 @@ class Port(_Port):
         max_send_sge: int,
         max_recv_sge: int,
         max_read_sge: int,
+        pool: Pool,
         /,
     ) -> None:
-        """Set the queue pair, by its address, and its limits."""
+        """Set the queue pair, by its address, its limits, and the pool of blocks."""
         self._queue_pair = ffi.cast("struct ibv_qp *", queue_pair)
         self._max_message, self._max_inline = max_message, max_inline
 

@@ -17,7 +17,7 @@ from aiordma._base.errors import (
     check_supported,
 )
 from aiordma._base.ranges import RemoteMemory, resolve_slice
-from aiordma._native import Part, RegionBase, ffi, lib
+from aiordma._native import Part, RegionBase, ffi, given, lib
 from aiordma.verbs.device import ProtectionDomain
 from aiordma.verbs.resource import Resource
 
@@ -42,6 +42,7 @@ _SIW = 0x626D74
 """The vendor_id of siw, whose kernel module accepts an iova and ignores it."""
 
 
+@given("memory_slice")
 class MemorySlice(Part):
     """A contiguous part of a memory region: the local memory of a work request.
 

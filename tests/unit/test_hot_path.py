@@ -111,6 +111,8 @@ KINDS: dict[str, Callable[[MemorySlice, RemoteMemory], Call]] = {
     "send_invalidate": lambda m, _: ("post_send", (m,), {"invalidate": 3, "solicited": True}),
     "sendv": lambda m, _: ("post_sendv", ([m] * 4,), {}),
     "sendv_inline": lambda m, _: ("post_sendv", ([b"a", bytearray(3), m[:4]],), {}),
+    "send_plain": lambda _, __: ("post_send", (bytes(1000),), {}),
+    "sendv_plain": lambda m, _: ("post_sendv", ((bytes(1000), m[:4], bytearray(1)),), {}),
     "send_nothing": lambda _, __: ("post_send", (b"",), {}),
     "compare_swap": lambda m, r: ("post_compare_swap", (m[:8], r[:8], -1, 2**64 - 1), {}),
     "fetch_add": lambda m, r: ("post_fetch_add", (m[:8], r[:8]), {"add": 5}),

@@ -1,6 +1,7 @@
 """Where the hot path meets what is rare: a queue that is full, a region that is about to go, other
 loops than asyncio's, other integers than Python's."""
 
+import mmap
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -82,6 +83,34 @@ async def test_numbers_of_remote_memory_need_not_be_pythons() -> None:
         same = RemoteMemory(number(remote.address), number(64), number(remote.rkey))
         await client.write(b"z" * 64, same)
         assert await client.read_bytes(remote) == b"z" * 64
+
+
+async def test_parts_of_every_kind_arrive_in_order() -> None:
+    """Registered parts, one with an address of its own, are copied among others."""
+    keywords: Any = {"device": "software", "max_send_sge": 5}
+    async with connections.connected("127.0.0.1", server=keywords, client=keywords) as ends:
+        client, server = ends
+        access = Access.REMOTE_READ | Access.REMOTE_WRITE
+        remote = server.register(bytearray(2048), access).remote()
+        ours = client.register(bytearray(range(64)))
+        moved = MemoryRegion(client.domain, mmap.mmap(-1, 4096), iova=0x10000)
+        moved.view[:4] = b"iova"
+        for plain in (b"short", bytes(1000)):  # inline, and by a pool block
+            parts = [plain, ours[3:5], bytearray(b"array"), moved[1:4], memoryview(b"")]
+            expected = b"".join(bytes(part) for part in parts)
+            with client.chain() as chain:
+                chain.post_writev(parts, remote[: len(expected)])
+                parts[2][:] = b"later"  # was copied
+            await chain.requests[0]
+            assert await client.read_bytes(remote[: len(expected)]) == expected
+            await client.writev(parts, remote[: len(expected)])
+            changed = b"".join(bytes(part) for part in parts)
+            assert await client.read_bytes(remote[: len(expected)]) == changed
+        registered = [ours[8:16], moved[:4], ours[16:17]]
+        await client.writev(registered, remote[:13])
+        assert await client.read_bytes(remote[:13]) == bytes(range(8, 16)) + b"iova" + bytes([16])
+        assert (ours._users, moved._users) == (0, 0)
+        moved.close()
 
 
 def test_the_benchmark_knows_how_long_a_loop_polls() -> None:

@@ -21,6 +21,7 @@ extern const struct aiordma_data_path *engine_path;
 struct engine_given {
     PyObject *completion_class; /* WorkCompletion, a subclass of engine_completion_type */
     PyObject *remote_class;     /* RemoteMemory */
+    PyObject *slice_class;      /* MemorySlice */
     PyObject *wait_elsewhere;   /* a generator function: awaits on loops other than asyncio's */
     PyObject *log;              /* log(text, object, error) */
     PyObject *detached;         /* detached(error): a copy of a stored exception, to be raised */
@@ -83,6 +84,18 @@ typedef struct {
 } Part;
 
 extern PyTypeObject engine_region_type, engine_part_type;
+
+/* pool.c: */
+typedef struct Pool Pool;
+typedef struct Slab Slab;
+typedef struct Lease Lease;
+extern PyTypeObject engine_pool_type, engine_slab_type, engine_lease_type;
+
+Lease *engine_lease(Pool *pool, Py_ssize_t length); /* NULL with an exception */
+int engine_return_lease(Lease *lease);              /* idempotent; -1 with an exception */
+/* Returns the block's address in this process. */
+char *engine_leased_block(const Lease *lease, struct ibv_sge *sge);
+int engine_pool_names(void);
 
 /* -- completions -------------------------------------------------------------------------- */
 
@@ -159,6 +172,7 @@ typedef struct {
     OpenRequests *open;
     Slots *sends, *receives;
     Drain *drain;
+    Pool *pool; /* NULL: none */
     struct ibv_qp *queue_pair;
     struct ibv_srq *shared; /* instead of queue_pair, in a SharedPort */
     unsigned long long max_message;
@@ -179,7 +193,7 @@ struct Request {
     PyObject_HEAD PyObject *owner, *operation, *held, *remote, *result, *error, *run;
     PyObject *waiters, *callbacks; /* lists, or NULL */
     PyObject *inner;               /* a callback that runs no code of the program's */
-    PyObject *memory;              /* held, in addition to `held`: a region, or a tuple of them */
+    PyObject *memory;              /* held, in addition to `held`: see request.c */
     Port *port;                    /* NULL: the owner gives back its slot */
     unsigned long long wr_id;
     Py_ssize_t length;

@@ -9,14 +9,14 @@ static int use(PyObject **place, PyObject *object)
 
 static PyObject *give(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"completion", "remote", "wait_elsewhere", "log", "detached",
-                            "deliver",    NULL};
+    static char *names[] = {"completion", "remote",   "memory_slice", "wait_elsewhere",
+                            "log",        "detached", "deliver",      NULL};
     PyObject *completion = NULL, *remote = NULL, *wait = NULL, *log = NULL, *detached = NULL;
-    PyObject *deliver = NULL;
+    PyObject *deliver = NULL, *slice = NULL;
 
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOO", names, &completion, &remote, &wait,
-                                     &log, &detached, &deliver))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOOO", names, &completion, &remote, &slice,
+                                     &wait, &log, &detached, &deliver))
         return NULL;
     if (completion && !(PyType_Check(completion) &&
                         PyType_IsSubtype((PyTypeObject *)completion, &engine_completion_type))) {
@@ -27,6 +27,8 @@ static PyObject *give(PyObject *module, PyObject *args, PyObject *kwargs)
         use(&engine_given.completion_class, completion);
     if (remote)
         use(&engine_given.remote_class, remote);
+    if (slice)
+        use(&engine_given.slice_class, slice);
     if (wait)
         use(&engine_given.wait_elsewhere, wait);
     if (log)
@@ -56,7 +58,7 @@ static PyMethodDef functions[] = {
      "Make a method whose calls go to the port's method of that name. The function is\n"
      "called only if that returns None."},
     {"give", (PyCFunction)(void (*)(void))give, METH_VARARGS | METH_KEYWORDS,
-     "give(completion=, remote=, wait_elsewhere=, log=, detached=, deliver=): Python's part."},
+     "give(completion=, remote=, memory_slice=, wait_elsewhere=, log=, detached=, deliver=): Python's part."},
     {"uninterrupted", (PyCFunction)(void (*)(void))engine_uninterrupted,
      METH_FASTCALL | METH_KEYWORDS,
      "uninterrupted(function, ...): call it; a SIGINT meanwhile is handled behind it."},
@@ -88,10 +90,11 @@ static int execute(PyObject *module)
         {"Spinner", &engine_spinner_type},     {"OpenRequests", &engine_open_type},
         {"Method", &engine_method_type},       {"ChainPort", &engine_chain_type},
         {"SharedPort", &engine_shared_type},   {"CompletionFields", &engine_completion_type},
-        {"Steps", &engine_steps_type},
+        {"Steps", &engine_steps_type},         {"Pool", &engine_pool_type},
+        {"Slab", &engine_slab_type},           {"Lease", &engine_lease_type},
     };
     if (refuse_subinterpreter() || engine_prepare() || engine_prepare_interrupts() ||
-        engine_work_names() || engine_method_names())
+        engine_work_names() || engine_method_names() || engine_pool_names())
         return -1;
     for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
         if (PyType_Ready(types[i].type) ||

@@ -47,6 +47,7 @@ int engine_traverse_port(Port *port, visitproc visit, void *arg)
     Py_VISIT(port->open);
     Py_VISIT(port->loop);
     Py_VISIT(port->domain);
+    Py_VISIT(port->pool);
     Py_VISIT(port->remote);
     return 0;
 }
@@ -54,6 +55,7 @@ int engine_traverse_port(Port *port, visitproc visit, void *arg)
 int engine_clear_port(Port *port)
 {
     Py_CLEAR(port->remote);
+    Py_CLEAR(port->pool);
     return 0;
 }
 
@@ -204,9 +206,11 @@ static PyObject *port_open(Port *port, PyObject *args)
 {
     unsigned long long queue_pair, max_message;
     Py_ssize_t max_inline, max_send_sge, max_recv_sge, max_read_sge;
-    if (!PyArg_ParseTuple(args, "KKnnnn", &queue_pair, &max_message, &max_inline, &max_send_sge,
-                          &max_recv_sge, &max_read_sge))
+    PyObject *pool;
+    if (!PyArg_ParseTuple(args, "KKnnnnO!", &queue_pair, &max_message, &max_inline, &max_send_sge,
+                          &max_recv_sge, &max_read_sge, &engine_pool_type, &pool))
         return NULL;
+    Py_XSETREF(port->pool, (Pool *)Py_NewRef(pool));
     port->max_message = max_message;
     port->max_inline = max_inline;
     port->max_send_sge = max_send_sge;
@@ -222,8 +226,8 @@ static PyObject *port_open(Port *port, PyObject *args)
 static PyMethodDef methods[] = {
     {"open", (PyCFunction)port_open, METH_VARARGS,
      "open($self, queue_pair, max_message, max_inline, max_send_sge, max_recv_sge,\n"
-     "     max_read_sge, /)\n--\n\n"
-     "Set the queue pair, by its address, and its limits."},
+     "     max_read_sge, pool, /)\n--\n\n"
+     "Set the queue pair, by its address, its limits, and the pool of blocks."},
     ENTRY(send, ENGINE_SIGNATURE_SEND "Post a message. None: take the general path."),
     ENTRY(sendv, ENGINE_SIGNATURE_SENDV "Post a message of several parts, as `send` does."),
     ENTRY(receive, "receive($self, buffer)\n--\n\n"

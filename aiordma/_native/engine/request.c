@@ -41,17 +41,24 @@ static void unmake(Request *request)
     spare[spare_count++] = request;
 }
 
-/* -- the memory of requests that the engine makes: a region, or a tuple of them ------------- */
+/* -- the memory of requests that the engine makes: a region, a lease, or a tuple of regions -- */
 
-/* The objects in `memory`, which is not NULL. */
+/* The number of objects in `memory`, which is not NULL. */
 static Py_ssize_t count_of(PyObject *memory)
 {
     return PyTuple_CheckExact(memory) ? PyTuple_GET_SIZE(memory) : 1;
 }
 
-static RegionBase *region_at(PyObject *memory, Py_ssize_t at)
+static PyObject *object_at(PyObject *memory, Py_ssize_t at)
 {
-    return (RegionBase *)(PyTuple_CheckExact(memory) ? PyTuple_GET_ITEM(memory, at) : memory);
+    return PyTuple_CheckExact(memory) ? PyTuple_GET_ITEM(memory, at) : memory;
+}
+
+/* A lease holds its block from the start. */
+static void hold(PyObject *object)
+{
+    if (!Py_IS_TYPE(object, &engine_lease_type))
+        ((RegionBase *)object)->users++;
 }
 
 Request *engine_request(Port *port, PyObject *operation, Py_ssize_t length, PyObject *memory,
@@ -68,16 +75,18 @@ Request *engine_request(Port *port, PyObject *operation, Py_ssize_t length, PyOb
     request->is_receive = (char)is_receive;
     request->memory = Py_XNewRef(memory);
     for (Py_ssize_t i = 0; memory && i < count_of(memory); i++)
-        region_at(memory, i)->users++;
+        hold(object_at(memory, i));
     return request;
 }
 
 int engine_holds_usable(const Request *request)
 {
     PyObject *memory = request->memory;
-    for (Py_ssize_t i = 0; memory && i < count_of(memory); i++)
-        if (!region_at(memory, i)->usable)
+    for (Py_ssize_t i = 0; memory && i < count_of(memory); i++) {
+        PyObject *object = object_at(memory, i);
+        if (!Py_IS_TYPE(object, &engine_lease_type) && !((RegionBase *)object)->usable)
             return 0;
+    }
     return 1;
 }
 
@@ -242,14 +251,22 @@ void engine_leave(OpenRequests *open, Request *request)
 
 /* -- completion --------------------------------------------------------------------------- */
 
-static void release_region(RegionBase *region, const Request *request)
+/* Releasing the last block of a slab, or the last use of a retired region, closes a region, which
+   can fail. */
+static void release_object(PyObject *object, const Request *request)
 {
+    if (Py_IS_TYPE(object, &engine_lease_type)) {
+        if (engine_return_lease((Lease *)object))
+            engine_log("releasing the memory of %r failed", (PyObject *)request);
+        return;
+    }
+    RegionBase *region = (RegionBase *)object;
     region->users--;
     if (!region->retired || region->users)
         return;
-    PyObject *result = PyObject_CallMethodNoArgs((PyObject *)region, engine_given.close);
+    PyObject *result = PyObject_CallMethodNoArgs(object, engine_given.close);
     Py_XDECREF(result);
-    if (!result) /* a region's last user closes it, which can fail */
+    if (!result)
         engine_log("releasing the memory of %r failed", (PyObject *)request);
 }
 
@@ -260,7 +277,7 @@ static void release_memory(Request *request)
         return;
     request->memory = NULL;
     for (Py_ssize_t i = 0; i < count_of(memory); i++)
-        release_region(region_at(memory, i), request);
+        release_object(object_at(memory, i), request);
     Py_DECREF(memory);
 }
 

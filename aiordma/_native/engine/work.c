@@ -109,7 +109,7 @@ static int choose_copying(const Port *port, struct engine_work *work)
         return 1;
     }
     work->copying = ENGINE_BLOCK;
-    return 0;
+    return work->length <= COPY_LIMIT && port->pool;
 }
 
 static int read_source(const Port *port, struct engine_work *work, PyObject *given)
@@ -367,10 +367,37 @@ void engine_gather(const struct engine_work *work, char *to)
     }
 }
 
-/* Return a new reference to the memory that the request holds, a region or a tuple of them. NULL
-   without an exception: none. */
-static PyObject *memory_of(const struct engine_work *work)
+static int are_usable(const struct engine_work *work)
 {
+    for (int i = 0; i < work->region_count; i++)
+        if (!work->regions[i]->usable)
+            return 0;
+    return 1;
+}
+
+/* Copy the bytes to a pool block. Returns the lease; NULL with an exception. If a region was closed
+   meanwhile, nothing is copied; the caller checks the regions again before the post. */
+static Lease *copy_to_block(const Port *port, struct engine_work *work)
+{
+    struct ibv_sge block;
+    Lease *lease = engine_lease(port->pool, (Py_ssize_t)work->length);
+
+    if (!lease)
+        return NULL;
+    char *to = engine_leased_block(lease, &block);
+    if (are_usable(work))
+        engine_gather(work, to);
+    work->sges[0] = block;
+    work->count = 1;
+    return lease;
+}
+
+/* Return a new reference to the memory that the request holds (see request.c). NULL without an
+   exception: none. */
+static PyObject *memory_of(const Port *port, struct engine_work *work)
+{
+    if (work->copying == ENGINE_BLOCK)
+        return (PyObject *)copy_to_block(port, work);
     if (work->copying || !work->region_count)
         return NULL;
     if (work->region_count == 1)
@@ -381,14 +408,27 @@ static PyObject *memory_of(const struct engine_work *work)
     return all;
 }
 
+/* The exception that is set stays set. */
+static void return_after_error(Lease *lease)
+{
+    PyObject *type, *value, *trace;
+
+    PyErr_Fetch(&type, &value, &trace);
+    if (engine_return_lease(lease))
+        engine_log("returning a block failed", (PyObject *)lease);
+    PyErr_Restore(type, value, trace);
+}
+
 Request *engine_work_request(Port *port, struct engine_work *work)
 {
-    PyObject *memory = memory_of(work);
+    PyObject *memory = memory_of(port, work);
     Request *request = NULL;
 
     if (memory || !PyErr_Occurred())
         request = engine_request(port, work->operation, (Py_ssize_t)work->length, memory,
                                  work->remote, work->is_receive);
+    if (!request && memory && Py_IS_TYPE(memory, &engine_lease_type))
+        return_after_error((Lease *)memory);
     Py_XDECREF(memory);
     if (!request)
         engine_give_slot(work->is_receive ? port->receives : port->sends);
@@ -397,10 +437,8 @@ Request *engine_work_request(Port *port, struct engine_work *work)
 
 int engine_is_still_usable(const Port *port, const struct engine_work *work)
 {
-    for (int i = 0; i < work->region_count; i++)
-        if (!work->regions[i]->usable)
-            return 0;
-    return engine_usable(port, work->is_receive ? port->can_receive : port->ready);
+    return are_usable(work) &&
+           engine_usable(port, work->is_receive ? port->can_receive : port->ready);
 }
 
 void engine_take_back(Port *port, Request *request)
