@@ -14,6 +14,7 @@ from aiordma._base.errors import ClosedError
 from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._loop.event_loop import EventLoop
 from aiordma._loop.threads import PEERS, Once, in_thread, start_destroy
+from aiordma._native import HandleBase
 from aiordma._runtime.reactor import Reactor
 from aiordma.verbs import AddressHandle, AddressVector, ProtectionDomain
 
@@ -22,16 +23,14 @@ __all__ = ("AddressHandles", "PeerHandle")
 logger: logging.Logger = logging.getLogger("aiordma")
 
 
-class PeerHandle:
+class PeerHandle(HandleBase):
     """An address handle, and the number of its holders (Holdable)."""
 
-    __slots__ = ("_handles", "_holders", "_retired", "handle")
+    __slots__ = ("_handles", "handle")
 
     def __init__(self, handles: "AddressHandles", handle: AddressHandle) -> None:
         self.handle: AddressHandle = handle
         self._handles = handles
-        self._holders = 0
-        self._retired = False
 
     def hold(self) -> None:
         """Add a holder: a request that is posted with the handle, or will be."""

@@ -31,8 +31,10 @@ from aiordma._datagram.peer import MOST_QKEY, MOST_QP_NUM, UDP_QKEY, DatagramPee
 from aiordma._datagram.resolution import resolve_peer
 from aiordma._endpoint.registration import register, register_in_thread
 from aiordma._endpoint.staging import PARTS, Staging, call_of, several
+from aiordma._native import ffi
 from aiordma._requests.credits import Slot
 from aiordma._requests.request import WorkRequest
+from aiordma._requests.select import calls_port
 from aiordma._runtime.address_lookup import checked_host, checked_port, numeric_address
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.identifiers import new_identifier
@@ -232,6 +234,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
     def __init__(self, endpoint: DatagramEndpoint, host: str) -> None:
         self._endpoint = endpoint
         self._staging = Staging(endpoint)
+        self._port = endpoint.port
         self._posts = Posts(endpoint, self._staging, endpoint.sends)
         self._host = host
         self._local = endpoint.identifier.local_address
@@ -451,6 +454,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
 
     # -- sending --------------------------------------------------------------------------------
 
+    @calls_port("ud_send")
     def post_ud_send(
         self,
         data: LocalMemory,
@@ -488,6 +492,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         where = "post_ud_send(): data"
         return self._post_at_once(where, [data], peer, immediate, solicited)
 
+    @calls_port("ud_sendv")
     def post_ud_sendv(
         self,
         parts: Iterable[LocalMemory],
@@ -519,7 +524,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         work, way = self._describe(parts, where, peer, immediate, solicited)
         handle = self._endpoint.handles.get(way)
         try:
-            return self._post(work, handle, parts, where)
+            return self._post(work, peer, handle, parts, where)
         finally:
             handle.release()  # a posted request holds it itself
 
@@ -555,6 +560,10 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
 
         See: man rdma_post_ud_send.
         """
+        request = self._port.ud_send(data, peer, immediate=immediate, solicited=solicited)
+        if request is not None:
+            await request
+            return
         await self._send("send(): data", [data], peer, immediate, solicited)
 
     async def sendv(
@@ -575,6 +584,10 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
 
         Cancellation: as `Datagram.send`.
         """
+        request = self._port.ud_sendv(parts, peer, immediate=immediate, solicited=solicited)
+        if request is not None:
+            await request
+            return
         given = several(parts, "sendv")
         await self._send(f"sendv(): {PARTS}", given, peer, immediate, solicited)
 
@@ -590,7 +603,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         with await self._endpoint.sends.slots.take() as slot:
             handle = await self._endpoint.handles.obtain(way)
             try:
-                request = self._post(work, handle, parts, where, slot)
+                request = self._post(work, peer, handle, parts, where, slot)
             finally:
                 handle.release()
         await request
@@ -624,13 +637,19 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
     def _post(
         self,
         work: SendWork,
+        peer: DatagramPeer | MulticastGroup,
         handle: PeerHandle,
         parts: list[LocalMemory],
         where: str,
         slot: Slot | None = None,
     ) -> WorkRequest:
         work.address, work.held = handle.handle, [handle]
-        return self._posts.post(work, self._staging.source, parts, where, slot)
+        request = self._posts.post(work, self._staging.source, parts, where, slot)
+        if isinstance(peer, DatagramPeer) and not handle.handle.closed:
+            # The port posts the next datagrams to this peer. (A group can be left.)
+            address = int(ffi.cast("uintptr_t", handle.handle.pointer))
+            self._port.set_peer(peer, handle, address, work.remote_qpn, work.remote_qkey)
+        return request
 
     # -- receiving into your own memory -------------------------------------------------------
 

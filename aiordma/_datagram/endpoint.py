@@ -107,6 +107,7 @@ class DatagramEndpoint(Endpoint):
             ),
         )
         await self.open(QueuePairType.UD)
+        self.port.max_datagram = self.mtu
         pair = self.queue_pair
         assert pair is not None
         if qkey != UDP_QKEY:

@@ -315,6 +315,7 @@ class Endpoint:
             and self._state is not ConnectionState.CLOSED
         )
         self.port.can_receive = usable and self.shared_receive is None
+        self.port.can_send_datagrams = usable and self.service is QueuePairType.UD
         self.port.ready = (
             usable
             and self._state not in _CONNECTING

@@ -20,6 +20,7 @@ import aiordma._native._engine as _engine  # first: it refuses what is not the m
 from aiordma._native._binding import ffi, lib
 from aiordma._native._engine import (
     CompletionFields,
+    HandleBase,
     Lease,
     Part,
     Pool,
@@ -33,6 +34,7 @@ from aiordma._native._engine import (
 
 __all__ = (
     "CompletionFields",
+    "HandleBase",
     "Lease",
     "Part",
     "Pool",

@@ -77,6 +77,11 @@ class Part:
     @property
     def _sge(self) -> bytes: ...
 
+class HandleBase:
+    _holders: int
+    _retired: bool
+    def __new__(cls, *args: object, **kwargs: object) -> Self: ...
+
 @final
 class Slab:
     def __new__(cls, region: RegionBase, size: int) -> Self: ...
@@ -160,6 +165,8 @@ class Spinner:
 @final
 class Port:
     ready: bool
+    can_send_datagrams: bool
+    max_datagram: int
     can_receive: bool
     can_read: bool
     can_atomics: bool
@@ -237,6 +244,15 @@ class Port:
     def fetch_add(
         self, local: object, remote: object, add: object, *, fence: object = False
     ) -> AnyRequest | None: ...
+    def ud_send(
+        self, data: object, peer: object, *, immediate: object = None, solicited: object = False
+    ) -> AnyRequest | None: ...
+    def ud_sendv(
+        self, parts: object, peer: object, *, immediate: object = None, solicited: object = False
+    ) -> AnyRequest | None: ...
+    def set_peer(
+        self, peer: object, handle: HandleBase, address_handle: int, qpn: int, qkey: int, /
+    ) -> None: ...
     def receive(self, buffer: object) -> AnyRequest | None: ...
     def receivev(self, parts: object) -> AnyRequest | None: ...
 

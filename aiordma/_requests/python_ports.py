@@ -11,7 +11,7 @@ from typing import Any
 from aiordma._base.interrupts import deferring
 from aiordma._base.process import here
 from aiordma._base.ranges import RemoteMemory
-from aiordma._native import Part, Pool, Slots, ffi, lib
+from aiordma._native import HandleBase, Part, Pool, Slots, ffi, lib
 from aiordma._requests.python import Drain, OpenRequests, WorkRequest
 from aiordma.verbs import MemorySlice
 from aiordma.verbs.memory import address_of, flat_view
@@ -174,6 +174,10 @@ class Port(_Port):
         super().__init__(owner, drain, sends, receives, posted, domain)
         self.ready = False
         """Whether sends may be posted."""
+        self.can_send_datagrams = False
+        """Whether datagrams may be posted."""
+        self.max_datagram = 0
+        """The length of the longest datagram."""
         self.can_read = False
         """Whether READs may be posted."""
         self.can_atomics = False
@@ -274,6 +278,23 @@ class Port(_Port):
     ) -> WorkRequest | None:
         """Return None: this backend takes the general path."""
         return None
+
+    def ud_send(
+        self, data: Any, peer: Any, *, immediate: Any = None, solicited: Any = False
+    ) -> WorkRequest | None:
+        """Return None: this backend takes the general path."""
+        return None
+
+    def ud_sendv(
+        self, parts: Any, peer: Any, *, immediate: Any = None, solicited: Any = False
+    ) -> WorkRequest | None:
+        """Return None: this backend takes the general path."""
+        return None
+
+    def set_peer(
+        self, peer: object, handle: HandleBase, address_handle: int, qpn: int, qkey: int, /
+    ) -> None:
+        """Do nothing: this backend posts no datagrams."""
 
     @deferring
     def receive(self, buffer: Any) -> WorkRequest | None:

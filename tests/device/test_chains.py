@@ -143,8 +143,8 @@ async def test_a_refused_request_is_named_and_those_before_it_are_posted(
         monkeypatch.setattr(pair, "post_send_chain", stops_at_the_third)
         chain = client.chain(signal_last_only=signal_last_only)
         for i in range(4):
-            # Not plain, or the engine would post it (tests/faults/test_refused_chains.py).
-            chain.post_send(b"%d" % i * 100, solicited=True)
+            # An iterator takes the general path; tests/faults/test_refused_chains.py: the engine.
+            chain.post_sendv(iter([b"%d" % i * 100]))
         with pytest.raises(aiordma.PartialPostError, match="request 2 of the chain") as caught:
             chain.__exit__(None, None, None)
         assert caught.value.refused == 2
@@ -204,11 +204,12 @@ async def test_unposted_requests_hold_memory_to_the_end(
                 raise error
 
             monkeypatch.setattr(pair, "_post_send_raw", untold)
-            request = client.post_send(b"x" * 1000)
+            # An iterator takes the general path; the engine's is in tests/unit/test_chain_port.py.
+            request = client.post_sendv(iter([b"x" * 1000]))
         else:
             monkeypatch.setattr(pair, "post_send_chain", lambda *_: (-5, 1))
             with client.chain() as chain:
-                request = chain.post_send(b"x" * 1000)
+                request = chain.post_sendv(iter([b"x" * 1000]))
         assert not request.done()
         assert hub.pool.leased == leased + 1
         with pytest.raises(aiordma.FlushedError) as caught:

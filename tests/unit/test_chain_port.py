@@ -143,6 +143,29 @@ def test_unposted_chain_requests_hold_memory_to_the_end(signal_last_only: bool) 
     aiordma.run(body())
 
 
+@pytest.mark.parametrize("way", ["alone", "chain"])
+def test_unposted_requests_hold_their_blocks_to_the_end(way: str) -> None:
+    async def body() -> None:
+        async with connected() as (client, _, _, _):
+            pool = hub_of(client).pool
+            with instant(client):
+                await client.send(bytes(1000))
+                leased = pool.leased
+                doorbell_fails(errno.EIO)
+                if way == "alone":
+                    request = client.post_send(bytes(1000))
+                else:
+                    with client.chain() as chain:
+                        request = chain.post_send(bytes(1000))
+                assert not request.done()
+                assert pool.leased == leased + 1
+            with pytest.raises(aiordma.FlushedError):
+                await request
+            assert pool.leased <= leased
+
+    aiordma.run(body())
+
+
 def test_unposted_chain_is_collected() -> None:
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
         chain: Any = client.chain()

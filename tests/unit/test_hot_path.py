@@ -142,6 +142,36 @@ def test_each_kind_of_post_is_no_python_call(kind: str) -> None:
     run(main)
 
 
+def test_a_datagram_to_the_last_peer_is_no_python_call() -> None:
+    async def main() -> None:
+        prepare()
+        options: Any = {"device": "software", "receive_buffers": 0}
+        async with await aiordma.open_datagram("127.0.0.1", **options) as datagram:
+            peer = await datagram.resolve("127.0.0.1", datagram.port)
+            part = datagram.register(bytearray(64))[:]
+            with instant(datagram):
+                posts: list[tuple[Callable[..., Any], Any]] = [
+                    (datagram.post_ud_send, part),
+                    (datagram.post_ud_send, bytes(1000)),
+                    (datagram.post_ud_sendv, [part, part]),
+                ]
+                for post, memory in posts:
+                    await post(memory, peer, immediate=1)
+                    with Calls() as calls:
+                        request = post(memory, peer, immediate=2)
+                        await request
+                    assert (calls.python, calls.c) == (0, 0)
+                with pytest.raises(ValueError, match="path MTU"):
+                    datagram.post_ud_send(bytes(datagram.mtu + 1), peer)
+                handle = datagram._endpoint.handles.get(peer.address)
+                assert handle._holders == 1
+                handle.retire()  # it is destroyed as soon as nothing holds it
+                assert datagram._port.ud_send(part, peer) is None
+                handle.release()
+
+    aiordma.run(main())
+
+
 def test_numbers_and_flags_of_other_types_take_the_general_path() -> None:
     async def main(client: Connection, local: MemorySlice, remote: RemoteMemory) -> None:
         steps = drain_of(client)

@@ -96,11 +96,12 @@ async def test_parts_of_every_kind_arrive_in_order() -> None:
         moved = MemoryRegion(client.domain, mmap.mmap(-1, 4096), iova=0x10000)
         moved.view[:4] = b"iova"
         for plain in (b"short", bytes(1000)):  # inline, and by a pool block
-            parts = [plain, ours[3:5], bytearray(b"array"), moved[1:4], memoryview(b"")]
+            array = bytearray(b"array")
+            parts: list[Any] = [plain, ours[3:5], array, moved[1:4], memoryview(b"")]
             expected = b"".join(bytes(part) for part in parts)
             with client.chain() as chain:
                 chain.post_writev(parts, remote[: len(expected)])
-                parts[2][:] = b"later"  # was copied
+                array[:] = b"later"  # was copied
             await chain.requests[0]
             assert await client.read_bytes(remote[: len(expected)]) == expected
             await client.writev(parts, remote[: len(expected)])

@@ -28,7 +28,8 @@ struct engine_given {
     PyObject *deliver; /* deliver(handler, error): the event loop handles a deferred SIGINT */
     PyObject *address, *length, *rkey, *call_soon, *request_ended;
     PyObject *request_failed, *run_ended, *hold, *release, *complete, *waiter, *loop, *wake;
-    PyObject *close, *watch_over, *drain_soon, *drain_failed, *post_refused, *doorbell_failed;
+    PyObject *close, *destroy, *watch_over, *drain_soon, *drain_failed, *post_refused,
+        *doorbell_failed;
     PyObject *grant, *request_unretrieved;
     PyObject *require_own_loop, *is_closed, *send, *throw;
     PyObject *with_context, *with_none; /* tuples: ("context",) and (None,) */
@@ -96,6 +97,14 @@ int engine_return_lease(Lease *lease);              /* idempotent; -1 with an ex
 /* Returns the block's address in this process. */
 char *engine_leased_block(const Lease *lease, struct ibv_sge *sge);
 int engine_pool_names(void);
+
+/* The base of PeerHandle: an address handle, and the requests that hold it. */
+typedef struct {
+    PyObject_HEAD Py_ssize_t holders;
+    char retired; /* its last holder destroys it */
+} Handle;
+
+extern PyTypeObject engine_handle_type;
 
 /* -- completions -------------------------------------------------------------------------- */
 
@@ -180,9 +189,16 @@ typedef struct {
     PyObject *remote; /* the last RemoteMemory, which is immutable, and its fields: */
     unsigned long long remote_address, remote_length;
     unsigned int rkey;
+    /* Of datagrams: the last peer, which is immutable, and what Python knows of it: */
+    PyObject *peer;
+    Handle *handle;
+    struct ibv_ah *address_handle;
+    unsigned int remote_qpn, remote_qkey;
+    unsigned long long max_datagram;
     unsigned int process;
     unsigned long thread; /* the event loop's */
-    char ready, can_receive, can_read, can_atomics, can_immediate, can_invalidate;
+    char ready, can_send_datagrams, can_receive, can_read, can_atomics, can_immediate,
+        can_invalidate;
     char notifies_owner; /* of each completion */
     char has_pooled_receives;
 } Port;
@@ -194,6 +210,7 @@ struct Request {
     PyObject *waiters, *callbacks; /* lists, or NULL */
     PyObject *inner;               /* a callback that runs no code of the program's */
     PyObject *memory;              /* held, in addition to `held`: see request.c */
+    Handle *handle;                /* held; NULL: the request is no datagram */
     Port *port;                    /* NULL: the owner gives back its slot */
     unsigned long long wr_id;
     Py_ssize_t length;
@@ -318,13 +335,15 @@ enum engine_kind {
     ENGINE_READV,
     ENGINE_COMPARE_SWAP,
     ENGINE_FETCH_ADD,
+    ENGINE_UD_SEND,
+    ENGINE_UD_SENDV,
     ENGINE_KINDS
 };
 
 /* The arguments of a post. An argument that was not given is NULL. */
 enum engine_argument {
     ENGINE_LOCAL,
-    ENGINE_REMOTE,
+    ENGINE_REMOTE,  /* memory, or the peer of a datagram */
     ENGINE_COMPARE, /* also the number that fetch_add adds */
     ENGINE_SWAP,
     ENGINE_IMMEDIATE,
@@ -350,6 +369,9 @@ struct engine_work {
     unsigned int rkey;
     unsigned long long remote_address, compare_add, swap;
     unsigned long long length;
+    Handle *handle; /* of a datagram, else NULL; a reference */
+    struct ibv_ah *address_handle;
+    unsigned int remote_qpn, remote_qkey;
     int is_receive;
     int count;        /* of the sges */
     int region_count; /* of the regions that the parts belong to; references */
@@ -417,6 +439,10 @@ int engine_port_arguments(enum engine_kind kind, PyObject *const *arguments, Py_
 #define ENGINE_SIGNATURE_READV "readv($self, remote, parts, *, fence=False)\n--\n\n"
 #define ENGINE_SIGNATURE_COMPARE_SWAP \
     "compare_swap($self, local, remote, compare, swap, *, fence=False)\n--\n\n"
+#define ENGINE_SIGNATURE_UD_SEND \
+    "ud_send($self, data, peer, *, immediate=None, solicited=False)\n--\n\n"
+#define ENGINE_SIGNATURE_UD_SENDV \
+    "ud_sendv($self, parts, peer, *, immediate=None, solicited=False)\n--\n\n"
 #define ENGINE_SIGNATURE_FETCH_ADD "fetch_add($self, local, remote, add, *, fence=False)\n--\n\n"
 
 /* drain.c: */

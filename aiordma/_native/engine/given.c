@@ -108,6 +108,7 @@ int engine_prepare(void)
         {&engine_given.loop, "loop"},
         {&engine_given.wake, "wake"},
         {&engine_given.close, "close"},
+        {&engine_given.destroy, "_destroy_if_unused"},
         {&engine_given.watch_over, "watch_over"},
         {&engine_given.drain_soon, "drain_soon"},
         {&engine_given.drain_failed, "drain_failed"},

@@ -120,6 +120,22 @@ PyTypeObject engine_part_type = {
     .tp_getset = part_properties,
 };
 
+/* -- address handles ------------------------------------------------------------------------ */
+
+static PyMemberDef handle_members[] = {
+    {"_holders", T_PYSSIZET, offsetof(Handle, holders), 0, "How many requests hold it."},
+    {"_retired", T_BOOL, offsetof(Handle, retired), 0, "Whether its last holder destroys it."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+PyTypeObject engine_handle_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.HandleBase",
+    .tp_basicsize = sizeof(Handle),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .tp_new = PyType_GenericNew,
+    .tp_members = handle_members,
+};
+
 /* -- slots of a work queue ---------------------------------------------------------------- */
 
 static PyMemberDef slots_members[] = {

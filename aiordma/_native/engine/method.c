@@ -70,6 +70,18 @@ static const struct {
                            {"remote", ENGINE_REMOTE},
                            {"add", ENGINE_COMPARE},
                            {"fence", ENGINE_FENCE}}},
+    [ENGINE_UD_SEND] = {"ud_send",
+                        2,
+                        {{"data", ENGINE_LOCAL},
+                         {"peer", ENGINE_REMOTE},
+                         {"immediate", ENGINE_IMMEDIATE},
+                         {"solicited", ENGINE_SOLICITED}}},
+    [ENGINE_UD_SENDV] = {"ud_sendv",
+                         2,
+                         {{"parts", ENGINE_LOCAL},
+                          {"peer", ENGINE_REMOTE},
+                          {"immediate", ENGINE_IMMEDIATE},
+                          {"solicited", ENGINE_SOLICITED}}},
 };
 
 static PyObject *parameter_names[ENGINE_KINDS][MOST_ARGUMENTS]; /* interned */

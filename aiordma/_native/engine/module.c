@@ -91,7 +91,8 @@ static int execute(PyObject *module)
         {"Method", &engine_method_type},       {"ChainPort", &engine_chain_type},
         {"SharedPort", &engine_shared_type},   {"CompletionFields", &engine_completion_type},
         {"Steps", &engine_steps_type},         {"Pool", &engine_pool_type},
-        {"Slab", &engine_slab_type},           {"Lease", &engine_lease_type},
+        {"HandleBase", &engine_handle_type},   {"Slab", &engine_slab_type},
+        {"Lease", &engine_lease_type},
     };
     if (refuse_subinterpreter() || engine_prepare() || engine_prepare_interrupts() ||
         engine_work_names() || engine_method_names() || engine_pool_names())

@@ -49,6 +49,8 @@ int engine_traverse_port(Port *port, visitproc visit, void *arg)
     Py_VISIT(port->domain);
     Py_VISIT(port->pool);
     Py_VISIT(port->remote);
+    Py_VISIT(port->peer);
+    Py_VISIT(port->handle);
     return 0;
 }
 
@@ -56,6 +58,8 @@ int engine_clear_port(Port *port)
 {
     Py_CLEAR(port->remote);
     Py_CLEAR(port->pool);
+    Py_CLEAR(port->peer);
+    Py_CLEAR(port->handle);
     return 0;
 }
 
@@ -201,6 +205,29 @@ METHOD(read, ENGINE_READ)
 METHOD(readv, ENGINE_READV)
 METHOD(compare_swap, ENGINE_COMPARE_SWAP)
 METHOD(fetch_add, ENGINE_FETCH_ADD)
+METHOD(ud_send, ENGINE_UD_SEND)
+METHOD(ud_sendv, ENGINE_UD_SENDV)
+
+static PyObject *port_set_peer(Port *port, PyObject *args)
+{
+    PyObject *peer, *handle;
+    unsigned long long address;
+    unsigned int qpn, qkey;
+
+    if (!PyArg_ParseTuple(args, "OO!KII", &peer, &engine_handle_type, &handle, &address, &qpn,
+                          &qkey))
+        return NULL;
+    port->address_handle = (struct ibv_ah *)(uintptr_t)address;
+    port->remote_qpn = qpn;
+    port->remote_qkey = qkey;
+    PyObject *old_peer = port->peer;
+    Handle *old_handle = port->handle;
+    port->peer = Py_NewRef(peer);
+    port->handle = (Handle *)Py_NewRef(handle);
+    Py_XDECREF(old_peer);
+    Py_XDECREF(old_handle);
+    Py_RETURN_NONE;
+}
 
 static PyObject *port_open(Port *port, PyObject *args)
 {
@@ -242,11 +269,23 @@ static PyMethodDef methods[] = {
           ENGINE_SIGNATURE_COMPARE_SWAP "Post a compare and swap. None: take the general path."),
     ENTRY(fetch_add,
           ENGINE_SIGNATURE_FETCH_ADD "Post a fetch and add. None: take the general path."),
+    ENTRY(ud_send, ENGINE_SIGNATURE_UD_SEND "Post a datagram to the peer of `set_peer`. None: "
+                                            "take the general path."),
+    ENTRY(ud_sendv, ENGINE_SIGNATURE_UD_SENDV "Post a datagram of several parts, as `ud_send` "
+                                              "does."),
+    {"set_peer", (PyCFunction)port_set_peer, METH_VARARGS,
+     "set_peer($self, peer, handle, address_handle, qpn, qkey, /)\n--\n\n"
+     "Set the peer of the next datagrams: its address handle, with the address of the\n"
+     "struct ibv_ah, its queue pair number and its qkey."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyMemberDef members[] = {
     {"ready", T_BOOL, offsetof(Port, ready), 0, "Whether sends may be posted."},
+    {"can_send_datagrams", T_BOOL, offsetof(Port, can_send_datagrams), 0,
+     "Whether datagrams may be posted."},
+    {"max_datagram", T_ULONGLONG, offsetof(Port, max_datagram), 0,
+     "The length of the longest datagram."},
     {"can_receive", T_BOOL, offsetof(Port, can_receive), 0, "Whether receives may be posted."},
     {"can_read", T_BOOL, offsetof(Port, can_read), 0, "Whether READs may be posted."},
     {"can_atomics", T_BOOL, offsetof(Port, can_atomics), 0, "Whether atomics may be posted."},

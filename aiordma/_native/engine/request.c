@@ -161,6 +161,7 @@ static int request_traverse(Request *request, visitproc visit, void *arg)
     Py_VISIT(request->callbacks);
     Py_VISIT(request->inner);
     Py_VISIT(request->memory);
+    Py_VISIT(request->handle);
     Py_VISIT(request->port);
     return 0;
 }
@@ -209,6 +210,7 @@ static void request_dealloc(Request *request)
     Py_CLEAR(request->result);
     Py_CLEAR(request->error);
     Py_CLEAR(request->memory);
+    Py_CLEAR(request->handle);
     Py_CLEAR(request->port);
     unmake(request);
 }
@@ -281,10 +283,27 @@ static void release_memory(Request *request)
     Py_DECREF(memory);
 }
 
+static void release_handle(Request *request)
+{
+    Handle *handle = request->handle;
+    if (!handle)
+        return;
+    request->handle = NULL;
+    handle->holders--;
+    if (handle->retired && !handle->holders) {
+        PyObject *result = PyObject_CallMethodNoArgs((PyObject *)handle, engine_given.destroy);
+        Py_XDECREF(result);
+        if (!result)
+            engine_log("destroying the address handle of %r failed", (PyObject *)request);
+    }
+    Py_DECREF(handle);
+}
+
 static void release(Request *request)
 {
     PyObject *held = request->held;
     release_memory(request);
+    release_handle(request);
     if (!held)
         return;
     request->held = NULL;

@@ -265,6 +265,8 @@ static const struct {
     [ENGINE_READV] = {"RDMA_READ", IBV_WR_RDMA_READ},
     [ENGINE_COMPARE_SWAP] = {"COMPARE_SWAP", IBV_WR_ATOMIC_CMP_AND_SWP},
     [ENGINE_FETCH_ADD] = {"FETCH_ADD", IBV_WR_ATOMIC_FETCH_AND_ADD},
+    [ENGINE_UD_SEND] = {"SEND", IBV_WR_SEND},
+    [ENGINE_UD_SENDV] = {"SEND", IBV_WR_SEND},
 };
 
 static PyObject *operations[ENGINE_KINDS];
@@ -294,6 +296,7 @@ static void begin(struct engine_work *work, enum engine_kind kind)
     work->immediate = work->rkey = 0;
     work->remote_address = work->compare_add = work->swap = work->length = 0;
     work->remote = NULL;
+    work->handle = NULL;
     work->count = work->region_count = work->view_count = 0;
     work->copying = ENGINE_NOTHING;
 }
@@ -306,9 +309,11 @@ static int read_memory(Port *port, enum engine_kind kind, PyObject *const *given
     switch (kind) {
     case ENGINE_SEND:
     case ENGINE_WRITE:
+    case ENGINE_UD_SEND:
         return read_source(port, work, local);
     case ENGINE_SENDV:
     case ENGINE_WRITEV:
+    case ENGINE_UD_SENDV:
         return read_sources(port, work, local);
     case ENGINE_READ:
         return port->can_read && read_target(port, work, local);
@@ -323,11 +328,31 @@ static int read_memory(Port *port, enum engine_kind kind, PyObject *const *given
     }
 }
 
+/* Read the peer of a datagram. A retired handle is destroyed when its last request completes. */
+static int read_peer(const Port *port, struct engine_work *work, PyObject *peer)
+{
+    if (!port->handle || peer != port->peer || port->handle->retired ||
+        work->length > port->max_datagram)
+        return 0;
+    work->handle = (Handle *)Py_NewRef(port->handle);
+    work->address_handle = port->address_handle;
+    work->remote_qpn = port->remote_qpn;
+    work->remote_qkey = port->remote_qkey;
+    return 1;
+}
+
+static int is_datagram(enum engine_kind kind)
+{
+    return kind == ENGINE_UD_SEND || kind == ENGINE_UD_SENDV;
+}
+
 int engine_read(Port *port, enum engine_kind kind, PyObject *const *given, struct engine_work *work)
 {
     begin(work, kind);
-    if (!engine_usable(port, work->is_receive ? port->can_receive : port->ready) ||
-        !read_flags(work, given))
+    int may_post = work->is_receive    ? port->can_receive
+                   : is_datagram(kind) ? port->can_send_datagrams
+                                       : port->ready;
+    if (!engine_usable(port, may_post) || !read_flags(work, given))
         return 0;
     if (kind == ENGINE_COMPARE_SWAP || kind == ENGINE_FETCH_ADD) {
         work->operation = operations[kind];
@@ -338,6 +363,8 @@ int engine_read(Port *port, enum engine_kind kind, PyObject *const *given, struc
         !read_invalidate(port, work, given[ENGINE_INVALIDATE]))
         return 0;
     work->operation = operation_of(kind, work->opcode);
+    if (is_datagram(kind))
+        return read_peer(port, work, given[ENGINE_REMOTE]);
     return given[ENGINE_REMOTE] ? read_remote(port, work, given[ENGINE_REMOTE]) : 1;
 }
 
@@ -347,6 +374,7 @@ void engine_release_work(struct engine_work *work)
         PyBuffer_Release(&work->views[i]);
     for (int i = 0; i < work->region_count; i++)
         Py_DECREF(work->regions[i]);
+    Py_XDECREF(work->handle);
 }
 
 PyObject *engine_end_reading(struct engine_work *work, PyObject *request)
@@ -427,6 +455,10 @@ Request *engine_work_request(Port *port, struct engine_work *work)
     if (memory || !PyErr_Occurred())
         request = engine_request(port, work->operation, (Py_ssize_t)work->length, memory,
                                  work->remote, work->is_receive);
+    if (request && work->handle) {
+        request->handle = (Handle *)Py_NewRef(work->handle);
+        work->handle->holders++;
+    }
     if (!request && memory && Py_IS_TYPE(memory, &engine_lease_type))
         return_after_error((Lease *)memory);
     Py_XDECREF(memory);
@@ -437,8 +469,10 @@ Request *engine_work_request(Port *port, struct engine_work *work)
 
 int engine_is_still_usable(const Port *port, const struct engine_work *work)
 {
-    return are_usable(work) &&
-           engine_usable(port, work->is_receive ? port->can_receive : port->ready);
+    int may_post = work->is_receive ? port->can_receive
+                   : work->handle   ? port->can_send_datagrams && !work->handle->retired
+                                    : port->ready;
+    return are_usable(work) && engine_usable(port, may_post);
 }
 
 void engine_take_back(Port *port, Request *request)
@@ -478,6 +512,12 @@ struct ibv_send_wr engine_send_wr(const struct engine_work *work)
         return send;
     default:
         send.imm_data = htonl(work->immediate);
+        if (work->handle) {
+            send.wr.ud.ah = work->address_handle;
+            send.wr.ud.remote_qpn = work->remote_qpn;
+            send.wr.ud.remote_qkey = work->remote_qkey;
+            return send;
+        }
         send.wr.rdma.remote_addr = work->remote_address;
         send.wr.rdma.rkey = work->rkey;
         return send;
