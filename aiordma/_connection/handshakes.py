@@ -8,7 +8,7 @@ established then. When the listener is closed, it ends all handshakes, and waits
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from aiordma._base.errors import ClosedError, cause_text
@@ -94,6 +94,10 @@ class Handshake:
             del error  # its traceback holds this frame
 
 
+async def _accept(request: ConnectionRequest, private_data: bytes) -> Connection:
+    return await request.accept(private_data=private_data)
+
+
 class Handshakes:
     """See the module.
 
@@ -119,6 +123,8 @@ class Handshakes:
         self._running: FairQueue[Handshake] = FairQueue()
         self._finished: deque[Handshake] = deque()
         self._callers: deque[_Caller] = deque()
+        self.establish: Callable[[ConnectionRequest, bytes], Awaitable[Connection]] = _accept
+        """Answers a request, and returns the established connection."""
 
     def __len__(self) -> int:
         return len(self._running) + len(self._finished)
@@ -216,8 +222,8 @@ class Handshakes:
         if handshake.was_ended:
             return
         try:
-            accepting = handshake.request.accept(private_data=handshake.private_data)
-            handshake.connection = await accepting
+            answer = self.establish(handshake.request, handshake.private_data)
+            handshake.connection = await answer
         except Exception as error:
             handshake.error = error
         finally:

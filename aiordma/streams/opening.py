@@ -1,0 +1,266 @@
+"""Opening streams: connect_stream, listen_stream and the listener."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, Self, TypedDict, Unpack
+
+import anyio
+from anyio.abc import Listener as AnyListener
+from anyio.abc import SocketAttribute, TaskGroup
+
+from aiordma._base.arguments import seconds, whole_number
+from aiordma._base.errors import ClosedError, RdmaConnectionError, cause_text
+from aiordma._base.opening import opens
+from aiordma._base.options import ConnectionKeywords
+from aiordma._base.socket_address import SocketAddress, address_text
+from aiordma._connection.connection import Connection
+from aiordma._connection.connection_request import ConnectionRequest
+from aiordma._connection.connector import prepare_connection
+from aiordma._connection.listener import Listener, listen
+from aiordma.streams.protocol import CREDIT_LIMIT
+from aiordma.streams.rsocket import CONTROL_SLOTS, Rsocket
+from aiordma.streams.stream import Stream
+
+__all__ = ("StreamListener", "StreamOptions", "connect_stream", "listen_stream")
+
+logger: logging.Logger = logging.getLogger("aiordma")
+
+BUFFER_BYTES = 128 * 1024
+QUEUE_DEPTH = 128
+_MOST_BUFFER_BYTES = 1 << 30
+_LEAST_BUFFER_BYTES = 4096
+_LEAST_DEPTH = 16
+
+
+class StreamOptions(TypedDict, total=False):
+    """The keyword arguments of `connect_stream` and `listen_stream` that set up the stream."""
+
+    buffer_size: int
+    queue_depth: int
+    tos: int | None
+    ack_timeout: int
+    retry_count: int
+
+
+class _Settings:
+    """The checked options of a stream."""
+
+    def __init__(
+        self,
+        call: str,
+        buffer_size: int = BUFFER_BYTES,
+        queue_depth: int = QUEUE_DEPTH,
+        **others: Unpack[ConnectionKeywords],
+    ) -> None:
+        self.ring_bytes = whole_number(
+            buffer_size, "buffer_size", _LEAST_BUFFER_BYTES, _MOST_BUFFER_BYTES, call
+        )
+        self.ring_bytes -= self.ring_bytes % 2
+        depth = whole_number(queue_depth, "queue_depth", _LEAST_DEPTH, CREDIT_LIMIT, call)
+        # What the protocol needs: own receives, retries without limit where the peer has none.
+        self.keywords: ConnectionKeywords = {
+            "receive_buffers": 0,
+            "max_recv_wr": depth,
+            "max_send_wr": depth + CONTROL_SLOTS,
+            "rnr_retry_count": 7,
+            "responder_resources": 0,
+        }
+        self.keywords.update(others)
+
+
+@opens
+async def connect_stream(
+    host: str,
+    port: int,
+    *,
+    source: tuple[str, int] | None = None,
+    timeout: float | None = 30.0,
+    device: str = "auto",
+    **options: Unpack[StreamOptions],
+) -> Stream:
+    """Connect a byte stream over RDMA. Await the call, or enter it with `async with`.
+
+    The peer is `listen_stream`, or any program that uses rsockets.
+
+    Args:
+        host, port, source, device: as of `aiordma.connect`.
+        timeout: seconds for the address and the route, and again for the peer's answer; None: no
+            limit.
+        buffer_size: bytes that the peer can send before this side has received them; as many again
+            are used for sending. 4 KiB to 1 GiB.
+        queue_depth: messages that can be on the way in each direction, 16 to 65,534. Each send is
+            at least one message.
+        tos, ack_timeout, retry_count: see ConnectionOptions.
+
+    Raises:
+        as `aiordma.connect`.
+        StreamProtocolError: the program at that port does not use rsockets.
+
+    Cancellation: nothing is left; the peer's connection ends, if it was established.
+
+    See: man 7 rsocket.
+    """
+    settings = _Settings("connect_stream", **options)
+    connection = await prepare_connection(
+        host, port, source=source, timeout=timeout, device=device, **settings.keywords
+    )
+    try:
+        rsocket = Rsocket(connection, settings.ring_bytes)
+        await connection.establish(private_data=rsocket.hello())
+        rsocket.start(connection.private_data)
+    except BaseException:
+        await connection.aclose()
+        raise
+    return Stream(connection, rsocket)
+
+
+@opens
+async def listen_stream(
+    host: str = "0.0.0.0",
+    port: int = 0,
+    *,
+    backlog: int = 128,
+    device: str = "auto",
+    accept_timeout: float = 30.0,
+    ipv6_only: bool | None = None,
+    **options: Unpack[StreamOptions],
+) -> "StreamListener":
+    """Listen for byte streams. Await the call, or enter it with `async with`.
+
+    Args:
+        host, port, backlog, device, accept_timeout, ipv6_only: as of `aiordma.listen`.
+        buffer_size, queue_depth, tos, ack_timeout, retry_count: as of `connect_stream`; for every
+            accepted stream.
+
+    Raises: as `aiordma.listen`.
+
+    Cancellation: nothing is left; no peer was accepted.
+
+    See: man 7 rsocket.
+    """
+    settings = _Settings("listen_stream", **options)
+    seconds(accept_timeout, "accept_timeout", "listen_stream")
+    listener = await listen(
+        host,
+        port,
+        backlog=backlog,
+        device=device,
+        accept_timeout=accept_timeout,
+        ipv6_only=ipv6_only,
+        **settings.keywords,
+    )
+    return StreamListener(listener, settings.ring_bytes)
+
+
+class StreamListener(AnyListener[Stream]):
+    """Listens for streams: `listen_stream` makes it. It is an anyio Listener."""
+
+    def __init__(self, listener: Listener, ring_bytes: int) -> None:
+        self._listener = listener
+        self._ring_bytes = ring_bytes
+        self._rsockets: dict[Connection, Rsocket] = {}
+        listener._handshakes.establish = self._establish
+
+    def __repr__(self) -> str:
+        return f"<StreamListener at {address_text(self.local_address)}>"
+
+    @property
+    def local_address(self) -> SocketAddress | None:
+        """The local (host, port)."""
+        return self._listener.local_address
+
+    @property
+    def port(self) -> int:
+        """The port."""
+        return self._listener.port
+
+    @property
+    def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
+        """anyio's typed attributes of listening sockets (without `raw_socket`)."""
+        return {
+            SocketAttribute.local_address: lambda: self.local_address,
+            SocketAttribute.local_port: lambda: self.port,
+        }
+
+    async def accept(self) -> Stream:
+        """Accept the next peer, and return its stream. Handshakes run concurrently, as of
+        `Listener.accept`. A peer that does not use rsockets is rejected.
+
+        Raises:
+            as `Listener.accept`.
+            StreamProtocolError: a peer does not use rsockets; call again for the next one.
+
+        Cancellation: as `Listener.accept`.
+        """
+        connection = await self._listener.accept()
+        return Stream(connection, self._rsockets.pop(connection))
+
+    async def serve(
+        self,
+        handler: Callable[[Stream], Any],
+        task_group: TaskGroup | None = None,
+    ) -> None:
+        """Accept every peer, and run `handler(stream)` for each in a task of its own, until
+        cancelled or closed. A stream is closed when its handler returns.
+
+        A peer that fails its handshake is logged in one line. An exception of a handler ends the
+        task group, as with anyio's other listeners.
+
+        Args:
+            handler: an async function of one stream.
+            task_group: the task group to run the handlers in; None: `serve` creates one.
+
+        Raises:
+            DeviceRemovedError: the listener's RDMA device was removed.
+            EventLoopError, ForkError: called outside of its event loop, or in a forked child.
+
+        Cancellation: without `task_group`, the handlers are cancelled and their streams closed.
+        """
+        if task_group is not None:
+            await self._serve(handler, task_group)
+            return
+        async with anyio.create_task_group() as own:
+            await self._serve(handler, own)
+
+    async def _serve(self, handler: Callable[[Stream], Awaitable[Any]], group: TaskGroup) -> None:
+        while True:
+            try:
+                stream = await self.accept()
+            except ClosedError:
+                return
+            except RdmaConnectionError as error:
+                logger.info("a stream was not accepted: %s", cause_text(error))
+                continue
+            group.start_soon(self._handle, stream, handler)
+
+    async def _handle(self, stream: Stream, handler: Callable[[Stream], Awaitable[Any]]) -> None:
+        async with stream:
+            await handler(stream)
+
+    async def _establish(self, request: ConnectionRequest, _private_data: bytes) -> Connection:
+        peer = request.private_data
+        connection = await request.prepare()
+        try:
+            rsocket = Rsocket(connection, self._ring_bytes)
+            rsocket.start(peer)
+            await connection.establish(private_data=rsocket.hello())
+        except BaseException:
+            await connection.aclose()  # before `establish`, this rejects the peer
+            raise
+        self._rsockets[connection] = rsocket
+        connection._endpoint.life.on_close.append(partial(self._rsockets.pop, connection, None))
+        return connection
+
+    async def aclose(self) -> None:
+        """Stop listening, and reject the waiting peers. Accepted streams stay open. Idempotent.
+
+        Raises:
+            EventLoopError: called outside of its event loop.
+
+        Cancellation: the listener still closes, and the call returns once it is closed.
+        """
+        await self._listener.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self

@@ -1,0 +1,369 @@
+"""Byte streams between two ends of this package, on the device under test."""
+
+import os
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Unpack
+
+import anyio
+import pytest
+from anyio.abc import SocketAttribute
+
+import aiordma
+from aiordma import RemoteMemory
+from aiordma._base.errors import StreamProtocolError
+from aiordma.streams import Stream, StreamOptions, connect_stream, listen_stream
+from aiordma.streams.protocol import Hello
+from tests.device.players import REMOTE, Outcome, one_loop, until
+from tests.devices import ADDRESS
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def streams(**options: Unpack[StreamOptions]) -> AsyncIterator[tuple[Stream, Stream]]:
+    """Yield (client, server)."""
+    async with listen_stream(ADDRESS, **options) as listener:
+        accepted: list[Stream] = []
+
+        async def accept() -> None:
+            accepted.append(await listener.accept())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(accept)
+            client = await connect_stream(ADDRESS, listener.port, **options)
+        (server,) = accepted
+        async with client, server:
+            # On iWARP the side that connected sends first.
+            await client.send(b"?")
+            assert await server.receive() == b"?"
+            yield client, server
+
+
+async def receive_exactly(stream: Stream, length: int) -> bytes:
+    got = bytearray()
+    while len(got) < length:
+        got += await stream.receive(length - len(got))
+    return bytes(got)
+
+
+# -- bytes ----------------------------------------------------------------------------------------
+
+
+async def test_bytes_arrive_in_order_both_ways() -> None:
+    async with streams() as (client, server):
+        await client.send(b"from the client")
+        await server.send(b"from the server")
+        assert await server.receive() == b"from the client"
+        assert await client.receive() == b"from the server"
+
+
+async def test_a_short_receive_leaves_the_rest() -> None:
+    async with streams() as (client, server):
+        await client.send(b"abcdef")
+        assert await receive_exactly(server, 2) == b"ab"
+        assert await receive_exactly(server, 4) == b"cdef"
+
+
+async def test_nothing_sent_is_nothing_received() -> None:
+    async with streams() as (client, server):
+        await client.send(b"")
+        await client.send(b"x")
+        assert await server.receive() == b"x"
+
+
+@pytest.mark.parametrize("size", [1, 1000, 4096, 70_000, 300_000, 3_000_001])
+async def test_every_size_arrives_whole(size: int) -> None:
+    data = os.urandom(size)
+    async with streams() as (client, server), anyio.create_task_group() as group:
+        group.start_soon(client.send, data)
+        assert await receive_exactly(server, size) == data
+        group.start_soon(server.send, data)
+        assert await receive_exactly(client, size) == data
+
+
+async def test_both_sides_may_send_at_the_same_time() -> None:
+    data = os.urandom(1_000_000)
+    async with streams() as (client, server), anyio.create_task_group() as group:
+        for stream in (client, server):
+            group.start_soon(stream.send, data)
+            group.start_soon(receive_all, stream, data)
+
+
+async def receive_all(stream: Stream, data: bytes) -> None:
+    assert await receive_exactly(stream, len(data)) == data
+
+
+async def test_small_rings_and_queues_carry_everything() -> None:
+    data = os.urandom(200_000)
+    async with (
+        streams(buffer_size=4096, queue_depth=16) as (client, server),
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(client.send, data)
+        assert await receive_exactly(server, len(data)) == data
+
+
+async def test_receive_into_fills_the_buffer() -> None:
+    async with streams() as (client, server):
+        await client.send(b"abcdef")
+        buffer, got = bytearray(6), 0
+        while got < 6:
+            got += await server.receive_into(memoryview(buffer)[got:])
+        assert buffer == b"abcdef"
+
+
+async def test_registered_memory_is_sent_from_where_it_is() -> None:
+    async with streams() as (client, server), anyio.create_task_group() as group:
+        region = client.connection.register(bytearray(os.urandom(500_000)))
+        group.start_soon(client.send, region[1000:])
+        assert await receive_exactly(server, 499_000) == bytes(region.view[1000:])
+
+
+# -- back-pressure --------------------------------------------------------------------------------
+
+
+async def test_a_peer_that_does_not_receive_holds_the_sender_back() -> None:
+    sent = 0
+
+    async def send_without_end(stream: Stream) -> None:
+        nonlocal sent
+        while True:
+            await stream.send(bytes(1000))
+            sent += 1000
+
+    async with streams(buffer_size=16384) as (client, server):
+        async with anyio.create_task_group() as group:
+            group.start_soon(send_without_end, client)
+            await until(lambda: sent > 0)
+            before = -1
+            while sent != before:  # until it stops
+                before = sent
+                await anyio.sleep(0.2)
+            group.cancel_scope.cancel()
+        assert sent <= 2 * 16384
+        assert len(await receive_exactly(server, sent)) == sent
+
+
+async def test_a_cancelled_receive_loses_nothing() -> None:
+    async with streams() as (client, server):
+        with anyio.move_on_after(0.05):
+            await server.receive()
+        await client.send(b"abc")
+        assert await server.receive() == b"abc"
+
+
+# -- the end --------------------------------------------------------------------------------------
+
+
+async def test_send_eof_ends_one_direction() -> None:
+    async with streams() as (client, server):
+        await client.send(b"last")
+        await client.send_eof()
+        await client.send_eof()
+        assert await server.receive() == b"last"
+        for _ in range(2):
+            with pytest.raises(anyio.EndOfStream):
+                await server.receive()
+        await server.send(b"the other direction")
+        assert await client.receive() == b"the other direction"
+        with pytest.raises(aiordma.ClosedError, match="send_eof"):
+            await client.send(b"x")
+
+
+async def test_both_directions_may_end() -> None:
+    async with streams() as (client, server):
+        await client.send_eof()
+        await server.send_eof()
+        for stream in (client, server):
+            with pytest.raises(anyio.EndOfStream):
+                await stream.receive()
+
+
+async def test_aclose_delivers_what_was_sent() -> None:
+    data = os.urandom(50_000)
+    async with streams() as (client, server):
+        await client.send(data)
+        await client.aclose()
+        assert await receive_exactly(server, len(data)) == data
+        with pytest.raises(anyio.EndOfStream):
+            await server.receive()
+
+
+async def test_a_peer_that_closed_cannot_be_sent_to() -> None:
+    async with streams() as (client, server):
+        await client.aclose()
+        with pytest.raises(anyio.EndOfStream):
+            await server.receive()
+        with pytest.raises(anyio.BrokenResourceError):
+            await server.send(b"x" * 1_000_000)
+        await server.send_eof()
+
+
+async def test_a_closed_stream_is_closed() -> None:
+    async with streams() as (client, _server):
+        await client.aclose()
+        await client.aclose()
+        for call in (client.receive(), client.send(b"x"), client.send_eof()):
+            with pytest.raises(anyio.ClosedResourceError):
+                await call
+
+
+async def test_closing_ends_the_calls_that_wait() -> None:
+    async with streams() as (client, _server), anyio.create_task_group() as group:
+        waiting = Outcome()
+        group.start_soon(waiting.of, client.receive)
+        await anyio.sleep(0.05)
+        await client.aclose()
+        await until(lambda: waiting.error is not None)
+        assert isinstance(waiting.error, anyio.ClosedResourceError)
+
+
+async def test_a_peer_that_breaks_off_is_no_end_of_the_data() -> None:
+    async with streams() as (client, server):
+        await client.connection.aclose()
+        with pytest.raises(aiordma.DisconnectedError, match="without an end of its data"):
+            await server.receive()
+
+
+# -- use ------------------------------------------------------------------------------------------
+
+
+async def test_only_one_task_receives_at_a_time() -> None:
+    async with streams() as (client, _server), anyio.create_task_group() as group:
+        group.start_soon(client.receive)
+        await anyio.sleep(0.05)
+        with pytest.raises(anyio.BusyResourceError):
+            await client.receive()
+        group.cancel_scope.cancel()
+
+
+@one_loop
+async def test_attributes_are_those_of_sockets() -> None:
+    async with streams() as (client, server):
+        address: Any = client.extra(SocketAttribute.remote_address)
+        host, port = address
+        assert host == ADDRESS
+        assert port == client.extra(SocketAttribute.remote_port)
+        assert server.extra(SocketAttribute.local_port) == port
+        assert client.extra(aiordma.ConnectionInfo.device_name)
+        assert "established" in repr(client)
+
+
+@one_loop
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"buffer_size": 4095}, "buffer_size=4095"),
+        ({"buffer_size": "x"}, "buffer_size='x'"),
+        ({"queue_depth": 15}, "queue_depth=15"),
+        ({"queue_depth": 65535}, "queue_depth=65535"),
+    ],
+)
+async def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        await connect_stream(ADDRESS, 1, **options)
+    with pytest.raises((TypeError, ValueError), match=said):
+        await listen_stream(ADDRESS, **options)
+
+
+@one_loop
+async def test_wrong_arguments_are_refused_and_nothing_is_lost() -> None:
+    async with streams() as (client, server):
+        with pytest.raises(ValueError, match="max_bytes=0"):
+            await client.receive(0)
+        with pytest.raises(TypeError, match="read-only"):
+            await client.receive_into(b"abc")
+        with pytest.raises(ValueError, match="empty"):
+            await client.receive_into(bytearray())
+        with pytest.raises(TypeError, match="has no buffer"):
+            await client.send(1)  # type: ignore[arg-type]
+        await client.send(b"x")
+        assert await server.receive() == b"x"
+
+
+# -- peers that are no rsockets -------------------------------------------------------------------
+
+
+async def test_a_peer_without_rsockets_is_rejected() -> None:
+    async with listen_stream(ADDRESS) as listener, anyio.create_task_group() as group:
+        waiting = Outcome()
+        group.start_soon(waiting.of, listener.accept)
+        with pytest.raises(aiordma.RejectedError):
+            await aiordma.connect(ADDRESS, listener.port, private_data=b"hello")
+        await until(lambda: waiting.error is not None)
+        assert isinstance(waiting.error, StreamProtocolError)
+        assert "does not use rsockets" in str(waiting.error) or "version" in str(waiting.error)
+
+
+async def test_a_listener_without_rsockets_is_named() -> None:
+    async with aiordma.listen(ADDRESS) as listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, aiordma.Connection.ended)
+        with pytest.raises(StreamProtocolError, match="private data"):
+            await connect_stream(ADDRESS, listener.port)
+        group.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def attacked() -> AsyncIterator[tuple[Stream, aiordma.Connection, Hello]]:
+    """Yield a stream's server, its peer, which can send anything, and the server's Hello."""
+    async with listen_stream(ADDRESS, queue_depth=16) as listener:
+        accepted: list[Stream] = []
+
+        async def accept() -> None:
+            accepted.append(await listener.accept())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(accept)
+            peer = await aiordma.prepare_connection(ADDRESS, listener.port, receive_buffers=64)
+            memory = peer.register(bytearray(4096), REMOTE | aiordma.Access.LOCAL_WRITE).remote()
+            hello = Hello(8, memory[:32], memory[64:128])
+            await peer.establish(private_data=hello.pack())
+        async with peer, accepted[0] as server:
+            yield server, peer, Hello.unpack(peer.private_data)
+
+
+WRONG = [
+    (0 << 29, "wrote 0 bytes"),
+    (0 << 29 | 1 << 28, "wrote 268435456 bytes"),
+    (1 << 29, "reserves operation 1"),
+    (4 << 29 | 100, "up to number 100"),
+    (6 << 29, "maps memory"),
+    (7 << 29 | 9, "control message 9"),
+]
+
+
+@pytest.mark.parametrize(("immediate", "said"), WRONG)
+async def test_a_peer_that_violates_the_protocol_is_disconnected(immediate: int, said: str) -> None:
+    async with attacked() as (server, peer, _hello):
+        await send_word(peer, immediate)
+        with pytest.raises(StreamProtocolError, match=said):
+            await server.receive()
+        await peer.ended()
+
+
+async def send_word(peer: aiordma.Connection, immediate: int) -> None:
+    if peer._endpoint.hub.is_iwarp:
+        await peer.send(struct.pack("=I", immediate))
+    else:
+        await peer.write(b"", RemoteMemory(0, 0, 0), immediate=immediate)
+
+
+async def test_a_peer_cannot_write_beyond_the_ring_and_the_table() -> None:
+    async with attacked() as (_server, peer, hello):
+        end = hello.table.address + hello.table.length
+        with suppress(aiordma.RemoteAccessError):  # on iWARP the write itself has succeeded
+            await peer.write(b"x" * 8, RemoteMemory(end, 8, hello.table.rkey))
+        await peer.ended()
+
+
+async def test_forged_grants_end_the_connection() -> None:
+    async with attacked() as (server, peer, hello):
+        with suppress(aiordma.RdmaError):  # the last one may be cut off
+            for number in range(3):
+                entry = hello.table[16 * ((number + 1) % 2) :][:16]
+                await peer.write(struct.pack("=QII", 1 << 63, 5, 1), entry)
+                await send_word(peer, 4 << 29 | 8)
+        with pytest.raises(StreamProtocolError, match="a third time"):
+            await server.receive()

@@ -1,0 +1,111 @@
+"""rstream of rdma-core, which exchanges bytes over rsockets and verifies them: each as the server
+of the other."""
+
+import anyio
+import pytest
+
+from aiordma.streams import Stream, connect_stream, listen_stream
+from tests.devices import ADDRESS
+from tests.interop.programs import every_loop, free_port, running
+
+pytestmark = pytest.mark.anyio
+
+SYNC = 16
+"""Bytes that the client sends first, and the server sends back."""
+
+
+def counting(start: int, length: int) -> bytes:
+    """Bytes that count up, modulo 256."""
+    return (bytes(range(256)) * (length // 256 + 2))[start % 256 :][:length]
+
+
+class Pattern:
+    """The bytes that rstream sends and expects with `-T v`: they count up over the whole stream."""
+
+    def __init__(self) -> None:
+        self._sent = self._received = 0
+
+    async def send(self, stream: Stream, length: int) -> None:
+        await stream.send(counting(self._sent, length))
+        self._sent += length
+
+    async def receive(self, stream: Stream, length: int) -> None:
+        got = b""
+        while len(got) < length:
+            got += await stream.receive(length - len(got))
+        assert got == counting(self._received, length)
+        self._received += length
+
+
+async def answer(stream: Stream, size: int, rounds: int, burst: int) -> None:
+    """Do the work of rstream's server."""
+    pattern = Pattern()
+    await pattern.receive(stream, SYNC)
+    await pattern.send(stream, SYNC)
+    for _ in range(rounds):
+        for _ in range(burst):
+            await pattern.receive(stream, size)
+        for _ in range(burst):
+            await pattern.send(stream, size)
+    with pytest.raises(anyio.EndOfStream):
+        await stream.receive()
+
+
+async def ask(stream: Stream, size: int, rounds: int, burst: int) -> None:
+    """Do the work of its client."""
+    pattern = Pattern()
+    await pattern.send(stream, SYNC)
+    await pattern.receive(stream, SYNC)
+    for _ in range(rounds):
+        for _ in range(burst):
+            await pattern.send(stream, size)
+        for _ in range(burst):
+            await pattern.receive(stream, size)
+    await stream.send_eof()
+
+
+def work(size: int, rounds: int, burst: int, *more: str) -> tuple[str | int, ...]:
+    options = ("-S", size, "-I", rounds, "-C", burst, "-T", "v")
+    return *options, *more
+
+
+async def serve_one_client(size: int, rounds: int, burst: int, *more: str) -> None:
+    async with listen_stream(ADDRESS) as listener:
+        target = ("-s", ADDRESS, "-p", listener.port)
+        async with (
+            running("rstream", *target, *work(size, rounds, burst, *more)),
+            await listener.accept() as stream,
+        ):
+            await answer(stream, size, rounds, burst)
+
+
+async def be_one_client(size: int, rounds: int, burst: int, *more: str) -> None:
+    port = free_port()
+    command = ("-b", ADDRESS, "-p", port)
+    async with running("rstream", *command, *work(size, rounds, burst, *more)) as server:
+        await server.listens(port)
+        async with connect_stream(ADDRESS, port) as stream:
+            await ask(stream, size, rounds, burst)
+
+
+@every_loop
+async def test_a_c_client_exchanges_bytes_with_our_server() -> None:
+    await serve_one_client(1000, 20, 4)
+
+
+@every_loop
+async def test_our_client_exchanges_bytes_with_a_c_server() -> None:
+    await be_one_client(1000, 20, 4)
+
+
+SIZES = [(1, 300, 1), (64, 100, 10), (4096, 20, 20), (65536, 3, 10), (1 << 20, 2, 1)]
+
+
+@pytest.mark.parametrize(("size", "rounds", "burst"), SIZES)
+async def test_sizes_sent_by_a_c_client(size: int, rounds: int, burst: int) -> None:
+    await serve_one_client(size, rounds, burst)
+
+
+@pytest.mark.parametrize(("size", "rounds", "burst"), SIZES)
+async def test_sizes_sent_to_a_c_server(size: int, rounds: int, burst: int) -> None:
+    await be_one_client(size, rounds, burst)
