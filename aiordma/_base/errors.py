@@ -52,6 +52,7 @@ __all__ = (
     "RemoteOperationError",
     "RetryExceededError",
     "RouteError",
+    "StreamProtocolError",
     "UnreachableError",
     "VerbsCallError",
     "WorkCompletionError",
@@ -471,6 +472,11 @@ class DisconnectedError(RdmaConnectionError, anyio.BrokenResourceError):
 
 class DeviceRemovedError(DisconnectedError):
     """The RDMA device was removed while the connection used it."""
+
+
+class StreamProtocolError(RdmaConnectionError, anyio.BrokenResourceError):
+    """The peer of a stream does not use rsockets' protocol, or violates it. The message has what
+    arrived, and what is permitted."""
 
 
 REJECT_REASONS: dict[int, str] = {

@@ -23,6 +23,7 @@ FOLDERS = (
     "_endpoint",
     "_connection",
     "_datagram",
+    "streams",
     "testing",
     "",
     "bench",
