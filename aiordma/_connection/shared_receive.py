@@ -133,7 +133,7 @@ class SharedReceiveQueue:
                 "buffers=0"
             )
         given = as_list(buffers, "buffers", "post_srq_recv", MemoryRegion, MemorySlice)
-        posted = None if endpoint.port is None else endpoint.port.post(given)
+        posted = None if endpoint.port is None else endpoint.port.receive_all(given)
         if posted is None:
             return endpoint.post(given)
         return posted if isinstance(posted, list) else endpoint.posted_in_part(*posted, given)

@@ -81,6 +81,48 @@ class _Port:
         self._queue_pair = self._shared = ffi.NULL
         self._max_message = self._max_inline = 0
 
+    @deferring
+    def receive_all(
+        self, parts: list[Any], /
+    ) -> list[WorkRequest] | tuple[int, list[WorkRequest]] | None:
+        """Post a receive for each item, in one call.
+
+        Returns:
+            The requests. If the device refused a receive: the errno, and the requests before it,
+            which are posted. None: take the general path; nothing was posted.
+        """
+        if not isinstance(parts, list):
+            return None
+        all_plain: list[_Plain] = []
+        for part in list(parts):
+            plain = self._read_receive(part)
+            if plain is None:
+                return None
+            all_plain.append(plain)
+        if not all_plain or len(all_plain) > self._receives.free:
+            return None
+        requests: list[WorkRequest] = []
+        try:
+            for plain in all_plain:
+                self._receives.free -= 1
+                requests.append(self._make(plain))
+        except BaseException:
+            for request in requests:
+                self._take_back(request)
+            raise
+        are_plain = all(plain.is_still_open() for plain in all_plain)
+        if not (are_plain and self._is_usable(self.can_receive)):
+            for request in requests:
+                self._take_back(request)
+            return None
+        for request in requests:
+            self._enter(request)
+        error, taken = self._give_receives(requests, b"".join([p.sge for p in all_plain]))
+        for request in requests[taken:]:
+            self._take_back(request)
+        _watch_over(self._drain)
+        return (error, requests[:taken]) if error else requests
+
     def _is_usable(self, may: bool) -> bool:
         return (
             may
@@ -416,46 +458,6 @@ class SharedPort(_Port):
     def open(self, queue: int, max_message: int, max_recv_sge: int, /) -> None:
         """Set the shared receive queue, by its address, and its limits."""
         self._shared, self._max_message = ffi.cast("struct ibv_srq *", queue), max_message
-
-    @deferring
-    def post(self, parts: list[Any], /) -> list[WorkRequest] | tuple[int, list[WorkRequest]] | None:
-        """Post a receive for each item, in one call.
-
-        Returns:
-            The requests. If the device refused a receive: the errno, and the requests before it,
-            which are posted. None: take the general path; nothing was posted.
-        """
-        if not self._shared or not isinstance(parts, list):
-            return None
-        all_plain: list[_Plain] = []
-        for part in list(parts):
-            plain = self._read_receive(part)
-            if plain is None:
-                return None
-            all_plain.append(plain)
-        if not all_plain or len(all_plain) > self._receives.free:
-            return None
-        requests: list[WorkRequest] = []
-        try:
-            for plain in all_plain:
-                self._receives.free -= 1
-                requests.append(self._make(plain))
-        except BaseException:
-            for request in requests:
-                self._take_back(request)
-            raise
-        are_plain = all(plain.is_still_open() for plain in all_plain)
-        if not (are_plain and self._is_usable(self.can_receive)):
-            for request in requests:
-                self._take_back(request)
-            return None
-        for request in requests:
-            self._enter(request)
-        error, taken = self._give_receives(requests, b"".join([p.sge for p in all_plain]))
-        for request in requests[taken:]:
-            self._take_back(request)
-        _watch_over(self._drain)
-        return (error, requests[:taken]) if error else requests
 
 
 class ChainPort:

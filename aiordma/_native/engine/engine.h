@@ -417,6 +417,15 @@ PyObject *engine_withdraw(Port *port, Request *request, int has_failed);
 PyObject *engine_post(Port *port, enum engine_kind kind, PyObject *const *given);
 PyObject *engine_collect(ChainPort *chain, enum engine_kind kind, PyObject *const *given);
 
+/* shared.c: a method of both types of ports. */
+PyObject *engine_receive_all(Port *port, PyObject *given);
+#define ENGINE_RECEIVE_ALL                                                                     \
+    {"receive_all", (PyCFunction)engine_receive_all, METH_O,                                   \
+     "receive_all($self, parts, /)\n--\n\n"                                                    \
+     "Post a receive for each item of the list, as one chain. An item is registered memory,\n" \
+     "or a list of it. Return the requests; or the errno, and the posted requests; or None:\n" \
+     "the general path has to post them."}
+
 /* method.c: */
 PyObject *engine_method(PyObject *module, PyObject *args);
 int engine_method_names(void);

@@ -261,6 +261,7 @@ static PyMethodDef methods[] = {
                    "Post a receive. None: take the general path."),
     ENTRY(receivev, "receivev($self, parts)\n--\n\n"
                     "Post a receive of several parts, as `receive` does."),
+    ENGINE_RECEIVE_ALL,
     ENTRY(write, ENGINE_SIGNATURE_WRITE "Post a WRITE. None: take the general path."),
     ENTRY(writev, ENGINE_SIGNATURE_WRITEV "Post a WRITE of several parts, as `write` does."),
     ENTRY(read, ENGINE_SIGNATURE_READ "Post a READ. None: take the general path."),

@@ -1,7 +1,7 @@
 /*
- * A shared receive queue's port: posts receives of registered memory, as one chain. If it cannot
- * handle one of them, it posts none, and all take the general path
- * (_connection/shared_receive.py).
+ * Posts receives of registered memory as one chain, on a shared receive queue or on a queue pair. If
+ * it cannot handle one of them, it posts none, and all take the general path
+ * (_connection/shared_receive.py, _endpoint/arrivals.py).
  */
 #include "engine.h"
 
@@ -108,7 +108,8 @@ static int give_to_device(Port *port, struct shared_receive *all, Py_ssize_t cou
     struct ibv_recv_wr *refused;
 
     port->drain->crossings++;
-    int error = abs(engine_path->post_receives(NULL, port->shared, &all->work, &refused));
+    int error =
+        abs(engine_path->post_receives(port->queue_pair, port->shared, &all->work, &refused));
     for (*taken = 0; *taken < count && &all[*taken].work != refused; ++*taken)
         ;
     for (Py_ssize_t i = *taken; i < count; i++)
@@ -163,9 +164,9 @@ static PyObject *post_all(Port *port, PyObject *parts, struct shared_receive *al
     return result;
 }
 
-static PyObject *shared_post(Port *port, PyObject *given)
+PyObject *engine_receive_all(Port *port, PyObject *given)
 {
-    if (!port->shared || !engine_usable(port, port->can_receive) || !PyList_CheckExact(given))
+    if (!engine_usable(port, port->can_receive) || !PyList_CheckExact(given))
         Py_RETURN_NONE;
     /* A copy, which no other code changes. */
     PyObject *parts = PyList_GetSlice(given, 0, PyList_GET_SIZE(given));
@@ -218,11 +219,7 @@ static PyMethodDef methods[] = {
     {"open", (PyCFunction)shared_open, METH_VARARGS,
      "open($self, queue, max_message, max_recv_sge, /)\n--\n\n"
      "Set the shared receive queue, by its address, and its limits."},
-    {"post", (PyCFunction)shared_post, METH_O,
-     "post($self, parts, /)\n--\n\n"
-     "Post a receive for each item of the list, as one chain. An item is registered memory,\n"
-     "or a list of it. Return the requests; or the errno, and the posted requests; or None:\n"
-     "the general path has to post them."},
+    ENGINE_RECEIVE_ALL,
     {NULL, NULL, 0, NULL},
 };
 
