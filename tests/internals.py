@@ -44,6 +44,11 @@ def pool_of(user: User) -> BufferPool:
     return user._endpoint.hub.pool
 
 
+def unposted_of(connection: Connection) -> int:
+    """The number of its pooled receives that will be posted in the next chain."""
+    return len(connection._messages._unposted)
+
+
 def identifier_of(user: User) -> Identifier:
     """The connection manager's identifier that it was made with."""
     identifier = user._endpoint.identifier

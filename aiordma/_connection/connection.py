@@ -6,6 +6,7 @@ slot, post, and return when the request has completed.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 import anyio
@@ -751,7 +752,8 @@ class Connection(ObjectStream[bytes]):
 
         Raises:
             anyio.EndOfStream: the peer disconnected and all its messages have been received.
-            anyio.BusyResourceError: another task is receiving.
+            anyio.BusyResourceError: another task is receiving, or the program holds all
+                `receive_buffers` by `receive_view` (BusyError).
             ValueError: the connection has receive_buffers=0, or takes its receives from a shared
                 receive queue with buffers=0.
             ClosedError: you closed the connection.
@@ -771,6 +773,32 @@ class Connection(ObjectStream[bytes]):
         Cancellation: as `Connection.receive`.
         """
         return await self._messages.receive()
+
+    def receive_view(self) -> AbstractAsyncContextManager[memoryview]:
+        """Receive the next message without a copy: `async with connection.receive_view() as view`.
+
+        The view is read-only. It is the receive buffer that the device has written the message to.
+        The buffer is posted again when the block ends, and the view is released: any use of it
+        then raises ValueError. If the program still uses a part of it (a slice, an array), that
+        part stays as it is, and the connection posts another buffer in place of this one. So copy
+        what you keep for long (`bytes(view[4:8])`): a kept part costs a buffer of `receive_size`
+        bytes.
+
+        Several views can be held at the same time. While a view is held, its buffer receives no
+        message: with all `receive_buffers` held, entering another block raises BusyError, because
+        no message could arrive. (With a shared receive queue it waits, because other connections
+        can give back buffers.) A view stays readable after the connection has ended.
+
+        The errors are raised on entering.
+
+        Raises:
+            as `Connection.receive`.
+            BusyError: the program holds all `receive_buffers` by views.
+            ValueError: this context manager was entered before.
+
+        Cancellation: as `Connection.receive`. The end of the block does not wait.
+        """
+        return self._messages.view_next()
 
     # -- one-sided operations ---------------------------------------------------------------------
 

@@ -78,6 +78,9 @@ class MessageQueue(Arrivals[Message]):
             return Message(data, completion.immediate)
         return Message(data, None, completion.immediate)
 
+    def _contents_length(self, completion: WorkCompletion) -> int:
+        return 0 if completion.opcode == _WRITTEN else completion.byte_len
+
     def _raise_if_no_more_comes(self) -> None:
         endpoint = self._endpoint
         if not self._is_fed:

@@ -66,6 +66,8 @@ class BufferPool(Pool):
     def _has_room(self, slab: Slab) -> None:
         """Note that a slab has its first free block, or only free blocks. It is not the current
         one of its size."""
+        if slab not in self._slabs:
+            return  # the pool is closed, and the program kept a block until now
         current, others = self._get_current(slab.size), self._others[slab.size]
         if slab.free < slab.count:
             others[slab] = None

@@ -97,6 +97,9 @@ class DeviceHub:
         self.is_iwarp: bool = context.transport is Transport.IWARP
         self.keeps_order: bool = not self.is_iwarp or context.device_name == SOFTWARE
         """Whether requests complete in order after a READ. siw does not ensure this."""
+        self.lets_peers_wait: bool = self.keeps_order
+        """Whether a message that finds no receive waits for one (RNR), on reliable connections. On
+        siw, it ends the connection."""
         self.leaves_silence_to_tcp: bool = self.is_iwarp and context.device_name != SOFTWARE
         """Whether only TCP detects a dead peer."""
         self.loop = loop

@@ -88,6 +88,12 @@ class MemorySlice(Part):
         offset = self.address - self.region.address
         return self.region.view[offset : offset + length].tobytes()
 
+    def _export(self, length: int) -> Any:
+        """Return an object with the buffer of the first bytes. It lives as long as a view of it,
+        and keeps the memory mapped, also after the region is closed."""
+        offset = self.address - self.region.address
+        return ffi.buffer(ffi.from_buffer(self.region.view[offset : offset + length]), length)
+
     def remote(self) -> RemoteMemory:
         """Return the description of this part that a peer needs for one-sided operations.
 

@@ -236,7 +236,7 @@ for _name in ("post_send", "post_sendv", "send", "sendv", "post_write", "post_wr
     CONNECTION[f"{_name} with immediate"] = _with_immediate(_name)
 
 NO_PARAMETERS = {
-    *("aclose", "receive", "receive_message", "send_eof", "prepare"),
+    *("aclose", "receive", "receive_message", "receive_view", "send_eof", "prepare"),
     *("extra", "begin", "chain", "ended", "query"),  # of anyio; for the listener; a flag
     "establish",  # below
 }
