@@ -33,6 +33,7 @@ from aiordma._endpoint.registration import register, register_in_thread
 from aiordma._endpoint.staging import PARTS, Staging, call_of, several
 from aiordma._native import ffi
 from aiordma._requests.credits import Slot
+from aiordma._requests.pool import Lease
 from aiordma._requests.request import WorkRequest
 from aiordma._requests.select import calls_port
 from aiordma._runtime.address_lookup import checked_host, checked_port, numeric_address
@@ -706,8 +707,20 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
                 f"room for {length} bytes: a datagram can have {endpoint.mtu} (the path MTU), and "
                 "on most devices one that does not fit ends the socket"
             )
-        staged = self._staging.receive(given, where)
         header = endpoint.hub.pool.lease(GRH_BYTES)
+        try:
+            request = self._port.receivev([header.memory, *given])
+            if request is None:
+                request = self._post_receive(header, given, where)
+        except BaseException:
+            header.release()
+            raise
+        assert endpoint.senders is not None
+        return DatagramReceive(request, header, endpoint.senders)
+
+    def _post_receive(self, header: Lease, given: list[LocalMemory], where: str) -> WorkRequest:
+        staged = self._staging.receive(given, where)
+        endpoint = self._endpoint
         try:
             request = endpoint.receives.submit(
                 header.memory._sge + staged.sges,
@@ -716,12 +729,10 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
                 staged.held,
             )
         except BaseException:
-            header.release()
             self._staging.abandon(staged)
             raise
         self._staging.posted(staged, request)
-        assert endpoint.senders is not None
-        return DatagramReceive(request, header, endpoint.senders)
+        return request
 
     # -- receiving ----------------------------------------------------------------------------
 

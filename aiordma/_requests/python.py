@@ -174,18 +174,18 @@ class WorkRequest:
     """A posted work request. Await it for its WorkCompletion; any number of tasks may,
     any number of times.
 
-    `operation` names the request (SEND, RECV, RDMA_READ, RDMA_WRITE, ...), `length` is
-    its local bytes. An error that nobody retrieves, by awaiting, `result` or
-    `exception`, is reported (docs/guarantees.md).
+    `operation` is the name of the request (SEND, RECV, RDMA_READ, RDMA_WRITE, ...),
+    `length` the number of its local bytes. If the program does not retrieve an error, by
+    awaiting, `result` or `exception`, the error is reported (docs/guarantees.md).
 
     Raises:
-        WorkCompletionError: awaiting it: it failed.
-        RdmaError: awaiting it: the chain that it was part of was not posted.
-        RuntimeError: awaiting it: the chain that it is part of is not posted yet.
-        EventLoopError: awaited outside of its event loop.
+        WorkCompletionError: the awaited request failed.
+        RdmaError: the awaited request is of a chain that was not posted.
+        RuntimeError: the awaited request is of a chain that is not posted yet.
+        EventLoopError: the request was awaited outside of its event loop.
 
-    Cancellation: the request stays in flight, and its memory held; its completion is
-    then discarded.
+    Cancellation: the request stays in flight and holds its memory. Its completion is then
+    discarded.
     """
 
     __slots__ = (
@@ -257,9 +257,9 @@ class WorkRequest:
         """Return the completion of an ended request.
 
         Raises:
-            WorkCompletionError: it failed.
-            RdmaError: the chain that it was part of was not posted.
-            RuntimeError: it is still in flight.
+            WorkCompletionError: the request failed.
+            RdmaError: the request is of a chain that was not posted.
+            RuntimeError: the request is still in flight.
         """
         if self._error is not None:
             self._retrieved = True
@@ -280,9 +280,9 @@ class WorkRequest:
         return detached(self._error)
 
     def add_done_callback(self, callback: Callable[["WorkRequest"], object], /) -> None:
-        """Call a function with the request once it has ended: at once if it has, else on
-        the loop's thread as the completion is delivered. Keep it short. What it raises is
-        logged.
+        """Call a function with the request once it has ended: at once if it has ended, otherwise
+        on the loop's thread when its completion is delivered. The function should be short.
+        Its exceptions are logged.
 
         Raises: nothing.
         """
@@ -298,8 +298,7 @@ class WorkRequest:
         self.add_done_callback(callback)
 
     def remove_done_callback(self, callback: Callable[["WorkRequest"], object], /) -> int:
-        """Remove a callback, and return how often it had been added. asyncio.wait calls
-        this.
+        """Remove a callback, and return how often it had been added. For asyncio.wait.
 
         Raises: nothing.
         """
@@ -309,7 +308,7 @@ class WorkRequest:
         return removed
 
     def cancelled(self) -> bool:
-        """Return False: no verb takes one posted request back. asyncio.wait calls this.
+        """Return False: no verb cancels a posted request. For asyncio.wait.
 
         Raises: nothing.
         """

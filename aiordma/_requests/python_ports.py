@@ -585,7 +585,7 @@ class ChainPort:
     def add(self, request: WorkRequest, /) -> None:
         """Append a request that is not plain, and was created elsewhere."""
         if not isinstance(request, WorkRequest) or self.over:
-            raise ValueError("only a request is added, to a chain that is not over")
+            raise ValueError("add() takes a WorkRequest, and the chain must not be over")
         self._collected.append((request, None))
 
     def requests(self) -> list[WorkRequest]:
@@ -609,7 +609,7 @@ class ChainPort:
         port, requests = self._port, self.requests()
         is_general = any(plain is None for _, plain in self._collected)
         if not requests or self._is_posted or (is_general and not works):
-            raise ValueError("a chain is posted once, if there is anything in it")
+            raise ValueError("a chain is posted once, and must not be empty")
         self.over = self._is_posted = True
         if signal_last_only:
             for request in requests:

@@ -218,7 +218,7 @@ def test_a_chain_port_does_not_do_what_makes_no_sense() -> None:
         with pytest.raises(ValueError, match="posted once"):
             port.post(False)
         for wrong in (None, client):
-            with pytest.raises(ValueError, match="only a request"):
+            with pytest.raises(ValueError, match="takes a WorkRequest"):
                 port.add(wrong)
         with pytest.raises(TypeError, match=r"write\(\): the arguments do not fit"):
             port.write(local)

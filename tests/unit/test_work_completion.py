@@ -1,6 +1,7 @@
 """A WorkCompletion is a named tuple, or behaves as one, from either backend."""
 
 import pickle
+from typing import Any
 
 import pytest
 
@@ -74,3 +75,17 @@ def test_its_repr_shows_what_is_valid_of_a_failure() -> None:
         "WorkCompletion(wr_id=0x1, status=WR_FLUSH_ERR, vendor_err=0x3, qp_num=0x6)"
     )
     assert "status=status 999" in repr(WorkCompletion._make((1, 999, *NUMBERS[2:])))
+
+
+def test_completion_keywords_are_checked_as_those_of_a_named_tuple() -> None:
+    fields = dict(zip(NAMES, NUMBERS, strict=True))
+    completion: Any = WorkCompletion
+    assert completion(**fields) == WorkCompletion._make(NUMBERS)
+    assert completion(NUMBERS[0], **dict(list(fields.items())[1:])).wr_id == NUMBERS[0]
+    with pytest.raises(TypeError, match="no field 'length'"):
+        completion(**fields, length=1)
+    with pytest.raises(TypeError, match="wr_id is given twice"):
+        completion(NUMBERS[0], **fields)
+    del fields["status"]
+    with pytest.raises(TypeError, match="status is missing"):
+        completion(**fields)

@@ -307,7 +307,7 @@ static PyObject *chain_post(ChainPort *chain, PyObject *args)
         return NULL;
     unsigned int count = count_general(chain);
     if (!chain->count || chain->is_posted || (count && !works)) {
-        PyErr_SetString(PyExc_ValueError, "a chain is posted once, if there is anything in it");
+        PyErr_SetString(PyExc_ValueError, "a chain is posted once, and must not be empty");
         return NULL;
     }
     chain->over = chain->is_posted = 1;
@@ -358,7 +358,8 @@ METHOD(fetch_add, ENGINE_FETCH_ADD)
 static PyObject *chain_add(ChainPort *chain, PyObject *request)
 {
     if (!Py_IS_TYPE(request, &engine_request_type) || chain->over) {
-        PyErr_SetString(PyExc_ValueError, "only a request is added, to a chain that is not over");
+        PyErr_SetString(PyExc_ValueError,
+                        "add() takes a WorkRequest, and the chain must not be over");
         return NULL;
     }
     if (reserve_request(chain))
@@ -417,7 +418,8 @@ static PyObject *chain_usable(ChainPort *chain, void *closure)
 }
 
 static PyGetSetDef properties[] = {
-    {"usable", (getter)chain_usable, NULL, "whether the queue pair may be posted on", NULL},
+    {"usable", (getter)chain_usable, NULL, "Whether requests may be posted on the queue pair.",
+     NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -80,18 +80,41 @@ PyObject *engine_completion(const struct aiordma_completion *completion)
     return (PyObject *)made;
 }
 
+/* As a named tuple does, refuse a keyword that is no field, or is also given by its position. */
+static int refuse_keywords(PyObject *args, PyObject *kwargs)
+{
+    PyObject *name, *value;
+    Py_ssize_t at = 0;
+
+    while (PyDict_Next(kwargs, &at, &name, &value)) {
+        Py_ssize_t field = 0;
+        while (field < FIELDS && PyUnicode_CompareWithASCIIString(name, field_names[field]))
+            field++;
+        if (field == FIELDS) {
+            PyErr_Format(PyExc_TypeError, "a completion has no field %R", name);
+            return -1;
+        }
+        if (field < PyTuple_GET_SIZE(args)) {
+            PyErr_Format(PyExc_TypeError, "the field %U is given twice", name);
+            return -1;
+        }
+    }
+    return 0;
+}
+
 static PyObject *completion_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     PyObject *all = args;
     if (kwargs && PyDict_GET_SIZE(kwargs)) {
-        /* With keywords, as a named tuple. */
+        if (refuse_keywords(args, kwargs))
+            return NULL;
         all = PyTuple_New(FIELDS);
         for (Py_ssize_t i = 0; all && i < FIELDS; i++) {
             PyObject *value = i < PyTuple_GET_SIZE(args)
                                   ? PyTuple_GET_ITEM(args, i)
                                   : PyDict_GetItemString(kwargs, field_names[i]);
             if (!value && i < FIELDS - 1) {
-                PyErr_Format(PyExc_TypeError, "missing: %s", field_names[i]);
+                PyErr_Format(PyExc_TypeError, "the field %s is missing", field_names[i]);
                 Py_CLEAR(all);
             } else {
                 PyTuple_SET_ITEM(all, i, value ? Py_NewRef(value) : PyLong_FromLong(0));

@@ -227,7 +227,7 @@ static void drain_soon(Drain *drain)
     PyObject *result = engine_call_surely(drain->hub, engine_given.drain_soon);
     Py_XDECREF(result);
     if (!result)
-        engine_log("what completed will be delivered late", drain->hub);
+        engine_log("scheduling a drain failed, and completions will be delivered late", drain->hub);
 }
 
 /*
@@ -270,7 +270,7 @@ void engine_watch_over(Drain *drain)
     PyObject *result = engine_call_surely(drain->hub, engine_given.watch_over);
     Py_XDECREF(result);
     if (!result)
-        engine_log("nothing looks for a lost completion event", drain->hub);
+        engine_log("starting the watchdog for lost completion events failed", drain->hub);
 }
 
 /* -- the interface for Python --------------------------------------------------------------- */
@@ -278,28 +278,34 @@ void engine_watch_over(Drain *drain)
 static PyMethodDef methods[] = {
     {"set_queues", (PyCFunction)drain_set_queues, METH_O,
      "set_queues($self, addresses, /)\n--\n\n"
-     "Drain these; those known stay armed."},
+     "Set the completion queues, by their addresses. Queues that it has stay armed."},
     {"step", (PyCFunction)drain_step, METH_VARARGS,
      "step($self, arm, direct, /)\n--\n\n"
-     "Take the channel's events, arm what is not armed, poll a batch,\n"
-     "deliver it; direct: run at once whom it wakes. Return how many, or -errno."},
+     "Take the channel's events, arm the queues that are not armed, if asked, poll a batch, and\n"
+     "deliver it. With `direct`, run the woken tasks at once. Return the number of completions,\n"
+     "or -errno."},
     {"forget_arming", (PyCFunction)drain_forget_arming, METH_NOARGS,
      "forget_arming($self, /)\n--\n\n"
-     "Take no queue to be armed: its event may have been lost."},
+     "Regard no queue as armed: an event may have been lost."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyMemberDef members[] = {
-    {"enabled", T_BOOL, offsetof(Drain, enabled), 0, "polls find anything"},
-    {"draining", T_BOOL, offsetof(Drain, draining), READONLY, "completions are being delivered"},
-    {"more", T_UINT, offsetof(Drain, data.more), READONLY, "the batch was full: step again"},
-    {"watched", T_BOOL, offsetof(Drain, watched), 0, "the watchdog runs"},
-    {"scheduled", T_BOOL, offsetof(Drain, scheduled), 0, "drain_soon was called"},
-    {"events", T_ULONGLONG, offsetof(Drain, data.events), READONLY, "taken from the channel"},
-    {"polls", T_ULONGLONG, offsetof(Drain, polls), READONLY, "rounds over all queues"},
-    {"delivered", T_ULONGLONG, offsetof(Drain, delivered), READONLY, "completions, in all"},
-    {"wakes", T_ULONGLONG, offsetof(Drain, wakes), 0, "times that the channel was readable"},
-    {"crossings", T_ULONGLONG, offsetof(Drain, crossings), READONLY, "calls into the driver"},
+    {"enabled", T_BOOL, offsetof(Drain, enabled), 0, "Whether it polls."},
+    {"draining", T_BOOL, offsetof(Drain, draining), READONLY,
+     "Whether completions are being delivered."},
+    {"more", T_UINT, offsetof(Drain, data.more), READONLY,
+     "Whether the batch was full: call `step` again."},
+    {"watched", T_BOOL, offsetof(Drain, watched), 0, "Whether the watchdog runs."},
+    {"scheduled", T_BOOL, offsetof(Drain, scheduled), 0, "Whether a drain is scheduled."},
+    {"events", T_ULONGLONG, offsetof(Drain, data.events), READONLY,
+     "The number of events taken from the channel."},
+    {"polls", T_ULONGLONG, offsetof(Drain, polls), READONLY, "The number of polls of all queues."},
+    {"delivered", T_ULONGLONG, offsetof(Drain, delivered), READONLY,
+     "The number of delivered completions."},
+    {"wakes", T_ULONGLONG, offsetof(Drain, wakes), 0, "How often the channel was readable."},
+    {"crossings", T_ULONGLONG, offsetof(Drain, crossings), READONLY,
+     "The number of calls into the driver."},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -203,7 +203,7 @@ PyObject *engine_uninterrupted(PyObject *module, PyObject *const *arguments, Py_
 {
     (void)module;
     if (count < 1) {
-        PyErr_SetString(PyExc_TypeError, "uninterrupted(function, ...): what is to be called?");
+        PyErr_SetString(PyExc_TypeError, "uninterrupted(): the argument `function` is missing");
         return NULL;
     }
     int entered = enter();

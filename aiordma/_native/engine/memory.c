@@ -64,7 +64,7 @@ static int part_init(Part *part, PyObject *args, PyObject *kwargs)
                                      &address, &length, &lkey))
         return -1;
     if (part->region) {
-        PyErr_SetString(PyExc_TypeError, "a slice is made once: take another one");
+        PyErr_SetString(PyExc_TypeError, "a slice is constructed once: create another one");
         return -1;
     }
     part->region = (RegionBase *)Py_NewRef(region);
@@ -97,14 +97,14 @@ static PyObject *part_sge(Part *part, void *closure)
 }
 
 static PyMemberDef part_members[] = {
-    {"region", T_OBJECT_EX, offsetof(Part, region), READONLY, "what it is a part of"},
-    {"address", T_ULONGLONG, offsetof(Part, address), READONLY, "of its first byte"},
-    {"length", T_PYSSIZET, offsetof(Part, length), READONLY, "in bytes"},
+    {"region", T_OBJECT_EX, offsetof(Part, region), READONLY, "The region."},
+    {"address", T_ULONGLONG, offsetof(Part, address), READONLY, "The address of its first byte."},
+    {"length", T_PYSSIZET, offsetof(Part, length), READONLY, "The length in bytes."},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyGetSetDef part_properties[] = {
-    {"_sge", (getter)part_sge, NULL, "struct ibv_sge; empty if it is too long for one", NULL},
+    {"_sge", (getter)part_sge, NULL, "Its struct ibv_sge; empty if it is too long for one.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -139,9 +139,10 @@ PyTypeObject engine_handle_type = {
 /* -- slots of a work queue ---------------------------------------------------------------- */
 
 static PyMemberDef slots_members[] = {
-    {"total", T_PYSSIZET, offsetof(Slots, total), 0, "the queue's depth"},
-    {"free", T_PYSSIZET, offsetof(Slots, free), 0, "how many are not taken"},
-    {"waiting", T_PYSSIZET, offsetof(Slots, waiting), 0, "tasks in line for one"},
+    {"total", T_PYSSIZET, offsetof(Slots, total), 0, "The queue's depth."},
+    {"free", T_PYSSIZET, offsetof(Slots, free), 0, "The number of free slots."},
+    {"waiting", T_PYSSIZET, offsetof(Slots, waiting), 0,
+     "The number of tasks that wait for a slot."},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -52,16 +52,17 @@ static PyObject *use_data_path(PyObject *module, PyObject *address)
 
 static PyMethodDef functions[] = {
     {"use_data_path", use_data_path, METH_O,
-     "use_data_path($module, address, /)\n--\n\nPost and drain by this table of functions."},
+     "use_data_path($module, address, /)\n--\n\nUse this table of functions to post and to drain."},
     {"method", engine_method, METH_VARARGS,
      "method($module, name, function, /)\n--\n\n"
      "Make a method whose calls go to the port's method of that name. The function is\n"
      "called only if that returns None."},
     {"give", (PyCFunction)(void (*)(void))give, METH_VARARGS | METH_KEYWORDS,
-     "give(completion=, remote=, memory_slice=, wait_elsewhere=, log=, detached=, deliver=): Python's part."},
+     "give(completion=, remote=, memory_slice=, wait_elsewhere=, log=, detached=, deliver=): set objects"
+     " of Python's that the engine uses."},
     {"uninterrupted", (PyCFunction)(void (*)(void))engine_uninterrupted,
      METH_FASTCALL | METH_KEYWORDS,
-     "uninterrupted(function, ...): call it; a SIGINT meanwhile is handled behind it."},
+     "uninterrupted(function, ...): call the function, and handle a SIGINT after the call."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -80,10 +80,10 @@ static int open_has(OpenRequests *open, PyObject *object)
 static PyMethodDef methods[] = {
     {"add", (PyCFunction)open_add, METH_O,
      "add($self, request, /)\n--\n\n"
-     "Count one in."},
+     "Add a request."},
     {"discard", (PyCFunction)open_discard, METH_O,
      "discard($self, request, /)\n--\n\n"
-     "Count it no more; nothing if it was not."},
+     "Remove a request, if it is in the list."},
     {NULL, NULL, 0, NULL},
 };
 

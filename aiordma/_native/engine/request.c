@@ -888,9 +888,9 @@ static PyMethodDef methods[] = {
      "result($self, /)\n--\n\n"
      "Return the completion of an ended request.\n\n"
      "Raises:\n"
-     "    WorkCompletionError: it failed.\n"
-     "    RdmaError: the chain that it was part of was not posted.\n"
-     "    RuntimeError: it is still in flight."},
+     "    WorkCompletionError: the request failed.\n"
+     "    RdmaError: the request is of a chain that was not posted.\n"
+     "    RuntimeError: the request is still in flight."},
     {"exception", (PyCFunction)request_exception, METH_NOARGS,
      "exception($self, /)\n--\n\n"
      "Return the error of an ended request, None if it succeeded or is in flight. Each\n"
@@ -898,9 +898,9 @@ static PyMethodDef methods[] = {
      "Raises: nothing."},
     {"add_done_callback", (PyCFunction)request_add_done_callback, METH_O,
      "add_done_callback($self, callback, /)\n--\n\n"
-     "Call a function with the request once it has ended: at once if it has, else on\n"
-     "the loop's thread as the completion is delivered. Keep it short. What it raises is\n"
-     "logged.\n\n"
+     "Call a function with the request once it has ended: at once if it has ended, otherwise\n"
+     "on the loop's thread when its completion is delivered. The function should be short.\n"
+     "Its exceptions are logged.\n\n"
      "Raises: nothing."},
     {"_on_done", (PyCFunction)request_on_done, METH_O,
      "_on_done($self, callback, /)\n--\n\n"
@@ -908,12 +908,11 @@ static PyMethodDef methods[] = {
      "another request's post."},
     {"remove_done_callback", (PyCFunction)request_remove_done_callback, METH_O,
      "remove_done_callback($self, callback, /)\n--\n\n"
-     "Remove a callback, and return how often it had been added. asyncio.wait calls\n"
-     "this.\n\n"
+     "Remove a callback, and return how often it had been added. For asyncio.wait.\n\n"
      "Raises: nothing."},
     {"cancelled", (PyCFunction)request_cancelled, METH_NOARGS,
      "cancelled($self, /)\n--\n\n"
-     "Return False: no verb takes one posted request back. asyncio.wait calls this.\n\n"
+     "Return False: no verb cancels a posted request. For asyncio.wait.\n\n"
      "Raises: nothing."},
     {"_set_run", (PyCFunction)request_set_run, METH_O,
      "_set_run($self, run, /)\n--\n\n"
@@ -921,15 +920,15 @@ static PyMethodDef methods[] = {
      "completes."},
     {"_complete", (PyCFunction)request_complete, METH_O,
      "_complete($self, raw, /)\n--\n\n"
-     "End with a completion."},
+     "End the request with a completion."},
     {"_fail", (PyCFunction)request_fail, METH_O,
      "_fail($self, error, /)\n--\n\n"
-     "End without a completion: the queue pair is gone, or the request was never\n"
-     "posted. A request that has ended stays as it is. The error is stored: raise only\n"
+     "End the request without a completion: the queue pair is destroyed, or the request was\n"
+     "not posted. A request that has ended does not change. The error is stored: raise only\n"
      "copies of it."},
     {"_drop", (PyCFunction)request_drop, METH_NOARGS,
      "_drop($self, /)\n--\n\n"
-     "Undo the construction of a request that the device did not take."},
+     "Release the memory of a request that the device did not accept."},
     {"_forget_waiter", (PyCFunction)request_forget_waiter, METH_O,
      "_forget_waiter($self, waiter, /)\n--\n\n"
      "Do not wake a waiter any more."},
@@ -964,16 +963,16 @@ PyTypeObject engine_request_type = {
         "--\n\n"
         "A posted work request. Await it for its WorkCompletion; any number of tasks may,\n"
         "any number of times.\n\n"
-        "`operation` names the request (SEND, RECV, RDMA_READ, RDMA_WRITE, ...), `length` is\n"
-        "its local bytes. An error that nobody retrieves, by awaiting, `result` or\n"
-        "`exception`, is reported (docs/guarantees.md).\n\n"
+        "`operation` is the name of the request (SEND, RECV, RDMA_READ, RDMA_WRITE, ...),\n"
+        "`length` the number of its local bytes. If the program does not retrieve an error, by\n"
+        "awaiting, `result` or `exception`, the error is reported (docs/guarantees.md).\n\n"
         "Raises:\n"
-        "    WorkCompletionError: awaiting it: it failed.\n"
-        "    RdmaError: awaiting it: the chain that it was part of was not posted.\n"
-        "    RuntimeError: awaiting it: the chain that it is part of is not posted yet.\n"
-        "    EventLoopError: awaited outside of its event loop.\n\n"
-        "Cancellation: the request stays in flight, and its memory held; its completion is\n"
-        "then discarded.",
+        "    WorkCompletionError: the awaited request failed.\n"
+        "    RdmaError: the awaited request is of a chain that was not posted.\n"
+        "    RuntimeError: the awaited request is of a chain that is not posted yet.\n"
+        "    EventLoopError: the request was awaited outside of its event loop.\n\n"
+        "Cancellation: the request stays in flight and holds its memory. Its completion is then\n"
+        "discarded.",
     .tp_basicsize = sizeof(Request),
     .tp_weaklistoffset = offsetof(Request, weak),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,

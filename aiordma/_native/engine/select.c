@@ -281,12 +281,12 @@ static PyObject *spinner_takes(Spinner *spinner, PyObject *drain)
 
 static PyMethodDef methods[] = {
     {"takes", (PyCFunction)spinner_takes, METH_O,
-     "takes($self, drain, /)\n--\n\nWhether it can poll that drain."},
+     "takes($self, drain, /)\n--\n\nReturn whether it can poll this drain."},
     {"select", (PyCFunction)spinner_select, METH_VARARGS,
      "select($self, epoll, drains, timeout, /)\n--\n\n"
-     "Look for completions and deliver them, sleep as epoll does,\n"
-     "until the loop has something to do, another descriptor is ready, or the timeout is over.\n"
-     "Return whether another descriptor is."},
+     "Poll for completions and deliver them, then sleep in epoll, until the loop has\n"
+     "something to do, another descriptor is ready, or the timeout has passed. Return whether\n"
+     "another descriptor is ready."},
     {NULL, NULL, 0, NULL},
 };
 

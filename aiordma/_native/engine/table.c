@@ -192,7 +192,7 @@ static PyMethodDef methods[] = {
      "Remove and return the entry of a wr_id; None if it is not, or no longer, in flight."},
     {"shrink", (PyCFunction)table_shrink, METH_NOARGS,
      "shrink($self, /)\n--\n\n"
-     "Give back the free slots behind the last live one."},
+     "Free the slots behind the last live one."},
     {"age", (PyCFunction)table_age, METH_VARARGS,
      "age($self, slot, generation, /)\n--\n\n"
      "Move a free slot on to a generation, as if it had been used so often, and return whether\n"
@@ -212,7 +212,7 @@ static PyObject *table_slots(Table *table, void *closure)
 
 static PyGetSetDef properties[] = {
     {"slots", (getter)table_slots, NULL,
-     "How many there are: as many as were needed at once since the last shrink, or more.", NULL},
+     "The number of slots: at least as many as were in use at once since the last shrink.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -408,10 +408,10 @@ static PyObject *waiter_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 static PyMethodDef methods[] = {
     {"wake", (PyCFunction)waiter_wake, METH_NOARGS,
      "wake($self, /)\n--\n\n"
-     "Let the waiting task go on; idempotent. A wake before the wait is not lost."},
+     "Wake the waiting task. Idempotent. A wake before the wait is not lost."},
     {"wait", waiter_wait, METH_NOARGS,
      "wait($self, /)\n--\n\n"
-     "Return what to await, once."},
+     "Return an awaitable, to be awaited once."},
     {"send", (PyCFunction)waiter_send_method, METH_O, NULL},
     {"throw", (PyCFunction)(void (*)(void))waiter_throw, METH_FASTCALL, NULL},
     {"close", (PyCFunction)waiter_close, METH_NOARGS, NULL},
