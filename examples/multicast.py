@@ -15,20 +15,20 @@ import aiordma
 GROUP = "239.1.2.3"
 
 
-async def listen(bind: str) -> None:
+async def listen(bind: str, address: str) -> None:
     """Be a member: print what is said, and confirm it to whoever said it."""
     async with aiordma.open_datagram(bind) as socket:
-        group = await socket.join(GROUP)
+        group = await socket.join(address)
         print(f"listening to {group.address}", flush=True)
         async for message in socket:
             print(f"heard {message.data.decode()!r}", flush=True)
             await socket.send(b"heard you", message.source)
 
 
-async def speak(text: str, bind: str, seconds: float) -> None:
+async def speak(text: str, bind: str, address: str, seconds: float) -> None:
     """Say it once, and count who confirms it in the time given."""
     async with aiordma.open_datagram(bind) as socket:
-        group = await socket.join(GROUP, send_only=True)
+        group = await socket.join(address, send_only=True)
         await socket.send(text.encode(), group)
         members = set()
         try:
@@ -45,13 +45,14 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("text", nargs="?", help="what to say")
     parser.add_argument("--bind", required=True, help="address of our own RDMA interface")
+    parser.add_argument("--group", default=GROUP, help="the group's address")
     parser.add_argument("--seconds", type=float, default=2.0, help="to wait for confirmations")
     parser.add_argument("--listen", action="store_true", help="be a member")
     arguments = parser.parse_args()
     if arguments.listen:
-        await listen(arguments.bind)
+        await listen(arguments.bind, arguments.group)
     elif arguments.text:
-        await speak(arguments.text, arguments.bind, arguments.seconds)
+        await speak(arguments.text, arguments.bind, arguments.group, arguments.seconds)
     else:
         parser.error("what shall be said? give a text, or --listen")
 

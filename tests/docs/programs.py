@@ -1,5 +1,6 @@
 """Find the code blocks of the documentation, and run programs as a reader would."""
 
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from tests.devices import ADDRESS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+PORT = 10000 + os.getpid() % 20000
+"""What stands for the pages' 7471: another run on this machine may be at the same page."""
 ROLES = ("server", "client", "alone")
 
 _BLOCK = re.compile(r"^```(\w*)[ ]*(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -41,12 +44,16 @@ def blocks(page: Path) -> list[Block]:
         if language == "python":
             line = text.count("\n", 0, match.start()) + 2
             server = next((b for b in reversed(found) if b.role == "server"), None)
-            # The pages' address is one that everybody has, the device's under test its own.
-            source = body.replace("127.0.0.1", ADDRESS)
+            source = ours(body)
             found.append(Block(str(page.relative_to(ROOT)), line, role, source, server=server))
         elif language == "text" and found:
-            found[-1].output = body.replace("127.0.0.1", ADDRESS).splitlines()
+            found[-1].output = ours(body).splitlines()
     return found
+
+
+def ours(text: str) -> str:
+    """Put the device's address and a port of this process into a page's text."""
+    return text.replace("127.0.0.1", ADDRESS).replace("7471", str(PORT))
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -3,11 +3,12 @@
 import pytest
 
 from aiordma._base.provider import SOFTWARE
-from tests.devices import ADDRESS, DEVICE
-from tests.docs.programs import PAGES, ROLES, ROOT, Block, blocks, run, serving
+from tests.devices import ADDRESS, DEVICE, own_group
+from tests.docs.programs import PAGES, PORT, ROLES, ROOT, Block, blocks, run, serving
 
 ALL = [block for page in PAGES for block in blocks(page)]
 SECONDS = "1" if DEVICE == SOFTWARE else "2"
+AT_PORT = ("--port", str(PORT))
 ELSEWHERE = {
     "ninep.py": "tests/interop/test_kernel_9p.py",
     "rping.py": "tests/interop/test_rping_command.py",
@@ -36,21 +37,21 @@ def test_the_first_program_of_the_readme_serves_the_example_client() -> None:
     # It prints nothing; say when it listens, as the examples do.
     source = block.source.replace("as listener:\n", "as listener:\n        print('listening')\n")
     with serving("-u", "-c", source):
-        done = run("examples/echo_client.py", ADDRESS, "--count", "2")
+        done = run("examples/echo_client.py", ADDRESS, "--count", "2", *AT_PORT)
     assert done.returncode == 0, done.stderr
     assert "received b'hello 1 over RDMA'" in done.stdout
 
 
 def test_the_echo_examples_understand_each_other() -> None:
-    with serving("examples/echo_server.py", "--bind", ADDRESS):
-        done = run("examples/echo_client.py", ADDRESS)
+    with serving("examples/echo_server.py", "--bind", ADDRESS, *AT_PORT):
+        done = run("examples/echo_client.py", ADDRESS, *AT_PORT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("received b'hello") == 5
 
 
 def test_the_one_sided_example_reads_and_writes() -> None:
-    with serving("examples/one_sided.py", "--serve", ADDRESS):
-        done = run("examples/one_sided.py", ADDRESS)
+    with serving("examples/one_sided.py", "--serve", ADDRESS, *AT_PORT):
+        done = run("examples/one_sided.py", ADDRESS, *AT_PORT)
     assert done.returncode == 0, done.stderr
     assert "16 pipelined READs brought 4096 bytes" in done.stdout
 
@@ -65,17 +66,18 @@ def test_shared_receive_example_serves_every_client() -> None:
 
 @pytest.mark.capability("datagrams")
 def test_the_datagram_example_asks_and_answers() -> None:
-    with serving("examples/datagram.py", "--serve", "--bind", ADDRESS):
-        done = run("examples/datagram.py", ADDRESS, "--bind", ADDRESS)
+    with serving("examples/datagram.py", "--serve", "--bind", ADDRESS, *AT_PORT):
+        done = run("examples/datagram.py", ADDRESS, "--bind", ADDRESS, *AT_PORT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("who -> WHO\nis -> IS\nthere -> THERE\n")
 
 
 @pytest.mark.capability("datagrams")
 def test_the_multicast_example_reaches_every_member() -> None:
-    listen = ("examples/multicast.py", "--listen", "--bind", ADDRESS)
+    where = ("--bind", ADDRESS, "--group", own_group(1))
+    listen = ("examples/multicast.py", "--listen", *where)
     with serving(*listen), serving(*listen):
-        done = run("examples/multicast.py", "hello, all", "--bind", ADDRESS, "--seconds", SECONDS)
+        done = run("examples/multicast.py", "hello, all", *where, "--seconds", SECONDS)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "2 heard it\n"
 
