@@ -74,11 +74,12 @@ def _bounded(test: Any) -> Any:
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run what is above the device on each loop natively, and in the slow VM on asyncio only."""
+    """Run every test on each loop natively, and in the slow VM on one of them, unless its subject
+    is what the loop does with the device."""
     out = [
         item
         for item in items
-        if item.get_closest_marker("above_the_device") and _loop(item) not in ("asyncio", "-")
+        if _loop(item) in ("uvloop", "trio") and not item.get_closest_marker("loop_and_device")
     ]
     if DEVICE != "software" and out:
         config.hook.pytest_deselected(items=out)

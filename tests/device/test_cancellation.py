@@ -28,7 +28,7 @@ from tests.internals import (
     requests_of,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.loop_and_device]
 
 
 async def test_a_cancelled_receive_loses_no_message() -> None:

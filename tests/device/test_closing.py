@@ -25,7 +25,7 @@ from tests.device.players import (
 from tests.devices import ADDRESS, DeviceUnderTest, kernel_objects, own_group
 from tests.internals import identifier_of, pool_of, reactor_of, requests_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.loop_and_device]
 
 
 async def test_closing_is_idempotent_one_after_the_other_and_at_once() -> None:

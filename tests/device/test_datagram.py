@@ -17,7 +17,11 @@ from tests.device.players import Outcome, one_loop, reactor_in_use, silent_taker
 from tests.devices import ADDRESS, IPV6
 from tests.internals import endpoint_of, identifier_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.capability("datagrams")]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.capability("datagrams"),
+    pytest.mark.loop_and_device,
+]
 
 OTHER_QKEY = 0x11111111
 

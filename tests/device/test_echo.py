@@ -7,7 +7,7 @@ import aiordma
 from tests.device.conftest import ADDRESS
 from tests.device.players import connected
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.loop_and_device]
 
 
 async def test_a_message_comes_back() -> None:

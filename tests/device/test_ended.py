@@ -10,7 +10,7 @@ from tests.alike import alike
 from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected, until
 from tests.internals import hub_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.loop_and_device]
 
 NOWHERE = aiordma.RemoteMemory(4096, 8, 1)
 

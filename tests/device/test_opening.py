@@ -17,7 +17,7 @@ import aiordma
 from tests.device.players import both_ways, one_loop, reactor_in_use
 from tests.devices import ADDRESS
 
-pytestmark = [pytest.mark.anyio, pytest.mark.above_the_device]
+pytestmark = pytest.mark.anyio
 
 OPENERS: dict[str, Callable[..., Any]] = {
     "connect": aiordma.connect,

@@ -11,7 +11,7 @@ from aiordma._base.socket_address import address_text
 from tests.device.players import until
 from tests.devices import ADDRESS
 
-pytestmark = [pytest.mark.anyio, pytest.mark.above_the_device]
+pytestmark = pytest.mark.anyio
 
 NOWHERE = aiordma.RemoteMemory(4096, 8, 1)
 

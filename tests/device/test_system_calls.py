@@ -7,7 +7,7 @@ import pytest
 from tests.device.players import REMOTE, connected
 from tests.devices import DeviceUnderTest
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.loop_and_device]
 
 COUNT = 32
 

@@ -16,7 +16,7 @@ from aiordma._base.socket_address import address_text
 from tests.device.players import OWN_RECEIVES, REMOTE, connected
 from tests.devices import ADDRESS
 
-pytestmark = [pytest.mark.anyio, pytest.mark.above_the_device]
+pytestmark = pytest.mark.anyio
 
 NOWHERE = aiordma.RemoteMemory(4096, 8, 1)
 

@@ -1,5 +1,6 @@
-"""Tests against C programs of other projects. They run on asyncio; one of each kind runs on
-every loop, marked `every_loop` of tests.interop.programs."""
+"""Tests against C programs of other projects. They run on asyncio, which makes no
+difference to a C program; with rping they run on every loop (`every_loop` of
+tests.interop.programs)."""
 
 from typing import Any
 

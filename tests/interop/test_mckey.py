@@ -4,7 +4,7 @@ import pytest
 
 import aiordma
 from tests.devices import ADDRESS
-from tests.interop.programs import every_loop, running
+from tests.interop.programs import running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("datagrams")]
 
@@ -12,7 +12,6 @@ GROUP = "239.1.2.3"
 COUNT = 10
 
 
-@every_loop
 async def test_a_c_sender() -> None:
     async with await aiordma.open_datagram(ADDRESS) as socket:
         await socket.join(GROUP)

@@ -5,14 +5,13 @@ import pytest
 import aiordma
 from tests.devices import ADDRESS
 from tests.interop.peers import MESSAGE, converse_with_rdma_client, converse_with_rdma_server
-from tests.interop.programs import every_loop, running
+from tests.interop.programs import running
 
 pytestmark = pytest.mark.anyio
 
 PORT = 7471
 
 
-@every_loop
 async def test_rdma_client_and_our_server() -> None:
     async with (
         await aiordma.listen(ADDRESS, 0) as listener,
@@ -23,7 +22,6 @@ async def test_rdma_client_and_our_server() -> None:
     assert client.output == "rdma_client: start\nrdma_client: end 0\n"
 
 
-@every_loop
 async def test_our_client_and_rdma_server() -> None:
     async with running("rdma_server") as server:
         await server.listens(PORT)

@@ -58,11 +58,13 @@ async def be_one_client(size: int, rounds: int, *more: str) -> None:
 
 
 @every_loop
+@pytest.mark.loop_and_device
 async def test_a_c_client_pings_our_server() -> None:
     await serve_one_client(64, 100)
 
 
 @every_loop
+@pytest.mark.loop_and_device
 async def test_our_client_pings_a_c_server() -> None:
     await be_one_client(64, 100)
 

@@ -25,7 +25,7 @@ from tests.interop.peers import (
     converse_with_rdma_client,
     converse_with_rdma_server,
 )
-from tests.interop.programs import every_loop, free_port, running, running_rping
+from tests.interop.programs import free_port, running, running_rping
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("iwarp")]
 
@@ -72,12 +72,10 @@ async def ping_rping(size: int, rounds: int) -> None:
     assert server.output.count("server ping data: ") == rounds
 
 
-@every_loop
 async def test_rping_on_siw_pings_our_server() -> None:
     await serve_rping(64, 100)
 
 
-@every_loop
 async def test_our_client_pings_rping_on_siw() -> None:
     await ping_rping(64, 100)
 
@@ -92,7 +90,6 @@ async def test_our_client_pings_rping_on_siw_with_every_size(size: int) -> None:
     await ping_rping(size, 5)
 
 
-@every_loop
 async def test_rdma_client_on_siw_and_our_server() -> None:
     async with (
         await aiordma.listen(ADDRESS, 0, device=SOFTWARE) as listener,
@@ -103,7 +100,6 @@ async def test_rdma_client_on_siw_and_our_server() -> None:
     assert client.output == "rdma_client: start\nrdma_client: end 0\n"
 
 
-@every_loop
 async def test_our_client_and_rdma_server_on_siw() -> None:
     async with running("rdma_server", "-s", ADDRESS) as server:
         await server.listens(7471)
@@ -251,7 +247,6 @@ async def connected(
             yield client, server
 
 
-@every_loop
 async def test_messages_come_back(direction: tuple[str, str]) -> None:
     async with connected(direction) as (client, server):
         for number in range(200):

@@ -14,7 +14,7 @@ import aiordma
 from aiordma._base.options import ConnectionKeywords
 from tests.devices import ADDRESS
 from tests.interop.peers import be_ucmatose_client, be_ucmatose_server
-from tests.interop.programs import every_loop, free_port, running
+from tests.interop.programs import free_port, running
 
 pytestmark = pytest.mark.anyio
 
@@ -72,13 +72,11 @@ async def run_clients(connections: int, count: int, size: int, *options: str) ->
 
 
 @passive_side_first
-@every_loop
 async def test_ten_connections_of_a_c_client() -> None:
     await serve(10, 10, 100)
 
 
 @passive_side_first
-@every_loop
 async def test_ten_connections_to_a_c_server() -> None:
     await run_clients(10, 10, 100)
 

@@ -6,7 +6,7 @@ import pytest
 
 import aiordma
 from tests.devices import ADDRESS
-from tests.interop.programs import every_loop, running
+from tests.interop.programs import running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("datagrams")]
 
@@ -25,7 +25,6 @@ async def answer_datagrams(socket: aiordma.Datagram, count: int) -> list[int]:
     return [len(message.data) for message in messages]
 
 
-@every_loop
 async def test_a_c_client() -> None:
     async with await aiordma.open_datagram(ADDRESS, PORT) as socket:
         async with running("udaddy", "-s", ADDRESS, "-C", COUNT, "-S", 333) as client:
@@ -34,7 +33,6 @@ async def test_a_c_client() -> None:
         assert client.output.endswith("data transfers complete\ntest complete\nreturn status 0\n")
 
 
-@every_loop
 async def test_a_c_server() -> None:
     async with running("udaddy", "-C", COUNT, "-S", 333) as server:
         await server.listens(PORT)
