@@ -19,10 +19,11 @@ export CMD
 # What pytest is given whatever runs it; $(1) names the results.
 report_to = --junitxml=$(RESULTS)/junit-$(1).xml $(ARGS)
 
-.PHONY: help venv venv-built wheel demo test test-software test-rxe test-siw vm lint docs bench sanitize fuzz clean
+.PHONY: help venv venv-built wheel demo test test-quick test-software test-rxe test-siw vm lint docs bench sanitize fuzz clean
 
 help:
 	@echo "make demo            an echo server and client over RDMA; DEVICE=rxe|siw: in a VM"
+	@echo "make test-quick      the fast tests of the software device, natively, on asyncio"
 	@echo "make test            every test on every device; its parts are"
 	@echo "     test-software   ... natively, on the software device, without RDMA in the kernel"
 	@echo "     test-rxe        ... in a VM, over RoCE (soft-RoCE)"
@@ -115,6 +116,22 @@ test-software: venv
 	AIORDMA_BACKEND=python AIORDMA_TEST_LOOPS=asyncio AIORDMA_TEST_DEVICE=software $(PARALLEL) \
 		tests/unit --ignore=tests/unit/test_engines.py $(call report_to,python-backend) \
 		|| test $$? = 5 || status=1; \
+	exit $$status
+
+# Modules of half a minute together or more, most of them programs that are compiled or started.
+SLOW = $(addprefix tests/unit/test_, bench_native.py build.py descriptors.py engines.py native.py \
+	software_held.py software_no_memory.py software_truncated.py) \
+	$(addprefix tests/device/test_, bench.py dead_peers.py disconnect_storms.py fork.py \
+	pytest_asyncio.py thread_limits.py)
+test-quick: venv
+	@mkdir -p $(RESULTS)
+	@status=0; \
+	AIORDMA_TEST_LOOPS=asyncio AIORDMA_TEST_DEVICE=software $(PARALLEL) tests/unit tests/device \
+		$(addprefix --ignore=,$(SLOW)) $(call report_to,quick) || status=1; \
+	echo "make test-quick leaves out uvloop and trio; the backend in Python; rxe and siw with the"; \
+	echo "tests beside C programs; tests/faults, tests/attacks, tests/docs; and these slow modules:"; \
+	echo "$(SLOW)" | fmt -w 96; \
+	echo "make test runs them all."; \
 	exit $$status
 
 # The VM's tests may take longer than a command that somebody waits for.
