@@ -8,6 +8,8 @@ same_work.py    the same work in C, on any device (same_work.c)
 instant.py      a device that takes no time (instant.c), for what Python costs
 native.py       rows of this machine: the software device
 beside_c.py     rows of this machine: the software device from Python and from C
+beside_tcp.py   rows of this machine: large transfers beside plain TCP in C (plain_tcp.c), and what
+                connections cost each other (streaming.py)
 rxe.py          rows of the virtual machine: latency, throughput
 connections.py  rows of the virtual machine: a thousand connections
 peers.py        rows of the virtual machine: other Python libraries

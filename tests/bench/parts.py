@@ -14,7 +14,7 @@ from typing import Any
 
 from aiordma.bench.loops import SPIN
 
-from . import beside_c, connections, native, peers, rxe
+from . import beside_c, beside_tcp, connections, native, peers, rxe
 from .candidates import Candidates
 from .rounds import Step, measure_all
 from .rows import Row, chosen
@@ -68,6 +68,7 @@ class Part:
 PARTS = (
     Part("native", native.rows, HERE, SPIN),
     Part("beside_c", beside_c.rows, HERE),
+    Part("beside_tcp", beside_tcp.rows, HERE, SPIN),
     Part("latency", rxe.latency_rows, GUEST),
     Part("throughput", rxe.throughput_rows, GUEST),
     Part("depth", rxe.depth_rows, GUEST),

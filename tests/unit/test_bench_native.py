@@ -61,6 +61,19 @@ def test_the_rows_beside_c_are_measured(tmp_path: Path) -> None:
     ]
 
 
+def test_rows_beside_plain_tcp_are_measured(tmp_path: Path) -> None:
+    assert measured("beside_tcp", "*", tmp_path) == [
+        "software/write/1048576",
+        "software/write/1048576/in_c",
+        "software/read/1048576",
+        "software/read/1048576/in_c",
+        "software/write/64/window64/two_connections",
+        "software/write/1048576/two_connections",
+        "software/echo/64/beside_stream",
+        "software/echo/64/events/beside_stream",
+    ]
+
+
 @pytest.mark.anyio
 async def test_the_server_of_a_thousand_connections_echoes() -> None:
     with shared_server.serving("127.0.0.1", "software", 0.0) as ports:

@@ -160,6 +160,11 @@ GOALS = {
     "software/write/64",
     "software/write/64/window64",
     "software/send/64/window64",
+    "software/write/1048576",
+    "software/read/1048576",
+    "software/write/64/window64/two_connections",
+    "software/write/1048576/two_connections",
+    "software/echo/64/beside_stream",
 }
 
 
