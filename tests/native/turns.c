@@ -1,7 +1,7 @@
 /*
  * Tests turns at the software device's lock: how often the engine serves while another thread waits
- * for the lock, and how much work a peer can cause in one turn. Prints nothing and returns 0, or
- * prints the error and returns 1.
+ * for the lock, whether an empty poll waits for it, and how much work a peer can cause in one turn.
+ * Prints nothing and returns 0, or prints the error and returns 1.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -195,6 +195,33 @@ static void check_threads_stop_nothing(void)
         check(!pthread_join(threads[i], NULL), "pthread_join failed");
 }
 
+/* -- polls that find nothing ------------------------------------------------------------------- */
+
+static void *poll_empty(void *queue)
+{
+    struct ibv_wc completion;
+
+    check(!ibv_poll_cq(queue, 1, &completion), "ibv_poll_cq returns a completion");
+    return NULL;
+}
+
+/* A program that polls without pause must not make the engine wait, nor wait for it. */
+static void check_empty_poll_needs_no_lock(const struct aiordma_provider *table,
+                                           struct ibv_context *context)
+{
+    struct ibv_cq *queue = table->create_cq(context, 1, NULL, NULL, 0);
+    pthread_t thread;
+
+    check(queue != NULL, "create_cq failed");
+    sw_lock();
+    alarm(PATIENCE); /* SIGALRM ends the program if the poll waits for the lock */
+    check(!pthread_create(&thread, NULL, poll_empty, queue), "pthread_create failed");
+    check(!pthread_join(thread, NULL), "pthread_join failed");
+    alarm(0);
+    sw_unlock();
+    check(!table->destroy_cq(queue), "destroy_cq failed");
+}
+
 /* -- how much work a peer causes --------------------------------------------------------------- */
 
 static struct ibv_qp *make_queue_pair(const struct aiordma_provider *table, struct ibv_pd *domain)
@@ -316,7 +343,7 @@ static void check_turn(const struct aiordma_provider *table, struct ibv_pd *doma
     close(ends[0]);
 }
 
-static void check_turns_are_bounded(void)
+static void check_on_device(void)
 {
     const struct aiordma_provider *table = aiordma_software();
     struct ibv_device **devices = table->get_device_list(NULL);
@@ -325,6 +352,7 @@ static void check_turns_are_bounded(void)
 
     check(domain != NULL, "the device does not open");
     table->free_device_list(devices);
+    check_empty_poll_needs_no_lock(table, context);
     check_turn(table, domain, 0);
     check_turn(table, domain, 1);
     check(!table->dealloc_pd(domain) && !table->close_device(context), "something is left");
@@ -337,6 +365,6 @@ int main(void)
     check_waiters_have_their_turn();
     check_threads_stop_nothing();
     leave_engine_alone();
-    check_turns_are_bounded();
+    check_on_device();
     return 0;
 }

@@ -189,6 +189,12 @@ static void ack_cq_events(struct ibv_cq *queue, unsigned int count)
 
 /* -- completions ----------------------------------------------------------------------------- */
 
+/* The number of completions is also read without the lock, by poll_cq. */
+static void set_count(struct sw_queue *queue, uint32_t count)
+{
+    __atomic_store_n(&queue->count, count, __ATOMIC_RELEASE);
+}
+
 /* Take the completion that the read functions of the extended interface describe. */
 static int take_current(struct ibv_cq_ex *public)
 {
@@ -203,7 +209,7 @@ static int take_current(struct ibv_cq_ex *public)
     if (error == ENOENT && queue->count) {
         queue->current = queue->ring[queue->head];
         queue->head = (queue->head + 1) % queue->size;
-        queue->count--;
+        set_count(queue, queue->count - 1);
         public->status = queue->current.status;
         public->wr_id = queue->current.wr_id;
         sw_progress_took_completions(queue->progress);
@@ -259,6 +265,16 @@ static void give_readers(struct ibv_cq_ex *queue)
     queue->read_dlid_path_bits = read_dlid_path_bits;
 }
 
+/*
+ * Whether a poll finds nothing, and has nothing to serve. A program that polls without pause must
+ * not take the lock for that: the engine would sleep and wake for each of its turns.
+ */
+static int is_idle(const struct sw_queue *queue)
+{
+    return !__atomic_load_n(&queue->count, __ATOMIC_ACQUIRE) &&
+           !sw_progress_has_members(queue->progress);
+}
+
 static int poll_cq(struct ibv_cq *public, int most, struct ibv_wc *completions)
 {
     struct sw_queue *queue = queue_of(public);
@@ -266,6 +282,8 @@ static int poll_cq(struct ibv_cq *public, int most, struct ibv_wc *completions)
 
     if (!queue || most < 0 || (most && !completions))
         return -EINVAL;
+    if (is_idle(queue))
+        return 0;
     sw_lock();
     if (!queue->count)
         sw_progress_look(queue->progress, 1);
@@ -282,7 +300,7 @@ static int poll_cq(struct ibv_cq *public, int most, struct ibv_wc *completions)
         memcpy(completions + until_end, queue->ring, (count - until_end) * sizeof(*completions));
     }
     queue->head = (queue->head + count) % queue->size;
-    queue->count -= count;
+    set_count(queue, queue->count - count);
     sw_progress_took_completions(queue->progress);
     sw_unlock();
     return (int)count;
@@ -354,10 +372,10 @@ static void deliver(struct sw_queue *queue, const struct ibv_wc *completion, int
         }
         /* Write it in any case, and lose the oldest completion: see man ibv_create_cq_ex. */
         queue->head = (queue->head + 1) % queue->size;
-        queue->count--;
+        set_count(queue, queue->count - 1);
     }
     queue->ring[(queue->head + queue->count) % queue->size] = *completion;
-    queue->count++;
+    set_count(queue, queue->count + 1);
     sw_device.completions++;
     wake(queue, solicited || completion->status != IBV_WC_SUCCESS);
 }
@@ -483,7 +501,7 @@ void sw_forget_completions(struct ibv_cq *public, uint32_t qp_num)
             queue->ring[(queue->head + kept) % queue->size] = *from;
         kept++;
     }
-    queue->count = kept;
+    set_count(queue, kept);
 }
 
 struct sw_progress *sw_progress_of(const struct ibv_qp *queue_pair)

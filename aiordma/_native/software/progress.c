@@ -172,6 +172,11 @@ int sw_progress_look(struct sw_progress *progress, int is_poll)
     return served;
 }
 
+int sw_progress_has_members(const struct sw_progress *progress)
+{
+    return __atomic_load_n(&progress->members, __ATOMIC_RELAXED) != NULL;
+}
+
 void sw_progress_took_event(struct sw_progress *progress)
 {
     if (!progress->is_lent)
@@ -228,12 +233,12 @@ void sw_progress_join(struct sw_progress *progress, struct sw_member *member)
     if (member->next)
         member->next->link = &member->next;
     member->link = &progress->members;
-    progress->members = member;
+    __atomic_store_n(&progress->members, member, __ATOMIC_RELAXED);
 }
 
 static void take_out(struct sw_member *member)
 {
-    *member->link = member->next;
+    __atomic_store_n(member->link, member->next, __ATOMIC_RELAXED);
     if (member->next)
         member->next->link = member->link;
     member->progress = NULL;

@@ -20,7 +20,7 @@ struct sw_held {
 struct sw_progress {
     int outer;             /* the channel's descriptor, an epoll; -1: none */
     struct sw_watch watch; /* of the sockets' epoll; the engine serves it while they are not lent */
-    struct sw_member *members;
+    struct sw_member *members; /* also read without the lock */
     int is_lent;
     struct sw_timer timer; /* runs while they are lent */
     uint32_t looks, looks_before, tick;
@@ -52,6 +52,8 @@ void sw_progress_leave(struct sw_member *member);
 void sw_progress_part(struct sw_member *member);
 /* The program polls for an event, or an empty queue. Returns whether a socket had something. */
 int sw_progress_look(struct sw_progress *progress, int is_poll);
+/* Whether a poll can serve a socket. Needs no lock: a socket that joins meanwhile is served later. */
+int sw_progress_has_members(const struct sw_progress *progress);
 /* The program has taken an event, or completions. */
 void sw_progress_took_event(struct sw_progress *progress);
 void sw_progress_took_completions(struct sw_progress *progress);
