@@ -1,13 +1,18 @@
 """The software device's streams (RFC 5040, 5041, 5044), against a peer made of a plain socket: one
 that stops reading, ends in the middle, or sends a Terminate of its choice."""
 
+import fcntl
+import os
 import select
 import socket
 import struct
+import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from mmap import mmap
+from pathlib import Path
 
 import pytest
 
@@ -33,8 +38,11 @@ from tests.unit.stream_peer import (
     tagged,
     untagged,
 )
+from tests.waiting import wait_until
 
 SUCCESS, FLUSHED = WorkCompletionStatus.SUCCESS, WorkCompletionStatus.WR_FLUSH_ERR
+WRITE = 0
+LARGE_AFTER, LARGE_BUFFER = 1 << 20, 4 << 20  # of receive.c
 BAD = WorkCompletionStatus.LOC_PROT_ERR
 
 
@@ -265,3 +273,45 @@ def rest_of(peer: socket.socket) -> bytes:
         while more := peer.recv(1 << 20):
             got += more
     return bytes(got)
+
+
+# -- TCP's receive buffer -------------------------------------------------------------------------
+
+
+def device_socket(peer: socket.socket) -> socket.socket:
+    """Return the device's end of a connection, as a second descriptor of the same socket."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue  # not a socket, or closed by now
+        with suppress(OSError):
+            if found.getpeername() == peer.getsockname():
+                return found
+        found.close()
+    raise LookupError("the device has no socket of this connection")
+
+
+def test_large_payloads_enlarge_tcp_receive_buffer(stack: ExitStack) -> None:
+    wire = Wire(stack)
+    region = wire.region(mmap(-1, 64_000), Access.LOCAL_WRITE | Access.REMOTE_WRITE)
+    theirs = stack.enter_context(device_socket(wire.peer))
+    most = int(Path("/proc/sys/net/ipv4/tcp_rmem").read_text().split()[2])
+    before = theirs.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+    whole = tagged(WRITE, region.rkey, region.address, bytes(64_000))
+    for _ in range(2 * LARGE_AFTER // len(whole)):
+        # The device has the header: it reads the rest of the payload directly to its place.
+        wire.peer.sendall(whole[:100])
+        wait_until(lambda: not unread(theirs))
+        wire.peer.sendall(whole[100:])
+        wait_until(lambda: not unread(theirs))
+    after = theirs.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+    assert before < after
+    assert after >= min(LARGE_BUFFER, most // 2)
+    assert theirs.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
+
+
+def unread(end: socket.socket) -> int:
+    """Return the number of bytes that a socket has received and its owner has not read."""
+    found = fcntl.ioctl(end, termios.FIONREAD, bytes(4))
+    return int.from_bytes(found, sys.byteorder)

@@ -16,8 +16,18 @@
 #include "crc32c.h"
 #include "transmit.h"
 
-/* Payload of this size and more is read directly into its place, and not into the buffer. */
-enum { WORTH_IT = 2048, MOST_READS = 32 };
+/*
+ * Payload of WORTH_IT bytes and more is read directly into its place, and not into the buffer. Such
+ * a read takes at most AFTER_PAYLOAD bytes more, which the buffer gets: the next header is among
+ * them, so that the next payload can be read directly, too.
+ */
+enum { WORTH_IT = 2048, AFTER_PAYLOAD = 256, MOST_READS = 32 };
+
+/*
+ * A stream that carries large payloads gets a larger receive buffer of TCP, once so many bytes have
+ * been read directly.
+ */
+enum { LARGE_AFTER = 1 << 20, LARGE_BUFFER = 4 << 20 };
 
 /* LEAST_ROOM: the least space for a read after the beginning of a frame in the buffer. */
 enum { LEAST_ROOM = 4096, FEW_ANSWERS = 4 };
@@ -825,8 +835,8 @@ static int next_parts(struct sw_stream *stream, struct iovec *parts, uint32_t *d
             parts[i] = (struct iovec){places[i].memory.at, places[i].size};
         *direct = left;
     }
-    parts[count++] = (struct iovec){receiving->in->bytes + receiving->in->end,
-                                    SW_BLOCK_ROOM - receiving->in->end};
+    uint32_t room = *direct ? AFTER_PAYLOAD : SW_BLOCK_ROOM - receiving->in->end;
+    parts[count++] = (struct iovec){receiving->in->bytes + receiving->in->end, room};
     return count;
 }
 
@@ -852,6 +862,35 @@ static int make_room(struct sw_stream *stream)
         in->end = waiting;
     }
     return 1;
+}
+
+/*
+ * Enlarge TCP's receive buffer. Linux adapts it to the bytes that are read within a round trip. The
+ * device reads at once what arrives, so the buffer would stay at a few frames, and TCP would send
+ * and confirm them one by one. SO_RCVLOWAT enlarges the buffer for a packet of that size, and
+ * leaves it large. SO_RCVBUF would end the adaptation, and sets 208 KiB at most.
+ */
+static void enlarge_buffer(const struct sw_stream *stream)
+{
+    int large = LARGE_BUFFER, any = 1;
+
+    if (setsockopt(stream->fd, SOL_SOCKET, SO_RCVLOWAT, &large, sizeof(large)))
+        return; /* the buffer keeps its size */
+    if (setsockopt(stream->fd, SOL_SOCKET, SO_RCVLOWAT, &any, sizeof(any))) {
+        /* This cannot fail: the call before it has succeeded. */
+    }
+}
+
+/* Count payload that was read directly to its place. */
+static void count_direct(struct sw_stream *stream, uint32_t size)
+{
+    struct sw_receiving *receiving = &stream->receiving;
+
+    if (receiving->direct >= LARGE_AFTER)
+        return;
+    receiving->direct += size;
+    if (receiving->direct >= LARGE_AFTER)
+        enlarge_buffer(stream);
 }
 
 void sw_receive(struct sw_stream *stream, uint32_t events)
@@ -906,8 +945,10 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
         }
         uint32_t room = direct + (uint32_t)parts[count - 1].iov_len, taken = (uint32_t)size;
         uint32_t placed = taken < direct ? taken : direct;
-        if (placed)
+        if (placed) {
             account(stream, placed);
+            count_direct(stream, placed);
+        }
         receiving->in->end += taken - placed;
         if (sw_stream_carried(stream, taken))
             return;

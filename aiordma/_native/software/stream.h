@@ -95,6 +95,7 @@ struct sw_receiving {
     int has_frame;
     char blamed[SW_UNTAGGED_HEADER + SW_READ_REQUEST_SIZE]; /* its first bytes, for a TERMINATE */
     uint32_t blamed_size;
+    uint32_t direct;       /* payload that was read directly to its place, up to a limit */
     uint32_t placed;       /* bytes of the frame's payload that are placed */
     uint32_t message_size; /* bytes of the SEND that is arriving */
     uint32_t written;      /* bytes of the WRITE that is arriving, or of the last one */
