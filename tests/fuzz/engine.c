@@ -110,6 +110,12 @@ int sw_progress_look(struct sw_progress *progress, int is_poll)
     return 0;
 }
 
+int sw_progress_has_members(const struct sw_progress *progress)
+{
+    (void)progress;
+    return 0;
+}
+
 void sw_progress_took_event(struct sw_progress *progress)
 {
     (void)progress;
