@@ -23,7 +23,6 @@ static struct {
 struct party {
     struct rdma_cm_id *id;
     int connects; /* it is the active side, and connect was called */
-    int ends;     /* unused */
     int is_established, is_over;
 };
 
