@@ -68,7 +68,7 @@ void sw_give_way(void);
  */
 enum { SW_FRAME_WORK = 256 };
 #ifndef SW_LONG_TURN
-#define SW_LONG_TURN (2u << 20)
+#define SW_LONG_TURN (512u << 10)
 #define SW_SHORT_TURN (64u << 10)
 #endif
 
