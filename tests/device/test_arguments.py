@@ -532,7 +532,7 @@ OPENERS: dict[str, tuple[dict[str, Any], dict[str, object]]] = {
             "gid_index": Whole(31),
             "pkey_index": Whole(16),
             "shared_receive": An,
-            **{name: kind for name, kind in OPTIONS.items() if name != "flow_control"},
+            **{name: kind for name, kind in OPTIONS.items() if name not in ("flow_control", "tos")},
         },
     ),
     "resolve": (
