@@ -55,10 +55,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The compiler's warnings are errors here, and nowhere else.
 export AIORDMA_WERROR = 1
 
-# What compiles and runs it; the tests need more.
+# What compiles and runs it; the tests need more. On top of another Python's it would be a mixture.
+WHICH = import sys; print(sys.base_prefix, sys.version)
 .venv/.base: pyproject.toml setup.py
 	@$(TEST_BED) build-packages
-	$(PYTHON) -m venv --clear .venv
+	@test "$$($(PYTHON) -c '$(WHICH)')" = "$$(.venv/bin/python -c '$(WHICH)' 2>&1)" || rm -rf .venv
+	$(PYTHON) -m venv .venv
 	.venv/bin/pip install -qq --upgrade 'setuptools>=77' 'cffi>=1.16' 'anyio>=4.10' 'typing_extensions>=4.6'
 	@touch $@
 
