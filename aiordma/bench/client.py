@@ -124,7 +124,7 @@ async def _prepare(connection: Connection, work: Workload, timed: bool) -> Drive
     memory = connection.register(mmap(-1, work.size))
     local = memory[:]
     post: Callable[[], WorkRequest]
-    if work.operation == "send":
+    if work.operation in ("send", "views"):
         post = partial(connection.post_send, local)
     else:
         await connection.send(b"where?")

@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from mmap import mmap
 
 import anyio
@@ -78,6 +79,8 @@ async def _serve_one(request: ConnectionRequest) -> None:
                 await _echo(connection, work)
             elif work.operation == "messages":
                 await _echo_messages(connection)
+            elif work.operation == "views":
+                await _take_views(connection)
             else:
                 await _take(connection, work)
     except DisconnectedError:
@@ -94,6 +97,8 @@ def _memory(work: Workload) -> int:
         return work.size * _echo_receives(work.depth)
     if work.operation == "messages":
         return work.size * _message_receives(work.depth)
+    if work.operation == "views":
+        return work.size * _taken_receives(work.depth)
     return work.size
 
 
@@ -113,13 +118,21 @@ def _options(work: Workload) -> ConnectionKeywords:
         return ConnectionKeywords(
             receive_buffers=_message_receives(depth), receive_size=work.size, max_send_wr=depth + 1
         )
+    if work.operation == "views":
+        return ConnectionKeywords(
+            receive_buffers=_taken_receives(depth), receive_size=work.size, max_send_wr=2
+        )
     return ConnectionKeywords(
         receive_buffers=0,
-        max_recv_wr=max(RECEIVES, 2 * depth),
+        max_recv_wr=_taken_receives(depth),
         max_send_wr=2,
         max_send_sge=1,
         max_recv_sge=1,
     )
+
+
+def _taken_receives(depth: int) -> int:
+    return max(RECEIVES, 2 * depth)
 
 
 def _message_receives(depth: int) -> int:
@@ -161,6 +174,13 @@ async def _echo(connection: Connection, work: Workload) -> None:
 async def _echo_messages(connection: Connection) -> None:
     async for message in connection:
         await connection.send(message)
+
+
+async def _take_views(connection: Connection) -> None:
+    with suppress(anyio.EndOfStream):
+        while True:
+            async with connection.receive_view():
+                pass
 
 
 async def _take(connection: Connection, work: Workload) -> None:

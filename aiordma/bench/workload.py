@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 
 __all__ = ("OPERATIONS", "Workload")
 
-OPERATIONS = ("echo", "messages", "send", "read", "write", "chain", "datagrams")
+OPERATIONS = ("echo", "messages", "send", "read", "write", "chain", "datagrams", "views")
 """
 echo: a SEND to the server, and a SEND back, by `post_send` and `post_recv`.
 messages: the same by `send` and `receive`.
@@ -14,6 +14,7 @@ send: SENDs to the server, without answers.
 read, write: READs or WRITEs of the server's memory.
 chain: WRITEs, all signaled; one call posts half of the depth.
 datagrams: as messages, by datagrams.
+views: as send; the server receives by `receive_view`.
 """
 
 MOST_BYTES = 1 << 30

@@ -13,6 +13,10 @@ from .rows import LESS, MORE, Reading, Row, latency, rate
 from .rxe import WINDOW, after_other_code
 from .same_work import measured
 
+LARGE = 65536
+DEPTH = 16
+"""Messages in flight."""
+
 
 def rows(here: Candidates) -> list[Row]:
     """Return them all."""
@@ -50,6 +54,25 @@ def rows(here: Candidates) -> list[Row]:
             Workload("send", 64, WINDOW),
             "C, polling",
             limit=0.7,
+        ),
+        Row(
+            "software/messages/64/beside_posts",
+            "us",
+            lambda: latency(here.rdma(Workload("messages", 64))),
+            "echo by post_send and post_recv",
+            lambda: latency(here.rdma(Workload("echo", 64))),
+            limit=1.11,
+        ),
+        Row(
+            f"software/views/{LARGE}",
+            "per second",
+            lambda: rate(here.rdma(Workload("views", LARGE, DEPTH), timed=False)),
+            "the same in C, sleeping",
+            lambda: measured(
+                here.host, here.device, Workload("send", LARGE, DEPTH), here.seconds, False
+            ),
+            limit=0.95,
+            better=MORE,
         ),
         after_other_code(here, "software/write/64/post_in_c"),
     ]

@@ -155,6 +155,8 @@ GOALS = {
     "software/echo/64",
     "software/lag_beside_writers",
     "software/messages/64/busy",
+    "software/messages/64/beside_posts",
+    "software/views/65536",
     "software/send_receive/64/events",
     "software/read/64",
     "software/write/64",
