@@ -1,8 +1,8 @@
 """The general path of a post: stages a request's buffers, takes a slot, and submits the request.
 
-The endpoint's port posts a plain request in one C call: a request with one part, which is
-registered or short enough to go inline, and without options. All other requests take the path in
-this module. It ends at a sink, which is the send queue or a chain.
+The endpoint's port posts most requests in one C call (docs/design.md). The requests that it cannot
+handle take the path in this module: for instance, those with a buffer to be registered, and those
+that wait for a slot. The path ends at a sink, which is the send queue or a chain.
 """
 
 import sys

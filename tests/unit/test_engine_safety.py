@@ -276,6 +276,43 @@ def test_a_number_that_closes_the_region_posts_nothing(what: str) -> None:
     )
 
 
+@ENGINE_IN_C
+@pytest.mark.parametrize("what", ["parts", "region", "bytes"])
+def test_a_number_that_takes_the_parts_away_posts_nothing_freed(what: str) -> None:
+    """The list that the program gave is emptied, or its memory closed, while the post is read."""
+    run_child(
+        CONNECTED,
+        f"""
+        async def main(client, server, remote):
+            mine, other = client.register(bytearray(32)), client.register(bytearray(b"o" * 32))
+            plain = bytearray(b"p" * 8)
+            parts = [mine[:24], plain] if {what!r} == "bytes" else [mine[:16], other[:16]]
+            def act():
+                if {what!r} == "parts":
+                    parts.clear()
+                elif {what!r} == "region":
+                    mine.close()
+                else:
+                    try:
+                        plain.extend(bytes(1 << 20))  # would move it
+                    except BufferError:
+                        return
+                    raise SystemExit("the buffer was not exported")
+                gc.collect()
+            number = Number(remote.rkey, act)
+            try:
+                await client.post_writev(parts, forced(remote[:32], rkey=number))
+            except aiordma.ClosedError:
+                assert {what!r} == "region"
+            else:
+                assert {what!r} != "region", "it was posted"
+            assert mine._users == other._users == 0
+            await client.write(b"y" * 64, remote)  # nothing broke
+        asyncio.run(connected(main))
+        """,
+    )
+
+
 FINALIZER = """
 crossings = []
 

@@ -201,6 +201,10 @@ static void lease_dealloc(Lease *lease)
 static PyObject *lease_memory(Lease *lease, void *closure)
 {
     (void)closure;
+    if (!lease->slab) { /* the collector can show a lease that is being made */
+        PyErr_SetString(PyExc_RuntimeError, "this lease is not made yet");
+        return NULL;
+    }
     if (!lease->memory) {
         PyObject *memory =
             engine_given.slice_class
