@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -11,12 +11,17 @@ import pytest
 
 import aiordma
 from examples import ninep
-from tests.devices import ADDRESS
+from tests.devices import ADDRESS, DEVICE
 from tests.interop.programs import running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("kernel")]
 
 CLIENT_DEPTH = 16
+ATTEMPTS = 3
+GIVEN_UP = Path("/sys/class/infiniband", DEVICE, "ports/1/hw_counters/retry_exceeded_err")
+
+Use = Callable[[Path, Path], Awaitable[None]]
+"""Works on a folder, and on where it is mounted."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,12 +70,47 @@ async def mounted(root: Path, mount: Path) -> AsyncIterator[list[int]]:
         listed = ",".join(f"{name}={value}" for name, value in chosen.items())
         async with running("mount", "-t", "9p", "-o", listed, ADDRESS, str(mount)):
             pass
+        before = given_up()
         try:
             yield counts
         finally:
+            force = ["-f", "-l"] if given_up() != before else []
             with anyio.CancelScope(shield=True):
-                async with running("umount", str(mount)):
+                async with running("umount", *force, str(mount)):
                     pass
+
+
+def given_up() -> int:
+    """How many requests the device has failed for want of an acknowledgement; siw has no such."""
+    return int(GIVEN_UP.read_text()) if GIVEN_UP.exists() else 0
+
+
+async def used_while_mounted(root: Path, mount: Path, use: Use) -> int:
+    """Serve a folder, mount it, use it; returns the number of requests.
+
+    The kernel's client asks for no retries (retry_count 0): on a machine whose cores are busy, one
+    acknowledgement that is late breaks its queue pair. It does not disconnect then, and what waits
+    for an answer waits for ever; no server can change that. The device counts it: the next attempt
+    begins with a new folder and a new mount.
+    """
+    for attempt in range(ATTEMPTS):
+        before = given_up()
+        folder = root / str(attempt)
+        folder.mkdir()
+        async with mounted(folder, mount) as counts, anyio.create_task_group() as group:
+            group.start_soon(cancel_if_given_up, group.cancel_scope, before)
+            await use(folder, mount)
+            group.cancel_scope.cancel()
+        if given_up() == before:
+            return counts[0]
+    pytest.skip(f"this machine is too busy: the kernel's 9P client gave up {ATTEMPTS} times")
+
+
+async def cancel_if_given_up(scope: anyio.CancelScope, before: int) -> None:
+    """Look at the device's counter until it says so."""
+    while given_up() == before:
+        await anyio.sleep(0.5)
+    scope.cancel()
 
 
 async def run(*command: str | int | Path) -> str:
@@ -82,7 +122,8 @@ async def run(*command: str | int | Path) -> str:
 
 async def test_the_kernel_lists_reads_and_writes(root: Path, mount: Path) -> None:
     data = bytes(range(256)) * 4096
-    async with mounted(root, mount) as counts:
+
+    async def use(root: Path, mount: Path) -> None:
         (root / "ours").write_bytes(data)
         (root / "folder").mkdir()
         assert (await run("ls", mount)).split() == ["folder", "ours"]
@@ -94,25 +135,29 @@ async def test_the_kernel_lists_reads_and_writes(root: Path, mount: Path) -> Non
         assert (root / "moved").read_bytes() == data[:100000]
         await run("rm", "-r", mount / "folder", mount / "ours")
         assert os.listdir(root) == ["moved"]
-    assert counts[0] > 2 * len(data) / ninep.MESSAGE_SIZE
+
+    assert await used_while_mounted(root, mount, use) > 2 * len(data) / ninep.MESSAGE_SIZE
 
 
 async def test_thousands_of_requests_of_the_kernel(root: Path, mount: Path) -> None:
-    async with mounted(root, mount) as counts:
-        # Each block is a request, as the client keeps no cache; four copies at a time.
+    # Each block is a request, as the client keeps no cache; four copies at a time.
+    script = 'for n in 1 2 3 4; do dd if="$0/source" of="$0/$n" bs=1000 status=none & done; wait'
+
+    async def use(root: Path, mount: Path) -> None:
         (root / "source").write_bytes(bytes(range(250)) * 2000)
-        script = (
-            'for n in 1 2 3 4; do dd if="$0/source" of="$0/$n" bs=1000 status=none & done; wait'
-        )
         await run("sh", "-c", script, mount)
         for name in "1234":
             await run("cmp", root / "source", root / name)
-    assert counts[0] > 4000
+
+    assert await used_while_mounted(root, mount, use) > 4000
 
 
 async def test_the_kernel_mounts_again_and_again(root: Path, mount: Path) -> None:
-    (root / "file").write_text("here")
-    for _ in range(4):
-        async with mounted(root, mount) as counts:
-            assert await run("cat", mount / "file") == "here"
-        assert counts[0] > 0
+    async def use(root: Path, mount: Path) -> None:
+        (root / "file").write_text("here")
+        assert await run("cat", mount / "file") == "here"
+
+    for number in range(4):
+        folder = root / f"mount {number}"
+        folder.mkdir()
+        assert await used_while_mounted(folder, mount, use) > 0
