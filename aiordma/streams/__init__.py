@@ -1,21 +1,40 @@
-"""Byte streams over RDMA, for programs that use sockets: rsockets' protocol as anyio streams.
+"""Byte streams over RDMA, for programs that use sockets: rsockets' protocol as anyio streams and as
+asyncio transports.
 
-async with aiordma.streams.listen_stream("192.0.2.1", 7472) as listener: ...
-async with aiordma.streams.connect_stream("192.0.2.1", 7472) as stream: ...
+    async with aiordma.streams.listen_stream("192.0.2.1", 7472) as listener: ...
+    async with aiordma.streams.connect_stream("192.0.2.1", 7472) as stream: ...
+    reader, writer = await aiordma.streams.open_connection("192.0.2.1", 7472)
 """
 
+from aiordma.streams.loop import StreamEventLoop, new_event_loop
 from aiordma.streams.opening import (
     StreamListener,
     StreamOptions,
     connect_stream,
     listen_stream,
 )
+from aiordma.streams.server import (
+    StreamServer,
+    create_connection,
+    create_server,
+    open_connection,
+    start_server,
+)
 from aiordma.streams.stream import Stream
+from aiordma.streams.transport import StreamTransport
 
 __all__ = (
     "Stream",
+    "StreamEventLoop",
     "StreamListener",
     "StreamOptions",
+    "StreamServer",
+    "StreamTransport",
     "connect_stream",
+    "create_connection",
+    "create_server",
     "listen_stream",
+    "new_event_loop",
+    "open_connection",
+    "start_server",
 )

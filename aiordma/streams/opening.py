@@ -22,7 +22,14 @@ from aiordma.streams.protocol import CREDIT_LIMIT
 from aiordma.streams.rsocket import CONTROL_SLOTS, Rsocket
 from aiordma.streams.stream import Stream
 
-__all__ = ("StreamListener", "StreamOptions", "connect_stream", "listen_stream")
+__all__ = (
+    "StreamListener",
+    "StreamOptions",
+    "StreamSettings",
+    "connect_rsocket",
+    "connect_stream",
+    "listen_stream",
+)
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -43,8 +50,12 @@ class StreamOptions(TypedDict, total=False):
     retry_count: int
 
 
-class _Settings:
-    """The checked options of a stream."""
+class StreamSettings:
+    """The checked options of a stream.
+
+    Args:
+        call: the function that was called, for messages.
+    """
 
     def __init__(
         self,
@@ -101,7 +112,19 @@ async def connect_stream(
 
     See: man 7 rsocket.
     """
-    settings = _Settings("connect_stream", **options)
+    settings = StreamSettings("connect_stream", **options)
+    return Stream(*await connect_rsocket(settings, host, port, source, timeout, device))
+
+
+async def connect_rsocket(
+    settings: StreamSettings,
+    host: str,
+    port: int,
+    source: tuple[str, int] | None = None,
+    timeout: float | None = 30.0,
+    device: str = "auto",
+) -> tuple[Connection, Rsocket]:
+    """Do the work of `connect_stream`."""
     connection = await prepare_connection(
         host, port, source=source, timeout=timeout, device=device, **settings.keywords
     )
@@ -112,7 +135,7 @@ async def connect_stream(
     except BaseException:
         await connection.aclose()
         raise
-    return Stream(connection, rsocket)
+    return connection, rsocket
 
 
 @opens
@@ -139,7 +162,7 @@ async def listen_stream(
 
     See: man 7 rsocket.
     """
-    settings = _Settings("listen_stream", **options)
+    settings = StreamSettings("listen_stream", **options)
     seconds(accept_timeout, "accept_timeout", "listen_stream")
     listener = await listen(
         host,
@@ -193,8 +216,11 @@ class StreamListener(AnyListener[Stream]):
 
         Cancellation: as `Listener.accept`.
         """
+        return Stream(*await self._accept())
+
+    async def _accept(self) -> tuple[Connection, Rsocket]:
         connection = await self._listener.accept()
-        return Stream(connection, self._rsockets.pop(connection))
+        return connection, self._rsockets.pop(connection)
 
     async def serve(
         self,

@@ -1,0 +1,158 @@
+"""An event loop whose connections and servers use RDMA, so that programs need no change."""
+
+import os
+import socket
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from ipaddress import ip_address, ip_network
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from aiordma._base.arguments import seconds
+from aiordma._loop.polling import SPIN, PollingEventLoop
+from aiordma.streams.server import create_connection, create_server
+
+__all__ = ("StreamEventLoop", "new_event_loop")
+
+VARIABLE = "AIORDMA_STREAM_HOSTS"
+
+
+class StreamEventLoop(PollingEventLoop):
+    """The loop of `new_event_loop`. Sockets that the program passes, and hosts that the rule does
+    not name, are handled by asyncio as before."""
+
+    def __init__(self, spin: float, hosts: Iterable[str]) -> None:
+        super().__init__(spin)
+        self._deferred: WeakKeyDictionary[socket.socket, tuple[str, int]] = WeakKeyDictionary()
+        self._hosts = tuple(each.strip() for each in hosts if each.strip())
+
+    def uses_rdma(self, host: str | None) -> bool:
+        """Return whether the rule names the host. (None, a server's "all addresses", only if it
+        names every host, as "*" does, or "0.0.0.0".)
+
+        Raises: nothing.
+        """
+        return any(_matches(host or "0.0.0.0", pattern) for pattern in self._hosts)
+
+    async def create_connection(
+        self,
+        protocol_factory: Any,
+        host: str | None = None,
+        port: int | None = None,
+        **keywords: Any,
+    ) -> Any:
+        """As asyncio's, over RDMA if the rule names the host.
+
+        Raises: as `create_connection` of this package, or as asyncio's.
+
+        Cancellation: nothing is left.
+        """
+        given: Any = keywords.get("sock")
+        deferred = self._deferred.pop(given, None) if given is not None else None
+        if deferred is not None:
+            del keywords["sock"]
+            given.close()
+            return await create_connection(protocol_factory, *deferred, **keywords)
+        if host is None or given is not None or not self.uses_rdma(host):
+            default: Any = super().create_connection
+            return await default(protocol_factory, host, port, **keywords)
+        return await create_connection(protocol_factory, host, port, **keywords)
+
+    # -- sockets that a program connects before it passes them -------------------------------------
+
+    async def sock_connect(self, sock: socket.socket, address: Any) -> None:
+        """As asyncio's. If the rule names the host, the socket is not connected before it is used:
+        programs such as aiohttp pass it to `create_connection`, which connects a stream instead.
+
+        Raises: as asyncio's.
+
+        Cancellation: as asyncio's.
+        """
+        is_tcp = sock.type == socket.SOCK_STREAM and sock.family in (
+            socket.AF_INET,
+            socket.AF_INET6,
+        )
+        if is_tcp and self.uses_rdma(address[0]):
+            self._deferred[sock] = address[:2]
+        else:
+            await super().sock_connect(sock, address)
+
+    async def _connect_deferred(self, sock: socket.socket) -> None:
+        address = self._deferred.pop(sock, None)
+        if address is not None:
+            await super().sock_connect(sock, address)
+
+    async def sock_recv(self, sock: socket.socket, nbytes: int) -> bytes:
+        """As asyncio's.
+
+        Raises: as asyncio's.
+
+        Cancellation: as asyncio's.
+        """
+        await self._connect_deferred(sock)
+        return await super().sock_recv(sock, nbytes)
+
+    async def sock_recv_into(self, sock: socket.socket, buf: Any) -> int:
+        """As asyncio's.
+
+        Raises: as asyncio's.
+
+        Cancellation: as asyncio's.
+        """
+        await self._connect_deferred(sock)
+        return await super().sock_recv_into(sock, buf)
+
+    async def sock_sendall(self, sock: socket.socket, data: Any) -> None:
+        """As asyncio's.
+
+        Raises: as asyncio's.
+
+        Cancellation: as asyncio's.
+        """
+        await self._connect_deferred(sock)
+        await super().sock_sendall(sock, data)
+
+    async def create_server(
+        self, protocol_factory: Any, host: Any = None, port: int | None = None, **keywords: Any
+    ) -> Any:
+        """As asyncio's, over RDMA if the rule names the host, or every one of several.
+
+        Raises: as `create_server` of this package, or as asyncio's.
+
+        Cancellation: nothing is left.
+        """
+        hosts = [host] if host is None or isinstance(host, str) else list(host)
+        if keywords.get("sock") is not None or not all(map(self.uses_rdma, hosts)):
+            default: Any = super().create_server
+            return await default(protocol_factory, host, port, **keywords)
+        return await create_server(protocol_factory, host, port, **keywords)
+
+
+def _matches(host: str, pattern: str) -> bool:
+    try:
+        return ip_address(host.partition("%")[0]) in ip_network(pattern, strict=False)
+    except ValueError:  # one of them is a name
+        return fnmatchcase(host.lower(), pattern.lower())
+
+
+def new_event_loop(spin: float = SPIN, hosts: str | Iterable[str] | None = None) -> StreamEventLoop:
+    """Return an asyncio event loop whose `create_connection` and `create_server` use RDMA streams.
+    Everything else is as of `aiordma.new_event_loop`, whose loop polls before it sleeps.
+
+        uvicorn --loop aiordma.streams:new_event_loop app:app
+
+    Args:
+        spin: as of `aiordma.new_event_loop`.
+        hosts: which hosts are reached over RDMA: names with wildcards, addresses and networks, as a
+            list or separated by commas. None: the environment variable AIORDMA_STREAM_HOSTS, or
+            "*", which is every host. For a server it is the host that it listens on.
+
+    Raises:
+        TypeError, ValueError: as `aiordma.new_event_loop`.
+    """
+    spin = seconds(spin, "spin", "new_event_loop")
+    if not 0 <= spin <= 1:
+        raise ValueError(f"new_event_loop(): spin={spin} is not in 0..1 (seconds)")
+    if hosts is None:
+        hosts = os.environ.get(VARIABLE, "*")
+    return StreamEventLoop(spin, hosts.split(",") if isinstance(hosts, str) else hosts)

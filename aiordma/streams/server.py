@@ -1,0 +1,452 @@
+"""asyncio's functions for connections and servers, over RDMA, with the same arguments."""
+
+import asyncio
+import logging
+import socket
+import ssl as tls
+from asyncio.sslproto import SSLProtocol
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, cast
+
+from aiordma._base.errors import ClosedError, RdmaError, cause_text
+from aiordma._base.socket_address import SocketAddress
+from aiordma._connection.connection import Connection
+from aiordma.streams.opening import (
+    StreamListener,
+    StreamSettings,
+    connect_rsocket,
+    listen_stream,
+)
+from aiordma.streams.rsocket import Rsocket
+from aiordma.streams.transport import StreamTransport
+
+__all__ = (
+    "StreamServer",
+    "create_connection",
+    "create_server",
+    "open_connection",
+    "start_server",
+)
+
+logger: logging.Logger = logging.getLogger("aiordma")
+
+LIMIT = 64 * 1024
+"""asyncio's own limit of a StreamReader, in bytes."""
+RETRY_SECONDS = 1.0
+"""After an accept that failed for lack of descriptors or memory."""
+
+ProtocolT = TypeVar("ProtocolT", bound=asyncio.BaseProtocol)
+
+
+class ListeningAddress:
+    """Stands in for the listening socket of asyncio's servers, for programs that show its
+    address."""
+
+    def __init__(self, address: SocketAddress) -> None:
+        self._address = address
+        self.family: socket.AddressFamily = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.type: socket.SocketKind = socket.SOCK_STREAM
+        self.proto: int = socket.IPPROTO_TCP
+
+    def getsockname(self) -> SocketAddress:
+        """The local (host, port).
+
+        Raises: nothing.
+        """
+        return self._address
+
+    def fileno(self) -> int:
+        """-1: there is no descriptor to wait on.
+
+        Raises: nothing.
+        """
+        return -1
+
+
+class StreamServer(asyncio.AbstractServer):
+    """Listens for streams, and makes a protocol for each, as asyncio.Server does."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        listeners: list[StreamListener],
+        make: Callable[[Connection, Rsocket, "StreamServer"], object],
+    ) -> None:
+        self._loop = loop
+        self._listeners = listeners
+        self._make = make
+        self._accepting: list[asyncio.Task[None]] = []
+        self._closing: asyncio.Task[None] | None = None
+        self._transports: set[StreamTransport] = set()
+        self._idle: list[asyncio.Future[None]] = []
+        self._serving: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<StreamServer at {[each.getsockname() for each in self.sockets]}>"
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop.
+
+        Raises: nothing.
+        """
+        return self._loop
+
+    def is_serving(self) -> bool:
+        """Whether the server accepts peers.
+
+        Raises: nothing.
+        """
+        return bool(self._accepting) and self._closing is None
+
+    @property
+    def sockets(self) -> tuple[ListeningAddress, ...]:
+        """The listening addresses, with `getsockname()`; empty once the server is closed."""
+        if self._closing is not None:
+            return ()
+        addresses = (each.local_address for each in self._listeners)
+        return tuple(ListeningAddress(each) for each in addresses if each is not None)
+
+    async def start_serving(self) -> None:
+        """Begin to accept peers. Idempotent.
+
+        Raises:
+            RuntimeError: the server is closed.
+
+        Cancellation: has no effect, because the call does not wait.
+        """
+        if self._closing is not None:
+            raise RuntimeError(f"server {self!r} is closed")
+        if not self._accepting:
+            self._accepting = [
+                self._loop.create_task(self._accept(listener)) for listener in self._listeners
+            ]
+
+    async def serve_forever(self) -> None:
+        """Accept peers until cancelled; then close.
+
+        Raises:
+            RuntimeError: the server is closed, or another task serves.
+
+        Cancellation: the server is closed.
+        """
+        if self._serving is not None:
+            raise RuntimeError(f"server {self!r} is already being awaited on serve_forever()")
+        await self.start_serving()
+        self._serving = self._loop.create_future()
+        try:
+            await self._serving
+        except asyncio.CancelledError:
+            self.close()
+            await self.wait_closed()
+            raise
+        finally:
+            self._serving = None
+
+    async def _accept(self, listener: StreamListener) -> None:
+        while True:
+            try:
+                connection, rsocket = await listener._accept()
+            except ClosedError:
+                return
+            except RdmaError as error:
+                logger.info("a stream was not accepted: %s", cause_text(error))
+                if isinstance(error, OSError) and error.errno:
+                    await asyncio.sleep(RETRY_SECONDS)
+                continue
+            try:
+                self._make(connection, rsocket, self)
+            except Exception:
+                logger.exception("a stream's protocol could not be made")
+                await connection.aclose()
+
+    def attach(self, transport: StreamTransport) -> None:
+        """Count a transport until it is lost.
+
+        Raises: nothing.
+        """
+        self._transports.add(transport)
+
+    def detach(self, transport: StreamTransport) -> None:
+        """Forget a transport that is lost.
+
+        Raises: nothing.
+        """
+        self._transports.discard(transport)
+        self._wake_if_idle()
+
+    def _wake_if_idle(self) -> None:
+        if self._closing is not None and not self._transports:
+            for waiter in self._idle:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._idle.clear()
+
+    def close(self) -> None:
+        """Stop listening. Accepted streams stay open. Idempotent.
+
+        Raises: nothing.
+        """
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close())
+            if self._serving is not None and not self._serving.done():
+                self._serving.cancel()
+            self._wake_if_idle()
+
+    async def _close(self) -> None:
+        for listener in self._listeners:
+            await listener.aclose()
+
+    async def wait_closed(self) -> None:
+        """Wait until the server is closed and its accepted streams have ended, as Python 3.12's
+        asyncio.Server does.
+
+        Raises: nothing.
+
+        Cancellation: has no effect on the server.
+        """
+        if self._closing is None:
+            return
+        await asyncio.shield(self._closing)
+        if self._transports:
+            waiter = self._loop.create_future()
+            self._idle.append(waiter)
+            await waiter
+
+    def close_clients(self) -> None:
+        """Close the transports of all accepted streams.
+
+        Raises: nothing.
+        """
+        for transport in list(self._transports):
+            transport.close()
+
+    def abort_clients(self) -> None:
+        """Abort the transports of all accepted streams.
+
+        Raises: nothing.
+        """
+        for transport in list(self._transports):
+            transport.abort()
+
+
+def _check_tls(
+    context: "bool | tls.SSLContext | None",
+    handshake_timeout: float | None,
+    shutdown_timeout: float | None,
+) -> None:
+    if not context and handshake_timeout is not None:
+        raise ValueError("ssl_handshake_timeout is only meaningful with ssl")
+    if not context and shutdown_timeout is not None:
+        raise ValueError("ssl_shutdown_timeout is only meaningful with ssl")
+
+
+def _tls_protocol(
+    loop: asyncio.AbstractEventLoop,
+    protocol: asyncio.BaseProtocol,
+    context: "bool | tls.SSLContext",
+    waiter: "asyncio.Future[None] | None",
+    **options: Any,
+) -> SSLProtocol:
+    chosen = None if context is True else context
+    if chosen is not None and not isinstance(chosen, tls.SSLContext):
+        raise TypeError(f"ssl={context!r} is not an ssl.SSLContext")
+    return SSLProtocol(loop, protocol, cast(Any, chosen), cast(Any, waiter), **options)
+
+
+async def create_connection(
+    protocol_factory: Callable[[], ProtocolT],
+    host: str | None = None,
+    port: int | None = None,
+    *,
+    ssl: "bool | tls.SSLContext | None" = None,
+    family: int = 0,
+    proto: int = 0,
+    flags: int = 0,
+    sock: socket.socket | None = None,
+    local_addr: tuple[str, int] | None = None,
+    server_hostname: str | None = None,
+    ssl_handshake_timeout: float | None = None,
+    ssl_shutdown_timeout: float | None = None,
+    happy_eyeballs_delay: float | None = None,
+    interleave: int | None = None,
+    all_errors: bool = False,
+    timeout: float | None = 30.0,
+    device: str = "auto",
+    **options: Any,
+) -> tuple[asyncio.Transport, ProtocolT]:
+    """Connect a stream, as `loop.create_connection` connects a socket. For asyncio and uvloop.
+
+    Args:
+        protocol_factory, host, port, ssl, local_addr, server_hostname, ssl_handshake_timeout,
+            ssl_shutdown_timeout: as of asyncio's.
+        family, proto, flags, happy_eyeballs_delay, interleave, all_errors: accepted, without
+            effect: the address that librdmacm can reach is used.
+        sock: must be None.
+        timeout, device, options: as of `connect_stream`.
+
+    Raises:
+        as `connect_stream`.
+        ValueError: `host` and `port` are missing, or `sock` is given; or the TLS arguments do not
+            fit together.
+        ssl.SSLError, ConnectionError: the TLS handshake failed.
+
+    Cancellation: nothing is left.
+    """
+    if sock is not None:
+        raise ValueError("create_connection(): a stream over RDMA has no socket: leave out sock")
+    if host is None or port is None:
+        raise ValueError("host and port was not specified and no sock specified")
+    if server_hostname is not None and not ssl:
+        raise ValueError("server_hostname is only meaningful with ssl")
+    _check_tls(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
+    loop = asyncio.get_running_loop()
+    settings = StreamSettings("create_connection", **options)
+    connection, rsocket = await connect_rsocket(settings, host, port, local_addr, timeout, device)
+    transport: asyncio.Transport | None = None
+    try:
+        protocol, waiter = protocol_factory(), loop.create_future()
+        if not ssl:
+            transport = StreamTransport(loop, connection, rsocket, protocol, waiter=waiter)
+            await waiter
+            return transport, protocol
+        secured = _tls_protocol(
+            loop,
+            protocol,
+            ssl,
+            waiter,
+            server_side=False,
+            server_hostname=host if server_hostname is None else server_hostname,
+            ssl_handshake_timeout=ssl_handshake_timeout,
+            ssl_shutdown_timeout=ssl_shutdown_timeout,
+        )
+        transport = StreamTransport(loop, connection, rsocket, secured)
+        await waiter
+    except BaseException:
+        if transport is None:
+            await connection.aclose()
+        else:
+            transport.abort()
+        raise
+    return secured._app_transport, protocol
+
+
+async def create_server(
+    protocol_factory: Callable[[], asyncio.BaseProtocol],
+    host: "str | list[str] | tuple[str, ...] | None" = None,
+    port: int | None = None,
+    *,
+    family: int = socket.AF_UNSPEC,
+    flags: int = socket.AI_PASSIVE,
+    sock: socket.socket | None = None,
+    backlog: int = 100,
+    ssl: tls.SSLContext | None = None,
+    reuse_address: bool | None = None,
+    reuse_port: bool | None = None,
+    ssl_handshake_timeout: float | None = None,
+    ssl_shutdown_timeout: float | None = None,
+    start_serving: bool = True,
+    keep_alive: bool | None = None,
+    device: str = "auto",
+    **options: Any,
+) -> StreamServer:
+    """Listen for streams, as `loop.create_server` listens for sockets. For asyncio and uvloop.
+
+    Args:
+        protocol_factory, host, port, backlog, ssl, ssl_handshake_timeout, ssl_shutdown_timeout,
+            start_serving: as of asyncio's. Without a host: all IPv4 addresses.
+        family, flags, reuse_address, reuse_port, keep_alive: accepted, without effect.
+        sock: must be None.
+        device, options: as of `listen_stream`.
+
+    Raises:
+        as `listen_stream`.
+        TypeError, ValueError: `sock` is given, or the TLS arguments do not fit together.
+
+    Cancellation: nothing is left.
+    """
+    if sock is not None:
+        raise ValueError("create_server(): a stream over RDMA has no socket: leave out sock")
+    if ssl is not None and not isinstance(ssl, tls.SSLContext):
+        raise TypeError("ssl argument must be an SSLContext or None")
+    _check_tls(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
+    loop = asyncio.get_running_loop()
+
+    def make(connection: Connection, rsocket: Rsocket, server: StreamServer) -> None:
+        protocol = protocol_factory()
+        if ssl is not None:
+            protocol = _tls_protocol(
+                loop,
+                protocol,
+                ssl,
+                None,
+                server_side=True,
+                ssl_handshake_timeout=ssl_handshake_timeout,
+                ssl_shutdown_timeout=ssl_shutdown_timeout,
+            )
+        server.attach(StreamTransport(loop, connection, rsocket, protocol, server.detach))
+
+    hosts = [host or "0.0.0.0"] if host is None or isinstance(host, str) else list(host)
+    listeners: list[StreamListener] = []
+    try:
+        for each in hosts:
+            listener = await listen_stream(
+                each, port or 0, backlog=backlog, device=device, **options
+            )
+            listeners.append(listener)
+    except BaseException:
+        for listener in listeners:
+            await listener.aclose()
+        raise
+    server = StreamServer(loop, listeners, make)
+    if start_serving:
+        await server.start_serving()
+    return server
+
+
+async def open_connection(
+    host: str | None = None, port: int | None = None, *, limit: int = LIMIT, **keywords: Any
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect a stream, as `asyncio.open_connection` connects a socket.
+
+    Args:
+        host, port, limit: as of asyncio's.
+        keywords: as of `create_connection`.
+
+    Raises: as `create_connection`.
+
+    Cancellation: nothing is left.
+    """
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=limit, loop=loop)
+    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+    transport, _ = await create_connection(lambda: protocol, host, port, **keywords)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+async def start_server(
+    client_connected_cb: Callable[
+        [asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None
+    ],
+    host: "str | list[str] | tuple[str, ...] | None" = None,
+    port: int | None = None,
+    *,
+    limit: int = LIMIT,
+    **keywords: Any,
+) -> StreamServer:
+    """Listen for streams, as `asyncio.start_server` listens for sockets.
+
+    Args:
+        client_connected_cb, host, port, limit: as of asyncio's.
+        keywords: as of `create_server`.
+
+    Raises: as `create_server`.
+
+    Cancellation: nothing is left.
+    """
+    loop = asyncio.get_running_loop()
+
+    def make() -> asyncio.StreamReaderProtocol:
+        reader = asyncio.StreamReader(limit=limit, loop=loop)
+        return asyncio.StreamReaderProtocol(reader, client_connected_cb, loop=loop)
+
+    return await create_server(make, host, port, **keywords)

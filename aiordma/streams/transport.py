@@ -1,0 +1,389 @@
+"""asyncio's transport over a stream, for protocols that know nothing of RDMA."""
+
+import asyncio
+import logging
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Any, cast
+
+from aiordma._base.arguments import Buffer
+from aiordma._base.errors import RdmaError
+from aiordma._connection.connection import Connection
+from aiordma.streams.rsocket import Rsocket
+from aiordma.streams.stream import CLOSE_SECONDS
+from aiordma.verbs.memory import flat_view
+
+__all__ = ("StreamTransport",)
+
+logger: logging.Logger = logging.getLogger("aiordma")
+
+HIGH_WATER = 64 * 1024
+READ_BYTES = 256 * 1024
+"""The most bytes of one data_received."""
+READS_AT_ONCE = 16
+"""After so many calls of the protocol, other callbacks run."""
+_WARN_AFTER = 5
+"""Writes to a lost connection are logged after so many, as asyncio does."""
+
+Release = Callable[["StreamTransport"], None]
+
+
+class StreamTransport(asyncio.Transport):
+    """A connected stream as an asyncio.Transport. `create_connection` and `create_server` make it.
+
+    It behaves as asyncio's TCP transport does: flow control with `pause_writing`, `pause_reading`,
+    `write_eof`, BufferedProtocol, `abort`. `get_extra_info` knows "peername", "sockname" and
+    "connection" (the aiordma.Connection below); "socket" is None.
+    """
+
+    # asyncio's start_tls accepts transports that say so.
+    _start_tls_compatible = True
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        connection: Connection,
+        rsocket: Rsocket,
+        protocol: asyncio.BaseProtocol,
+        on_lost: Release = lambda _transport: None,
+        waiter: "asyncio.Future[None] | None" = None,
+    ) -> None:
+        super().__init__(
+            {
+                "peername": connection.peer_address,
+                "sockname": connection.local_address,
+                "connection": connection,
+            }
+        )
+        self._loop = loop
+        self._connection = connection
+        self._rsocket = rsocket
+        self._on_lost = on_lost
+        self._backlog: deque[memoryview] = deque()
+        self._backlog_bytes = 0
+        self._high, self._low = HIGH_WATER, HIGH_WATER // 4
+        self._protocol_paused = False
+        self._paused = False
+        self._closing = False
+        self._lost = False  # connection_lost was called, or will be
+        self._writes_after_loss = 0
+        self._eof_written = self._eof_delivered = False
+        self._scheduled = False
+        self._closed: asyncio.Task[None] | None = None
+        self.set_protocol(protocol)
+        loop.call_soon(self._begin, waiter)
+
+    def _begin(self, waiter: "asyncio.Future[None] | None") -> None:
+        self._protocol.connection_made(self)
+        self._rsocket.changed = self._schedule
+        self._schedule()
+        if waiter is not None and not waiter.cancelled():
+            waiter.set_result(None)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._lost else "closing" if self._closing else "open"
+        return f"<StreamTransport over {self._connection!r}: {state}>"
+
+    # -- the protocol -----------------------------------------------------------------------------
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """As asyncio.BaseTransport.set_protocol.
+
+        Raises: nothing.
+        """
+        self._protocol = protocol
+        self._is_buffered = isinstance(protocol, asyncio.BufferedProtocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """As asyncio.BaseTransport.get_protocol.
+
+        Raises: nothing.
+        """
+        return self._protocol
+
+    # -- events -----------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        # A completion can be delivered inside a task or a protocol's call: asyncio's protocols
+        # expect to be called from the loop.
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._process)
+
+    def _process(self) -> None:
+        self._scheduled = False
+        if self._lost:
+            return
+        try:
+            self._flush()
+            self._deliver()
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self._fatal(error, "the protocol of a stream raised an error")
+
+    def _deliver(self) -> None:
+        rsocket = self._rsocket
+        for _ in range(READS_AT_ONCE):
+            if self._paused or self._closing or not rsocket.readable:
+                break
+            if self._is_buffered:
+                self._fill_buffer(cast(asyncio.BufferedProtocol, self._protocol))
+            else:
+                cast(asyncio.Protocol, self._protocol).data_received(rsocket.read(READ_BYTES))
+        if self._paused or self._closing:
+            return
+        if rsocket.readable:
+            self._schedule()
+        elif rsocket.at_eof:
+            self._deliver_eof()
+        else:
+            error = rsocket.read_error()
+            if error is not None:
+                self._force_close(error)
+
+    def _fill_buffer(self, protocol: asyncio.BufferedProtocol) -> None:
+        buffer = protocol.get_buffer(-1)
+        view = flat_view(buffer, "get_buffer()")
+        if not len(view):
+            raise RuntimeError("get_buffer() returned an empty buffer")
+        protocol.buffer_updated(self._rsocket.read_into(view))
+
+    def _deliver_eof(self) -> None:
+        if self._eof_delivered:
+            return
+        self._eof_delivered = True
+        protocol = cast(asyncio.Protocol, self._protocol)
+        if not protocol.eof_received():
+            self.close()
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def is_reading(self) -> bool:
+        """As asyncio.ReadTransport.is_reading.
+
+        Raises: nothing.
+        """
+        return not self._paused and not self._closing
+
+    def pause_reading(self) -> None:
+        """As asyncio.ReadTransport.pause_reading. The peer is held back once the ring is full.
+
+        Raises: nothing.
+        """
+        if not self._closing:
+            self._paused = True
+
+    def resume_reading(self) -> None:
+        """As asyncio.ReadTransport.resume_reading.
+
+        Raises: nothing.
+        """
+        if not self._closing and self._paused:
+            self._paused = False
+            self._schedule()
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def write(self, data: Buffer) -> None:
+        """As asyncio.WriteTransport.write: returns at once.
+
+        Args:
+            data: an object with a buffer; it is copied.
+
+        Raises:
+            TypeError: the object has no buffer.
+            RuntimeError: `write_eof` was called.
+        """
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise TypeError(
+                "data argument must be a bytes-like object, not " + repr(type(data).__name__)
+            )
+        if self._eof_written:
+            raise RuntimeError("Cannot call write() after write_eof()")
+        if self._lost or (self._closing and self._rsocket.write_error() is not None):
+            if self._writes_after_loss >= _WARN_AFTER:
+                logger.warning("a stream that has ended is written to")
+            self._writes_after_loss += 1
+            return
+        view = flat_view(data, "write(): data")
+        done = 0 if self._backlog else self._write_now(view)
+        if done < len(view):
+            self._backlog.append(memoryview(bytes(view[done:])))
+            self._backlog_bytes += len(view) - done
+            self._pause_protocol_if_full()
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        """As asyncio.WriteTransport.writelines: one `write` of all.
+
+        Raises: as `StreamTransport.write`.
+        """
+        self.write(b"".join(list_of_data))
+
+    def _write_now(self, view: memoryview) -> int:
+        try:
+            return self._rsocket.write(view)
+        except RdmaError:
+            self._schedule()  # the error is delivered from the loop
+            return len(view)
+
+    def _flush(self) -> None:
+        while self._backlog:
+            view = self._backlog[0]
+            done = self._rsocket.write(view)
+            self._backlog_bytes -= done
+            if done < len(view):
+                self._backlog[0] = view[done:]
+                break
+            self._backlog.popleft()
+        if self._backlog and self._rsocket.write_error() is not None:
+            self._backlog.clear()  # nobody will read it
+            self._backlog_bytes = 0
+        if not self._backlog:
+            if self._eof_written:
+                self._rsocket.close_write()
+            if self._closing:
+                self._finish(None)
+        self._resume_protocol_if_low()
+
+    def can_write_eof(self) -> bool:
+        """True.
+
+        Raises: nothing.
+        """
+        return True
+
+    def write_eof(self) -> None:
+        """As asyncio.WriteTransport.write_eof.
+
+        Raises: nothing.
+        """
+        if self._closing or self._eof_written:
+            return
+        self._eof_written = True
+        if not self._backlog:
+            self._rsocket.close_write()
+
+    # -- flow control -----------------------------------------------------------------------------
+
+    def get_write_buffer_size(self) -> int:
+        """As asyncio.WriteTransport.get_write_buffer_size: bytes that are not posted yet.
+
+        Raises: nothing.
+        """
+        return self._backlog_bytes
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        """As asyncio.WriteTransport.get_write_buffer_limits: (low, high).
+
+        Raises: nothing.
+        """
+        return self._low, self._high
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """As asyncio.WriteTransport.set_write_buffer_limits.
+
+        Raises:
+            ValueError: not high >= low >= 0.
+        """
+        if high is None:
+            high = HIGH_WATER if low is None else 4 * low
+        if low is None:
+            low = high // 4
+        if not high >= low >= 0:
+            raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
+        self._high, self._low = high, low
+        self._pause_protocol_if_full()
+
+    def _pause_protocol_if_full(self) -> None:
+        if self._backlog_bytes > self._high and not self._protocol_paused:
+            self._protocol_paused = True
+            self._call_protocol(self._protocol.pause_writing)
+
+    def _resume_protocol_if_low(self) -> None:
+        if self._protocol_paused and self._backlog_bytes <= self._low:
+            self._protocol_paused = False
+            self._call_protocol(self._protocol.resume_writing)
+
+    def _call_protocol(self, function: Callable[[], object]) -> None:
+        try:
+            function()
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self._report(error, "the protocol of a stream raised an error")
+
+    def _report(self, error: BaseException, message: str) -> None:
+        self._loop.call_exception_handler(
+            {
+                "message": message,
+                "exception": error,
+                "transport": self,
+                "protocol": self._protocol,
+            }
+        )
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def is_closing(self) -> bool:
+        """As asyncio.BaseTransport.is_closing.
+
+        Raises: nothing.
+        """
+        return self._closing
+
+    def close(self) -> None:
+        """As asyncio.BaseTransport.close: what was written is sent first. connection_lost is called
+        when the peer's device has it, or after 5 s.
+
+        Raises: nothing.
+        """
+        if self._closing:
+            return
+        self._closing = True
+        if not self._backlog:
+            self._finish(None)
+
+    def abort(self) -> None:
+        """As asyncio.WriteTransport.abort: nothing more is sent.
+
+        Raises: nothing.
+        """
+        self._force_close(None)
+
+    def _fatal(self, error: BaseException, message: str) -> None:
+        if not isinstance(error, (OSError, RdmaError)):
+            self._report(error, message)
+        self._force_close(error if isinstance(error, Exception) else None)
+
+    def _force_close(self, error: Exception | None) -> None:
+        if self._lost:
+            return
+        self._backlog.clear()
+        self._backlog_bytes = 0
+        self._closing = self._lost = True
+        self._closed = self._loop.create_task(self._close(error, graceful=False))
+
+    def _finish(self, error: Exception | None) -> None:
+        if not self._lost:
+            self._lost = True
+            self._rsocket.close_write(both=True)
+            self._closed = self._loop.create_task(self._close(error, graceful=True))
+
+    async def _close(self, error: Exception | None, *, graceful: bool) -> None:
+        try:
+            if graceful:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(CLOSE_SECONDS):
+                        await self._rsocket.drained()
+            self._call_protocol(partial(self._protocol.connection_lost, error))
+        finally:
+            self._on_lost(self)
+            await self._connection.aclose()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closing", True):
+            warnings.warn(f"unclosed transport {self!r}", ResourceWarning, 2, self)

@@ -1,0 +1,474 @@
+"""asyncio's transports, streams and servers over RDMA, and the event loop that uses them, on the
+device under test."""
+
+import asyncio
+import os
+import socket
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+import aiordma
+from aiordma import streams
+from tests.devices import ADDRESS
+
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+    "polling": aiordma.new_event_loop,
+}
+
+Main = Callable[[], Coroutine[Any, Any, None]]
+Run = Callable[[Main], None]
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Run:
+    """Run a coroutine function on each of asyncio's loops; what it reports is an error."""
+
+    def on_loop(main: Main) -> None:
+        reported: list[dict[str, Any]] = []
+
+        async def reporting() -> None:
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(lambda _, context: reported.append(context))
+            async with asyncio.timeout(60):
+                await main()
+
+        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
+            runner.run(reporting())
+        assert reported == []
+
+    return on_loop
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+@asynccontextmanager
+async def echoing(
+    **options: Any,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    server = await streams.start_server(echo, ADDRESS, 0, **options)
+    address = server.sockets[0].getsockname()
+    reader, writer = await streams.open_connection(*address)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        await writer.wait_closed()
+        server.close()
+        await server.wait_closed()
+
+
+# -- streams --------------------------------------------------------------------------------------
+
+
+def test_bytes_come_back(run: Run) -> None:
+    async def main() -> None:
+        async with echoing() as (reader, writer):
+            for size in (1, 1000, 70_000):
+                data = os.urandom(size)
+                writer.write(data)
+                assert await reader.readexactly(size) == data
+
+    run(main)
+
+
+def test_much_data_goes_through_small_rings(run: Run) -> None:
+    data = os.urandom(1_000_000)
+
+    async def send(writer: asyncio.StreamWriter) -> None:
+        writer.write(data)
+        await writer.drain()
+
+    async def main() -> None:
+        async with echoing(buffer_size=8192) as (reader, writer), asyncio.TaskGroup() as group:
+            group.create_task(send(writer))
+            assert await reader.readexactly(len(data)) == data
+
+    run(main)
+
+
+def test_write_eof_ends_one_direction(run: Run) -> None:
+    async def main() -> None:
+        async with echoing() as (reader, writer):
+            writer.write(b"last words")
+            writer.write_eof()
+            assert await reader.read() == b"last words"
+            with pytest.raises(RuntimeError, match="after write_eof"):
+                writer.write(b"x")
+
+    run(main)
+
+
+def test_extra_info_has_the_addresses(run: Run) -> None:
+    async def main() -> None:
+        async with echoing() as (_reader, writer):
+            host, _port = writer.get_extra_info("peername")
+            assert host == ADDRESS
+            assert writer.get_extra_info("sockname")[0] == ADDRESS
+            assert writer.get_extra_info("socket") is None
+            assert isinstance(writer.get_extra_info("connection"), aiordma.Connection)
+
+    run(main)
+
+
+# -- protocols ------------------------------------------------------------------------------------
+
+
+class Recorder(asyncio.Protocol):
+    """Keeps what it is called with."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.eof = False
+        self.error: Exception | None = None
+        self.paused = 0
+        self.lost = asyncio.Event()
+        self.made = asyncio.Event()
+        self.changed = asyncio.Event()
+        self.transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.made.set()
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+        self.changed.set()
+
+    def eof_received(self) -> None:
+        self.eof = True
+        self.changed.set()
+
+    def pause_writing(self) -> None:
+        self.paused += 1
+
+    def resume_writing(self) -> None:
+        self.paused -= 1
+        self.changed.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.error = exc
+        self.lost.set()
+        self.changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self.changed.clear()
+            await self.changed.wait()
+
+
+@asynccontextmanager
+async def two(make: Callable[[], Any] = Recorder, **options: Any) -> AsyncIterator[tuple[Any, Any]]:
+    """Yield the protocols of both sides: (client, server)."""
+    servers: list[Any] = []
+
+    def accepted() -> Any:
+        servers.append(make())
+        return servers[-1]
+
+    server = await streams.create_server(accepted, ADDRESS, 0, **options)
+    host, port = server.sockets[0].getsockname()
+    _, client = await streams.create_connection(make, host, port, **options)
+    client.transport.write(b"?")  # on iWARP the side that connected sends first
+    while not servers:
+        await asyncio.sleep(0.001)
+    await servers[0].made.wait()
+    await servers[0].until(lambda: bool(servers[0].data))
+    servers[0].data = b""
+    try:
+        yield client, servers[0]
+    finally:
+        for each in (client, servers[0]):
+            each.transport.abort()
+            await each.lost.wait()
+        server.close()
+        await server.wait_closed()
+
+
+def test_close_sends_what_was_written(run: Run) -> None:
+    data = os.urandom(500_000)
+
+    async def main() -> None:
+        async with two(buffer_size=8192) as (client, server):
+            client.transport.write(data)
+            client.transport.close()
+            assert client.transport.is_closing()
+            await server.until(lambda: server.eof)
+            await client.lost.wait()
+            assert server.data == data
+            assert client.error is None
+            await server.lost.wait()
+
+    run(main)
+
+
+def test_abort_drops_what_was_written(run: Run) -> None:
+    async def main() -> None:
+        async with two(buffer_size=8192) as (client, server):
+            server.transport.pause_reading()
+            client.transport.write(bytes(500_000))
+            client.transport.abort()
+            await client.lost.wait()
+            server.transport.resume_reading()
+            await server.lost.wait()
+            assert len(server.data) < 500_000
+            assert isinstance(server.error, ConnectionError)
+
+    run(main)
+
+
+def test_a_paused_reader_holds_the_writer_back(run: Run) -> None:
+    async def main() -> None:
+        async with two(buffer_size=8192) as (client, server):
+            server.transport.pause_reading()
+            assert not server.transport.is_reading()
+            client.transport.set_write_buffer_limits(high=10_000)
+            assert client.transport.get_write_buffer_limits() == (2500, 10_000)
+            client.transport.write(bytes(100_000))
+            assert client.paused == 1
+            assert client.transport.get_write_buffer_size() > 10_000
+            await asyncio.sleep(0.05)
+            assert server.data == b""
+            server.transport.resume_reading()
+            await client.until(lambda: client.paused == 0)
+            await server.until(lambda: len(server.data) == 100_000)
+
+    run(main)
+
+
+class Buffered(asyncio.BufferedProtocol):
+    """Receives into a buffer of its own."""
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+        self.made, self.lost = self.recorder.made, self.recorder.lost
+        self.until = self.recorder.until
+        self.buffer = bytearray(100)
+        self.data = b""
+        self.transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.recorder.connection_made(transport)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data += self.buffer[:nbytes]
+        self.recorder.changed.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.recorder.connection_lost(exc)
+
+
+def test_a_buffered_protocol_is_filled_piece_by_piece(run: Run) -> None:
+    data = os.urandom(5000)
+
+    async def main() -> None:
+        async with two(Buffered) as (client, server):
+            client.transport.write(data)
+            await server.until(lambda: len(server.data) == len(data))
+            assert server.data == data
+
+    run(main)
+
+
+def test_a_protocol_that_raises_loses_its_connection_only() -> None:
+    class Faulty(Recorder):
+        def data_received(self, data: bytes) -> None:
+            if data != b"?":
+                raise ValueError("a fault of the program")
+            super().data_received(data)
+
+    async def main() -> list[str]:
+        reported: list[str] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: reported.append(str(context["exception"])))
+        async with two(Faulty) as (client, server):
+            client.transport.write(b"x")
+            await server.lost.wait()
+            await client.lost.wait()
+        return reported
+
+    assert asyncio.run(main()) == ["a fault of the program"]
+
+
+def test_the_end_of_the_peers_process_is_an_error(run: Run) -> None:
+    async def main() -> None:
+        async with two() as (client, server):
+            await client.transport.get_extra_info("connection").aclose()
+            await server.lost.wait()
+            assert isinstance(server.error, aiordma.DisconnectedError)
+
+    run(main)
+
+
+# -- TLS ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """The server's context and the client's, with a certificate made for this test."""
+    folder: Path = tmp_path_factory.mktemp("tls")
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    words += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=stream.test"]
+    words += ["-addext", "subjectAltName=DNS:stream.test"]
+    subprocess.run(words, check=True, capture_output=True)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate, key)
+    return server, ssl.create_default_context(cafile=str(certificate))
+
+
+def test_tls_runs_over_a_stream(run: Run, contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    data = os.urandom(200_000)
+
+    async def main() -> None:
+        server = await streams.start_server(echo, ADDRESS, 0, ssl=contexts[0])
+        reader, writer = await streams.open_connection(
+            *server.sockets[0].getsockname(), ssl=contexts[1], server_hostname="stream.test"
+        )
+        async with asyncio.TaskGroup() as group:
+            writer.write(data)
+            group.create_task(writer.drain())
+            assert await reader.readexactly(len(data)) == data
+        assert writer.get_extra_info("cipher")
+        writer.close()
+        await writer.wait_closed()
+        server.close()
+        await server.wait_closed()
+
+    run(main)
+
+
+def test_a_wrong_certificate_is_refused(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda *_: None)  # the server's side of the failed handshake
+        server = await streams.start_server(echo, ADDRESS, 0, ssl=contexts[0])
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await streams.open_connection(
+                *server.sockets[0].getsockname(), ssl=contexts[1], server_hostname="other.test"
+            )
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(main())
+
+
+# -- arguments ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: streams.create_connection(Recorder), "host and port"),
+        (lambda: streams.create_connection(Recorder, "x", 1, sock=socket.socket()), "no socket"),
+        (lambda: streams.create_connection(Recorder, "x", 1, server_hostname="y"), "with ssl"),
+        (lambda: streams.create_server(Recorder, sock=socket.socket()), "no socket"),
+        (lambda: streams.create_server(Recorder, **{"ssl": True}), "SSLContext"),
+        (lambda: streams.create_server(Recorder, ssl_handshake_timeout=1), "with ssl"),
+        (lambda: streams.create_server(Recorder, buffer_sise=1), "buffer_sise"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:unclosed <socket")
+def test_wrong_arguments_are_refused(call: Callable[[], Any], said: str) -> None:
+    async def main() -> None:
+        await call()
+
+    with pytest.raises((TypeError, ValueError), match=said):
+        asyncio.run(main())
+
+
+# -- the event loop -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hosts", "host", "expected"),
+    [
+        ("*", "192.0.2.1", True),
+        ("*", None, True),
+        ("192.0.2.0/24,node*", "192.0.2.7", True),
+        ("192.0.2.0/24,node*", "198.51.100.1", False),
+        ("192.0.2.0/24,node*", "Node7", True),
+        ("192.0.2.0/24,node*", None, False),
+        ("2001:db8::/32", "2001:db8::1%eth0", True),
+        ([], "192.0.2.1", False),
+    ],
+)
+def test_the_rule_names_hosts(hosts: Any, host: str | None, expected: bool) -> None:
+    loop = streams.new_event_loop(hosts=hosts)
+    assert loop.uses_rdma(host) is expected
+    loop.close()
+
+
+def on_stream_loop(main: Main, hosts: str | None = None) -> None:
+    factory = lambda: streams.new_event_loop(hosts=hosts)  # noqa: E731
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())
+
+
+def test_asyncios_own_functions_use_rdma() -> None:
+    async def main() -> None:
+        server = await asyncio.start_server(echo, ADDRESS, 0)
+        assert isinstance(server, streams.StreamServer)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        assert isinstance(writer.transport, streams.StreamTransport)
+        writer.write(b"hello")
+        assert await reader.readexactly(5) == b"hello"
+        writer.close()
+        await writer.wait_closed()
+        server.close()
+        await server.wait_closed()
+
+    on_stream_loop(main)
+
+
+def test_other_hosts_use_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIORDMA_STREAM_HOSTS", "192.0.2.0/24")
+
+    async def main() -> None:
+        async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            assert not isinstance(writer.transport, streams.StreamTransport)
+            writer.write(b"hello")
+            assert await reader.readexactly(5) == b"hello"
+            writer.close()
+            await writer.wait_closed()
+
+    on_stream_loop(main)
+
+
+def test_a_socket_that_is_used_as_one_is_connected_as_one() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.socket() as listening, socket.socket() as client:
+            listening.bind(("127.0.0.1", 0))
+            listening.listen()
+            for each in (listening, client):
+                each.setblocking(False)
+            await loop.sock_connect(client, listening.getsockname())
+            async with asyncio.TaskGroup() as group:
+                accepting = group.create_task(loop.sock_accept(listening))
+                await loop.sock_sendall(client, b"hello")
+            accepted, _ = accepting.result()
+            with accepted:
+                assert await loop.sock_recv(accepted, 5) == b"hello"
+
+    on_stream_loop(main)
