@@ -375,6 +375,9 @@ def test_a_wrong_certificate_is_refused(
 # -- arguments ------------------------------------------------------------------------------------
 
 
+WRONG: Any = True
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -382,7 +385,7 @@ def test_a_wrong_certificate_is_refused(
         (lambda: streams.create_connection(Recorder, "x", 1, sock=socket.socket()), "no socket"),
         (lambda: streams.create_connection(Recorder, "x", 1, server_hostname="y"), "with ssl"),
         (lambda: streams.create_server(Recorder, sock=socket.socket()), "no socket"),
-        (lambda: streams.create_server(Recorder, **{"ssl": True}), "SSLContext"),
+        (lambda: streams.create_server(Recorder, ssl=WRONG), "SSLContext"),
         (lambda: streams.create_server(Recorder, ssl_handshake_timeout=1), "with ssl"),
         (lambda: streams.create_server(Recorder, buffer_sise=1), "buffer_sise"),
     ],
