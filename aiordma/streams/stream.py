@@ -70,6 +70,12 @@ class Stream(ByteStream):
             SocketAttribute.remote_port: lambda: _port(peer),
         }
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether `receive` would return or raise at once: there is data, or the end."""
+        rsocket = self._rsocket
+        return rsocket.readable > 0 or rsocket.at_eof or rsocket.write_error() is not None
+
     # -- receiving --------------------------------------------------------------------------------
 
     async def receive(self, max_bytes: int = 65536) -> bytes:

@@ -25,6 +25,7 @@ FOLDERS = (
     "_datagram",
     "streams",
     "testing",
+    "integrations",
     "",
     "bench",
     "cli",

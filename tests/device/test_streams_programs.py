@@ -1,0 +1,230 @@
+"""Programs that know nothing of RDMA, over it: uvicorn, httpx, aiohttp, websockets, grpclib."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import aiohttp.web
+import grpclib.client
+import grpclib.const
+import grpclib.encoding.base
+import grpclib.server
+import httpx
+import pytest
+import uvicorn
+import websockets.asyncio.client
+from grpclib.exceptions import GRPCError
+
+from aiordma import streams
+from aiordma.integrations.httpcore import StreamTransport
+from tests.devices import ADDRESS
+
+Call = Callable[..., Awaitable[Any]]
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(120):
+            await main()
+
+    with asyncio.Runner(loop_factory=streams.new_event_loop) as runner:
+        runner.run(limited())
+
+
+# -- HTTP -----------------------------------------------------------------------------------------
+
+
+async def app(scope: Any, receive: Call, send: Call) -> None:
+    """An ASGI application: counts a body, streams one, and shouts over a WebSocket."""
+    if scope["type"] == "lifespan":
+        while True:
+            message = await receive()
+            await send({"type": message["type"] + ".complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] != "websocket.disconnect":
+            await send({"type": "websocket.send", "text": message["text"].upper()})
+        return
+    length, more = 0, True
+    while more:
+        message = await receive()
+        length += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    if scope["path"] == "/stream":
+        for _ in range(100):
+            body = {"type": "http.response.body", "body": bytes(10_000), "more_body": True}
+            await send(body)
+    answer = f"{length} {scope['client'][0]} {scope['client'][1]}".encode()
+    await send({"type": "http.response.body", "body": answer})
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[str]:
+    """Yield the address of uvicorn with the application, in this process."""
+    config = uvicorn.Config(app, host=ADDRESS, port=0, log_level="warning")
+    server = uvicorn.Server(config)
+    running = asyncio.create_task(server.serve())
+    while not server.started:
+        assert not running.done(), running.exception()
+        await asyncio.sleep(0.01)
+    assert isinstance(server.servers[0], streams.StreamServer)
+    host, port = server.servers[0].sockets[0].getsockname()
+    try:
+        yield f"{host}:{port}"
+    finally:
+        server.should_exit = True
+        await running
+
+
+async def chunks(size: int, count: int) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield bytes(size)
+
+
+def test_httpx_and_uvicorn() -> None:
+    async def main() -> None:
+        async with (
+            serving() as address,
+            httpx.AsyncClient(transport=StreamTransport(verify=False), timeout=60) as client,
+        ):
+            answers = [(await client.get(f"http://{address}/")).text for _ in range(3)]
+            assert answers[0].startswith(f"0 {ADDRESS} ")
+            assert len(set(answers)) == 1, "the connection is kept alive"
+            answer = await client.post(f"http://{address}/", content=chunks(50_000, 40))
+            assert answer.text.split()[0] == "2000000"
+            answer = await client.get(f"http://{address}/stream")
+            assert len(answer.content) > 1_000_000
+
+    run(main)
+
+
+def test_httpx_reports_a_peer_that_is_not_there() -> None:
+    async def main() -> None:
+        async with serving() as address:
+            pass
+        async with httpx.AsyncClient(transport=StreamTransport(verify=False)) as client:
+            with pytest.raises(httpx.ConnectError):
+                await client.get(f"http://{address}/")
+
+    run(main)
+
+
+def test_aiohttp_as_client_and_server() -> None:
+    async def answer(request: aiohttp.web.Request) -> aiohttp.web.Response:
+        return aiohttp.web.Response(text=str(len(await request.read())))
+
+    async def main() -> None:
+        application = aiohttp.web.Application(client_max_size=1 << 24)
+        application.router.add_post("/", answer)
+        runner = aiohttp.web.AppRunner(application)
+        await runner.setup()
+        await aiohttp.web.TCPSite(runner, ADDRESS, 0).start()
+        (host, port) = runner.addresses[0]
+        async with aiohttp.ClientSession() as session:
+            for size in (10, 500_000):
+                async with session.post(f"http://{host}:{port}/", data=bytes(size)) as response:
+                    assert await response.text() == str(size)
+        await runner.cleanup()
+
+    run(main)
+
+
+def test_aiohttp_speaks_to_uvicorn() -> None:
+    async def main() -> None:
+        async with serving() as address, aiohttp.ClientSession() as session:
+            async with session.get(f"http://{address}/stream") as response:
+                assert len(await response.read()) > 1_000_000
+            async with session.ws_connect(f"http://{address}/") as socket:
+                await socket.send_str("hello")
+                assert await socket.receive_str() == "HELLO"
+
+    run(main)
+
+
+def test_websockets_speaks_to_uvicorn() -> None:
+    async def main() -> None:
+        async with (
+            serving() as address,
+            websockets.asyncio.client.connect(f"ws://{address}/", proxy=None) as socket,
+        ):
+            for text in ("hello", "x" * 100_000):
+                await socket.send(text)
+                assert await socket.recv() == text.upper()
+
+    run(main)
+
+
+# -- gRPC -----------------------------------------------------------------------------------------
+
+
+class Plain(grpclib.encoding.base.CodecBase):
+    """Messages are bytes, so that no protobuf compiler is needed."""
+
+    __content_subtype__ = "proto"
+
+    def encode(self, message: Any, message_type: Any) -> bytes:
+        return bytes(message)
+
+    def decode(self, data: bytes, message_type: Any) -> bytes:
+        return data
+
+
+class Shouter:
+    """A service with a unary and a streaming call, and one that never answers."""
+
+    def __init__(self) -> None:
+        self.cancelled = asyncio.Event()
+
+    async def unary(self, stream: Any) -> None:
+        await stream.send_message((await stream.recv_message()).upper())
+
+    async def both(self, stream: Any) -> None:
+        async for message in stream:
+            await stream.send_message(message.upper())
+
+    async def silent(self, stream: Any) -> None:
+        try:
+            await stream.recv_message()
+            await asyncio.sleep(1000)
+        finally:
+            self.cancelled.set()
+
+    def __mapping__(self) -> dict[str, grpclib.const.Handler]:
+        kinds = grpclib.const.Cardinality
+        return {
+            "/s/unary": grpclib.const.Handler(self.unary, kinds.UNARY_UNARY, bytes, bytes),
+            "/s/both": grpclib.const.Handler(self.both, kinds.STREAM_STREAM, bytes, bytes),
+            "/s/silent": grpclib.const.Handler(self.silent, kinds.UNARY_UNARY, bytes, bytes),
+        }
+
+
+def test_grpclib_as_client_and_server() -> None:
+    async def main() -> None:
+        service = Shouter()
+        server = grpclib.server.Server([service], codec=Plain())
+        await server.start(ADDRESS, 0)
+        listening: Any = server._server
+        assert isinstance(listening, streams.StreamServer)
+        host, port = listening.sockets[0].getsockname()
+        async with grpclib.client.Channel(host, port, codec=Plain()) as channel:
+            unary = grpclib.client.UnaryUnaryMethod(channel, "/s/unary", bytes, bytes)
+            for message in (b"hello", b"x" * 1_000_000):
+                assert await unary(message) == message.upper()
+            both = grpclib.client.StreamStreamMethod(channel, "/s/both", bytes, bytes)
+            assert await both([b"a", b"b"]) == [b"A", b"B"]
+            silent = grpclib.client.UnaryUnaryMethod(channel, "/s/silent", bytes, bytes)
+            with pytest.raises((asyncio.TimeoutError, GRPCError)):
+                await silent(b"?", timeout=0.3)
+            await service.cancelled.wait()
+        server.close()
+        await server.wait_closed()
+
+    run(main)
