@@ -17,7 +17,7 @@ from aiordma._loop.event_loop import Waiter
 from aiordma.streams.rsocket import Rsocket
 from aiordma.verbs.memory import MemoryRegion, MemorySlice, flat_view
 
-__all__ = ("Stream",)
+__all__ = ("CLOSE_SECONDS", "Stream")
 
 CLOSE_SECONDS = 5.0
 """How long `aclose` waits until the peer's device has everything that was sent."""

@@ -112,3 +112,9 @@ def test_no_example_goes_without_a_test() -> None:
     for example in (ROOT / "examples").glob("*.py"):
         page = ELSEWHERE.get(example.name)
         assert example.name in ((ROOT / page).read_text() if page else here)
+
+
+def test_the_web_server_example_answers_its_client() -> None:
+    done = run("examples/stream_http.py", ADDRESS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "hello from /rdma\n"

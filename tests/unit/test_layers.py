@@ -65,7 +65,8 @@ def test_only_the_native_package_imports_the_binding() -> None:
 
 
 def test_only_the_event_loop_modules_import_an_event_loop() -> None:
-    # The benchmark compares with asyncio's own TCP; `polling` is a loop of asyncio's.
+    # The benchmark compares with asyncio's own TCP; `polling` is a loop of asyncio's, and a
+    # stream's transport and server are asyncio's kinds.
     users = [
         name
         for name, tree in modules().items()
@@ -75,6 +76,8 @@ def test_only_the_event_loop_modules_import_an_event_loop() -> None:
         f"{PACKAGE}._loop.event_loop",
         f"{PACKAGE}._loop.polling",
         f"{PACKAGE}.bench.tcp",
+        f"{PACKAGE}.streams.server",
+        f"{PACKAGE}.streams.transport",
     ]
 
 
