@@ -1,6 +1,6 @@
 """A web server and its client over RDMA, neither of which knows: uvicorn and httpx.
 
-    python examples/stream_http.py 192.0.2.1
+python examples/stream_http.py 192.0.2.1
 """
 
 import asyncio
@@ -21,7 +21,7 @@ async def app(scope, receive, send):  # type: ignore[no-untyped-def]  # any ASGI
 async def main(host: str) -> None:
     server = uvicorn.Server(uvicorn.Config(app, host, 0, lifespan="off", log_level="warning"))
     serving = asyncio.create_task(server.serve())
-    while not server.started:
+    while not server.started:  # noqa: ASYNC110  # uvicorn has no event for it
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     async with httpx.AsyncClient(transport=StreamTransport()) as client:

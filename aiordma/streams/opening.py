@@ -64,10 +64,10 @@ class StreamSettings:
         queue_depth: int = QUEUE_DEPTH,
         **others: Unpack[ConnectionKeywords],
     ) -> None:
-        self.ring_bytes = whole_number(
+        given = whole_number(
             buffer_size, "buffer_size", _LEAST_BUFFER_BYTES, _MOST_BUFFER_BYTES, call
         )
-        self.ring_bytes -= self.ring_bytes % 2
+        self.ring_bytes: int = given - given % 2
         depth = whole_number(queue_depth, "queue_depth", _LEAST_DEPTH, CREDIT_LIMIT, call)
         # What the protocol needs: own receives, retries without limit where the peer has none.
         self.keywords: ConnectionKeywords = {
