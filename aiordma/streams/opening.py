@@ -132,6 +132,7 @@ async def connect_rsocket(
         rsocket = Rsocket(connection, settings.ring_bytes)
         await connection.establish(private_data=rsocket.hello())
         rsocket.start(connection.private_data)
+        rsocket.begin(is_first=True)
     except BaseException:
         await connection.aclose()
         raise
@@ -271,6 +272,7 @@ class StreamListener(AnyListener[Stream]):
             rsocket = Rsocket(connection, self._ring_bytes)
             rsocket.start(peer)
             await connection.establish(private_data=rsocket.hello())
+            rsocket.begin(is_first=False)
         except BaseException:
             await connection.aclose()  # before `establish`, this rejects the peer
             raise

@@ -120,7 +120,9 @@ class Rsocket:
         self._write_closed = False
         self._peer_disconnected = False
         self._error: Exception | None = None
-        self._early: list[tuple[int, int]] = []  # arrived before the peer's private data
+        self._early: list[tuple[int, int]] = []  # arrived before `begin`
+        self._is_begun = False  # the connection is established
+        self._may_send = False
         self._drained: Once | None = None
         self.at_eof: bool = False
         self.changed: Callable[[], object] = lambda: None
@@ -136,7 +138,7 @@ class Rsocket:
         return Hello(self._credits, table, ring[: len(ring) // 2]).pack()
 
     def start(self, private_data: bytes) -> None:
-        """Begin with the peer's private data, before its first message can arrive.
+        """Set the peer's private data.
 
         Raises:
             StreamProtocolError: the peer is no rsocket of this version.
@@ -144,9 +146,20 @@ class Rsocket:
         hello = Hello.unpack(private_data)
         self._sender = Sender(hello)
         self._receiver = Receiver(self._ring.remote(), self._credits, hello)
+
+    def begin(self, *, is_first: bool) -> None:
+        """Begin to send, once the connection is established and `start` was called.
+
+        Args:
+            is_first: this side has connected. On iWARP the other side sends nothing before
+                something has arrived (RFC 5044, 7.1); a side that connected sends a grant at once.
+        """
+        self._is_begun = True
+        self._may_send = is_first or not self._is_iwarp
         early, self._early = self._early, []
         for word, written in early:
             self._handle(word, written)
+        self._send_pending()
 
     # -- state ------------------------------------------------------------------------------------
 
@@ -158,7 +171,7 @@ class Rsocket:
     @property
     def writable(self) -> int:
         """How many bytes the next message may have now, if it is not copied."""
-        if self._sender is None or self._write_closed or self._is_over:
+        if self._sender is None or not self._may_send or self._write_closed or self._is_over:
             return 0
         if self._data_slots < self._slots_of_data:
             return 0
@@ -325,7 +338,9 @@ class Rsocket:
     # -- control messages -------------------------------------------------------------------------
 
     def _send_pending(self) -> None:
-        """Post what has waited for one of the control slots."""
+        """Post what has waited for one of the control slots, or for the beginning."""
+        if not self._may_send:
+            return
         if self._receiver is not None and self._receiver.is_update_due:
             self._send_update()
         if self._control is not None and self._control_slots:
@@ -338,7 +353,9 @@ class Rsocket:
     def _send_update(self) -> None:
         assert self._receiver is not None
         needed = 2 if self._is_iwarp else 1
-        if self._control_slots < needed or self._peer_disconnected or self._is_over:
+        if not self._may_send or self._peer_disconnected or self._is_over:
+            return
+        if self._control_slots < needed:
             return
         update = self._receiver.update()
         with suppress(RdmaError):  # it ends the stream, and says so there
@@ -404,12 +421,14 @@ class Rsocket:
             self._post_receive(word)
         if value is None:
             self._fail(StreamProtocolError("the peer sent a message without immediate data"))
-        elif self._receiver is None:
+        elif not self._is_begun:
+            # On RoCE and InfiniBand a message can arrive before the handshake's last step.
             self._early.append((value, written))
         else:
             self._handle(value, written)
 
     def _handle(self, immediate: int, written: int) -> None:
+        self._may_send = True
         try:
             operation, value = operation_of(immediate)
             self._handle_operation(operation, value, written)
