@@ -41,6 +41,7 @@ def test_the_rows_of_this_machine_are_measured(tmp_path: Path) -> None:
         "software/echo/64/beside_protocol",
         "software/echo/64/beside_uvloop_streams",
         "software/messages/64",
+        "software/messages/64/busy",
         "software/lag_beside_writers",
         "native/completed_await",
         *(f"native/{kind}/completed_await" for kind in posting.KINDS),
@@ -57,6 +58,8 @@ def test_the_rows_beside_c_are_measured(tmp_path: Path) -> None:
         "software/write/64",
         "software/write/64/window64",
         "software/send/64/window64",
+        "software/messages/64/beside_posts",
+        "software/views/65536",
         "software/write/64/post_in_c",
     ]
 
