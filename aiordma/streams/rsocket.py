@@ -7,6 +7,7 @@ immediate data: each WRITE is followed by a SEND of the same 4 bytes.
 """
 
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -85,7 +86,9 @@ class Rsocket:
 
     def __init__(self, connection: Connection, ring_bytes: int) -> None:
         options = connection.options
-        self._connection = connection
+        # Posted requests hold this object. It must not hold the connection, so that one that was
+        # forgotten is collected, and says so.
+        self._connection = weakref.ref(connection)
         self._endpoint = connection._endpoint
         self._is_iwarp = self._endpoint.hub.is_iwarp
         self._credits = options.max_recv_wr
@@ -298,7 +301,9 @@ class Rsocket:
         immediate: int,
         sent: Callable[[WorkRequest], None],
     ) -> None:
-        connection = self._connection
+        connection = self._connection()
+        if connection is None:
+            return  # it was forgotten, and is being closed
         try:
             if not self._is_iwarp:
                 source = b"" if memory is None else memory
@@ -404,7 +409,9 @@ class Rsocket:
     # -- arrivals ---------------------------------------------------------------------------------
 
     def _post_receive(self, word: MemorySlice) -> None:
-        self._connection.post_recv(word).add_done_callback(self._arrived)
+        connection = self._connection()
+        if connection is not None:
+            connection.post_recv(word).add_done_callback(self._arrived)
 
     def _arrived(self, request: WorkRequest) -> None:
         if request.exception() is not None:

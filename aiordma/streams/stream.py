@@ -1,6 +1,8 @@
 """Byte streams over RDMA: anyio's ByteStream, on rsockets' protocol."""
 
+import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from socket import AF_INET, AF_INET6
 from threading import get_ident
 from typing import Any
@@ -47,7 +49,8 @@ class Stream(ByteStream):
         self._eof_sent = False
         self._at_once = 0
         self._is_closed = False
-        rsocket.changed = self._wake
+        # Weak, so that a stream that was forgotten is collected, and says so.
+        rsocket.changed = partial(_wake, weakref.ref(self))
 
     def __repr__(self) -> str:
         return f"<Stream over {self._connection!r}>"
@@ -296,10 +299,9 @@ class Stream(ByteStream):
             await checkpoint_if_cancelled()
 
     def _wake(self) -> None:
-        if self._reader is not None:
-            self._reader.wake()
-        if self._writer is not None:
-            self._writer.wake()
+        for waiter in (self._reader, self._writer):
+            if waiter is not None:
+                waiter.wake()
 
     def _require_here(self) -> None:
         self._endpoint.require_same_process()
@@ -317,6 +319,12 @@ class Stream(ByteStream):
         error = self._rsocket.write_error()
         if error is not None:
             raise error
+
+
+def _wake(reference: "weakref.ref[Stream]") -> None:
+    stream = reference()
+    if stream is not None:
+        stream._wake()
 
 
 def _host(address: SocketAddress | None) -> str:

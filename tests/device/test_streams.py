@@ -1,5 +1,6 @@
 """Byte streams between two ends of this package, on the device under test."""
 
+import gc
 import os
 import struct
 from collections.abc import AsyncIterator
@@ -225,6 +226,26 @@ async def test_a_peer_that_breaks_off_is_no_end_of_the_data() -> None:
         await client.connection.aclose()
         with pytest.raises(aiordma.DisconnectedError, match="without an end of its data"):
             await server.receive()
+
+
+def drop(held: list[Stream]) -> None:
+    held.clear()
+    gc.collect()
+
+
+async def test_a_forgotten_stream_is_closed_with_a_warning() -> None:
+    async with listen_stream(ADDRESS) as listener, anyio.create_task_group() as group:
+        accepted = Outcome()
+        group.start_soon(accepted.of, listener.accept)
+        forgotten = [await connect_stream(ADDRESS, listener.port)]
+        await forgotten[0].send(b"last words")
+        await until(lambda: accepted.value is not None)
+        async with accepted.value as server:
+            with pytest.warns(ResourceWarning, match="unclosed <Connection to"):
+                drop(forgotten)
+            assert await receive_exactly(server, 10) == b"last words"
+            with pytest.raises(aiordma.DisconnectedError):
+                await server.receive()
 
 
 # -- use ------------------------------------------------------------------------------------------
