@@ -7,7 +7,7 @@ async with httpx.AsyncClient(transport=aiordma.integrations.httpcore.StreamTrans
 import ssl
 from collections.abc import Iterable
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Unpack
 
 import anyio
 import httpcore
@@ -101,9 +101,9 @@ class StreamBackend(httpcore.AsyncNetworkBackend):
         device, options: as of `aiordma.streams.connect_stream`.
     """
 
-    def __init__(self, device: str = "auto", **options: Any) -> None:
+    def __init__(self, device: str = "auto", **options: Unpack[StreamOptions]) -> None:
         self._device = device
-        self._options: StreamOptions = options  # type: ignore[assignment]
+        self._options = options
 
     async def connect_tcp(
         self,
@@ -166,7 +166,7 @@ class StreamTransport(httpx.AsyncHTTPTransport):
         verify: ssl.SSLContext | bool = True,
         http2: bool = False,
         device: str = "auto",
-        **options: Any,
+        **options: Unpack[StreamOptions],
     ) -> None:
         super().__init__(verify=verify, http2=http2)
         self._pool = httpcore.AsyncConnectionPool(
