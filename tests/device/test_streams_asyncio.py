@@ -5,13 +5,12 @@ import asyncio
 import os
 import socket
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 import uvloop
 
 import aiordma
@@ -321,17 +320,14 @@ def test_the_end_of_the_peers_process_is_an_error(run: Run) -> None:
 
 
 @pytest.fixture(scope="module")
-def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """The server's context and the client's, with a certificate made for this test."""
-    folder: Path = tmp_path_factory.mktemp("tls")
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-    words += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=stream.test"]
-    words += ["-addext", "subjectAltName=DNS:stream.test"]
-    subprocess.run(words, check=True, capture_output=True)
+    authority = trustme.CA()
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(certificate, key)
-    return server, ssl.create_default_context(cafile=str(certificate))
+    authority.issue_cert("stream.test").configure_cert(server)
+    client = ssl.create_default_context()
+    authority.configure_trust(client)
+    return server, client
 
 
 def test_tls_runs_over_a_stream(run: Run, contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
