@@ -10,7 +10,13 @@ from anyio.abc import Listener as AnyListener
 from anyio.abc import SocketAttribute, TaskGroup
 
 from aiordma._base.arguments import seconds, whole_number
-from aiordma._base.errors import ClosedError, RdmaConnectionError, cause_text
+from aiordma._base.errors import (
+    ClosedError,
+    DeviceRemovedError,
+    RdmaConnectionError,
+    VerbsCallError,
+    cause_text,
+)
 from aiordma._base.opening import opens
 from aiordma._base.options import ConnectionKeywords
 from aiordma._base.socket_address import SocketAddress, address_text
@@ -38,6 +44,8 @@ QUEUE_DEPTH = 128
 _MOST_BUFFER_BYTES = 1 << 30
 _LEAST_BUFFER_BYTES = 4096
 _LEAST_DEPTH = 16
+RETRY_SECONDS = 1.0
+"""The pause after an accept that failed because this process lacks descriptors or memory."""
 
 
 class StreamOptions(TypedDict, total=False):
@@ -219,6 +227,23 @@ class StreamListener(AnyListener[Stream]):
         """
         return Stream(*await self._accept())
 
+    async def _accept_any(self) -> tuple[Connection, Rsocket]:
+        """Accept the next peer whose handshake succeeds; log the others.
+
+        Raises:
+            ClosedError, DeviceRemovedError: no further peer can be accepted.
+        """
+        while True:
+            try:
+                return await self._accept()
+            except (ClosedError, DeviceRemovedError):
+                raise
+            except RdmaConnectionError as error:
+                logger.info("a stream was not accepted: %s", cause_text(error))
+            except VerbsCallError as error:
+                logger.warning("a stream was not accepted: %s", cause_text(error))
+                await anyio.sleep(RETRY_SECONDS)
+
     async def _accept(self) -> tuple[Connection, Rsocket]:
         connection = await self._listener.accept()
         return connection, self._rsockets.pop(connection)
@@ -253,13 +278,10 @@ class StreamListener(AnyListener[Stream]):
     async def _serve(self, handler: Callable[[Stream], Awaitable[Any]], group: TaskGroup) -> None:
         while True:
             try:
-                stream = await self.accept()
+                accepted = await self._accept_any()
             except ClosedError:
                 return
-            except RdmaConnectionError as error:
-                logger.info("a stream was not accepted: %s", cause_text(error))
-                continue
-            group.start_soon(self._handle, stream, handler)
+            group.start_soon(self._handle, Stream(*accepted), handler)
 
     async def _handle(self, stream: Stream, handler: Callable[[Stream], Awaitable[Any]]) -> None:
         async with stream:

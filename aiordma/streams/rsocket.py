@@ -272,7 +272,7 @@ class Rsocket:
 
     def write_registered(self, memory: MemorySlice) -> int:
         """Post as much of registered memory as there is room for, without a copy; returns the
-        number of bytes. The memory must stay as it is until `is_drained`.
+        number of bytes. The memory must stay as it is while there is data in flight.
 
         Raises:
             RdmaError: the device refused a request; the stream has ended.
@@ -389,6 +389,11 @@ class Rsocket:
         if not self._peer_disconnected and not self._is_over and self._sender is not None:
             self._control = Control.DISCONNECT if both or self.at_eof else Control.SHUTDOWN
             self._send_pending()
+
+    @property
+    def has_data_in_flight(self) -> bool:
+        """Whether the device may still read data that was written."""
+        return bool(self._in_flight)
 
     @property
     def is_drained(self) -> bool:

@@ -8,7 +8,7 @@ from asyncio.sslproto import SSLProtocol
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
-from aiordma._base.errors import ClosedError, RdmaError, cause_text
+from aiordma._base.errors import ClosedError, DeviceRemovedError, cause_text
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
 from aiordma.streams.opening import (
@@ -32,8 +32,6 @@ logger: logging.Logger = logging.getLogger("aiordma")
 
 LIMIT = 64 * 1024
 """asyncio's own limit of a StreamReader, in bytes."""
-RETRY_SECONDS = 1.0
-"""After an accept that failed for lack of descriptors or memory."""
 
 ProtocolT = TypeVar("ProtocolT", bound=asyncio.BaseProtocol)
 
@@ -145,14 +143,12 @@ class StreamServer(asyncio.AbstractServer):
     async def _accept(self, listener: StreamListener) -> None:
         while True:
             try:
-                connection, rsocket = await listener._accept()
+                connection, rsocket = await listener._accept_any()
             except ClosedError:
                 return
-            except RdmaError as error:
-                logger.info("a stream was not accepted: %s", cause_text(error))
-                if isinstance(error, OSError) and error.errno:
-                    await asyncio.sleep(RETRY_SECONDS)
-                continue
+            except DeviceRemovedError as error:
+                logger.error("%r accepts no more streams: %s", self, cause_text(error))
+                return
             try:
                 self._make(connection, rsocket, self)
             except Exception:

@@ -221,7 +221,7 @@ class Stream(ByteStream):
         while done < len(memory):
             await self._until_writable()
             done += self._rsocket.write_registered(memory[done:])
-        while not self._rsocket.is_drained:
+        while self._rsocket.has_data_in_flight:  # grants may be in flight without end
             await self._until_changed()
 
     async def _until_writable(self) -> None:

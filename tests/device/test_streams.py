@@ -1,5 +1,6 @@
 """Byte streams between two ends of this package, on the device under test."""
 
+import errno
 import gc
 import os
 import struct
@@ -302,6 +303,41 @@ async def test_wrong_arguments_are_refused_and_nothing_is_lost() -> None:
             await client.send(1)  # type: ignore[arg-type]
         await client.send(b"x")
         assert await server.receive() == b"x"
+
+
+@one_loop
+async def test_serving_ends_when_the_device_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def removed(*_: object) -> None:
+        raise aiordma.DeviceRemovedError("the device was removed")
+
+    async with listen_stream(ADDRESS) as listener:
+        monkeypatch.setattr(listener._listener, "accept", removed)
+        with pytest.raises(ExceptionGroup) as caught, anyio.fail_after(10):
+            await listener.serve(Stream.aclose)
+        assert isinstance(caught.value.exceptions[0], aiordma.DeviceRemovedError)
+
+
+@one_loop
+async def test_serving_goes_on_after_a_shortage(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors: list[Exception] = [
+        aiordma.VerbsCallError(errno.EMFILE, "rdma_create_id"),
+        aiordma.DisconnectedError("a peer withdrew"),
+        aiordma.ClosedError("closed"),
+    ]
+
+    async def failing(*_: object) -> None:
+        raise errors.pop(0)
+
+    monkeypatch.setattr("aiordma.streams.opening.RETRY_SECONDS", 0.01)
+    async with listen_stream(ADDRESS) as listener:
+        monkeypatch.setattr(listener._listener, "accept", failing)
+        with caplog.at_level("INFO", "aiordma"):
+            await listener.serve(Stream.aclose)
+    first, second = caplog.messages
+    assert "rdma_create_id" in first
+    assert "a peer withdrew" in second
 
 
 # -- peers that are no rsockets -------------------------------------------------------------------

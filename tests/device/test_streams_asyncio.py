@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -418,8 +419,7 @@ def test_the_rule_names_hosts(hosts: Any, host: str | None, expected: bool) -> N
 
 
 def on_stream_loop(main: Main, hosts: str | None = None) -> None:
-    factory = lambda: streams.new_event_loop(hosts=hosts)  # noqa: E731
-    with asyncio.Runner(loop_factory=factory) as runner:
+    with asyncio.Runner(loop_factory=partial(streams.new_event_loop, hosts=hosts)) as runner:
         runner.run(main())
 
 
