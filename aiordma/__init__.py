@@ -20,6 +20,7 @@ from aiordma._base.enums import (
     CompletionQueueFlag,
     GidType,
     LinkLayer,
+    MemoryAdvice,
     MemoryWindowType,
     Mtu,
     PortSpace,
@@ -40,6 +41,7 @@ from aiordma._base.errors import (
     ConnectTimeoutError,
     DeviceEventError,
     DeviceRemovedError,
+    DeviceRequirementError,
     DisconnectedError,
     EventLoopError,
     FlushedError,
@@ -52,6 +54,8 @@ from aiordma._base.errors import (
     NoDeviceError,
     NotSupportedError,
     PartialPostError,
+    PeerFlushedError,
+    PeerGoneError,
     QueueFullError,
     RdmaConnectionError,
     RdmaError,
@@ -70,12 +74,22 @@ from aiordma._base.errors import (
 from aiordma._base.opening import Opening
 from aiordma._base.options import ConnectionKeywords, ConnectionOptions
 from aiordma._base.ranges import RemoteMemory
+from aiordma._base.statistics import DeviceStatistics, ListenerStatistics, RequestStatistics
 from aiordma._connection.chain import Chain
 from aiordma._connection.connection import Connection, ConnectionInfo
 from aiordma._connection.connection_request import ConnectionRequest
 from aiordma._connection.connector import connect, prepare_connection
+from aiordma._connection.domain import Domain
+from aiordma._connection.domain_source import open_domain
+from aiordma._connection.grant import Grant
 from aiordma._connection.listener import Listener, listen
 from aiordma._connection.messages import Message
+from aiordma._connection.reconnecting import (
+    ConnectKeywords,
+    Reconnecting,
+    Session,
+    reconnecting,
+)
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._connection.shared_source import open_shared_receive
 from aiordma._connection.unmanaged_connection import (
@@ -89,8 +103,11 @@ from aiordma._datagram.multicast import MulticastGroup
 from aiordma._datagram.peer import DatagramPeer
 from aiordma._endpoint.windows import BoundWindow
 from aiordma._loop.polling import new_event_loop, run
+from aiordma._requests.registrations import RegistrationCache
 from aiordma._requests.request import WorkRequest
 from aiordma._runtime.address_lookup import ResolvedAddress, devices, resolve
+from aiordma._runtime.device_statistics import statistics
+from aiordma._runtime.tracing import Trace, TracedRequest, trace
 from aiordma.verbs import (
     GRH_BYTES,
     AddressHandle,
@@ -103,6 +120,7 @@ from aiordma.verbs import (
     Context,
     Device,
     DeviceAttributes,
+    DmabufRegion,
     GidEntry,
     LocalMemory,
     MemoryRegion,
@@ -113,8 +131,10 @@ from aiordma.verbs import (
     QueuePair,
     QueuePairAttributes,
     RawSharedReceiveQueue,
+    RegistrableMemory,
     Resource,
     SendWork,
+    Sge,
     WorkCompletion,
 )
 from aiordma.verbs.event_channel import Event as CmEvent
@@ -141,6 +161,7 @@ __all__ = (
     "CompletionChannel",
     "CompletionQueue",
     "CompletionQueueFlag",
+    "ConnectKeywords",
     "ConnectTimeoutError",
     "Connection",
     "ConnectionInfo",
@@ -158,7 +179,11 @@ __all__ = (
     "DeviceAttributes",
     "DeviceEventError",
     "DeviceRemovedError",
+    "DeviceRequirementError",
+    "DeviceStatistics",
     "DisconnectedError",
+    "DmabufRegion",
+    "Domain",
     "Ece",
     "EndOfStream",
     "EventChannel",
@@ -167,14 +192,17 @@ __all__ = (
     "ForkError",
     "GidEntry",
     "GidType",
+    "Grant",
     "Identifier",
     "LinkLayer",
     "Listener",
+    "ListenerStatistics",
     "LocalAccessError",
     "LocalLengthError",
     "LocalMemory",
     "LocalProtectionError",
     "LocalQueuePairError",
+    "MemoryAdvice",
     "MemoryRegion",
     "MemorySlice",
     "MemoryWindow",
@@ -187,6 +215,8 @@ __all__ = (
     "NotSupportedError",
     "Opening",
     "PartialPostError",
+    "PeerFlushedError",
+    "PeerGoneError",
     "PortAttributes",
     "PortSpace",
     "PortState",
@@ -201,19 +231,27 @@ __all__ = (
     "RdmaConnectionError",
     "RdmaError",
     "ReceiverNotReadyError",
+    "Reconnecting",
+    "RegistrableMemory",
+    "RegistrationCache",
     "RejectedError",
     "RemoteAccessError",
     "RemoteInvalidRequestError",
     "RemoteMemory",
     "RemoteOperationError",
+    "RequestStatistics",
     "ResolvedAddress",
     "Resource",
     "RetryExceededError",
     "RouteError",
     "SendFlag",
     "SendWork",
+    "Session",
+    "Sge",
     "SharedReceiveQueue",
     "StreamProtocolError",
+    "Trace",
+    "TracedRequest",
     "Transport",
     "UnmanagedConnection",
     "UnreachableError",
@@ -230,12 +268,19 @@ __all__ = (
     "listen",
     "new_event_loop",
     "open_datagram",
+    "open_domain",
     "open_queue_pair",
     "open_shared_receive",
     "prepare_connection",
+    "reconnecting",
     "resolve",
     "run",
+    "statistics",
+    "trace",
 )
+
+__version__ = "0.1.0"
+"""The package's version. pyproject.toml takes it from here."""
 
 
 def _name_after_the_package() -> None:

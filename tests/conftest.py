@@ -11,6 +11,7 @@ import gc
 import inspect
 import json
 import os
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,14 @@ import pytest
 
 from aiordma import new_event_loop
 
+# A shell starts what it runs in the background with SIGINT ignored, and so would the programs of
+# tests that interrupt them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 DEVICE = os.environ.get("AIORDMA_TEST_DEVICE", "software")
 RESULTS = os.environ.get("AIORDMA_RESULTS")
-KINDS = ("unit", "device", "interop", "faults", "attacks", "docs")
+KINDS = ("unit", "device", "interop", "faults", "attacks", "docs", "soak")
 
 BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "asyncio": ("asyncio", {"use_uvloop": False}),

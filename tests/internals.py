@@ -46,7 +46,7 @@ def pool_of(user: User) -> BufferPool:
 
 def unposted_of(connection: Connection) -> int:
     """The number of its pooled receives that will be posted in the next chain."""
-    return len(connection._messages._unposted)
+    return connection._messages.receives.unposted
 
 
 def identifier_of(user: User) -> Identifier:

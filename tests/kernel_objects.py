@@ -1,11 +1,11 @@
-"""The counts of `rdma resource show`, asked of the kernel by netlink: starting that program takes a
+"""What `rdma resource show` shows, asked of the kernel by netlink: starting that program takes a
 third of a second in the VM, before and after each test."""
 
 import socket
 import struct
 from collections.abc import Iterator
 
-__all__ = ("kernel_counts",)
+__all__ = ("kernel_counts", "kernel_listens")
 
 # linux/netlink.h and rdma/rdma_netlink.h
 NETLINK_RDMA = 20
@@ -13,6 +13,9 @@ NLM_F_REQUEST_DUMP = 0x1 | 0x300
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 NLA_TYPE_MASK = 0x3FFF
 RDMA_NLDEV_CMD_RES_GET = 5 << 10 | 9
+RDMA_NLDEV_CMD_RES_CM_ID_GET = 5 << 10 | 11
+DEV_INDEX, STATE, CM_IDS, SRC_ADDR = 1, 27, 30, 33
+RDMA_CM_LISTEN = 8
 DEV_NAME, RES_SUMMARY, RES_SUMMARY_ENTRY, ENTRY_NAME, ENTRY_CURR = 2, 15, 16, 17, 18
 
 MESSAGE = struct.Struct("=IHHII")
@@ -23,13 +26,37 @@ ATTRIBUTE = struct.Struct("=HH")
 
 def kernel_counts(device: str) -> dict[str, int]:
     """Count the objects of a device by kind: pd, cq, qp, cm_id, mr, ctx, srq."""
+    summary = _device(device)[RES_SUMMARY]
+    return dict(_count(entry) for _, entry in _attributes(summary))
+
+
+def kernel_listens(device: str, port: int) -> bool:
+    """Whether an identifier of the connection manager listens on that port of a device."""
+    index = ATTRIBUTE.pack(ATTRIBUTE.size + 4, DEV_INDEX) + _device(device)[DEV_INDEX]
+    for message in _ask(RDMA_NLDEV_CMD_RES_CM_ID_GET, index):
+        for _, entry in _attributes(dict(_attributes(message)).get(CM_IDS, b"")):
+            fields = dict(_attributes(entry))
+            # A sockaddr: the port follows the family, in network order.
+            if fields.get(STATE) == bytes([RDMA_CM_LISTEN]) and port == int.from_bytes(
+                fields.get(SRC_ADDR, b"")[2:4], "big"
+            ):
+                return True
+    return False
+
+
+def _device(name: str) -> dict[int, bytes]:
+    for message in _ask(RDMA_NLDEV_CMD_RES_GET):
+        fields = dict(_attributes(message))
+        if _text(fields[DEV_NAME]) == name:
+            return fields
+    raise LookupError(f"the kernel has no RDMA device {name!r}")
+
+
+def _ask(command: int, attributes: bytes = b"") -> Iterator[bytes]:
+    header = MESSAGE.pack(MESSAGE.size + len(attributes), command, NLM_F_REQUEST_DUMP, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_RDMA) as kernel:
-        kernel.send(MESSAGE.pack(MESSAGE.size, RDMA_NLDEV_CMD_RES_GET, NLM_F_REQUEST_DUMP, 1, 0))
-        for message in _answers(kernel):
-            fields = dict(_attributes(message))
-            if _text(fields[DEV_NAME]) == device:
-                return dict(_count(entry) for _, entry in _attributes(fields[RES_SUMMARY]))
-    raise LookupError(f"the kernel has no RDMA device {device!r}")
+        kernel.send(header + attributes)
+        yield from _answers(kernel)
 
 
 def _answers(kernel: socket.socket) -> Iterator[bytes]:

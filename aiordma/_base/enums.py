@@ -14,6 +14,7 @@ __all__ = (
     "CompletionQueueFlag",
     "GidType",
     "LinkLayer",
+    "MemoryAdvice",
     "MemoryWindowType",
     "Mtu",
     "PortSpace",
@@ -77,6 +78,17 @@ class CompletionQueueFlag(IntFlag):
     """Only one thread at a time uses the queue, so the library takes no lock."""
     IGNORE_OVERRUN = lib.IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN
     """On an overrun, new completions overwrite the oldest without an error."""
+
+
+class MemoryAdvice(IntEnum):
+    """Advice about a part of a memory region with on-demand paging (man ibv_advise_mr)."""
+
+    PREFETCH = lib.IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH
+    """Page the part in, and map it for reading."""
+    PREFETCH_WRITE = lib.IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE
+    """The same for writing."""
+    PREFETCH_NO_FAULT = lib.IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT
+    """Map those pages only that are in memory."""
 
 
 class GidType(_OpenEnum):

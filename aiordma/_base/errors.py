@@ -30,6 +30,7 @@ __all__ = (
     "ConnectTimeoutError",
     "DeviceEventError",
     "DeviceRemovedError",
+    "DeviceRequirementError",
     "DisconnectedError",
     "EventLoopError",
     "FlushedError",
@@ -42,6 +43,8 @@ __all__ = (
     "NoDeviceError",
     "NotSupportedError",
     "PartialPostError",
+    "PeerFlushedError",
+    "PeerGoneError",
     "QueueFullError",
     "RdmaConnectionError",
     "RdmaError",
@@ -74,6 +77,8 @@ class RdmaError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = dict(self.__dict__)
+        if isinstance(self, OSError) and self.errno is not None:
+            state["errno"] = self.errno  # it need not be among the arguments
         if isinstance(self.__cause__, RdmaError):
             state["__cause__"] = self.__cause__
         return _restore, (type(self), self.args), state
@@ -124,6 +129,11 @@ class NotSupportedError(RdmaError):
 class NoDeviceError(RdmaError, builtins.ConnectionError):
     """There is no RDMA device, or rdma-core is not installed. The message says how to get one. Also
     a builtin ConnectionError, for programs that catch the errors of sockets."""
+
+
+class DeviceRequirementError(NoDeviceError):
+    """The device that would be used is not one that `require=` or AIORDMA_REQUIRE permits: usually
+    the software device, because no RDMA device reaches the address. The message says why."""
 
 
 class ClosedError(RdmaError, anyio.ClosedResourceError):
@@ -198,6 +208,20 @@ class DeviceEventError(RdmaError, builtins.ConnectionError, anyio.BrokenResource
         self.what = what
 
 
+class PeerGoneError(RdmaError, builtins.ConnectionError):
+    """The peer of an established connection has gone. This is the base class of all errors that
+    say so:
+
+    - DisconnectedError: the peer, or its kernel, closed the connection.
+    - RetryExceededError: the peer's device acknowledged nothing for too long. `keepalive` ends idle
+      connections with it.
+    - PeerFlushedError: a request was flushed because of one of these.
+
+    A request that fails with it may have been executed by the peer's device, and may not have been.
+    Also a builtin ConnectionError.
+    """
+
+
 # ---------------------------------------------------------------------------------------------
 # Work completions
 
@@ -247,8 +271,8 @@ class LocalQueuePairError(WorkCompletionError):
 
     _statuses = (Status.LOC_QP_OP_ERR, Status.LOC_EEC_OP_ERR)
     meaning = (
-        "the local queue pair could not process it (rxe also reports this for a message "
-        "that is longer than its receive: see receive_size=)"
+        "the local queue pair could not process it (rxe also reports this while the network "
+        "interface is down, and for a message that is longer than its receive: see receive_size=)"
     )
 
 
@@ -302,7 +326,7 @@ class RemoteOperationError(WorkCompletionError):
     )
 
 
-class RetryExceededError(WorkCompletionError):
+class RetryExceededError(WorkCompletionError, PeerGoneError):
     """The peer stopped acknowledging: the peer or the network failed.
 
     `retry_count` and `ack_timeout` are the connection's (see ConnectionOptions), None if they are
@@ -378,6 +402,14 @@ class FlushedError(WorkCompletionError):
         return f"{text}: {cause_text(cause)}"
 
 
+class PeerFlushedError(FlushedError, PeerGoneError):
+    """A request was flushed because the peer has gone.
+
+    `__cause__` is the PeerGoneError that ended the connection. It is None if an iWARP device
+    flushed the request before the connection manager reported the disconnect.
+    """
+
+
 def _families_by_status() -> dict[int, type[WorkCompletionError]]:
     found: dict[int, type[WorkCompletionError]] = {}
     for family in WorkCompletionError.__subclasses__():
@@ -398,10 +430,14 @@ def completion_error(
     vendor_err: int = 0,
     qp_num: int = 0,
     retries: tuple[int, int] | None = None,
+    peer_gone: bool = False,
 ) -> WorkCompletionError:
     """Make the error for a work completion's status; for an unknown status, the base class.
-    `retries` are the connection's retry_count and ack_timeout."""
+    `retries` are the connection's retry_count and ack_timeout. `peer_gone` is whether flushes are a
+    consequence of the peer's end."""
     family = _BY_STATUS.get(status, WorkCompletionError)
+    if family is FlushedError and peer_gone:
+        family = PeerFlushedError
     if family is RetryExceededError and retries is not None:
         return RetryExceededError(
             status,
@@ -427,6 +463,13 @@ class RdmaConnectionError(RdmaError, builtins.ConnectionError):
         made = cls(f"{what}: {error}")
         made.errno = error.errno
         return made
+
+    # Programs that use sockets show an OSError by its number and this text: without it, they would
+    # show "None".
+    @property
+    def strerror(self) -> str:  # type: ignore[override]
+        """The text of the error."""
+        return str(self)
 
 
 class AddressError(RdmaConnectionError):
@@ -458,6 +501,7 @@ class RejectedError(RdmaConnectionError, ConnectionRefusedError):
 
     def __init__(self, message: str, *, reason: int, private_data: bytes) -> None:
         super().__init__(message)
+        self.errno: int | None = errno_module.ECONNREFUSED
         self.reason = reason
         self.private_data = private_data
 
@@ -466,8 +510,10 @@ class ConnectTimeoutError(RdmaConnectionError, TimeoutError):
     """A step of connecting took longer than its timeout. The message names the step."""
 
 
-class DisconnectedError(RdmaConnectionError, anyio.BrokenResourceError):
-    """The peer closed the connection, or broke it."""
+class DisconnectedError(
+    PeerGoneError, RdmaConnectionError, ConnectionResetError, anyio.BrokenResourceError
+):
+    """The peer closed the connection, or broke it. Also a builtin ConnectionResetError."""
 
 
 class DeviceRemovedError(DisconnectedError):

@@ -19,7 +19,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-def uninterrupted(callback: Callable[[], object]) -> Callable[[], None]:
+def uninterrupted(callback: Callable[Parameters, object]) -> Callable[Parameters, None]:
     """Return a callback that defers SIGINT. It is a partial of a C function, so no SIGINT is
     handled between its call and its first step either."""
     return partial(_native.uninterrupted, callback)

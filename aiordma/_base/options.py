@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, Self, TypedDict, TypeVar
 
 from aiordma._base.arguments import nearest, seconds_within, whole_number, wrong_type
+from aiordma._base.errors import retry_seconds
 
 __all__ = (
     "DECIDED_BY_CM",
@@ -37,7 +38,6 @@ _RANGES = {
     "ack_timeout": (0, 31),
     "min_rnr_timer": (0, 31),
     "tos": (0, 255),
-    "linger": (0, 3600),
     "comp_vector": (0, (1 << 31) - 1),
     "cqe": (1, (1 << 31) - 1),
 }
@@ -75,8 +75,22 @@ DECIDED_LATER = {
 }
 """The same for queue pairs without the connection manager."""
 
-_OPTIONAL = ("tos", "cqe")
+_OPTIONAL = ("tos", "cqe", "peer_timeout", "keepalive")
 """Options that may be None."""
+
+_SECONDS: dict[str, tuple[float, float]] = {
+    "linger": (0, 3600),
+    "flush_timeout": (0, 3600),
+    "peer_timeout": (0.001, 3600),
+    "keepalive": (0.01, 86400),
+}
+"""Options that are times."""
+
+_ATTEMPTS = (7, 6, 5, 4)
+"""Numbers of transmissions that `peer_timeout` chooses from: enough for a network that loses
+packets. Each factor of two between two values of ack_timeout is divided by them."""
+
+_MOST_ACK_TIMEOUT = 31
 
 _FLAGS = ("flow_control",)
 """Options that are True or False."""
@@ -100,6 +114,9 @@ class ConnectionKeywords(TypedDict, total=False):
     min_rnr_timer: int
     tos: int | None
     linger: float
+    flush_timeout: float
+    peer_timeout: float | None
+    keepalive: float | None
     comp_vector: int
     cqe: int | None
     flow_control: bool
@@ -149,6 +166,23 @@ class ConnectionOptions:
             disconnected. Each acknowledgement restarts the time; at its end, sends fail with
             FlushedError. On RoCE and InfiniBand the disconnect can overtake an acknowledgement
             inside a device. On iWARP it cannot, and nothing lingers.
+        flush_timeout: seconds that the device may take to flush the requests in flight when the
+            connection ends, and so the time limit of `aclose`, with the time of the driver's calls.
+            The wait ends with the last flushed request. Requests that the device has not flushed
+            by then fail with FlushedError all the same, once the queue pair is destroyed. 0:
+            destroy it at once.
+        peer_timeout: seconds after which a peer that acknowledges nothing ends the connection with
+            a PeerGoneError, while requests are in flight: retry_count and ack_timeout as one
+            number. It chooses both, so give it without them. Their time is at most this, and at
+            least four fifths of it. None: their values. `Connection.peer_timeout` is the time in
+            force. iWARP (siw, the software device) needs one second at least, hardware may take up
+            to four times as long.
+        keepalive: seconds after which an idle connection posts a WRITE of no bytes, which the
+            peer's device acknowledges, so that a peer that has vanished is detected within
+            keepalive + peer_timeout also if this side only receives. None: no keepalive. It says
+            nothing about the peer's program: its device, or its kernel, answers also while the
+            program is stopped (docs/guarantees.md). The WRITE takes one of max_send_wr for the
+            time of a round trip. It needs ack_timeout > 0.
         comp_vector: index of the completion vector (interrupt) of the connection's completion
             queue, 0..`connection.context.num_comp_vectors` - 1. The queue serves all queue pairs
             of the event loop with the same comp_vector and cqe. With `shared_receive`, receives
@@ -183,13 +217,39 @@ class ConnectionOptions:
     min_rnr_timer: int = 5
     tos: int | None = None
     linger: float = 0.05
+    flush_timeout: float = 0.5
+    peer_timeout: float | None = None
+    keepalive: float | None = None
     comp_vector: int = 0
     cqe: int | None = None
     flow_control: bool = True
 
     def __post_init__(self) -> None:
-        for name in (*_RANGES, *_FLAGS):
+        for name in (*_RANGES, *_SECONDS, *_FLAGS):
             object.__setattr__(self, name, _checked(name, getattr(self, name)))
+        if self.peer_timeout is not None:
+            self._set_retries(self.peer_timeout)
+        if self.keepalive is not None and not self.ack_timeout:
+            raise ValueError(
+                f"keepalive={self.keepalive:g}: with ack_timeout=0 the device waits for "
+                "acknowledgements without limit, and detects no dead peer: give a peer_timeout"
+            )
+
+    def _set_retries(self, seconds: float) -> None:
+        """Set retry_count and ack_timeout for a peer_timeout.
+
+        Raises:
+            ValueError: they are also given.
+        """
+        for name, chosen in zip(("retry_count", "ack_timeout"), _retries(seconds), strict=True):
+            value = getattr(self, name)
+            # dataclasses.replace() passes the values that were chosen before.
+            if value not in (type(self).__dataclass_fields__[name].default, chosen):
+                raise ValueError(
+                    f"peer_timeout={seconds:g} and {name}={value}: peer_timeout chooses "
+                    "retry_count and ack_timeout, so give either it or them"
+                )
+            object.__setattr__(self, name, chosen)
 
     @classmethod
     def _of(cls, call: Callable[..., object], keywords: Mapping[str, Any]) -> Self:
@@ -200,7 +260,7 @@ class ConnectionOptions:
                 not a number.
             ValueError: an option is out of range.
         """
-        known_options = {*_RANGES, *_FLAGS}
+        known_options = {*_RANGES, *_SECONDS, *_FLAGS}
         for name, value in keywords.items():
             if name not in known_options:
                 known = {*known_options, *inspect.signature(call).parameters} - {"self", "options"}
@@ -214,6 +274,18 @@ class ConnectionOptions:
     def receive_queue(self) -> int:
         """The depth of the receive queue."""
         return self.receive_buffers or self.max_recv_wr
+
+
+def _retries(seconds: float) -> tuple[int, int]:
+    """Return the retry_count and the ack_timeout whose time is the longest that is at most so many
+    seconds."""
+    candidates = [
+        (retry_seconds(attempts - 1, exponent), attempts, exponent)
+        for attempts in _ATTEMPTS
+        for exponent in range(1, _MOST_ACK_TIMEOUT + 1)
+    ]
+    _, attempts, exponent = max(each for each in candidates if each[0] <= seconds)
+    return attempts - 1, exponent
 
 
 def refuses(
@@ -247,8 +319,8 @@ def _checked(name: str, value: Any, call: str = "") -> float | None:
         if not isinstance(value, bool):
             raise wrong_type(value, name, "True or False", call)
         return value
-    if name == "linger":
-        return seconds_within(value, name, *_RANGES[name], call)
+    if name in _SECONDS:
+        return seconds_within(value, name, *_SECONDS[name], call)
     return whole_number(value, name, *_RANGES[name], call)
 
 

@@ -6,19 +6,27 @@ Only this module and `device_choice` choose a device. No other module depends on
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from aiordma._base.arguments import text
-from aiordma._base.errors import ForkError, NoDeviceError, NotSupportedError, VerbsCallError
+from aiordma._base.errors import (
+    DeviceRequirementError,
+    ForkError,
+    NoDeviceError,
+    NotSupportedError,
+    VerbsCallError,
+)
 from aiordma._base.process import here
 from aiordma._native import lib, load_rdma_core, load_software
 
 __all__ = (
     "SOFTWARE",
     "Provider",
+    "Requirement",
     "checked_device",
     "provider_of",
     "rdma_core",
@@ -32,9 +40,28 @@ SOFTWARE = "software"
 """The name of the built-in software device."""
 
 HELD_MIB = "AIORDMA_SOFTWARE_HELD_MIB"
+CAPTURE = "AIORDMA_CAPTURE"
+CAPTURE_MIB = "AIORDMA_CAPTURE_MIB"
+DEFAULT_CAPTURE_MIB = "1024"
 """Environment variable: MiB that the software device may use to hold back peers' messages."""
 
 _DEVICES = Path("/sys/class/infiniband")
+
+RDMA_CORE_VERSIONS = {
+    "join_multicast_ex": 16,
+    "establish": 23,
+    "init_qp_attr": 23,
+    "reg_mr_iova": 25,
+    "reg_mr_iova2": 28,
+    "set_local_ece": 31,
+    "get_remote_ece": 31,
+    "reject_ece": 31,
+    "query_gid_ex": 32,
+    "query_gid_table": 32,
+    "reg_dmabuf_mr": 34,
+    "query_qp_data_in_order": 41,
+}
+"""The first version of rdma-core with each slot's function; every version has the others."""
 
 
 class Provider:
@@ -43,7 +70,7 @@ class Provider:
     Args:
         name: its name in messages.
         table: the slots.
-        remedy: the remedy for an empty slot, for the message.
+        since: the first version of the library with a slot's function, for the message.
         connects_at_once: the connect call of all its devices returns without waiting for the
             network.
         outlives_forks: a forked child can use the connection manager after its parent has used it.
@@ -56,7 +83,7 @@ class Provider:
         self,
         name: str,
         table: Any,
-        remedy: str = "",
+        since: Mapping[str, int] = MappingProxyType({}),
         *,
         connects_at_once: bool = False,
         outlives_forks: bool = False,
@@ -64,7 +91,7 @@ class Provider:
         self.name = name
         self.table = table
         self.connects_at_once = connects_at_once
-        self._remedy = remedy
+        self._since = since
         self._outlives_forks = outlives_forks
         self._user: int | None = None
 
@@ -91,9 +118,9 @@ class Provider:
     def __getattr__(self, slot: str) -> Callable[..., Any]:
         pointer: Any = getattr(self.table, slot)
         if not pointer:
-            raise NotSupportedError(
-                f"{self.name} has no {slot}" + (f": {self._remedy}" if self._remedy else "")
-            )
+            version = self._since.get(slot)
+            remedy = f": install rdma-core {version} or newer" if version else ""
+            raise NotSupportedError(f"{self.name} has no {slot}{remedy}")
         # The next access finds an ordinary attribute.
         call: Callable[..., Any] = pointer
         setattr(self, slot, call)
@@ -115,7 +142,7 @@ def rdma_core() -> Provider:
             "`apt-get install libibverbs1 librdmacm1 ibverbs-providers` on Debian, "
             "`dnf install libibverbs librdmacm` on Fedora"
         ) from error
-    return Provider("the installed rdma-core", table, "a newer one is needed")
+    return Provider("the installed rdma-core", table, RDMA_CORE_VERSIONS)
 
 
 @cache
@@ -123,12 +150,16 @@ def software() -> Provider:
     """Return the provider of the built-in software device, which works on every Linux.
 
     Raises:
-        ValueError: AIORDMA_SOFTWARE_HELD_MIB, which is read at the first call, is not a whole
-            number of at least 1.
+        ValueError: AIORDMA_SOFTWARE_HELD_MIB or AIORDMA_CAPTURE_MIB, which are read at the first
+            call, is not a whole number of at least 1; or the file AIORDMA_CAPTURE cannot be
+            written.
     """
     limit = os.environ.get(HELD_MIB)
     if limit is not None:
         limit_held(limit)
+    path = os.environ.get(CAPTURE)
+    if path:
+        capture(path, os.environ.get(CAPTURE_MIB, DEFAULT_CAPTURE_MIB))
     return Provider(
         "the built-in software device", load_software(), connects_at_once=True, outlives_forks=True
     )
@@ -140,12 +171,34 @@ def limit_held(mib: str) -> None:
     Raises:
         ValueError: `mib` is not a whole number of at least 1.
     """
+    use = "in which the software device holds back messages that find no receive (256 without it)"
+    lib.aiordma_software_limit_held(_mebibytes(HELD_MIB, mib, use))
+
+
+def capture(path: str, mib: str) -> None:
+    """Write the software device's traffic to a pcapng file, of at most so many MiB. `%p` in the
+    path is the number of the process. A forked child writes a file only if its path differs.
+
+    Raises:
+        ValueError: `mib` is not a whole number of at least 1, or the file cannot be written.
+    """
+    most = _mebibytes(CAPTURE_MIB, mib, "that the capture may have")
+
+    def start() -> None:
+        name = path.replace("%p", str(os.getpid()))
+        error = lib.aiordma_software_capture(os.fsencode(name), most)
+        if error:
+            raise ValueError(f"{CAPTURE}={path!r}: {name} cannot be written: {os.strerror(error)}")
+
+    start()
+    if "%p" in path:
+        os.register_at_fork(after_in_child=start)
+
+
+def _mebibytes(variable: str, mib: str, use: str) -> int:
     if not mib.isascii() or not mib.isdigit() or not 1 <= int(mib) < 1 << 40:
-        raise ValueError(
-            f"{HELD_MIB}={mib!r}: give a whole number of MiB, at least 1, in which the software "
-            "device holds back messages that find no receive (256 without it)"
-        )
-    lib.aiordma_software_limit_held(int(mib) << 20)
+        raise ValueError(f"{variable}={mib!r}: give a whole number of MiB, at least 1, {use}")
+    return int(mib) << 20
 
 
 def provider_of(device: str) -> Provider:
@@ -186,6 +239,79 @@ def wanted_device(device: str = "auto") -> str | None:
     if device == "auto":
         device = os.environ.get("AIORDMA_DEVICE") or "auto"
     return None if device == "auto" else device
+
+
+class Requirement:
+    """What the device of an operation must be: the checked argument `require` or, if that is None,
+    the environment variable AIORDMA_REQUIRE.
+
+    Args:
+        require: "any"; "rdma": every device except the software device; "infiniband", "roce" or
+            "iwarp": an RDMA device of that kind. None: AIORDMA_REQUIRE, or "any" without it.
+        call: the function that was called, for messages.
+
+    Raises:
+        TypeError, ValueError: the value is none of these.
+    """
+
+    KINDS: tuple[str, ...] = ("any", "rdma", "infiniband", "roce", "iwarp")
+
+    def __init__(self, require: object = None, call: str = "") -> None:
+        self.text: str = f'require="{require}"'
+        if require is None:
+            require = os.environ.get("AIORDMA_REQUIRE") or "any"
+            self.text = f"AIORDMA_REQUIRE={require}"
+        kinds = ", ".join(map(repr, self.KINDS))
+        self.kind: str = text(require, "require", f"one of {kinds}, or None", call)
+        if self.kind not in self.KINDS:
+            raise ValueError(f"{self.text}: give one of {kinds}")
+
+    @property
+    def permits_software(self) -> bool:
+        """Whether the software device may be used."""
+        return self.kind == "any"
+
+    def check_device(self, device: str | None) -> None:
+        """Check the name of a required device, before anything is opened.
+
+        Raises:
+            DeviceRequirementError: it is the software device, which is not permitted.
+        """
+        if device == SOFTWARE and not self.permits_software:
+            raise DeviceRequirementError(
+                f'{self.text} does not permit the software device, which device="{SOFTWARE}" (or '
+                f"AIORDMA_DEVICE={SOFTWARE}) names: remove one of the two"
+            )
+
+    def check_unreached(self, address: str, why: str) -> None:
+        """Check that the software device may be used for an address.
+
+        Raises:
+            DeviceRequirementError: it may not; the text has the reason why no other device is used.
+        """
+        if not self.permits_software:
+            raise DeviceRequirementError(
+                f"{self.text} does not permit the software device, and no other device can be used "
+                f"for {address}: {why}. `aiordma doctor {address}` says what to do"
+            )
+
+    def check_kind(self, device: str, kind: str) -> None:
+        """Check the kind of a device that reaches the address.
+
+        Raises:
+            DeviceRequirementError: it is of another kind than the required one.
+        """
+        if not self.permits_kind(kind):
+            raise DeviceRequirementError(
+                f"{self.text} does not permit {device}, the device that would be used: its kind is "
+                f"{kind!r}. `aiordma info` lists the devices and their kinds"
+            )
+
+    def permits_kind(self, kind: str) -> bool:
+        """Return whether a device of this kind ("software", "roce", ...) may be used."""
+        if self.kind == "rdma":
+            return kind != SOFTWARE
+        return self.kind in ("any", kind)
 
 
 def usual_provider(device: str = "auto") -> Provider:

@@ -329,6 +329,7 @@ class Chain:
         work = fetch_add_work(self._endpoint, call, remote, add, send_flags(fence))
         return self._posts.post(work, self._staging.target, [local], f"{call}(): local")
 
+    @calls_port("bind")
     def post_bind_window(
         self, window: BoundWindow, memory: MemorySlice, access: Access, *, fence: bool = False
     ) -> WorkRequest:
@@ -340,6 +341,7 @@ class Chain:
         """
         return self._posts.bind(window, memory, access, "post_bind_window", fence)
 
+    @calls_port("local_invalidate")
     def post_invalidate(self, window: BoundWindow, *, fence: bool = False) -> WorkRequest:
         """Collect the invalidation of a window of type 2. See `Connection.post_invalidate`.
 

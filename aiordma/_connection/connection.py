@@ -12,15 +12,18 @@ from typing import Any, Protocol
 import anyio
 from anyio.abc import ObjectStream
 
-from aiordma._base.arguments import Buffer, instance, member, whole_number
+from aiordma._base.arguments import instance, member, whole_number
 from aiordma._base.enums import Access, MemoryWindowType
 from aiordma._base.errors import ClosedError, NotSupportedError, detached
 from aiordma._base.interrupts import deferring_steps
+from aiordma._base.opening import opens
 from aiordma._base.options import ConnectionOptions
 from aiordma._base.ranges import RemoteMemory
 from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ConnectionState
+from aiordma._base.statistics import RequestStatistics
 from aiordma._connection.chain import Chain
+from aiordma._connection.grant import Grant, open_grant
 from aiordma._connection.messages import Blocks, Message, MessageQueue
 from aiordma._connection.posts import Posts
 from aiordma._connection.works import (
@@ -37,6 +40,7 @@ from aiordma._endpoint.endpoint import Endpoint, SharedReceives
 from aiordma._endpoint.registration import register, register_in_thread
 from aiordma._endpoint.staging import PARTS, THREAD_LIMIT, Staging, several
 from aiordma._endpoint.windows import BoundWindow
+from aiordma._requests.registrations import RegistrationCache
 from aiordma._requests.request import WorkRequest
 from aiordma._requests.select import calls_port
 from aiordma.verbs import (
@@ -47,6 +51,7 @@ from aiordma.verbs import (
     MemoryWindow,
     ProtectionDomain,
     QueuePairAttributes,
+    RegistrableMemory,
     WorkCompletion,
 )
 from aiordma.verbs.memory import blank_bytes
@@ -210,12 +215,12 @@ class Connection(ObjectStream[bytes]):
     @property
     def domain(self) -> ProtectionDomain:
         """The protection domain (`ibv_pd`) of the queue pair and of the regions that `register`
-        returns. All users of the device in this event loop share it: do not close it. Close the
-        objects that you create with it (a MemoryRegion, for instance) before you close the last
-        user.
+        returns: that of the argument `domain=`, or else the one that all users of the device in
+        this event loop share. Do not close it. Close the objects that you create with it (a
+        MemoryRegion, for instance) before you close the last user.
 
         After the connection has closed: as `context`."""
-        return self._endpoint.hub.domain
+        return self._endpoint.domain
 
     @property
     def options(self) -> ConnectionOptions:
@@ -226,6 +231,13 @@ class Connection(ObjectStream[bytes]):
     def is_connected(self) -> bool:
         """Whether the connection is established and, as far as this side knows, has not ended."""
         return self._endpoint.state is ConnectionState.ESTABLISHED
+
+    @property
+    def peer_timeout(self) -> float:
+        """Seconds after which a peer that acknowledges nothing ends the connection, from the
+        retry_count and ack_timeout in force; `math.inf` without a limit. Hardware may take up to
+        four times as long. See `ConnectionOptions.peer_timeout`."""
+        return self._endpoint.peer_timeout
 
     def query(self) -> QueuePairAttributes:
         """Query the queue pair's attributes that are in force: the values that the handshake
@@ -242,6 +254,14 @@ class Connection(ObjectStream[bytes]):
         self._endpoint.require_usable()
         assert self._endpoint.queue_pair is not None
         return self._endpoint.queue_pair.attributes()
+
+    def statistics(self) -> RequestStatistics:
+        """Return the counters of the connection's requests. They remain after its end. The
+        receives of a shared receive queue are counted there.
+
+        Raises: nothing.
+        """
+        return self._endpoint.statistics()
 
     @property
     def cause(self) -> Exception | None:
@@ -266,19 +286,27 @@ class Connection(ObjectStream[bytes]):
 
     # -- memory -----------------------------------------------------------------------------------
 
-    def register(self, buffer: Buffer, access: Access | None = None) -> MemoryRegion:
+    @property
+    def registrations(self) -> RegistrationCache:
+        """The registration cache of the protection domain: registrations of large numpy arrays that
+        were passed to requests unregistered. All connections of the domain share it."""
+        return self._endpoint.pool.registrations
+
+    def register(self, buffer: RegistrableMemory, access: Access | None = None) -> MemoryRegion:
         """Register a buffer for this connection's requests and, with remote access, for its peer.
 
         It stays registered until `region.close()` or until the connection closes. The time to pin
         the memory grows with its pages: for large buffers, use `register_in_thread`, which does not
         block the event loop.
 
-        All connections of this event loop on the same device share one protection domain. So with
-        remote access, any peer of these connections can access the memory if it knows the rkey.
+        Unless they were opened with `domain=`, all connections of this event loop on the same
+        device share one protection domain. So with remote access, any peer of these connections can
+        access the memory if it knows the rkey.
 
         Args:
             buffer: a bytearray, memoryview, mmap, array, numpy array or bytes; contiguous, not
-                empty.
+                empty. Also an array with `__array_interface__`, or a tensor with DLPack, in the
+                memory of the CPU (torch, jax): do not resize it while it is registered.
             access: the permitted access; None is LOCAL_WRITE for a writable buffer. Remote access
                 is permitted only if named.
 
@@ -286,7 +314,8 @@ class Connection(ObjectStream[bytes]):
             TypeError: the object has no buffer, or the buffer is read-only and the access permits
                 writing.
             ValueError: the buffer is empty or not contiguous.
-            NotSupportedError: the device does not support a requested access (ON_DEMAND, MW_BIND).
+            NotSupportedError: the device does not support a requested access (ON_DEMAND, MW_BIND),
+                or the memory is a GPU's.
             VerbsCallError: the driver refused; the message names the limit.
             ClosedError, DisconnectedError, DeviceEventError, WorkCompletionError: the connection
                 has ended; the error is its cause.
@@ -297,7 +326,7 @@ class Connection(ObjectStream[bytes]):
         return register(self._endpoint, buffer, access)
 
     async def register_in_thread(
-        self, buffer: Buffer, access: Access | None = None
+        self, buffer: RegistrableMemory, access: Access | None = None
     ) -> MemoryRegion:
         """Register a buffer as `register` does, in a worker thread.
 
@@ -629,6 +658,7 @@ class Connection(ObjectStream[bytes]):
         work = fetch_add_work(self._endpoint, call, remote, add, send_flags(fence))
         return self._posts.post(work, self._staging.target, [local], f"{call}(): local")
 
+    @calls_port("bind")
     def post_bind_window(
         self, window: BoundWindow, memory: MemorySlice, access: Access, *, fence: bool = False
     ) -> WorkRequest:
@@ -654,6 +684,7 @@ class Connection(ObjectStream[bytes]):
         """
         return self._posts.bind(window, memory, access, "post_bind_window", fence)
 
+    @calls_port("local_invalidate")
     def post_invalidate(self, window: BoundWindow, *, fence: bool = False) -> WorkRequest:
         """Post the invalidation of a window: a local invalidate (IBV_WR_LOCAL_INV), or, for a
         window of type 1, a bind of zero bytes.
@@ -763,7 +794,12 @@ class Connection(ObjectStream[bytes]):
 
         Cancellation: no message is lost; the next call returns it.
         """
-        return (await self._messages.receive()).data
+        queue = self._messages.queue
+        data = queue.take_data_at_once()
+        if data is not None:
+            return data
+        await self._messages.wait()
+        return queue.take_data()
 
     async def receive_message(self) -> Message:
         """Return the next message with its immediate data, or with the rkey that it invalidated.
@@ -798,7 +834,7 @@ class Connection(ObjectStream[bytes]):
 
         Cancellation: as `Connection.receive`. The end of the block does not wait.
         """
-        return self._messages.view_next()
+        return self._messages.queue.view()
 
     # -- one-sided operations ---------------------------------------------------------------------
 
@@ -944,6 +980,9 @@ class Connection(ObjectStream[bytes]):
         Cancellation: a posted request may still be carried out; its memory is held until it
         completes.
         """
+        request = self._port.compare_swap_value(remote, compare, swap)
+        if request is not None:
+            return await request
         work = compare_swap_work(self._endpoint, "compare_swap", remote, compare, swap)
         return await self._posts.run_atomic(work)
 
@@ -959,6 +998,9 @@ class Connection(ObjectStream[bytes]):
 
         Cancellation: as `Connection.compare_swap`.
         """
+        request = self._port.fetch_add_value(remote, add)
+        if request is not None:
+            return await request
         work = fetch_add_work(self._endpoint, "fetch_add", remote, add)
         return await self._posts.run_atomic(work)
 
@@ -988,7 +1030,7 @@ class Connection(ObjectStream[bytes]):
         kind = member(kind, "kind", MemoryWindowType, "open_window")
         require_windows(endpoint)
         window = await endpoint.make_in_thread(
-            lambda: MemoryWindow(endpoint.hub.domain, kind), MemoryWindow.close
+            lambda: MemoryWindow(endpoint.domain, kind), MemoryWindow.close
         )
         return BoundWindow(endpoint, window)
 
@@ -1037,10 +1079,63 @@ class Connection(ObjectStream[bytes]):
         Cancellation: before the post, the window stays bound. A posted invalidation is carried out,
         unless the connection ends first, which also ends the access.
         """
+        request = self._port.local_invalidate(window)
+        if request is not None:
+            await request
+            return
         instance(window, "window", BoundWindow, "revoke")
         with await self._endpoint.sends.slots.take() as slot:
             request = self._posts.invalidate(window, "revoke", slot=slot)
         await request
+
+    # -- grants -----------------------------------------------------------------------------------
+
+    @opens
+    async def grant(
+        self, memory: LocalMemory, access: Access, *, expires: float | None = None
+    ) -> Grant:
+        """Give the peer access to a part of memory until the end of the block.
+
+            async with connection.grant(region[0:4096], Access.REMOTE_WRITE) as grant:
+                await connection.send(grant.remote.pack())
+                await connection.receive()
+            # From here on, no byte of the peer's arrives in this memory.
+
+        This holds however the block was left: at its end, by an exception, by a cancellation or a
+        timeout, and after the loss of the connection. The end of the block waits for the driver,
+        not for the peer. Except on siw, the peer's READs return no later contents either.
+
+        If the peer accesses the memory after the end, its request fails (RemoteAccessError), and
+        the connection ends. So let it report that it is done, as here.
+
+        Where the device has memory windows, only this connection's peer has access, and the rkey
+        is of no use to others. Where it has none (siw), the memory is registered for the grant,
+        and other peers of the connection's domain can use the rkey while the grant lasts.
+
+        Registering memory and binding a window take some time. If the region was registered with
+        Access.MW_BIND, a grant need not register the memory again, on devices that check the bounds
+        of a window (not on rxe).
+
+        Args:
+            memory: registered memory, or any object with a buffer; at least one byte. It cannot be
+                closed or resized before the grant has ended.
+            access: REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC. What the region itself permits does
+                not matter.
+            expires: seconds after which the access ends although the block continues
+                (`Grant.expired`, `Grant.ended`); None: no limit.
+
+        Raises:
+            as `Connection.send`.
+            TypeError, ValueError: an argument is invalid; the memory is of another domain, or
+                read-only and the access permits writing.
+            VerbsCallError: the driver refused, also to end the access; the message has the reason.
+
+        Cancellation: while the access is being opened, nothing is left, and the peer does not know
+            the rkey. The end of the block ends the access also if it is cancelled.
+
+        See: man ibv_alloc_mw, ibv_reg_mr.
+        """
+        return await open_grant(self._endpoint, self._posts, memory, access, expires)
 
     # -- the end ----------------------------------------------------------------------------------
 

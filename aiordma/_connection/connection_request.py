@@ -36,6 +36,7 @@ from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ENDS_A_REQUEST, ConnectionState
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import failed_event, failed_handshake, parameters
+from aiordma._connection.domain import DomainArgument, DomainChoice
 from aiordma._connection.shared_source import ListenerReceives
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._loop.event_loop import require_here
@@ -43,12 +44,21 @@ from aiordma._runtime.identifiers import give_back, give_back_later
 from aiordma._runtime.reactor import Reactor
 from aiordma.verbs.identifier import Event, Identifier
 
-__all__ = ("ConnectionRequest",)
+__all__ = ("ConnectionRequest", "RequestTally")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
 _warned: set[str] = set()
 """The warnings that this process has already logged; each is logged once."""
+
+
+class RequestTally:
+    """Counts the answers to a listener's connection requests."""
+
+    __slots__ = ("established", "failed", "rejected")
+
+    def __init__(self) -> None:
+        self.established = self.failed = self.rejected = 0
 
 
 class ConnectionRequest:
@@ -77,6 +87,7 @@ class ConnectionRequest:
         self._accepting: Endpoint | None = None
         self._origin = ""
         self._was_handed_out = False  # by the program
+        self._tally = RequestTally()
         self.private_data: bytes = event.private_data
         """The private data that the peer sent with the request; RDMA pads it with zeros."""
         self.peer_address: SocketAddress | None = identifier.peer_address
@@ -147,12 +158,17 @@ class ConnectionRequest:
     @refuses(DECIDED_BY_CM)
     @opens
     async def accept(
-        self, *, private_data: bytes = b"", **options: Unpack[ConnectionKeywords]
+        self,
+        *,
+        private_data: bytes = b"",
+        domain: DomainArgument = None,
+        **options: Unpack[ConnectionKeywords],
     ) -> Connection:
         """Accept the peer, and return the established connection.
 
         Args:
             private_data: up to 196 bytes for the peer's program.
+            domain: as of `connect`, for this peer; None: the listener's.
             options: replace the listener's options (except `tos`, which cannot change any more).
 
         Raises:
@@ -175,13 +191,15 @@ class ConnectionRequest:
         )
         accept = ConnectionRequest.accept
         chosen = ConnectionOptions._of(accept, options) if options else self._options
-        connection = await self._prepare(chosen)
+        connection = await self._prepare(chosen, self._choice(domain, "accept"))
         await connection.establish(private_data=private_data)
         return connection
 
     @refuses(DECIDED_BY_CM)
     @opens
-    async def prepare(self, **options: Unpack[ConnectionKeywords]) -> Connection:
+    async def prepare(
+        self, *, domain: DomainArgument = None, **options: Unpack[ConnectionKeywords]
+    ) -> Connection:
         """Create the connection with its queue pair, and do not accept yet. Post receives on it,
         then accept with its `establish`.
 
@@ -197,7 +215,7 @@ class ConnectionRequest:
         at most until its own connect times out.
 
         Args:
-            options: as of `accept`.
+            domain, options: as of `accept`.
 
         Raises: as `ConnectionRequest.accept`.
 
@@ -205,25 +223,32 @@ class ConnectionRequest:
         """
         prepare = ConnectionRequest.prepare
         chosen = ConnectionOptions._of(prepare, options) if options else self._options
-        return await self._prepare(chosen)
+        return await self._prepare(chosen, self._choice(domain, "prepare"))
 
-    async def _prepare(self, chosen: ConnectionOptions) -> Connection:
+    def _choice(self, domain: DomainArgument, call: str) -> DomainChoice:
+        receives = self._receives
+        return receives.domain if domain is None else receives.choice(domain, call)
+
+    async def _prepare(self, chosen: ConnectionOptions, choice: DomainChoice) -> Connection:
         self._answer()
         identifier = self._identifier
         try:
             self._require_wanted()
             hub = await self._reactor.hub(identifier)
+            domain = await choice.on(self._reactor, hub)
         except BaseException:
+            self._tally.failed += 1
             await give_back(self._reactor, self._identifier)
             raise
         # From here the endpoint owns the identifier, and the use of the reactor.
-        endpoint = Endpoint(self._reactor, hub, identifier, chosen, ConnectionState.ACCEPTING)
+        accepting = ConnectionState.ACCEPTING
+        endpoint = Endpoint(self._reactor, hub, identifier, chosen, accepting, domain)
         endpoint.life.origin = endpoint.life.origin or self._origin
         self._reactor.subscribe(identifier, endpoint.handle_event, endpoint)
         async with self._closing_on_failure(endpoint):
             self._require_wanted()
             identifier.set_ack_timeout(chosen.ack_timeout)
-            shared = await self._receives.on(endpoint)
+            shared = await self._receives.on(endpoint, domain)
             await endpoint.open(shared_receive=shared)
             connection = Connection(endpoint, shared, partial(self._establish, endpoint))
             connection._post_pooled_receives()
@@ -252,6 +277,9 @@ class ConnectionRequest:
                 if not await endpoint.connected():
                     raise failed_handshake(self._operation, endpoint)
                 endpoint.established()
+                self._tally.established += 1
+                device = endpoint.hub.context.device_name
+                logger.debug("accepted %s through the device %s", self.peer_address, device)
                 return self.private_data
             raise DisconnectedError(
                 f"{self._operation}: the peer did not finish within {self._accept_timeout:g} s"
@@ -262,6 +290,7 @@ class ConnectionRequest:
         try:
             yield
         except BaseException as error:
+            self._tally.failed += 1
             await endpoint.aclose()
             if isinstance(error, VerbsCallError):
                 # Calls on an identifier whose peer has withdrawn fail with various errors.
@@ -320,6 +349,7 @@ class ConnectionRequest:
             private_data, MAX_REJECT_PRIVATE_DATA, "a reject", "reject"
         )
         self._answer()
+        self._tally.rejected += 1
         self._refuse(private_data)
         await give_back(self._reactor, self._identifier)
 
@@ -343,6 +373,7 @@ class ConnectionRequest:
         """Start `aclose` in the background, also outside of the event loop."""
         if not self._answered:
             self._answered = True
+            self._tally.rejected += 1
             self._refuse(b"")
             give_back_later(self._reactor, self._identifier)
 

@@ -34,9 +34,10 @@ from aiordma._base.options import (
     ConnectionOptions,
     refuses,
 )
-from aiordma._base.provider import Provider, checked_device, wanted_device
+from aiordma._base.provider import Provider, Requirement, wanted_device
 from aiordma._base.states import ConnectionState, next_state
 from aiordma._connection.connection import Connection
+from aiordma._connection.domain import DomainArgument, DomainChoice
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._endpoint.endpoint import Endpoint
@@ -46,6 +47,7 @@ from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.identifiers import ROUTE_TIMEOUT_MS, milliseconds, new_identifier
 from aiordma._runtime.reactor import Reactor, acquire_reactor
+from aiordma.verbs.device import require_device
 from aiordma.verbs.identifier import (
     MAX_CONNECT_PRIVATE_DATA,
     ConnectionParameters,
@@ -78,8 +80,10 @@ async def connect(
     source: tuple[str, int] | None = None,
     timeout: float | None = 30.0,
     device: str = "auto",
+    require: str | None = None,
     reuse_address: bool = False,
     shared_receive: SharedReceiveQueue | None = None,
+    domain: DomainArgument = None,
     **options: Unpack[ConnectionKeywords],
 ) -> Connection:
     """Connect to a listening peer over RDMA. Await the call, or enter it with `async with`.
@@ -95,8 +99,14 @@ async def connect(
         device: "auto" is the real RDMA device that reaches the address, otherwise the built-in
             device "software"; a name requires that device. The environment variable AIORDMA_DEVICE,
             if set, replaces "auto".
+        require: "rdma" refuses the software device; "infiniband", "roce" or "iwarp" refuses every
+            device of another kind; "any" permits all. None: the environment variable
+            AIORDMA_REQUIRE, or "any" if it is not set.
         reuse_address: with a source port: share it with other connections that also set this.
         shared_receive: take receives from this queue; the receive_* options then have no effect.
+        domain: the protection domain: None shares one with everything else on this event loop and
+            device, "each" makes one for this connection alone, and a Domain of `open_domain` is
+            used with its device. A peer cannot access memory of another domain.
         options: see ConnectionOptions.
 
     Raises:
@@ -105,8 +115,10 @@ async def connect(
         RdmaConnectionError: the driver refused a call, for instance because this process has no
             file descriptors left; the message names the limit. `errno` is the call's.
         NoDeviceError: a real device is required by name, and there is no such device.
+        DeviceRequirementError: `require` does not permit the device that reaches the address.
         TypeError, ValueError: an argument is invalid; the message names it and the expected value.
-        ClosedError, EventLoopError: `shared_receive` is closed, or belongs to another event loop.
+        ClosedError, EventLoopError: `shared_receive` or `domain` is closed, or belongs to another
+            event loop.
         ForkError: this process is a forked child of a process that used real devices.
 
     Cancellation: nothing is left; the peer's connection ends, if it was established.
@@ -117,8 +129,9 @@ async def connect(
         private_data, MAX_CONNECT_PRIVATE_DATA, "a connection request", "connect"
     )
     chosen = ConnectionOptions._of(connect, options)
-    attempt = _Attempt("connect", host, port, chosen, timeout, device)
+    attempt = _Attempt("connect", host, port, chosen, timeout, require)
     attempt.take(source, reuse_address, shared_receive)
+    attempt.choose(device, domain)
     with attempt.limited():
         connection = await attempt.prepare()
         await connection.establish(private_data=private_data)
@@ -134,8 +147,10 @@ async def prepare_connection(
     source: tuple[str, int] | None = None,
     timeout: float | None = 30.0,
     device: str = "auto",
+    require: str | None = None,
     reuse_address: bool = False,
     shared_receive: SharedReceiveQueue | None = None,
+    domain: DomainArgument = None,
     **options: Unpack[ConnectionKeywords],
 ) -> Connection:
     """Create the connection with its queue pair, and do not connect yet. Post receives on it, then
@@ -146,7 +161,8 @@ async def prepare_connection(
             await connection.establish()
 
     Args:
-        host, port, source, device, reuse_address, shared_receive, options: as of `connect`.
+        host, port, source, device, require, reuse_address, shared_receive, domain, options: as of
+            `connect`.
         timeout: seconds for the address, the route and the queue pair together, and again for
             `establish`; None: no limit.
 
@@ -156,15 +172,18 @@ async def prepare_connection(
         RdmaConnectionError: the driver refused a call, for instance because this process has no
             file descriptors left.
         NoDeviceError: a real device is required by name, and there is no such device.
+        DeviceRequirementError: `require` does not permit the device that reaches the address.
         TypeError, ValueError: an argument is invalid; the message names it and the expected value.
-        ClosedError, EventLoopError: `shared_receive` is closed, or belongs to another event loop.
+        ClosedError, EventLoopError: `shared_receive` or `domain` is closed, or belongs to another
+            event loop.
         ForkError: this process is a forked child of a process that used real devices.
 
     Cancellation: nothing is left, and the peer was not contacted.
     """
     chosen = ConnectionOptions._of(prepare_connection, options)
-    attempt = _Attempt("prepare_connection", host, port, chosen, timeout, device)
+    attempt = _Attempt("prepare_connection", host, port, chosen, timeout, require)
     attempt.take(source, reuse_address, shared_receive)
+    attempt.choose(device, domain)
     with attempt.limited():
         return await attempt.prepare()
 
@@ -179,22 +198,22 @@ class _Attempt:
         port: int,
         options: ConnectionOptions,
         timeout: float | None,
-        device: str,
+        require: str | None,
     ) -> None:
         self.host, self.port = checked_host(host, "host", call), checked_port(port, "port", call)
         timeout = optional_seconds(timeout, "timeout", call)
-        device = checked_device(device, call)
         self._call = call
         self.target = f"{host}:{port}"
         self.options = options
         self.timeout = timeout
         self.timeout_ms = milliseconds(timeout)
-        self.chosen_device = device
+        self.chosen_device = "auto"
         self.source: tuple[str, int] | None = None
         self.reuse_address = False
         self.shared_receive: SharedReceiveEndpoint | None = None
         self.step = "looking up the name"
-        self._device = wanted_device(device)
+        self._device: str | None = None
+        self._requirement = Requirement(require, call)
         self._state = _S.RESOLVING_ADDRESS
         self._event: Event | None = None
         self._changed = anyio.Event()
@@ -221,6 +240,15 @@ class _Attempt:
             instance(shared_receive, "shared_receive", SharedReceiveQueue, self._call)
             self.shared_receive = shared_receive._endpoint
 
+    def choose(self, device: str, domain: DomainArgument) -> None:
+        """Check and set the device and the domain. Call this after `take`."""
+        shared = self.shared_receive
+        queue = None if shared is None else (shared.domain_state,)
+        self.domain = DomainChoice(domain, self._call, queue)
+        self.chosen_device = self.domain.device(device)
+        self.domain.require_usable()
+        self._device = wanted_device(self.chosen_device)
+
     @contextmanager
     def limited(self) -> Iterator[None]:
         """Limit the time of the steps in the block, and name the step that failed."""
@@ -242,7 +270,10 @@ class _Attempt:
             family = socket.AF_INET6 if ":" in bound[0] else socket.AF_INET
         target = await numeric_address(self.host, family)
         return await with_device(
-            self.chosen_device, target, lambda provider: self._prepare(provider, target, bound)
+            self.chosen_device,
+            target,
+            lambda provider: self._prepare(provider, target, bound),
+            self._requirement,
         )
 
     async def _prepare(
@@ -253,8 +284,9 @@ class _Attempt:
         async with new_identifier(reactor) as identifier:
             reactor.subscribe(identifier, self._handle)
             hub = await self._resolve(reactor, identifier, host, source)
+            domain = await self.domain.on(reactor, hub)
         # From here the endpoint owns the identifier, and the use of the reactor.
-        endpoint = Endpoint(reactor, hub, identifier, self.options, _S.CONNECTING)
+        endpoint = Endpoint(reactor, hub, identifier, self.options, _S.CONNECTING, domain)
         reactor.subscribe(identifier, endpoint.handle_event, endpoint)
         async with self._closing_on_failure(endpoint):
             self.step = "making the queue pair"
@@ -285,6 +317,8 @@ class _Attempt:
                 if not await endpoint.connected():
                     raise failed_handshake(f"connect to {self.target}", endpoint)
                 endpoint.established()
+                device = endpoint.hub.context.device_name
+                logger.debug("connected to %s through the device %s", self.target, device)
                 event = endpoint.last_event
         return event.private_data if event else b""
 
@@ -319,10 +353,12 @@ class _Attempt:
         await self._until(_S.RESOLVING_ROUTE)
         hub = await reactor.hub(identifier)
         if self._device is not None and hub.context.device_name != self._device:
+            require_device(self._device)
             raise AddressError(
                 f"connect to {self.target}: {hub.context.device_name} reaches that address, "
                 f"not {self._device}, which was asked for"
             )
+        self._requirement.check_kind(hub.context.device_name, hub.context.kind)
         self.step = "resolving the route"
         try:
             identifier.resolve_route(min(self.timeout_ms, ROUTE_TIMEOUT_MS))

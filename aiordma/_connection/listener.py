@@ -4,6 +4,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Self, Unpack
 
@@ -35,10 +36,12 @@ from aiordma._base.options import (
 )
 from aiordma._base.origin import origin, warn_unclosed, with_origin
 from aiordma._base.process import here, require_same_process
-from aiordma._base.provider import Provider, checked_device, wanted_device
+from aiordma._base.provider import Provider, Requirement, wanted_device
 from aiordma._base.socket_address import SocketAddress, address_text
+from aiordma._base.statistics import ListenerStatistics
 from aiordma._connection.connection import Connection, ConnectionInfo
-from aiordma._connection.connection_request import ConnectionRequest
+from aiordma._connection.connection_request import ConnectionRequest, RequestTally
+from aiordma._connection.domain import DomainArgument
 from aiordma._connection.handshakes import Handshake, Handshakes
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._connection.shared_source import ListenerReceives
@@ -48,7 +51,7 @@ from aiordma._runtime.address_lookup import checked_host, checked_port, numeric_
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.identifiers import new_identifier
 from aiordma._runtime.reactor import AtLoopEnd, Reactor, acquire_reactor
-from aiordma.verbs.device import require_device
+from aiordma.verbs.device import Context, require_device
 from aiordma.verbs.identifier import Event, Identifier
 
 __all__ = ("Listener", "listen")
@@ -71,9 +74,11 @@ async def listen(
     *,
     backlog: int = 128,
     device: str = "auto",
+    require: str | None = None,
     accept_timeout: float = 30.0,
     ipv6_only: bool | None = None,
     shared_receive: SharedReceiveQueue | int | None = None,
+    domain: DomainArgument = None,
     **options: Unpack[ConnectionKeywords],
 ) -> "Listener":
     """Listen for connections. Await the call, or enter it with `async with`.
@@ -92,19 +97,28 @@ async def listen(
             the further request's address would then have, the oldest request of the address with
             the most is rejected instead. The private data of the rejection states the reason.
         device: "auto", or the name of the only device to accept on; "software" is the built-in one.
+        require: "rdma" refuses the software device; "infiniband", "roce" or "iwarp" refuses every
+            device of another kind; "any" permits all. None: the environment variable
+            AIORDMA_REQUIRE, or "any" if it is not set.
         accept_timeout: seconds that a peer may take to finish the handshake after the accept.
         ipv6_only: with "::", do not listen on IPv4's port of the same number; None: the system's
             default (sysctl net.ipv6.bindv6only).
         shared_receive: a queue from which all accepted connections take their receives. A number
             creates one queue per device, with as many pooled receives of receive_size bytes.
+        domain: the protection domain of the accepted connections: None shares one with everything
+            else on this event loop and device. "each" makes one for each connection, so that no
+            peer can access memory that is registered for another one. With a Domain of
+            `open_domain`, the listener accepts on the domain's device only.
         options: the options of every accepted connection: see ConnectionOptions.
 
     Raises:
         NoDeviceError: a real device is required by name, and there is no such device.
+        DeviceRequirementError: `require` does not permit the device that has the address.
         AddressError: the host's name does not resolve.
         TypeError, ValueError: an argument is invalid; the message names it and the expected value.
         VerbsCallError: the address or port is not available, or there are no file descriptors left;
             the message says why.
+        ClosedError, EventLoopError: `domain` is closed, or belongs to another event loop.
         ForkError: this process is a forked child of a process that used real devices.
 
     Cancellation: nothing is left; no peer was accepted.
@@ -115,19 +129,23 @@ async def listen(
     host, port = checked_host(host, "host", call), checked_port(port, "port", call)
     # rdma_listen takes 0 as a system default, beyond which the kernel silently drops requests.
     backlog = whole_number(backlog, "backlog", 1, MOST_BACKLOG, call)
-    device = checked_device(device, call)
+    requirement = Requirement(require, call)
     accept_timeout = seconds(accept_timeout, "accept_timeout", call)
     if ipv6_only is not None and ":" not in host:
         raise ValueError(f"ipv6_only={ipv6_only}: {host!r} is no numeric IPv6 address")
     chosen = ConnectionOptions._of(listen, options)
-    ListenerReceives(shared_receive, chosen)  # checks the arguments before anything is opened
+    # Check the arguments before anything is opened.
+    choice = ListenerReceives(shared_receive, chosen, domain).domain
+    device = choice.device(device)
+    choice.require_usable()
     wanted = wanted_device(device)
+    requirement.check_device(wanted)
     if wanted is not None:
         require_device(wanted)
     numeric = await numeric_address(host)
 
     async def attempt(provider: Provider) -> Listener:
-        receives = ListenerReceives(shared_receive, chosen)
+        receives = ListenerReceives(shared_receive, chosen, domain)
         reactor = await acquire_reactor(provider)
         async with new_identifier(reactor) as identifier:
             if chosen.tos is not None:
@@ -135,12 +153,27 @@ async def listen(
             if ipv6_only is not None:
                 identifier.set_ipv6_only(ipv6_only)
             identifier.bind(numeric, port)
+            if identifier.device_key:
+                with borrowed_context(identifier) as context:
+                    requirement.check_kind(context.device_name, context.kind)
             # The kernel silently drops requests beyond its backlog. The listener's own, smaller
             # backlog rejects them before that.
             identifier.listen(backlog + KERNEL_BACKLOG_RESERVE)
-            return Listener(reactor, identifier, chosen, backlog, wanted, accept_timeout, receives)
+            return Listener(
+                reactor, identifier, chosen, backlog, wanted, requirement, accept_timeout, receives
+            )
 
-    return await with_device(device, numeric, attempt)
+    return await with_device(device, numeric, attempt, requirement)
+
+
+@contextmanager
+def borrowed_context(identifier: Identifier) -> Iterator[Context]:
+    """Yield the opened device of an identifier."""
+    context = identifier.context()
+    try:
+        yield context
+    finally:
+        context.close()
 
 
 _PEERS_FAULT = (RdmaConnectionError, anyio.BrokenResourceError, anyio.EndOfStream)
@@ -185,6 +218,7 @@ class Listener(AbstractListener[Connection]):
         options: ConnectionOptions,
         backlog: int,
         device: str | None,
+        requirement: Requirement,
         accept_timeout: float,
         receives: ListenerReceives,
     ) -> None:
@@ -193,14 +227,20 @@ class Listener(AbstractListener[Connection]):
         self.options = options
         self._accept_timeout = accept_timeout
         self._receives = receives
+        self._domain = receives.domain.state
+        if self._domain is not None:
+            self._domain.join(self, "listener", lambda: self._closed)
         self._identifier = identifier
         self._backlog = backlog
         self._device = device
+        self._requirement = requirement
         self._requests: FairQueue[ConnectionRequest] = FairQueue()
         self._waiters: deque[Waiter] = deque()
         self._closed = False
         self._failure: DeviceRemovedError | None = None
         self._leaving = 0
+        self._tally = RequestTally()
+        self._arrived = self._backlog_full = 0
         self._gave_back = Once(reactor.loop)
         self._handshakes = Handshakes(
             reactor.loop, self._requests, self._count_leaving, self._has_left
@@ -228,6 +268,20 @@ class Listener(AbstractListener[Connection]):
         """The typed attributes of anyio."""
         return {ConnectionInfo.local_address: lambda: self.local_address}
 
+    def statistics(self) -> ListenerStatistics:
+        """Return the counters of the listener's connection requests.
+
+        Raises: nothing.
+        """
+        return ListenerStatistics(
+            connection_requests=self._arrived,
+            waiting=len(self._requests),
+            established=self._tally.established,
+            rejected=self._tally.rejected,
+            backlog_full=self._backlog_full,
+            failed=self._tally.failed,
+        )
+
     def _handle(self, event: Event) -> None:
         if event.type is not CmEventType.CONNECT_REQUEST:
             if event.type is CmEventType.DEVICE_REMOVAL:
@@ -243,6 +297,8 @@ class Listener(AbstractListener[Connection]):
         )
         at_end = AtLoopEnd(request._left_open, request._close, request.aclose)
         self._reactor.subscribe(identifier, partial(self._handle_waiting, request), at_end)
+        self._arrived += 1
+        request._tally = self._tally
         source = source_of(request.peer_address)
         if self._closed or not self._is_ours(identifier):
             self._turn_away(request)
@@ -283,15 +339,15 @@ class Listener(AbstractListener[Connection]):
         logger.warning("%r turns peers away until there is room again. %s", self, why)
 
     def _is_ours(self, identifier: Identifier) -> bool:
-        if self._device is None:
+        if self._device is None and self._requirement.permits_software:
             return True
-        context = identifier.context()
-        try:
-            return context.device_name == self._device
-        finally:
-            context.close()
+        with borrowed_context(identifier) as context:
+            return self._device in (None, context.device_name) and (
+                self._requirement.permits_kind(context.kind)
+            )
 
     def _turn_away(self, request: ConnectionRequest, reason: bytes = b"") -> None:
+        self._backlog_full += reason == BACKLOG_IS_FULL
         self._count_leaving()
         request._start_rejecting(self._has_left, reason)
 
@@ -301,6 +357,8 @@ class Listener(AbstractListener[Connection]):
     def _has_left(self) -> None:
         self._leaving -= 1
         if not self._leaving and self._closed:
+            if self._domain is not None:
+                self._domain.leave(self)
             self._gave_back.set()
 
     @deferring_steps
@@ -431,14 +489,16 @@ class Listener(AbstractListener[Connection]):
             await self._serve(handler, own)
 
     async def _serve(self, handler: Callable[[Connection], Any], group: TaskGroup) -> None:
+        self._adopt(handler, group)
+        with suppress(ClosedError):
+            while True:
+                # In no variable, which would keep the last peer's connection until the next peer.
+                group.start_soon(self._handle_one, await self.request(), handler)
+
+    def _adopt(self, handler: Callable[[Connection], Any], group: TaskGroup) -> None:
+        """Handle the connections of earlier calls of `accept`."""
         for handshake in self._handshakes.adopt():
             group.start_soon(self._handle_one, handshake, handler)
-        while True:
-            try:
-                request = await self.request()
-            except ClosedError:
-                return
-            group.start_soon(self._handle_one, request, handler)
 
     async def _handle_one(
         self,

@@ -18,6 +18,7 @@ from aiordma._base.states import ConnectionState
 from aiordma._endpoint.arrivals import Arrivals
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._requests.pool import Lease
+from aiordma._requests.select import PooledReceives
 from aiordma.verbs import WorkCompletion
 
 __all__ = ("Blocks", "Message", "MessageQueue")
@@ -47,8 +48,9 @@ class Message(NamedTuple):
 class Blocks(Protocol):
     """Posts the blocks of messages, if the endpoint does not post its receives itself."""
 
-    def give_back(self, lease: Lease) -> None:
-        """Post the block again, or release it."""
+    @property
+    def pooled(self) -> PooledReceives:
+        """Posts the blocks."""
 
 
 class MessageQueue(Arrivals[Message]):
@@ -61,11 +63,11 @@ class MessageQueue(Arrivals[Message]):
     """
 
     def __init__(self, endpoint: Endpoint, blocks: Blocks | None = None) -> None:
-        give_back = None if blocks is None else blocks.give_back
-        super().__init__(endpoint, endpoint.options.receive_size, PAUSE, give_back)
+        receives = None if blocks is None else blocks.pooled
+        super().__init__(endpoint, endpoint.options.receive_size, PAUSE, receives)
         shared = endpoint.shared_receive
-        self._is_fed = bool(shared.buffers if shared else endpoint.options.receive_buffers)
-        endpoint.life.on_close.append(self.discard)
+        self.queue.fed = bool(shared.buffers if shared else endpoint.options.receive_buffers)
+        endpoint.life.on_close.append(self.queue.discard)
 
     def _read(self, lease: Lease, completion: WorkCompletion) -> Message:
         length = completion.byte_len
@@ -78,12 +80,9 @@ class MessageQueue(Arrivals[Message]):
             return Message(data, completion.immediate)
         return Message(data, None, completion.immediate)
 
-    def _contents_length(self, completion: WorkCompletion) -> int:
-        return 0 if completion.opcode == _WRITTEN else completion.byte_len
-
     def _raise_if_no_more_comes(self) -> None:
         endpoint = self._endpoint
-        if not self._is_fed:
+        if not self.queue.fed:
             if endpoint.shared_receive is not None:
                 raise ValueError(
                     "this connection takes its receives from a shared receive queue made with "

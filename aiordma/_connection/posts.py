@@ -119,7 +119,7 @@ class Posts:
         """
         with await self._endpoint.sends.slots.take() as slot:
             # The request releases `landing` when it completes, which reads the value.
-            landing = _Landing(self._endpoint.hub.pool.lease(8))
+            landing = _Landing(self._endpoint.pool.lease(8))
             work.sges, work.count, work.length = landing.lease.memory._sge, 1, 8
             work.held = (landing,)
             try:

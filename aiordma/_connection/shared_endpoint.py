@@ -28,7 +28,6 @@ from aiordma._base.errors import (
     NotSupportedError,
     PartialPostError,
     QueueFullError,
-    RdmaError,
     VerbsCallError,
     WorkCompletionError,
     completion_error,
@@ -37,23 +36,32 @@ from aiordma._base.errors import (
 from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.origin import with_origin
 from aiordma._base.process import here, require_same_process
+from aiordma._base.statistics import RequestStatistics
 from aiordma._connection.connection import Connection
 from aiordma._connection.messages import MessageQueue
 from aiordma._connection.shared_members import SharedReceiveMembers
 from aiordma._connection.shared_settings import SharedReceiveSettings
+from aiordma._endpoint.arrivals import chain_length
+from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.lifecycle import Lifecycle, Phase
 from aiordma._endpoint.staging import Staged, Staging
 from aiordma._loop.event_loop import EventLoop, Waiter, require_here
 from aiordma._loop.threads import Calls, outwait
 from aiordma._native import Slots
-from aiordma._requests.pool import Lease
+from aiordma._requests.pool import BufferPool
 from aiordma._requests.request import OpenRequests, WorkRequest, fail_all
-from aiordma._requests.select import SharedPort
+from aiordma._requests.select import PooledReceives, SharedPort
 from aiordma._requests.unretrieved import Unretrieved
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
 from aiordma._runtime.reactor import AtLoopEnd, Reactor
-from aiordma.verbs import Capacity, MemoryRegion, RawSharedReceiveQueue, WorkCompletion
+from aiordma.verbs import (
+    Capacity,
+    MemoryRegion,
+    ProtectionDomain,
+    RawSharedReceiveQueue,
+    WorkCompletion,
+)
 from aiordma.verbs.identifier import Event, Identifier
 
 __all__ = ("SharedReceiveEndpoint",)
@@ -86,11 +94,18 @@ class SharedReceiveEndpoint:
         hub: DeviceHub,
         settings: SharedReceiveSettings,
         identifier: Identifier | None = None,
+        domain: DomainState | None = None,
     ) -> None:
         """`open_shared_receive` and listeners call this."""
         self.reactor = reactor
         self.hub = hub
         self.loop: EventLoop = hub.loop
+        self.domain_state: DomainState | None = domain
+        self.domain: ProtectionDomain = hub.domain if domain is None else domain.raw
+        """The protection domain of the queue, its memory and its members."""
+        self.pool: BufferPool = hub.pool if domain is None else domain.pool
+        if domain is not None:
+            domain.join(self, "shared receive queue", lambda: self.is_closing)
         self._process = here.pid
         self.max_sge: int = settings.parts(hub)
         """The maximum number of parts of one receive."""
@@ -103,6 +118,7 @@ class SharedReceiveEndpoint:
         self._open = OpenRequests()
         self._slots = Slots()
         self.port: SharedPort | None = None
+        self._pooled: PooledReceives | None = None
         self._set_depth(settings.depth)
         self._members = SharedReceiveMembers(hub)
         self._made = False
@@ -115,9 +131,9 @@ class SharedReceiveEndpoint:
         """The size of each of these receives, in bytes: the longest message that peers may send."""
         self.capacity: Capacity = Capacity(max_recv_sge=self.max_sge)
         self._staging = Staging(self)
-        self._leases: dict[int, Lease] = {}
         self._limit: tuple[int, Waiter] | None = None
         self._resizing = False
+        hub.counters.add(self)
         if identifier is not None:
             at_end = AtLoopEnd(self._left_open, self.close_when_unused, self._aclose_when_unused)
             reactor.subscribe(identifier, self._handle, at_end)
@@ -125,6 +141,15 @@ class SharedReceiveEndpoint:
     def __repr__(self) -> str:
         state = "ended" if self.cause is not None else f"{self.posted} of {self.depth} posted"
         return f"<SharedReceiveQueue on {self.device_name}: {state}>"
+
+    @property
+    def trace_labels(self) -> tuple[str, int, str | None]:
+        """The device, and no queue pair or peer, for a trace. In any thread."""
+        return self.device_name, 0, None
+
+    def statistics(self) -> RequestStatistics:
+        """Return the counters of its receives."""
+        return RequestStatistics._of(self._open.counters())
 
     @property
     def cause(self) -> Exception | None:
@@ -156,12 +181,17 @@ class SharedReceiveEndpoint:
         self._slots.free = depth - self.posted
 
     def _open_port(self) -> None:
-        if self.cause is not None or self.buffers:
-            return
         loop = self.loop.asyncio_loop
-        self.port = SharedPort(self, self.hub.steps, self._slots, self._open, loop, self.hub.domain)
+        self.port = SharedPort(self, self.hub.steps, self._slots, self._open, loop, self.domain)
+        self._pooled = PooledReceives(self.port, self.pool, self._refused, self._members.queues)
         self.port.open(self.raw.key, self.max_message, self.max_sge)
-        self.port.can_receive = True
+        self.port.can_receive = self.cause is None
+
+    @property
+    def pooled(self) -> PooledReceives:
+        """Posts the queue's own receives."""
+        assert self._pooled is not None  # it is open
+        return self._pooled
 
     def _complete_in_python(self, wanted: bool) -> None:
         # The engine completes the receives that it posted without calling Python, unless
@@ -187,13 +217,14 @@ class SharedReceiveEndpoint:
         self._open_port()
         self.hub.on_object_event[self.raw.key] = self._device_event
         if self.buffers:
-            size = self.buffer_size
-            self._post_leases([self.hub.pool.lease(size) for _ in range(self.buffers)])
+            if self.hub.lets_peers_wait:
+                self.pooled.chain = chain_length(self.buffers, 8)
+            self.pooled.fill(self.buffers, self.buffer_size)
 
     def _create(self) -> None:
         port = 1 if self._identifier is None else self._identifier.port
         self.max_message = self.hub.context.query_port(port).max_msg_sz
-        self.raw = RawSharedReceiveQueue(self.hub.domain, self.depth, self.max_sge)
+        self.raw = RawSharedReceiveQueue(self.domain, self.depth, self.max_sge)
         self._made = True
 
     def require_usable(self) -> None:
@@ -237,10 +268,11 @@ class SharedReceiveEndpoint:
 
     # -- posting ------------------------------------------------------------------------------
 
+    @deferring
     def register(self, buffer: Buffer) -> MemoryRegion:
         """Register memory for receives, until the region or this queue is closed."""
         self.require_usable()
-        region = MemoryRegion(self.hub.domain, buffer)
+        region = MemoryRegion(self.domain, buffer)
         self.adopt(region)
         return region
 
@@ -350,36 +382,12 @@ class SharedReceiveEndpoint:
 
     # -- pooled receives ----------------------------------------------------------------------
 
-    def _post_leases(self, leases: list[Lease]) -> None:
-        staged = [Staged(lease.memory._sge, 1, lease.memory.length) for lease in leases]
-        try:
-            requests = self._post(staged)
-        except RdmaError as error:
-            requests = error.posted if isinstance(error, PartialPostError) else []
-            for lease in leases[len(requests) :]:
-                lease.release()
-            # Without these receives the peers would wait for ever.
-            self.fail(error)
-        for request, lease in zip(requests, leases, strict=False):
-            self._leases[request.wr_id] = lease
-            request.add_done_callback(self._arrived)
-
-    def _arrived(self, request: WorkRequest) -> None:
-        lease = self._leases.pop(request.wr_id)
-        if request.exception() is None:
-            completion = request.result()
-            member = self._members.find(completion.qp_num)
-            if member is not None:
-                member.messages.deliver(lease, completion)
-                return
-        self.give_back(lease)  # the receive failed, or its connection is closed
-
-    def give_back(self, lease: Lease) -> None:
-        """Post a block again, after its message was received or dropped."""
+    def _refused(self, error: int) -> None:
+        """End the queue, because receives of its own could not be posted: without them, the peers
+        would wait for ever."""
         if self.cause is None:
-            self._post_leases([lease])
-        else:
-            lease.release()
+            hint = f"the receives that {self!r} posts itself"
+            self.fail(VerbsCallError(error or errno.ENOTCONN, "ibv_post_srq_recv", hint))
 
     # -- members ------------------------------------------------------------------------------
 
@@ -388,7 +396,7 @@ class SharedReceiveEndpoint:
         """Add an endpoint before its queue pair is created on this queue.
 
         Raises:
-            ValueError: the endpoint is on another device, or another event loop.
+            ValueError: the endpoint is on another device or event loop, or in another domain.
             ClosedError: this queue is closed.
         """
         self.require_usable()
@@ -396,6 +404,11 @@ class SharedReceiveEndpoint:
             raise ValueError(
                 f"this shared receive queue is on {self.device_name} of its own event loop, and "
                 f"the connection on {member.hub.context.device_name}: open one there"
+            )
+        if member.domain is not self.domain:
+            raise ValueError(
+                "this shared receive queue belongs to another protection domain than the "
+                "connection: open it with open_shared_receive(..., domain=domain)"
             )
         self._members.add(member)
 
@@ -547,6 +560,8 @@ class SharedReceiveEndpoint:
             if self._made:
                 last_first.callback(self.hub.on_object_event.pop, self.raw.key, None)
             last_first.callback(self.hub.on_failure.discard, self.fail)
+            if self._pooled is not None:
+                last_first.callback(self._pooled.post_unposted)  # releases them
             last_first.callback(lambda: fail_all(self._open, self._flushed))
             last_first.callback(self.hub.drain_all)
 
@@ -558,6 +573,7 @@ class SharedReceiveEndpoint:
 
     def _is_over(self) -> None:
         self.life.advance(Phase.ENDED)
+        self.hub.counters.remove(self)
         self.life.ended.set()
         self.unretrieved.end(f"a shared receive queue of {self.device_name}", self.cause)
         if self.life.is_closing:
@@ -608,7 +624,12 @@ class SharedReceiveEndpoint:
                 for region in regions:
                     last_first.callback(region._retire)
 
-        self.reactor.destroy(close, lambda: self.reactor.release(self.life.closed.set))
+        def closed() -> None:
+            if self.domain_state is not None:
+                self.domain_state.leave(self)
+            self.reactor.release(self.life.closed.set)
+
+        self.reactor.destroy(close, closed)
 
     @deferring_steps
     async def aclose(self) -> None:

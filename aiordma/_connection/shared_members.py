@@ -12,6 +12,7 @@ from aiordma._connection.connection import Connection
 from aiordma._connection.messages import MessageQueue
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._loop.event_loop import Timer
+from aiordma._requests.select import ArrivalQueue
 from aiordma._runtime.hub import DeviceHub
 
 __all__ = ("SharedReceiveMembers",)
@@ -34,9 +35,8 @@ class _Stay:
 class _Member:
     """A connection that takes its receives from this queue."""
 
-    def __init__(self, endpoint: Endpoint, messages: MessageQueue, connection: Connection) -> None:
+    def __init__(self, endpoint: Endpoint, connection: Connection) -> None:
         self.endpoint = endpoint
-        self.messages = messages
         self.connection = weakref.ref(connection)  # so that an unclosed connection is finalized
 
 
@@ -47,6 +47,8 @@ class SharedReceiveMembers:
         self._hub = hub
         self._stays: dict[Endpoint, _Stay] = {}
         self._by_number: dict[int, _Member] = {}
+        self.queues: dict[int, ArrivalQueue] = {}
+        """The members' messages, by queue pair number."""
         self._reports_last_wqe: bool | None = None
 
     def __len__(self) -> int:
@@ -75,14 +77,15 @@ class SharedReceiveMembers:
         if endpoint.qp_num in self._by_number:
             # An earlier queue pair had this number. Deliver its remaining completions first.
             self._hub.drain()
-        self._by_number[endpoint.qp_num] = _Member(endpoint, messages, connection)
+        self._by_number[endpoint.qp_num] = _Member(endpoint, connection)
+        self.queues[endpoint.qp_num] = messages.queue
         self._watch_for_last_wqe(endpoint)
         endpoint.life.on_close.append(lambda: self._forget(endpoint))
 
     def _forget(self, endpoint: Endpoint) -> None:
         member = self._by_number.get(endpoint.qp_num)
         if member is not None and member.endpoint is endpoint:
-            del self._by_number[endpoint.qp_num]
+            del self._by_number[endpoint.qp_num], self.queues[endpoint.qp_num]
 
     # -- the last receive of a queue pair -----------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Self
 from aiordma._base.arguments import Buffer, whole_number, wrong_type
 from aiordma._base.arguments import buffers as as_list
 from aiordma._base.interrupts import deferring_steps
+from aiordma._base.statistics import RequestStatistics
 from aiordma._connection.connection import Connection
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_settings import MOST_WORK_REQUESTS
@@ -89,6 +90,13 @@ class SharedReceiveQueue:
     def members(self) -> int:
         """The number of connections that use the queue and have not ended."""
         return self._endpoint.members
+
+    def statistics(self) -> RequestStatistics:
+        """Return the counters of the queue's receives. They remain after its end.
+
+        Raises: nothing.
+        """
+        return self._endpoint.statistics()
 
     def register(self, buffer: Buffer) -> MemoryRegion:
         """Register a writable buffer for receives. It stays registered until `region.close()` or

@@ -6,16 +6,19 @@ from aiordma._base.arguments import whole_number, wrong_type
 from aiordma._base.errors import AddressError
 from aiordma._base.opening import opens
 from aiordma._base.options import ConnectionOptions, check_queue
-from aiordma._base.provider import Provider, checked_device, wanted_device
+from aiordma._base.provider import Provider, Requirement, wanted_device
+from aiordma._connection.domain import Domain, DomainArgument, DomainChoice
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._connection.shared_settings import MOST_WORK_REQUESTS, SharedReceiveSettings
+from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._runtime.address_lookup import checked_host, numeric_address
 from aiordma._runtime.device_choice import with_device
-from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.identifiers import new_identifier
 from aiordma._runtime.reactor import acquire_reactor
+from aiordma.verbs import ProtectionDomain
+from aiordma.verbs.device import require_device
 
 __all__ = ("ListenerReceives", "open_shared_receive")
 
@@ -31,6 +34,8 @@ async def open_shared_receive(
     comp_vector: int = 0,
     cqe: int | None = None,
     device: str = "auto",
+    require: str | None = None,
+    domain: Domain | None = None,
 ) -> SharedReceiveQueue:
     """Open a queue of receives for many connections (ibv_create_srq). Pass it to `listen` and
     `connect` as `shared_receive=`. Use it as an async context manager around its connections.
@@ -50,6 +55,12 @@ async def open_shared_receive(
             can use the remaining entries.
         device: "auto", or the name of the device that must have the address; "software" is the
             built-in device. With "auto", it is used for an address that no real device has.
+        require: "rdma" refuses the software device; "infiniband", "roce" or "iwarp" refuses every
+            device of another kind; "any" permits all. None: the environment variable
+            AIORDMA_REQUIRE, or "any" if it is not set.
+        domain: the protection domain of the queue and of its connections, which then need no
+            `domain=` of their own; None: the one that everything on this event loop and device
+            shares.
 
     Raises:
         AddressError: no RDMA device has the address, or another device than the required one has.
@@ -57,7 +68,9 @@ async def open_shared_receive(
         TypeError: an argument is of the wrong type; the message names the expected type.
         ValueError: an argument is out of range; the message names it and the limit.
         NoDeviceError: a real device is required by name, and there is no such device.
+        DeviceRequirementError: `require` does not permit the device that has the address.
         VerbsCallError: the driver refused.
+        ClosedError, EventLoopError: `domain` is closed, or belongs to another event loop.
         ForkError: this process is a forked child of a process that used real devices.
 
     Cancellation: nothing is left.
@@ -66,7 +79,10 @@ async def open_shared_receive(
     """
     host = checked_host(host, "host", "open_shared_receive")
     call = "open_shared_receive"
-    device = checked_device(device, call)
+    choice = DomainChoice(domain, call, pooled=True)
+    device = choice.device(device)
+    choice.require_usable()
+    requirement = Requirement(require, call)
     if depth is not None:
         depth = whole_number(depth, "depth", 1, MOST_WORK_REQUESTS, call)
     if max_sge is not None:
@@ -80,9 +96,9 @@ async def open_shared_receive(
     numeric = await numeric_address(host)
 
     async def attempt(provider: Provider) -> SharedReceiveQueue:
-        return await _open(provider, host, numeric, wanted, settings)
+        return await _open(provider, host, numeric, wanted, requirement, settings, choice)
 
-    return await with_device(device, numeric, attempt)
+    return await with_device(device, numeric, attempt, requirement)
 
 
 async def _open(
@@ -90,7 +106,9 @@ async def _open(
     host: str,
     numeric: str,
     wanted: str | None,
+    requirement: Requirement,
     settings: SharedReceiveSettings,
+    choice: DomainChoice,
 ) -> SharedReceiveQueue:
     reactor = await acquire_reactor(provider)
     async with new_identifier(reactor) as identifier:
@@ -102,10 +120,13 @@ async def _open(
             )
         hub = await reactor.hub(identifier)
         if wanted is not None and hub.context.device_name != wanted:
+            require_device(wanted)
             raise AddressError(
                 f"{host} is on {hub.context.device_name}, not on {wanted}, which was asked for"
             )
-    shared = SharedReceiveEndpoint(reactor, hub, settings, identifier)
+        requirement.check_kind(hub.context.device_name, hub.context.kind)
+        domain = await choice.on(reactor, hub)
+    shared = SharedReceiveEndpoint(reactor, hub, settings, identifier, domain)
     try:
         await shared.open()
     except BaseException:
@@ -115,12 +136,15 @@ async def _open(
 
 
 class ListenerReceives:
-    """The shared receive queues of one listener's connections: none, a given queue, or one pooled
-    queue for each device that peers connect to. A pooled queue has `shared_receive` receives, and
-    the receive size, completion vector and `cqe` of the options."""
+    """The protection domain and the shared receive queues of one listener's connections: none, a
+    given queue, or one pooled queue for each device and domain. A pooled queue has `shared_receive`
+    receives, and the receive size, completion vector and `cqe` of the options."""
 
     def __init__(
-        self, shared_receive: SharedReceiveQueue | int | None, options: ConnectionOptions
+        self,
+        shared_receive: SharedReceiveQueue | int | None,
+        options: ConnectionOptions,
+        domain: DomainArgument = None,
     ) -> None:
         self._given: SharedReceiveEndpoint | None = None
         self._settings: SharedReceiveSettings | None = None
@@ -139,11 +163,19 @@ class ListenerReceives:
                 options.comp_vector,
                 options.cqe,
             )
-        self._made: dict[DeviceHub, SharedReceiveEndpoint] = {}
+        self.domain: DomainChoice = self.choice(domain, "listen")
+        self._made: dict[ProtectionDomain, SharedReceiveEndpoint] = {}
         self._making = anyio.Lock()
         self._closed = False
 
-    async def on(self, endpoint: Endpoint) -> SharedReceiveEndpoint | None:
+    def choice(self, domain: DomainArgument, call: str) -> DomainChoice:
+        """Check an argument `domain=` against the queues. Raises the errors of `DomainChoice`."""
+        given = None if self._given is None else (self._given.domain_state,)
+        return DomainChoice(domain, call, given, pooled=self._settings is not None)
+
+    async def on(
+        self, endpoint: Endpoint, domain: DomainState | None
+    ) -> SharedReceiveEndpoint | None:
         """Return the queue for a connection that is being accepted, or None. The connection becomes
         a member of a pooled queue here; `Endpoint.open` adds it to a given queue.
 
@@ -157,16 +189,16 @@ class ListenerReceives:
             return self._given
         hub = endpoint.hub
         async with self._making:
-            shared = self._made.get(hub)
+            shared = self._made.get(endpoint.domain)
             if shared is None or shared.cause is not None:
                 endpoint.reactor.retain()
-                shared = SharedReceiveEndpoint(endpoint.reactor, hub, self._settings)
+                shared = SharedReceiveEndpoint(endpoint.reactor, hub, self._settings, domain=domain)
                 try:
                     await shared.open()
                 except BaseException:
                     await shared.aclose()
                     raise
-                self._made[hub] = shared
+                self._made[endpoint.domain] = shared
             shared.join(endpoint)
         if self._closed:
             shared.close_when_unused()

@@ -25,9 +25,10 @@ from aiordma._base.options import (
     ConnectionOptions,
     refuses,
 )
-from aiordma._base.provider import checked_device, provider_of
+from aiordma._base.provider import Requirement, checked_device, provider_of
 from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import Connection
+from aiordma._connection.domain import DomainArgument, DomainChoice
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._endpoint.endpoint import Endpoint
@@ -72,6 +73,7 @@ async def open_queue_pair(
     gid_index: int = 0,
     pkey_index: int = 0,
     shared_receive: SharedReceiveQueue | None = None,
+    domain: DomainArgument = None,
     **options: Unpack[ConnectionKeywords],
 ) -> "UnmanagedConnection":
     """Create a queue pair on a device, to be connected by `UnmanagedConnection.connect_to`.
@@ -83,15 +85,18 @@ async def open_queue_pair(
         gid_index: the index of the local GID; on RoCE this determines the address and the version.
         pkey_index: the index of the partition key. The peer's must be of the same partition.
         shared_receive: take receives from this queue; the receive_* options then have no effect.
+        domain: the protection domain, as of `connect`.
         options: see ConnectionOptions.
 
     Raises:
         NoDeviceError: there is no such device.
+        DeviceRequirementError: the environment variable AIORDMA_REQUIRE does not permit it.
         NotSupportedError: the device is an iWARP device, which needs the connection manager.
         TypeError, ValueError: an argument is invalid, or exceeds the device's limit; the message
             names it.
         VerbsCallError: the driver refused.
-        ClosedError, EventLoopError: `shared_receive` is closed, or belongs to another event loop.
+        ClosedError, EventLoopError: `shared_receive` or `domain` is closed, or belongs to another
+            event loop.
         ForkError: this process is a forked child of a process that used real devices.
 
     Cancellation: nothing is left.
@@ -100,6 +105,8 @@ async def open_queue_pair(
     """
     call = "open_queue_pair"
     device = checked_device(device, call)
+    requirement = Requirement(None, call)
+    requirement.check_device(device)
     service = member(service, "service", QueuePairType, call)
     if service is QueuePairType.UD:
         raise ValueError("a UD queue pair is no connection: open_datagram() makes one")
@@ -109,10 +116,14 @@ async def open_queue_pair(
     if shared_receive is not None:
         instance(shared_receive, "shared_receive", SharedReceiveQueue, call)
     shared = None if shared_receive is None else shared_receive._endpoint
+    choice = DomainChoice(domain, call, None if shared is None else (shared.domain_state,))
+    choice.device(device)
+    choice.require_usable()
     chosen = ConnectionOptions._of(open_queue_pair, options)
     reactor = await acquire_reactor(provider_of(device))
     try:
         hub = await reactor.hub_of(device)
+        requirement.check_kind(device, hub.context.kind)
         if hub.is_iwarp:
             raise NotSupportedError(
                 f"queue pairs without the connection manager: {device} is an iWARP device, whose "
@@ -128,12 +139,13 @@ async def open_queue_pair(
             raise ValueError(
                 f"pkey_index={pkey_index}: {device} has 0..{attributes.pkey_tbl_len - 1}"
             )
+        own = await choice.on(reactor, hub)
     except BaseException:
         reactor.release()
         raise
     # From here the endpoint owns the use of the reactor.
     unmanaged = Unmanaged(port)
-    endpoint = Endpoint(reactor, hub, unmanaged, chosen, ConnectionState.CONNECTING)
+    endpoint = Endpoint(reactor, hub, unmanaged, chosen, ConnectionState.CONNECTING, own)
     reactor.subscribe(unmanaged, endpoint.handle_event, endpoint)
     try:
         await endpoint.open(service, shared)

@@ -7,7 +7,7 @@ from typing import Any
 
 from anyio.abc import UnreliableObjectReceiveStream
 
-from aiordma._base.arguments import Buffer, data, optional_seconds, shown, text, whole_number
+from aiordma._base.arguments import data, optional_seconds, shown, text, whole_number
 from aiordma._base.enums import Access, PortSpace
 from aiordma._base.errors import AddressError, NotSupportedError
 from aiordma._base.opening import opens
@@ -17,10 +17,12 @@ from aiordma._base.options import (
     ConnectionOptions,
     refuses,
 )
-from aiordma._base.provider import Provider, checked_device, wanted_device
+from aiordma._base.provider import Provider, Requirement, wanted_device
 from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ConnectionState
+from aiordma._base.statistics import RequestStatistics
 from aiordma._connection.connection import ConnectionInfo
+from aiordma._connection.domain import DomainArgument, DomainChoice
 from aiordma._connection.posts import Posts
 from aiordma._connection.works import message_work, send_flags
 from aiordma._datagram.address_handles import PeerHandle
@@ -49,9 +51,11 @@ from aiordma.verbs import (
     MemoryRegion,
     MemorySlice,
     ProtectionDomain,
+    RegistrableMemory,
     SendWork,
 )
 from aiordma.verbs.address import MOST_GID_INDEX, MOST_SERVICE_LEVEL
+from aiordma.verbs.device import require_device
 from aiordma.verbs.identifier import (
     MAX_DATAGRAM_ACCEPT_PRIVATE_DATA,
     MAX_DATAGRAM_CONNECT_PRIVATE_DATA,
@@ -70,6 +74,7 @@ async def open_datagram(
     port: int = 0,
     *,
     device: str = "auto",
+    require: str | None = None,
     receive_buffers: int = 64,
     max_recv_wr: int = 64,
     max_send_wr: int = 64,
@@ -83,6 +88,7 @@ async def open_datagram(
     most_handles: int = 256,
     qkey: int = UDP_QKEY,
     private_data: bytes = b"",
+    domain: DomainArgument = None,
 ) -> "Datagram":
     """Open a datagram socket: one UD queue pair at a port of a local address.
 
@@ -95,6 +101,9 @@ async def open_datagram(
         port: the port in RDMA's UDP port space; 0 is any free port (`socket.port`).
         device: "auto" is the real RDMA device that has the address, otherwise the built-in device
             "software"; a name requires that device.
+        require: "rdma" refuses the software device; "infiniband", "roce" or "iwarp" refuses every
+            device of another kind; "any" permits all. None: the environment variable
+            AIORDMA_REQUIRE, or "any" if it is not set.
         receive_buffers: the number of receives that are posted for you. If a datagram arrives while
             all of them hold datagrams that you have not received, it is silently dropped. 0: you
             post receives with `post_recv`.
@@ -124,14 +133,19 @@ async def open_datagram(
             source.
         private_data: up to 136 bytes for peers that resolve this socket
             (`DatagramPeer.private_data`).
+        domain: the protection domain: None shares one with everything else on this event loop and
+            device, "each" makes one for this socket alone, and a Domain of `open_domain` is used
+            with its device.
 
     Raises:
         NotSupportedError: the device does not support datagrams.
         AddressError: the host's name does not resolve, or the address belongs to another device
             than the required one.
         NoDeviceError: a real device is required by name, and there is no such device.
+        DeviceRequirementError: `require` does not permit the device that has the address.
         TypeError, ValueError: an argument is invalid; the message names it and the expected value.
         VerbsCallError: the address or port is not available; the message says why.
+        ClosedError, EventLoopError: `domain` is closed, or belongs to another event loop.
         ForkError: this process is a forked child of a process that used real devices.
 
     Cancellation: nothing is left.
@@ -163,7 +177,10 @@ async def open_datagram(
         gid_index = whole_number(gid_index, "gid_index", 0, MOST_GID_INDEX, call)
     if service_level is not None:
         service_level = whole_number(service_level, "service_level", 0, MOST_SERVICE_LEVEL, call)
-    device = checked_device(device, call)
+    choice = DomainChoice(domain, call)
+    device = choice.device(device)
+    choice.require_usable()
+    requirement = Requirement(require, call)
     wanted = wanted_device(device)
     numeric = await numeric_address(host)
     if ipaddress.ip_address(numeric).is_unspecified:
@@ -174,7 +191,15 @@ async def open_datagram(
 
     async def attempt(provider: Provider) -> Datagram:
         endpoint = await _bound(
-            provider, numeric, port, wanted, options, private_data, most_handles
+            provider,
+            numeric,
+            port,
+            wanted,
+            requirement,
+            options,
+            private_data,
+            most_handles,
+            choice,
         )
         try:
             await endpoint.start(numeric, qkey, gid_index, service_level)
@@ -183,7 +208,7 @@ async def open_datagram(
             await endpoint.aclose()
             raise
 
-    return await with_device(device, numeric, attempt)
+    return await with_device(device, numeric, attempt, requirement)
 
 
 async def _bound(
@@ -191,9 +216,11 @@ async def _bound(
     numeric: str,
     port: int,
     wanted: str | None,
+    requirement: Requirement,
     options: ConnectionOptions,
     private_data: bytes,
     most_handles: int,
+    choice: DomainChoice,
 ) -> DatagramEndpoint:
     """Return an endpoint without a queue pair, on the device that has the address."""
     reactor = await acquire_reactor(provider)
@@ -206,12 +233,17 @@ async def _bound(
         hub = await reactor.hub(identifier)
         name = hub.context.device_name
         if wanted is not None and name != wanted:
+            require_device(wanted)
             raise AddressError(f"{numeric} is {name}'s, not {wanted}'s, which was asked for")
+        requirement.check_kind(name, hub.context.kind)
         if not hub.attributes.max_ah:
             # Devices without address handles (iWARP) have no UD queue pairs either.
             raise NotSupportedError(f"datagrams: {name} has none (max_ah 0)")
+        domain = await choice.on(reactor, hub)
     # From here the endpoint owns the identifier, and the use of the reactor.
-    endpoint = DatagramEndpoint(reactor, hub, identifier, options, private_data, most_handles)
+    endpoint = DatagramEndpoint(
+        reactor, hub, identifier, options, private_data, most_handles, domain
+    )
     reactor.subscribe(identifier, endpoint.handle_event, endpoint)
     return endpoint
 
@@ -241,6 +273,9 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         self._local = endpoint.identifier.local_address
         assert endpoint.received is not None
         self._received = endpoint.received
+        self._queue = endpoint.received.queue
+        assert endpoint.senders is not None
+        self._senders = endpoint.senders
 
     def __repr__(self) -> str:
         return repr(self._endpoint)
@@ -280,7 +315,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
     @property
     def domain(self) -> ProtectionDomain:
         """The protection domain, as `Connection.domain`. It is shared: do not close it."""
-        return self._endpoint.hub.domain
+        return self._endpoint.domain
 
     @property
     def qkey(self) -> int:
@@ -297,6 +332,13 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
     def lid(self) -> int:
         """The local port's InfiniBand address; 0 on RoCE, which has none."""
         return self._endpoint.lid
+
+    def statistics(self) -> RequestStatistics:
+        """Return the counters of the socket's requests. They remain after its end.
+
+        Raises: nothing.
+        """
+        return self._endpoint.statistics()
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
@@ -426,7 +468,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
 
     # -- memory ---------------------------------------------------------------------------------
 
-    def register(self, buffer: Buffer, access: Access | None = None) -> MemoryRegion:
+    def register(self, buffer: RegistrableMemory, access: Access | None = None) -> MemoryRegion:
         """Register a buffer for this socket's requests. It stays registered until `region.close()`
         or until the socket closes.
 
@@ -440,7 +482,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         return register(self._endpoint, buffer, access)
 
     async def register_in_thread(
-        self, buffer: Buffer, access: Access | None = None
+        self, buffer: RegistrableMemory, access: Access | None = None
     ) -> MemoryRegion:
         """Register a buffer as `register` does, in a worker thread.
 
@@ -654,6 +696,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
 
     # -- receiving into your own memory -------------------------------------------------------
 
+    @calls_port("ud_receive")
     def post_recv(self, buffer: LocalMemory) -> DatagramReceive:
         """Post a receive of one datagram, on a socket with receive_buffers=0.
 
@@ -676,6 +719,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         """
         return self._receive("post_recv(): buffer", [buffer])
 
+    @calls_port("ud_receivev")
     def post_recvv(self, parts: Iterable[LocalMemory]) -> DatagramReceive:
         """Post a receive scattered over several buffers, as `post_recv` does.
 
@@ -707,16 +751,13 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
                 f"room for {length} bytes: a datagram can have {endpoint.mtu} (the path MTU), and "
                 "on most devices one that does not fit ends the socket"
             )
-        header = endpoint.hub.pool.lease(GRH_BYTES)
+        header = endpoint.pool.lease(GRH_BYTES)
         try:
-            request = self._port.receivev([header.memory, *given])
-            if request is None:
-                request = self._post_receive(header, given, where)
+            request = self._post_receive(header, given, where)
         except BaseException:
             header.release()
             raise
-        assert endpoint.senders is not None
-        return DatagramReceive(request, header, endpoint.senders)
+        return DatagramReceive(request, header, self._senders)
 
     def _post_receive(self, header: Lease, given: list[LocalMemory], where: str) -> WorkRequest:
         staged = self._staging.receive(given, where)
@@ -749,6 +790,9 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
 
         Cancellation: no datagram that arrived is lost; the next call returns it.
         """
+        message: DatagramMessage | None = self._queue.take_datagram_at_once(self._senders)
+        if message is not None:
+            return message
         if not self._endpoint.options.receive_buffers:
             raise ValueError(
                 "this socket was opened with receive_buffers=0: post receives with post_recv()"

@@ -23,6 +23,7 @@ from aiordma._datagram.message import Senders
 from aiordma._datagram.multicast import MulticastGroup
 from aiordma._datagram.peer import UDP_QKEY, DatagramPeer
 from aiordma._datagram.queue import DatagramQueue
+from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._loop.threads import in_thread, outwait
 from aiordma._runtime.hub import DeviceHub
@@ -50,10 +51,11 @@ class DatagramEndpoint(Endpoint):
         options: ConnectionOptions,
         private_data: bytes,
         most_handles: int,
+        domain: DomainState | None = None,
     ) -> None:
-        super().__init__(reactor, hub, identifier, options, ConnectionState.ESTABLISHED)
+        super().__init__(reactor, hub, identifier, options, ConnectionState.ESTABLISHED, domain)
         self.was_established = True  # there is no handshake
-        self.handles: AddressHandles = AddressHandles(self.loop, reactor, hub.domain, most_handles)
+        self.handles: AddressHandles = AddressHandles(self.loop, reactor, self.domain, most_handles)
         self.groups: dict[str, MulticastGroup] = {}
         self.senders: Senders | None = None
         self.received: DatagramQueue | None = None
@@ -121,6 +123,7 @@ class DatagramEndpoint(Endpoint):
             most=self._most_handles,
             service_level=service_level,
         )
+        self.port.set_senders(self.senders)
         self.received = DatagramQueue(self, GRH_BYTES + self.mtu, self.senders)
         if self.options.receive_buffers:
             self.received.fill()
@@ -197,7 +200,7 @@ class DatagramEndpoint(Endpoint):
 
     def _give_back(self) -> None:
         if self.received is not None:
-            self.received.discard()
+            self.received.queue.discard()
         super()._give_back()
 
     @deferring_steps

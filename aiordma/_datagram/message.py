@@ -1,26 +1,26 @@
 """Datagrams that arrived, in pooled receives or in the program's memory, and their senders."""
 
 from collections import OrderedDict
-from collections.abc import Generator
 from dataclasses import replace
-from typing import Any
 
 from aiordma._base.enums import WorkCompletionFlag
 from aiordma._datagram.grh import is_multicast, source_and_destination
 from aiordma._datagram.peer import DatagramPeer
-from aiordma._requests.pool import Lease
-from aiordma._requests.request import WorkRequest
+from aiordma._native import DatagramFields as DatagramArrival
+from aiordma._native import SendersBase, given
+from aiordma._requests.select import DatagramReceive
 from aiordma.verbs import GRH_BYTES, AddressVector, Context, WorkCompletion
 
 __all__ = ("DatagramArrival", "DatagramMessage", "DatagramReceive", "Senders")
 
 _GRH = int(WorkCompletionFlag.GRH)
-_WITH_IMM = int(WorkCompletionFlag.WITH_IMM)
 
 
-class Senders:
+class Senders(SendersBase):
     """The senders of received datagrams. Each is computed once and then remembered, because this
     takes system calls. The sender whose last datagram is oldest is forgotten first.
+
+    The engine looks up the senders that are known (engine/datagrams.c).
 
     Args:
         context: the device.
@@ -47,15 +47,16 @@ class Senders:
         self._qkey = qkey
         self._most = most
         self._service_level = service_level
-        self._known: OrderedDict[tuple[int, int, bytes, bytes], DatagramPeer] = OrderedDict()
+        self._known: OrderedDict[bytes, DatagramPeer] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def sender(self, completion: WorkCompletion, grh: bytes) -> DatagramPeer:
-        """Return the sender of a received datagram.
+    def _find(self, key: bytes, completion: WorkCompletion, grh: bytes) -> DatagramPeer:
+        """Compute the sender of a received datagram, and remember it.
 
         Args:
+            key: identifies the sender.
             completion: the completion of the receive.
             grh: the receive's first 40 bytes.
 
@@ -64,11 +65,6 @@ class Senders:
             ClosedError: the device is closed.
         """
         ends = source_and_destination(grh) if completion.wc_flags & _GRH else (b"", b"")
-        key = completion.src_qp, completion.slid, *ends
-        peer = self._known.get(key)
-        if peer is not None:
-            self._known.move_to_end(key)
-            return peer
         vector = self._address_vector(completion, grh, *ends)
         if self._service_level is not None:
             vector = replace(vector, service_level=self._service_level)
@@ -92,96 +88,28 @@ class Senders:
             service_level=completion.sl,
         )
 
+    # -- for the backend in Python --------------------------------------------------------------
 
-class DatagramArrival:
-    """The arrival of a datagram: the `length` of its payload in bytes, and `immediate`, the
-    sender's 32 bits of immediate data as an int, or None."""
+    def arrival(self, grh: bytes, completion: WorkCompletion) -> "DatagramArrival":
+        """Return the arrival of a datagram in the program's memory."""
+        return DatagramArrival(grh, completion, self)
 
-    __slots__ = ("_completion", "_grh", "_senders", "immediate", "length")
-
-    def __init__(self, grh: bytes, completion: WorkCompletion, senders: Senders) -> None:
-        self._grh = grh
-        self._completion = completion
-        self._senders = senders
-        self.length: int = completion.byte_len - GRH_BYTES
-        self.immediate: int | None = (
-            completion.immediate if completion.wc_flags & _WITH_IMM else None
-        )
-
-    def __repr__(self) -> str:
-        beside = "" if self.immediate is None else f", immediate {self.immediate:#x}"
-        return (
-            f"<{type(self).__name__} of {self.length} bytes from {self.sender_qp_num:#x}{beside}>"
-        )
-
-    @property
-    def sender_qp_num(self) -> int:
-        """The number of the sender's queue pair."""
-        return self._completion.src_qp
-
-    @property
-    def source(self) -> DatagramPeer:
-        """The peer to reply to: `socket.send(data, message.source)`. Determined at each access.
-
-        A datagram does not contain its sender's qkey. This peer has the local qkey, which is the
-        same for all endpoints of the UDP port space.
-
-        Raises:
-            VerbsCallError: the datagram's destination is not a local address any more.
-            ClosedError: the socket was closed, and the device with it.
-        """
-        return self._senders.sender(self._completion, self._grh)
+    def message(self, received: memoryview, completion: WorkCompletion) -> "DatagramMessage":
+        """Return a datagram that arrived in a block."""
+        return DatagramMessage(received, completion, self)
 
 
+@given("datagram")
 class DatagramMessage(DatagramArrival):
     """A datagram that arrived, with its payload: `data`."""
 
     __slots__ = ("data",)
 
-    def __init__(self, received: memoryview, completion: WorkCompletion, senders: Senders) -> None:
-        super().__init__(bytes(received[:GRH_BYTES]), completion, senders)
-        self.data: bytes = bytes(received[GRH_BYTES : completion.byte_len])
+    data: bytes
 
-
-class DatagramReceive:
-    """A receive that is posted into your own memory. Await it for its DatagramArrival. Any number
-    of tasks may await it, any number of times.
-
-    `request` is the WorkRequest. The byte_len of its completion includes the 40 bytes of the GRH,
-    which are stored in separate memory.
-
-    Raises:
-        as `WorkRequest`.
-
-    Cancellation: the receive stays posted, and its memory is held.
-    """
-
-    __slots__ = ("_arrival", "_lease", "_senders", "request")
-
-    def __init__(self, request: WorkRequest, lease: Lease, senders: Senders) -> None:
-        self.request: WorkRequest = request
-        self._lease = lease
-        self._senders = senders
-        self._arrival: DatagramArrival | None = None
-        request.add_done_callback(self._ended)
-
-    def _ended(self, request: WorkRequest) -> None:
-        if request.exception() is None:
-            grh = bytes(self._lease.memory.view)
-            self._arrival = DatagramArrival(grh, request.result(), self._senders)
-        self._lease.release()
-
-    def __repr__(self) -> str:
-        return f"<DatagramReceive {self.request!r}>"
-
-    def done(self) -> bool:
-        """Return whether the receive has completed.
-
-        Raises: nothing.
-        """
-        return self.request.done()
-
-    def __await__(self) -> Generator[Any, Any, DatagramArrival]:
-        yield from self.request.__await__()
-        assert self._arrival is not None
-        return self._arrival
+    def __new__(
+        cls, received: memoryview, completion: WorkCompletion, senders: Senders
+    ) -> "DatagramMessage":
+        made = super().__new__(cls, bytes(received[:GRH_BYTES]), completion, senders)
+        made.data = bytes(received[GRH_BYTES : completion.byte_len])
+        return made

@@ -6,18 +6,26 @@ There is no flow control: the device drops a datagram for which no receive is po
 from aiordma._datagram.message import DatagramMessage, Senders
 from aiordma._endpoint.arrivals import Arrivals
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma._requests.pool import Lease
-from aiordma.verbs import WorkCompletion
 
 __all__ = ("DatagramQueue",)
+
+PAUSE = 64
+"""How many available datagrams are returned before other tasks run."""
 
 
 class DatagramQueue(Arrivals[DatagramMessage]):
     """The pooled receives of one datagram socket, each of `size` bytes including the GRH."""
 
     def __init__(self, endpoint: Endpoint, size: int, senders: Senders) -> None:
-        super().__init__(endpoint, size, pause=1)
+        super().__init__(endpoint, size, PAUSE)
+        self.queue.fed = bool(endpoint.options.receive_buffers)
         self._senders = senders
 
-    def _read(self, lease: Lease, completion: WorkCompletion) -> DatagramMessage:
-        return DatagramMessage(lease.memory.view, completion, self._senders)
+    async def receive(self) -> DatagramMessage:
+        """Return the next datagram. A cancelled wait takes none.
+
+        Raises: as `wait`.
+        """
+        await self.wait()
+        message: DatagramMessage = self.queue.take_datagram(self._senders)
+        return message

@@ -8,6 +8,7 @@ from aiordma._base.errors import NotSupportedError
 from aiordma._endpoint.endpoint import Endpoint
 
 __all__ = (
+    "has_immediate",
     "require_atomics",
     "require_immediate",
     "require_invalidate",
@@ -58,15 +59,20 @@ def require_atomics(endpoint: Endpoint) -> None:
     endpoint.port.can_atomics = True  # from now on, the port posts atomics without this check
 
 
+def has_immediate(endpoint: Endpoint) -> bool:
+    """Whether SEND and WRITE can carry immediate data. iWARP devices have it by RFC 7306, which
+    defines atomics and immediate data. They report only the atomics (atomic_cap)."""
+    hub = endpoint.hub
+    return not hub.is_iwarp or hub.attributes.atomic_cap is not AtomicCapability.NONE
+
+
 def require_immediate(endpoint: Endpoint) -> None:
     """Check that SEND and WRITE can carry immediate data.
 
     Raises:
-        NotSupportedError: this is an iWARP device without RFC 7306, which defines atomics and
-            immediate data. Devices report only the atomics (atomic_cap).
+        NotSupportedError: the device has none (`has_immediate`).
     """
-    hub = endpoint.hub
-    if hub.is_iwarp and hub.attributes.atomic_cap is AtomicCapability.NONE:
+    if not has_immediate(endpoint):
         raise NotSupportedError(
             f"immediate data: {_name(endpoint)} is an iWARP device, and has none (RFC 7306)"
         )
@@ -83,6 +89,7 @@ def require_windows(endpoint: Endpoint) -> None:
         raise NotSupportedError(f"memory windows: {_name(endpoint)} has none (max_mw)")
     if endpoint.service is not QueuePairType.RC:
         raise NotSupportedError(f"memory windows: {endpoint.service.name} queue pairs have none")
+    endpoint.port.can_bind = True  # as above
 
 
 def require_invalidate(endpoint: Endpoint) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Protocol, TypeVar
 
+from anyio.lowlevel import checkpoint_if_cancelled
+
 from aiordma._base.connection_parameters import DEVICE_MAXIMUM
 from aiordma._base.enums import (
     CmEventType,
@@ -25,6 +27,7 @@ from aiordma._base.errors import (
     DeviceRemovedError,
     DisconnectedError,
     FlushedError,
+    PeerGoneError,
     RdmaError,
     VerbsCallError,
     check_positive_errno,
@@ -39,10 +42,14 @@ from aiordma._base.process import forked, here
 from aiordma._base.ranges import RemoteMemory
 from aiordma._base.socket_address import address_text
 from aiordma._base.states import ConnectionState, next_state
+from aiordma._base.statistics import RequestStatistics
+from aiordma._endpoint.domain_state import DomainState
+from aiordma._endpoint.keepalive import Keepalive
 from aiordma._endpoint.lifecycle import Lifecycle, Phase
 from aiordma._endpoint.work_queues import ReceiveQueue, SendQueue
 from aiordma._loop.event_loop import EventLoop, Waiter, require_here
 from aiordma._loop.threads import Calls, in_thread, outwait
+from aiordma._requests.pool import BufferPool
 from aiordma._requests.request import OpenRequests, WorkRequest, fail_all
 from aiordma._requests.select import Port
 from aiordma._requests.unretrieved import Unretrieved
@@ -50,16 +57,19 @@ from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
 from aiordma._runtime.reactor import Reactor
 from aiordma._runtime.tcp_silence import TcpSilence
 from aiordma._runtime.unmanaged_identifier import Unmanaged
-from aiordma.verbs import Capacity, MemoryRegion, QueuePair, RawSharedReceiveQueue, SendWork
+from aiordma.verbs import (
+    Capacity,
+    MemoryRegion,
+    ProtectionDomain,
+    QueuePair,
+    RawSharedReceiveQueue,
+    SendWork,
+)
 from aiordma.verbs.identifier import Event, Identifier
 
 __all__ = ("Endpoint", "SharedReceives", "Window")
 
 logger: logging.Logger = logging.getLogger("aiordma")
-
-FLUSH_SECONDS = 0.5
-"""Seconds that the device may take to flush before the queue pair is destroyed (rxe can be slow).
-"""
 
 FLUSH_CAUSE_SECONDS = 1.0
 """Seconds that an endpoint waits for the peer's disconnect after a flush without a known cause."""
@@ -79,6 +89,8 @@ _LINGER, _CAUSE, _FLUSHED = "linger", "news", "flushed"
 
 _FLUSH = int(WorkCompletionStatus.WR_FLUSH_ERR)
 _WRITE = int(WorkRequestOpcode.RDMA_WRITE)
+_KEEPALIVE = "keepalive (WRITE)"
+"""The operation of the requests that a keepalive posts."""
 _CONNECTING = (ConnectionState.CONNECTING, ConnectionState.ACCEPTING)
 _ENDED = (ConnectionState.DISCONNECTED, ConnectionState.BROKEN, ConnectionState.CLOSED)
 
@@ -129,8 +141,14 @@ class Endpoint:
         identifier: Identifier | Unmanaged,
         options: ConnectionOptions,
         state: ConnectionState,
+        domain: DomainState | None = None,
     ) -> None:
         self.hub = hub
+        self.domain: ProtectionDomain = hub.domain if domain is None else domain.raw
+        """The protection domain of the queue pair and of its memory."""
+        self.domain_state: DomainState | None = domain
+        self.pool: BufferPool = hub.pool if domain is None else domain.pool
+        """The registered blocks of that domain."""
         self.loop: EventLoop = hub.loop
         self.reactor = reactor
         self.identifier = identifier
@@ -157,7 +175,7 @@ class Endpoint:
             self.receives.slots,
             self.requests,
             self.loop.asyncio_loop,
-            hub.domain,
+            self.domain,
         )
         self.shared_receive: SharedReceives | None = None
         self.unretrieved: Unretrieved = Unretrieved(self.loop)
@@ -172,12 +190,29 @@ class Endpoint:
         self._cause_is_assumed = self._polls_events = False
         self._state_waiters: list[Waiter] = []
         self._silence: TcpSilence | None = None
+        self._keepalive: Keepalive | None = None
+        self.failed_sends: list[WorkRequest] | None = None
+        """If not None: the requests of the send queue that were posted and have failed."""
         self._reported = False
         self._queue: CompletionQueueShare | None = None
         self._entries = options.max_send_wr + options.receive_queue
+        hub.counters.add(self)
+        if domain is not None:
+            domain.join(self, "connection", lambda: self.life.is_closing)
 
     def __repr__(self) -> str:
         return f"<Connection to {self._peer} on {self.hub.context.device_name}: {self.state.value}>"
+
+    @property
+    def trace_labels(self) -> tuple[str, int, str | None]:
+        """The device, the queue pair's number and the peer, for a trace. In any thread."""
+        peer = None if self._peer is None else address_text(self._peer)
+        return self.hub.context.device_name, self.qp_num, peer
+
+    def statistics(self) -> RequestStatistics:
+        """Return the counters of its requests."""
+        waits = self.sends.slots.waits + self.receives.slots.waits
+        return RequestStatistics._of(self.requests.counters(), waits)
 
     @property
     def name(self) -> str:
@@ -225,7 +260,7 @@ class Endpoint:
         shared, queue = self.shared_receive, self._queue.queue
         self.max_message = self.hub.context.query_port(self.identifier.port).max_msg_sz
         self.queue_pair = self.identifier.create_queue_pair(
-            self.hub.domain,
+            self.domain,
             queue,
             queue if shared is None else shared.queue.queue,
             capacity=capacity,
@@ -260,7 +295,7 @@ class Endpoint:
             self.capacity.max_send_sge,
             self.capacity.max_recv_sge,
             self.hub.attributes.max_sge_rd,
-            self.hub.pool,
+            self.pool,
         )
         self._update_port()
 
@@ -277,6 +312,8 @@ class Endpoint:
         with self.reactor.retained():
             made = await in_thread(self.loop, make, on_cancelled=close)
             try:
+                # The call outwaits a cancellation, which then does not return the object to anyone.
+                await checkpoint_if_cancelled()
                 self.require_usable()
             except BaseException:
                 close(made)
@@ -379,11 +416,17 @@ class Endpoint:
     def request_failed(self, request: WorkRequest, raw: tuple[int, ...]) -> Exception:
         """Return the error of a failed completion. The first failure that is not a flush becomes
         the cause of the end, and the `__cause__` of flushes."""
+        self._remember_failed(request)
         status, vendor_err = raw[1], raw[3]
-        error = completion_error(
-            status, str(request), vendor_err=vendor_err, qp_num=self.qp_num, retries=self.retries
-        )
+        error: Exception
         if status != _FLUSH:
+            error = completion_error(
+                status,
+                str(request),
+                vendor_err=vendor_err,
+                qp_num=self.qp_num,
+                retries=self.retries,
+            )
             if self._cause_is_assumed:
                 self.cause, self.state, self._cause_is_assumed = (
                     error,
@@ -397,6 +440,7 @@ class Endpoint:
             self._polls_events = True
             self.reactor.poll_events()
             self._polls_events = False
+        error = self._flush_error(request, vendor_err)
         is_open = self.cause is None and self.state is ConnectionState.ESTABLISHED
         if is_open and not self.life.has_timer(_CAUSE):
             self.life.set_timer(
@@ -404,7 +448,27 @@ class Endpoint:
                 FLUSH_CAUSE_SECONDS,
                 lambda: self.reactor.after_events(lambda: self._fail_unless_explained(error)),
             )
-        error.__cause__ = self.cause
+        return error
+
+    def _remember_failed(self, request: WorkRequest) -> None:
+        # Without a wr_id it was never posted.
+        is_send = not request.is_receive and request.wr_id and request.operation != _KEEPALIVE
+        if self.failed_sends is not None and is_send:
+            self.failed_sends.append(request)
+
+    def _flush_error(self, request: WorkRequest, vendor_err: int = 0) -> Exception:
+        cause = self.cause
+        # On iWARP, a local failure completes its request before the flush. So if no cause is known
+        # yet, the peer has closed the stream.
+        unexplained = cause is None and self.was_established and self.hub.is_iwarp
+        error = completion_error(
+            _FLUSH,
+            str(request),
+            vendor_err=vendor_err,
+            qp_num=self.qp_num,
+            peer_gone=unexplained or isinstance(cause, PeerGoneError),
+        )
+        error.__cause__ = cause
         return error
 
     def _fail_unless_explained(self, error: Exception) -> None:
@@ -442,6 +506,7 @@ class Endpoint:
         earlier._set_run(())  # otherwise each request would iterate over its run
         cause = last.exception()
         if isinstance(cause, FlushedError):
+            self._remember_failed(earlier)
             earlier._fail(cause)
         else:
             qp_num = 0 if self.queue_pair is None else self.queue_pair.qp_num
@@ -547,8 +612,10 @@ class Endpoint:
         if self.hub.leaves_silence_to_tcp and self.options.ack_timeout and ours and peer:
             seconds = retry_seconds(*self.retries)
             self._silence = TcpSilence(
-                self.loop, (ours, peer), seconds, self._probe, self._peer_is_silent
+                self.loop, (ours, peer), seconds, self._probe_reads, self._peer_is_silent
             )
+        if self.options.keepalive is not None:
+            self._keepalive = Keepalive(self.loop, self.options.keepalive, self._probe_idle)
 
     def _shorten_rnr_timer(self) -> None:
         """Set the delay before the peer resends a message that finds no receive. Not on iWARP."""
@@ -560,12 +627,30 @@ class Endpoint:
             # The peer may have disconnected already, and the queue pair with it.
             logger.debug("min_rnr_timer was not set: %s", error)
 
-    def _probe(self) -> None:
-        """Post a WRITE of zero bytes, which the peer's TCP must acknowledge, if a request on the
-        send queue is outstanding."""
-        if self._sends_open and self.sends.slots.free:
+    @property
+    def peer_timeout(self) -> float:
+        """Seconds after which a peer that acknowledges nothing ends the connection."""
+        seconds = retry_seconds(*self.retries)
+        return max(seconds, 1.0) if self.hub.is_iwarp else seconds
+
+    def _probe_reads(self) -> None:
+        """Send a probe if a request on the send queue is outstanding."""
+        if self._sends_open:
+            self._probe("WRITE")
+
+    def _probe_idle(self) -> None:
+        """Send a probe if no request on the send queue is outstanding: the device detects a dead
+        peer by the others."""
+        if not self._sends_open:
+            self._probe(_KEEPALIVE)
+
+    def _probe(self, operation: str) -> None:
+        """Post a WRITE of zero bytes, which the peer's device must acknowledge (on iWARP, at least
+        its TCP), if there is a slot. Its failure ends the connection."""
+        if self.sends.slots.free:
             with suppress(RdmaError):
-                self.sends.submit(SendWork("WRITE", _WRITE, remote=RemoteMemory(0, 0, 0)))
+                work = SendWork(operation, _WRITE, remote=RemoteMemory(0, 0, 0))
+                self.sends.submit(work)._on_done(WorkRequest.exception)
 
     def _peer_is_silent(self) -> None:
         status, peer = int(WorkCompletionStatus.RETRY_EXC_ERR), self.identifier.peer_address
@@ -601,6 +686,8 @@ class Endpoint:
         assert self.cause is not None
         if self._silence is not None:
             self._silence.stop()
+        if self._keepalive is not None:
+            self._keepalive.stop()
         self.life.cancel_timers(_CAUSE, _LINGER)
         try:
             self.identifier.disconnect()
@@ -617,7 +704,7 @@ class Endpoint:
         self.sends.slots.fail(self.cause)
         if self.requests and self.was_established:  # else only receives, which are not flushed
             self.port.notifies_owner = True
-            self.life.set_timer(_FLUSHED, FLUSH_SECONDS, self._destroy)
+            self.life.set_timer(_FLUSHED, self.options.flush_timeout, self._destroy)
         elif self.queue_pair is not None:
             # Later, because this can run during a post, in the program's code (a finalizer, an
             # __index__), and the post still uses the queue pair.
@@ -667,12 +754,12 @@ class Endpoint:
 
     def _flushed(self, request: WorkRequest) -> Exception:
         self.hub.in_flight.take(request.wr_id)
-        error = FlushedError(_FLUSH, str(request), qp_num=self.qp_num)
-        error.__cause__ = self.cause
-        return error
+        self._remember_failed(request)
+        return self._flush_error(request)
 
     def _is_over(self) -> None:
         self.life.advance(Phase.ENDED)
+        self.hub.counters.remove(self)
         self.life.ended.set()
         self.unretrieved.end(self.name, self.cause)
         for callback in self.life.on_end:
@@ -729,7 +816,12 @@ class Endpoint:
                     # If a request of another connection uses the region, it closes with that.
                     last_first.callback(region._retire)
 
-        self.reactor.destroy(close, lambda: self.reactor.release(self.life.closed.set))
+        def closed() -> None:
+            if self.domain_state is not None:
+                self.domain_state.leave(self)
+            self.reactor.release(self.life.closed.set)
+
+        self.reactor.destroy(close, closed)
 
     @deferring_steps
     async def aclose(self) -> None:

@@ -1,30 +1,31 @@
 """Registers memory with an endpoint, for its requests and for its peer."""
 
-from aiordma._base.arguments import Buffer
 from aiordma._base.enums import Access
-from aiordma._base.interrupts import deferring_steps
+from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma.verbs import MemoryRegion
+from aiordma._endpoint.staging import register_memory
+from aiordma.verbs import MemoryRegion, RegistrableMemory
 
 __all__ = ("register", "register_in_thread")
 
 
-def register(endpoint: Endpoint, buffer: Buffer, access: Access | None) -> MemoryRegion:
+@deferring
+def register(endpoint: Endpoint, buffer: RegistrableMemory, access: Access | None) -> MemoryRegion:
     """Register a buffer until the endpoint's end. See `Connection.register`."""
     endpoint.require_usable()
-    region = MemoryRegion(endpoint.hub.domain, buffer, access)
+    region = register_memory(endpoint, buffer, access)
     endpoint.adopt(region)
     return region
 
 
 @deferring_steps
 async def register_in_thread(
-    endpoint: Endpoint, buffer: Buffer, access: Access | None
+    endpoint: Endpoint, buffer: RegistrableMemory, access: Access | None
 ) -> MemoryRegion:
     """Register a buffer in a worker thread. After a cancellation, nothing stays registered."""
     endpoint.require_usable()
     region = await endpoint.make_in_thread(
-        lambda: MemoryRegion(endpoint.hub.domain, buffer, access), MemoryRegion.close
+        lambda: register_memory(endpoint, buffer, access), MemoryRegion.close
     )
     endpoint.adopt(region)
     return region

@@ -2,26 +2,49 @@
 
 Registered memory is posted as it is. Other buffers to be sent are copied if they are short, inline
 or to a pool block; long ones are registered for the one request. Other buffers to be filled are
-always registered, because the device writes to them directly.
+always registered, because the device writes to them directly. The registration cache keeps the
+registrations of long numpy arrays for further requests.
 """
 
+import errno
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from aiordma._base.arguments import buffers, shown
 from aiordma._base.enums import Access, SendFlag, names_of
+from aiordma._base.errors import VerbsCallError
 from aiordma._base.interrupts import deferring, deferring_steps
+from aiordma._endpoint.domain_state import DomainState, start_deregistering, wrong_domain
 from aiordma._loop.event_loop import EventLoop
-from aiordma._loop.threads import in_thread, start_destroy
+from aiordma._loop.threads import in_thread
+from aiordma._requests.pool import BufferPool
+from aiordma._requests.registrations import LentRegistration
 from aiordma._requests.request import Holdable, WorkRequest
 from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.reactor import Reactor
-from aiordma.verbs import Capacity, LocalMemory, MemoryRegion, MemorySlice
+from aiordma.verbs import (
+    Capacity,
+    LocalMemory,
+    MemoryRegion,
+    MemorySlice,
+    ProtectionDomain,
+    RegistrableMemory,
+)
 from aiordma.verbs.memory import address_of, flat_view, gather
 
-__all__ = ("PARTS", "THREAD_LIMIT", "Poster", "Staged", "Staging", "call_of", "several")
+__all__ = (
+    "PARTS",
+    "THREAD_LIMIT",
+    "Poster",
+    "Staged",
+    "Staging",
+    "call_of",
+    "register_memory",
+    "several",
+)
 
 PARTS = "parts[{}]"
 """The parameter of calls that take several buffers, with {} for the index of a buffer."""
@@ -62,6 +85,9 @@ class Poster(Protocol):
     loop: EventLoop
     hub: DeviceHub
     reactor: Reactor
+    domain: ProtectionDomain
+    domain_state: DomainState | None
+    pool: BufferPool
     capacity: Capacity
     max_message: int
     regions: dict[int, MemoryRegion]
@@ -75,6 +101,9 @@ class Staging:
 
     def __init__(self, endpoint: Poster) -> None:
         self._endpoint = endpoint
+        self._cache = endpoint.pool.registrations
+        dispose = partial(_dispose, endpoint.reactor, endpoint.domain_state)
+        self._cache._serve(endpoint.loop, dispose)
 
     # -- the caller's buffers -----------------------------------------------------------------
 
@@ -97,7 +126,7 @@ class Staging:
         self._check_count(len(given), "max_send_sge", where)
         if all(isinstance(part, MemoryRegion | MemorySlice) for part in given):
             return self._registered(given, where)
-        views = [_bytes_of(part, where, i) for i, part in enumerate(given)]
+        views = [self._bytes_of(part, where, i) for i, part in enumerate(given)]
         length = sum(view.nbytes for view in views)
         self.check_length(length, where)
         if length <= self._endpoint.capacity.max_inline_data:
@@ -107,7 +136,7 @@ class Staging:
             sge = _SGE.pack(address_of(data), length, 0)
             return Staged(sge, 1, length, flags=_INLINE, alive=data)
         if length <= COPY_LIMIT:
-            lease = self._endpoint.hub.pool.lease(length)
+            lease = self._endpoint.pool.lease(length)
             at = 0
             target = lease.memory.view
             for view in views:
@@ -121,7 +150,19 @@ class Staging:
         Memory that is read-only, or registered without LOCAL_WRITE, raises TypeError, too."""
         given = list(parts)
         self._check_count(len(given), "max_send_sge", where)
-        return self._target(given, where)
+        staged = self._target(given, where)
+        if not staged.length and self._endpoint.hub.is_iwarp:
+            self._add_empty_part(staged)
+        return staged
+
+    def _add_empty_part(self, staged: Staged) -> None:
+        """Add a part of no bytes. siw refuses a READ without parts (EINVAL), and checks the key of
+        the part also if no bytes are read."""
+        lease = self._endpoint.pool.lease(1)
+        address, _, lkey = _SGE.unpack(lease.memory._sge)
+        staged.sges, staged.count = _SGE.pack(address, 0, lkey), 1
+        staged.held = [*staged.held, lease]
+        staged.leases = [*staged.leases, lease]
 
     def receive(self, parts: Iterable[LocalMemory], where: str) -> Staged:
         """Prepare a receive. Arguments and errors are those of `target`."""
@@ -147,13 +188,14 @@ class Staging:
 
     def is_heavy(self, parts: Iterable[LocalMemory], where: str) -> bool:
         """Return whether preparing the buffers takes so long that a worker thread must do it."""
+        views = [
+            flat_view(part, where, i)
+            for i, part in enumerate(parts)
+            if not isinstance(part, MemoryRegion | MemorySlice)
+        ]
         return (
-            sum(
-                flat_view(part, where, i).nbytes
-                for i, part in enumerate(parts)
-                if not isinstance(part, MemoryRegion | MemorySlice)
-            )
-            > THREAD_LIMIT
+            sum(view.nbytes for view in views) > THREAD_LIMIT
+            and sum(view.nbytes for view in views if not self._cache._has(view)) > THREAD_LIMIT
         )
 
     async def prepare(
@@ -177,33 +219,46 @@ class Staging:
 
     def _registered(self, parts: list[Any], where: str) -> Staged:
         slices = [_as_slice(part) for part in parts]
-        domain = self._endpoint.hub.domain
         for part in slices:
             part.region._require_open()
-            if part.region.domain is not domain:
-                raise ValueError(
-                    "this memory is registered with another device or event loop: register it "
-                    "with this connection"
-                )
+            self._check_domain(part.region)
         length = sum(part.length for part in slices)
         self.check_length(length, where)
         parts_ = [part for part in slices if part.length]
         held = {id(part.region): part for part in slices}  # the request holds each region once
         return Staged(gather(parts_), len(parts_), length, list(held.values()))
 
+    def _bytes_of(self, part: LocalMemory, where: str, place: int) -> memoryview:
+        # Among unregistered buffers, registered memory is also copied.
+        if isinstance(part, MemoryRegion | MemorySlice):
+            registered = _as_slice(part)
+            registered.region._require_open()
+            self._check_domain(registered.region)
+            return registered.view
+        return flat_view(part, where, place)
+
+    def _check_domain(self, region: MemoryRegion) -> None:
+        if region.domain is not self._endpoint.domain:
+            raise wrong_domain(region, self._endpoint.domain)
+
     def _register(self, parts: list[Any], where: str) -> Staged:
         temporary: list[MemoryRegion] = []
+        lent: dict[int, LentRegistration] = {}
         slices: list[MemorySlice] = []
         try:
             for part in parts:
                 if isinstance(part, MemoryRegion | MemorySlice):
                     slices.append(_as_slice(part))
                 elif flat_view(part).nbytes:
-                    region = MemoryRegion(self._endpoint.hub.domain, part)
-                    temporary.append(region)
-                    slices.append(region[:])
+                    slices.append(self._register_one(part, temporary, lent))
             staged = self._registered(slices, where)
+            staged.held = [
+                lent.get(id(slice_.region), slice_)
+                for slice_ in {id(slice_.region): slice_ for slice_ in slices}.values()
+            ]
         except BaseException:
+            for each in lent.values():
+                each.drop()
             for region in temporary:
                 region.close()
             raise
@@ -212,10 +267,35 @@ class Staging:
             self._endpoint.adopt(region)
         return staged
 
+    def _register_one(
+        self, part: Any, temporary: list[MemoryRegion], lent: dict[int, LentRegistration]
+    ) -> MemorySlice:
+        """Register a buffer for one request, or find it in the cache."""
+        view = flat_view(part)
+        if view.nbytes > COPY_LIMIT:
+            known = self._cache._find(view)
+            if known is not None:
+                if id(known.part.region) in lent:
+                    known.drop()  # the same array twice: the request holds it once
+                else:
+                    lent[id(known.part.region)] = known
+                return known.part
+        region = register_memory(self._endpoint, part)
+        if view.nbytes > COPY_LIMIT:
+            kept = self._cache._keep(region)
+            if kept is not None:
+                lent[id(region)] = kept
+                return kept.part
+        temporary.append(region)
+        return region[:]
+
     def abandon(self, staged: Staged) -> None:
         """Release the buffers of a request that was not posted."""
         for lease in staged.leases:
             lease._release()
+        for held in staged.held:
+            if isinstance(held, LentRegistration):
+                held.drop()
         self._give_back(staged.temporary)
 
     def posted(self, staged: Staged, request: WorkRequest) -> None:
@@ -234,9 +314,7 @@ class Staging:
                 region._retire()
 
         if sum(region.length for region in mine) > THREAD_LIMIT:
-            reactor = self._endpoint.reactor
-            reactor.retain()
-            start_destroy(self._endpoint.loop, close, lambda _error: reactor.release())
+            start_deregistering(self._endpoint.reactor, self._endpoint.domain_state, close)
         else:
             close()
 
@@ -262,6 +340,36 @@ class Staging:
                 f"{call_of(where)}(): {length} bytes in one request: "
                 f"{self._endpoint.hub.context.device_name} carries at most {most}"
             )
+
+
+def register_memory(
+    endpoint: Poster, buffer: RegistrableMemory, access: Access | None = None
+) -> MemoryRegion:
+    """Register a buffer in the endpoint's domain, in any thread. If the device lacks memory for it,
+    release what the registration cache keeps without use, and try once more.
+
+    Raises: as the constructor of MemoryRegion.
+    """
+    try:
+        return MemoryRegion(endpoint.domain, buffer, access)
+    except VerbsCallError as error:
+        if error.errno != errno.ENOMEM or not endpoint.pool.registrations._release_idle():
+            raise
+    return MemoryRegion(endpoint.domain, buffer, access)
+
+
+@deferring
+def _dispose(reactor: Reactor, domain: DomainState | None, regions: list[MemoryRegion]) -> None:
+    """Deregister memory of the registration cache, in a worker thread if that takes long."""
+
+    def close() -> None:
+        for region in regions:
+            region._retire()
+
+    if reactor.ended or sum(region.length for region in regions) <= THREAD_LIMIT:
+        close()
+    else:
+        start_deregistering(reactor, domain, close)
 
 
 def call_of(where: str) -> str:
@@ -290,12 +398,3 @@ def several(parts: Iterable[LocalMemory], call: str) -> list[LocalMemory]:
 
 def _as_slice(part: MemoryRegion | MemorySlice) -> MemorySlice:
     return part if isinstance(part, MemorySlice) else part[:]
-
-
-def _bytes_of(part: LocalMemory, where: str, place: int) -> memoryview:
-    # Among unregistered buffers, registered memory is also copied.
-    if isinstance(part, MemoryRegion | MemorySlice):
-        registered = _as_slice(part)
-        registered.region._require_open()
-        return registered.view
-    return flat_view(part, where, place)

@@ -3,11 +3,13 @@
 import logging
 
 from aiordma._base.arguments import instance, wrong_type
-from aiordma._base.enums import Access, names_of
+from aiordma._base.enums import Access, MemoryWindowType, names_of
 from aiordma._base.errors import VerbsCallError
 from aiordma._base.interrupts import deferring
 from aiordma._base.ranges import RemoteMemory
+from aiordma._endpoint.domain_state import wrong_domain
 from aiordma._endpoint.endpoint import Endpoint
+from aiordma._native import WindowBase, ffi
 from aiordma._requests.request import WorkRequest
 from aiordma.verbs import MemorySlice, MemoryWindow
 
@@ -18,7 +20,7 @@ logger: logging.Logger = logging.getLogger("aiordma")
 _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 
 
-class BoundWindow:
+class BoundWindow(WindowBase):
     """A memory window of a connection. `remote` is the range that a peer may access while the
     window is bound.
 
@@ -30,9 +32,8 @@ class BoundWindow:
     def __init__(self, endpoint: Endpoint, window: MemoryWindow) -> None:
         self._endpoint = endpoint
         self._window = window
-        self.rkey: int = 0
-        self._memory: MemorySlice | None = None
-        self._last: WorkRequest | None = None
+        if window.kind is MemoryWindowType.TYPE_2:
+            self._pointer = int(ffi.cast("uintptr_t", window.pointer))
         endpoint.windows[id(self)] = self
 
     def __repr__(self) -> str:
@@ -60,14 +61,15 @@ class BoundWindow:
         Raises:
             ValueError: the window is not bound.
         """
-        if self._memory is None:
+        memory: MemorySlice | None = self._memory
+        if memory is None:
             raise ValueError(f"{self!r}: bind it first")
-        return self._memory
+        return memory
 
     def _note_bind(self, request: WorkRequest, memory: MemorySlice, rkey: int) -> None:
         """Record a posted bind. If it fails, the window is unbound again."""
-        memory._hold()
-        self._memory, self.rkey, self._last = memory, rkey, request
+        self._bind_to(memory, rkey)
+        self._last = request
 
         def ended(_: WorkRequest) -> None:
             if request.exception() is not None:
@@ -94,11 +96,6 @@ class BoundWindow:
         """
         self._let_go()
 
-    def _let_go(self) -> None:
-        memory, self._memory = self._memory, None
-        if memory is not None:
-            memory._release()
-
     @deferring
     def close(self) -> None:
         """Free the window, which ends its access. Idempotent.
@@ -119,8 +116,23 @@ class BoundWindow:
         self._free()
         self._let_go()
 
+    def _end(self) -> None:
+        """Free the window and release the memory, on the loop's thread. No bind is in flight, and
+        no thread is freeing the windows.
+
+        Raises:
+            VerbsCallError: the driver refused.
+        """
+        self._endpoint.windows.pop(id(self), None)
+        self._pointer = 0
+        try:
+            self._window.close()
+        finally:
+            self._let_go()
+
     def _free(self) -> None:
         """Free only the device's window. The connection's end calls this in a thread."""
+        self._pointer = 0  # first: the end of a bind, on the loop's thread, writes the rkey there
         try:
             self._window.close()
         except VerbsCallError as error:
@@ -139,8 +151,8 @@ def check_bindable(
     """Check a bind, including mistakes that a device would not refuse.
 
     Raises:
-        ValueError: the window is bound, or belongs to another connection; the memory is empty or of
-            another device; or the access is not permitted by the region.
+        ValueError: the window is bound, or belongs to another connection; the memory is empty, or
+            of another device or domain; or the access is not permitted by the region.
         TypeError: an argument has the wrong type.
         ClosedError: the window or the region is closed.
     """
@@ -174,4 +186,4 @@ def check_bindable(
             "Access.LOCAL_WRITE"
         )
     if memory.region.domain is not window._window.domain:
-        raise ValueError("the window and the memory belong to different devices or event loops")
+        raise wrong_domain(memory.region, window._window.domain)

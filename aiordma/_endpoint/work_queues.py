@@ -257,6 +257,7 @@ class SendQueue(WorkQueue):
     def _not_posted(self, requests: Sequence[WorkRequest], cause: Exception) -> None:
         for request in requests:
             self._owner.hub.in_flight.take(request.wr_id)
+            request.wr_id = 0
         try:
             fail_all(requests, lambda _: detached(cause))
         finally:

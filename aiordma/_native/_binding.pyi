@@ -65,6 +65,7 @@ class CBuffer:
 class FFI:
     NULL: CData
     errno: int
+    error: type[Exception]
     def new(self, cdecl: str | CType, init: Any = ...) -> CData: ...
     def cast(self, cdecl: str | CType, value: int | CData) -> CData: ...
     def string(self, cdata: CData, maxlen: int = ...) -> bytes: ...
@@ -75,8 +76,10 @@ class FFI:
     def from_buffer(
         self, cdecl: str, python_buffer: Buffer, /, require_writable: bool = ...
     ) -> CData: ...
+    def gc(self, cdata: CData, destructor: Callable[[CData], object]) -> CData: ...
     def sizeof(self, cdecl: str | CType | CData) -> int: ...
     def typeof(self, cdecl: str | Callable[..., Any] | CData) -> CType: ...
+    def list_types(self) -> tuple[list[str], list[str], list[str]]: ...
     @overload
     def callback(self, cdecl: str | CType) -> Callable[[Callable[..., Any]], CData]: ...
     @overload
@@ -96,6 +99,9 @@ class Lib:
         attr: CData,
         /,
     ) -> int: ...
+    def aiordma_advise_mr(
+        self, domain: CData, advice: int, flags: int, sges: CData | bytes, count: int, /
+    ) -> int: ...
     def aiordma_alloc_window(self, domain: CData, type_: int, /) -> CData: ...
     def aiordma_arm_queues(self, drain: CData, /) -> int: ...
     def aiordma_bind_window(
@@ -111,16 +117,28 @@ class Lib:
         /,
     ) -> int: ...
     def aiordma_create_cq_ex(
-        self, context: CData, entries: int, channel: CData, vector: int, flags: int, /
+        self,
+        context: CData,
+        entries: int,
+        channel: CData,
+        vector: int,
+        flags: int,
+        wc_flags: int,
+        /,
     ) -> CData: ...
     def aiordma_data_path(self) -> CData: ...
     def aiordma_dealloc_window(self, window: CData, /) -> int: ...
     def aiordma_local_address(self, id_: CData, /) -> CData: ...
+    def aiordma_moderate_cq(self, queue: CData, count: int, period: int, /) -> int: ...
     def aiordma_next_async_event(self, provider: CData, context: CData, copy: CData, /) -> int: ...
     def aiordma_next_cm_event(self, provider: CData, channel: CData, copy: CData, /) -> int: ...
+    def aiordma_outwait_receiving(self) -> int: ...
     def aiordma_peer_address(self, id_: CData, /) -> CData: ...
     def aiordma_poll(self, queue: CData, batch: CData, capacity: int, /) -> int: ...
     def aiordma_poll_queues(self, drain: CData, /) -> int: ...
+    def aiordma_poll_timestamped(
+        self, queue: CData, batch: CData, timestamps: CData, most: int, /
+    ) -> int: ...
     def aiordma_post_recv_chain(
         self,
         queue_pair: CData,
@@ -147,9 +165,11 @@ class Lib:
         self, provider: CData, context: CData, port_num: int, attr: CData, /
     ) -> int: ...
     def aiordma_rdma_core(self, message: CData | bytes, size: int, /) -> CData: ...
+    def aiordma_read_clock(self, context: CData, ticks: CData, /) -> int: ...
     def aiordma_request_notification(self, queue: CData, solicited_only: int, /) -> int: ...
     def aiordma_software(self) -> CData: ...
     def aiordma_software_add_fault(self, fault: CData, /) -> int: ...
+    def aiordma_software_capture(self, path: CData | bytes, most: int, /) -> int: ...
     def aiordma_software_counts(self, counts: CData, /) -> None: ...
     def aiordma_software_fault_struck(self, number: int, /) -> int: ...
     def aiordma_software_limit_held(self, bytes_: int, /) -> None: ...
@@ -184,6 +204,8 @@ class Lib:
     IBV_ATOMIC_GLOB: int
     IBV_ATOMIC_HCA: int
     IBV_ATOMIC_NONE: int
+    IBV_CQ_ATTR_MODERATE: int
+    IBV_CQ_INIT_ATTR_MASK_FLAGS: int
     IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN: int
     IBV_CREATE_CQ_ATTR_SINGLE_THREADED: int
     IBV_DEVICE_AUTO_PATH_MIG: int
@@ -262,8 +284,10 @@ class Lib:
     IBV_PORT_ACTIVE: int
     IBV_PORT_ACTIVE_DEFER: int
     IBV_PORT_ARMED: int
+    IBV_PORT_CM_SUP: int
     IBV_PORT_DOWN: int
     IBV_PORT_INIT: int
+    IBV_PORT_IP_BASED_GIDS: int
     IBV_PORT_NOP: int
     IBV_QPS_ERR: int
     IBV_QPS_INIT: int
@@ -275,6 +299,8 @@ class Lib:
     IBV_QPT_RC: int
     IBV_QPT_UC: int
     IBV_QPT_UD: int
+    IBV_QPT_XRC_RECV: int
+    IBV_QPT_XRC_SEND: int
     IBV_QP_ACCESS_FLAGS: int
     IBV_QP_ALT_PATH: int
     IBV_QP_AV: int
@@ -308,8 +334,10 @@ class Lib:
     IBV_REREG_MR_ERR_DONT_FORK_NEW: int
     IBV_REREG_MR_ERR_DO_FORK_OLD: int
     IBV_REREG_MR_ERR_INPUT: int
+    IBV_REREG_MR_FLAGS_SUPPORTED: int
     IBV_SEND_FENCE: int
     IBV_SEND_INLINE: int
+    IBV_SEND_IP_CSUM: int
     IBV_SEND_SIGNALED: int
     IBV_SEND_SOLICITED: int
     IBV_SRQ_LIMIT: int
@@ -317,9 +345,11 @@ class Lib:
     IBV_TRANSPORT_IB: int
     IBV_TRANSPORT_IWARP: int
     IBV_TRANSPORT_UNKNOWN: int
+    IBV_VALUES_MASK_RAW_CLOCK: int
     IBV_WC_BAD_RESP_ERR: int
     IBV_WC_BIND_MW: int
     IBV_WC_COMP_SWAP: int
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP: int
     IBV_WC_FATAL_ERR: int
     IBV_WC_FETCH_ADD: int
     IBV_WC_GENERAL_ERR: int
@@ -347,6 +377,7 @@ class Lib:
     IBV_WC_RETRY_EXC_ERR: int
     IBV_WC_RNR_RETRY_EXC_ERR: int
     IBV_WC_SEND: int
+    IBV_WC_STANDARD_FLAGS: int
     IBV_WC_SUCCESS: int
     IBV_WC_TM_ERR: int
     IBV_WC_TM_RNDV_INCOMPLETE: int
@@ -363,6 +394,10 @@ class Lib:
     IBV_WR_SEND: int
     IBV_WR_SEND_WITH_IMM: int
     IBV_WR_SEND_WITH_INV: int
+    IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH: int
+    IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT: int
+    IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE: int
+    IB_UVERBS_ADVISE_MR_FLAG_FLUSH: int
     RAI_FAMILY: int
     RAI_NOROUTE: int
     RAI_NUMERICHOST: int
@@ -398,6 +433,7 @@ class Lib:
     RDMA_PS_IPOIB: int
     RDMA_PS_TCP: int
     RDMA_PS_UDP: int
+    RDMA_UDP_QKEY: int
 
 ffi: FFI
 lib: Lib

@@ -11,7 +11,7 @@
 
 enum { POLL_CHUNK = 32 };
 
-static void pack(struct aiordma_completion *out, const struct ibv_wc *wc)
+void aiordma_pack_completion(struct aiordma_completion *out, const struct ibv_wc *wc)
 {
     memset(out, 0, sizeof(*out));
     out->wr_id = wc->wr_id;
@@ -46,7 +46,7 @@ int aiordma_poll(struct ibv_cq *queue, struct aiordma_completion *batch, int cap
         if (found < 0)
             return count ? count : found;
         for (int i = 0; i < found; i++)
-            pack(&batch[count + i], &chunk[i]);
+            aiordma_pack_completion(&batch[count + i], &chunk[i]);
         count += found;
         if (found < room)
             break;
@@ -193,10 +193,11 @@ const struct aiordma_data_path *aiordma_data_path(void)
 int aiordma_query_port(const struct aiordma_provider *provider, struct ibv_context *context,
                        uint8_t port_num, struct ibv_port_attr *attr)
 {
-    struct verbs_context *extended = verbs_get_ctx_op(context, query_port);
+    struct verbs_context *extended =
+        verbs_context_with(context, offsetof(struct verbs_context, query_port));
 
     memset(attr, 0, sizeof(*attr));
-    if (extended)
+    if (extended && extended->query_port)
         return extended->query_port(context, port_num, attr, sizeof(*attr));
     return provider->query_port(context, port_num, (struct _compat_ibv_port_attr *)attr);
 }

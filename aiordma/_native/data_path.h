@@ -27,6 +27,9 @@ int aiordma_post_receives(struct ibv_qp *queue_pair, struct ibv_srq *shared,
 struct ibv_send_wr *aiordma_fill_sends(const void *requests, uint32_t count, const char *sges,
                                        size_t sges_size, int *error);
 
+/* Copy the valid members of a completion. */
+void aiordma_pack_completion(struct aiordma_completion *out, const struct ibv_wc *wc);
+
 struct aiordma_data_path {
     int (*take_events)(struct aiordma_drain *drain);
     int (*arm_queues)(struct aiordma_drain *drain);

@@ -2,7 +2,7 @@
 #ifndef AIORDMA_EVENT_SUBJECTS_H
 #define AIORDMA_EVENT_SUBJECTS_H
 
-#include <infiniband/verbs.h>
+#include "rdma_core.h"
 
 enum aiordma_subject {
     AIORDMA_OF_NOTHING, /* an event that this version does not know */

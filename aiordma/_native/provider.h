@@ -5,10 +5,7 @@
 #ifndef AIORDMA_PROVIDER_H
 #define AIORDMA_PROVIDER_H
 
-#include <infiniband/verbs.h>
-#include <rdma/rdma_cma.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "rdma_core.h"
 
 #include "declarations/provider.h"
 

@@ -56,6 +56,8 @@ class Credits(Slots):
         self._granted: _Turn | None = None
         """The turn whose task has a slot and was woken, but has not run yet."""
         self._error: Exception | None = None
+        self.waits: int = 0
+        """How often a task waited for a slot."""
         self.total = total
         self.free: int = total
 
@@ -86,6 +88,7 @@ class Credits(Slots):
         turn = _Turn(self._loop.waiter())
         try:
             self._turns.append(turn)
+            self.waits += 1
             self._count()
             await turn.waiter.wait()
         except BaseException:

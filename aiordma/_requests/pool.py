@@ -11,9 +11,10 @@ import mmap
 from contextlib import suppress
 
 from aiordma._native import Lease, Pool, Slab
+from aiordma._requests.registrations import RegistrationCache
 from aiordma.verbs import MemoryRegion, ProtectionDomain
 
-__all__ = ("BufferPool", "Lease")
+__all__ = ("SLAB", "BufferPool", "Lease")
 
 SMALLEST = 256
 SLAB = 1 << 20
@@ -29,14 +30,20 @@ class BufferPool(Pool):
         domain: the protection domain of the slabs.
         is_pinned: the device pins registered memory. Otherwise, a page of a slab costs no memory
             until it is used.
+        slab: bytes of a slab, unless one block is larger.
     """
 
-    def __init__(self, domain: ProtectionDomain, *, is_pinned: bool = True) -> None:
+    def __init__(
+        self, domain: ProtectionDomain, *, is_pinned: bool = True, slab: int = SLAB
+    ) -> None:
         self._domain = domain
         self._is_pinned = is_pinned
+        self._slab = slab
         self._others: dict[int, dict[Slab, None]] = {}
         """By block size: the other slabs with free blocks."""
         self._slabs: dict[Slab, None] = {}
+        self.registrations: RegistrationCache = RegistrationCache()
+        """The registrations of large plain arrays in the same domain."""
 
     @property
     def registered(self) -> int:
@@ -54,7 +61,7 @@ class BufferPool(Pool):
         return slab
 
     def _make_slab(self, size: int) -> Slab:
-        memory = mmap.mmap(-1, max(SLAB, size))
+        memory = mmap.mmap(-1, max(self._slab, size))
         slab = Slab(MemoryRegion(self._domain, memory), size)
         if not self._is_pinned:
             # The registration allocated every page. Free them; pages locked by mlockall stay.
@@ -81,9 +88,16 @@ class BufferPool(Pool):
             self._set_current(slab)
 
     def close(self) -> None:
-        """Deregister every slab. No posted request may still use a block."""
+        """Deregister every slab, and the registration cache. No posted request may still use a
+        block."""
+        for region in self.detach():
+            region.close()
+
+    def detach(self) -> list[MemoryRegion]:
+        """Return the region of every slab and of the registration cache, for the caller to close,
+        also in another thread. No posted request may still use a block. The pool leases no block
+        any more."""
         self._forget_current()
         self._others.clear()
-        while self._slabs:
-            slab, _ = self._slabs.popitem()
-            slab.region.close()
+        slabs, self._slabs = self._slabs, {}
+        return [*(slab.region for slab in slabs), *self.registrations._detach()]

@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import takewhile
+from time import monotonic_ns
 from typing import Any, Generic, Protocol, TypeVar
 
 from aiordma._base.errors import detached
@@ -38,9 +39,13 @@ __all__ = (
     "OpenRequests",
     "RequestOwner",
     "WorkRequest",
+    "begin_trace",
+    "take_trace",
 )
 
 logger = logging.getLogger("aiordma")
+
+_BYTE_LEN = WorkCompletion._fields.index("byte_len")
 
 BATCH = 256
 """Completions of one poll, at most."""
@@ -95,6 +100,8 @@ class InFlightTable(Generic[InTable]):
             self._entries.append(entry)
             self._generations.append(self._first_generation)
         self._live += 1
+        if _trace.limit and isinstance(entry, WorkRequest):
+            entry._posted = monotonic_ns()
         return self._generations[slot] << SLOT_BITS | slot
 
     def take(self, wr_id: int, /) -> InTable | None:
@@ -194,7 +201,9 @@ class WorkRequest:
         "_completes_as",
         "_error",
         "_held",
+        "_open",
         "_owner",
+        "_posted",
         "_result",
         "_retrieved",
         "_run",
@@ -222,6 +231,8 @@ class WorkRequest:
         self.is_receive: bool = is_receive
         self.wr_id: int = 0
         self._completes_as: int = 0
+        self._open: OpenRequests | None = None
+        self._posted = 0
         self._owner = owner
         self._held = tuple(held)
         self._result: WorkCompletion | None = None
@@ -345,6 +356,8 @@ class WorkRequest:
     @deferring
     def _complete(self, raw: tuple[int, ...], /) -> None:
         """Complete the request with a work completion."""
+        if self._open is not None:
+            self._open._count(self, raw)
         if raw[1]:
             self._take_error(self._owner.request_failed(self, raw))
         else:
@@ -363,6 +376,8 @@ class WorkRequest:
         """
         if self.done():
             return
+        if self._open is not None:
+            self._open._count(self, None)
         self._take_error(error)
         self._end()
 
@@ -425,6 +440,10 @@ class OpenRequests(Collection[WorkRequest]):
 
     def __init__(self) -> None:
         self._requests: dict[WorkRequest, None] = {}
+        self._ended = {False: 0, True: 0}  # by `is_receive`: all that the device had accepted
+        self._discarded = self._bytes_sent = self._bytes_received = 0
+        self._completed: dict[int, int] = {}
+        self._failed: dict[int, int] = {}
 
     def __contains__(self, request: object) -> bool:
         return isinstance(request, WorkRequest) and request in self._requests
@@ -438,10 +457,94 @@ class OpenRequests(Collection[WorkRequest]):
     def add(self, request: WorkRequest, /) -> None:
         """Add a request."""
         self._requests[request] = None
+        request._open = self
 
     def discard(self, request: WorkRequest, /) -> None:
         """Remove a request, if it is in the collection."""
-        self._requests.pop(request, None)
+        if request in self._requests:
+            del self._requests[request]
+            request._open = None
+
+    def counters(self) -> tuple[int, int, int, int, int, int, dict[int, int], dict[int, int]]:
+        """Return the counters of the posted requests: the sends and the receives, how many are in
+        flight, how many ended without a completion, the bytes sent and received, the completed
+        requests by opcode, the failed ones by status."""
+        # Without a wr_id, a request is of a chain that is not posted yet.
+        receives = [request.is_receive for request in self if request.wr_id]
+        return (
+            self._ended[False] + receives.count(False),
+            self._ended[True] + receives.count(True),
+            len(receives),
+            self._discarded,
+            self._bytes_sent,
+            self._bytes_received,
+            dict(self._completed),
+            dict(self._failed),
+        )
+
+    def _count(self, request: WorkRequest, raw: tuple[int, ...] | None) -> None:
+        """Count a request that ends. None: it ends without a completion."""
+        if not request.wr_id:
+            return  # it was not posted
+        if _trace.limit and request._posted:
+            _trace.record(request, raw)
+        self._ended[bool(request.is_receive)] += 1
+        if raw is None:
+            self._discarded += 1
+            return
+        _, status, opcode, *_ = raw
+        if status:
+            self._failed[status] = self._failed.get(status, 0) + 1
+            return
+        self._completed[opcode] = self._completed.get(opcode, 0) + 1
+        if request.is_receive:
+            self._bytes_received += raw[_BYTE_LEN]
+        elif opcode == lib.IBV_WC_RDMA_READ:
+            self._bytes_received += request.length
+        elif opcode in (lib.IBV_WC_SEND, lib.IBV_WC_RDMA_WRITE):
+            self._bytes_sent += request.length
+
+
+# -- the trace ------------------------------------------------------------------------------------
+
+Record = tuple[object, str, int, int, int, int, int]
+"""Owner, operation, wr_id, bytes, status or -1, and when it was posted and ended."""
+
+
+class _Trace:
+    """The requests that have ended while a trace is on; see `begin_trace`."""
+
+    def __init__(self) -> None:
+        self.limit = self.lost = 0
+        self.records: list[Record] = []
+
+    def record(self, request: WorkRequest, raw: tuple[int, ...] | None) -> None:
+        if len(self.records) >= self.limit:
+            self.lost += 1
+            return
+        status = -1 if raw is None else raw[1]
+        size = raw[_BYTE_LEN] if raw and not status and request.is_receive else request.length
+        times = request._posted, monotonic_ns()
+        self.records.append(
+            (request._owner, request.operation, request.wr_id, size, status, *times)
+        )
+
+
+_trace = _Trace()
+
+
+def begin_trace(limit: int, /) -> None:
+    """Record the requests that are posted from now on, when they end. At most `limit` records wait
+    for `take_trace`. 0: record no more."""
+    _trace.limit = limit
+
+
+def take_trace() -> tuple[list[Record], int]:
+    """Return the records since the last call, and how many were lost because there was no room. The
+    times are nanoseconds of time.monotonic_ns()."""
+    records, _trace.records = _trace.records, []
+    lost, _trace.lost = _trace.lost, 0
+    return records, lost
 
 
 # -- the drain ------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 
 import errno
 import struct
+from collections.abc import Awaitable
 from threading import get_ident
 from typing import Any
 
@@ -228,6 +229,8 @@ class Port(_Port):
         """Whether requests may carry immediate data."""
         self.can_invalidate = False
         """Whether messages may invalidate an rkey."""
+        self.can_bind = False
+        """Whether windows may be bound."""
         self.has_pooled_receives = False
         """Whether its receives are pooled receives for messages, not the program's own."""
 
@@ -321,6 +324,24 @@ class Port(_Port):
         """Return None: this backend takes the general path."""
         return None
 
+    def compare_swap_value(self, remote: Any, compare: Any, swap: Any) -> Awaitable[int] | None:
+        """Return None: this backend takes the general path."""
+        return None
+
+    def fetch_add_value(self, remote: Any, add: Any) -> Awaitable[int] | None:
+        """Return None: this backend takes the general path."""
+        return None
+
+    def bind(
+        self, window: Any, memory: Any, access: Any, *, fence: Any = False
+    ) -> WorkRequest | None:
+        """Return None: this backend takes the general path."""
+        return None
+
+    def local_invalidate(self, window: Any, *, fence: Any = False) -> WorkRequest | None:
+        """Return None: this backend takes the general path."""
+        return None
+
     def ud_send(
         self, data: Any, peer: Any, *, immediate: Any = None, solicited: Any = False
     ) -> WorkRequest | None:
@@ -337,6 +358,17 @@ class Port(_Port):
         self, peer: object, handle: HandleBase, address_handle: int, qpn: int, qkey: int, /
     ) -> None:
         """Do nothing: this backend posts no datagrams."""
+
+    def ud_receive(self, buffer: Any) -> Any:
+        """Return None: this backend takes the general path."""
+        return None
+
+    def ud_receivev(self, parts: Any) -> Any:
+        """Return None: this backend takes the general path."""
+        return None
+
+    def set_senders(self, senders: object, /) -> None:
+        """Do nothing: this backend posts no receives of datagrams."""
 
     @deferring
     def receive(self, buffer: Any) -> WorkRequest | None:
@@ -370,6 +402,8 @@ class Port(_Port):
 
     def _read_read(self, remote: Any, memory: Any) -> _Plain | None:
         target = self._target(memory) if self._is_usable(self.ready and self.can_read) else None
+        if not getattr(remote, "length", 0):
+            return None  # the general path gives a READ of no bytes a part on iWARP
         return self._one_sided("RDMA_READ", _READ, target, remote)
 
     def _one_sided(
@@ -563,6 +597,16 @@ class ChainPort:
     def fetch_add(
         self, local: Any, remote: Any, add: Any, *, fence: Any = False
     ) -> WorkRequest | None:
+        """Return None: this backend takes the general path."""
+        return None
+
+    def bind(
+        self, window: Any, memory: Any, access: Any, *, fence: Any = False
+    ) -> WorkRequest | None:
+        """Return None: this backend takes the general path."""
+        return None
+
+    def local_invalidate(self, window: Any, *, fence: Any = False) -> WorkRequest | None:
         """Return None: this backend takes the general path."""
         return None
 

@@ -1,37 +1,51 @@
 """Chooses the backend, by the environment variable AIORDMA_BACKEND: `c` (the default) is the engine
-in C (`_native/engine/`), `python` is the same in Python (`python` and `python_ports`), for reading,
-comparing and debugging.
+in C (`_native/engine/`), `python` is the same in Python (`python`, `python_ports` and
+`python_arrivals`), for reading, comparing and debugging.
 
 Both have the same interface, which the Python modules document, and pass the same tests.
 """
 
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from aiordma._base.interrupts import deferring_steps
 from aiordma._native import c_backend
-from aiordma._requests import python, python_ports
+from aiordma._requests import python, python_arrivals, python_ports
 from aiordma._requests.python import BATCH, Entry, Holdable, RequestOwner
 
 __all__ = (
     "BACKEND",
+    "BACKENDS",
     "BATCH",
+    "ArrivalQueue",
+    "ArrivalView",
     "ChainPort",
+    "DatagramReceive",
     "Drain",
     "Entry",
     "Holdable",
     "InFlightTable",
     "OpenRequests",
+    "PooledReceives",
     "Port",
     "RequestOwner",
     "SharedPort",
     "WorkRequest",
+    "awaits_path",
+    "begin_trace",
     "calls_port",
+    "take_trace",
 )
 
 Function = TypeVar("Function")
+Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, Any]])
 
-BACKENDS = {"c": vars(c_backend), "python": {**vars(python), **vars(python_ports)}}
+BACKENDS = {
+    "c": vars(c_backend),
+    "python": {**vars(python), **vars(python_ports), **vars(python_arrivals)},
+}
 """The classes of each backend, by name."""
 
 
@@ -46,16 +60,35 @@ BACKEND = _backend_of_environment()
 """The name of the chosen backend."""
 
 if TYPE_CHECKING:
-    from aiordma._requests.python import Drain, InFlightTable, OpenRequests, WorkRequest
+    from aiordma._requests.python import (
+        Drain,
+        InFlightTable,
+        OpenRequests,
+        WorkRequest,
+        begin_trace,
+        take_trace,
+    )
+    from aiordma._requests.python_arrivals import (
+        ArrivalQueue,
+        ArrivalView,
+        DatagramReceive,
+        PooledReceives,
+    )
     from aiordma._requests.python_ports import ChainPort, Port, SharedPort
 else:
     InFlightTable = BACKENDS[BACKEND]["InFlightTable"]
     WorkRequest = BACKENDS[BACKEND]["WorkRequest"]
+    begin_trace = BACKENDS[BACKEND]["begin_trace"]
+    take_trace = BACKENDS[BACKEND]["take_trace"]
     OpenRequests = BACKENDS[BACKEND]["OpenRequests"]
     Drain = BACKENDS[BACKEND]["Drain"]
     Port = BACKENDS[BACKEND]["Port"]
     SharedPort = BACKENDS[BACKEND]["SharedPort"]
     ChainPort = BACKENDS[BACKEND]["ChainPort"]
+    PooledReceives = BACKENDS[BACKEND]["PooledReceives"]
+    ArrivalQueue = BACKENDS[BACKEND]["ArrivalQueue"]
+    ArrivalView = BACKENDS[BACKEND]["ArrivalView"]
+    DatagramReceive = BACKENDS[BACKEND]["DatagramReceive"]
 
 
 def calls_port(name: str) -> Callable[[Function], Function]:
@@ -66,5 +99,29 @@ def calls_port(name: str) -> Callable[[Function], Function]:
     def choose(method: Function) -> Function:
         chosen: Function = c_backend.method(name, method) if BACKEND == "c" else method
         return chosen
+
+    return choose
+
+
+def awaits_path(name: str) -> Callable[[Method], Method]:
+    """Decorate a coroutine method that changes state: a SIGINT is handled after it has reached its
+    next wait (`deferring_steps`). With the backend in C, the method `name` of `self._path` does
+    what is usual, and calls the decorated method for the rest.
+
+    An interrupt loses no byte there either: Python handles signals before the path's first step and
+    before it goes on after a wait. Behind its last step, this coroutine returns without such a
+    point.
+    """
+
+    def choose(method: Method) -> Method:
+        general = deferring_steps(method)
+        if BACKEND != "c":
+            return cast(Method, general)
+
+        @wraps(method)
+        async def run(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            return await getattr(self._path, name)(general, (self, *arguments), keywords)
+
+        return cast(Method, run)
 
     return choose

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from aiordma._base.errors import (
     AddressError,
+    DeviceRequirementError,
     NoDeviceError,
     RdmaConnectionError,
     RouteError,
@@ -16,6 +17,7 @@ from aiordma._base.errors import (
 )
 from aiordma._base.provider import (
     Provider,
+    Requirement,
     provider_of,
     rdma_core,
     real_devices_are_here,
@@ -37,7 +39,10 @@ _said: set[str] = set()
 
 
 async def with_device(
-    device: str, address: str, attempt: Callable[[Provider], Awaitable[Result]]
+    device: str,
+    address: str,
+    attempt: Callable[[Provider], Awaitable[Result]],
+    requirement: Requirement | None = None,
 ) -> Result:
     """Call `attempt` with the device's provider, and return its result.
 
@@ -53,12 +58,18 @@ async def with_device(
         attempt: the operation. If no device reaches the address, it must raise the original error:
             NoDeviceError, the VerbsCallError of the call that found no device (also as a cause), or
             an AddressError with `is_unreached`.
+        requirement: what the device must be; None: that of AIORDMA_REQUIRE. The attempt checks the
+            kind of a real device.
 
     Raises:
+        DeviceRequirementError: the requirement does not permit the software device.
         NoDeviceError: a real device is required by name, and there is no such device.
         Exception: the exception that the attempt raised.
     """
+    if requirement is None:
+        requirement = Requirement()
     wanted = wanted_device(device)
+    requirement.check_device(wanted)
     if wanted is not None:
         return await attempt(provider_of(wanted))
     loopback = ip_address(address.partition("%")[0]).is_loopback
@@ -69,6 +80,7 @@ async def with_device(
             if not _is_unreached(error):
                 raise
             why = str(error)
+        requirement.check_unreached(address, why)
         _log_once(
             logging.WARNING,
             "unreached",
@@ -76,12 +88,14 @@ async def with_device(
             f"serves it, and whatever else they do not reach ({why})",
         )
     elif loopback and real_devices_are_here():
+        requirement.check_unreached(address, "Linux does not route RDMA to a loopback address")
         _log_once(
             logging.INFO,
             "loopback",
             f"{address} is a loopback address, which the built-in software device serves",
         )
     else:
+        requirement.check_unreached(address, "this machine has no RDMA device")
         _log_once(
             logging.INFO,
             "none",
@@ -91,6 +105,8 @@ async def with_device(
 
 
 def _is_unreached(error: BaseException | None) -> bool:
+    if isinstance(error, DeviceRequirementError):
+        return False  # a device reaches the address, but is not permitted
     if isinstance(error, NoDeviceError) or (isinstance(error, AddressError) and error.is_unreached):
         return True
     if isinstance(error, AddressError | RouteError):

@@ -5,8 +5,9 @@ delivers the completions, arms the queues, and polls once more. The wr_id of a c
 entry.
 
 Queue pairs reserve their depth in a shared completion queue, so that no sequence of posts can
-overrun it. If the queue is full, the hub creates another one on the same channel. (Resizing is not
-an option, because iWARP devices cannot resize.) A queue has one completion vector and one size, so
+overrun it. If the queue is full, the hub creates another one on the same channel, as large as all
+others together: each drain polls every queue. (Resizing is not an option, because iWARP devices
+cannot resize.) A queue has one completion vector and one size, so
 queue pairs share it only if their options `comp_vector` and `cqe` are equal. Queues without
 reservations are destroyed, except for one of each vector, of the size that was reserved last. It is
 kept for the next connection.
@@ -27,6 +28,8 @@ from aiordma._native import ffi
 from aiordma._requests.pool import BufferPool
 from aiordma._requests.select import BATCH, Drain, Entry, InFlightTable
 from aiordma._runtime.async_events import Subscription, join_router
+from aiordma._runtime.device_statistics import HubCounters
+from aiordma._runtime.tracing import start_trace_of_environment
 from aiordma.verbs import (
     AsyncEvent,
     CompletionChannel,
@@ -121,6 +124,8 @@ class DeviceHub:
             int(ffi.cast("uintptr_t", self.channel.pointer)),
             self.in_flight,
         )
+        self.counters: HubCounters = HubCounters(context.device_name, self.steps)
+        self.counters.add_cache(self.pool.registrations)
         self._watchdog: Timer | None = None
         self._watchdog_delay = WATCHDOG_SECONDS
         self._delivered = 0
@@ -129,6 +134,7 @@ class DeviceHub:
 
     def start(self) -> None:
         """Watch the channel, and subscribe to the device's events."""
+        start_trace_of_environment()
         self.loop.watch(self.channel.fd, self._readable, hot=True)
         self._events = join_router(self.context, self.loop, self.handle_async_event)
         self.loop.watch(self.context.async_fd, self._async_readable)
@@ -193,7 +199,7 @@ class DeviceHub:
 
     async def _grow(self, entries: int, comp_vector: int, cqe: int | None) -> CompletionQueueShare:
         """Create another queue, and reserve entries in it."""
-        size = max(QUEUE_ENTRIES, entries) if cqe is None else cqe
+        size = max(self._next_size(), entries) if cqe is None else cqe
         # If the caller is cancelled, the next reservation uses the queue.
         queue = await in_thread(
             self.loop,
@@ -204,6 +210,11 @@ class DeviceHub:
         shared.reserved = entries  # before `take_unused` can run, in a callback
         self.drain()  # arms it
         return shared
+
+    def _next_size(self) -> int:
+        """Return the default size of another queue: that of all such queues together. Each drain
+        polls every queue, so there must not be one for each few connections."""
+        return max(QUEUE_ENTRIES, sum(known.queue.cqe for known in self._queues if not known.cqe))
 
     def free(self, shared: CompletionQueueShare, entries: int) -> None:
         """Give reserved entries back. `take_unused` then removes unused queues."""
@@ -422,6 +433,7 @@ class DeviceHub:
             self._events.leave()
         # Destroying a queue blocks until all of its events are acknowledged.
         self.drain()
+        self.counters.end()
 
     def close(self) -> None:
         """Destroy all objects, even if one fails. Every queue pair must have been destroyed."""

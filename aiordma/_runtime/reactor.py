@@ -248,6 +248,7 @@ class Reactor:
                 def keep(hub: DeviceHub) -> None:
                     hub.start()
                     self._hubs[key] = hub
+                    logger.info("this event loop uses the device %s", hub.context.device_name)
 
                 with self.retained():
                     hub = await in_thread(

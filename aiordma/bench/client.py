@@ -6,23 +6,30 @@ awaits each one.
 
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from mmap import mmap
+from typing import Any
 
 import anyio
+import anyio.abc
 
 from aiordma import (
     Connection,
     ConnectionKeywords,
     Datagram,
+    LocalMemory,
     MemorySlice,
+    Opening,
     RemoteMemory,
     WorkRequest,
     connect,
     open_datagram,
 )
+from aiordma.bench.conditions import Conditions
 from aiordma.bench.meter import Measurement, Meter
+from aiordma.bench.mistakes import first_error
 from aiordma.bench.timing import (
     deadline,
     one_by_one,
@@ -38,10 +45,21 @@ SETTLE_SECONDS = 0.05
 """Delay before the first message, in which the server posts its receives. An earlier message would
 end the connection on a device without receiver-not-ready (siw), and be retried on others."""
 
+FAR = 1 << 63
+"""A deadline that never comes."""
+
+BOTH_RECEIVES = 512
+"""Receives that the client posts if the server sends, too: as many as the server posts."""
+
+DATAGRAM_INLINE = 64
+"""aiordma's default of `max_inline_data`."""
+
+USUAL = Conditions()
+
 LOST_SECONDS = 0.5
 """Seconds after which a datagram without an answer counts as lost."""
 
-Drive = Callable[[int, Meter], Awaitable[None]]
+Drive = Callable[[int, Meter], Coroutine[Any, Any, None]]
 
 
 async def measure(
@@ -53,6 +71,7 @@ async def measure(
     device: str = "auto",
     timed: bool = True,
     warm_up: float | None = None,
+    conditions: Conditions = USUAL,
 ) -> Measurement:
     """Measure a workload with a server of `serve`.
 
@@ -66,29 +85,100 @@ async def measure(
             operations, which saves reading the clock twice for each.
         warm_up: seconds for which the workload runs before the measurement; None: a tenth of
             `seconds`.
+        conditions: the number of iterations, which replaces `seconds`, and others.
+
+    Raises:
+        ValueError: a condition cannot apply to the workload.
     """
-    if work.operation == "datagrams":
-        local = _address_towards(host)
-        async with await open_datagram(local, device=device, receive_buffers=256) as datagrams:
-            return await _run(await _datagrams(datagrams, host, port, work), work, seconds, warm_up)
-    connection = await connect(
-        host, port, device=device, private_data=work.pack(), **_options(work)
-    )
-    async with connection:
-        await anyio.sleep(SETTLE_SECONDS)
-        return await _run(await _prepare(connection, work, timed), work, seconds, warm_up)
+    conditions.check([work])
+    async with AsyncExitStack() as stack:
+        if work.operation == "datagrams":
+            drives = [
+                await _datagrams(
+                    await stack.enter_async_context(
+                        _open_datagrams(host, device, work, conditions)
+                    ),
+                    *(host, port, work),
+                )
+                for _ in range(conditions.queue_pairs)
+            ]
+        else:
+            options = _options(work)
+            if conditions.tos is not None:
+                options["tos"] = conditions.tos
+            connections = [
+                await stack.enter_async_context(
+                    connect(host, port, device=device, private_data=work.pack(), **options)
+                )
+                for _ in range(conditions.queue_pairs)
+            ]
+            await anyio.sleep(SETTLE_SECONDS)
+            timed = timed or conditions.iterations is not None
+            drives = [await _prepare(each, work, timed) for each in connections]
+        return await _run(drives, work, seconds, warm_up, conditions)
 
 
-async def _run(drive: Drive, work: Workload, seconds: float, warm_up: float | None) -> Measurement:
-    await drive(deadline(seconds / 10 if warm_up is None else warm_up), Meter("", work.size))
-    meter = Meter(work.name, work.size)
-    until = deadline(seconds)
+async def _run(
+    drives: list[Drive],
+    work: Workload,
+    seconds: float,
+    warm_up: float | None,
+    conditions: Conditions,
+) -> Measurement:
+    iterations, count = conditions.iterations, len(drives)
+    first = seconds / 10 if warm_up is None else warm_up
+    if iterations is None:
+        await _drive(drives, deadline(first), Meter("", work.size))
+    else:
+        await _drive(drives, FAR, Meter("", work.size, max(work.depth, iterations // 10)))
+    meter = Meter(work.name if count == 1 else f"{work.name}/qp{count}", work.size, iterations)
+    until = deadline(seconds) if iterations is None else FAR
     with meter:
-        await drive(until, meter)
+        await _drive(drives, until, meter)
     return meter.result()
 
 
+@asynccontextmanager
+async def _tasks() -> AsyncIterator[anyio.abc.TaskGroup]:
+    """A task group that raises its first error itself, not in a group."""
+    try:
+        async with anyio.create_task_group() as group:
+            yield group
+    except BaseExceptionGroup as errors:
+        raise first_error(errors) from None
+
+
+async def _drive(drives: list[Drive], until: int, meter: Meter) -> None:
+    """Run the drives at the same time, with one meter."""
+    if len(drives) == 1:
+        await drives[0](until, meter)
+        return
+    async with _tasks() as group:
+        for drive in drives:
+            group.start_soon(drive, until, meter)
+
+
 def _options(work: Workload) -> ConnectionKeywords:
+    options = _sizes(work)
+    if work.inline is not None:
+        options["max_inline_data"] = work.inline
+    return options
+
+
+def _open_datagrams(
+    host: str, device: str, work: Workload, conditions: Conditions
+) -> Opening[Datagram]:
+    return open_datagram(
+        _address_towards(host),
+        device=device,
+        receive_buffers=256,
+        max_inline_data=DATAGRAM_INLINE if work.inline is None else work.inline,
+        gid_index=conditions.gid_index,
+        service_level=conditions.service_level,
+    )
+
+
+def _sizes(work: Workload) -> ConnectionKeywords:
     depth = work.depth
     if work.is_one_sided:
         return ConnectionKeywords(
@@ -103,6 +193,8 @@ def _options(work: Workload) -> ConnectionKeywords:
             receive_buffers=2 * depth + 2, receive_size=work.size, max_send_wr=depth + 1
         )
     receives = depth if work.operation == "echo" else 1
+    if work.both:
+        receives = max(BOTH_RECEIVES, 2 * depth)
     return ConnectionKeywords(
         receive_buffers=0,
         max_recv_wr=receives,
@@ -118,12 +210,15 @@ async def _prepare(connection: Connection, work: Workload, timed: bool) -> Drive
     if work.operation == "echo":
         memory = connection.register(bytearray(2 * work.size * work.depth))
         if work.depth == 1:
-            return partial(_echo, connection, memory[: work.size], memory[work.size :])
+            ours = bytes(work.size) if work.is_inline else memory[: work.size]
+            return partial(_echo, connection, ours, memory[work.size :])
         return partial(_echo_window, connection, work, memory[:])
     # Page-aligned, so that each packet's payload spans as few pages as possible.
     memory = connection.register(mmap(-1, work.size))
-    local = memory[:]
+    local: LocalMemory = bytes(work.size) if work.is_inline else memory[:]
     post: Callable[[], WorkRequest]
+    if work.both:
+        return _both(connection, work, local)
     if work.operation in ("send", "views"):
         post = partial(connection.post_send, local)
     else:
@@ -132,7 +227,7 @@ async def _prepare(connection: Connection, work: Workload, timed: bool) -> Drive
         if work.operation == "chain":
             return partial(_chains, connection, work, local, remote)
         if work.operation == "read":
-            post = partial(connection.post_read, remote, local)
+            post = partial(connection.post_read, remote, memory[:])
         else:
             post = partial(connection.post_write, local, remote)
     if work.depth == 1:
@@ -141,11 +236,13 @@ async def _prepare(connection: Connection, work: Workload, timed: bool) -> Drive
 
 
 async def _echo(
-    connection: Connection, ours: MemorySlice, place: MemorySlice, until: int, meter: Meter
+    connection: Connection, ours: LocalMemory, place: MemorySlice, until: int, meter: Meter
 ) -> None:
     post_recv, post_send, samples = connection.post_recv, connection.post_send, meter.samples
     before = perf_counter_ns()
-    while before < until:
+    for _ in meter.turns():
+        if before >= until:
+            break
         answer = post_recv(place)
         sent = post_send(ours)
         await answer
@@ -160,29 +257,30 @@ async def _echo_window(
 ) -> None:
     size, samples = work.size, meter.samples
     post_recv, post_send = connection.post_recv, connection.post_send
-    window: deque[tuple[int, MemorySlice, MemorySlice, WorkRequest, WorkRequest]] = deque()
+    window: deque[tuple[int, LocalMemory, MemorySlice, WorkRequest, WorkRequest]] = deque()
 
-    def start(ours: MemorySlice, place: MemorySlice) -> None:
+    def start(ours: LocalMemory, place: MemorySlice) -> None:
         window.append((perf_counter_ns(), ours, place, post_recv(place), post_send(ours)))
 
     for i in range(work.depth):
         at = 2 * i * size
-        start(memory[at : at + size], memory[at + size : at + 2 * size])
-    now = 0
+        to_send = bytes(size) if work.is_inline else memory[at : at + size]
+        start(to_send, memory[at + size : at + 2 * size])
+    turns = meter.turns(work.depth)
     while window:
         began, ours, place, answer, sent = window.popleft()
         await answer
         await sent
         now = perf_counter_ns()
         samples.append(now - began)
-        if now < until:
+        if now < until and next(turns, False):
             start(ours, place)
 
 
 async def _messages(connection: Connection, work: Workload, until: int, meter: Meter) -> None:
     payload, samples = bytes(work.size), meter.samples
     began: deque[int] = deque()
-    now = 0
+    turns = meter.turns(work.depth)
     for _ in range(work.depth):
         began.append(perf_counter_ns())
         await connection.send(payload)
@@ -190,7 +288,7 @@ async def _messages(connection: Connection, work: Workload, until: int, meter: M
         await connection.receive()
         now = perf_counter_ns()
         samples.append(now - began.popleft())
-        if now < until:
+        if now < until and next(turns, False):
             began.append(now)
             await connection.send(payload)
 
@@ -198,7 +296,7 @@ async def _messages(connection: Connection, work: Workload, until: int, meter: M
 async def _chains(
     connection: Connection,
     work: Workload,
-    local: MemorySlice,
+    local: LocalMemory,
     remote: RemoteMemory,
     until: int,
     meter: Meter,
@@ -215,13 +313,36 @@ async def _chains(
 
     for _ in range(work.depth // length):
         post()
+    turns = meter.turns(work.depth // length * length, length)
     while chains:
         requests = chains.popleft()
         for request in requests:
             await request
         meter.count += len(requests)
-        if perf_counter_ns() < until:
+        if perf_counter_ns() < until and next(turns, False):
             post()
+
+
+def _both(connection: Connection, work: Workload, local: LocalMemory) -> Drive:
+    """Return a drive that sends while the server sends, too, and counts the messages of both."""
+    place = connection.register(mmap(-1, work.size))[:]
+    post_recv = connection.post_recv
+    receives = deque(post_recv(place) for _ in range(connection.options.max_recv_wr))
+
+    async def take(meter: Meter) -> None:
+        while True:
+            await receives[0]  # a cancelled drive leaves it to the next one
+            receives.popleft()
+            receives.append(post_recv(place))
+            meter.received += 1
+
+    async def drive(until: int, meter: Meter) -> None:
+        async with _tasks() as group:
+            group.start_soon(take, meter)
+            await timed_pipeline(partial(connection.post_send, local), work.depth, until, meter)
+            group.cancel_scope.cancel()
+
+    return drive
 
 
 async def _datagrams(datagrams: Datagram, host: str, port: int, work: Workload) -> Drive:
@@ -231,7 +352,7 @@ async def _datagrams(datagrams: Datagram, host: str, port: int, work: Workload) 
     async def drive(until: int, meter: Meter) -> None:
         # A late answer is matched to a newer datagram: a sample is the time until some answer.
         began: deque[int] = deque()
-        now = 0
+        now, turns = 0, meter.turns(work.depth)
         for _ in range(work.depth):
             began.append(perf_counter_ns())
             await datagrams.send(payload, server)
@@ -240,7 +361,7 @@ async def _datagrams(datagrams: Datagram, host: str, port: int, work: Workload) 
                 await datagrams.receive()
                 now = perf_counter_ns()
                 meter.samples.append(now - began.popleft())
-                if now < until:
+                if now < until and next(turns, False):
                     began.append(now)
                     await datagrams.send(payload, server)
                 continue

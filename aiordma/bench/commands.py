@@ -13,15 +13,17 @@ from rich.progress import Progress
 
 from aiordma import RdmaError
 from aiordma.bench.client import measure
+from aiordma.bench.conditions import MTU_REFUSED, Conditions
 from aiordma.bench.loops import LOOPS, SPIN, run
 from aiordma.bench.meter import Measurement
+from aiordma.bench.mistakes import reporting
 from aiordma.bench.processes import serving
 from aiordma.bench.server import serve
 from aiordma.bench.table import Failure, table_of
 from aiordma.bench.tcp import measure_protocol, measure_streams
 from aiordma.bench.workload import OPERATIONS, Workload
 
-__all__ = ("main",)
+__all__ = ("bench",)
 
 PORT = 7474
 USUAL = tuple(name for name in OPERATIONS if name != "chain")
@@ -46,19 +48,35 @@ Polling = Annotated[
 ]
 Spin = Annotated[float, typer.Option(help="Microseconds of that, at most.", min=0, max=1e6)]
 Tcp = Annotated[bool, typer.Option(help="Compare with asyncio over TCP.")]
+Iterations = Annotated[
+    int | None,
+    typer.Option(
+        "--iters", "-n", help="Operations of each queue pair, instead of --seconds.", min=1
+    ),
+]
+QueuePairs = Annotated[
+    int, typer.Option("--qp", "-q", help="Queue pairs that run each row at the same time.")
+]
+Both = Annotated[
+    bool,
+    typer.Option("--bidirectional", "-b", help="The server sends, too; send only."),
+]
+Inline = Annotated[
+    int | None,
+    typer.Option("--inline_size", "-I", help="Bytes: the longest message that is posted inline."),
+]
+PathMtu = Annotated[
+    int | None, typer.Option("--mtu", "-m", help="Refused: rdma_cm determines the path MTU.")
+]
+GidIndex = Annotated[
+    int | None, typer.Option("--gid-index", "-x", help="Of datagrams; rdma_cm chooses others.")
+]
+ServiceLevel = Annotated[int | None, typer.Option("--sl", "-S", help="Of datagrams.")]
+Tos = Annotated[int | None, typer.Option("--tos", "-T", help="Of connections: type of service.")]
+Cm = Annotated[
+    bool, typer.Option("--rdma_cm", "-R", help="Accepted: connections always use rdma_cm.")
+]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the rows to this file, too.")]
-
-
-def main() -> None:
-    """Run the command `aiordma`."""
-    app = typer.Typer(
-        no_args_is_help=True,
-        add_completion=False,
-        rich_markup_mode=None,
-        help="RDMA for asyncio and trio.",
-    )
-    app.add_typer(bench, name="bench")
-    app(prog_name="aiordma")
 
 
 @bench.command()
@@ -74,12 +92,26 @@ def local(
     spin: Spin = SPIN * 1e6,
     tcp: Tcp = True,
     file: Json = None,
+    iterations: Iterations = None,
+    queue_pairs: QueuePairs = 1,
+    both: Both = False,
+    inline: Inline = None,
+    mtu: PathMtu = None,
+    gid_index: GidIndex = None,
+    service_level: ServiceLevel = None,
+    tos: Tos = None,
+    rdma_cm: Cm = True,
 ) -> None:
     """Run server and client on this machine, in two processes."""
-    works = _works(operation, size, depth)
+    conditions = Conditions(iterations, queue_pairs, tos, gid_index, service_level)
+    works = _works(operation, size, depth, both=both, inline=inline)
+    _check(conditions, works, mtu)
     seconds_of_polling = spin / 1e6 if polling else 0.0
-    with serving(host, loop=loop, spin=seconds_of_polling, device=device) as ports:
-        tasks = _over_rdma(works, host, ports.rdma, seconds, device)
+    with (
+        reporting(),
+        serving(host, loop=loop, spin=seconds_of_polling, device=device) as ports,
+    ):
+        tasks = _over_rdma(works, host, ports.rdma, seconds, device, conditions)
         if tcp and loop != "trio":
             tasks += _over_tcp(works, host, ports.streams, ports.protocol, seconds)
         _report(f"on {host}, loop {loop}", tasks, loop, seconds_of_polling, file)
@@ -101,7 +133,8 @@ def server(
 
     try:
         served = partial(serve, bind, port, announce, device=device)
-        run(served, loop=loop, spin=spin / 1e6 if polling else 0.0)
+        with reporting():
+            run(served, loop=loop, spin=spin / 1e6 if polling else 0.0)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 
@@ -120,10 +153,21 @@ def client(
     spin: Spin = SPIN * 1e6,
     tcp: Tcp = True,
     file: Json = None,
+    iterations: Iterations = None,
+    queue_pairs: QueuePairs = 1,
+    both: Both = False,
+    inline: Inline = None,
+    mtu: PathMtu = None,
+    gid_index: GidIndex = None,
+    service_level: ServiceLevel = None,
+    tos: Tos = None,
+    rdma_cm: Cm = True,
 ) -> None:
     """Measure with a server on another machine."""
-    works = _works(operation, size, depth)
-    tasks = _over_rdma(works, host, port, seconds, device)
+    conditions = Conditions(iterations, queue_pairs, tos, gid_index, service_level)
+    works = _works(operation, size, depth, both=both, inline=inline)
+    _check(conditions, works, mtu)
+    tasks = _over_rdma(works, host, port, seconds, device, conditions)
     if tcp and loop != "trio":
         tasks += _over_tcp(works, host, port + 1, port + 2, seconds)
     _report(f"with {host}, loop {loop}", tasks, loop, spin / 1e6 if polling else 0.0, file)
@@ -133,12 +177,20 @@ Task = tuple[str, Callable[[], Coroutine[Any, Any, Measurement]]]
 
 
 def _works(
-    operations: list[str] | None, sizes: list[int] | None, depths: list[int] | None
+    operations: list[str] | None,
+    sizes: list[int] | None,
+    depths: list[int] | None,
+    *,
+    both: bool,
+    inline: int | None,
 ) -> list[Workload]:
+    usual = ("send",) if both else USUAL
+    if inline is not None:
+        usual = tuple(name for name in usual if name != "read")
     try:
         works = [
-            Workload(*each)
-            for each in product(operations or USUAL, sizes or (64, 65536), depths or (1, 16))
+            Workload(*each, both=both, inline=inline)
+            for each in product(operations or usual, sizes or (64, 65536), depths or (1, 16))
         ]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
@@ -149,12 +201,26 @@ def _works(
     ]
 
 
+def _check(conditions: Conditions, works: list[Workload], mtu: int | None) -> None:
+    """Refuse what cannot apply, before anything is measured."""
+    if mtu is not None:
+        raise typer.BadParameter(MTU_REFUSED)
+    try:
+        conditions.check(works)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 def _over_rdma(
-    works: list[Workload], host: str, port: int, seconds: float, device: str
+    works: list[Workload],
+    host: str,
+    port: int,
+    seconds: float,
+    device: str,
+    conditions: Conditions,
 ) -> list[Task]:
-    return [
-        (work.name, partial(measure, host, port, work, seconds, device=device)) for work in works
-    ]
+    settings: dict[str, Any] = {"device": device, "conditions": conditions}
+    return [(work.name, partial(measure, host, port, work, seconds, **settings)) for work in works]
 
 
 def _over_tcp(

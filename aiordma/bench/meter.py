@@ -3,7 +3,9 @@
 import resource
 import time
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, Self
 
 from aiordma.bench.statistics import percentile
@@ -100,8 +102,11 @@ class Measurement:
 class Meter:
     """Measures a `with` block, which appends to `samples` or sets `count`."""
 
-    def __init__(self, name: str, size: int) -> None:
+    def __init__(self, name: str, size: int, iterations: int | None = None) -> None:
         self.name = name
+        self.iterations = iterations
+        self.received = 0
+        """Messages from the peer, which count in addition to the samples."""
         self.size = size
         self.samples: array[int] = array("Q")
         self.count = 0
@@ -120,13 +125,20 @@ class Meter:
         self._cpu = time.process_time() - self._cpu
         self._slept = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - self._slept
 
+    def turns(self, started: int = 0, each: int = 1) -> Iterator[bool]:
+        """Return an iterator with an element for each further start of `each` operations, after
+        `started` ones: as many as the iterations permit, else without end."""
+        if self.iterations is None:
+            return repeat(True)
+        return repeat(True, -(-max(0, self.iterations - started) // each))
+
     def result(self) -> Measurement:
         """Return the measurement of the block.
 
         Raises:
             ValueError: the block completed no operation.
         """
-        count = self.count or len(self.samples)
+        count = (self.count or len(self.samples)) + self.received
         if not count:
             raise ValueError(f"{self.name}: not one operation in the time that there was")
         return Measurement(

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from aiordma.bench.loops import SPIN, run
+from aiordma.bench.mistakes import ServerEndedError, reporting
 from aiordma.bench.server import serve
 
 __all__ = ("Ports", "announcing", "main", "serving")
@@ -38,7 +39,7 @@ def main(settings: str) -> None:
     def announce(*ports: int) -> None:
         print(json.dumps(ports), flush=True)
 
-    with suppress(KeyboardInterrupt):
+    with reporting(), suppress(KeyboardInterrupt):
         run(partial(serve, announce=announce, **given), loop=loop, spin=spin)
 
 
@@ -49,7 +50,7 @@ def serving(
     """Run a server on this machine during the block.
 
     Raises:
-        RuntimeError: the server did not start. Its own messages are on standard error.
+        ServerEndedError: the server did not start. Its own messages are on standard error.
     """
     settings = {"host": host, "port": 0, "device": device, "loop": loop, "spin": spin}
     with announcing([sys.executable, "-c", WORDS, json.dumps(settings)]) as (ports, pid):
@@ -63,14 +64,15 @@ def announcing(words: list[str]) -> Iterator[tuple[Any, int]]:
     of that line, and the process's pid.
 
     Raises:
-        RuntimeError: the program ended without the line. Its own messages are on standard error.
+        ServerEndedError: the program ended without the line. Its own messages are on standard
+            error.
     """
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
-                raise RuntimeError(f"the benchmark's server ended with status {process.wait()}")
+                raise ServerEndedError(f"the benchmark's server ended with status {process.wait()}")
             yield json.loads(line), process.pid
         finally:
             process.terminate()

@@ -32,6 +32,9 @@ logger: logging.Logger = logging.getLogger("aiordma")
 RECEIVES = 512
 """Receives posted for a workload without answers: as many as perftest posts."""
 
+VIEWED_BYTES = 2 << 20
+"""Blocks for a workload of views, unless more of them are in flight: what a cache holds."""
+
 MOST_BYTES = 1 << 30
 """Limit of the memory for one client: the client chooses sizes, and must not exhaust the server."""
 
@@ -81,6 +84,8 @@ async def _serve_one(request: ConnectionRequest) -> None:
                 await _echo_messages(connection)
             elif work.operation == "views":
                 await _take_views(connection)
+            elif work.both:
+                await _exchange(connection, work)
             else:
                 await _take(connection, work)
     except DisconnectedError:
@@ -98,11 +103,18 @@ def _memory(work: Workload) -> int:
     if work.operation == "messages":
         return work.size * _message_receives(work.depth)
     if work.operation == "views":
-        return work.size * _taken_receives(work.depth)
+        return work.size * _view_receives(work)
     return work.size
 
 
 def _options(work: Workload) -> ConnectionKeywords:
+    options = _sizes(work)
+    if work.inline is not None:
+        options["max_inline_data"] = work.inline
+    return options
+
+
+def _sizes(work: Workload) -> ConnectionKeywords:
     depth = work.depth
     if work.is_one_sided:
         return ConnectionKeywords(receive_buffers=2, receive_size=64, max_send_wr=2)
@@ -120,12 +132,12 @@ def _options(work: Workload) -> ConnectionKeywords:
         )
     if work.operation == "views":
         return ConnectionKeywords(
-            receive_buffers=_taken_receives(depth), receive_size=work.size, max_send_wr=2
+            receive_buffers=_view_receives(work), receive_size=work.size, max_send_wr=2
         )
     return ConnectionKeywords(
         receive_buffers=0,
         max_recv_wr=_taken_receives(depth),
-        max_send_wr=2,
+        max_send_wr=depth + 1 if work.both else 2,
         max_send_sge=1,
         max_recv_sge=1,
     )
@@ -137,6 +149,14 @@ def _taken_receives(depth: int) -> int:
 
 def _message_receives(depth: int) -> int:
     return 2 * depth + 2
+
+
+def _view_receives(work: Workload) -> int:
+    # A sender can be far ahead of the server: iWARP ends a connection that has no receive left.
+    # Large messages come slowly, and many blocks of them miss the processor's cache
+    # (docs/performance.md).
+    enough = _message_receives(work.depth)
+    return max(enough, min(_taken_receives(work.depth), VIEWED_BYTES // work.size))
 
 
 def _echo_receives(depth: int) -> int:
@@ -161,10 +181,11 @@ async def _echo(connection: Connection, work: Workload) -> None:
     post_recv, post_send = connection.post_recv, connection.post_send
     receives = deque((place, post_recv(place)) for place in places)
     sends: deque[tuple[MemorySlice, WorkRequest]] = deque()
+    plain = bytes(size) if work.is_inline else None
     while True:
         place, arrival = receives.popleft()
         await arrival
-        sends.append((place, post_send(place)))
+        sends.append((place, post_send(plain if plain is not None else place)))
         if len(sends) > depth:
             place, answer = sends.popleft()
             await answer
@@ -186,12 +207,49 @@ async def _take_views(connection: Connection) -> None:
 async def _take(connection: Connection, work: Workload) -> None:
     # All receives share one buffer, because its contents are not used.
     region = await connection.register_in_thread(mmap(-1, work.size))
-    place = region[:]
+    await _keep_taking(connection, region[:], lambda: None)
+
+
+async def _keep_taking(
+    connection: Connection, place: MemorySlice, on_first: Callable[[], None]
+) -> None:
     post_recv = connection.post_recv
     receives = deque(post_recv(place) for _ in range(connection.options.max_recv_wr))
+    await receives.popleft()
+    on_first()
     while True:
-        await receives.popleft()
         receives.append(post_recv(place))
+        await receives.popleft()
+
+
+async def _exchange(connection: Connection, work: Workload) -> None:
+    """Receive, and send in the same way from the first message on: on iWARP, the accepting side
+    must not send before."""
+    place = (await connection.register_in_thread(mmap(-1, work.size)))[:]
+    memory = (await connection.register_in_thread(mmap(-1, work.size)))[:]
+    ours = bytes(work.size) if work.is_inline else memory
+
+    async def send() -> None:
+        window = deque(connection.post_send(ours) for _ in range(work.depth))
+        try:
+            while True:
+                await window[0]
+                window.popleft()
+                window.append(connection.post_send(ours))
+        except RdmaError:
+            pass  # the end of the connection, which ends the receives, too
+        finally:
+            for request in window:
+                request.add_done_callback(WorkRequest.exception)  # expected to be flushed
+
+    async with anyio.create_task_group() as group:
+
+        def answer() -> None:
+            group.start_soon(send)
+
+        with suppress(RdmaError):
+            await _keep_taking(connection, place, answer)
+        group.cancel_scope.cancel()
 
 
 async def _answer_datagrams(

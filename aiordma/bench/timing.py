@@ -19,10 +19,13 @@ def deadline(seconds: float) -> int:
 
 
 async def one_by_one(start: Callable[[], Awaitable[Any]], until: int, meter: Meter) -> None:
-    """Start an operation, await it and record its time; repeat until the deadline."""
+    """Start an operation, await it and record its time; repeat until the deadline, or for the
+    meter's iterations."""
     samples = meter.samples
     before = perf_counter_ns()
-    while before < until:
+    for _ in meter.turns():
+        if before >= until:
+            break
         await start()
         now = perf_counter_ns()
         samples.append(now - before)
@@ -48,11 +51,14 @@ async def pipelined(
 async def timed_pipeline(
     start: Callable[[], Awaitable[Any]], depth: int, until: int, meter: Meter
 ) -> None:
-    """As `pipelined`, and record the time of each, from its start until its await returned."""
+    """As `pipelined`, and record the time of each, from its start until its await returned.
+    Ends with the meter's iterations, too."""
     samples = meter.samples
     window = deque((perf_counter_ns(), start()) for _ in range(depth))
     now = 0
-    while now < until:
+    for _ in meter.turns(depth):
+        if now >= until:
+            break
         began, operation = window.popleft()
         await operation
         now = perf_counter_ns()

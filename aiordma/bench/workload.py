@@ -19,6 +19,18 @@ views: as send; the server receives by `receive_view`.
 
 MOST_BYTES = 1 << 30
 MOST_DEPTH = 4096
+MOST_INLINE = 4096
+
+_ANSWERED = "has messages in both directions already"
+_WHY_NOT_BOTH = {
+    **dict.fromkeys(
+        ("read", "write", "chain"),
+        "completes on one side only, so that side alone can count it: run `aiordma bench server` "
+        "and `client` on both machines at the same time, or use -o send",
+    ),
+    "views": "receives on the server only: use -o send",
+}
+"""Why an operation cannot be bidirectional."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +41,19 @@ class Workload:
         operation: one of OPERATIONS.
         size: bytes of each operation.
         depth: how many operations are in flight at a time.
+        both: the server sends to the client in the same way, at the same time; send only.
+        inline: the largest message that both sides post inline, in bytes; None: none of registered
+            memory, and aiordma's default for plain bytes.
     """
 
     operation: str
     size: int
     depth: int = 1
+    both: bool = False
+    inline: int | None = None
 
-    WIRE: ClassVar[struct.Struct] = struct.Struct("!4sBxHI")
-    MAGIC: ClassVar[bytes] = b"abm1"
+    WIRE: ClassVar[struct.Struct] = struct.Struct("!4sB?HIi")
+    MAGIC: ClassVar[bytes] = b"abm2"
 
     def __post_init__(self) -> None:
         if self.operation not in OPERATIONS:
@@ -45,12 +62,24 @@ class Workload:
             raise ValueError(f"size={self.size} is not in 1..{MOST_BYTES}")
         if not 1 <= self.depth <= MOST_DEPTH:
             raise ValueError(f"depth={self.depth} is not in 1..{MOST_DEPTH}")
+        if self.inline is not None and not 0 <= self.inline <= MOST_INLINE:
+            raise ValueError(f"-I {self.inline} is not in 0..{MOST_INLINE}")
+        if self.inline is not None and self.operation == "read":
+            raise ValueError("-I: a READ sends no data that could be inline: choose others with -o")
+        if self.both and self.operation != "send":
+            raise ValueError(f"-b: {self.operation} {_WHY_NOT_BOTH.get(self.operation, _ANSWERED)}")
 
     @property
     def name(self) -> str:
         """The name of the row in the table: operation/size, with /window and the depth above 1."""
         name = f"{self.operation}/{self.size}"
-        return name if self.depth == 1 else f"{name}/window{self.depth}"
+        name = name if self.depth == 1 else f"{name}/window{self.depth}"
+        return f"{name}/both" if self.both else name
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether operations that would send registered memory send plain bytes, inline."""
+        return self.inline is not None and self.size <= self.inline
 
     @property
     def is_one_sided(self) -> bool:
@@ -59,7 +88,9 @@ class Workload:
 
     def pack(self) -> bytes:
         """Return the workload as private data of the connection request."""
-        return self.WIRE.pack(self.MAGIC, OPERATIONS.index(self.operation), self.depth, self.size)
+        number = OPERATIONS.index(self.operation)
+        inline = -1 if self.inline is None else self.inline
+        return self.WIRE.pack(self.MAGIC, number, self.both, self.depth, self.size, inline)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
@@ -70,7 +101,7 @@ class Workload:
         """
         if len(data) < cls.WIRE.size or not data.startswith(cls.MAGIC):
             raise ValueError("no benchmark's client of this version")
-        _, number, depth, size = cls.WIRE.unpack_from(data)
+        _, number, both, depth, size, inline = cls.WIRE.unpack_from(data)
         if number >= len(OPERATIONS):
             raise ValueError(f"operation {number} is not known here")
-        return cls(OPERATIONS[number], size, depth)
+        return cls(OPERATIONS[number], size, depth, both, None if inline < 0 else inline)

@@ -1,4 +1,4 @@
-"""The command `aiordma`: checks that its dependencies are installed, and runs the benchmark."""
+"""The command `aiordma`: checks that its dependencies are installed, and runs it."""
 
 import runpy
 import sys
@@ -10,12 +10,14 @@ NEEDS = ("typer", "rich")
 
 
 def main() -> None:
-    """Run the command, or exit with a message that names the missing packages."""
+    """Run the command, or exit with status 2 and a message that names the missing packages."""
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
-        sys.exit(
+        print(
             f"aiordma: the command needs {' and '.join(missing)}: pip install 'aiordma[cli]'\n"
-            "(the library itself does not)"
+            "(the library itself does not)",
+            file=sys.stderr,
         )
+        sys.exit(2)
     # By name, so that importing this module needs neither package.
-    runpy.run_module("aiordma.bench.commands")["main"]()
+    runpy.run_module("aiordma.cli.commands")["main"]()

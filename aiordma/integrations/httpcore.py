@@ -98,11 +98,14 @@ class StreamBackend(httpcore.AsyncNetworkBackend):
     """A network backend of httpcore that connects RDMA streams.
 
     Args:
-        device, options: as of `aiordma.streams.connect_stream`.
+        device, require, options: as of `aiordma.streams.connect_stream`.
     """
 
-    def __init__(self, device: str = "auto", **options: Unpack[StreamOptions]) -> None:
+    def __init__(
+        self, device: str = "auto", require: str | None = None, **options: Unpack[StreamOptions]
+    ) -> None:
         self._device = device
+        self._require = require
         self._options = options
 
     async def connect_tcp(
@@ -134,6 +137,7 @@ class StreamBackend(httpcore.AsyncNetworkBackend):
                 source=source,
                 timeout=timeout,
                 device=self._device,
+                require=self._require,
                 **self._options,
             )
         return _NetworkStream(stream, stream)
@@ -157,7 +161,7 @@ class StreamTransport(httpx.AsyncHTTPTransport):
     Args:
         verify: as of httpx.AsyncHTTPTransport.
         http2: as of httpx.AsyncHTTPTransport.
-        device, options: as of `aiordma.streams.connect_stream`.
+        device, require, options: as of `aiordma.streams.connect_stream`.
     """
 
     def __init__(
@@ -166,11 +170,12 @@ class StreamTransport(httpx.AsyncHTTPTransport):
         verify: ssl.SSLContext | bool = True,
         http2: bool = False,
         device: str = "auto",
+        require: str | None = None,
         **options: Unpack[StreamOptions],
     ) -> None:
         super().__init__(verify=verify, http2=http2)
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=httpx.create_ssl_context(verify=verify),
             http2=http2,
-            network_backend=StreamBackend(device, **options),
+            network_backend=StreamBackend(device, require, **options),
         )

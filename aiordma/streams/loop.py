@@ -112,6 +112,24 @@ class StreamEventLoop(PollingEventLoop):
         await self._connect_deferred(sock)
         await super().sock_sendall(sock, data)
 
+    async def sock_sendfile(
+        self,
+        sock: socket.socket,
+        file: Any,
+        offset: int = 0,
+        count: int | None = None,
+        *,
+        fallback: bool | None = True,
+    ) -> int:
+        """As asyncio's.
+
+        Raises: as asyncio's.
+
+        Cancellation: as asyncio's.
+        """
+        await self._connect_deferred(sock)
+        return await super().sock_sendfile(sock, file, offset, count, fallback=fallback)
+
     async def create_server(
         self, protocol_factory: Any, host: Any = None, port: int | None = None, **keywords: Any
     ) -> Any:

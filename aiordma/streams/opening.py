@@ -24,8 +24,9 @@ from aiordma._connection.connection import Connection
 from aiordma._connection.connection_request import ConnectionRequest
 from aiordma._connection.connector import prepare_connection
 from aiordma._connection.listener import Listener, listen
+from aiordma.streams.path import CONTROL_SLOTS
 from aiordma.streams.protocol import CREDIT_LIMIT
-from aiordma.streams.rsocket import CONTROL_SLOTS, Rsocket
+from aiordma.streams.rsocket import Rsocket
 from aiordma.streams.stream import Stream
 
 __all__ = (
@@ -39,11 +40,13 @@ __all__ = (
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
-BUFFER_BYTES = 128 * 1024
+BUFFER_BYTES = 256 * 1024
 QUEUE_DEPTH = 128
 _MOST_BUFFER_BYTES = 1 << 30
 _LEAST_BUFFER_BYTES = 4096
 _LEAST_DEPTH = 16
+KEEPALIVE_SLOTS = 1
+"""A keepalive posts one WRITE at a time, and a stream has to find all of its own slots free."""
 RETRY_SECONDS = 1.0
 """The pause after an accept that failed because this process lacks descriptors or memory."""
 
@@ -56,6 +59,8 @@ class StreamOptions(TypedDict, total=False):
     tos: int | None
     ack_timeout: int
     retry_count: int
+    peer_timeout: float | None
+    keepalive: float | None
 
 
 class StreamSettings:
@@ -81,7 +86,7 @@ class StreamSettings:
         self.keywords: ConnectionKeywords = {
             "receive_buffers": 0,
             "max_recv_wr": depth,
-            "max_send_wr": depth + CONTROL_SLOTS,
+            "max_send_wr": depth + CONTROL_SLOTS + KEEPALIVE_SLOTS,
             "rnr_retry_count": 7,
             "responder_resources": 0,
         }
@@ -96,6 +101,7 @@ async def connect_stream(
     source: tuple[str, int] | None = None,
     timeout: float | None = 30.0,
     device: str = "auto",
+    require: str | None = None,
     **options: Unpack[StreamOptions],
 ) -> Stream:
     """Connect a byte stream over RDMA. Await the call, or enter it with `async with`.
@@ -103,14 +109,14 @@ async def connect_stream(
     The peer is `listen_stream`, or any program that uses rsockets.
 
     Args:
-        host, port, source, device: as of `aiordma.connect`.
+        host, port, source, device, require: as of `aiordma.connect`.
         timeout: seconds for the address and the route, and again for the peer's answer; None: no
             limit.
         buffer_size: bytes that the peer can send before this side has received them; as many again
             are used for sending. 4 KiB to 1 GiB.
         queue_depth: messages that can be on the way in each direction, 16 to 65,534. Each send is
             at least one message.
-        tos, ack_timeout, retry_count: see ConnectionOptions.
+        tos, ack_timeout, retry_count, peer_timeout, keepalive: see ConnectionOptions.
 
     Raises:
         as `aiordma.connect`.
@@ -121,7 +127,7 @@ async def connect_stream(
     See: man 7 rsocket.
     """
     settings = StreamSettings("connect_stream", **options)
-    return Stream(*await connect_rsocket(settings, host, port, source, timeout, device))
+    return Stream(*await connect_rsocket(settings, host, port, source, timeout, device, require))
 
 
 async def connect_rsocket(
@@ -131,10 +137,17 @@ async def connect_rsocket(
     source: tuple[str, int] | None = None,
     timeout: float | None = 30.0,
     device: str = "auto",
+    require: str | None = None,
 ) -> tuple[Connection, Rsocket]:
     """Do the work of `connect_stream`."""
     connection = await prepare_connection(
-        host, port, source=source, timeout=timeout, device=device, **settings.keywords
+        host,
+        port,
+        source=source,
+        timeout=timeout,
+        device=device,
+        require=require,
+        **settings.keywords,
     )
     try:
         rsocket = Rsocket(connection, settings.ring_bytes)
@@ -154,6 +167,7 @@ async def listen_stream(
     *,
     backlog: int = 128,
     device: str = "auto",
+    require: str | None = None,
     accept_timeout: float = 30.0,
     ipv6_only: bool | None = None,
     **options: Unpack[StreamOptions],
@@ -161,9 +175,9 @@ async def listen_stream(
     """Listen for byte streams. Await the call, or enter it with `async with`.
 
     Args:
-        host, port, backlog, device, accept_timeout, ipv6_only: as of `aiordma.listen`.
-        buffer_size, queue_depth, tos, ack_timeout, retry_count: as of `connect_stream`; for every
-            accepted stream.
+        host, port, backlog, device, require, accept_timeout, ipv6_only: as of `aiordma.listen`.
+        buffer_size, queue_depth, tos, ack_timeout, retry_count, peer_timeout, keepalive: as of
+            `connect_stream`; for every accepted stream.
 
     Raises: as `aiordma.listen`.
 
@@ -178,6 +192,7 @@ async def listen_stream(
         port,
         backlog=backlog,
         device=device,
+        require=require,
         accept_timeout=accept_timeout,
         ipv6_only=ipv6_only,
         **settings.keywords,

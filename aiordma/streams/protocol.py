@@ -46,6 +46,8 @@ CREDIT_LIMIT = 0xFFFE
 _HELLO = struct.Struct("!BBHxxxBQIIQII")
 HELLO_BYTES = _HELLO.size
 _BIG_ENDIAN_FLAG = 1
+_IMMEDIATE_FLAG = 0x80
+"""Ours; C's rsockets does not look at it."""
 _GRANTS = {False: struct.Struct("<QII"), True: struct.Struct(">QII")}
 GRANT_BYTES = _GRANTS[False].size
 _VALUE_BITS = 29
@@ -105,18 +107,22 @@ class Hello:
         table: its table of grants; `length` is in bytes.
         buffer: the first half of its ring.
         is_big_endian: the byte order of its memory, and so of the grants in its table.
+        takes_immediate: on iWARP: this side can use immediate data there (RFC 7306). If both can,
+            they do. C's rsockets never uses it on iWARP.
     """
 
     credits: int
     table: RemoteMemory
     buffer: RemoteMemory
     is_big_endian: bool = sys.byteorder == "big"
+    takes_immediate: bool = False
 
     def pack(self) -> bytes:
         """Return the private data."""
+        flags = _BIG_ENDIAN_FLAG if self.is_big_endian else 0
         return _HELLO.pack(
             VERSION,
-            _BIG_ENDIAN_FLAG if self.is_big_endian else 0,
+            flags | _IMMEDIATE_FLAG if self.takes_immediate else flags,
             self.credits,
             0,
             self.table.address,
@@ -156,6 +162,7 @@ class Hello:
             _remote(address, rkey, entries * GRANT_BYTES),
             _remote(buffer[0], buffer[1], buffer[2]),
             bool(flags & _BIG_ENDIAN_FLAG),
+            bool(flags & _IMMEDIATE_FLAG),
         )
 
 
@@ -208,7 +215,7 @@ class Sender:
         if self._used == grant.length:
             self._grants.popleft()
             self._used = 0
-        return grant[start : start + length]
+        return RemoteMemory(grant.address + start, length, grant.rkey)
 
     def add_grant(self, grant: RemoteMemory) -> None:
         """Add memory that the peer has lent.

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
 from aiordma._base.errors import ClosedError, DeviceRemovedError, cause_text
+from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
 from aiordma.streams.opening import (
@@ -74,7 +75,7 @@ class StreamServer(asyncio.AbstractServer):
         self._listeners = listeners
         self._make = make
         self._accepting: list[asyncio.Task[None]] = []
-        self._closing: asyncio.Task[None] | None = None
+        self._is_closed = False
         self._transports: set[StreamTransport] = set()
         self._idle: list[asyncio.Future[None]] = []
         self._serving: asyncio.Future[None] | None = None
@@ -94,12 +95,12 @@ class StreamServer(asyncio.AbstractServer):
 
         Raises: nothing.
         """
-        return bool(self._accepting) and self._closing is None
+        return bool(self._accepting) and not self._is_closed
 
     @property
     def sockets(self) -> tuple[ListeningAddress, ...]:
         """The listening addresses, with `getsockname()`; empty once the server is closed."""
-        if self._closing is not None:
+        if self._is_closed:
             return ()
         addresses = (each.local_address for each in self._listeners)
         return tuple(ListeningAddress(each) for each in addresses if each is not None)
@@ -112,7 +113,7 @@ class StreamServer(asyncio.AbstractServer):
 
         Cancellation: has no effect, because the call does not wait.
         """
-        if self._closing is not None:
+        if self._is_closed:
             raise RuntimeError(f"server {self!r} is closed")
         if not self._accepting:
             self._accepting = [
@@ -140,6 +141,7 @@ class StreamServer(asyncio.AbstractServer):
         finally:
             self._serving = None
 
+    @deferring_steps
     async def _accept(self, listener: StreamListener) -> None:
         while True:
             try:
@@ -151,8 +153,12 @@ class StreamServer(asyncio.AbstractServer):
                 return
             try:
                 self._make(connection, rsocket, self)
-            except Exception:
-                logger.exception("a stream's protocol could not be made")
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self._loop.call_exception_handler(
+                    {"message": f"{self!r} could not make a stream's protocol", "exception": error}
+                )
                 await connection.aclose()
 
     def attach(self, transport: StreamTransport) -> None:
@@ -171,42 +177,45 @@ class StreamServer(asyncio.AbstractServer):
         self._wake_if_idle()
 
     def _wake_if_idle(self) -> None:
-        if self._closing is not None and not self._transports:
+        if self._is_closed and not self._transports:
             for waiter in self._idle:
                 if not waiter.done():
                     waiter.set_result(None)
             self._idle.clear()
 
+    @deferring
     def close(self) -> None:
         """Stop listening. Accepted streams stay open. Idempotent.
 
         Raises: nothing.
         """
-        if self._closing is None:
-            self._closing = self._loop.create_task(self._close())
-            if self._serving is not None and not self._serving.done():
-                self._serving.cancel()
-            self._wake_if_idle()
-
-    async def _close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        # The server listens no more when this call returns, as in asyncio: a program may close its
+        # loop next. `wait_closed` waits for what the device does.
         for listener in self._listeners:
-            await listener.aclose()
+            listener._listener._close()
+        for task in self._accepting:
+            cast(Any, task)._log_destroy_pending = False  # it ends with the loop, if not before
+        if self._serving is not None and not self._serving.done():
+            self._serving.cancel()
+        self._wake_if_idle()
 
     async def wait_closed(self) -> None:
         """Wait until the server is closed and its accepted streams have ended, as Python 3.12's
-        asyncio.Server does.
+        asyncio.Server does. A server that is open is waited for until it is closed.
 
         Raises: nothing.
 
         Cancellation: has no effect on the server.
         """
-        if self._closing is None:
-            return
-        await asyncio.shield(self._closing)
-        if self._transports:
+        if not self._is_closed or self._transports:
             waiter = self._loop.create_future()
             self._idle.append(waiter)
             await waiter
+        for listener in self._listeners:
+            await listener.aclose()
 
     def close_clients(self) -> None:
         """Close the transports of all accepted streams.
@@ -268,6 +277,7 @@ async def create_connection(
     all_errors: bool = False,
     timeout: float | None = 30.0,
     device: str = "auto",
+    require: str | None = None,
     **options: Any,
 ) -> tuple[asyncio.Transport, ProtocolT]:
     """Connect a stream, as `loop.create_connection` connects a socket. For asyncio and uvloop.
@@ -278,7 +288,7 @@ async def create_connection(
         family, proto, flags, happy_eyeballs_delay, interleave, all_errors: accepted, without
             effect: the address that librdmacm can reach is used.
         sock: must be None.
-        timeout, device, options: as of `connect_stream`.
+        timeout, device, require, options: as of `connect_stream`.
 
     Raises:
         as `connect_stream`.
@@ -297,7 +307,9 @@ async def create_connection(
     _check_tls(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
     loop = asyncio.get_running_loop()
     settings = StreamSettings("create_connection", **options)
-    connection, rsocket = await connect_rsocket(settings, host, port, local_addr, timeout, device)
+    connection, rsocket = await connect_rsocket(
+        settings, host, port, local_addr, timeout, device, require
+    )
     transport: asyncio.Transport | None = None
     try:
         protocol, waiter = protocol_factory(), loop.create_future()
@@ -343,25 +355,30 @@ async def create_server(
     start_serving: bool = True,
     keep_alive: bool | None = None,
     device: str = "auto",
+    require: str | None = None,
     **options: Any,
 ) -> StreamServer:
     """Listen for streams, as `loop.create_server` listens for sockets. For asyncio and uvloop.
 
     Args:
         protocol_factory, host, port, backlog, ssl, ssl_handshake_timeout, ssl_shutdown_timeout,
-            start_serving: as of asyncio's. Without a host: all IPv4 addresses.
+            start_serving: as of asyncio's. Without a host: all IPv4 addresses. Port 0 or None: a
+            free port.
         family, flags, reuse_address, reuse_port, keep_alive: accepted, without effect.
         sock: must be None.
-        device, options: as of `listen_stream`.
+        device, require, options: as of `listen_stream`.
 
     Raises:
         as `listen_stream`.
-        TypeError, ValueError: `sock` is given, or the TLS arguments do not fit together.
+        TypeError, ValueError: neither `host` nor `port` is given, or `sock` is given, or the TLS
+            arguments do not fit together.
 
     Cancellation: nothing is left.
     """
     if sock is not None:
         raise ValueError("create_server(): a stream over RDMA has no socket: leave out sock")
+    if host is None and port is None:
+        raise ValueError("create_server(): Neither host/port nor sock were specified")
     if ssl is not None and not isinstance(ssl, tls.SSLContext):
         raise TypeError("ssl argument must be an SSLContext or None")
     _check_tls(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
@@ -386,7 +403,7 @@ async def create_server(
     try:
         for each in hosts:
             listener = await listen_stream(
-                each, port or 0, backlog=backlog, device=device, **options
+                each, port or 0, backlog=backlog, device=device, require=require, **options
             )
             listeners.append(listener)
     except BaseException:

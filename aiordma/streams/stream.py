@@ -1,8 +1,7 @@
 """Byte streams over RDMA: anyio's ByteStream, on rsockets' protocol."""
 
-import weakref
 from collections.abc import Callable, Mapping
-from functools import partial
+from math import inf
 from socket import AF_INET, AF_INET6
 from threading import get_ident
 from typing import Any
@@ -13,9 +12,10 @@ from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from aiordma._base.arguments import Buffer, whole_number
 from aiordma._base.errors import ClosedError, DisconnectedError
+from aiordma._base.interrupts import deferring_steps
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
-from aiordma._loop.event_loop import Waiter
+from aiordma._requests.select import awaits_path
 from aiordma.streams.rsocket import Rsocket
 from aiordma.verbs.memory import MemoryRegion, MemorySlice, flat_view
 
@@ -23,7 +23,7 @@ __all__ = ("CLOSE_SECONDS", "Stream")
 
 CLOSE_SECONDS = 5.0
 """How long `aclose` waits until the peer's device has everything that was sent."""
-COPY_BYTES = 256 * 1024
+COPY_BYTES = 4 * 1024 * 1024
 """Data of more bytes is registered and written from where it is. Below that, a copy is cheaper."""
 PAUSE = 16
 
@@ -42,15 +42,10 @@ class Stream(ByteStream):
     def __init__(self, connection: Connection, rsocket: Rsocket) -> None:
         self._connection = connection
         self._rsocket = rsocket
+        self._path = rsocket.path
         self._endpoint = connection._endpoint
-        self._reader: Waiter | None = None
-        self._writer: Waiter | None = None
-        self._is_receiving = self._is_sending = False
         self._eof_sent = False
-        self._at_once = 0
-        self._is_closed = False
-        # Weak, so that a stream that was forgotten is collected, and says so.
-        rsocket.changed = partial(_wake, weakref.ref(self))
+        self._path.is_cancelled = _is_cancelled
 
     def __repr__(self) -> str:
         return f"<Stream over {self._connection!r}>"
@@ -76,11 +71,12 @@ class Stream(ByteStream):
     @property
     def is_readable(self) -> bool:
         """Whether `receive` would return or raise at once: there is data, or the end."""
-        rsocket = self._rsocket
-        return rsocket.readable > 0 or rsocket.at_eof or rsocket.write_error() is not None
+        path = self._path
+        return path.readable > 0 or path.at_eof or self._rsocket.write_error() is not None
 
     # -- receiving --------------------------------------------------------------------------------
 
+    @awaits_path("receive")
     async def receive(self, max_bytes: int = 65536) -> bytes:
         """Return bytes that have arrived, 1 to `max_bytes`.
 
@@ -97,8 +93,9 @@ class Stream(ByteStream):
         """
         max_bytes = whole_number(max_bytes, "max_bytes", 1, 1 << 62, "receive")
         await self._until_readable()
-        return self._rsocket.read(max_bytes)
+        return self._path.read(max_bytes)
 
+    @awaits_path("receive_into")
     async def receive_into(self, buffer: Buffer) -> int:
         """Copy bytes that have arrived into a buffer, and return their number, at least 1.
 
@@ -117,40 +114,43 @@ class Stream(ByteStream):
         if not len(view):
             raise ValueError("receive_into(): the buffer is empty")
         await self._until_readable()
-        return self._rsocket.read_into(view)
+        return self._path.read_into(view)
 
     async def _until_readable(self) -> None:
         self._require_here()
-        if self._is_receiving:
+        path = self._path
+        if path.receiving:
             raise anyio.BusyResourceError("receiving from")
-        rsocket, self._is_receiving = self._rsocket, True
+        path.receiving = True
         try:
             self._require_open()
-            if rsocket.readable:
+            if path.readable:
                 await self._pause()
-            while not rsocket.readable:
-                if rsocket.at_eof:
+            while not path.readable:
+                if path.at_eof:
                     await checkpoint()
                     raise anyio.EndOfStream
-                error = rsocket.read_error()
+                error = self._rsocket.read_error()
                 if error is not None:
                     await checkpoint()
                     raise error
-                self._reader = self._endpoint.loop.waiter()
-                await self._reader.wait()
+                waiter = self._endpoint.loop.waiter()
+                path.on_readable = waiter.wake
+                await waiter.wait()
                 self._require_open()
         finally:
-            self._reader = None
-            self._is_receiving = False
+            path.on_readable = None
+            path.receiving = False
 
     # -- sending ----------------------------------------------------------------------------------
 
+    @awaits_path("send")
     async def send(self, item: Buffer | MemorySlice | MemoryRegion) -> None:
         """Send bytes. The call returns when all are on the way, or, for data that is written from
         where it is, when the peer's device has it.
 
         Args:
-            item: any object with a buffer, of any length, or registered memory. Up to 256 KiB are
+            item: any object with a buffer, of any length, or registered memory. Up to 4 MiB are
                 copied. Longer data is registered for the time of the call, and is not copied, as
                 registered memory of any length.
 
@@ -168,9 +168,9 @@ class Stream(ByteStream):
         copied is the device's until it has written it: `region.close()` raises BusyError before.
         """
         self._require_here()
-        if self._is_sending:
+        if self._path.sending:
             raise anyio.BusyResourceError("sending to")
-        self._is_sending = True
+        self._path.sending = True
         try:
             self._require_writable()
             await self._pause()
@@ -188,9 +188,9 @@ class Stream(ByteStream):
             finally:
                 region._retire()
         finally:
-            self._writer = None
-            self._is_sending = False
+            self._path.sending = False
 
+    @deferring_steps
     async def wait_writable(self) -> None:
         """Wait until a `send` of one byte would not wait.
 
@@ -199,16 +199,15 @@ class Stream(ByteStream):
         Cancellation: has no effect on the stream.
         """
         self._require_here()
-        if self._is_sending:
+        if self._path.sending:
             raise anyio.BusyResourceError("sending to")
-        self._is_sending = True
+        self._path.sending = True
         try:
             self._require_writable()
             await self._pause()
             await self._until_writable()
         finally:
-            self._writer = None
-            self._is_sending = False
+            self._path.sending = False
 
     async def _send_copy(self, view: memoryview) -> None:
         done = self._rsocket.write(view)
@@ -221,19 +220,24 @@ class Stream(ByteStream):
         while done < len(memory):
             await self._until_writable()
             done += self._rsocket.write_registered(memory[done:])
-        while self._rsocket.has_data_in_flight:  # grants may be in flight without end
+        while self._path.in_flight:  # grants may be in flight without end
             await self._until_changed()
 
     async def _until_writable(self) -> None:
-        while not self._rsocket.can_write:
+        while not self._path.can_write:
             await self._until_changed()
 
     async def _until_changed(self) -> None:
         self._require_writable()
-        self._writer = self._endpoint.loop.waiter()
-        await self._writer.wait()
+        waiter = self._endpoint.loop.waiter()
+        self._path.on_writable = waiter.wake
+        try:
+            await waiter.wait()
+        finally:
+            self._path.on_writable = None
         self._require_writable()
 
+    @deferring_steps
     async def send_eof(self) -> None:
         """End the data of this side. The peer receives the end after everything that was sent. This
         side can still receive. If the peer has ended both directions, nothing is sent. Idempotent.
@@ -249,19 +253,20 @@ class Stream(ByteStream):
         """
         self._require_here()
         self._require_open()
-        if self._is_sending:
+        if self._path.sending:
             raise anyio.BusyResourceError("sending to")
         await checkpoint()
         if self._eof_sent:
             return
         error = self._rsocket.write_error()
-        if error is not None and not self._rsocket.at_eof:
+        if error is not None and not self._path.at_eof:
             raise error
         self._eof_sent = True
-        self._rsocket.close_write()
+        self._path.close_write(False)
 
     # -- the end ----------------------------------------------------------------------------------
 
+    @deferring_steps
     async def aclose(self) -> None:
         """End both directions, wait at most 5 s until the peer's device has everything that was
         sent, and release everything. Data that was not received is dropped. Idempotent.
@@ -272,16 +277,16 @@ class Stream(ByteStream):
         Cancellation: nothing more is waited for, and the peer may miss the end of the data. The
         stream is closed when the call returns.
         """
-        if self._is_closed:
+        if self._path.closed:
             await self._connection.aclose()
             await checkpoint()
             return
         try:
             if not self._endpoint.is_inherited:
                 self._require_here()
-                self._is_closed = True
-                self._wake()
-                self._rsocket.close_write(both=True)
+                self._path.closed = True
+                self._path.wake()
+                self._path.close_write(True)
                 with anyio.move_on_after(CLOSE_SECONDS):
                     await self._rsocket.drained()
         finally:
@@ -291,17 +296,15 @@ class Stream(ByteStream):
 
     async def _pause(self) -> None:
         """Let other tasks run before a call that does not wait: on trio each time, which is trio's
-        rule; on asyncio, where it costs as much as a short message, each 16th time."""
-        self._at_once += 1
-        if self._endpoint.loop.asyncio_loop is None or not self._at_once % PAUSE:
+        rule; on asyncio, where it costs as much as a short message, each 16th time. A cancelled
+        scope is noticed each time, as anyio promises."""
+        path = self._path
+        path.at_once += 1
+        if self._endpoint.loop.asyncio_loop is None or path.at_once >= PAUSE:
+            path.at_once = 0
             await checkpoint()
         else:
             await checkpoint_if_cancelled()
-
-    def _wake(self) -> None:
-        for waiter in (self._reader, self._writer):
-            if waiter is not None:
-                waiter.wake()
 
     def _require_here(self) -> None:
         self._endpoint.require_same_process()
@@ -309,7 +312,7 @@ class Stream(ByteStream):
             self._endpoint.require_own_loop()
 
     def _require_open(self) -> None:
-        if self._is_closed:
+        if self._path.closed:
             raise ClosedError("this stream is closed")
 
     def _require_writable(self) -> None:
@@ -321,10 +324,8 @@ class Stream(ByteStream):
             raise error
 
 
-def _wake(reference: "weakref.ref[Stream]") -> None:
-    stream = reference()
-    if stream is not None:
-        stream._wake()
+def _is_cancelled() -> bool:
+    return anyio.current_effective_deadline() == -inf
 
 
 def _host(address: SocketAddress | None) -> str:

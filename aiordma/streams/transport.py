@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import warnings
+from asyncio.constants import _SendfileMode
+from asyncio.transports import _FlowControlMixin
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -11,6 +13,7 @@ from typing import Any, cast
 
 from aiordma._base.arguments import Buffer
 from aiordma._base.errors import RdmaError
+from aiordma._base.interrupts import deferring, deferring_steps, uninterrupted
 from aiordma._connection.connection import Connection
 from aiordma.streams.rsocket import Rsocket
 from aiordma.streams.stream import CLOSE_SECONDS
@@ -20,7 +23,6 @@ __all__ = ("StreamTransport",)
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
-HIGH_WATER = 64 * 1024
 READ_BYTES = 256 * 1024
 """The most bytes of one data_received."""
 READS_AT_ONCE = 16
@@ -31,16 +33,22 @@ _WARN_AFTER = 5
 Release = Callable[["StreamTransport"], None]
 
 
-class StreamTransport(asyncio.Transport):
+class StreamTransport(_FlowControlMixin, asyncio.Transport):
     """A connected stream as an asyncio.Transport. `create_connection` and `create_server` make it.
 
     It behaves as asyncio's TCP transport does: flow control with `pause_writing`, `pause_reading`,
-    `write_eof`, BufferedProtocol, `abort`. `get_extra_info` knows "peername", "sockname" and
-    "connection" (the aiordma.Connection below); "socket" is None.
+    `write_eof`, BufferedProtocol, `abort`, `loop.sendfile` by its fallback. `get_extra_info` knows
+    "peername", "sockname" and "connection" (the aiordma.Connection below); "socket" is None.
     """
 
-    # asyncio's start_tls accepts transports that say so.
+    # asyncio's start_tls and sendfile accept transports that say so.
     _start_tls_compatible = True
+    _sendfile_compatible = _SendfileMode.FALLBACK
+
+    # _FlowControlMixin's, which typeshed leaves out.
+    _loop: asyncio.AbstractEventLoop
+    _maybe_pause_protocol: Callable[[], None]
+    _maybe_resume_protocol: Callable[[], None]
 
     def __init__(
         self,
@@ -56,16 +64,15 @@ class StreamTransport(asyncio.Transport):
                 "peername": connection.peer_address,
                 "sockname": connection.local_address,
                 "connection": connection,
-            }
+            },
+            loop,
         )
-        self._loop = loop
         self._connection = connection
         self._rsocket = rsocket
+        self._path = rsocket.path
         self._on_lost = on_lost
         self._backlog: deque[memoryview] = deque()
         self._backlog_bytes = 0
-        self._high, self._low = HIGH_WATER, HIGH_WATER // 4
-        self._protocol_paused = False
         self._paused = False
         self._closing = False
         self._lost = False  # connection_lost was called, or will be
@@ -74,12 +81,16 @@ class StreamTransport(asyncio.Transport):
         self._scheduled = False
         self._closed: asyncio.Task[None] | None = None
         self.set_protocol(protocol)
-        loop.call_soon(self._begin, waiter)
+        # Separate callbacks, as in asyncio: the loop reports an error of connection_made, and the
+        # transport goes on.
+        loop.call_soon(protocol.connection_made, self)
+        loop.call_soon(uninterrupted(partial(self._begin, waiter)))
 
     def _begin(self, waiter: "asyncio.Future[None] | None") -> None:
-        self._protocol.connection_made(self)
-        self._rsocket.changed = self._schedule
-        self._schedule()
+        if not self._lost:
+            self._path.on_readable = uninterrupted(self._schedule)
+            self._watch_room()
+            self._schedule()
         if waiter is not None and not waiter.cancelled():
             waiter.set_result(None)
 
@@ -109,39 +120,52 @@ class StreamTransport(asyncio.Transport):
     def _schedule(self) -> None:
         # A completion can be delivered inside a task or a protocol's call: asyncio's protocols
         # expect to be called from the loop.
-        if not self._scheduled:
+        if not self._scheduled and not self._loop.is_closed():
             self._scheduled = True
-            self._loop.call_soon(self._process)
+            # A SIGINT is handled when the protocol has what was read.
+            self._loop.call_soon(uninterrupted(self._process))
+
+    def _watch_room(self) -> None:
+        """Hear of room to write while there is something to be written, and only then."""
+        path = self._path
+        if not self._backlog or path.on_readable is None:
+            path.on_writable = None
+            return
+        path.on_writable = path.on_readable
+        if path.can_write:  # an object's end, which can run anywhere, may have made room
+            self._schedule()
 
     def _process(self) -> None:
         self._scheduled = False
         if self._lost:
             return
         try:
-            self._flush()
+            if self._backlog:
+                self._flush()
             self._deliver()
         except (SystemExit, KeyboardInterrupt):
+            self._schedule()  # the loop can run again: what is left is delivered then
             raise
         except BaseException as error:
-            self._fatal(error, "the protocol of a stream raised an error")
+            self._fatal(error)
 
     def _deliver(self) -> None:
-        rsocket = self._rsocket
+        path = self._path
         for _ in range(READS_AT_ONCE):
-            if self._paused or self._closing or not rsocket.readable:
+            if self._paused or self._closing or not path.readable:
                 break
             if self._is_buffered:
                 self._fill_buffer(cast(asyncio.BufferedProtocol, self._protocol))
             else:
-                cast(asyncio.Protocol, self._protocol).data_received(rsocket.read(READ_BYTES))
+                cast(asyncio.Protocol, self._protocol).data_received(path.read(READ_BYTES))
         if self._paused or self._closing:
             return
-        if rsocket.readable:
+        if path.readable:
             self._schedule()
-        elif rsocket.at_eof:
+        elif path.at_eof:
             self._deliver_eof()
         else:
-            error = rsocket.read_error()
+            error = self._rsocket.read_error()
             if error is not None:
                 self._force_close(error)
 
@@ -150,7 +174,7 @@ class StreamTransport(asyncio.Transport):
         view = flat_view(buffer, "get_buffer()")
         if not len(view):
             raise RuntimeError("get_buffer() returned an empty buffer")
-        protocol.buffer_updated(self._rsocket.read_into(view))
+        protocol.buffer_updated(self._path.read_into(view))
 
     def _deliver_eof(self) -> None:
         if self._eof_delivered:
@@ -169,6 +193,7 @@ class StreamTransport(asyncio.Transport):
         """
         return not self._paused and not self._closing
 
+    @deferring
     def pause_reading(self) -> None:
         """As asyncio.ReadTransport.pause_reading. The peer is held back once the ring is full.
 
@@ -177,6 +202,7 @@ class StreamTransport(asyncio.Transport):
         if not self._closing:
             self._paused = True
 
+    @deferring
     def resume_reading(self) -> None:
         """As asyncio.ReadTransport.resume_reading.
 
@@ -188,6 +214,7 @@ class StreamTransport(asyncio.Transport):
 
     # -- writing ----------------------------------------------------------------------------------
 
+    @deferring
     def write(self, data: Buffer) -> None:
         """As asyncio.WriteTransport.write: returns at once.
 
@@ -209,12 +236,15 @@ class StreamTransport(asyncio.Transport):
                 logger.warning("a stream that has ended is written to")
             self._writes_after_loss += 1
             return
-        view = flat_view(data, "write(): data")
+        view = data if type(data) is bytes else flat_view(data, "write(): data")
         done = 0 if self._backlog else self._write_now(view)
         if done < len(view):
             self._backlog.append(memoryview(bytes(view[done:])))
             self._backlog_bytes += len(view) - done
-            self._pause_protocol_if_full()
+            self._watch_room()
+            self._maybe_pause_protocol()
+            if self._rsocket.write_error() is not None:
+                self._schedule()
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         """As asyncio.WriteTransport.writelines: one `write` of all.
@@ -223,7 +253,7 @@ class StreamTransport(asyncio.Transport):
         """
         self.write(b"".join(list_of_data))
 
-    def _write_now(self, view: memoryview) -> int:
+    def _write_now(self, view: bytes | memoryview) -> int:
         try:
             return self._rsocket.write(view)
         except RdmaError:
@@ -239,15 +269,22 @@ class StreamTransport(asyncio.Transport):
                 self._backlog[0] = view[done:]
                 break
             self._backlog.popleft()
-        if self._backlog and self._rsocket.write_error() is not None:
+        self._watch_room()
+        if self._backlog and (error := self._rsocket.write_error()) is not None:
+            if self._paused or self._eof_delivered:
+                self._force_close(error)  # reading will not report it
+                return
             self._backlog.clear()  # nobody will read it
             self._backlog_bytes = 0
-        if not self._backlog:
-            if self._eof_written:
-                self._rsocket.close_write()
             if self._closing:
                 self._finish(None)
-        self._resume_protocol_if_low()
+                return
+        self._maybe_resume_protocol()  # it may write more, also while the transport is closing
+        if not self._backlog:
+            if self._eof_written:
+                self._path.close_write(False)
+            if self._closing:
+                self._finish(None)
 
     def can_write_eof(self) -> bool:
         """True.
@@ -256,6 +293,7 @@ class StreamTransport(asyncio.Transport):
         """
         return True
 
+    @deferring
     def write_eof(self) -> None:
         """As asyncio.WriteTransport.write_eof.
 
@@ -265,7 +303,7 @@ class StreamTransport(asyncio.Transport):
             return
         self._eof_written = True
         if not self._backlog:
-            self._rsocket.close_write()
+            self._path.close_write(False)
 
     # -- flow control -----------------------------------------------------------------------------
 
@@ -275,46 +313,6 @@ class StreamTransport(asyncio.Transport):
         Raises: nothing.
         """
         return self._backlog_bytes
-
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        """As asyncio.WriteTransport.get_write_buffer_limits: (low, high).
-
-        Raises: nothing.
-        """
-        return self._low, self._high
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """As asyncio.WriteTransport.set_write_buffer_limits.
-
-        Raises:
-            ValueError: not high >= low >= 0.
-        """
-        if high is None:
-            high = HIGH_WATER if low is None else 4 * low
-        if low is None:
-            low = high // 4
-        if not high >= low >= 0:
-            raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
-        self._high, self._low = high, low
-        self._pause_protocol_if_full()
-
-    def _pause_protocol_if_full(self) -> None:
-        if self._backlog_bytes > self._high and not self._protocol_paused:
-            self._protocol_paused = True
-            self._call_protocol(self._protocol.pause_writing)
-
-    def _resume_protocol_if_low(self) -> None:
-        if self._protocol_paused and self._backlog_bytes <= self._low:
-            self._protocol_paused = False
-            self._call_protocol(self._protocol.resume_writing)
-
-    def _call_protocol(self, function: Callable[[], object]) -> None:
-        try:
-            function()
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            self._report(error, "the protocol of a stream raised an error")
 
     def _report(self, error: BaseException, message: str) -> None:
         self._loop.call_exception_handler(
@@ -335,6 +333,7 @@ class StreamTransport(asyncio.Transport):
         """
         return self._closing
 
+    @deferring
     def close(self) -> None:
         """As asyncio.BaseTransport.close: what was written is sent first. connection_lost is called
         when the peer's device has it, or after 5 s.
@@ -347,6 +346,7 @@ class StreamTransport(asyncio.Transport):
         if not self._backlog:
             self._finish(None)
 
+    @deferring
     def abort(self) -> None:
         """As asyncio.WriteTransport.abort: nothing more is sent.
 
@@ -354,12 +354,15 @@ class StreamTransport(asyncio.Transport):
         """
         self._force_close(None)
 
-    def _fatal(self, error: BaseException, message: str) -> None:
+    def _fatal(self, error: BaseException) -> None:
+        """End the connection with an error, as asyncio's transports do: its protocol's
+        connection_lost gets the error, of whatever class it is. Errors of the connection itself
+        are not reported."""
         if not isinstance(error, (OSError, RdmaError)):
-            self._report(error, message)
-        self._force_close(error if isinstance(error, Exception) else None)
+            self._report(error, "Fatal error: the protocol of a stream raised an error")
+        self._force_close(error)
 
-    def _force_close(self, error: Exception | None) -> None:
+    def _force_close(self, error: BaseException | None) -> None:
         if self._lost:
             return
         self._backlog.clear()
@@ -370,19 +373,40 @@ class StreamTransport(asyncio.Transport):
     def _finish(self, error: Exception | None) -> None:
         if not self._lost:
             self._lost = True
-            self._rsocket.close_write(both=True)
+            self._path.close_write(True)
             self._closed = self._loop.create_task(self._close(error, graceful=True))
 
-    async def _close(self, error: Exception | None, *, graceful: bool) -> None:
+    @deferring_steps
+    async def _close(self, error: BaseException | None, *, graceful: bool) -> None:
         try:
             if graceful:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(CLOSE_SECONDS):
                         await self._rsocket.drained()
-            self._call_protocol(partial(self._protocol.connection_lost, error))
+            self._lose(error)
         finally:
             self._on_lost(self)
             await self._connection.aclose()
+
+    def _lose(self, error: BaseException | None) -> None:
+        protocol = self._protocol
+        # What refers to the protocol or to this object ends here, as in asyncio: the program's
+        # objects are freed without a garbage collection.
+        self._protocol = cast(Any, None)
+        self._path.on_readable = self._path.on_writable = None
+        try:
+            protocol.connection_lost(cast("Exception | None", error))
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as fault:
+            self._loop.call_exception_handler(
+                {
+                    "message": "protocol.connection_lost() failed",
+                    "exception": fault,
+                    "transport": self,
+                    "protocol": protocol,
+                }
+            )
 
     def __del__(self) -> None:
         if not getattr(self, "_closing", True):

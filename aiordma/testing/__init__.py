@@ -1,13 +1,32 @@
-"""For the tests of programs that use aiordma: fault injection, and counts of leaked objects.
+"""For the tests of programs that use aiordma: connected endpoints in one process, fault injection,
+and counts of leaked objects. The fixtures of the pytest plugin (`aiordma.testing.plugin`) are made
+of them.
 
-Both use the software device, so such tests run on every machine::
+By default they use the software device, so such tests run on every machine::
 
-    with aiordma.testing.Faults(seed=7) as faults:
-        faults.drop_connection(after_bytes=10_000)
-        ...
+    async with aiordma.testing.connected_pair() as (client, server):
+        with aiordma.testing.Faults(seed=7) as faults:
+            faults.drop_connection(after_bytes=10_000)
+            ...
 """
 
 from aiordma.testing.faults import Fault, Faults
 from aiordma.testing.leaks import software_objects
+from aiordma.testing.pairs import (
+    Fabric,
+    connected_pair,
+    fabric,
+    serving_listener,
+    stream_pair,
+)
 
-__all__ = ("Fault", "Faults", "software_objects")
+__all__ = (
+    "Fabric",
+    "Fault",
+    "Faults",
+    "connected_pair",
+    "fabric",
+    "serving_listener",
+    "software_objects",
+    "stream_pair",
+)

@@ -9,9 +9,10 @@ import errno
 from types import TracebackType
 from typing import Any
 
+from aiordma._base.arguments import nearest
 from aiordma._base.enums import AsyncEventType
-from aiordma._base.errors import check_negative_errno, check_positive_errno
-from aiordma._base.provider import software
+from aiordma._base.errors import NotSupportedError, check_negative_errno, check_positive_errno
+from aiordma._base.provider import Provider, software
 from aiordma._native import ffi, lib
 from aiordma.verbs import CompletionQueue, QueuePair, RawSharedReceiveQueue
 
@@ -22,10 +23,30 @@ _MINUS_ONE = frozenset(
         *("accept", "bind_addr", "cm_create_qp", "connect", "create_id", "destroy_id"),
         *("disconnect", "get_cm_event", "join_multicast_ex", "leave_multicast", "listen"),
         *("migrate_id", "reject", "resolve_addr", "resolve_route", "set_option"),
+        *("establish", "init_qp_attr", "join_multicast", "notify", "get_cq_event"),
+        *("cm_getaddrinfo", "get_remote_ece", "reject_ece", "set_local_ece"),
     }
 )
 """Calls that return -1 and set errno if they fail. Calls with a pointer as result return NULL and
-set errno; all other calls return the errno."""
+set errno; `query_gid_table` returns the negative errno, all other calls the errno."""
+
+_FROM_C = frozenset(
+    {
+        *("ack_cm_event", "get_async_event", "get_cm_event", "init_ah_from_wc"),
+        *("query_device", "query_port"),
+    }
+)
+"""Calls that aiordma makes from C, where Python cannot replace them."""
+
+_CANNOT_FAIL = frozenset({"get_device_guid", "get_device_name"})
+"""Calls whose result cannot report an error, besides those without a result."""
+
+_OTHER_FAULTS = {
+    "post_send": "refuse_post",
+    "post_recv": "refuse_post",
+    "post_srq_recv": "refuse_post",
+}
+"""Calls that are no slots of the provider, and the method that refuses them."""
 
 
 class Fault:
@@ -50,16 +71,18 @@ class Fault:
 
 
 class _RefusedCall(Fault):
-    """Replaces a call in the provider's table, until the call has failed `times` times."""
+    """Replaces a call in the provider's table, until the call has failed `times` times. It can
+    replace another one that refuses the same call: the later one comes first."""
 
     def __init__(self, slot: str, error: int, after: int, times: int) -> None:
         super().__init__(-1)
         self._provider = software()
         self._slot = slot
-        self._call = getattr(self._provider, slot)
+        self._call = _refusable(self._provider, slot)
         self._error = error
         self._after = after
         self._times = times
+        self._has_ended = False
         setattr(self._provider, slot, self)
 
     @property
@@ -67,10 +90,16 @@ class _RefusedCall(Fault):
         return self._struck
 
     def end(self) -> None:
-        if vars(self._provider).get(self._slot) is self:
-            setattr(self._provider, self._slot, self._call)
+        self._has_ended = True
+        # What has ended below a fault that has not stays in the table, and passes its calls on.
+        call = vars(self._provider).get(self._slot)
+        while isinstance(call, _RefusedCall) and call._has_ended:
+            call = call._call
+            setattr(self._provider, self._slot, call)
 
     def __call__(self, *arguments: Any) -> Any:
+        if self._has_ended:
+            return self._call(*arguments)
         if self._after:
             self._after -= 1
             return self._call(*arguments)
@@ -78,9 +107,44 @@ class _RefusedCall(Fault):
         if self._times and self._struck >= self._times:
             self.end()
         ffi.errno = self._error
-        if ffi.typeof(self._call).result.kind == "pointer":
+        if ffi.typeof(_of_device(self._call)).result.kind == "pointer":
             return ffi.NULL
+        if self._slot == "query_gid_table":
+            return -self._error
         return -1 if self._slot in _MINUS_ONE else self._error
+
+
+def _of_device(call: Any) -> Any:
+    """Return the device's own call, below those that refuse it."""
+    while isinstance(call, _RefusedCall):
+        call = call._call
+    return call
+
+
+def _refusable(provider: Provider, slot: str) -> Any:
+    """Return the call of a slot, if Python can replace it by one that fails.
+
+    Raises:
+        NotSupportedError: it cannot; the message says why.
+    """
+    slots = [name for name, _ in ffi.typeof("struct aiordma_provider").fields]
+    refusable = [name for name in slots if name not in _FROM_C | _CANNOT_FAIL]
+    plain = slot.removeprefix("ibv_").removeprefix("rdma_")
+    if plain in _OTHER_FAULTS:
+        raise NotSupportedError(f"refuse_call({slot!r}): use {_OTHER_FAULTS[plain]}() for posts")
+    if slot not in slots:
+        raise NotSupportedError(
+            f"refuse_call({slot!r}): the device has no call of that name (names have no prefix): "
+            f"{nearest(plain, refusable)}"
+        )
+    if slot in _FROM_C:
+        raise NotSupportedError(
+            f"refuse_call({slot!r}): aiordma makes this call from C, where it cannot be refused"
+        )
+    call = getattr(provider, slot)
+    if slot in _CANNOT_FAIL or ffi.typeof(_of_device(call)).result.kind == "void":
+        raise NotSupportedError(f"refuse_call({slot!r}): this call cannot report an error")
+    return call
 
 
 class Faults:
@@ -203,9 +267,11 @@ class Faults:
         self, slot: str, error: int = errno.ENOMEM, *, after: int = 0, times: int = 1
     ) -> Fault:
         """Fail a call into the device, named as in provider.h: "reg_mr", "create_cq", "connect"...
+        A call can be refused several times; the fault that was made last comes first.
 
         Raises:
-            NotSupportedError: the device has no call of that name.
+            NotSupportedError: the device has no call of that name, the call cannot report an error,
+                or aiordma makes it from C.
         """
         fault = _RefusedCall(slot, error, after, times)
         self._faults.append(fault)

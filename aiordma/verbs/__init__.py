@@ -28,9 +28,12 @@ from aiordma.verbs.device import (
     Device,
     ProtectionDomain,
 )
+from aiordma.verbs.dmabuf import DmabufRegion
+from aiordma.verbs.foreign_memory import RegistrableMemory
 from aiordma.verbs.memory import LocalMemory, MemoryRegion, MemorySlice
 from aiordma.verbs.memory_window import MemoryWindow
 from aiordma.verbs.queue_pair import Capacity, QueuePair, QueuePairAttributes
+from aiordma.verbs.raw_parts import RawPart, Sge
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.send_work import SendWork
 from aiordma.verbs.shared_receive import RawSharedReceiveQueue
@@ -50,6 +53,7 @@ __all__ = (
     "Device",
     "DeviceAttributes",
     "DeviceCapability",
+    "DmabufRegion",
     "GidEntry",
     "LocalMemory",
     "MemoryRegion",
@@ -64,11 +68,14 @@ __all__ = (
     "QueuePair",
     "QueuePairAttributes",
     "RawPacketCapability",
+    "RawPart",
     "RawSharedReceiveQueue",
     "ReceiveHashCapabilities",
+    "RegistrableMemory",
     "Resource",
     "SegmentationCapabilities",
     "SendWork",
+    "Sge",
     "TagMatchingCapabilities",
     "WorkCompletion",
 )

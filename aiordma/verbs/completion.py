@@ -13,6 +13,7 @@ from aiordma._base.enums import (
     WorkCompletionStatus,
 )
 from aiordma._base.errors import (
+    NotSupportedError,
     VerbsCallError,
     check_negative_errno,
     check_pointer,
@@ -159,11 +160,12 @@ class CompletionQueue(Resource):
         channel: the channel that gets the events of the armed queue.
         comp_vector: the completion vector, which selects an interrupt; below `num_comp_vectors`.
         flags: options, for devices with extended queues (man ibv_create_cq_ex).
+        timestamps: the device records the time of each completion, for `poll_timestamped`.
 
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: `entries` exceeds the device's max_cqe, or there is no such vector.
-        NotSupportedError: the device does not support extended queues, or the flag.
+        NotSupportedError: the device does not support extended queues, the flag, or timestamps.
         VerbsCallError: the driver refused.
         ClosedError, ForkError: the context or channel is closed, or was opened by the parent of
             this process.
@@ -181,6 +183,7 @@ class CompletionQueue(Resource):
         *,
         comp_vector: int = 0,
         flags: CompletionQueueFlag | None = None,
+        timestamps: bool = False,
     ) -> None:
         call = "CompletionQueue"
         resource(context, "context", "a Context", call)
@@ -200,13 +203,17 @@ class CompletionQueue(Resource):
         self.provider: Provider = context.provider
         to = channel.pointer if channel else ffi.NULL
         try:
-            if flags:
+            if flags or timestamps:
+                with_times = lib.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP if timestamps else 0
                 self.pointer: Any = lib.aiordma_create_cq_ex(
-                    context.pointer, entries, to, comp_vector, flags
+                    context.pointer, entries, to, comp_vector, flags or 0, with_times
                 )
+                extras = [repr(flags)] if flags else []
+                extras += ["timestamps"] if timestamps else []
+                what = " and ".join(extras)
                 if self.pointer == ffi.NULL:
-                    check_supported(ffi.errno, f"a queue with {flags!r}", context.device_name)
-                check_pointer(self.pointer, "ibv_create_cq_ex", repr(flags))
+                    check_supported(ffi.errno, f"a queue with {what}", context.device_name)
+                check_pointer(self.pointer, "ibv_create_cq_ex", what)
             else:
                 self.pointer = check_pointer(
                     self.provider.create_cq(context.pointer, entries, ffi.NULL, to, comp_vector),
@@ -217,6 +224,7 @@ class CompletionQueue(Resource):
             raise
         self.cqe: int = self.pointer.cqe
         self.comp_vector: int = comp_vector
+        self.timestamps: bool = bool(timestamps)
         self.key: int = int(ffi.cast("uintptr_t", self.pointer))
 
     def __repr__(self) -> str:
@@ -281,6 +289,63 @@ class CompletionQueue(Resource):
         count = check_negative_errno(lib.aiordma_poll(self.pointer, batch, most), "ibv_poll_cq")
         packed = ffi.buffer(batch, count * COMPLETION.size)
         return [WorkCompletion._make(raw) for raw in COMPLETION.iter_unpack(packed)]
+
+    def poll_timestamped(self, most: int = 32) -> list[tuple[WorkCompletion, int]]:
+        """Take up to `most` completions as `poll` does, each with the time at which the device
+        completed it.
+
+        The unit is a tick of the device's clock, which has `hca_core_clock` kHz, and the bits of
+        `completion_timestamp_mask` (`Context.query()`). `Context.read_clock` reads the same clock.
+        On the software device a tick is a nanosecond of CLOCK_MONOTONIC.
+
+        Raises:
+            NotSupportedError: the queue was created without `timestamps=True`.
+            TypeError, ValueError, VerbsCallError, ClosedError, ForkError: as `poll`.
+
+        See: man ibv_create_cq_ex, ibv_wc_read_completion_ts.
+        """
+        self._require_open()
+        most = whole_number(most, "most", 0, MOST_POLLED, "poll_timestamped")
+        if not self.timestamps:
+            raise NotSupportedError(
+                "poll_timestamped(): the queue has no timestamps: create it with "
+                "CompletionQueue(context, entries, timestamps=True)"
+            )
+        batch, times = ffi.new("struct aiordma_completion[]", most), ffi.new("uint64_t[]", most)
+        count = lib.aiordma_poll_timestamped(self.pointer, batch, times, most)
+        check_negative_errno(count, "ibv_start_poll")
+        found = COMPLETION.iter_unpack(ffi.buffer(batch, count * COMPLETION.size))
+        return [(WorkCompletion._make(raw), times[i]) for i, raw in enumerate(found)]
+
+    def moderate(self, count: int, period: int) -> None:
+        """Let the device make one event for several completions (interrupt moderation).
+
+        The event of an armed queue is made after `count` completions, or `period` after the first
+        of them. It costs latency, and saves wake-ups. The software device makes each event at once
+        nevertheless.
+
+        Args:
+            count: completions; 0 or 1: do not wait for more.
+            period: microseconds. `Context.query().cq_mod_caps` has the largest values.
+
+        Raises:
+            TypeError, ValueError: an argument is not a number, or exceeds the device's maximum.
+            NotSupportedError: the device cannot moderate.
+            VerbsCallError: the driver refused.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_modify_cq.
+        """
+        self._require_open()
+        limits = self.context.query().cq_mod_caps
+        if not limits.max_cq_count or not limits.max_cq_period:
+            name = self.context.device_name
+            raise NotSupportedError(f"moderating completion events: {name} cannot (cq_mod_caps)")
+        count = whole_number(count, "count", 0, limits.max_cq_count, "moderate")
+        period = whole_number(period, "period", 0, limits.max_cq_period, "moderate")
+        error = lib.aiordma_moderate_cq(self.pointer, count, period)
+        check_supported(error, "moderating completion events", self.context.device_name)
+        check_positive_errno(error, "ibv_modify_cq", f"count={count}, period={period}")
 
     def _destroy(self) -> None:
         check_positive_errno(self.provider.destroy_cq(self.pointer), "ibv_destroy_cq")

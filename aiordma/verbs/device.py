@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from aiordma._base.arguments import resource, text, whole_number
-from aiordma._base.enums import Transport
+from aiordma._base.enums import LinkLayer, Transport
 from aiordma._base.errors import (
     BusyError,
     NoDeviceError,
     check_negative_errno,
     check_pointer,
     check_positive_errno,
+    check_supported,
 )
 from aiordma._base.provider import SOFTWARE, Provider, provider_of, rdma_core, software
 from aiordma._native import ffi, lib
@@ -174,6 +175,23 @@ class Context(Resource):
     def __repr__(self) -> str:
         return f"<Context {self.device_name}>"
 
+    @property
+    def kind(self) -> str:
+        """The kind of the device, as of `require=`: "software" (the built-in device), "infiniband",
+        "roce" or "iwarp"; "other" for a transport of another kind.
+
+        Raises:
+            VerbsCallError: the driver refused to describe its first port.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+        """
+        if self.device_name == SOFTWARE:
+            return SOFTWARE
+        if self.transport is Transport.IWARP:
+            return "iwarp"
+        if self.transport is not Transport.INFINIBAND:
+            return "other"
+        return "roce" if self.query_port(1).link_layer is LinkLayer.ETHERNET else "infiniband"
+
     def query(self) -> DeviceAttributes:
         """Return the device's identity and limits. Only the first call queries the device, because
         they do not change while it is open.
@@ -283,6 +301,24 @@ class Context(Resource):
             self.provider.query_pkey(self.pointer, port, index, raw), "ibv_query_pkey"
         )
         return socket.ntohs(raw[0])
+
+    def read_clock(self) -> int:
+        """Read the device's clock, whose ticks the timestamps of completions count
+        (`CompletionQueue.poll_timestamped`).
+
+        Raises:
+            NotSupportedError: the device or its library has no such clock.
+            VerbsCallError: the driver refused.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_query_rt_values_ex.
+        """
+        self._require_open()
+        ticks = ffi.new("uint64_t *")
+        error = lib.aiordma_read_clock(self.pointer, ticks)
+        check_supported(error, "reading the device's clock", self.device_name)
+        check_positive_errno(error, "ibv_query_rt_values_ex")
+        return int(ticks[0])
 
     def alloc_pd(self) -> "ProtectionDomain":
         """Allocate a protection domain.

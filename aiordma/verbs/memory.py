@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from mmap import PAGESIZE
 from pickle import PickleBuffer
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
-from aiordma._base.arguments import Buffer, shown, whole_number, wrong_type
+from aiordma._base.arguments import Buffer, member, shown, whole_number, wrong_type
 from aiordma._base.device_enums import OnDemandPaging
-from aiordma._base.enums import Access, names_of
+from aiordma._base.enums import Access, MemoryAdvice, names_of
 from aiordma._base.errors import (
     BusyError,
     NotSupportedError,
@@ -19,6 +19,7 @@ from aiordma._base.errors import (
 from aiordma._base.ranges import RemoteMemory, resolve_slice
 from aiordma._native import Part, RegionBase, ffi, given, lib
 from aiordma.verbs.device import ProtectionDomain
+from aiordma.verbs.foreign_memory import RegistrableMemory, foreign_view
 from aiordma.verbs.resource import Resource
 
 __all__ = (
@@ -107,6 +108,34 @@ class MemorySlice(Part):
             )
         return RemoteMemory(self.address, self.length, self.region.rkey)
 
+    def advise(self, advice: MemoryAdvice, *, flush: bool = False) -> None:
+        """Advise the device to page this part in, so that a later access does not fault. It is for
+        regions with on-demand paging (Access.ON_DEMAND). It guarantees nothing. The software device
+        checks the arguments, and does nothing else.
+
+        Args:
+            advice: what to do.
+            flush: return only after the device has the pages' translations.
+
+        Raises:
+            TypeError, ValueError: `advice` is no MemoryAdvice; the part has 4 GiB or more.
+            NotSupportedError: the device or its library does not support this.
+            VerbsCallError: the driver refused; EFAULT: the memory or its key is not valid; EPERM:
+                the region is not writable, or of another domain.
+            ClosedError, ForkError: the region is closed, or was registered by the parent of this
+                process.
+
+        See: man ibv_advise_mr.
+        """
+        region = self.region
+        region._require_open()
+        advice = member(advice, "advice", MemoryAdvice, "advise")
+        flags = lib.IB_UVERBS_ADVISE_MR_FLAG_FLUSH if flush else 0
+        domain = region.domain
+        error = lib.aiordma_advise_mr(domain.pointer, advice, flags, gather([self], "advise"), 1)
+        check_supported(error, f"advice {advice.name}", domain.context.device_name)
+        check_positive_errno(error, "ibv_advise_mr", advice.name)
+
     def _hold(self) -> None:
         """Count one more work request that uses this memory.
 
@@ -137,6 +166,9 @@ class MemoryRegion(RegionBase, Resource):
     Args:
         domain: the protection domain.
         buffer: bytearray, memoryview, mmap, array, numpy array, bytes, ...: contiguous, not empty.
+            Also an array with `__array_interface__`, or a tensor with DLPack, in the memory of the
+            CPU (torch, jax): it is registered in its place, and kept, but nothing keeps it from
+            moving its memory. So do not resize it while it is registered.
         access: the permitted access. None: LOCAL_WRITE if the buffer is writable, else only local
             reads. LOCAL_WRITE is added if a remote permission requires it. ZERO_BASED means
             iova=0. A device that does not support RELAXED_ORDERING ignores it.
@@ -148,7 +180,8 @@ class MemoryRegion(RegionBase, Resource):
             writing.
         ValueError: the buffer is empty or not contiguous, the iova does not fit, or HUGETLB is
             given without ON_DEMAND.
-        NotSupportedError: the device does not support on-demand paging, memory windows, or iovas.
+        NotSupportedError: the device does not support on-demand paging, memory windows, or iovas;
+            or the memory is a GPU's.
         VerbsCallError: the driver refused; the message names the limit.
     """
 
@@ -157,14 +190,14 @@ class MemoryRegion(RegionBase, Resource):
     def __init__(
         self,
         domain: ProtectionDomain,
-        buffer: Buffer,
+        buffer: RegistrableMemory,
         access: Access | None = None,
         *,
         iova: int | None = None,
     ) -> None:
         if not hasattr(domain, "pointer"):
             raise wrong_type(domain, "domain", "a ProtectionDomain")
-        view = flat_view(buffer)
+        view = _registrable_view(buffer)
         access = _checked_access(domain, buffer, view, access)
         if iova is not None:
             iova = whole_number(iova, "iova", -(2**64), 2**64)
@@ -172,6 +205,7 @@ class MemoryRegion(RegionBase, Resource):
         self.domain: ProtectionDomain = domain
         self.access: Access = access
         self._writable: bool = bool(access & Access.LOCAL_WRITE)
+        self._access: int = int(access)
         self.view: memoryview = view
         self._users: int = 0  # posted requests that use a part of it
         self._retired: bool = False
@@ -187,6 +221,7 @@ class MemoryRegion(RegionBase, Resource):
             raise
         self.lkey: int = self.pointer.lkey
         self.rkey: int = self.pointer.rkey
+        self._mr: int = int(ffi.cast("uintptr_t", self.pointer))
         self._usable: bool = True
 
     def _register(self, iova: int | None) -> Any:
@@ -246,7 +281,7 @@ class MemoryRegion(RegionBase, Resource):
         access: Access | None = None,
         *,
         domain: ProtectionDomain | None = None,
-        buffer: Buffer | None = None,
+        buffer: RegistrableMemory | None = None,
     ) -> None:
         """Change the access, the protection domain or the memory. This costs less than registering
         again. Existing slices and RemoteMemory of the region become invalid.
@@ -256,7 +291,8 @@ class MemoryRegion(RegionBase, Resource):
             domain: another domain of the same context; None: no change.
 
         Raises:
-            BusyError: posted requests still use the region; await them first.
+            BusyError: posted requests, bound windows or grants still use the region; await or end
+                them first.
             ValueError, TypeError: as in the constructor; or there is nothing to change, the domain
                 is of another context, or the region is ZERO_BASED.
             NotSupportedError: the device or its library does not support this; the region is
@@ -268,7 +304,7 @@ class MemoryRegion(RegionBase, Resource):
         """
         self._require_open()
         if self._users:
-            raise BusyError(f"{self._users} posted work requests still own it: await them first")
+            raise BusyError(self._in_use)
         if access is None and domain is None and buffer is None:
             raise ValueError("nothing to change: give access, domain or buffer")
         home = self.domain if domain is None else domain
@@ -276,7 +312,7 @@ class MemoryRegion(RegionBase, Resource):
             raise wrong_type(domain, "domain", "a ProtectionDomain", "reregister")
         if home.context is not self.domain.context:
             raise ValueError("the domain is of another opened device")
-        view = self.view if buffer is None else flat_view(buffer)
+        view = self.view if buffer is None else _registrable_view(buffer)
         wanted = self.access if access is None else access
         wanted = _checked_access(home, view if buffer is None else buffer, view, wanted)
         if (wanted | self.access) & Access.ZERO_BASED:
@@ -303,6 +339,7 @@ class MemoryRegion(RegionBase, Resource):
             self._move(home)
         self.domain, self.access, self.view = home, wanted, view
         self._usable, self._writable = True, bool(wanted & Access.LOCAL_WRITE)
+        self._access = int(wanted)
         self._start = address_of(view)
         self.address, self.length = address, len(view)
         self.lkey, self.rkey = self.pointer.lkey, self.pointer.rkey
@@ -311,7 +348,8 @@ class MemoryRegion(RegionBase, Resource):
         """Deregister the memory. Its rkeys are then invalid. Idempotent.
 
         Raises:
-            BusyError: posted requests still use the region; await them first.
+            BusyError: posted requests, bound windows or grants still use the region; await or end
+                them first.
             VerbsCallError: the driver refused. The region is closed nevertheless.
 
         See: man ibv_dereg_mr.
@@ -319,9 +357,16 @@ class MemoryRegion(RegionBase, Resource):
         if self._closed:
             return
         if self._users:
-            raise BusyError(f"{self._users} posted work requests still own it: await them first")
+            raise BusyError(self._in_use)
         self._usable = False
         Resource.close(self)
+
+    @property
+    def _in_use(self) -> str:
+        return (
+            f"{self!r} is in use by {self._users} posted work requests, bound windows or grants: "
+            "await or end them first"
+        )
 
     def _retire(self) -> None:
         """Close the region now, or when the last posted request that uses it has completed."""
@@ -351,8 +396,23 @@ For type checkers, numpy arrays have a buffer from Python 3.12 on; before, pass 
 """
 
 
+def _registrable_view(memory: RegistrableMemory) -> memoryview:
+    """Return a view of the memory as bytes. Raises the errors of `flat_view` and `foreign_view`."""
+    try:
+        return flat_view(cast("Buffer", memory))
+    except TypeError as error:
+        no_buffer = error
+    try:
+        view = foreign_view(memory)
+    except BufferError:
+        raise ValueError("the buffer is not contiguous: copy it, or register its base") from None
+    if view is None:
+        raise no_buffer
+    return view
+
+
 def _checked_access(
-    domain: ProtectionDomain, buffer: Buffer, view: memoryview, access: Access | None
+    domain: ProtectionDomain, buffer: RegistrableMemory, view: memoryview, access: Access | None
 ) -> Access:
     """Return the access to register. Raises an error if the access or the buffer is unsuitable."""
     if not view.nbytes:

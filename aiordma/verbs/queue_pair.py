@@ -29,8 +29,9 @@ from aiordma._native import ffi, lib
 from aiordma.verbs.address import MOST_LID, AddressVector
 from aiordma.verbs.completion import CompletionQueue
 from aiordma.verbs.device import Context, ProtectionDomain
-from aiordma.verbs.memory import MemorySlice, gather
+from aiordma.verbs.memory import MemorySlice
 from aiordma.verbs.memory_window import MemoryWindow
+from aiordma.verbs.raw_parts import RawPart, packed_parts
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.send_work import RECEIVE_REQUEST, SendWork, pack_chain, pack_plain
 from aiordma.verbs.shared_receive import RawSharedReceiveQueue
@@ -171,6 +172,8 @@ _PLAIN_OPCODES = (
     WorkRequestOpcode.RDMA_WRITE,
     WorkRequestOpcode.RDMA_WRITE_WITH_IMM,
 )
+_ATOMIC_OPCODES = (WorkRequestOpcode.ATOMIC_CMP_AND_SWP, WorkRequestOpcode.ATOMIC_FETCH_AND_ADD)
+_ATOMIC_BYTES = 8
 
 
 class QueuePair(Resource):
@@ -383,33 +386,59 @@ class QueuePair(Resource):
             f"{current.name} to {(state or current).name} with {mask!r}",
         )
 
+    def query_data_in_order(self, opcode: WorkRequestOpcode) -> bool:
+        """Return whether the bytes of an operation's data arrive in memory in order, so that a
+        program may wait for the last byte instead of the completion. Says nothing about different
+        operations.
+
+        Args:
+            opcode: RDMA_READ: of READs that are posted to this queue pair. Others: of the peer's.
+
+        Raises:
+            TypeError, ValueError: `opcode` is no WorkRequestOpcode.
+            NotSupportedError: the installed rdma-core is older than 41.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+
+        See: man ibv_query_qp_data_in_order.
+        """
+        self._require_open()
+        opcode = member(opcode, "opcode", WorkRequestOpcode, "query_data_in_order")
+        return bool(self.provider.query_qp_data_in_order(self.pointer, opcode, 0))
+
     def post_send(
         self,
         wr_id: int,
-        parts: Sequence[MemorySlice],
+        parts: Sequence[RawPart],
         *,
         opcode: WorkRequestOpcode = WorkRequestOpcode.SEND,
         flags: SendFlag = SendFlag.SIGNALED,
         remote: RemoteMemory | None = None,
         immediate: int = 0,
+        compare_add: int = 0,
+        swap: int = 0,
     ) -> None:
-        """Post one request to the send queue: SEND, RDMA READ and WRITE, and SEND and WRITE with
-        immediate data.
+        """Post one request to the send queue: SEND, RDMA READ and WRITE, SEND and WRITE with
+        immediate data, and the atomic operations.
 
         Args:
             wr_id: a number of 64 bits, for the completion.
-            parts: slices of registered memory. Keep them alive until the completion.
+            parts: slices of registered memory, whole regions, or `Sge`. Keep them alive until the
+                completion. With SendFlag.INLINE also any buffer: the post copies it. Of an atomic
+                operation: the 8 bytes for the value that the peer's memory had.
             opcode: the opcode of one of these operations.
             flags: such as SIGNALED. Without it, the request has a completion only if it fails.
-            remote: the peer's memory, for a READ or WRITE.
+            remote: the peer's memory, for a READ, a WRITE or an atomic operation.
             immediate: 32 bits, for an operation with immediate data.
+            compare_add: 64 bits: the value to add, or to compare with.
+            swap: 64 bits: the value to write if the comparison succeeds.
 
         Raises:
             TypeError, ValueError: an argument is invalid; the message names it.
             NotSupportedError: the opcode needs other arguments.
             VerbsCallError: the device refused the request. With `was_taken`, the request is in the
                 queue, but the device could not be notified: it may still execute the request.
-            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+            ClosedError, ForkError: it or a region is closed, or was opened by the parent of this
+                process.
 
         See: man ibv_post_send.
         """
@@ -420,19 +449,31 @@ class QueuePair(Resource):
         if remote is not None:
             instance(remote, "remote", RemoteMemory, call)
         immediate = whole_number(immediate, "immediate", 0, 2**32 - 1, call)
-        if opcode not in _PLAIN_OPCODES:
+        compare_add = whole_number(compare_add, "compare_add", 0, 2**64 - 1, call)
+        swap = whole_number(swap, "swap", 0, 2**64 - 1, call)
+        if opcode not in _PLAIN_OPCODES + _ATOMIC_OPCODES:
             raise NotSupportedError(f"{opcode.name} cannot be posted with these arguments")
+        sges, length, kept = packed_parts(parts, call, inline=bool(flags & SendFlag.INLINE))
+        if opcode in _ATOMIC_OPCODES and (remote is None or length != _ATOMIC_BYTES):
+            raise ValueError(
+                f"post_send(): {opcode.name} needs remote= and parts of {_ATOMIC_BYTES} bytes "
+                f"together; these have {length}"
+            )
         address, rkey = (0, 0) if remote is None else (remote.address, remote.rkey)
         self._post_send_raw(
-            wr_id, opcode, flags, gather(parts, call), len(parts), address, rkey, immediate
+            *(wr_id, opcode, flags, sges, len(parts), address, rkey, immediate),
+            compare_add=compare_add,
+            swap=swap,
         )
+        del kept  # the post has copied the inline buffers
 
-    def post_recv(self, wr_id: int, parts: Sequence[MemorySlice]) -> None:
+    def post_recv(self, wr_id: int, parts: Sequence[RawPart]) -> None:
         """Post one receive.
 
         Args:
             wr_id: a number of 64 bits, for the completion.
-            parts: slices of registered memory. Keep them alive until the completion.
+            parts: slices of registered memory, whole regions, or `Sge`. Keep them alive until the
+                completion.
 
         Raises:
             TypeError, ValueError: an argument is invalid; the message names it.
@@ -442,7 +483,8 @@ class QueuePair(Resource):
         See: man ibv_post_recv.
         """
         wr_id = whole_number(wr_id, "wr_id", 0, 2**64 - 1, "post_recv")
-        self._post_recv_raw(wr_id, gather(parts, "post_recv"), len(parts))
+        sges, _, _ = packed_parts(parts, "post_recv")
+        self._post_recv_raw(wr_id, sges, len(parts))
 
     def _post_send_raw(
         self,
@@ -454,6 +496,8 @@ class QueuePair(Resource):
         address: int,
         rkey: int,
         immediate: int,
+        compare_add: int = 0,
+        swap: int = 0,
     ) -> None:
         """Post one plain request whose sges are packed.
 
@@ -461,7 +505,9 @@ class QueuePair(Resource):
             VerbsCallError: the device refused the request. With `was_taken`, the request is in the
                 queue, but the device could not be notified: it may still execute the request.
         """
-        request = pack_plain(wr_id, opcode, flags, count, address, rkey, immediate)
+        request = pack_plain(
+            wr_id, opcode, flags, count, address, rkey, immediate, compare_add, swap
+        )
         posted = ffi.new("uint32_t *")
         if self._closed:  # checked after pack_plain, which may run the program's code
             self._require_open()

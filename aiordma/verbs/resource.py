@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from aiordma._base.errors import ClosedError
 from aiordma._base.process import forked, here
@@ -35,6 +35,10 @@ class Resource:
 
     key: int = 0
     """The C object's address, for objects that events refer to."""
+
+    pointer: Any = None
+    """The C object. None until the constructor has made it: an interrupt within the constructor
+    leaves a child without one, and its close destroys nothing."""
 
     _is_left_to_owner: Callable[[], bool]
     """Whether the finalizer does nothing. This is so if an object made by aiordma owns the
@@ -107,7 +111,8 @@ class Resource:
         with ExitStack() as stack:
             for parent in self._parents:
                 stack.callback(parent._children.pop, id(self), None)
-            stack.callback(self._destroy)
+            if self.pointer is not None:
+                stack.callback(self._destroy)
 
     def _destroy(self) -> None:
         """Destroy the C object. This is called once, after every child was closed."""

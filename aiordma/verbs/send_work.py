@@ -16,7 +16,7 @@ __all__ = ("RECEIVE_REQUEST", "SendWork", "pack_chain", "pack_plain")
 
 _SEND_REQUEST = struct.Struct("=QIIIIQII QQIIQQQQQ")
 """The layout of struct aiordma_send_request in posting.h."""
-_NO_OPERANDS = (0,) * 10
+_NO_DATAGRAM_OR_WINDOW = (0,) * 7
 RECEIVE_REQUEST = struct.Struct("=QII")
 """The layout of struct aiordma_receive_request: wr_id, number of parts, reserved."""
 
@@ -114,7 +114,18 @@ def pack_chain(works: Sequence[SendWork], wr_ids: Sequence[int], flags: Sequence
 
 
 def pack_plain(
-    wr_id: int, opcode: int, flags: int, count: int, address: int, rkey: int, immediate: int
+    wr_id: int,
+    opcode: int,
+    flags: int,
+    count: int,
+    address: int,
+    rkey: int,
+    immediate: int,
+    compare_add: int = 0,
+    swap: int = 0,
 ) -> bytes:
-    """Return a struct aiordma_send_request. The fields of atomics, datagrams and windows are 0."""
-    return _SEND_REQUEST.pack(wr_id, opcode, flags, count, immediate, address, rkey, *_NO_OPERANDS)
+    """Return a struct aiordma_send_request. The fields of datagrams and windows are 0."""
+    return _SEND_REQUEST.pack(
+        *(wr_id, opcode, flags, count, immediate, address, rkey, 0, compare_add, swap),
+        *_NO_DATAGRAM_OR_WINDOW,
+    )

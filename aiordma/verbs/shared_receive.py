@@ -17,7 +17,7 @@ from aiordma._base.errors import (
 from aiordma._base.provider import Provider
 from aiordma._native import ffi, lib
 from aiordma.verbs.device import ProtectionDomain
-from aiordma.verbs.memory import MemorySlice, gather
+from aiordma.verbs.raw_parts import RawPart, packed_parts
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.send_work import RECEIVE_REQUEST
 
@@ -124,8 +124,9 @@ class RawSharedReceiveQueue(Resource):
             with suppress(VerbsCallError):
                 self.max_wr = self.query().max_wr
 
-    def post_srq_recv(self, receives: Sequence[tuple[int, Sequence[MemorySlice]]]) -> None:
-        """Post a list of receives, each as (wr_id, parts), in one call.
+    def post_srq_recv(self, receives: Sequence[tuple[int, Sequence[RawPart]]]) -> None:
+        """Post a list of receives, each as (wr_id, parts), in one call. The parts are those of
+        `QueuePair.post_recv`.
 
         Raises:
             TypeError, ValueError: a wr_id or a part is invalid; nothing was posted.
@@ -137,7 +138,11 @@ class RawSharedReceiveQueue(Resource):
         call = "post_srq_recv"
         error, posted = self._post_packed(
             [
-                (whole_number(wr_id, "wr_id", 0, 2**64 - 1, call), len(parts), gather(parts, call))
+                (
+                    whole_number(wr_id, "wr_id", 0, 2**64 - 1, call),
+                    len(parts),
+                    packed_parts(parts, call)[0],
+                )
                 for wr_id, parts in receives
             ]
         )

@@ -16,6 +16,7 @@ from .same_work import compile_same_work
 
 PROJECT = Path(__file__).resolve().parents[2]
 BUILD = PROJECT / "build"
+TEST_BED = (sys.executable, "-m", "tests.vm")
 RESULTS = BUILD / "vm"
 """Which the virtual machine sees too."""
 
@@ -26,32 +27,49 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="of each row (BENCH_ROUNDS)")
     parser.add_argument("--seconds", type=float, default=1.0, help="a measurement (BENCH_SECONDS)")
     parser.add_argument("--rows", default="", help="part of a row's name, or a pattern (BENCH)")
+    parser.add_argument(
+        "--bed",
+        choices=("qemu", "uml"),
+        default=os.environ.get("BED") or "qemu",
+        help="what the virtual machine is (BED): uml measures only its rows, by user-mode Linux",
+    )
     options = parser.parse_args()
     if options.rounds < 1 or options.seconds <= 0:
         parser.error("there has to be at least one round, of some time")
     plan = Plan(options.rounds, options.seconds, options.rows)
-    wanted = [part for part in PARTS if part.rows(plan)]
+    parts = [part for part in PARTS if options.bed == "qemu" or not part.is_here]
+    wanted = [part for part in parts if part.rows(plan)]
     if not wanted:
-        names = [row.name for part in PARTS for row in part.rows(Plan())]
+        names = [row.name for part in parts for row in part.rows(Plan())]
         print(f"no row is called {plan.pattern}; there are:", *names, sep="\n", file=sys.stderr)
         return 2
-    prepare(wanted)
+    os.environ["BED"] = options.bed
+    if not prepare(wanted):
+        return 1
     found, failed = measure(wanted, plan)
     report.show(found)
-    report.keep(found, BUILD)
-    written = ["bench.json", "bench.md"] + ["bench.svg"] * picture.draw(found, BUILD / "bench.svg")
+    name = "bench" if options.bed == "qemu" else f"bench-{options.bed}"
+    report.keep(found, BUILD, name)
+    written = [f"{name}.json", f"{name}.md"]
+    written += [f"{name}.svg"] * picture.draw(found, BUILD / f"{name}.svg")
     print("written:", *(str(BUILD / name) for name in written))
     for failure in failed:
         print(f"not measured: {failure}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def prepare(parts: list[Part]) -> None:
-    """Make what the guest would make slowly, and what would count for a row."""
+def prepare(parts: list[Part]) -> bool:
+    """Make what the guest would make slowly, and what would count for a row.
+
+    Returns whether the virtual machine can be started; if not, that has been explained.
+    """
     compile_same_work()
     if any(part.name == "peers" for part in parts):
         print("looking for other libraries: the first time takes minutes", file=sys.stderr)
         peers.prepare()
+    if all(part.is_here for part in parts):
+        return True
+    return subprocess.run([*TEST_BED, "prepare"], cwd=PROJECT).returncode == 0
 
 
 def measure(parts: list[Part], plan: Plan) -> tuple[list[dict[str, Any]], list[str]]:
@@ -74,7 +92,7 @@ def run_in_guest(part: Part, plan: Plan, step: Step) -> list[dict[str, Any]]:
     command = shlex.join(words(part, plan, results))
     environment = {"VM_TIMEOUT": "1800", **os.environ, "PROVIDER": "rxe"}
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.vm", "run", command],
+        [*TEST_BED, "run", command],
         cwd=PROJECT,
         env=environment,
         stdout=subprocess.PIPE,

@@ -1,10 +1,14 @@
-"""Rows of the virtual machine: a thousand connections, what they cost and how fast they are."""
+"""Rows of many connections: what they cost, and how fast they are. A thousand in the virtual
+machine, and on this machine's software device, where there are ten thousand, too.
+"""
 
+import errno
 import os
+import resource
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from functools import cache, partial
 from itertools import cycle
 from pathlib import Path
@@ -17,14 +21,19 @@ from aiordma.bench.loops import run
 from aiordma.bench.processes import Ports
 from aiordma.bench.workload import Workload
 
+from . import default_server
 from .candidates import Candidates
 from .rows import MORE, Reading, Row, constant
 from .same_work import rounds_of
 from .shared_server import SIZE, serving
 
 COUNT = 1000
+MANY = 10_000
 WINDOW = 16
 AT_A_TIME = 8
+OTHER_DESCRIPTORS = 400
+"""That a process has, besides one for each connection: its files and libraries, and those that the
+software device reserves for the program (docs/software-device.md)."""
 
 Place = tuple[Connection, MemorySlice, MemorySlice]
 
@@ -32,8 +41,8 @@ Place = tuple[Connection, MemorySlice, MemorySlice]
 def rows(here: Candidates) -> list[Row]:
     """Return them all; they are measured together, when the first is asked for."""
     server = cache(lambda: here.keep(serving(here.host, here.device, here.spin)))
-    shared = _Thousand(here, server)
-    own = _Thousand(here, lambda: here.ports("auto", True))
+    shared = _Many(here, COUNT, server)
+    own = _Many(here, COUNT, lambda: here.ports("auto", True))
     in_c = _InC(here).next
     name = f"rxe/connections/{COUNT}"
     return [
@@ -85,11 +94,77 @@ def rows(here: Candidates) -> list[Row]:
     ]
 
 
+def software_rows(here: Candidates) -> list[Row]:
+    """Return the rows of the software device, on this machine."""
+    thousand = _Many(here, COUNT, lambda: here.ports("auto", True))
+    start = cache(lambda: here.keep(default_server.serving(here.host, here.device, here.spin)))
+    many = _Many(here, MANY, start)
+    in_c = _InC(here, polling=False).next
+    name = f"software/connections/{COUNT}"
+    return [
+        Row(
+            f"{name}/own_tasks",
+            "echoes per second",
+            partial(thousand.next, "many"),
+            "one connection",
+            partial(thousand.next, "one"),
+            limit=0.8,
+            better=MORE,
+            note="the server has receives and a task for each connection",
+        ),
+        Row(
+            f"{name}/in_c",
+            "echoes per second",
+            partial(in_c, COUNT),
+            "one connection",
+            partial(in_c, 1),
+            better=MORE,
+            note="C on both sides, sleeping on the completion channel",
+        ),
+        *_rows_of_default_server(many),
+    ]
+
+
+def _rows_of_default_server(many: "_Many") -> list[Row]:
+    name = f"software/connections/{MANY}"
+    return [
+        Row(
+            name,
+            "echoes per second",
+            partial(many.next, "many"),
+            "one connection",
+            partial(many.next, "one"),
+            limit=0.6,
+            better=MORE,
+            note="the server has default options, and a task for each connection",
+        ),
+        Row(
+            f"{name}/memory",
+            "KiB",
+            partial(many.next, "server_memory"),
+            "64 KiB",
+            constant(64.0),
+            limit=1.0,
+            note="of the server's process (Pss) per idle connection",
+        ),
+        Row(
+            f"{name}/fds",
+            "descriptors",
+            partial(many.next, "extra_fds"),
+            "6",
+            constant(6.0),
+            limit=1.0,
+            note="of either process, besides one for each connection: the larger number",
+        ),
+    ]
+
+
 class _InC:
     """The same in C: made once for all rounds."""
 
-    def __init__(self, here: Candidates) -> None:
+    def __init__(self, here: Candidates, *, polling: bool = True) -> None:
         self._here = here
+        self._polling = polling
         self._found: dict[int, list[Reading]] = {}
 
     def next(self, connections: int) -> Reading:
@@ -100,27 +175,31 @@ class _InC:
                 here.device,
                 Workload("echo", SIZE, WINDOW),
                 here.seconds,
+                polling=self._polling,
                 connections=connections,
                 rounds=here.rounds,
             )
         return self._found[connections].pop(0)
 
 
-class _Thousand:
+class _Many:
     """Made once for all rounds of all rows."""
 
-    def __init__(self, here: Candidates, start: Callable[[], Ports]) -> None:
+    def __init__(self, here: Candidates, count: int, start: Callable[[], Ports]) -> None:
         self._here = here
+        self._count = count
         self._start = start
         self._found: dict[str, list[Reading]] = {}
 
     def next(self, what: str) -> Reading:
+        """Return the next round's reading of a quantity."""
         if not self._found:
-            run(self._measure, spin=self._here.spin)
+            with _descriptors_for(self._count):
+                run(self._measure, spin=self._here.spin)
         return self._found[what].pop(0)
 
     async def _measure(self) -> None:
-        here = self._here
+        here, count = self._here, self._count
         ports = self._start()
         async with AsyncExitStack() as stack:
 
@@ -139,8 +218,8 @@ class _Thousand:
                 )
                 return await stack.enter_async_context(connection)
 
-            fds = _descriptors(os.getpid())
-            server_fds = _descriptors(ports.pid)
+            fds = descriptors(os.getpid())
+            server_fds = descriptors(ports.pid)
             one = await add(WINDOW)
             places = _places(one, [one] * WINDOW)
             await _echoes(places, 0.2)
@@ -152,24 +231,49 @@ class _Thousand:
                     many.append(await add(1))
 
             await add_one()
-            free = _available_kib()
+            free, before_kib = _available_kib(), process_kib(ports.pid)
             began = time.perf_counter()
             async with anyio.create_task_group() as group:
-                for _ in range(COUNT - 1):
+                for _ in range(count - 1):
                     group.start_soon(add_one)
             seconds = time.perf_counter() - began
-            kib = (free - _available_kib()) / (COUNT - 1) / 2
+            kib = (free - _available_kib()) / (count - 1) / 2
+            server_kib = (process_kib(ports.pid) - before_kib) / (count - 1)
             spread = _places(one, many)
-            opened = max(_descriptors(os.getpid()) - fds, _descriptors(ports.pid) - server_fds)
-            extra: dict[str, Any] = {"connections_per_second": COUNT / seconds}
-            found: dict[str, list[Reading]] = {"one": [], "many": [], "fds": [], "memory": []}
-            await _echoes(spread, 0.2)
+            opened = max(descriptors(os.getpid()) - fds, descriptors(ports.pid) - server_fds)
+            extra: dict[str, Any] = {"connections_per_second": count / seconds}
+            found: dict[str, list[Reading]] = {
+                each: [] for each in ("one", "many", "fds", "extra_fds", "memory", "server_memory")
+            }
+            await _echoes(spread, 0.2, count)
+            used_kib = (process_kib(ports.pid) - before_kib) / (count - 1)
             for _ in range(here.rounds):
                 found["one"].append(Reading(await _echoes(places, here.seconds)))
                 found["many"].append(Reading(await _echoes(spread, here.seconds), extra=extra))
                 found["fds"].append(Reading(float(opened)))
+                found["extra_fds"].append(Reading(float(opened - count - 1)))
                 found["memory"].append(Reading(kib))
+                found["server_memory"].append(Reading(server_kib, extra={"used": used_kib}))
             self._found = found
+
+
+@contextmanager
+def _descriptors_for(connections: int) -> Iterator[None]:
+    """Raise the soft limit of descriptors to the hard one during the block. Processes that are
+    started in the block inherit it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + OTHER_DESCRIPTORS
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise OSError(
+            errno.EMFILE,
+            f"{connections} connections need {needed} descriptors in each process, and the hard "
+            f"limit (ulimit -Hn, RLIMIT_NOFILE) is {hard}: raise it, and measure again",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _places(owner: Connection, connections: Sequence[Connection]) -> list[Place]:
@@ -181,8 +285,8 @@ def _places(owner: Connection, connections: Sequence[Connection]) -> list[Place]
     ]
 
 
-async def _echoes(places: Sequence[Place], seconds: float) -> float:
-    """Return the echoes per second, over the connections in turn."""
+async def _echoes(places: Sequence[Place], seconds: float, least: int = 0) -> float:
+    """Return the echoes per second, over the connections in turn. least: so many at least."""
     flight: deque[tuple[Any, Any]] = deque()
     count = 0
     began = time.perf_counter()
@@ -194,7 +298,7 @@ async def _echoes(places: Sequence[Place], seconds: float) -> float:
         await answer
         await sent
         count += 1
-        if not count % WINDOW and time.perf_counter() - began > seconds:
+        if not count % WINDOW and count >= least and time.perf_counter() - began > seconds:
             break
     for answer, sent in flight:
         await answer
@@ -202,8 +306,16 @@ async def _echoes(places: Sequence[Place], seconds: float) -> float:
     return (count + len(flight)) / (time.perf_counter() - began)
 
 
-def _descriptors(pid: int) -> int:
+def descriptors(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def process_kib(pid: int) -> int:
+    """Return the memory of a process, its share of what it shares with others included."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1])
+    raise ValueError("/proc/PID/smaps_rollup does not tell the memory of a process")
 
 
 def _available_kib() -> int:

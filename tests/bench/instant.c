@@ -9,7 +9,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { ROOM = 8192 };
+enum { ROOM = 8192, HEADER = 40, MESSAGE = 64 };
 
 static struct {
     struct ibv_context *context;
@@ -21,6 +21,7 @@ static struct {
     int signal;    /* an eventfd in the channel's descriptor, which is an epoll; 0: not made */
     unsigned owed; /* events that were taken and not acknowledged */
     int doorbell;  /* the errno of the next post's doorbell */
+    int refusal;   /* the errno of the next post on a send queue */
     int (*get_cq_event)(struct ibv_comp_channel *, struct ibv_cq **, void **);
     void (*ack_cq_events)(struct ibv_cq *, unsigned int);
 } device;
@@ -59,7 +60,7 @@ static int notify(int channel)
     return write(device.signal, &one, sizeof(one)) == sizeof(one);
 }
 
-static int complete(uint64_t wr_id, enum ibv_wc_opcode opcode, uint32_t qp_num)
+static int complete(uint64_t wr_id, enum ibv_wc_opcode opcode, uint32_t qp_num, uint32_t byte_len)
 {
     if (device.count == ROOM)
         return ENOMEM;
@@ -68,6 +69,7 @@ static int complete(uint64_t wr_id, enum ibv_wc_opcode opcode, uint32_t qp_num)
         .status = IBV_WC_SUCCESS,
         .opcode = opcode,
         .qp_num = qp_num,
+        .byte_len = byte_len,
     };
     return 0;
 }
@@ -84,13 +86,15 @@ static void signal_queue(struct ibv_cq *queue)
 static int post_send(struct ibv_qp *queue_pair, struct ibv_send_wr *request,
                      struct ibv_send_wr **refused)
 {
-    int error = device.doorbell;
+    int error = device.doorbell, refusal = device.refusal;
 
-    device.doorbell = 0;
-    if (error)
-        return error;
+    device.doorbell = device.refusal = 0;
+    if (refusal)
+        *refused = request;
+    if (error || refusal)
+        return error ? error : refusal;
     for (; request; request = request->next)
-        if (complete(request->wr_id, opcode_of(request->opcode), queue_pair->qp_num)) {
+        if (complete(request->wr_id, opcode_of(request->opcode), queue_pair->qp_num, 0)) {
             *refused = request;
             return ENOMEM;
         }
@@ -98,10 +102,20 @@ static int post_send(struct ibv_qp *queue_pair, struct ibv_send_wr *request,
     return 0;
 }
 
+/* A message of at most 64 bytes arrives, and room for a datagram's header before it. */
+static uint32_t message_of(const struct ibv_recv_wr *request)
+{
+    uint32_t room = 0;
+
+    for (int i = 0; i < request->num_sge; i++)
+        room += request->sg_list[i].length;
+    return room < HEADER + MESSAGE ? room : HEADER + MESSAGE;
+}
+
 static int receive_all(struct ibv_recv_wr *request, struct ibv_recv_wr **refused, uint32_t qp_num)
 {
     for (; request; request = request->next)
-        if (complete(request->wr_id, IBV_WC_RECV, qp_num)) {
+        if (complete(request->wr_id, IBV_WC_RECV, qp_num, message_of(request))) {
             *refused = request;
             return ENOMEM;
         }
@@ -191,6 +205,12 @@ void instant_begin(struct ibv_context *context)
 void instant_doorbell_fails(int error)
 {
     device.doorbell = error;
+}
+
+/* Refuse the next post on a send queue. */
+void instant_refuses(int error)
+{
+    device.refusal = error;
 }
 
 /* Return the number of completions that were not polled. */

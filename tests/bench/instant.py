@@ -64,3 +64,8 @@ def instant(connection: Connection | Datagram) -> Iterator[None]:
 def doorbell_fails(error: int) -> None:
     """Complete the next post, in a block of `instant`, without passing it to the device."""
     _library().instant_doorbell_fails(error)
+
+
+def refuses(error: int) -> None:
+    """Refuse the next post on a send queue, in a block of `instant`."""
+    _library().instant_refuses(error)

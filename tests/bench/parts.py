@@ -14,8 +14,9 @@ from typing import Any
 
 from aiordma.bench.loops import SPIN
 
-from . import beside_c, beside_tcp, connections, native, peers, rxe
+from . import beside_c, beside_tcp, connections, native, peers, rxe, streams
 from .candidates import Candidates
+from .place import place
 from .rounds import Step, measure_all
 from .rows import Row, chosen
 
@@ -23,8 +24,8 @@ HERE = ("127.0.0.1", "software")
 GUEST = ("10.1.1.1", "rxe0")
 
 LONG_SPIN = 20 * SPIN
-"""In the guest, where Python is some twenty times slower, it is what SPIN is elsewhere; and it is
-for beside C that polls for ever."""
+"""What SPIN is elsewhere, where Python is some twenty times slower, in QEMU's guest; and for rows
+beside C that polls for ever."""
 
 MARK = "::bench:: "
 """Begins a line by which a part in the virtual machine reports its progress."""
@@ -59,7 +60,8 @@ class Part:
     def run(self, plan: Plan, step: Step) -> list[dict[str, Any]]:
         """Measure them, in this process."""
         with self._candidates(plan) as here:
-            return measure_all(chosen(self.make(here), plan.pattern), plan.rounds, step)
+            rows = measure_all(chosen(self.make(here), plan.pattern), plan.rounds, step)
+        return [{**row, **place()} for row in rows]
 
     def _candidates(self, plan: Plan) -> Candidates:
         return Candidates(*self.place, plan.seconds, plan.rounds, self.spin)
@@ -69,10 +71,13 @@ PARTS = (
     Part("native", native.rows, HERE, SPIN),
     Part("beside_c", beside_c.rows, HERE),
     Part("beside_tcp", beside_tcp.rows, HERE, SPIN),
+    Part("streams", streams.rows, HERE),
+    Part("software_connections", connections.software_rows, HERE, SPIN),
     Part("latency", rxe.latency_rows, GUEST),
     Part("throughput", rxe.throughput_rows, GUEST),
     Part("depth", rxe.depth_rows, GUEST),
     Part("connections", connections.rows, GUEST),
+    Part("streams_rxe", streams.rxe_rows, GUEST),
     Part("peers", peers.rows, GUEST),
 )
 

@@ -2,14 +2,17 @@
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, TypeAlias
+
+import anyio
 
 from aiordma import (
     Access,
     Connection,
     Datagram,
+    DatagramMessage,
     RemoteMemory,
     connect,
     open_datagram,
@@ -65,6 +68,7 @@ async def _main(here: Candidates, setup: Setup) -> Reading:
             cpu = time.process_time()
             count = await _windows(window, here.seconds)
             cpu = time.process_time() - cpu
+            await anyio.sleep(0.01)  # what completed after the last await is delivered
     return Reading(cpu / count * 1e6, extra={"count": count})
 
 
@@ -220,6 +224,16 @@ def _fetch_add(c: Connection, remote: RemoteMemory) -> Window:
     return lambda: [post(local, number, 1) for _ in range(WINDOW)]
 
 
+def _compare_swap_call(c: Connection, remote: RemoteMemory) -> Window:
+    call, number = c.compare_swap, _number(remote)
+    return lambda: [call(number, 1, 2) for _ in range(WINDOW)]
+
+
+def _fetch_add_call(c: Connection, remote: RemoteMemory) -> Window:
+    call, number = c.fetch_add, _number(remote)
+    return lambda: [call(number, 1) for _ in range(WINDOW)]
+
+
 def _recv(c: Connection, remote: RemoteMemory) -> Window:
     post, local = c.post_recv, _local(c)
     return lambda: [post(local) for _ in range(WINDOW)]
@@ -297,6 +311,49 @@ async def _datagrams(
                 yield datagram, lambda: [send(local, peer) for _ in range(WINDOW)]
 
 
+@asynccontextmanager
+async def _received_datagrams(
+    here: Candidates, senders: int
+) -> AsyncIterator[tuple[Datagram, list[DatagramMessage], Callable[[], Awaitable[object]]]]:
+    """A socket, a message of each of several senders, and a function that has it send to itself."""
+    async with AsyncExitStack() as stack:
+        sockets = [
+            await stack.enter_async_context(
+                await open_datagram(
+                    here.host, device=here.device, receive_buffers=WINDOW, max_send_wr=WINDOW
+                )
+            )
+            for _ in range(1 + senders)
+        ]
+        mine = sockets[0]
+        assert mine.local_address is not None
+        peer = await mine.resolve(*mine.local_address[:2])
+        messages = []
+        for sender in sockets[1:]:
+            await sender.send(bytes(SIZE), peer)
+            messages.append(await mine.receive())
+        yield mine, messages, lambda: mine.send(bytes(SIZE), peer)
+
+
+@asynccontextmanager
+async def _datagram_receive(here: Candidates) -> AsyncIterator[tuple[Datagram, Window]]:
+    async with _received_datagrams(here, 0) as (datagram, _, send):
+        # Each block that is posted again completes at once, so these messages never run out.
+        for _ in range(WINDOW):
+            await send()
+        await anyio.sleep(0.1)
+        receive = datagram.receive
+        yield datagram, lambda: [receive() for _ in range(WINDOW)]
+
+
+@asynccontextmanager
+async def _datagram_replies(here: Candidates) -> AsyncIterator[tuple[Datagram, Window]]:
+    async with _received_datagrams(here, 4) as (datagram, messages, _):
+        post, local = datagram.post_ud_send, _local(datagram)
+        given = messages * (WINDOW // len(messages))
+        yield datagram, lambda: [post(local, message.source) for message in given]
+
+
 KINDS: dict[str, Setup] = {
     "write_keywords": _kind(_write_keywords),
     "write_immediate": _kind(_write_immediate),
@@ -315,6 +372,8 @@ KINDS: dict[str, Setup] = {
     "sendv2_plain": _kind(_sendv2_plain),
     "compare_swap": _kind(_compare_swap),
     "fetch_add": _kind(_fetch_add),
+    "compare_swap_call": _kind(_compare_swap_call),
+    "fetch_add_call": _kind(_fetch_add_call),
     "recv": _kind(_recv, receive_buffers=0),
     "recvv2": _kind(_recvv2, receive_buffers=0),
     "srq_recv": partial(_shared_receives, parts=1),
@@ -322,5 +381,7 @@ KINDS: dict[str, Setup] = {
     "ud_send": partial(_datagrams, parts=1, is_receive=False),
     "ud_sendv2": partial(_datagrams, parts=2, is_receive=False),
     "ud_recv": partial(_datagrams, parts=1, is_receive=True),
+    "ud_receive": _datagram_receive,
+    "ud_reply": _datagram_replies,
     "bind_invalidate": _windows_of_memory,
 }

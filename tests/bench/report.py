@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from .place import words as place_words
 from .rounds import Step
 
 BESIDE = ("distribution",)
@@ -88,6 +90,14 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         if row["note"]:
             console.print(f"{row['name']}: {row['note']}", highlight=False, markup=False)
+    for line in places(rows):
+        console.print(line, highlight=False, markup=False)
+
+
+def places(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each place at which rows were measured."""
+    counted = Counter(place_words(row) for row in rows)
+    return [f"{count} rows on {where}" for where, count in counted.items()]
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
@@ -101,12 +111,12 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
             f"| `{row['name']}` | {number(row['value'])} {row['unit']} | {reference} | {ratio} "
             f"| {goal(row)} | {words[row['met']]} |"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *(f"{line}." for line in places(rows))]) + "\n"
 
 
-def keep(rows: Sequence[dict[str, Any]], folder: Path) -> None:
-    """Write bench.json and bench.md."""
+def keep(rows: Sequence[dict[str, Any]], folder: Path, name: str = "bench") -> None:
+    """Write bench.json and bench.md, or so with another name."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = [{key: row[key] for key in row if key not in BESIDE} for row in rows]
-    (folder / "bench.md").write_text(markdown(rows))
-    (folder / "bench.json").write_text(json.dumps(kept, indent=1) + "\n")
+    (folder / f"{name}.md").write_text(markdown(rows))
+    (folder / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")

@@ -3,6 +3,7 @@
 import json
 import sys
 from functools import partial
+from typing import Any
 
 import anyio
 
@@ -11,6 +12,9 @@ from tests.connections import connect_to
 
 LONG = 1 << 22
 """Bytes of a READ that is cut half way."""
+
+KEEPALIVE = 0.5
+"""Seconds of the keepalive."""
 
 PATIENCE = 60.0
 """Seconds until those that nothing ends are given up."""
@@ -27,10 +31,16 @@ async def _end_of(client: aiordma.Connection, request: aiordma.WorkRequest) -> l
     return became
 
 
+async def _idle_end(connection: aiordma.Connection) -> list[str]:
+    """What becomes of a side that only receives."""
+    cause = await connection.ended()
+    return [type(cause).__name__, str(cause)]
+
+
 async def _connected(
-    listener: aiordma.Listener, server: str, client: str
+    listener: aiordma.Listener, server: str, client: str, **options: Any
 ) -> tuple[aiordma.Connection, aiordma.Connection]:
-    ours, theirs = await connect_to(listener, server, source=(client, 0))
+    ours, theirs = await connect_to(listener, server, source=(client, 0), **options)
     await ours.send(b"alive")
     await theirs.receive()
     return ours, theirs
@@ -39,11 +49,20 @@ async def _connected(
 async def _run(server: str, client: str, cut: str, mend: str, slow: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     remote = aiordma.Access.REMOTE_READ | aiordma.Access.REMOTE_WRITE
-    async with aiordma.listen(server, 0) as listener:
+    async with (
+        aiordma.listen(server, 0) as listener,
+        aiordma.listen(server, 0, keepalive=KEEPALIVE) as probing,
+    ):
         # A connection for each, as the end of one ends the others on it.
         pairs = [await _connected(listener, server, client) for _ in range(4)]
         memory = [each.register(bytearray(LONG), remote).remote() for _, each in pairs]
         (read, _), (send, _), (write, _), (half, _) = pairs
+        idle = {
+            "IDLE CLIENT": await _connected(listener, server, client, keepalive=KEEPALIVE),
+            "IDLE SERVER": (await _connected(probing, server, client))[::-1],
+            "NO KEEPALIVE": await _connected(listener, server, client),
+        }
+        pairs += idle.values()
         requests = {}
         if slow:
             await anyio.run_process(["sh", "-ec", slow])
@@ -57,6 +76,12 @@ async def _run(server: str, client: str, cut: str, mend: str, slow: str) -> dict
             with anyio.move_on_after(PATIENCE):
                 for kind, (connection, request) in requests.items():
                     found[kind] = await _end_of(connection, request)
+                for kind in ("IDLE CLIENT", "IDLE SERVER"):
+                    found[kind] = await _idle_end(idle[kind][0])
+                unaware = idle["NO KEEPALIVE"][0]
+                found["NO KEEPALIVE"] = ["connected" if unaware.is_connected else "ended", ""]
+                await unaware.aclose()
+                found["CLOSE"] = ["closed", ""]
         finally:
             await anyio.run_process(["sh", "-ec", mend])
             for ends in pairs:

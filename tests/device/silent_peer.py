@@ -44,9 +44,10 @@ class SilentPeer(ABC):
 class _PlainPeer(SilentPeer):
     """Of the software device: a plain socket."""
 
-    def __init__(self, port: int, stack: ExitStack) -> None:
+    def __init__(self, port: int, stack: ExitStack, private_data: bytes) -> None:
         self._socket = stack.enter_context(socket.create_connection((ADDRESS, port), SECONDS))
-        self._socket.sendall(Frame(inbound=4 | UPPER, outbound=4 | UPPER | LOWER).pack())
+        request = Frame(inbound=4 | UPPER, outbound=4 | UPPER | LOWER, private_data=private_data)
+        self._socket.sendall(request.pack())
 
     def _finish(self) -> bytes:
         reply = Frame.receive(self._socket)
@@ -63,12 +64,14 @@ class _PlainPeer(SilentPeer):
 class _VerbsPeer(SilentPeer):
     """Of a RoCE device: a client with its own queue pair, which has to call rdma_establish."""
 
-    def __init__(self, port: int, stack: ExitStack) -> None:
+    def __init__(self, port: int, stack: ExitStack, private_data: bytes) -> None:
         self._channel = stack.enter_context(EventChannel())
         self._identifier = resolved(self._channel, port, stack)
         self._end = End(stack.enter_context(self._identifier.context()), stack)
         self._end.move(self._identifier, _S.INIT)
-        self._identifier.connect(ConnectionParameters(qp_num=self._end.pair.qp_num))
+        self._identifier.connect(
+            ConnectionParameters(qp_num=self._end.pair.qp_num, private_data=private_data)
+        )
 
     def _finish(self) -> bytes:
         data = expect(self._channel, CmEventType.CONNECT_RESPONSE).private_data
@@ -82,11 +85,11 @@ class _VerbsPeer(SilentPeer):
 
 
 @asynccontextmanager
-async def silent_peer(port: int) -> AsyncIterator[SilentPeer]:
+async def silent_peer(port: int, private_data: bytes = b"") -> AsyncIterator[SilentPeer]:
     """Yield a peer that has asked for a connection."""
     made = _PlainPeer if DEVICE == SOFTWARE else _VerbsPeer
     with ExitStack() as stack:
-        peer = await to_thread.run_sync(made, port, stack)
+        peer = await to_thread.run_sync(made, port, stack, private_data)
         try:
             yield peer
         finally:

@@ -204,6 +204,11 @@ CONNECTION: dict[str, Call] = {
         {"memory": An, "access": ACCESS, "kind": Whole(32)},
         "memory_windows",
     ),
+    "grant": Call(
+        lambda w, **k: w.client.grant(**k),
+        lambda w: {"memory": bytearray(8), "access": aiordma.Access.REMOTE_READ},
+        {"memory": BUFFER, "access": ACCESS, "expires": SECONDS},
+    ),
     "revoke": Call(lambda w, window: w.client.revoke(window), lambda w: {}, {"window": An}),
     "post_bind_window": Call(
         lambda w, **k: w.client.post_bind_window(**k),
@@ -237,7 +242,14 @@ for _name in ("post_send", "post_sendv", "send", "sendv", "post_write", "post_wr
 
 NO_PARAMETERS = {
     *("aclose", "receive", "receive_message", "receive_view", "send_eof", "prepare"),
-    *("extra", "begin", "chain", "ended", "query"),  # of anyio; for the listener; a flag
+    *(
+        "extra",
+        "begin",
+        "chain",
+        "ended",
+        "query",
+        "statistics",
+    ),  # of anyio; for the listener; a flag
     "establish",  # below
 }
 
@@ -446,6 +458,9 @@ OPTIONS: dict[str, object] = {
 } | {
     "tos": Whole(31, none=True),
     "linger": SECONDS,
+    "flush_timeout": SECONDS,
+    "peer_timeout": SECONDS,
+    "keepalive": SECONDS,
     "cqe": Whole(31, none=True),
     "flow_control": FLAG,
 }

@@ -256,6 +256,9 @@ OPTIONS = {
     "min_rnr_timer": (-1, 32),
     "tos": (-1, 256),
     "linger": (-1, 3601),
+    "flush_timeout": (-1, 3601),
+    "peer_timeout": (0, 3601),
+    "keepalive": (0, 86401),
     "comp_vector": (-1, 1 << 31),
     "cqe": (0, 1 << 31),
 }

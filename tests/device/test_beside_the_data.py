@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 import aiordma
@@ -246,3 +247,25 @@ async def test_an_abandoned_atomic_gives_its_memory_back() -> None:
         value = await client.fetch_add(place, 0)  # behind it, if it was posted at all
         assert value in (0, 1)
         assert pool.leased == before
+
+
+@atomics
+async def test_cancelled_atomic_keeps_its_memory() -> None:
+    async with connected() as (client, server):
+        pool = pool_of(client)
+        theirs = server.register(bytearray(16), ATOMIC).remote()
+        start = -theirs.address % 8
+        place = theirs[start : start + 8]
+        assert await client.fetch_add(place, 1) == 0
+        leased = pool.leased
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await client.fetch_add(place, 1)
+        # The cancelled atomic may have been carried out, or not. The next one has its own memory.
+        before = await client.fetch_add(place, 10)
+        assert before in (1, 2)
+        assert await client.compare_swap(place, before + 10, 7) == before + 10
+        assert await client.fetch_add(place, 0) == 7
+        while pool.leased != leased:
+            await anyio.lowlevel.checkpoint()
+    assert pool.leased == 0

@@ -13,8 +13,8 @@ import pytest
 
 import aiordma
 from aiordma._base.provider import SOFTWARE
-from aiordma._endpoint import endpoint
 from tests.device.players import connected, one_loop, reactor_in_use, until
+from tests.device.second_device import second_device
 from tests.devices import (
     ADDRESS,
     DEVICE,
@@ -101,11 +101,8 @@ async def test_a_peer_that_never_answers_is_a_timeout_that_names_the_step() -> N
 
 @one_loop
 @pytest.mark.parametrize("answered", [True, False])
-async def test_a_connect_that_fails_waits_for_no_flush(
-    answered: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_connect_that_fails_waits_for_no_flush(answered: bool) -> None:
     """Nothing moves a queue pair that never was connected, and so nothing flushes its receives."""
-    monkeypatch.setattr(endpoint, "FLUSH_SECONDS", 1000.0)
     error = aiordma.RejectedError if answered else aiordma.ConnectTimeoutError
     async with await aiordma.listen(ADDRESS, 0) as listener, anyio.create_task_group() as group:
 
@@ -115,7 +112,12 @@ async def test_a_connect_that_fails_waits_for_no_flush(
         if answered:
             group.start_soon(reject)
         with pytest.raises(error):
-            await aiordma.connect(ADDRESS, listener.port, timeout=30 if answered else A_WHILE)
+            await aiordma.connect(
+                ADDRESS,
+                listener.port,
+                timeout=30 if answered else A_WHILE,
+                flush_timeout=1000.0,
+            )
 
 
 @contextmanager
@@ -195,13 +197,22 @@ async def test_server_without_iwarp_is_named(answer: bytes) -> None:
         await aiordma.connect(ADDRESS, port, timeout=30)
 
 
+@pytest.mark.capability("second_device")
 async def test_a_device_that_is_insisted_on_must_reach_the_address(
     device: DeviceUnderTest,
 ) -> None:
+    with second_device(device) as other:
+        text = rf"{device.name}.*not .*{other}, which was asked for"
+        with pytest.raises(aiordma.AddressError, match=text):
+            await aiordma.connect(ADDRESS, 1, device=other)
+        with pytest.raises(aiordma.AddressError, match=text):
+            await aiordma.open_domain(ADDRESS, device=other)
+
+
+async def test_a_device_that_is_insisted_on_must_exist(device: DeviceUnderTest) -> None:
     async with await aiordma.listen(ADDRESS, 0) as listener:
-        # Natively there is no real device at all; the VM's reaches the address.
-        error = aiordma.NoDeviceError if device.name == SOFTWARE else aiordma.AddressError
-        with pytest.raises(error, match=r"not mlx5_9|RDMA device"):
+        # Natively there may be no librdmacm, either.
+        with pytest.raises(aiordma.NoDeviceError, match=r"mlx5_9|rdma_create_event_channel"):
             await aiordma.connect(ADDRESS, listener.port, device="mlx5_9")
     async with connected(client={"device": device.name}) as (client, _):
         assert client.device_name == device.name

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -11,13 +10,14 @@ import aiordma
 from aiordma._base.provider import SOFTWARE
 from tests.device.players import both_ways, connected
 from tests.devices import DeviceUnderTest
+from tests.forked import python
 from tests.network import run_alone
 from tests.unit.sources import ROOT
 
 Found = dict[str, list[str]]
 
-_UP = "set -e; provider={driver}; guest=tests/vm/guest; . $guest/settled.sh; . $guest/veth.sh"
-_DOWN = """
+UP = "set -e; provider={driver}; guest=tests/vm/guest; . $guest/settled.sh; . $guest/veth.sh"
+DOWN = """
 ip rule add pref 0 lookup local
 for pref in 1 1 2 2 3; do ip rule del pref $pref; done
 ip link del veth1
@@ -42,14 +42,14 @@ def shell(script: str) -> None:
 @pytest.fixture
 def found(device: DeviceUnderTest) -> Iterator[Found]:
     """What became of a READ, a SEND and a WRITE of no bytes that were posted after the wire was
-    cut, with the default options, and on siw of a READ that was cut half way; without those whose
-    connection did not end."""
+    cut, with the default options, and on siw of a READ that was cut half way; and of sides that
+    only receive, with and without keepalive; without those whose connection did not end."""
     if device.name == SOFTWARE:
         yield json.loads(run_alone(_ALONE))
         return
-    shell(_UP.format(driver=device.driver))
+    shell(UP.format(driver=device.driver))
     try:
-        program = [sys.executable, "-m", "tests.device.black_hole"]
+        program = [*python(), "-m", "tests.device.black_hole"]
         # Where TCP retransmits, nothing of ours is to be acknowledged once a READ is half way.
         slow = _SLOW if device.lacks("acknowledged_sends") else ""
         program += ["10.2.2.2", "10.2.2.1", _CUT, _MEND, slow]
@@ -57,18 +57,26 @@ def found(device: DeviceUnderTest) -> Iterator[Found]:
         assert ran.returncode == 0, ran.stderr
         yield json.loads(ran.stdout)
     finally:
-        shell(_DOWN)
+        shell(DOWN)
 
 
 def test_a_black_hole_ends_every_connection(device: DeviceUnderTest, found: Found) -> None:
     half = ["HALF A READ"] if device.lacks("acknowledged_sends") else []
-    assert list(found) == [*half, "READ", "SEND", "WRITE"]
+    idle = ["IDLE CLIENT", "IDLE SERVER"]
+    assert list(found) == [*half, "READ", "SEND", "WRITE", *idle, "NO KEEPALIVE", "CLOSE"]
+    assert found.pop("NO KEEPALIVE") == ["connected", ""]
+    assert found.pop("CLOSE") == ["closed", ""]
+    for kind in idle:
+        became, text = found.pop(kind)
+        assert became == "RetryExceededError"
+        assert "retry_count=6" in text
+        assert device.lacks("acknowledged_sends") or "keepalive" in text
     for kind, (became, text) in found.items():
         if not kind.endswith("READ") and device.lacks("acknowledged_sends"):
             assert became == "done"
             continue
         flushes = device.lacks("acknowledged_sends")
-        assert became == ("FlushedError" if flushes else "RetryExceededError")
+        assert became == ("PeerFlushedError" if flushes else "RetryExceededError")
         assert "retry_count=6" in text
         assert "ack_timeout=16" in text
 

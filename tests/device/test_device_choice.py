@@ -1,18 +1,23 @@
 """Which device serves what: the real one that reaches the address, else the built-in one; both in
 one process, on one event loop."""
 
+import asyncio
 import logging
 from contextlib import AsyncExitStack
+from functools import partial
 
 import anyio
+import httpcore
 import pytest
 
 import aiordma
 from aiordma._runtime import device_choice
 from aiordma._runtime.reactor import current_reactors
+from aiordma.integrations.httpcore import StreamBackend
+from aiordma.streams import connect_stream, create_connection, create_server, listen_stream
 from tests.connections import connect_to
 from tests.device.players import both_ways, one_loop
-from tests.devices import ADDRESS, DeviceUnderTest, kernel_objects
+from tests.devices import ADDRESS, DEVICE, DeviceUnderTest, kernel_objects
 
 pytestmark = pytest.mark.anyio
 
@@ -103,3 +108,107 @@ async def test_a_real_device_that_is_insisted_on_must_reach_the_address(
 ) -> None:
     with pytest.raises(aiordma.RdmaConnectionError, match=r'(?s)RDMA device.*device="software"'):
         await aiordma.connect(LOOPBACK, 7471, device=device.name)
+
+
+KINDS = {"software": "software", "rxe": "roce", "siw": "iwarp"}
+
+
+async def opened_by_every_opener(require: str | None) -> list[str]:
+    """Open one object with each function that takes `require`; return the errors."""
+    errors: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        # The device under test serves the address, on this machine, also if it is the built-in one.
+        patch.delenv("AIORDMA_REQUIRE", raising=False)
+        async with await aiordma.listen(ADDRESS) as listener, await listen_stream(ADDRESS) as other:
+            patch.setenv("AIORDMA_REQUIRE", require or "")
+            for argument in (None, require):
+                for opening in (
+                    partial(aiordma.listen, ADDRESS),
+                    partial(aiordma.prepare_connection, ADDRESS, listener.port),
+                    partial(aiordma.open_shared_receive, ADDRESS),
+                    partial(aiordma.open_domain, ADDRESS),
+                    partial(listen_stream, ADDRESS),
+                ):
+                    try:
+                        await (await opening(require=argument)).aclose()
+                    except aiordma.DeviceRequirementError as error:
+                        errors.append(str(error))
+                for connecting, port in (
+                    (aiordma.connect, listener.port),
+                    (connect_stream, other.port),
+                ):
+                    if require not in (None, "rdma"):
+                        continue  # only the refusals: nothing here accepts
+                    if DEVICE == "software":
+                        with pytest.raises(aiordma.DeviceRequirementError) as caught:
+                            await connecting(ADDRESS, port, require=argument)
+                        errors.append(str(caught.value))
+    return errors
+
+
+@one_loop
+async def test_every_opener_requires_rdma(device: DeviceUnderTest) -> None:
+    errors = await opened_by_every_opener("rdma")
+    assert len(errors) == (14 if device.name == "software" else 0), errors
+
+
+@one_loop
+async def test_every_opener_requires_a_kind(device: DeviceUnderTest) -> None:
+    kind = KINDS[device.driver]
+    for require in ("roce", "iwarp", "infiniband"):
+        errors = await opened_by_every_opener(require)
+        assert len(errors) == (0 if kind == require else 10), errors
+
+
+@one_loop
+@pytest.mark.capability("datagrams")
+async def test_datagram_socket_requires_a_kind(device: DeviceUnderTest) -> None:
+    kind = KINDS[device.driver]
+    for require in ("rdma", "roce", "iwarp"):
+        permitted = kind == require or (require == "rdma" and kind != "software")
+        if permitted:
+            async with await aiordma.open_datagram(ADDRESS, require=require) as socket:
+                assert socket.device_name == device.name
+        else:
+            with pytest.raises(aiordma.DeviceRequirementError, match=require):
+                await aiordma.open_datagram(ADDRESS, require=require)
+
+
+@one_loop
+async def test_wildcard_listener_rejects_another_kind(device: DeviceUnderTest) -> None:
+    kind = KINDS[device.driver]
+    if kind == "software":
+        with pytest.raises(aiordma.DeviceRequirementError, match="rdma"):
+            await aiordma.listen("0.0.0.0", require="rdma", device="software")
+        return
+    other = "iwarp" if kind == "roce" else "roce"
+    async with await aiordma.listen("0.0.0.0", require=other) as listener:
+        with pytest.raises(aiordma.RejectedError):
+            await aiordma.connect(ADDRESS, listener.port)
+    async with await aiordma.listen("0.0.0.0", require=kind) as listener:
+        for end in await connect_to(listener, ADDRESS):
+            await end.aclose()
+
+
+@one_loop
+async def test_log_names_the_device(
+    device: DeviceUnderTest, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "aiordma")
+    async with AsyncExitStack() as stack:
+        await pair(stack, ADDRESS)
+    said = [(r.levelname, r.message) for r in caplog.records]
+    assert ("INFO", f"this event loop uses the device {device.name}") in said
+    through = [text for level, text in said if text.endswith(f"through the device {device.name}")]
+    assert sorted(text.split()[0] for text in through) == ["accepted", "connected"]
+
+
+@one_loop
+async def test_asyncio_and_httpcore_refuse_other_devices(device: DeviceUnderTest) -> None:
+    other = {"software": "rdma", "siw0": "roce"}.get(device.name, "iwarp")
+    with pytest.raises(aiordma.DeviceRequirementError):
+        await create_server(asyncio.Protocol, ADDRESS, require=other)
+    with pytest.raises(aiordma.DeviceRequirementError):
+        await create_connection(asyncio.Protocol, ADDRESS, 7471, require=other)
+    with pytest.raises(httpcore.ConnectError, match="require"):
+        await StreamBackend(require=other).connect_tcp(ADDRESS, 7471)

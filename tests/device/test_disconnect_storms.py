@@ -1,7 +1,6 @@
 """An orderly disconnect is an end of the stream however busy the process is: the flush, which the
 device delivers at once, is explained by the connection manager's event, however late that comes."""
 
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import aiordma
 from aiordma._endpoint import endpoint
 from tests.device.players import connected
 from tests.devices import ADDRESS, DEVICE
+from tests.forked import python
 from tests.internals import endpoint_of
 
 pytestmark = pytest.mark.anyio
@@ -84,7 +84,7 @@ async def test_a_storm_of_disconnects_ends_every_stream(busy_thread: threading.E
 
     async with await aiordma.listen(ADDRESS, 0, backlog=PEERS, receive_buffers=4) as listener:
         arguments = [ADDRESS, str(listener.port), str(PEERS)]
-        peers = await anyio.open_process([sys.executable, "-c", CLIENTS, *arguments])
+        peers = await anyio.open_process([*python(), "-c", CLIENTS, *arguments])
         assert peers.stdin is not None
         assert peers.stdout is not None
         async with peers, anyio.create_task_group() as group:

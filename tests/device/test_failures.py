@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import signal
-import sys
 from pathlib import Path
 
 import anyio
@@ -15,6 +14,7 @@ from aiordma._base.socket_address import address_text
 from tests.alike import alike
 from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected, until
 from tests.devices import ADDRESS, DeviceUnderTest
+from tests.forked import python
 
 pytestmark = pytest.mark.anyio
 
@@ -126,7 +126,7 @@ async def test_a_failed_connection_still_closes_and_others_can_follow() -> None:
 async def test_a_killed_peer_ends_what_waits_for_it(waiting_for: str) -> None:
     port = 7000 + os.getpid() % 1000
     async with await anyio.open_process(
-        [sys.executable, str(ECHO_SERVER), "--bind", ADDRESS, "--port", str(port)],
+        [*python(), str(ECHO_SERVER), "--bind", ADDRESS, "--port", str(port)],
         stderr=None,
     ) as peer:
         assert peer.stdout is not None

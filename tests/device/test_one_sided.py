@@ -20,6 +20,7 @@ from aiordma._endpoint.staging import COPY_LIMIT, THREAD_LIMIT
 from tests.alike import alike
 from tests.device.players import REMOTE, Outcome, both_ways, connected, until
 from tests.devices import provider_under_test
+from tests.internals import pool_of
 
 pytestmark = pytest.mark.anyio
 
@@ -164,6 +165,49 @@ async def test_operations_of_no_bytes_succeed() -> None:
         await client.read(theirs.remote()[9:9], ours[16:16])
         assert bytes(theirs.view) == b"unchanged"
         assert bytes(ours.view) == bytes(16)
+
+
+READS_NOTHING: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "a region": lambda c, remote, ours: c.post_read(remote, ours[16:16]),
+    "a buffer": lambda c, remote, ours: c.post_read(remote, bytearray()),
+    "parts": lambda c, remote, ours: c.post_readv(remote, [ours[3:3]]),
+    "no parts": lambda c, remote, ours: c.post_readv(remote, []),
+}
+
+
+@pytest.mark.parametrize("read", READS_NOTHING.values(), ids=READS_NOTHING)
+async def test_read_of_no_bytes_keeps_the_connection(read: Callable[..., Any]) -> None:
+    """Also after other READs, which the port then posts without the general path's checks."""
+    async with connected() as (client, server):
+        theirs = server.register(bytearray(b"unchanged"), REMOTE).remote()
+        ours = client.register(bytearray(b"#" * 16))
+        for _ in range(3):
+            completion = await read(client, theirs[9:9], ours)
+            assert completion.ok
+            assert completion.operation is Opcode.RDMA_READ
+            await client.read(theirs[:4], ours[:4])
+        assert await client.read_bytes(theirs[9:9]) == b""
+        leased = pool_of(client).leased
+        for _ in range(3):
+            await read(client, theirs[9:9], ours)
+        assert pool_of(client).leased == leased
+        assert bytes(ours.view) == b"unch" + b"#" * 12
+        await both_ways(client, server)
+
+
+@pytest.mark.capability("ordered_ends")
+async def test_read_of_no_bytes_in_a_chain_keeps_the_connection() -> None:
+    async with connected() as (client, server):
+        theirs = server.register(bytearray(b"unchanged"), REMOTE).remote()
+        ours = client.register(bytearray(8))
+        for last_only in (False, True):
+            with client.chain(signal_last_only=last_only) as chain:
+                chain.post_read(theirs[:0], ours[:0])
+                chain.post_write(b"", theirs[:0])
+                chain.post_read(theirs[:0], bytearray())
+            for request in chain.requests:
+                assert (await request).ok
+        await both_ways(client, server)
 
 
 async def test_a_pipeline_of_64_reads_and_writes_matches_one_to_one() -> None:

@@ -7,7 +7,6 @@ held, so that not even another thread of it runs Python.
 
 import hashlib
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,6 +15,7 @@ import pytest
 import aiordma
 from tests.device.players import one_loop
 from tests.devices import ADDRESS, DEVICE
+from tests.forked import python
 
 pytestmark = pytest.mark.anyio
 
@@ -56,7 +56,7 @@ asyncio.run(main())
 @contextmanager
 def target(way: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", TARGET, ADDRESS, DEVICE, way],
+        [*python(), "-c", TARGET, ADDRESS, DEVICE, way],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -1,6 +1,9 @@
-"""What `serve` logs as a handler fails: a line for the peer's fault, a traceback for its own."""
+"""What `serve` logs as a handler fails: a line for the peer's fault, a traceback for its own. And
+what it keeps of a peer that has left: nothing."""
 
+import gc
 import logging
+import weakref
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -10,6 +13,7 @@ import aiordma
 from aiordma._base.socket_address import address_text
 from tests.device.players import until
 from tests.devices import ADDRESS
+from tests.internals import endpoint_of
 
 pytestmark = pytest.mark.anyio
 
@@ -115,3 +119,18 @@ async def test_fault_without_a_text_is_named_by_its_class(
 
     record = await logged(handler, caplog)
     assert record.getMessage().endswith(" ended: BrokenResourceError")
+
+
+async def test_serve_keeps_nothing_of_a_closed_connection() -> None:
+    kept: list[weakref.ref[object]] = []
+
+    async def handler(connection: aiordma.Connection) -> None:
+        kept.append(weakref.ref(endpoint_of(connection)))
+        await connection.receive()
+
+    async with aiordma.listen(ADDRESS, 0) as listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, handler)
+        async with aiordma.connect(ADDRESS, listener.port) as client:
+            await client.send(b"the only message of the last peer")
+        await until(lambda: bool(kept) and gc.collect() >= 0 and kept[0]() is None)
+        group.cancel_scope.cancel()

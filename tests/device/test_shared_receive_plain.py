@@ -95,7 +95,7 @@ async def test_memory_that_will_not_do_is_refused() -> None:
         gone.close()
         for part, error, message in (
             (unwritable[:], TypeError, "LOCAL_WRITE"),
-            (strange[:], ValueError, "another device or event loop"),
+            (strange[:], ValueError, "another protection domain"),
             (closed, aiordma.ClosedError, "closed"),
         ):
             with pytest.raises(error, match=message):

@@ -4,8 +4,10 @@ import errno
 import gc
 import os
 import struct
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, Unpack
 
 import anyio
@@ -14,11 +16,13 @@ from anyio.abc import SocketAttribute
 
 import aiordma
 from aiordma import RemoteMemory
+from aiordma._base.arguments import Buffer
 from aiordma._base.errors import StreamProtocolError
+from aiordma._endpoint.capabilities import has_immediate
 from aiordma.streams import Stream, StreamOptions, connect_stream, listen_stream
 from aiordma.streams.protocol import Hello
 from tests.device.players import REMOTE, Outcome, one_loop, until
-from tests.devices import ADDRESS
+from tests.devices import ADDRESS, DEVICE
 
 pytestmark = pytest.mark.anyio
 
@@ -59,6 +63,24 @@ async def test_bytes_arrive_in_order_both_ways() -> None:
         await server.send(b"from the server")
         assert await server.receive() == b"from the client"
         assert await client.receive() == b"from the server"
+
+
+@pytest.mark.parametrize("takes", [True, False])
+@one_loop
+async def test_immediate_data_is_used_on_iwarp_if_both_sides_have_it(
+    takes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # C's rsockets on iWARP never has it, and sends a word behind the data.
+    unpack = Hello.unpack
+    monkeypatch.setattr(Hello, "unpack", lambda data: replace(unpack(data), takes_immediate=takes))
+    async with streams() as (client, server):
+        endpoint = client.connection._endpoint
+        expected = endpoint.hub.is_iwarp and not (takes and has_immediate(endpoint))
+        assert client._path.uses_words is server._path.uses_words is expected
+        data = os.urandom(300_000)
+        async with anyio.create_task_group() as group:
+            group.start_soon(client.send, data)
+            assert await receive_exactly(server, len(data)) == data
 
 
 async def test_a_short_receive_leaves_the_rest() -> None:
@@ -262,6 +284,51 @@ async def test_only_one_task_receives_at_a_time() -> None:
 
 
 @one_loop
+async def test_a_receive_that_is_dropped_lets_another_one_receive() -> None:
+    async with streams() as (client, server):
+        for drop in ("close", "forget"):
+            call = server.receive()
+            call.send(None)
+            with pytest.raises(anyio.BusyResourceError):
+                await server.receive()
+            if drop == "close":
+                call.close()
+            del call
+            await client.send(drop.encode())
+            assert await server.receive() == drop.encode()
+
+
+async def test_data_in_any_buffer_is_sent() -> None:
+    items: list[Buffer] = [
+        b"bytes",
+        bytearray(b"an array"),
+        memoryview(b"a view"),
+        array("I", [1, 2]),
+    ]
+    async with streams() as (client, server):
+        for item in (*items, memoryview(array("I", range(4)))[1:]):
+            await client.send(item)
+            assert await server.receive() == bytes(item)
+            await client.send(item=item)
+            buffer = bytearray(100)
+            length = await server.receive_into(buffer=buffer)
+            assert buffer[:length] == bytes(item)
+
+
+async def test_a_cancelled_scope_is_noticed_by_each_call() -> None:
+    async with streams() as (client, server):
+        await client.send(b"data")
+        await anyio.sleep(0.05)
+        done = []
+        for call in (lambda: client.send(b"more"), server.receive):
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                done.append(await call())
+        assert not done
+        assert await server.receive() == b"data"
+
+
+@one_loop
 async def test_attributes_are_those_of_sockets() -> None:
     async with streams() as (client, server):
         address: Any = client.extra(SocketAttribute.remote_address)
@@ -424,3 +491,18 @@ async def test_forged_grants_end_the_connection() -> None:
                 await send_word(peer, 4 << 29 | 8)
         with pytest.raises(StreamProtocolError, match="a third time"):
             await server.receive()
+
+
+@pytest.mark.skipif(DEVICE != "software", reason="70,000 messages take an emulated machine minutes")
+@one_loop
+async def test_a_stream_goes_on_where_message_numbers_wrap() -> None:
+    """Numbers of messages have 16 bits."""
+    count, window = 70_000, 50
+    async with streams() as (client, server):
+        for first in range(0, count, window):
+            for number in range(first, first + window):
+                await client.send(bytes([number % 256]))
+            expected = bytes(number % 256 for number in range(first, first + window))
+            assert await receive_exactly(server, window) == expected
+        posted = client.connection.statistics().posted_sends
+        assert posted > 1 << 16  # each byte was a message

@@ -2,12 +2,16 @@
 device under test."""
 
 import asyncio
+import errno
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -287,24 +291,90 @@ def test_a_buffered_protocol_is_filled_piece_by_piece(run: Run) -> None:
     run(main)
 
 
-def test_a_protocol_that_raises_loses_its_connection_only() -> None:
-    class Faulty(Recorder):
-        def data_received(self, data: bytes) -> None:
-            if data != b"?":
-                raise ValueError("a fault of the program")
-            super().data_received(data)
+FATAL: dict[str, Callable[[], BaseException]] = {
+    "ValueError": lambda: ValueError("a fault of the program"),
+    "OSError": lambda: OSError("a fault of the program"),
+    "CancelledError": lambda: asyncio.CancelledError("a fault of the program"),
+}
 
-    async def main() -> list[str]:
-        reported: list[str] = []
+
+class Raises(Recorder):
+    """Raises an error in one of its methods, but not for the first bytes."""
+
+    method = ""
+    make_error: Callable[[], BaseException]
+
+    def _raise_in(self, method: str) -> None:
+        if method == self.method:
+            raise type(self).make_error()
+
+    def data_received(self, data: bytes) -> None:
+        if data != b"?":
+            self._raise_in("data_received")
+        super().data_received(data)
+
+    def eof_received(self) -> None:
+        self._raise_in("eof_received")
+        super().eof_received()
+
+
+class RaisesBuffered(Buffered):
+    """The same for a BufferedProtocol."""
+
+    method = ""
+    make_error: Callable[[], BaseException]
+    asked = 0
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        self.asked += 1
+        if self.asked > 1 and self.method == "get_buffer":
+            raise type(self).make_error()
+        return super().get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        super().buffer_updated(nbytes)
+        if self.data != b"?" and self.method == "buffer_updated":
+            raise type(self).make_error()
+
+
+@pytest.mark.parametrize("kind", FATAL)
+@pytest.mark.parametrize(
+    "method", ["data_received", "eof_received", "get_buffer", "buffer_updated"]
+)
+def test_error_of_a_protocol_ends_its_connection(method: str, kind: str) -> None:
+    """As in asyncio: connection_lost gets the error, and the loop reports it, unless it is an
+    OSError. Other connections are not affected."""
+    base = Recorder if method.endswith("received") else Buffered
+    faulty: Any = type(
+        "Faulty",
+        (Raises if base is Recorder else RaisesBuffered,),
+        {"method": method, "make_error": staticmethod(FATAL[kind])},
+    )
+
+    async def main() -> list[BaseException]:
+        reported: list[BaseException] = []
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: reported.append(str(context["exception"])))
-        async with two(Faulty) as (client, server):
-            client.transport.write(b"x")
-            await server.lost.wait()
-            await client.lost.wait()
+        loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
+        async with (
+            asyncio.timeout(30),
+            two(base) as (client, server),
+            two(faulty) as (writer, reader),
+        ):
+            writer.transport.write(b"x")
+            if method == "eof_received":
+                await reader.until(lambda: reader.data == b"x")
+                writer.transport.write_eof()
+            await reader.lost.wait()
+            await writer.lost.wait()
+            error = getattr(reader, "recorder", reader).error
+            assert type(error).__name__ == kind
+            assert str(error) == "a fault of the program"
+            assert [error] * (kind != "OSError") == reported
+            client.transport.write(b"still here")
+            await server.until(lambda: server.data[-10:] == b"still here")
         return reported
 
-    assert asyncio.run(main()) == ["a fault of the program"]
+    assert len(asyncio.run(main())) == (kind != "OSError")
 
 
 def test_the_end_of_the_peers_process_is_an_error(run: Run) -> None:
@@ -315,6 +385,265 @@ def test_the_end_of_the_peers_process_is_an_error(run: Run) -> None:
             assert isinstance(server.error, aiordma.DisconnectedError)
 
     run(main)
+
+
+def test_an_error_of_connection_made_is_reported() -> None:
+    class Faulty(Recorder):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            raise ValueError("a fault of the program")
+
+    async def main() -> list[str]:
+        reported: list[str] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: reported.append(str(context["exception"])))
+        server = await streams.create_server(Recorder, ADDRESS, 0)
+        address = server.sockets[0].getsockname()
+        async with asyncio.timeout(60):
+            transport, protocol = await streams.create_connection(Faulty, *address)
+            transport.close()
+            await protocol.lost.wait()
+            assert protocol.error is None
+        server.close()
+        await server.wait_closed()
+        return reported
+
+    assert asyncio.run(main()) == ["a fault of the program"]
+
+
+def test_a_lost_transport_forgets_its_protocol(run: Run) -> None:
+    async def main() -> None:
+        async with two() as (client, _server):
+            transport = client.transport
+            transport.close()
+            await client.lost.wait()
+            assert transport.get_protocol() is None
+            transport.write(b"dropped")
+            assert transport.get_write_buffer_size() == 0
+
+    run(main)
+
+
+class WritesMore(Recorder):
+    """Writes again when it may, as SSLProtocol does with what it has encrypted."""
+
+    more = b""
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        data, self.more = self.more, b""
+        self.transport.write(data)
+
+
+def test_close_sends_what_resume_writing_writes(run: Run) -> None:
+    data, more = os.urandom(300_000), os.urandom(300_000)
+
+    async def main() -> None:
+        async with two(WritesMore, buffer_size=8192) as (client, server):
+            client.more = more
+            client.transport.set_write_buffer_limits(high=1000, low=0)
+            client.transport.write(data)
+            assert client.paused == 1
+            client.transport.close()
+            await client.lost.wait()
+            await server.lost.wait()
+            assert server.data == data + more
+
+    run(main)
+
+
+def test_the_peers_abort_is_a_connection_reset(run: Run) -> None:
+    """Programs expect this class, as the end of a socket's connection raises it."""
+
+    async def main() -> None:
+        async with two() as (client, server):
+            client.transport.abort()
+            await server.lost.wait()
+            assert isinstance(server.error, ConnectionResetError)
+
+    run(main)
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file_of_a_megabyte(tmp_path: Path) -> Iterator[tuple[Any, bytes]]:
+    data = os.urandom(1_000_000)
+    (tmp_path / "data").write_bytes(data)
+    with open(tmp_path / "data", "rb") as file:
+        yield file, data
+
+
+def test_sendfile_falls_back_to_writing(file_of_a_megabyte: tuple[Any, bytes]) -> None:
+    file, data = file_of_a_megabyte
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with two(buffer_size=8192) as (client, server):
+            assert await loop.sendfile(client.transport, file, 1000, 700_000) == 700_000
+            client.transport.write(b"the end")
+            await server.until(lambda: server.data.endswith(b"the end"))
+            assert server.data == data[1000:701_000] + b"the end"
+
+    asyncio.run(main())
+
+
+def test_sendfile_without_its_fallback_is_refused(file_of_a_megabyte: tuple[Any, bytes]) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with two() as (client, _server):
+            with pytest.raises(RuntimeError, match="fallback is disabled"):
+                await loop.sendfile(client.transport, file_of_a_megabyte[0], fallback=False)
+
+    asyncio.run(main())
+
+
+def test_sendfile_ends_with_its_connection(file_of_a_megabyte: tuple[Any, bytes]) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with two(buffer_size=8192) as (client, server):
+            server.transport.pause_reading()
+            sending = asyncio.create_task(loop.sendfile(client.transport, file_of_a_megabyte[0]))
+            await asyncio.sleep(0.05)
+            server.transport.abort()
+            with pytest.raises(ConnectionError):
+                await sending
+
+    asyncio.run(main())
+
+
+# -- servers --------------------------------------------------------------------------------------
+
+
+def test_wait_closed_waits_for_an_open_server(run: Run) -> None:
+    async def main() -> None:
+        server = await streams.start_server(echo, ADDRESS, 0)
+        waiting = asyncio.create_task(server.wait_closed())
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        server.close()
+        await waiting
+        await server.wait_closed()
+
+    run(main)
+
+
+def test_wait_closed_waits_for_the_accepted_streams(run: Run) -> None:
+    async def main() -> None:
+        async with two() as (client, server):
+            listening = server.transport  # keeps the stream open
+            one = await streams.create_server(Recorder, ADDRESS, 0)
+            _, peer = await streams.create_connection(Recorder, *one.sockets[0].getsockname())
+            peer.transport.write(b"?")
+            while not one._transports:
+                await asyncio.sleep(0.001)
+            one.close()
+            waiting = asyncio.create_task(one.wait_closed())
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            one.close_clients()
+            await waiting
+            await peer.lost.wait()
+            assert peer.error is None
+            assert not listening.is_closing()
+            assert not client.transport.is_closing()
+
+    run(main)
+
+
+def test_aborted_clients_are_disconnected(run: Run) -> None:
+    async def main() -> None:
+        server = await streams.create_server(Recorder, ADDRESS, 0)
+        _, peer = await streams.create_connection(Recorder, *server.sockets[0].getsockname())
+        peer.transport.write(b"?")
+        while not server._transports:
+            await asyncio.sleep(0.001)
+        server.abort_clients()
+        await peer.lost.wait()
+        assert isinstance(peer.error, ConnectionError)
+        server.close()
+        await server.wait_closed()
+
+    run(main)
+
+
+def test_close_stops_listening_at_once(run: Run) -> None:
+    async def main() -> None:
+        first = await streams.start_server(echo, ADDRESS, 0)
+        address = first.sockets[0].getsockname()
+        first.close()
+        assert first.sockets == ()
+        assert not first.is_serving()
+        with pytest.raises(ConnectionError):
+            await streams.open_connection(*address)
+        await first.wait_closed()
+
+    run(main)
+
+
+def test_a_closed_server_ends_with_its_loop() -> None:
+    """A program closes its loop right after the server, without a warning."""
+    program = f"""
+import asyncio, gc
+from aiordma import streams
+loop = asyncio.new_event_loop()
+server = loop.run_until_complete(streams.create_server(asyncio.Protocol, {ADDRESS!r}, 0))
+server.close()
+loop.close()
+del loop, server
+gc.collect()
+"""
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_protocol_factory_that_raises_is_reported() -> None:
+    calls = 0
+
+    def make() -> Recorder:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise ValueError("a fault of the program")
+        return Recorder()
+
+    async def main() -> list[str]:
+        reported: list[str] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: reported.append(str(context["exception"])))
+        server = await streams.create_server(make, ADDRESS, 0)
+        address = server.sockets[0].getsockname()
+        _, refused = await streams.create_connection(Recorder, *address)
+        await refused.lost.wait()
+        assert isinstance(refused.error, ConnectionError)
+        transport, _protocol = await streams.create_connection(Recorder, *address)
+        transport.write(b"?")
+        while not server._transports:
+            await asyncio.sleep(0.001)
+        transport.close()
+        server.close()
+        await server.wait_closed()
+        return reported
+
+    assert asyncio.run(main()) == ["a fault of the program"]
+
+
+def test_a_refused_connection_has_the_number_and_text_of_an_oserror() -> None:
+    """aiohttp, for example, shows only these two."""
+
+    async def main() -> None:
+        server = await streams.create_server(Recorder, ADDRESS, 0)
+        address = server.sockets[0].getsockname()
+        server.close()
+        await server.wait_closed()
+        with pytest.raises(ConnectionRefusedError) as raised:
+            await streams.create_connection(Recorder, *address)
+        assert raised.value.errno == errno.ECONNREFUSED
+        assert raised.value.strerror == str(raised.value)
+        assert str(address[1]) in raised.value.strerror
+
+    asyncio.run(main())
 
 
 # -- TLS ------------------------------------------------------------------------------------------
@@ -382,9 +711,10 @@ WRONG: Any = True
         (lambda: streams.create_connection(Recorder, "x", 1, sock=socket.socket()), "no socket"),
         (lambda: streams.create_connection(Recorder, "x", 1, server_hostname="y"), "with ssl"),
         (lambda: streams.create_server(Recorder, sock=socket.socket()), "no socket"),
-        (lambda: streams.create_server(Recorder, ssl=WRONG), "SSLContext"),
-        (lambda: streams.create_server(Recorder, ssl_handshake_timeout=1), "with ssl"),
-        (lambda: streams.create_server(Recorder, buffer_sise=1), "buffer_sise"),
+        (lambda: streams.create_server(Recorder), "Neither host/port"),
+        (lambda: streams.create_server(Recorder, "x", ssl=WRONG), "SSLContext"),
+        (lambda: streams.create_server(Recorder, "x", ssl_handshake_timeout=1), "with ssl"),
+        (lambda: streams.create_server(Recorder, "x", buffer_sise=1), "buffer_sise"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:unclosed <socket")
@@ -469,5 +799,27 @@ def test_a_socket_that_is_used_as_one_is_connected_as_one() -> None:
             accepted, _ = accepting.result()
             with accepted:
                 assert await loop.sock_recv(accepted, 5) == b"hello"
+
+    on_stream_loop(main)
+
+
+def test_a_file_goes_through_a_socket_that_is_used_as_one(
+    file_of_a_megabyte: tuple[Any, bytes],
+) -> None:
+    file, data = file_of_a_megabyte
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.socket() as listening, socket.socket() as client:
+            listening.bind(("127.0.0.1", 0))
+            listening.listen()
+            for each in (listening, client):
+                each.setblocking(False)
+            async with asyncio.timeout(60):
+                await loop.sock_connect(client, listening.getsockname())
+                assert await loop.sock_sendfile(client, file, 0, 1000) == 1000
+                accepted, _ = await loop.sock_accept(listening)
+                with accepted:
+                    assert await loop.sock_recv(accepted, 1000) == data[:1000]
 
     on_stream_loop(main)

@@ -1,6 +1,7 @@
 """Programs that know nothing of RDMA, over it: uvicorn, httpx, aiohttp, websockets, grpclib."""
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,8 +19,9 @@ import websockets.asyncio.client
 from grpclib.exceptions import GRPCError
 
 from aiordma import streams
+from aiordma._base.provider import SOFTWARE
 from aiordma.integrations.httpcore import StreamTransport
-from tests.devices import ADDRESS
+from tests.devices import ADDRESS, DEVICE
 
 Call = Callable[..., Awaitable[Any]]
 
@@ -58,8 +60,8 @@ async def app(scope: Any, receive: Call, send: Call) -> None:
         length += len(message.get("body", b""))
         more = message.get("more_body", False)
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    if scope["path"] == "/stream":
-        for _ in range(100):
+    if scope["path"].startswith("/stream"):
+        for _ in range(int(scope["path"].removeprefix("/stream") or 100)):
             body = {"type": "http.response.body", "body": bytes(10_000), "more_body": True}
             await send(body)
     answer = f"{length} {scope['client'][0]} {scope['client'][1]}".encode()
@@ -102,6 +104,40 @@ def test_httpx_and_uvicorn() -> None:
             assert answer.text.split()[0] == "2000000"
             answer = await client.get(f"http://{address}/stream")
             assert len(answer.content) > 1_000_000
+
+    run(main)
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_large_bodies_need_little_memory() -> None:
+    """100 MB each way, in chunks; 10 MB in the virtual machine, which is slow."""
+    size = 100_000_000 if DEVICE == SOFTWARE else 10_000_000
+
+    async def main() -> None:
+        async with (
+            serving() as address,
+            httpx.AsyncClient(transport=StreamTransport(verify=False), timeout=140) as client,
+        ):
+
+            async def exchange(size: int) -> None:
+                content = chunks(100_000, size // 100_000)
+                answer = await client.post(f"http://{address}/", content=content)
+                assert answer.text.split()[0] == str(size)
+                received = 0
+                url = f"http://{address}/stream{size // 10_000}"
+                async with client.stream("GET", url) as response:
+                    async for part in response.aiter_raw():
+                        received += len(part)
+                assert received > size
+
+            await exchange(1_000_000)
+            before = peak_bytes()
+            await exchange(size)
+            assert peak_bytes() - before < size // 4
 
     run(main)
 
@@ -181,6 +217,7 @@ class Shouter:
     """A service with a unary and a streaming call, and one that never answers."""
 
     def __init__(self) -> None:
+        self.called = asyncio.Event()
         self.cancelled = asyncio.Event()
 
     async def unary(self, stream: Any) -> None:
@@ -193,6 +230,7 @@ class Shouter:
     async def silent(self, stream: Any) -> None:
         try:
             await stream.recv_message()
+            self.called.set()
             await asyncio.sleep(1000)
         finally:
             self.cancelled.set()
@@ -224,6 +262,31 @@ def test_grpclib_as_client_and_server() -> None:
             with pytest.raises((asyncio.TimeoutError, GRPCError)):
                 await silent(b"?", timeout=0.3)
             await service.cancelled.wait()
+            assert await unary(b"hello") == b"HELLO"
+        server.close()
+        await server.wait_closed()
+
+    run(main)
+
+
+def test_a_cancelled_grpc_call_is_cancelled_on_the_server() -> None:
+    async def main() -> None:
+        service = Shouter()
+        server = grpclib.server.Server([service], codec=Plain())
+        await server.start(ADDRESS, 0)
+        listening: Any = server._server
+        host, port = listening.sockets[0].getsockname()
+        async with grpclib.client.Channel(host, port, codec=Plain()) as channel:
+            silent = grpclib.client.UnaryUnaryMethod(channel, "/s/silent", bytes, bytes)
+            call = asyncio.create_task(silent(b"?"))
+            await service.called.wait()
+            assert not service.cancelled.is_set()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            await service.cancelled.wait()
+            unary = grpclib.client.UnaryUnaryMethod(channel, "/s/unary", bytes, bytes)
+            assert await unary(b"hello") == b"HELLO"
         server.close()
         await server.wait_closed()
 

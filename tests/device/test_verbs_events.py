@@ -1,7 +1,6 @@
 """Asynchronous events of a real device: its ports', its objects', and those that a device can
 report and ours does not, injected where every event passes."""
 
-import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -18,32 +17,11 @@ from aiordma import (
 )
 from tests.device.by_hand import End, end_in
 from tests.device.players import OWN_RECEIVES, connected, one_loop, until
+from tests.device.second_device import LINK, ip, second_device
 from tests.devices import DeviceUnderTest
 from tests.internals import hub_of, queue_pair_of
 
 # -- the device's own -----------------------------------------------------------------------------
-
-LINK = "dummy7"
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True)
-
-
-@contextmanager
-def second_device(device: DeviceUnderTest) -> Iterator[str]:
-    """A device of the same driver on an interface of its own, which a test may take down."""
-    name = f"{device.driver}7"
-    ip("link", "add", LINK, "type", "dummy")
-    try:
-        ip("link", "set", LINK, "up")
-        subprocess.run(
-            ["rdma", "link", "add", name, "type", device.driver, "netdev", LINK], check=True
-        )
-        yield name
-        subprocess.run(["rdma", "link", "delete", name], check=True)
-    finally:
-        ip("link", "delete", LINK)
 
 
 @pytest.mark.anyio

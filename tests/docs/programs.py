@@ -3,19 +3,19 @@
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.devices import ADDRESS
+from tests.forked import python
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 PORT = 10000 + os.getpid() % 20000
 """What stands for the pages' 7471: another run on this machine may be at the same page."""
-ROLES = ("server", "client", "alone")
+ROLES = ("server", "client", "alone", "test")
 
 _BLOCK = re.compile(r"^```(\w*)[ ]*(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -56,10 +56,10 @@ def ours(text: str) -> str:
     return text.replace("127.0.0.1", ADDRESS).replace("7471", str(PORT))
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run a program to its end; its output is in the error if it does not end."""
     return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=90
+        [*python(), *arguments], cwd=folder, capture_output=True, text=True, timeout=90
     )
 
 
@@ -67,7 +67,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def serving(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Run a server from when it says "listening" to the end of the block."""
     process = subprocess.Popen(
-        [sys.executable, *arguments],
+        [*python(), *arguments],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,17 +1,23 @@
 """Every program in the documentation runs, and prints what the page says; every example runs."""
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
 from aiordma._base.provider import SOFTWARE
 from tests.devices import ADDRESS, DEVICE, own_group
-from tests.docs.programs import PAGES, PORT, ROLES, ROOT, Block, blocks, run, serving
+from tests.docs.programs import PAGES, PORT, ROLES, ROOT, Block, blocks, ours, run, serving
 
 ALL = [block for page in PAGES for block in blocks(page)]
+BY_ITSELF = "aiordma.testing.connected_pair("
+"""A program with this uses the software device, whatever device the tests are for."""
+HERE = [block for block in ALL if DEVICE == SOFTWARE or BY_ITSELF not in block.source]
 SECONDS = "1" if DEVICE == SOFTWARE else "2"
 AT_PORT = ("--port", str(PORT))
 ELSEWHERE = {
     "ninep.py": "tests/interop/test_kernel_9p.py",
-    "rping.py": "tests/interop/test_rping_command.py",
 }
 
 
@@ -20,7 +26,7 @@ def test_every_block_of_python_says_what_it_is() -> None:
     assert [str(block) for block in ALL if block.role not in ROLES] == []
 
 
-@pytest.mark.parametrize("block", [b for b in ALL if b.role != "server"], ids=str)
+@pytest.mark.parametrize("block", [b for b in HERE if b.role in ("client", "alone")], ids=str)
 def test_a_program_prints_what_its_page_says(block: Block) -> None:
     if block.role == "alone":
         done = run("-c", block.source)
@@ -30,6 +36,17 @@ def test_a_program_prints_what_its_page_says(block: Block) -> None:
             done = run("-c", block.source)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == block.output
+
+
+@pytest.mark.parametrize("block", [b for b in ALL if b.role == "test"], ids=str)
+def test_a_test_in_a_page_passes_in_a_project_of_its_own(block: Block, tmp_path: Path) -> None:
+    if DEVICE != SOFTWARE and "rdma_faults" in block.source:
+        pytest.skip("needs fault injection: the software device has it")
+    (tmp_path / "test_page.py").write_text(block.source)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    where = (f"--rdma={DEVICE}", f"--rdma-address={ADDRESS}")
+    done = run("-m", "pytest", "-q", "-k", "not trio", *where, folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_first_program_of_the_readme_serves_the_example_client() -> None:
@@ -54,6 +71,13 @@ def test_the_one_sided_example_reads_and_writes() -> None:
         done = run("examples/one_sided.py", ADDRESS, *AT_PORT)
     assert done.returncode == 0, done.stderr
     assert "16 pipelined READs brought 4096 bytes" in done.stdout
+
+
+def test_the_lending_example_serves_eight_clients_from_one_region() -> None:
+    with serving("examples/lending_library.py", "--serve", ADDRESS, "--mib", "4", *AT_PORT):
+        done = run("examples/lending_library.py", ADDRESS, *AT_PORT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("read 128 of the pages") == 8
 
 
 @pytest.mark.capability("rnr")
@@ -107,6 +131,17 @@ def test_the_memory_window_example_lends_and_takes_back() -> None:
     assert done.stdout.endswith("what was taken back is refused\n")
 
 
+STREAM_EXAMPLES = sorted((ROOT / "examples").glob("stream_*.py"))
+
+
+@pytest.mark.parametrize("example", STREAM_EXAMPLES, ids=[e.name for e in STREAM_EXAMPLES])
+def test_example_of_other_software_is_short(example: Path) -> None:
+    """Under 30 lines of code: beside blank lines, comments and the docstring."""
+    (_docstring, *code) = ast.parse(example.read_text()).body
+    lines = example.read_text().splitlines()[code[0].lineno - 1 :]
+    assert sum(not line.lstrip().startswith("#") for line in lines if line.strip()) < 30
+
+
 def test_no_example_goes_without_a_test() -> None:
     here = (ROOT / "tests/docs/test_documentation.py").read_text()
     for example in (ROOT / "examples").glob("*.py"):
@@ -118,3 +153,43 @@ def test_the_web_server_example_answers_its_client() -> None:
     done = run("examples/stream_http.py", ADDRESS)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "hello from /rdma\n"
+
+
+COMMAND_LINE = ("-c", "from aiordma.cli.main import main; main()")
+
+
+def _commands_of_the_page() -> list[list[str]]:
+    page = ours((ROOT / "docs/command-line.md").read_text())
+    found = re.findall(r"^```console\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return [line.removeprefix("$ aiordma ").split() for each in found for line in each.splitlines()]
+
+
+@pytest.mark.parametrize("words", _commands_of_the_page(), ids=" ".join)
+def test_command_of_the_page_runs(words: list[str]) -> None:
+    if words[0] == "ping":
+        server = ("ping", "--serve", "-P")
+        if tuple(words) == server:
+            with serving(*COMMAND_LINE, *server, "-a", ADDRESS, "-p", str(PORT)):
+                return  # it listens
+        with serving(*COMMAND_LINE, *server, "-a", ADDRESS, "-p", str(PORT)):
+            done = run(*COMMAND_LINE, *words, "-p", str(PORT))
+    else:
+        done = run(*COMMAND_LINE, *words)
+    assert "Traceback" not in done.stderr
+    assert done.stdout
+    permitted = (0, 1) if words[0] == "doctor" else (0,)  # 1: this machine has no RDMA device
+    assert done.returncode in permitted, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        ("stream_asyncio.py", "b'HELLO\\n'\n"),
+        ("stream_aiohttp.py", "hello from /rdma\n"),
+        ("stream_grpc.py", "[b'HELLO', b'RDMA']\n"),
+    ],
+)
+def test_stream_examples_answer_their_clients(example: str, said: str) -> None:
+    done = run(f"examples/{example}", ADDRESS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == said

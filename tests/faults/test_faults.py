@@ -2,11 +2,14 @@
 
 import errno
 import os
+from contextlib import suppress
 
 import anyio
 import pytest
 
 import aiordma
+from aiordma._base.provider import software
+from aiordma._native import ffi
 from aiordma.testing import Faults
 from tests.device.players import OWN_RECEIVES, REMOTE, both_ways, connected, until
 from tests.devices import ADDRESS
@@ -191,6 +194,42 @@ async def test_refused_datagram_socket_leaves_nothing(faults: Faults, slot: str)
         pass
 
 
+@pytest.mark.parametrize(
+    ("slot", "text"),
+    [
+        ("ibv_reg_mr", "no call of that name.*'reg_mr'"),
+        ("rdma_connect", "no call of that name.*'connect'"),
+        ("table", "no call of that name"),
+        ("name", "no call of that name"),
+        ("post_send", "refuse_post"),
+        ("ibv_post_recv", "refuse_post"),
+        ("query_port", "from C"),
+        ("get_cm_event", "from C"),
+        ("free_devices", "cannot report an error"),
+        ("get_device_guid", "cannot report an error"),
+    ],
+)
+async def test_call_that_cannot_be_refused_is_named(faults: Faults, slot: str, text: str) -> None:
+    with pytest.raises(aiordma.NotSupportedError, match=text):
+        faults.refuse_call(slot)
+    async with connected() as (one, other):
+        await echo(one, other, 1)
+
+
+async def test_every_slot_is_refused_or_an_error(faults: Faults) -> None:
+    refused = []
+    for slot, _ in ffi.typeof("struct aiordma_provider").fields:
+        with suppress(aiordma.NotSupportedError):
+            faults.refuse_call(slot, times=0).end()
+            refused.append(slot)
+    assert {"reg_mr", "create_cq", "connect", "query_gid_table"} < set(refused)
+    faults.refuse_call("query_gid_table")
+    with aiordma.Device("software").open() as context:
+        with pytest.raises(aiordma.VerbsCallError) as caught:
+            context.gid_table()
+        assert caught.value.errno == errno.ENOMEM
+
+
 async def test_a_receiver_that_is_not_ready_holds_the_message_back(faults: Faults) -> None:
     async with connected() as (client, server):
         fault = faults.receiver_not_ready(0.1)
@@ -253,3 +292,21 @@ async def test_the_same_seed_strikes_the_same(faults: Faults) -> None:
     assert True in first
     assert False in first
     assert first != await struck(6)
+
+
+@pytest.mark.parametrize("first_to_end", [0, 1])
+def test_a_call_can_be_refused_by_two_faults(first_to_end: int) -> None:
+    provider = software()
+    device = provider.create_comp_channel
+    with Faults() as faults:
+        made = [
+            faults.refuse_call("create_comp_channel", errno.ENOMEM, times=0),
+            faults.refuse_call("create_comp_channel", errno.EMFILE, times=0),
+        ]
+        assert provider.create_comp_channel(ffi.NULL) == ffi.NULL
+        assert ffi.errno == errno.EMFILE  # of the one that was made last
+        made[first_to_end].end()
+        assert provider.create_comp_channel(ffi.NULL) == ffi.NULL
+        assert ffi.errno == [errno.EMFILE, errno.ENOMEM][first_to_end]
+        made[1 - first_to_end].end()
+        assert provider.create_comp_channel == device

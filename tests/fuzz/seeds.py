@@ -74,6 +74,15 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "read": b"\1" + READ_FRAME,
         "packet": b"\2\0\0\1" + bytes(64),
     },
+    # Data and reads, grants and writes, with immediate data and with words.
+    "rsocket": {
+        f"{mode}-{name}": bytes([mode]) + steps * 20
+        for mode in (0, 1)
+        for name, steps in {
+            "in": bytes([1, 8, 0, 9, 63]),
+            "out": bytes([3, 3, 9, 0, 11, 40, 6, 0]),
+        }.items()
+    },
 }
 
 

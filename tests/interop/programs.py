@@ -1,7 +1,6 @@
 """Programs run beside a test: no wait without a limit, no failure without what they wrote."""
 
 import itertools
-import json
 import signal
 import subprocess
 import tempfile
@@ -14,7 +13,8 @@ import pytest
 from anyio.abc import Process, SocketListener, SocketStream
 from anyio.streams.stapled import MultiListener
 
-from tests.conftest import LOOPS
+from tests.conftest import DEVICE, LOOPS
+from tests.kernel_objects import kernel_listens
 
 SECONDS = 40.0
 """For a program that has little to do; under emulation a Python process takes 3 s to start."""
@@ -54,11 +54,11 @@ class Program:
             self._written = self._log.read().decode(errors="replace")
         return self._written
 
-    async def listens(self, port: int) -> None:
+    async def listens(self, port: int, device: str = DEVICE) -> None:
         """Wait until a connection can be made to that port."""
-        while not any(_is_listener(entry, port) for entry in await _cm_ids()):
+        while not kernel_listens(device, port):
             assert self._process.returncode is None, self
-            await anyio.sleep(0.05)
+            await anyio.sleep(0.02)
 
     async def has_written(self, text: str, times: int = 1) -> None:
         """Wait until it has."""
@@ -66,7 +66,7 @@ class Program:
             if self.output.count(text) >= times:
                 return
             assert self._process.returncode is None, self
-            await anyio.sleep(0.05)
+            await anyio.sleep(0.02)
 
     def stop(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
@@ -130,13 +130,3 @@ def running_rping(
 ) -> AbstractAsyncContextManager[Program]:
     """Run the C program of that name; its output has to show that all rounds took place."""
     return running("rping", *arguments, status=status, last_words=RPING_ENDS)
-
-
-async def _cm_ids() -> list[dict[str, str]]:
-    shown = await anyio.run_process(["rdma", "-j", "resource", "show", "cm_id"])
-    found: list[dict[str, str]] = json.loads(shown.stdout)
-    return found
-
-
-def _is_listener(entry: dict[str, str], port: int) -> bool:
-    return entry.get("state") == "LISTEN" and entry["src-addr"].endswith(f":{port}")

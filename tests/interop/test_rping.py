@@ -1,4 +1,4 @@
-"""rping of rdma-core and examples/rping.py, each as the server of the other."""
+"""rping of rdma-core and aiordma's, each as the server of the other."""
 
 import contextlib
 import signal
@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 import aiordma
-from examples import rping
+from aiordma.cli import rping
 from tests.devices import ADDRESS
 from tests.interop.programs import Program, every_loop, free_port, running_rping
 

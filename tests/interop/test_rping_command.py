@@ -1,26 +1,30 @@
-"""examples/rping.py as people run it: options, output, exit status."""
+"""`aiordma ping` as people run it: options, output, exit status."""
 
 import signal
 import sys
-from pathlib import Path
 
 import anyio
 import pytest
 
 import aiordma
-from examples import rping
+from aiordma.cli import rping
 from tests.devices import ADDRESS
+from tests.forked import python
 from tests.interop.programs import free_port, running, running_rping
 from tests.interop.test_rping import connect, damaged_answer, listen, rounds_shown, target
 
 pytestmark = pytest.mark.anyio
 
-OURS = (sys.executable, str(Path(rping.__file__)))
+COMMAND = ("-c", "from aiordma.cli.main import main; main()", "ping")
+
+
+def ours(*arguments: str | int) -> tuple[str | int, ...]:
+    return (*python(), *COMMAND, *arguments)
 
 
 async def test_our_server_and_a_c_client() -> None:
     port = free_port()
-    async with running(*OURS, "-s", "-a", ADDRESS, "-p", port, "-V", "-v") as server:
+    async with running(*ours("-s", "-a", ADDRESS, "-p", port, "-V", "-v")) as server:
         await server.listens(port)
         command = (*target(port), "-C", 7, "-S", 500, "-V", "-v")
         async with running_rping(*command) as client:
@@ -36,11 +40,15 @@ async def test_our_server_and_a_c_client() -> None:
 async def test_our_client_and_a_c_server_at_the_default_port() -> None:
     async with running_rping("-s", "-S", 500, "-v") as server:
         await server.listens(rping.PORT)
-        command = (*OURS, "-c", "-a", ADDRESS, "-C", 7, "-S", 500, "-V", "-v")
+        # Started as people start it; the others are forked.
+        command = (sys.executable, *COMMAND, "-c", "-a", ADDRESS, "-C", 7, "-S", 500, "-V", "-v")
         async with running(*command) as client:
             pass
     sent = [rping.payload(number, 500)[:-1].decode() for number in range(7)]
-    assert client.output.splitlines() == [f"ping data: {text}" for text in sent]
+    shown = client.output.splitlines()
+    assert [line for line in shown if "data" in line] == [f"ping data: {text}" for text in sent]
+    assert shown[0].startswith(f"connected to {ADDRESS}:{rping.PORT} through ")
+    assert shown[-1].startswith("7 rounds of 500 bytes: min ")
     assert [line for line in server.output.splitlines() if "data" in line] == [
         f"server ping data: {text}" for text in sent
     ]
@@ -53,7 +61,7 @@ async def test_our_persistent_server_serves_on_whatever_a_client_does() -> None:
         assert rounds_shown(client) == 5
 
     port = free_port()
-    async with running(*OURS, "-s", "-P", "-V", "-a", ADDRESS, "-p", port, status=130) as server:
+    async with running(*ours("-s", "-P", "-V", "-a", ADDRESS, "-p", port), status=130) as server:
         await server.listens(port)
         async with anyio.create_task_group() as group:
             for _ in range(3):
@@ -68,11 +76,11 @@ async def test_our_persistent_server_serves_on_whatever_a_client_does() -> None:
 
 async def test_our_server_ends_with_1_on_a_mismatch() -> None:
     port = free_port()
-    async with running(*OURS, "-s", "-a", ADDRESS, "-p", port, "-V", status=1) as server:
+    async with running(*ours("-s", "-a", ADDRESS, "-p", port, "-V"), status=1) as server:
         await server.listens(port)
         async with await connect(port) as connection:
             await send_something_else(connection)
-    assert "rping: round 0: the client's data is not the text of that round" in server.output
+    assert "aiordma ping: round 0: the client's data is not the text of that round" in server.output
 
 
 async def send_something_else(connection: aiordma.Connection) -> None:
@@ -85,8 +93,8 @@ async def send_something_else(connection: aiordma.Connection) -> None:
 async def test_our_client_ends_with_1_on_a_mismatch() -> None:
     async with (
         await listen() as listener,
-        running(*OURS, *target(listener.port), "-C", 2, "-V", status=1) as client,
+        running(*ours(*target(listener.port), "-C", 2, "-V"), status=1) as client,
         await listener.accept() as connection,
     ):
         await damaged_answer(connection)
-    assert client.output == "rping: round 0: data mismatch\n"
+    assert client.output.splitlines()[-1] == "aiordma ping: round 0: data mismatch"

@@ -109,3 +109,48 @@ async def test_sizes_sent_by_a_c_client(size: int, rounds: int, burst: int) -> N
 @pytest.mark.parametrize(("size", "rounds", "burst"), SIZES)
 async def test_sizes_sent_to_a_c_server(size: int, rounds: int, burst: int) -> None:
     await be_one_client(size, rounds, burst)
+
+
+# rstream's other options; -T v is always there. Not here: -T s and -T f, which use TCP's sockets;
+# -f gid, which needs an address of InfiniBand's family at our side; and the long runs without -I,
+# -C and -S, whose 100,000 exchanges take hours under emulation.
+OPTIONS = [
+    ("-T", "a"),  # poll()
+    ("-T", "b"),  # blocking calls
+    ("-T", "n"),  # non-blocking calls
+    ("-T", "r"),  # rdma_getaddrinfo
+    ("-f", "ip"),
+    ("-B", "5000"),  # bytes of its rings
+    ("-i", "0"),  # nothing inline
+]
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids="".join)
+async def test_options_of_a_c_client(option: tuple[str, str]) -> None:
+    await serve_one_client(3000, 5, 4, *option)
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids="".join)
+async def test_options_of_a_c_server(option: tuple[str, str]) -> None:
+    await be_one_client(3000, 5, 4, *option)
+
+
+async def test_a_c_clients_keepalives_change_nothing() -> None:
+    async with listen_stream(ADDRESS) as listener:
+        target = ("-s", ADDRESS, "-p", listener.port)
+        async with (
+            running("rstream", *target, *work(1000, 2, 4, "-k", "1")),
+            await listener.accept() as stream,
+        ):
+            await anyio.sleep(2.5)  # it sends one each second
+            await answer(stream, 1000, 2, 4)
+
+
+async def test_a_c_client_cannot_map_memory() -> None:
+    async with listen_stream(ADDRESS) as listener:
+        words = ("-s", ADDRESS, "-p", listener.port, "-S", 1000, "-I", 1, "-C", 1)
+        async with running("riostream", *words, status=None) as client:
+            async with await listener.accept() as stream:
+                with pytest.raises(anyio.EndOfStream):
+                    await stream.receive()
+            await client.has_written("riomap: Cannot allocate memory")

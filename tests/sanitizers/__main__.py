@@ -26,7 +26,7 @@ LOOPS = ("uvloop", "trio")
 # sanitizers' runtimes would be loaded into; and one that has its own place before the C library,
 # which is the sanitizers' here.
 WITHOUT = (
-    *("test_layers", "test_vm_", "test_public_surface", "test_verbs_page"),
+    *("test_forked", "test_layers", "test_vm_", "test_public_surface", "test_verbs_page"),
     "test_build",
     "test_software_no_memory",
 )

@@ -13,6 +13,7 @@ import pytest
 from aiordma._base.enums import Transport
 from aiordma._loop.event_loop import current_event_loop
 from aiordma._native import ffi
+from aiordma._requests.registrations import RegistrationCache
 from aiordma._runtime import hub as hub_module
 from aiordma._runtime.hub import DeviceHub
 
@@ -81,6 +82,12 @@ class Closable:
 
     def close(self) -> None:
         self.closed = True
+
+
+class Pool(Closable):
+    def __init__(self, *_: object, **__: object) -> None:
+        super().__init__()
+        self.registrations = RegistrationCache()
 
 
 class Channel(Closable):
@@ -201,7 +208,7 @@ class Device(Driver):
         patch.setattr(hub_module, "CompletionQueue", self.make_queue)
         patch.setattr(hub_module, "CompletionChannel", Channel)
         patch.setattr(hub_module, "ProtectionDomain", Closable)
-        patch.setattr(hub_module, "BufferPool", Closable)
+        patch.setattr(hub_module, "BufferPool", Pool)
 
     def hub(self) -> tuple[DeviceHub, Loop]:
         context: Any = self.context

@@ -1,10 +1,14 @@
 """`make bench`: what a row prints, whatever became of its rounds, and what its goal means."""
 
 import json
+import platform
 import signal
+import sys
+import sysconfig
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -13,6 +17,7 @@ from aiordma.bench.loops import run
 from tests.bench import rounds
 from tests.bench.parts import PARTS, Plan
 from tests.bench.perftest import ProgramError, columns
+from tests.bench.place import is_optimised, place
 from tests.bench.report import BESIDE, keep
 from tests.bench.rounds import measure_all
 from tests.bench.rows import LESS, MORE, Reading, Row, chosen, constant
@@ -66,14 +71,56 @@ def test_the_ratio_is_the_median_of_the_rounds_ratios() -> None:
 
 
 def test_the_file_is_a_list_of_rows(tmp_path: Path) -> None:
-    rows = measure_all([row(series(1, 2), series(1, 2))], 2, lambda _: None)
+    rows = measured_here(row(series(1, 2), series(1, 2)), 2)
     keep(rows, tmp_path)
     (kept,) = json.loads((tmp_path / "bench.json").read_text())
     assert set(kept) >= ASKED
     assert kept["rounds"] == len(kept["samples"]) == 2
     assert not set(kept) & set(BESIDE)
-    line = (tmp_path / "bench.md").read_text().splitlines()[-1]
+    line = (tmp_path / "bench.md").read_text().splitlines()[2]
     assert line == "| `rxe/write/64` | 1.5 us | C: 1.5 | 1.00 |  |  |"
+
+
+def measured_here(one: Row, rounds: int = 1) -> list[dict[str, Any]]:
+    return [{**found, **place()} for found in measure_all([one], rounds, lambda _: None)]
+
+
+def test_rows_name_the_interpreter_and_the_bed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIORDMA_VM", "user-mode Linux 7.3.4")
+    there = measured_here(row(series(1), series(1)))
+    monkeypatch.delenv("AIORDMA_VM")
+    keep(there + measured_here(row(series(1), series(1))), tmp_path, "bench-uml")
+    first, second = json.loads((tmp_path / "bench-uml.json").read_text())
+    assert first["bed"] == "user-mode Linux 7.3.4"
+    assert second["bed"].startswith("this machine, Linux ")
+    assert platform.python_version() in first["python"]
+    places = (tmp_path / "bench-uml.md").read_text().splitlines()[-2:]
+    assert places[0].startswith("1 rows on user-mode Linux 7.3.4; CPython")
+    assert places[1].startswith("1 rows on this machine")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "prefix", "distribution", "optimised"),
+    [
+        ("'--enable-shared' '--enable-optimizations'", "/opt/python", "fedora", True),
+        ("'--enable-shared'", "/opt/python", "debian", False),
+        ("'--enable-shared'", "/usr", "debian", True),
+        ("'--enable-shared'", "/usr", "other", False),
+    ],
+)
+def test_optimised_interpreters_are_recognised(
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: str,
+    prefix: str,
+    distribution: str,
+    optimised: bool,
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: arguments)
+    monkeypatch.setattr(sys, "base_prefix", prefix)
+    monkeypatch.setattr(platform, "freedesktop_os_release", lambda: {"ID": distribution})
+    assert is_optimised() is optimised
 
 
 def test_what_could_not_be_measured_stands_there_with_its_reason() -> None:

@@ -153,11 +153,19 @@ async def test_a_window_is_full_and_every_operation_awaited(drive: Drive) -> Non
     st.integers(1, 1 << 30),
     st.integers(1, 4096),
     st.binary(max_size=9),
+    st.booleans(),
+    st.none() | st.integers(0, 4096),
 )
 def test_server_receives_the_workload(
-    operation: str, size: int, depth: int, padding: bytes
+    operation: str, size: int, depth: int, padding: bytes, both: bool, inline: int | None
 ) -> None:
-    work = Workload(operation, size, depth)
+    work = Workload(
+        operation,
+        size,
+        depth,
+        both and operation == "send",
+        None if operation == "read" else inline,
+    )
     assert len(work.pack()) <= 56  # the most private data of a connection request
     assert Workload.unpack(work.pack() + padding) == work
 
@@ -177,3 +185,21 @@ def test_foreign_private_data_is_no_workload(data: bytes) -> None:
 def test_no_such_workload(operation: str, size: int, depth: int) -> None:
     with pytest.raises(ValueError, match=r"none of|is not in"):
         Workload(operation, size, depth)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("drive", [one_by_one, timed_pipeline])
+async def test_iterations_end_a_drive_exactly(drive: Any) -> None:
+    operations, meter = Operations(), Meter("", 1, iterations=100)
+    depth = () if drive is one_by_one else (8,)
+    await drive(operations.start, *depth, 1 << 63, meter)
+    assert len(meter.samples) == 100
+
+
+def test_turns_round_up_to_whole_chains() -> None:
+    meter = Meter("", 1, iterations=10)
+    assert len(list(meter.turns())) == 10
+    assert len(list(meter.turns(4))) == 6
+    assert len(list(meter.turns(4, 4))) == 2
+    assert list(meter.turns(12)) == []
+    assert next(Meter("", 1).turns(5, 3)) is True

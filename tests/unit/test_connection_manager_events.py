@@ -11,7 +11,7 @@ import pytest
 
 from aiordma._base.enums import CmEventType
 from aiordma._base.options import ConnectionOptions
-from aiordma._base.provider import Provider
+from aiordma._base.provider import Provider, Requirement
 from aiordma._base.states import ConnectionState, next_state
 from aiordma._connection import listener
 from aiordma._connection.connection_request import ConnectionRequest
@@ -112,7 +112,14 @@ def listener_effect(kind: CmEventType, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(listener, "Identifier", identifier)
     reactor: Any = FakeReactor()
     listening = listener.Listener(
-        reactor, identifier(), ConnectionOptions(), 8, None, 1.0, NO_SHARED_RECEIVES
+        reactor,
+        identifier(),
+        ConnectionOptions(),
+        8,
+        None,
+        Requirement("any"),
+        1.0,
+        NO_SHARED_RECEIVES,
     )
     (handle,) = reactor.handlers
     handle(event(kind))

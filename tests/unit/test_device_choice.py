@@ -10,6 +10,7 @@ import pytest
 from aiordma._base import provider
 from aiordma._base.errors import (
     AddressError,
+    DeviceRequirementError,
     NoDeviceError,
     NotSupportedError,
     RdmaConnectionError,
@@ -17,7 +18,14 @@ from aiordma._base.errors import (
     RouteError,
     VerbsCallError,
 )
-from aiordma._base.provider import Provider, real_devices_are_here, usual_provider, wanted_device
+from aiordma._base.provider import (
+    RDMA_CORE_VERSIONS,
+    Provider,
+    Requirement,
+    real_devices_are_here,
+    usual_provider,
+    wanted_device,
+)
 from aiordma._native import ffi
 from aiordma._runtime import device_choice
 from aiordma._runtime.device_choice import with_device
@@ -48,6 +56,7 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine()
     monkeypatch.delenv("AIORDMA_DEVICE", raising=False)
+    monkeypatch.delenv("AIORDMA_REQUIRE", raising=False)
     for module in (provider, device_choice):
         monkeypatch.setattr(module, "rdma_core", machine.rdma_core)
         monkeypatch.setattr(module, "software", lambda: BUILT_IN)
@@ -228,7 +237,87 @@ def test_the_kernel_says_whether_there_is_a_real_device(devices: Path) -> None:
 
 def test_empty_provider_slot_names_its_provider() -> None:
     table = ffi.new("struct aiordma_provider *")
-    with pytest.raises(NotSupportedError, match="rdma-core has no establish: a newer"):
-        _ = Provider("the installed rdma-core", table, "a newer one is needed").establish
+    with pytest.raises(NotSupportedError, match="has no establish: install rdma-core 23 or"):
+        _ = Provider("the installed rdma-core", table, RDMA_CORE_VERSIONS).establish
     with pytest.raises(NotSupportedError, match=r"software device has no establish$"):
         _ = Provider("the built-in software device", table).establish
+
+
+RDMA_KINDS = [kind for kind in Requirement.KINDS if kind != "any"]
+
+
+@pytest.mark.parametrize("kind", RDMA_KINDS)
+@pytest.mark.parametrize("from_environment", [False, True], ids=["argument", "AIORDMA_REQUIRE"])
+async def test_requirement_refuses_the_software_device(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, kind: str, from_environment: bool
+) -> None:
+    if from_environment:
+        monkeypatch.setenv("AIORDMA_REQUIRE", kind)
+    requirement = Requirement(None if from_environment else kind)
+    said = f"AIORDMA_REQUIRE={kind}" if from_environment else f'require="{kind}"'
+
+    async def refused(device: str, address: str, error: Exception | None = None) -> str:
+        attempt = Attempt(error)
+        with pytest.raises(DeviceRequirementError) as caught:
+            await with_device(device, address, attempt, requirement)
+        assert BUILT_IN not in attempt.tried
+        assert str(caught.value).startswith(said)
+        return str(caught.value)
+
+    assert 'device="software"' in await refused("software", "192.0.2.1")
+    assert "loopback" in await refused("auto", "127.0.0.1")
+    text = await refused("auto", "192.0.2.1", unreached())
+    assert "no device is on the way there" in text
+    assert "aiordma doctor 192.0.2.1" in text
+    assert await with_device("auto", "192.0.2.1", Attempt(), requirement) == "real"
+    machine.present = False
+    assert "has no RDMA device" in await refused("auto", "192.0.2.1")
+
+
+async def test_environment_requires_without_an_argument(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIORDMA_REQUIRE", "rdma")
+    with pytest.raises(DeviceRequirementError):
+        await with_device("auto", "127.0.0.1", Attempt())
+    assert await with_device("auto", "127.0.0.1", Attempt(), Requirement("any")) == "built in"
+    monkeypatch.setenv("AIORDMA_REQUIRE", "")
+    assert await with_device("auto", "127.0.0.1", Attempt()) == "built in"
+
+
+async def test_device_of_another_kind_is_not_replaced(machine: Machine) -> None:
+    attempt = Attempt(DeviceRequirementError("it is iWARP"))
+    with pytest.raises(DeviceRequirementError, match="it is iWARP"):
+        await with_device("auto", "192.0.2.1", attempt)
+    assert attempt.tried == [REAL]
+
+
+def test_requirement_checks_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"require=\"verbs\": give one of 'any', 'rdma'"):
+        Requirement("verbs", "connect")
+    with pytest.raises(TypeError, match="require"):
+        Requirement(1, "connect")
+    monkeypatch.setenv("AIORDMA_REQUIRE", "verbs")
+    with pytest.raises(ValueError, match="AIORDMA_REQUIRE=verbs: give one of"):
+        Requirement()
+
+
+PERMITTED = {
+    "any": {"software", "infiniband", "roce", "iwarp", "other"},
+    "rdma": {"infiniband", "roce", "iwarp", "other"},
+    "infiniband": {"infiniband"},
+    "roce": {"roce"},
+    "iwarp": {"iwarp"},
+}
+
+
+@pytest.mark.parametrize("require", Requirement.KINDS)
+def test_requirement_permits_kinds(require: str) -> None:
+    requirement = Requirement(require)
+    for kind in PERMITTED["any"]:
+        assert requirement.permits_kind(kind) is (kind in PERMITTED[require])
+        if kind in PERMITTED[require]:
+            requirement.check_kind("dev0", kind)
+        else:
+            with pytest.raises(DeviceRequirementError, match=f"dev0.*{kind}"):
+                requirement.check_kind("dev0", kind)

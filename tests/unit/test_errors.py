@@ -130,13 +130,21 @@ FAMILIES: dict[type[Exception], tuple[type[Exception], ...]] = {
     errors.ConnectTimeoutError: (errors.RdmaConnectionError, ConnectionError, TimeoutError),
     errors.DeviceEventError: (RdmaError, ConnectionError, anyio.BrokenResourceError),
     errors.DeviceRemovedError: (errors.DisconnectedError, ConnectionError),
-    errors.DisconnectedError: (errors.RdmaConnectionError, anyio.BrokenResourceError),
+    errors.DisconnectedError: (
+        errors.PeerGoneError,
+        errors.RdmaConnectionError,
+        ConnectionResetError,
+        anyio.BrokenResourceError,
+    ),
     errors.FlushedError: (WorkCompletionError, ConnectionError),
     errors.NoDeviceError: (RdmaError, ConnectionError),
     errors.NotSupportedError: (RdmaError,),
+    errors.PeerFlushedError: (errors.PeerGoneError, errors.FlushedError),
+    errors.PeerGoneError: (RdmaError, ConnectionError),
     errors.QueueFullError: (RdmaError, anyio.WouldBlock),
     errors.RdmaConnectionError: (RdmaError, ConnectionError),
     errors.RejectedError: (errors.RdmaConnectionError, ConnectionRefusedError),
+    errors.RetryExceededError: (errors.PeerGoneError, WorkCompletionError),
     errors.RouteError: (errors.RdmaConnectionError, ConnectionError),
     errors.UnreachableError: (errors.RdmaConnectionError, ConnectionError),
     VerbsCallError: (RdmaError, OSError),
@@ -148,6 +156,17 @@ FAMILIES: dict[type[Exception], tuple[type[Exception], ...]] = {
 def test_an_error_is_caught_as_what_it_also_is(error: type[Exception]) -> None:
     for family in FAMILIES[error]:
         assert issubclass(error, family)
+
+
+def test_peers_that_have_gone_are_these_errors() -> None:
+    gone = {error for error in _every_class(RdmaError) if issubclass(error, errors.PeerGoneError)}
+    assert {error.__name__ for error in gone} == {
+        "DeviceRemovedError",
+        "DisconnectedError",
+        "PeerFlushedError",
+        "PeerGoneError",
+        "RetryExceededError",
+    }
 
 
 @pytest.mark.parametrize("error", errors.WorkCompletionError.__subclasses__())
@@ -194,6 +213,7 @@ EXAMPLES: list[RdmaError] = [
     completion_error(9999, "SEND of 1 bytes"),
     errors.RejectedError("refused", reason=28, private_data=b"try later\0\0"),
     errors.AddressError("nobody there"),
+    errors.AddressError._of_call("connect to x:1", errors.VerbsCallError(98, "rdma_bind_addr")),
     errors.ConnectTimeoutError("too slow"),
     errors.DeviceEventError(AsyncEventType.QP_FATAL, "a queue pair of rxe0"),
     errors.DeviceRemovedError("gone"),

@@ -375,7 +375,7 @@ def test_a_woken_task_runs_in_its_own_context() -> None:
 def test_a_wait_that_is_woken_twice_or_cancelled_after_it_is_woken_once() -> None:
     loop: Any = Loop()
     waiter = _engine.Waiter(loop)
-    assert waiter.send(None) is waiter
+    assert next(waiter) is waiter
     assert waiter._asyncio_future_blocking
     called: list[object] = []
     waiter.add_done_callback(called.append, context=None)
@@ -389,13 +389,13 @@ def test_a_wait_that_is_woken_twice_or_cancelled_after_it_is_woken_once() -> Non
     assert called == [waiter]
     assert waiter.result() is None
     with pytest.raises(StopIteration):
-        waiter.send(None)
+        next(waiter)
 
 
 def test_cancelled_wait_keeps_its_message() -> None:
     loop: Any = Loop()
     waiter = _engine.Waiter(loop)
-    waiter.send(None)
+    next(waiter)
     waiter.add_done_callback(print)
     assert waiter.cancel(msg="enough")
     assert waiter.cancelled()

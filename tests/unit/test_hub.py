@@ -135,6 +135,14 @@ async def test_queues_are_shared_until_they_are_full(device: Device) -> None:
 
 
 @pytest.mark.anyio
+async def test_many_reservations_need_few_queues(device: Device) -> None:
+    hub, _ = device.hub()
+    for _ in range((2 * 4096 + 8192 + MAX_CQE) // 128):
+        await hub.reserve(128)
+    assert device.sizes == [4096, 4096, 8192, MAX_CQE]
+
+
+@pytest.mark.anyio
 async def test_one_reservation_is_as_large_as_the_largest_queue(device: Device) -> None:
     hub, _ = device.hub()
     assert (await hub.reserve(MAX_CQE)).queue.cqe == MAX_CQE
@@ -204,9 +212,9 @@ async def test_cancelled_reservation_reserves_nothing(device: Device) -> None:
 @pytest.mark.anyio
 async def test_unused_queues_are_given_back_except_one(device: Device) -> None:
     hub, _ = device.hub()
-    queues = [await hub.reserve(4096) for _ in range(4)]
+    queues = [await hub.reserve(entries) for entries in (4096, 4096, 8192, MAX_CQE)]
     for shared in queues[1:]:
-        hub.free(shared, 4096)
+        hub.free(shared, shared.reserved)
     destroy = hub.take_unused()
     assert hub._queues == queues[:2]
     assert not any(is_closed(shared) for shared in queues)  # that is for another thread

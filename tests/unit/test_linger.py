@@ -12,6 +12,7 @@ from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.lifecycle import Phase
 from aiordma._requests.request import WorkRequest
 from aiordma._requests.select import Drain, InFlightTable
+from aiordma._runtime.device_statistics import HubCounters
 from aiordma.verbs.event_channel import Event
 from tests.unit.numbers_device import Loop
 
@@ -25,24 +26,26 @@ SUCCESS = (1 << 32, *[0] * 13)
 class Pair:
     """An established endpoint without a queue pair, and its requests in flight."""
 
-    def __init__(self, *, is_iwarp: bool = False, linger: float = 3.0) -> None:
+    def __init__(self, *, is_iwarp: bool = False, **options: float) -> None:
         self.loop = Loop()
         hub: Any = SimpleNamespace(
             loop=self.loop,
             is_iwarp=is_iwarp,
             steps=Drain(None, 0, 0, InFlightTable[Any]()),
             domain=None,
+            pool=None,
             draining=False,
             drain=lambda: None,
             drain_all=lambda: None,
             in_flight=SimpleNamespace(take=lambda _: None),
             on_failure=set(),
             context=SimpleNamespace(device_name="numbers0"),
+            counters=HubCounters("numbers0", Drain(None, 0, 0, InFlightTable[Any]())),
         )
         identifier: Any = SimpleNamespace(disconnect=lambda: None, peer_address=("192.0.2.1", 7471))
         reactor: Any = SimpleNamespace()
-        options = ConnectionOptions(linger=linger)
-        self.endpoint = Endpoint(reactor, hub, identifier, options, ConnectionState.ESTABLISHED)
+        chosen = ConnectionOptions(**{"linger": 3.0, **options})  # type: ignore[arg-type]
+        self.endpoint = Endpoint(reactor, hub, identifier, chosen, ConnectionState.ESTABLISHED)
         self.endpoint.was_established = True
 
     def post(self, *, is_receive: bool = False) -> WorkRequest:
@@ -52,6 +55,12 @@ class Pair:
         request.wr_id = 1 << 32
         endpoint.requests.add(request)
         return request
+
+    @property
+    def flushes(self) -> list[float]:
+        """The delays after which the endpoint destroys its queue pair."""
+        destroy = self.endpoint._destroy
+        return [t.delay for t in self.loop.timers if not t.cancelled and t.callback == destroy]
 
     @property
     def lingers(self) -> list[float]:
@@ -113,3 +122,15 @@ async def test_removed_device_does_not_linger() -> None:
     pair.post()
     pair.endpoint.handle_event(REMOVED)
     assert pair.endpoint.life.phase > Phase.LIVE
+
+
+@pytest.mark.parametrize(("options", "seconds"), [({}, 0.5), ({"flush_timeout": 7.0}, 7.0)])
+async def test_flush_timeout_bounds_the_flush(options: Any, seconds: float) -> None:
+    pair = Pair(**options)
+    first, second = pair.post(), pair.post(is_receive=True)
+    pair.endpoint.close()
+    assert pair.flushes == [seconds]
+    first._complete(SUCCESS)
+    assert pair.flushes == [seconds]
+    second._complete(SUCCESS)
+    assert pair.flushes == [0]  # the last flushed request ends the wait

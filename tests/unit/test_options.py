@@ -4,7 +4,10 @@ import dataclasses
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from aiordma._base.errors import retry_seconds
 from aiordma._base.options import ConnectionOptions
 
 # Where a range comes from C: the width of the field that carries the value.
@@ -24,6 +27,9 @@ RANGES = {
     "min_rnr_timer": (0, 31),
     "tos": (0, 255),  # a byte of the IP header
     "linger": (0, 3600),
+    "flush_timeout": (0, 3600),
+    "peer_timeout": (0.001, 3600),
+    "keepalive": (0.01, 86400),
     "comp_vector": (0, 2**31 - 1),  # int of ibv_create_cq
     "cqe": (1, 2**31 - 1),
 }
@@ -71,6 +77,31 @@ def test_an_unknown_option_is_refused() -> None:
 @pytest.mark.parametrize(("buffers", "depth"), [(16, 16), (1, 1), (0, 64)])
 def test_receive_queue_depth_follows_the_options(buffers: int, depth: int) -> None:
     assert ConnectionOptions(receive_buffers=buffers, max_recv_wr=64).receive_queue == depth
+
+
+@given(st.floats(min_value=0.001, max_value=3600))
+def test_peer_timeout_chooses_retries_within_a_fifth(seconds: float) -> None:
+    options = ConnectionOptions(peer_timeout=seconds)
+    assert 0.8 * seconds <= retry_seconds(options.retry_count, options.ack_timeout) <= seconds
+    assert 3 <= options.retry_count <= 6  # with 7, rxe retries without limit
+    assert dataclasses.replace(options, max_send_wr=3).peer_timeout == seconds
+
+
+def test_default_retries_are_a_peer_timeout_of_two_seconds() -> None:
+    both = ConnectionOptions(), ConnectionOptions(peer_timeout=2)
+    assert {(each.retry_count, each.ack_timeout) for each in both} == {(6, 16)}
+
+
+@pytest.mark.parametrize("name", ["retry_count", "ack_timeout"])
+def test_peer_timeout_excludes_its_parts(name: str) -> None:
+    part: dict[str, Any] = {name: 2}
+    with pytest.raises(ValueError, match=rf"^peer_timeout=10 and {name}=2: .*either it or them"):
+        ConnectionOptions(peer_timeout=10, **part)
+
+
+def test_keepalive_needs_an_ack_timeout() -> None:
+    with pytest.raises(ValueError, match=r"^keepalive=5: with ack_timeout=0 .*no dead peer"):
+        ConnectionOptions(keepalive=5, ack_timeout=0)
 
 
 def test_options_are_a_value() -> None:

@@ -17,7 +17,8 @@ def test_a_method_that_needs_no_python_is_documented_as_one_that_does() -> None:
     assert "WRITE" in (method.__doc__ or "")
     assert list(inspect.signature(method).parameters)[:3] == ["self", "local", "remote"]
     assert inspect.isroutine(method)
-    assert "post_write(self, local" in (text := pydoc.plain(pydoc.render_doc(method)))
+    text = " ".join(pydoc.plain(pydoc.render_doc(method)).split())  # Python 3.13 breaks the line
+    assert "post_write(self, local" in text.replace("( ", "(")
     assert "RDMA WRITE" in text
     assert method.__module__ == "aiordma._connection.connection"
     assert inspect.unwrap(method) is not method or BACKEND == "python"

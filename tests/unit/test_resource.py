@@ -1,11 +1,21 @@
 """Resources close once, children first, and are never collected in silence."""
 
 import gc
+from collections.abc import Callable
 
 import pytest
 
 from aiordma._base.errors import ClosedError
-from aiordma.verbs import Resource
+from aiordma.testing import software_objects
+from aiordma.verbs import (
+    CompletionChannel,
+    CompletionQueue,
+    Context,
+    Device,
+    MemoryRegion,
+    ProtectionDomain,
+    Resource,
+)
 
 
 class Thing(Resource):
@@ -13,6 +23,7 @@ class Thing(Resource):
         self.name = name
         self.log = log
         self._closing_rank = rank
+        self.pointer = object()
         super().__init__(*parents)
 
     def __repr__(self) -> str:
@@ -175,3 +186,35 @@ def test_a_child_that_moves_closes_with_its_new_parent_only() -> None:
     assert not child.closed
     new.close()
     assert log == ["old", "child", "new"]
+
+
+Maker = Callable[[Context, ProtectionDomain], object]
+
+HALF_MADE: dict[str, Maker] = {
+    "domain": lambda context, _domain: ProtectionDomain(context),
+    "queue": lambda context, _domain: CompletionQueue(context, 4),
+    "channel": lambda context, _domain: CompletionChannel(context),
+    "region": lambda _context, domain: MemoryRegion(domain, bytearray(8)),
+}
+
+
+@pytest.mark.parametrize("make", HALF_MADE.values(), ids=HALF_MADE)
+def test_interrupt_within_a_constructor_does_not_disturb_the_close(
+    make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The object is a child of its parent then, and there is nothing in the device to destroy."""
+    before = software_objects()
+    context = Device("software").open()
+    domain = ProtectionDomain(context)
+    original = Resource.__init__
+
+    def interrupted(self: Resource, *parents: Resource) -> None:
+        original(self, *parents)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Resource, "__init__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            make(context, domain)
+    context.close()
+    assert software_objects() == before

@@ -11,6 +11,7 @@ import aiordma
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_members import LAST_WQE_SECONDS
 from aiordma._connection.shared_settings import SharedReceiveSettings
+from aiordma._requests.registrations import RegistrationCache
 from tests.alike import alike
 from tests.unit.numbers_device import Device, Loop
 
@@ -23,6 +24,9 @@ class Hub:
     def __init__(self) -> None:
         self.loop = Loop()
         self.context = SimpleNamespace(device_name="numbers0")
+        self.counters = SimpleNamespace(add=lambda _: None, remove=lambda _: None)
+        self.domain = None
+        self.pool = SimpleNamespace(registrations=RegistrationCache())
         self.attributes = SimpleNamespace(max_srq=1, max_srq_wr=100, max_srq_sge=2)
         self.on_object_event: dict[int, Callable[[aiordma.AsyncEventType], None]] = {}
         self.drains = 0
@@ -38,6 +42,7 @@ class Member:
 
     def __init__(self, hub: Any, qp_num: int) -> None:
         self.hub = hub
+        self.domain = hub.domain
         self.qp_num = qp_num
         self.queue_pair = SimpleNamespace(key=1000 + qp_num)
         self.on_close: list[Callable[[], None]] = []
@@ -55,6 +60,7 @@ class Member:
 class Messages:
     def __init__(self) -> None:
         self.delivered: list[Any] = []
+        self.queue = self
 
     def deliver(self, lease: Any, completion: Any) -> None:
         self.delivered.append(lease)
@@ -134,7 +140,7 @@ def test_what_the_first_owner_of_a_number_took_is_not_its_next_owners() -> None:
     completion = aiordma.WorkCompletion(1, 0, 0, 0, 5, 0, 7, 0, 0, 0, 0, 0, 0)
 
     def late() -> None:
-        shared._members.find(completion.qp_num).messages.deliver("late", completion)
+        shared._members.queues[completion.qp_num].deliver("late", completion)
 
     hub.on_drain = late
     new, new_messages, connection = join(shared, 7)

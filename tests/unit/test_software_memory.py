@@ -19,6 +19,7 @@ from tests.unit.software_device import (
     make_queue,
     nothing_left,
     opened_domain,
+    sge,
 )
 
 LOCAL = lib.IBV_ACCESS_LOCAL_WRITE
@@ -221,3 +222,35 @@ def test_a_window_is_bound_over_a_connection_only(device: tuple[Any, Any], memor
     assert lib.aiordma_dealloc_window(window) == 0
     assert software().destroy_qp(pair) == 0
     assert software().destroy_cq(queue) == 0
+
+
+ADVICE = tuple(
+    getattr(lib, f"IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH{each}")
+    for each in ("", "_WRITE", "_NO_FAULT")
+)
+
+
+def test_advice_finds_the_errors_of_the_man_page(domain: Any, memory: Any) -> None:
+    region = register(domain, memory)
+    constant = register(domain, memory, 0)
+    start = address_of(memory)
+
+    def advise(advice: int, length: int, key: int, flags: int = 0) -> int:
+        parts = sge(start, 8, region.lkey) + sge(start + 8, length, key)
+        return int(lib.aiordma_advise_mr(domain, advice, flags, parts, 2))
+
+    read, write, _ = ADVICE
+    for advice in ADVICE:
+        assert advise(advice, 4088, region.lkey, lib.IB_UVERBS_ADVISE_MR_FLAG_FLUSH) == 0
+        assert advise(advice, 4089, region.lkey) == errno.EFAULT
+        assert advise(advice, 8, region.lkey ^ 0xFF00) == errno.EFAULT
+    assert advise(read, 8, constant.lkey) == 0
+    assert advise(write, 8, constant.lkey) == errno.EPERM
+    assert advise(read, 8, region.lkey, flags=2) == errno.EINVAL
+    assert advise(3, 8, region.lkey) == errno.EINVAL
+    assert lib.aiordma_advise_mr(domain, read, 0, b"", 0) == errno.EINVAL
+    other = software().alloc_pd(domain.context)
+    assert lib.aiordma_advise_mr(other, read, 0, sge(start, 8, region.lkey), 1) == errno.EPERM
+    assert software().dealloc_pd(other) == 0
+    for each in (region, constant):
+        assert software().dereg_mr(each) == 0

@@ -128,7 +128,7 @@ def test_a_queue_that_ignores_overruns_keeps_the_latest(device: tuple[Any, Any])
     context, domain = device
     os.set_blocking(context.async_fd, False)
     flags = lib.IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN | lib.IBV_CREATE_CQ_ATTR_SINGLE_THREADED
-    queue = lib.aiordma_create_cq_ex(context, 4, ffi.NULL, 0, flags)
+    queue = lib.aiordma_create_cq_ex(context, 4, ffi.NULL, 0, flags, 0)
     pair = make_pair(domain, queue, queue)
     post_receives(pair, range(6))
     fail(pair)
@@ -136,7 +136,42 @@ def test_a_queue_that_ignores_overruns_keeps_the_latest(device: tuple[Any, Any])
     assert take_async_event(context) == (0, errno.EAGAIN)
     assert software().destroy_qp(pair) == 0
     assert software().destroy_cq(queue) == 0
-    assert failed(lib.aiordma_create_cq_ex(context, 4, ffi.NULL, 0, 1 << 7)) == errno.EOPNOTSUPP
+    assert failed(lib.aiordma_create_cq_ex(context, 4, ffi.NULL, 0, 1 << 7, 0)) == errno.EOPNOTSUPP
+    cvlan = 1 << 8  # IBV_WC_EX_WITH_CVLAN
+    assert failed(lib.aiordma_create_cq_ex(context, 4, ffi.NULL, 0, 0, cvlan)) == errno.EOPNOTSUPP
+
+
+def timestamped(queue: Any, most: int) -> tuple[list[int], list[int]]:
+    batch, times = ffi.new("struct aiordma_completion[]", most), ffi.new("uint64_t[]", most)
+    count = lib.aiordma_poll_timestamped(queue, batch, times, most)
+    assert count >= 0
+    return [batch[i].wr_id for i in range(count)], list(times[0:count])
+
+
+def test_timestamps_stay_with_completions_that_move(device: tuple[Any, Any]) -> None:
+    context, domain = device
+    with_times = lib.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
+    queue = lib.aiordma_create_cq_ex(context, 4, ffi.NULL, 0, 0, with_times)
+    pairs = [make_pair(domain, queue, queue) for _ in range(3)]
+    clock = ffi.new("uint64_t *")
+    readings = []
+    for wr_id, pair in enumerate(pairs):
+        post_receives(pair, range(wr_id, wr_id + 1))
+        assert lib.aiordma_read_clock(context, clock) == 0
+        readings.append(clock[0])
+        fail(pair)
+    assert timestamped(queue, 1)[0] == [0]  # the ring begins at its second place
+    assert software().destroy_qp(pairs[1]) == 0  # and its completion goes: the last one moves
+    assert software().resize_cq(queue, 8) == 0
+    assert timestamped(queue, 0) == ([], [])
+    (wr_id,), (time,) = timestamped(queue, 4)
+    assert (wr_id, time >= readings[2]) == (2, True)
+    assert lib.aiordma_read_clock(context, clock) == 0
+    assert time <= clock[0]
+    assert timestamped(queue, 4) == ([], [])
+    for pair in (pairs[0], pairs[2]):
+        assert software().destroy_qp(pair) == 0
+    assert software().destroy_cq(queue) == 0
 
 
 def test_untaken_event_is_dropped_with_its_queue(device: tuple[Any, Any]) -> None:

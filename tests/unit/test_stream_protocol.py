@@ -3,6 +3,7 @@ peer is not correct."""
 
 import struct
 from collections import deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -38,14 +39,17 @@ RECORDED = bytes.fromhex(
 # -- the handshake --------------------------------------------------------------------------------
 
 
-def test_a_hello_survives_packing() -> None:
-    assert len(HELLO.pack()) == HELLO_BYTES
-    assert Hello.unpack(HELLO.pack() + bytes(16)) == HELLO
+@pytest.mark.parametrize("takes_immediate", [False, True])
+def test_a_hello_survives_packing(takes_immediate: bool) -> None:
+    hello = replace(HELLO, takes_immediate=takes_immediate)
+    assert len(hello.pack()) == HELLO_BYTES
+    assert Hello.unpack(hello.pack() + bytes(16)) == hello
 
 
 def test_the_c_librarys_hello_is_read() -> None:
     hello = Hello.unpack(RECORDED)
     assert hello.credits == 384
+    assert not hello.takes_immediate
     assert hello.table == RemoteMemory(0x7F9D70003000, 2 * GRANT_BYTES, 0x3FB)
     assert hello.buffer == RemoteMemory(0x7F9D75D05000, 512 * 1024, 0x4A5)
     assert not hello.is_big_endian

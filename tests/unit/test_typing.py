@@ -32,9 +32,10 @@ def test_calls_take_buffers_and_regions(call: typing.Callable[..., object], name
     assert taken == (Buffer, aiordma.MemoryRegion, aiordma.MemorySlice)
 
 
-def test_regions_are_made_of_buffers() -> None:
-    assert typing.get_type_hints(aiordma.Connection.register)["buffer"] is Buffer
-    assert typing.get_type_hints(aiordma.MemoryRegion.__init__)["buffer"] is Buffer
+def test_regions_are_made_of_buffers_and_arrays() -> None:
+    for call in (aiordma.Connection.register, aiordma.MemoryRegion.__init__):
+        assert typing.get_type_hints(call)["buffer"] == aiordma.RegistrableMemory
+    assert typing.get_args(aiordma.RegistrableMemory)[0] is Buffer
 
 
 def _accepted(

@@ -5,6 +5,7 @@ import re
 import pytest
 
 import aiordma
+from docs.site import reference
 from tests.unit.sources import ROOT
 
 ROWS = [
@@ -16,7 +17,12 @@ ROWS = [
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].strip())
 def test_a_row_names_what_exists(row: list[str]) -> None:
-    _, ours, proof = row
+    _, manual, ours, example, proof = row
+    assert re.fullmatch(r"\[(\w+)\]\(https://man7.org/linux/man-pages/man3/\1.3.html\)", manual)
+    link = re.fullmatch(r"\[[^]]+\]\(([\w/.-]*)(#[\w-]+)?\)", example)
+    path = f"docs/{link[1] or 'verbs.md'}" if link else example
+    generated = path.startswith("docs/reference/") and path[15:-3] in reference.PAGES
+    assert generated or (ROOT / path).is_file(), example
     names = re.findall(r"`([\w.]+)`", ours)
     assert names
     for name in names:

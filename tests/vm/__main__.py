@@ -10,6 +10,24 @@ from .report import TestBedError, say
 
 PROJECT = Path(__file__).resolve().parents[2]
 
+SETTINGS = """settings, by environment:
+  PROVIDER=rxe|siw|none   the RDMA device; rxe unless set
+  BED=qemu|uml            Debian's stock kernel in QEMU (the default), or a user-mode kernel
+  VM_TIMEOUT=seconds      after which the command is ended; 600
+  VM_VETH=1               two more devices, joined by a veth pair
+  VM_SMP=processors       2; siw: 1, because it has faults with more (docs/devices.md)
+  VM_MEM=megabytes        2048
+  VM_KERNEL=              kept from the first use; "apt" asks apt again. A release of Debian's
+                          kernel for QEMU (6.1.0-50-amd64), a series for BED=uml (6.1)
+  VM_ACCEL=kvm|tcg        QEMU: KVM if it works here, else emulation
+  VM_QEMU=, VM_UML=       more arguments for QEMU, or for the user-mode kernel
+
+BED=uml builds its kernel at the first use, from Debian's sources: 5 to 15 minutes on two idle
+processors. The sources are the newest of apt's and of Debian's backports; from 7.x on they give a
+kernel that catches system calls by seccomp and has several processors. VM_KERNEL=6.1 takes Debian
+12's own: its kernel has one processor, and catches system calls by ptrace, which makes them slow.
+VM_BACKPORTS=0 does not ask for backports. What is built is kept in ~/.cache/aiordma."""
+
 
 def main() -> int:
     """Parse the command line and run one of the subcommands; returns the exit status."""
@@ -18,10 +36,13 @@ def main() -> int:
     run = commands.add_parser(
         "run",
         help="run a command in the VM",
-        epilog="environment: PROVIDER=rxe|siw|none VM_TIMEOUT=seconds VM_VETH=1 VM_SMP=processors"
-        " VM_MEM=megabytes VM_KERNEL=apt|release VM_ACCEL=kvm|tcg VM_QEMU='more QEMU arguments'",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=SETTINGS,
     )
     run.add_argument("command", help="for bash, run as root in the project's folder")
+    commands.add_parser(
+        "prepare", help="fetch or build what `run` boots (BED, PROVIDER, VM_KERNEL)"
+    )
     commands.add_parser("build-packages", help="install what compiling the extension needs")
     several = commands.add_parser("parts", help="run targets of the Makefile at the same time")
     several.add_argument("--make", default="make", help="the program")
@@ -32,6 +53,9 @@ def main() -> int:
     try:
         if options.task == "run":
             return machine.run(request(options.command))
+        if options.task == "prepare":
+            machine.prepare(request("true"))
+            return 0
         if options.task == "summary":
             return summary.report(PROJECT / "build" / "vm", options.devices)
         if options.task == "parts":
@@ -61,6 +85,7 @@ def request(command: str) -> machine.Request:
         provider=os.environ.get("PROVIDER") or "rxe",
         veth=os.environ.get("VM_VETH", "0") not in ("", "0"),
         time_limit=time_limit,
+        bed=os.environ.get("BED") or "qemu",
     )
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from . import cache, kernel
@@ -16,19 +16,19 @@ BUSYBOX = Path("/bin/busybox")
 Entry = tuple[str, int, bytes]  # path, mode, contents
 
 
-def prepare(built_for: Kernel) -> Path:
+def prepare(built_for: Kernel, modules: Sequence[str] = MODULES) -> Path:
     """The initramfs for a kernel, from the cache; its name follows from everything in it."""
     digest = hashlib.sha256()
-    for part in (INIT.read_bytes(), BUSYBOX.read_bytes(), repr((MODULES, DIRECTORIES)).encode()):
+    for part in (INIT.read_bytes(), BUSYBOX.read_bytes(), repr((modules, DIRECTORIES)).encode()):
         digest.update(part)
     entry = f"initramfs/{built_for.release}-{built_for.version}-{digest.hexdigest()[:16]}"
-    return cache.once(entry, lambda scratch: build(built_for, scratch)) / "initramfs.cpio"
+    return cache.once(entry, lambda scratch: build(built_for, modules, scratch)) / "initramfs.cpio"
 
 
-def build(built_for: Kernel, directory: Path) -> None:
+def build(built_for: Kernel, modules: Sequence[str], directory: Path) -> None:
     """Write initramfs.cpio (uncompressed: unpacking would cost more than reading) into it."""
     files: dict[str, bytes] = {}  # in the order to insert; a dependency comes first
-    for name in MODULES:
+    for name in modules:
         for path in kernel.module_files(built_for, name):
             short = path.name.removesuffix(".xz").removesuffix(".zst")
             files.setdefault(short, kernel.decompress(path.read_bytes()))

@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from . import initramfs, kernel, packages, qemu, siw
+from . import initramfs, kernel, packages, qemu, siw, uml
 from .report import TestBedError, say
 
 PROVIDERS = ("rxe", "siw", "none")
+BEDS = ("qemu", "uml")
 TIMED_OUT = 124
 DIED = 125
 BOOT_SECONDS = 180  # normally 5; emulated, beside other guests, on a busy machine
@@ -36,11 +38,27 @@ class Request:
     provider: str = "rxe"
     veth: bool = False
     time_limit: float = 600
+    bed: str = "qemu"
 
     @property
     def results(self) -> Path:
         """The folder that the guest may write and the host keeps."""
         return self.project / "build" / "vm"
+
+
+@dataclass(frozen=True)
+class Bed:
+    """What is ready to start: a kernel, and how.
+
+    `start` is called with the control folder and the descriptor that receives the output. Without
+    `modules`, all is built into the kernel. `description` is for tables.
+    """
+
+    name: str
+    description: str
+    start: Callable[[Path, int], subprocess.Popen[bytes]]
+    modules: Path | None = None
+    siw_module: Path | None = None
 
 
 def run(request: Request) -> int:
@@ -49,32 +67,14 @@ def run(request: Request) -> int:
     Returns the command's exit status (128 + n for signal n), 124 after the time limit, 125 if the
     guest died or its device did not come up. Raises TestBedError where nothing can be booted.
     """
-    if request.provider not in PROVIDERS:
-        raise TestBedError(f"PROVIDER={request.provider}: it is one of {', '.join(PROVIDERS)}")
-    packages.ensure(packages.VM + (packages.WIRE if request.provider == "siw" else ()))
-    chosen = kernel.prepare(os.environ.get("VM_KERNEL", ""))
-    module = siw.prepare(chosen) if request.provider == "siw" else None
-    first = initramfs.prepare(chosen)
-    accelerator = qemu.accelerator(chosen.image, first)
+    signal.signal(signal.SIGTERM, interrupt)
+    bed = prepare(request)
     request.results.mkdir(parents=True, exist_ok=True)
     reader, writer = os.pipe()
     with qemu.scratch_folder() as folder:
         control = Path(folder)
-        fill(control, request, chosen, module)
-        guest = qemu.Guest(
-            chosen.image,
-            first,
-            control,
-            processors=os.environ.get("VM_SMP", "2"),
-            memory=os.environ.get("VM_MEM", "2048"),
-            results=request.results,
-            output=writer,
-            extra=shlex.split(os.environ.get("VM_QEMU", "")),
-        )
-        signal.signal(signal.SIGTERM, interrupt)
-        process = subprocess.Popen(
-            guest.command_line(accelerator), stdin=subprocess.DEVNULL, pass_fds=[writer]
-        )
+        fill(control, request, bed)
+        process = bed.start(control, writer)
         os.close(writer)
         try:
             in_time = relay(reader, control, request.time_limit)
@@ -84,37 +84,110 @@ def run(request: Request) -> int:
         return judge(control, request, in_time)
 
 
+def prepare(request: Request) -> Bed:
+    """Fetch or build what the request's guest is started from. Raises TestBedError."""
+    if request.provider not in PROVIDERS:
+        raise TestBedError(f"PROVIDER={request.provider}: it is one of {', '.join(PROVIDERS)}")
+    if request.bed not in BEDS:
+        raise TestBedError(f"BED={request.bed}: it is one of {', '.join(BEDS)}")
+    return in_qemu(request) if request.bed == "qemu" else in_user_mode(request)
+
+
+def processors_of(request: Request) -> str:
+    """How many processors the guest gets.
+
+    One for siw, which has two faults that take a second one. Its threads read a short message
+    from the program's memory as if they were the program. And while it accepts a connection, it
+    does not hear what the peer sends. docs/devices.md has both.
+    """
+    return os.environ.get("VM_SMP", "1" if request.provider == "siw" else "2")
+
+
+def in_qemu(request: Request) -> Bed:
+    """Debian's stock kernel, in QEMU."""
+    packages.ensure(packages.VM + (packages.WIRE if request.provider == "siw" else ()))
+    chosen = kernel.prepare(os.environ.get("VM_KERNEL", ""))
+    module = siw.prepare(chosen) if request.provider == "siw" else None
+    first = initramfs.prepare(chosen)
+    accelerator = qemu.accelerator(chosen.image, first)
+    processors = processors_of(request)
+
+    def start(control: Path, output: int) -> subprocess.Popen[bytes]:
+        guest = qemu.Guest(
+            chosen.image,
+            first,
+            control,
+            processors=processors,
+            memory=os.environ.get("VM_MEM", "2048"),
+            results=request.results,
+            output=output,
+            extra=shlex.split(os.environ.get("VM_QEMU", "")),
+        )
+        command = guest.command_line(accelerator)
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[output])
+
+    description = qemu.describe(accelerator, chosen.release, processors)
+    return Bed("qemu", description, start, chosen.modules, module)
+
+
+def in_user_mode(request: Request) -> Bed:
+    """A user-mode kernel, built from Debian's sources."""
+    packages.ensure(packages.IN_GUEST + (packages.WIRE if request.provider == "siw" else ()))
+    chosen = uml.prepare(os.environ.get("VM_KERNEL", ""))
+    first = initramfs.prepare(chosen, modules=())
+    processors = processors_of(request)
+
+    def start(control: Path, output: int) -> subprocess.Popen[bytes]:
+        memory = os.environ.get("VM_MEM", "2048")
+        guest = uml.Guest(chosen, first, control, output, processors, memory)
+        (control / "frequency").write_text(uml.frequency(Path("/proc/cpuinfo").read_text()))
+        with (control / "console").open("wb") as console:
+            return subprocess.Popen(
+                guest.command_line(),
+                env=guest.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                pass_fds=[output],
+            )
+
+    return Bed("uml", uml.describe(chosen, processors), start)
+
+
 def interrupt(signum: int, frame: FrameType | None) -> None:
     """Let SIGTERM unwind like Ctrl-C, so that the guest is stopped and the folder removed."""
     raise KeyboardInterrupt
 
 
-def fill(control: Path, request: Request, chosen: kernel.Kernel, module: Path | None) -> None:
+def fill(control: Path, request: Request, bed: Bed) -> None:
     """Write what the guest reads: see guest/init.sh and guest/start.sh."""
     guest = Path(__file__).resolve().with_name("guest")
     path = (
         f"{request.project}/.venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     )
     settings = {
+        "bed": bed.name,
         "guest": guest,
-        "modules": chosen.modules,
+        "modules": bed.modules or "",
         "path": path,
         "project": request.project,
         "provider": request.provider,
-        "siw_module": module or "",
+        "siw_module": bed.siw_module or "",
         "time_limit": f"{request.time_limit:g}",
         "veth": int(request.veth),
     }
     environment = {name: value for name, value in os.environ.items() if INHERITED.match(name)}
     environment |= {
         "AIORDMA_RESULTS": str(request.results),
+        "AIORDMA_VM": bed.description,
         "LANG": "C.UTF-8",
         "PATH": path,
         "PYTHONUNBUFFERED": "1",  # output is a pipe in there; it should still come as it is made
         "VIRTUAL_ENV": f"{request.project}/.venv",
     }
-    visible = [request.project, chosen.modules, guest, Path(sys.base_prefix)]
-    visible += [module.parent] if module else []
+    visible = [request.project, guest, Path(sys.base_prefix)]
+    visible += [bed.modules] if bed.modules else []
+    visible += [bed.siw_module.parent] if bed.siw_module else []
     keep = [path for path in map(str, visible) if path.startswith(FRESH_IN_GUEST)]
     (control / "start").write_text(f". {shlex.quote(str(guest / 'start.sh'))}\n")
     (control / "settings").write_text(assignments(settings))
@@ -152,7 +225,7 @@ def relay(reader: int, control: Path, time_limit: float) -> bool:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Wait for QEMU to end; it has closed the output and is about to, or is killed."""
+    """Wait for the guest to end; it has closed the output and is about to, or is killed."""
     try:
         process.wait(0 if sys.exc_info()[0] else 5)
     except subprocess.TimeoutExpired:

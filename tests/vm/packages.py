@@ -17,13 +17,9 @@ from .report import TestBedError, say
 
 # What compiles the extension on the host (python_packages() adds what the interpreter lacks).
 BUILD = ("gcc", "libc6-dev", "make", "libibverbs-dev", "librdmacm-dev")
-# What boots the guest, and the C peers that the tests talk to in it.
-VM = (
-    "qemu-system-x86",
+# What every guest uses, and the C peers that the tests talk to in it; and what boots it in QEMU.
+IN_GUEST = (
     "busybox-static",
-    "kmod",
-    "xz-utils",
-    "zstd",
     "iproute2",
     "rdma-core",
     "ibverbs-providers",
@@ -31,6 +27,7 @@ VM = (
     "rdmacm-utils",
     "perftest",
 )
+VM = ("qemu-system-x86", "kmod", "xz-utils", "zstd", *IN_GUEST)
 # What captures and decodes the software device's exchanges with siw.
 WIRE = ("tshark",)
 # What fuzzes the software device: libFuzzer and its sanitizers.
@@ -38,6 +35,11 @@ FUZZ = ("clang", "libclang-rt-dev", "libc6-dev", "libibverbs-dev", "librdmacm-de
 # What builds a kernel module from unpacked headers, whose tools are linked against two libraries.
 # The compiler is the one that the headers ask for.
 MODULE = ("make", "libelf1", "libssl3")
+# What builds a user-mode kernel from Debian's sources.
+USER_MODE = ("gcc", "libc6-dev", "make", "binutils", "flex", "bison", "bc", "xz-utils")
+# Where newer kernel sources are than in Debian 12, and the keys that sign them.
+BACKPORTS = "trixie-backports"
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 # What the parts of `make test` need: installed before they start, as the native one would
 # otherwise run while libraries are replaced below it.
 TESTS = (*VM, *WIRE, *MODULE)
@@ -109,10 +111,62 @@ def ensure(wanted: Iterable[str]) -> None:
                 raise TestBedError(f"apt-get install failed:\n{second.stdout}\n{advice}")
 
 
-def known(package: str) -> bool:
+def known(package: str, *options: str) -> bool:
     """Whether apt's lists hold a version of `package`."""
-    policy = subprocess.run(["apt-cache", "policy", package], capture_output=True, text=True)
-    return bool(re.search(r"Candidate: (?!\(none\))", policy.stdout))
+    return bool(candidate(package, *options))
+
+
+def candidate(package: str, *options: str) -> str:
+    """The version of `package` that apt would take; empty if it knows none."""
+    command = ["apt-cache", *options, "policy", package]
+    policy = subprocess.run(command, capture_output=True, text=True)
+    found = re.search(r"Candidate: (?!\(none\))(\S+)", policy.stdout)
+    return found[1] if found else ""
+
+
+def search(pattern: str, *options: str) -> dict[str, str]:
+    """The packages that apt's lists hold whose names match the pattern, with their versions."""
+    if not shutil.which("apt-cache"):
+        raise TestBedError("there is no apt here: the test bed takes its kernel from Debian's apt")
+    command = ["apt-cache", *options, "search", "--names-only", pattern]
+    found = subprocess.run(command, capture_output=True, text=True)
+    names = [line.split()[0] for line in found.stdout.splitlines() if line.strip()]
+    return {name: version for name in names if (version := candidate(name, *options))}
+
+
+def backports(again: bool = False) -> tuple[str, ...]:
+    """Options by which apt sees the backports of Debian's next release, and nothing else.
+
+    The lists are kept in the cache, and fetched once or `again`: this machine's own are neither
+    used nor changed. The archive is the one that apt takes Debian from here. Raises TestBedError if
+    that has no such backports.
+    """
+    if not shutil.which("apt-get"):
+        raise TestBedError("there is no apt-get here to ask for Debian's backports")
+    folder = cache.root() / "backports"
+    options = (
+        *("-o", f"Dir::Etc::sourcelist={folder}/sources.list", "-o", "Dir::Etc::sourceparts=-"),
+        *("-o", f"Dir::State::lists={folder}/lists", "-o", f"Dir::Cache={folder}/cache"),
+        *("-o", "APT::Sandbox::User="),  # which may not read the cache of root
+    )
+    with cache.lock("backports"):
+        if not again and (folder / "updated").exists():
+            return options
+        query = ["apt-get", "indextargets", "--format", "$(REPO_URI)"]
+        query += ["Created-By: Packages", "Origin: Debian", "Component: main"]
+        archives = subprocess.run(query, capture_output=True, text=True).stdout.split()
+        if not archives:
+            raise TestBedError("apt knows no archive of Debian to ask for backports")
+        for name in ("lists/partial", "cache/archives/partial"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / "sources.list").write_text(
+            f"deb [signed-by={KEYRING}] {archives[0]} {BACKPORTS} main\n"
+        )
+        result = apt_get(*options, "-o", "APT::Update::Error-Mode=any", "update")
+        if result.returncode:
+            raise TestBedError(f"apt cannot read {BACKPORTS}:\n{result.stdout.strip()}")
+        (folder / "updated").touch()
+    return options
 
 
 def update() -> None:
@@ -134,17 +188,20 @@ def apt_get(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedPro
     )
 
 
-def download(package: str, directory: Path) -> Path:
-    """Fetch the .deb of `package` ("name" or "name=version") into `directory`."""
+def download(package: str, directory: Path, *options: str) -> Path:
+    """Fetch the .deb of `package` ("name" or "name=version") into `directory`.
+
+    `options` go to apt, see backports().
+    """
     if not shutil.which("apt-get"):
         raise TestBedError(f"there is no apt-get here to download {package}: Debian 12 is needed")
     name = package.partition("=")[0]
-    if not known(name):
+    if not known(name, *options):
         update()
-    result = apt_get("download", package, cwd=directory)
+    result = apt_get(*options, "download", package, cwd=directory)
     if result.returncode:
         update()
-        result = apt_get("download", package, cwd=directory)
+        result = apt_get(*options, "download", package, cwd=directory)
     found = list(directory.glob(f"{name}_*.deb"))
     if result.returncode or not found:
         hint = "" if os.geteuid() == 0 else "\n(not root: `apt-get update` must be run by root)"

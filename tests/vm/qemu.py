@@ -12,7 +12,9 @@ from .report import say
 
 PROGRAM = "qemu-system-x86_64"
 KVM = ("-accel", "kvm", "-cpu", "host")
-EMULATION = ("-accel", "tcg,thread=multi", "-cpu", "max")
+# Without fast string instructions: TCG emulates `rep movsb` byte by byte, and both the kernel and
+# the C library copy with it where the processor says that it is fast.
+EMULATION = ("-accel", "tcg,thread=multi", "-cpu", "max,-erms,-fsrm")
 # The kernel distrusts the emulated TSC unasked, though QEMU derives it from one clock for all
 # processors, and falls back to the HPET: every look at the clock is then a trap into QEMU.
 EMULATION_PARAMETERS = "clocksource=tsc tsc=reliable"
@@ -88,6 +90,13 @@ def accelerator(image: Path, initramfs: Path) -> tuple[str, ...]:
         f"kvm/{boot}-{image.parent.name}", lambda scratch: probe(Guest(image, initramfs, scratch))
     )
     return KVM if (answer / "status").exists() else EMULATION
+
+
+def describe(accelerator: tuple[str, ...], release: str, processors: str) -> str:
+    """The bed, in words for a table."""
+    how = "KVM" if accelerator == KVM else "emulated (TCG)"
+    count = "1 processor" if processors == "1" else f"{processors} processors"
+    return f"QEMU, {how}, Linux {release}, {count}"
 
 
 def probe(guest: Guest) -> None:

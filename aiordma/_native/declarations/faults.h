@@ -5,21 +5,21 @@
  * kind on, until it has struck `times` times.
  */
 enum aiordma_fault_kind {
-    AIORDMA_FAULT_CONNECT_REFUSED,  /* rdma_connect: the peer's reply is a rejection */
-    AIORDMA_FAULT_CONNECT_DELAYED,  /* rdma_connect: the reply comes milliseconds later */
-    AIORDMA_FAULT_DROP_AFTER_BYTES, /* a connection breaks when it has carried this many bytes */
+    AIORDMA_FAULT_CONNECT_REFUSED,     /* rdma_connect: the peer's reply is a rejection */
+    AIORDMA_FAULT_CONNECT_DELAYED,     /* rdma_connect: the reply comes milliseconds later */
+    AIORDMA_FAULT_DROP_AFTER_BYTES,    /* a connection breaks when it has carried this many bytes */
     AIORDMA_FAULT_DROP_AFTER_REQUESTS, /* a connection breaks at the post of a request */
     AIORDMA_FAULT_DEAD_PEER, /* a connection that sends falls silent, and breaks after milliseconds,
                                 as TCP does without an answer */
     AIORDMA_FAULT_COMPLETION_DELAYED, /* a queue pair's completions come milliseconds later, in
                                          order; other queue pairs' completions do not */
-    AIORDMA_FAULT_SPURIOUS_EVENT, /* a completion channel has one event too many */
-    AIORDMA_FAULT_EVENT_DELAYED,  /* a channel's event comes milliseconds later, as one with the
+    AIORDMA_FAULT_SPURIOUS_EVENT,     /* a completion channel has one event too many */
+    AIORDMA_FAULT_EVENT_DELAYED,      /* a channel's event comes milliseconds later, as one with the
                                      events of later completions */
-    AIORDMA_FAULT_POST_REFUSED,   /* post_send, post_recv, post_srq_recv: error (ENOMEM) */
-    AIORDMA_FAULT_NOT_READY,      /* messages find no receive for milliseconds */
-    AIORDMA_FAULT_CRC_WANTED,     /* not a fault: a handshake requests a CRC for every peer */
-    AIORDMA_FAULT_CORRUPTED,      /* a frame with a CRC is corrupted on its way */
+    AIORDMA_FAULT_POST_REFUSED,       /* post_send, post_recv, post_srq_recv: error (ENOMEM) */
+    AIORDMA_FAULT_NOT_READY,          /* messages find no receive for milliseconds */
+    AIORDMA_FAULT_CRC_WANTED,         /* not a fault: a handshake requests a CRC for every peer */
+    AIORDMA_FAULT_CORRUPTED,          /* a frame with a CRC is corrupted on its way */
     AIORDMA_FAULT_KINDS,
 };
 

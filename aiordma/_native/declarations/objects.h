@@ -15,8 +15,8 @@ struct aiordma_async_event {
  * Take the next event of a context whose async_fd is non-blocking, and acknowledge it at once,
  * because an unacknowledged event blocks destroying its object. 1: an event; 0: none; -errno.
  */
-int aiordma_next_async_event(const struct aiordma_provider *provider,
-                             struct ibv_context *context, struct aiordma_async_event *copy);
+int aiordma_next_async_event(const struct aiordma_provider *provider, struct ibv_context *context,
+                             struct aiordma_async_event *copy);
 
 /* ibv_query_device_ex. If the device does not have it, ibv_query_device. */
 int aiordma_query_device(const struct aiordma_provider *provider, struct ibv_context *context,
@@ -26,16 +26,41 @@ int aiordma_query_device(const struct aiordma_provider *provider, struct ibv_con
 struct ibv_mw *aiordma_alloc_window(struct ibv_pd *domain, uint32_t type);
 int aiordma_dealloc_window(struct ibv_mw *window);
 
-/* ibv_create_cq_ex. The result can be used as a plain queue. NULL with errno set. */
+/*
+ * Wait until no CPU is inside the kernel code of a received packet that it had entered before
+ * (membarrier, which waits for an RCU grace period). 0 or a positive errno.
+ */
+int aiordma_outwait_receiving(void);
+
+/*
+ * ibv_create_cq_ex. The result can be used as a plain queue. NULL with errno set. wc_flags: further
+ * bits, such as IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.
+ */
 struct ibv_cq *aiordma_create_cq_ex(struct ibv_context *context, uint32_t entries,
                                     struct ibv_comp_channel *channel, uint32_t vector,
-                                    uint32_t flags);
+                                    uint32_t flags, uint64_t wc_flags);
+
+/*
+ * Take up to `most` completions of an extended queue that has timestamps, each with its timestamp.
+ * Returns their number, or a negative errno. (ibv_poll_cq would lose the timestamps.)
+ */
+int aiordma_poll_timestamped(struct ibv_cq *queue, struct aiordma_completion *batch,
+                             uint64_t *timestamps, int most);
+
+/* ibv_modify_cq, to moderate events. 0 or a positive errno. */
+int aiordma_moderate_cq(struct ibv_cq *queue, uint16_t count, uint16_t period);
+
+/* ibv_advise_mr. sges: `count` of struct ibv_sge in native layout. 0 or a positive errno. */
+int aiordma_advise_mr(struct ibv_pd *domain, uint32_t advice, uint32_t flags, const char *sges,
+                      uint32_t count);
+
+/* ibv_query_rt_values_ex: the clock of the timestamps. 0 or a positive errno. */
+int aiordma_read_clock(struct ibv_context *context, uint64_t *ticks);
 
 /*
  * ibv_init_ah_from_wc: the address vector of a completed datagram's sender. grh: the first 40 bytes
  * of the receive. 0 or a positive errno.
  */
-int aiordma_address_of_sender(const struct aiordma_provider *provider,
-                              struct ibv_context *context, uint8_t port_num,
-                              const struct aiordma_completion *completion, const char *grh,
-                              struct ibv_ah_attr *attr);
+int aiordma_address_of_sender(const struct aiordma_provider *provider, struct ibv_context *context,
+                              uint8_t port_num, const struct aiordma_completion *completion,
+                              const char *grh, struct ibv_ah_attr *attr);

@@ -43,9 +43,8 @@ int aiordma_post_send_chain(struct ibv_qp *queue_pair, const void *requests, uin
  * The same for receives (struct aiordma_receive_request), posted to a queue pair. If that is NULL,
  * they are posted to a shared receive queue.
  */
-int aiordma_post_recv_chain(struct ibv_qp *queue_pair, struct ibv_srq *shared,
-                            const void *requests, uint32_t count, const char *sges,
-                            size_t sges_size, uint32_t *posted);
+int aiordma_post_recv_chain(struct ibv_qp *queue_pair, struct ibv_srq *shared, const void *requests,
+                            uint32_t count, const char *sges, size_t sges_size, uint32_t *posted);
 
 /* ibv_bind_mw, for windows of type 1. The new rkey is window->rkey. 0 or a positive errno. */
 int aiordma_bind_window(struct ibv_qp *queue_pair, struct ibv_mw *window, uint64_t wr_id,

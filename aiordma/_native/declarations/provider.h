@@ -16,14 +16,12 @@ struct aiordma_provider {
     int (*query_device)(struct ibv_context *context, struct ibv_device_attr *attr);
     int (*query_port)(struct ibv_context *context, uint8_t port_num,
                       struct _compat_ibv_port_attr *attr);
-    int (*query_gid)(struct ibv_context *context, uint8_t port_num, int index,
-                     union ibv_gid *gid);
+    int (*query_gid)(struct ibv_context *context, uint8_t port_num, int index, union ibv_gid *gid);
     int (*query_gid_ex)(struct ibv_context *context, uint32_t port_num, uint32_t index,
                         struct ibv_gid_entry *entry, uint32_t flags, size_t entry_size);
     ssize_t (*query_gid_table)(struct ibv_context *context, struct ibv_gid_entry *entries,
                                size_t most, uint32_t flags, size_t entry_size);
-    int (*query_pkey)(struct ibv_context *context, uint8_t port_num, int index,
-                      uint16_t *pkey);
+    int (*query_pkey)(struct ibv_context *context, uint8_t port_num, int index, uint16_t *pkey);
     uint64_t (*get_device_guid)(struct ibv_device *device); /* big-endian */
     int (*get_async_event)(struct ibv_context *context, struct ibv_async_event *event);
     void (*ack_async_event)(struct ibv_async_event *event);
@@ -34,6 +32,8 @@ struct aiordma_provider {
                                   uint64_t iova, int access);
     struct ibv_mr *(*reg_mr_iova2)(struct ibv_pd *domain, void *address, size_t length,
                                    uint64_t iova, unsigned int access);
+    struct ibv_mr *(*reg_dmabuf_mr)(struct ibv_pd *domain, uint64_t offset, size_t length,
+                                    uint64_t iova, int fd, int access);
     int (*rereg_mr)(struct ibv_mr *region, int flags, struct ibv_pd *domain, void *address,
                     size_t length, int access);
     int (*dereg_mr)(struct ibv_mr *region);
@@ -43,13 +43,14 @@ struct aiordma_provider {
                                 struct ibv_comp_channel *channel, int vector);
     int (*resize_cq)(struct ibv_cq *queue, int entries);
     int (*destroy_cq)(struct ibv_cq *queue);
-    int (*get_cq_event)(struct ibv_comp_channel *channel, struct ibv_cq **queue,
-                        void **cq_context);
+    int (*get_cq_event)(struct ibv_comp_channel *channel, struct ibv_cq **queue, void **cq_context);
     void (*ack_cq_events)(struct ibv_cq *queue, unsigned int count);
     struct ibv_qp *(*create_qp)(struct ibv_pd *domain, struct ibv_qp_init_attr *attr);
     int (*modify_qp)(struct ibv_qp *queue_pair, struct ibv_qp_attr *attr, int mask);
     int (*query_qp)(struct ibv_qp *queue_pair, struct ibv_qp_attr *attr, int mask,
                     struct ibv_qp_init_attr *init_attr);
+    int (*query_qp_data_in_order)(struct ibv_qp *queue_pair, enum ibv_wr_opcode opcode,
+                                  uint32_t flags);
     int (*destroy_qp)(struct ibv_qp *queue_pair);
     struct ibv_srq *(*create_srq)(struct ibv_pd *domain, struct ibv_srq_init_attr *attr);
     int (*modify_srq)(struct ibv_srq *queue, struct ibv_srq_attr *attr, int mask);
@@ -92,8 +93,8 @@ struct aiordma_provider {
     int (*leave_multicast)(struct rdma_cm_id *id, struct sockaddr *group);
     struct ibv_context **(*get_devices)(int *num_devices);
     void (*free_devices)(struct ibv_context **list);
-    int (*cm_getaddrinfo)(const char *node, const char *service,
-                          const struct rdma_addrinfo *hints, struct rdma_addrinfo **result);
+    int (*cm_getaddrinfo)(const char *node, const char *service, const struct rdma_addrinfo *hints,
+                          struct rdma_addrinfo **result);
     void (*cm_freeaddrinfo)(struct rdma_addrinfo *result);
     int (*set_local_ece)(struct rdma_cm_id *id, struct ibv_ece *ece);
     int (*get_remote_ece)(struct rdma_cm_id *id, struct ibv_ece *ece);

@@ -34,3 +34,9 @@ void aiordma_software_memory(struct aiordma_software_memory *memory);
  * that wait for an answer of their peer may use all of it, other connections half.
  */
 void aiordma_software_limit_held(uint64_t bytes);
+
+/*
+ * Write all traffic from now on to a pcapng file, until it has `most` bytes; NULL: end the capture.
+ * A forked child writes none. Returns 0 or an errno.
+ */
+int aiordma_software_capture(const char *path, uint64_t most);

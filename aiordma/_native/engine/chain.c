@@ -167,6 +167,10 @@ static unsigned int completes_as(enum ibv_wr_opcode opcode)
         return IBV_WC_COMP_SWAP;
     case IBV_WR_ATOMIC_FETCH_AND_ADD:
         return IBV_WC_FETCH_ADD;
+    case IBV_WR_BIND_MW:
+        return IBV_WC_BIND_MW;
+    case IBV_WR_LOCAL_INV:
+        return IBV_WC_LOCAL_INV;
     default:
         return IBV_WC_SEND;
     }
@@ -212,6 +216,8 @@ static PyObject *add(ChainPort *chain, struct engine_work *work)
     keep(chain, work, request);
     /* If it is never posted, it fails when the queue pair ends. */
     engine_enter(port->open, request);
+    if (work->window)
+        engine_note_window(work, request);
     return (PyObject *)request;
 }
 
@@ -219,9 +225,11 @@ PyObject *engine_collect(ChainPort *chain, enum engine_kind kind, PyObject *cons
 {
     struct engine_work work;
 
-    if (chain->over || kind == ENGINE_RECEIVE || kind == ENGINE_RECEIVEV)
+    if (chain->over)
         Py_RETURN_NONE;
     int is_read = engine_read(chain->port, kind, given, &work);
+    if (is_read > 0 && work.is_receive)
+        is_read = 0; /* a chain is of the send queue */
     PyObject *request = is_read > 0 ? add(chain, &work) : is_read < 0 ? NULL : Py_NewRef(Py_None);
     return engine_end_reading(&work, request);
 }
@@ -354,6 +362,8 @@ METHOD(read, ENGINE_READ)
 METHOD(readv, ENGINE_READV)
 METHOD(compare_swap, ENGINE_COMPARE_SWAP)
 METHOD(fetch_add, ENGINE_FETCH_ADD)
+METHOD(bind, ENGINE_BIND)
+METHOD(local_invalidate, ENGINE_LOCAL_INVALIDATE)
 
 static PyObject *chain_add(ChainPort *chain, PyObject *request)
 {
@@ -389,6 +399,10 @@ static PyMethodDef methods[] = {
           ENGINE_SIGNATURE_COMPARE_SWAP "Collect a compare and swap. None: take the general path."),
     ENTRY(fetch_add,
           ENGINE_SIGNATURE_FETCH_ADD "Collect a fetch and add. None: take the general path."),
+    ENTRY(bind, ENGINE_SIGNATURE_BIND "Collect the binding of a window of type 2. None: take the "
+                                      "general path."),
+    ENTRY(local_invalidate, ENGINE_SIGNATURE_LOCAL_INVALIDATE
+          "Collect the invalidation of a window of type 2. None: take the general path."),
     {"add", (PyCFunction)chain_add, METH_O,
      "add($self, request, /)\n--\n\n"
      "Append a request that Python made."},

@@ -216,7 +216,9 @@ static int is_quiet(Drain *drain, const struct aiordma_completion *completion)
         return 0;
     const Request *request = (const Request *)entry;
     return request->port && !request->port->notifies_owner && !request->callbacks &&
-           !request->held && (!request->run || engine_run_is_quiet(request));
+           !request->held && engine_arrival_is_quiet(request, completion->qp_num) &&
+           engine_stream_is_quiet(request, completion) &&
+           (!request->run || engine_run_is_quiet(request));
 }
 
 static void drain_soon(Drain *drain)

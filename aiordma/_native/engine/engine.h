@@ -22,6 +22,8 @@ struct engine_given {
     PyObject *completion_class; /* WorkCompletion, a subclass of engine_completion_type */
     PyObject *remote_class;     /* RemoteMemory */
     PyObject *slice_class;      /* MemorySlice */
+    PyObject *datagram_class;   /* DatagramMessage, a subclass of engine_datagram_type */
+    PyObject *arrival_class;    /* DatagramArrival, the same */
     PyObject *wait_elsewhere;   /* a generator function: awaits on loops other than asyncio's */
     PyObject *log;              /* log(text, object, error) */
     PyObject *detached;         /* detached(error): a copy of a stored exception, to be raised */
@@ -31,7 +33,7 @@ struct engine_given {
     PyObject *close, *destroy, *watch_over, *drain_soon, *drain_failed, *post_refused,
         *doorbell_failed;
     PyObject *grant, *request_unretrieved;
-    PyObject *require_own_loop, *is_closed, *send, *throw;
+    PyObject *require_own_loop, *is_closed, *send, *throw, *await_name;
     PyObject *with_context, *with_none; /* tuples: ("context",) and (None,) */
 };
 extern struct engine_given engine_given;
@@ -45,6 +47,8 @@ void engine_log(const char *text, PyObject *object);
 void engine_keep_error(void);
 /* Set the kept exception, in place of one that is set, and return -1. 0: none is kept. */
 int engine_interrupted(void);
+/* Return None; NULL if an exception was kept, which is then set. */
+PyObject *engine_none_unless_interrupted(void);
 /* Return whether the exception that is set is an interrupt. If it is, it is kept, and cleared. */
 int engine_keep_interrupt(void);
 /* Attempts of a call that signals interrupt. So many signals do not follow one another. */
@@ -57,6 +61,9 @@ PyObject *engine_call_surely(PyObject *object, PyObject *name);
 enum { ENGINE_DEFER_SECONDS = 1 };
 
 int engine_prepare_interrupts(void);
+/* If the exception that is set is an interrupt, have the running asyncio loop raise it later, clear
+   it, and return 1. */
+int engine_defer_raised(void);
 PyObject *engine_uninterrupted(PyObject *module, PyObject *const *arguments, Py_ssize_t count,
                                PyObject *keywords);
 extern PyTypeObject engine_steps_type;
@@ -70,7 +77,9 @@ typedef struct {
     unsigned long long address; /* the same in work requests: `start`, or the iova */
     Py_ssize_t length;
     unsigned int lkey;
-    Py_ssize_t users; /* posted requests that hold it */
+    struct ibv_mr *mr; /* for binding windows */
+    unsigned int access;
+    Py_ssize_t users; /* posted requests and windows that hold it */
     char retired;     /* its last user closes it */
     char usable;      /* it is registered */
     char writable;    /* the device may write to it */
@@ -86,6 +95,9 @@ typedef struct {
 
 extern PyTypeObject engine_region_type, engine_part_type;
 
+/* Count one user less. The last one closes a retired region; -1 with an exception if that fails. */
+int engine_release_region(RegionBase *region);
+
 /* pool.c: */
 typedef struct Pool Pool;
 typedef struct Slab Slab;
@@ -94,8 +106,11 @@ extern PyTypeObject engine_pool_type, engine_slab_type, engine_lease_type;
 
 Lease *engine_lease(Pool *pool, Py_ssize_t length); /* NULL with an exception */
 int engine_return_lease(Lease *lease);              /* idempotent; -1 with an exception */
+void engine_return_after_error(Lease *lease);       /* an exception that is set stays set */
 /* Returns the block's address in this process. */
 char *engine_leased_block(const Lease *lease, struct ibv_sge *sge);
+RegionBase *engine_leased_region(const Lease *lease); /* borrowed */
+int engine_leased_is_usable(const Lease *lease);      /* whether its region is registered */
 int engine_pool_names(void);
 
 /* The base of PeerHandle: an address handle, and the requests that hold it. */
@@ -105,6 +120,17 @@ typedef struct {
 } Handle;
 
 extern PyTypeObject engine_handle_type;
+
+/* The base of BoundWindow: a memory window, and the memory that it is bound to. */
+typedef struct {
+    PyObject_HEAD PyObject *endpoint;
+    Part *memory;           /* NULL: it is not bound */
+    PyObject *last;         /* the last request that bound or invalidated it, or NULL */
+    struct ibv_mw *pointer; /* NULL: it is freed, or of type 1 */
+    unsigned int rkey;      /* of the last bind */
+} Window;
+
+extern PyTypeObject engine_window_type;
 
 /* -- completions -------------------------------------------------------------------------- */
 
@@ -167,12 +193,41 @@ struct Drain {
 };
 
 typedef struct Request Request;
+typedef struct PooledReceives PooledReceives;
+typedef struct ArrivalQueue ArrivalQueue;
+typedef struct StreamPath StreamPath;
+typedef struct Senders Senders;
+typedef struct DatagramReceive DatagramReceive;
+
+/* Counters of the requests of one queue pair that have ended (open.c). */
+enum { ENGINE_OPCODES = 24, ENGINE_STATUSES = 32 };
+struct engine_ended {
+    unsigned long long sends, receives; /* all that the device had accepted */
+    unsigned long long discarded;       /* of these: without a completion */
+    unsigned long long bytes_sent, bytes_received;
+    unsigned long long completed[ENGINE_OPCODES]; /* without an error, by place_of(opcode) */
+    unsigned long long failed[ENGINE_STATUSES];
+};
 
 /* The requests of one queue pair that have not ended, in order. */
 typedef struct {
     PyObject_HEAD Request *first, *last;
     Py_ssize_t count;
+    struct engine_ended ended;
 } OpenRequests;
+
+/* Where datagrams to a peer go. */
+struct engine_destination {
+    PyObject *peer; /* NULL: an empty place */
+    Handle *handle;
+    struct ibv_ah *address_handle;
+    unsigned int qpn, qkey;
+};
+
+struct engine_destinations {
+    struct engine_destination *all; /* a hash table of `room` places, a power of two */
+    size_t count, room;
+};
 
 typedef struct {
     PyObject_HEAD PyObject *owner;
@@ -189,16 +244,14 @@ typedef struct {
     PyObject *remote; /* the last RemoteMemory, which is immutable, and its fields: */
     unsigned long long remote_address, remote_length;
     unsigned int rkey;
-    /* Of datagrams: the last peer, which is immutable, and what Python knows of it: */
-    PyObject *peer;
-    Handle *handle;
-    struct ibv_ah *address_handle;
-    unsigned int remote_qpn, remote_qkey;
+    /* Of datagrams: */
+    struct engine_destinations destinations;
+    Senders *senders; /* of those that arrive, or NULL */
     unsigned long long max_datagram;
     unsigned int process;
     unsigned long thread; /* the event loop's */
     char ready, can_send_datagrams, can_receive, can_read, can_atomics, can_immediate,
-        can_invalidate;
+        can_invalidate, can_bind;
     char notifies_owner; /* of each completion */
     char has_pooled_receives;
 } Port;
@@ -212,10 +265,18 @@ struct Request {
     PyObject *memory;              /* held, in addition to `held`: see request.c */
     Handle *handle;                /* held; NULL: the request is no datagram */
     Port *port;                    /* NULL: the owner gives back its slot */
+    PooledReceives *pooled; /* of a receive of a pool's block, which is its memory; or NULL */
+    StreamPath *stream;     /* of a stream's message, whose end it hears of; or NULL */
+    Py_ssize_t stream_bytes;
+    /* Called once when the request ends, before its memory is released; runs no code of the
+       program's. NULL: none. `subject` is the object that it is about. */
+    void (*on_end)(Request *request);
+    PyObject *subject;
     unsigned long long wr_id;
     Py_ssize_t length;
+    long long posted; /* when, while a trace is on; else 0 */
     unsigned int completes_as;
-    char is_receive, state, at_once;
+    char is_receive, state, at_once, stream_kind;
     char retrieved; /* its error is retrieved, or another request of its run reports it */
     char finalized;
     OpenRequests *open; /* the list that contains it, or NULL */
@@ -267,7 +328,9 @@ typedef struct {
 
 extern PyTypeObject engine_drain_type, engine_port_type, engine_request_type, engine_open_type,
     engine_waiter_type, engine_spinner_type, engine_method_type, engine_chain_type,
-    engine_shared_type;
+    engine_shared_type, engine_pooled_type, engine_arrivals_type, engine_view_type,
+    engine_stream_type, engine_transfer_type, engine_senders_type, engine_datagram_type,
+    engine_receive_type;
 
 /* given.c: how many forks lie between the first process and this one. */
 unsigned int engine_process(void);
@@ -318,10 +381,63 @@ Request *engine_request(Port *port, PyObject *operation, Py_ssize_t length, PyOb
 void engine_complete(Request *request, const struct aiordma_completion *completion);
 int engine_holds_usable(const Request *request); /* whether its regions are still registered */
 void engine_drop(Request *request); /* release the memory of a request that was not posted */
+/* The `on_end` of an atomic whose result is the previous value, which is in its leased block. */
+void engine_read_value(Request *request);
 /* Whether the requests before it in its run can complete without running the program's code. */
 int engine_run_is_quiet(const Request *last);
 void engine_enter(OpenRequests *open, Request *request);
 void engine_leave(OpenRequests *open, Request *request); /* no effect if it is not in the list */
+/* Count a request that ends. NULL: it ends without a completion. */
+void engine_count(const Request *request, const struct aiordma_completion *completion);
+
+/* trace.c: whether a trace is on. A request is then noted when it is posted, and when it ends. */
+extern int engine_tracing;
+void engine_note_post(Request *request);
+void engine_record(const Request *request, const struct aiordma_completion *completion);
+PyObject *engine_begin_trace(PyObject *module, PyObject *most);
+PyObject *engine_take_trace(PyObject *module, PyObject *none);
+
+/* A completion, or an exception if the request failed or has not ended. */
+PyObject *engine_result(Request *request);
+void engine_forget_waiter(Request *request, PyObject *waiter);
+/* Await a request on behalf of `awaited`, which is its own awaitable once the request has ended. */
+PyObject *engine_await_request(Request *request, PyObject *awaited,
+                               const struct engine_awaited *calls);
+/* Take the reference of a result, and raise StopIteration with it. Returns NULL. */
+PyObject *engine_stop_iteration(PyObject *result);
+
+/* datagrams.c: */
+int engine_datagram_names(void);
+PyObject *engine_grh_ends(PyObject *module, PyObject *grh);
+/* Returns the destination of a peer, which is valid until the next is added. NULL: not known. */
+const struct engine_destination *engine_destination(const Port *port, const PyObject *peer);
+int engine_add_destination(Port *port, const struct engine_destination *destination); /* -1: exc. */
+void engine_forget_destinations(Port *port);
+int engine_traverse_destinations(const Port *port, visitproc visit, void *arg);
+/* Make a DatagramMessage of the first bytes of a block; NULL with an exception. */
+PyObject *engine_datagram(PyObject *senders, const char *block, Py_ssize_t size,
+                          const struct aiordma_completion *completion);
+/* Make a receive, with a block for the header; NULL with an exception. */
+DatagramReceive *engine_datagram_receive(Port *port, struct ibv_sge *header);
+void engine_set_receive(Request *request, DatagramReceive *receive);
+
+/* pooled.c, arrivals.c, view.c: */
+int engine_pooled_names(void);
+int engine_arrival_names(void);
+int engine_view_names(void);
+/* A request of pooled receives has ended: move its block on. */
+void engine_arrived(Request *request);
+/* Whether the request, if it succeeds, has a queue for its block (or is of no pooled receives). */
+int engine_arrival_is_quiet(const Request *request, uint32_t qp_num);
+PyObject *engine_view(ArrivalQueue *queue);
+int engine_runs_here(PyObject *loop); /* whether this asyncio loop is running in this thread */
+
+/* stream.c (what its other files know is in stream.h): */
+int engine_stream_names(void);
+/* A request of a stream has ended. */
+void engine_stream_ended(Request *request);
+/* Whether a request that succeeds does not end its stream (or is of no stream). */
+int engine_stream_is_quiet(const Request *request, const struct aiordma_completion *completion);
 
 /* The kinds of posts. V: the memory is a list of parts. */
 enum engine_kind {
@@ -335,8 +451,14 @@ enum engine_kind {
     ENGINE_READV,
     ENGINE_COMPARE_SWAP,
     ENGINE_FETCH_ADD,
+    ENGINE_COMPARE_SWAP_VALUE, /* the result of the request is the previous value */
+    ENGINE_FETCH_ADD_VALUE,
+    ENGINE_BIND,
+    ENGINE_LOCAL_INVALIDATE,
     ENGINE_UD_SEND,
     ENGINE_UD_SENDV,
+    ENGINE_UD_RECEIVE,
+    ENGINE_UD_RECEIVEV,
     ENGINE_KINDS
 };
 
@@ -348,13 +470,16 @@ enum engine_argument {
     ENGINE_SWAP,
     ENGINE_IMMEDIATE,
     ENGINE_INVALIDATE,
+    ENGINE_WINDOW,
+    ENGINE_ACCESS,
     ENGINE_FENCE,
     ENGINE_SOLICITED,
     ENGINE_ARGUMENTS
 };
 
 /* How the device gets the bytes: from registered memory, or copied, inline or to a pool block. */
-enum engine_copying { ENGINE_NOTHING, ENGINE_INLINE, ENGINE_BLOCK };
+/* ENGINE_VALUE: no bytes are given; a pool block receives the value of an atomic. */
+enum engine_copying { ENGINE_NOTHING, ENGINE_INLINE, ENGINE_BLOCK, ENGINE_VALUE };
 
 enum { ENGINE_PARTS = 32 }; /* of one request; one with more parts takes the general path */
 
@@ -366,13 +491,17 @@ struct engine_work {
     enum engine_copying copying;
     unsigned int flags;
     uint32_t immediate; /* or the rkey to invalidate */
-    unsigned int rkey;
+    unsigned int rkey;  /* of the remote memory, or that a window gets */
+    Window *window;     /* to bind or to invalidate, else NULL; borrowed */
+    Part *bound;        /* the memory to bind it to, else NULL; borrowed */
+    unsigned int access;
     unsigned long long remote_address, compare_add, swap;
     unsigned long long length;
     Handle *handle; /* of a datagram, else NULL; a reference */
     struct ibv_ah *address_handle;
     unsigned int remote_qpn, remote_qkey;
     int is_receive;
+    int has_header;   /* of a datagram that is received: the first sge is the header's */
     int count;        /* of the sges */
     int region_count; /* of the regions that the parts belong to; references */
     int view_count;   /* of the exported buffers */
@@ -395,6 +524,8 @@ void engine_release_work(struct engine_work *work); /* its buffers and regions *
 PyObject *engine_end_reading(struct engine_work *work, PyObject *request);
 /* Copy the bytes of all sges, which are in this process's memory. */
 void engine_gather(const struct engine_work *work, char *to);
+/* Add a region that the request holds. */
+void engine_add_region(struct engine_work *work, RegionBase *region);
 /* Make a request that holds its memory. Its slot is taken already. After an exception (NULL), the
    slot is given back. */
 Request *engine_work_request(Port *port, struct engine_work *work);
@@ -412,10 +543,23 @@ void engine_take_back(Port *port, Request *request);
 /* The same, and drop the reference. Returns NULL if has_failed (an exception is set), else None. */
 PyObject *engine_withdraw(Port *port, Request *request, int has_failed);
 
+/* window.c: read the arguments of a bind or a local invalidate. 0: take the general path. */
+int engine_read_bind(const Port *port, struct engine_work *work, PyObject *const *given);
+int engine_read_local_invalidate(const Port *port, struct engine_work *work,
+                                 PyObject *const *given);
+int engine_window_is_still_usable(const struct engine_work *work); /* of a work with a window */
+void engine_fill_bind(const struct engine_work *work, struct ibv_send_wr *send);
+/* The request of a work with a window is posted or collected: set the window's state. */
+void engine_note_window(const struct engine_work *work, Request *request);
+
 /* Post (port.c) or collect (chain.c) a request. Returns the new request, None if the general path
    has to post it, or NULL with an exception. */
 PyObject *engine_post(Port *port, enum engine_kind kind, PyObject *const *given);
 PyObject *engine_collect(ChainPort *chain, enum engine_kind kind, PyObject *const *given);
+
+/* port.c: the device accepted a request, but the doorbell failed. The device may still execute it,
+   so the queue pair has to end. */
+void engine_doorbell_failed(Port *port, int error);
 
 /* shared.c: a method of both types of ports. */
 PyObject *engine_receive_all(Port *port, PyObject *given);
@@ -448,6 +592,8 @@ int engine_port_arguments(enum engine_kind kind, PyObject *const *arguments, Py_
 #define ENGINE_SIGNATURE_READV "readv($self, remote, parts, *, fence=False)\n--\n\n"
 #define ENGINE_SIGNATURE_COMPARE_SWAP \
     "compare_swap($self, local, remote, compare, swap, *, fence=False)\n--\n\n"
+#define ENGINE_SIGNATURE_BIND "bind($self, window, memory, access, *, fence=False)\n--\n\n"
+#define ENGINE_SIGNATURE_LOCAL_INVALIDATE "local_invalidate($self, window, *, fence=False)\n--\n\n"
 #define ENGINE_SIGNATURE_UD_SEND \
     "ud_send($self, data, peer, *, immediate=None, solicited=False)\n--\n\n"
 #define ENGINE_SIGNATURE_UD_SENDV \

@@ -57,6 +57,11 @@ int engine_interrupted(void)
     return -1;
 }
 
+PyObject *engine_none_unless_interrupted(void)
+{
+    return engine_interrupted() ? NULL : Py_NewRef(Py_None);
+}
+
 PyObject *engine_call_surely(PyObject *object, PyObject *name)
 {
     PyObject *result = PyObject_CallMethodNoArgs(object, name);
@@ -120,6 +125,7 @@ int engine_prepare(void)
         {&engine_given.request_unretrieved, "request_unretrieved"},
         {&engine_given.send, "send"},
         {&engine_given.throw, "throw"},
+        {&engine_given.await_name, "__await__"},
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         if (!*names[i].place && !(*names[i].place = PyUnicode_InternFromString(names[i].text)))

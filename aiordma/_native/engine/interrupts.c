@@ -198,6 +198,29 @@ static PyObject *leave(PyObject *result)
     return result;
 }
 
+int engine_defer_raised(void)
+{
+    PyObject *type, *value, *trace;
+
+    if (!PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_Exception))
+        return 0;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    PyObject *done =
+        PyObject_CallFunctionObjArgs(engine_given.deliver, Py_None, value ? value : Py_None, NULL);
+    if (done != Py_True) {
+        PyErr_Clear();
+        PyErr_Restore(type, value, trace);
+    } else {
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
+    }
+    int is_deferred = done == Py_True;
+    Py_XDECREF(done);
+    return is_deferred;
+}
+
 PyObject *engine_uninterrupted(PyObject *module, PyObject *const *arguments, Py_ssize_t count,
                                PyObject *keywords)
 {

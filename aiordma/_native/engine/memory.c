@@ -24,6 +24,16 @@ static void region_dealloc(RegionBase *region)
     Py_TYPE(region)->tp_free((PyObject *)region);
 }
 
+int engine_release_region(RegionBase *region)
+{
+    region->users--;
+    if (!region->retired || region->users)
+        return 0;
+    PyObject *result = PyObject_CallMethodNoArgs((PyObject *)region, engine_given.close);
+    Py_XDECREF(result);
+    return result ? 0 : -1;
+}
+
 static PyMemberDef region_members[] = {
     {"domain", T_OBJECT_EX, offsetof(RegionBase, domain), 0, "The protection domain."},
     {"address", T_ULONGLONG, offsetof(RegionBase, address), 0,
@@ -32,7 +42,10 @@ static PyMemberDef region_members[] = {
     {"lkey", T_UINT, offsetof(RegionBase, lkey), 0, "The key for local work requests."},
     {"_start", T_ULONGLONG, offsetof(RegionBase, start), 0,
      "The address of the first byte in this process."},
-    {"_users", T_PYSSIZET, offsetof(RegionBase, users), 0, "How many posted requests hold it."},
+    {"_mr", T_ULONGLONG, offsetof(RegionBase, mr), 0, "The address of its struct ibv_mr."},
+    {"_access", T_UINT, offsetof(RegionBase, access), 0, "The permitted access, as a number."},
+    {"_users", T_PYSSIZET, offsetof(RegionBase, users), 0,
+     "How many posted requests and windows hold it."},
     {"_retired", T_BOOL, offsetof(RegionBase, retired), 0, "Whether its last user closes it."},
     {"_usable", T_BOOL, offsetof(RegionBase, usable), 0, "Whether it is registered."},
     {"_writable", T_BOOL, offsetof(RegionBase, writable), 0, "Whether the device may write to it."},

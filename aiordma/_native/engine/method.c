@@ -70,6 +70,23 @@ static const struct {
                            {"remote", ENGINE_REMOTE},
                            {"add", ENGINE_COMPARE},
                            {"fence", ENGINE_FENCE}}},
+    [ENGINE_COMPARE_SWAP_VALUE] = {"compare_swap_value",
+                                   3,
+                                   {{"remote", ENGINE_REMOTE},
+                                    {"compare", ENGINE_COMPARE},
+                                    {"swap", ENGINE_SWAP}}},
+    [ENGINE_FETCH_ADD_VALUE] = {"fetch_add_value",
+                                2,
+                                {{"remote", ENGINE_REMOTE}, {"add", ENGINE_COMPARE}}},
+    [ENGINE_BIND] = {"bind",
+                     3,
+                     {{"window", ENGINE_WINDOW},
+                      {"memory", ENGINE_LOCAL},
+                      {"access", ENGINE_ACCESS},
+                      {"fence", ENGINE_FENCE}}},
+    [ENGINE_LOCAL_INVALIDATE] = {"local_invalidate",
+                                 1,
+                                 {{"window", ENGINE_WINDOW}, {"fence", ENGINE_FENCE}}},
     [ENGINE_UD_SEND] = {"ud_send",
                         2,
                         {{"data", ENGINE_LOCAL},
@@ -82,6 +99,8 @@ static const struct {
                           {"peer", ENGINE_REMOTE},
                           {"immediate", ENGINE_IMMEDIATE},
                           {"solicited", ENGINE_SOLICITED}}},
+    [ENGINE_UD_RECEIVE] = {"ud_receive", 1, {{"buffer", ENGINE_LOCAL}}},
+    [ENGINE_UD_RECEIVEV] = {"ud_receivev", 1, {{"parts", ENGINE_LOCAL}}},
 };
 
 static PyObject *parameter_names[ENGINE_KINDS][MOST_ARGUMENTS]; /* interned */
@@ -153,7 +172,8 @@ static PyObject *the_port; /* the attribute's name */
 static int is_for_user(const Method *method, const Port *port)
 {
     return !port->has_pooled_receives ||
-           (method->kind != ENGINE_RECEIVE && method->kind != ENGINE_RECEIVEV);
+           (method->kind != ENGINE_RECEIVE && method->kind != ENGINE_RECEIVEV &&
+            method->kind != ENGINE_UD_RECEIVE && method->kind != ENGINE_UD_RECEIVEV);
 }
 
 static PyObject *method_call(PyObject *callable, PyObject *const *arguments, size_t flags,

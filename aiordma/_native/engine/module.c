@@ -7,16 +7,21 @@ static int use(PyObject **place, PyObject *object)
     return 0;
 }
 
+static int is_datagram_class(PyObject *class)
+{
+    return PyType_Check(class) && PyType_IsSubtype((PyTypeObject *)class, &engine_datagram_type);
+}
+
 static PyObject *give(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"completion", "remote",   "memory_slice", "wait_elsewhere",
-                            "log",        "detached", "deliver",      NULL};
+    static char *names[] = {"completion", "remote",  "memory_slice", "wait_elsewhere",   "log",
+                            "detached",   "deliver", "datagram",     "datagram_arrival", NULL};
     PyObject *completion = NULL, *remote = NULL, *wait = NULL, *log = NULL, *detached = NULL;
-    PyObject *deliver = NULL, *slice = NULL;
+    PyObject *deliver = NULL, *slice = NULL, *datagram = NULL, *arrival = NULL;
 
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOOO", names, &completion, &remote, &slice,
-                                     &wait, &log, &detached, &deliver))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOOOOO", names, &completion, &remote,
+                                     &slice, &wait, &log, &detached, &deliver, &datagram, &arrival))
         return NULL;
     if (completion && !(PyType_Check(completion) &&
                         PyType_IsSubtype((PyTypeObject *)completion, &engine_completion_type))) {
@@ -25,6 +30,15 @@ static PyObject *give(PyObject *module, PyObject *args, PyObject *kwargs)
     }
     if (completion)
         use(&engine_given.completion_class, completion);
+    if ((datagram && !is_datagram_class(datagram)) || (arrival && !is_datagram_class(arrival))) {
+        PyErr_SetString(PyExc_TypeError,
+                        "datagram, datagram_arrival: subclasses of DatagramFields");
+        return NULL;
+    }
+    if (datagram)
+        use(&engine_given.datagram_class, datagram);
+    if (arrival)
+        use(&engine_given.arrival_class, arrival);
     if (remote)
         use(&engine_given.remote_class, remote);
     if (slice)
@@ -58,8 +72,20 @@ static PyMethodDef functions[] = {
      "Make a method whose calls go to the port's method of that name. The function is\n"
      "called only if that returns None."},
     {"give", (PyCFunction)(void (*)(void))give, METH_VARARGS | METH_KEYWORDS,
-     "give(completion=, remote=, memory_slice=, wait_elsewhere=, log=, detached=, deliver=): set objects"
-     " of Python's that the engine uses."},
+     "give(completion=, remote=, memory_slice=, wait_elsewhere=, log=, detached=, deliver=, datagram=,"
+     " datagram_arrival=): set objects of Python's that the engine uses."},
+    {"grh_ends", engine_grh_ends, METH_O,
+     "grh_ends($module, grh, /)\n--\n\n"
+     "Return the GIDs of the sender and of the destination of a received datagram."},
+    {"begin_trace", engine_begin_trace, METH_O,
+     "begin_trace($module, limit, /)\n--\n\n"
+     "Record the requests that are posted from now on, when they end. At most `limit` records\n"
+     "wait for take_trace. 0: record no more."},
+    {"take_trace", engine_take_trace, METH_NOARGS,
+     "take_trace($module, /)\n--\n\n"
+     "Return the records since the last call, and how many were lost because there was no room.\n"
+     "A record is (owner, operation, wr_id, bytes, status or -1, posted, ended), the times in\n"
+     "nanoseconds of time.monotonic_ns()."},
     {"uninterrupted", (PyCFunction)(void (*)(void))engine_uninterrupted,
      METH_FASTCALL | METH_KEYWORDS,
      "uninterrupted(function, ...): call the function, and handle a SIGINT after the call."},
@@ -84,19 +110,39 @@ static int execute(PyObject *module)
         const char *name;
         PyTypeObject *type;
     } types[] = {
-        {"InFlightTable", &engine_table_type}, {"RegionBase", &engine_region_type},
-        {"Part", &engine_part_type},           {"Slots", &engine_slots_type},
-        {"Drain", &engine_drain_type},         {"Port", &engine_port_type},
-        {"WorkRequest", &engine_request_type}, {"Waiter", &engine_waiter_type},
-        {"Spinner", &engine_spinner_type},     {"OpenRequests", &engine_open_type},
-        {"Method", &engine_method_type},       {"ChainPort", &engine_chain_type},
-        {"SharedPort", &engine_shared_type},   {"CompletionFields", &engine_completion_type},
-        {"Steps", &engine_steps_type},         {"Pool", &engine_pool_type},
-        {"HandleBase", &engine_handle_type},   {"Slab", &engine_slab_type},
+        {"InFlightTable", &engine_table_type},
+        {"RegionBase", &engine_region_type},
+        {"Part", &engine_part_type},
+        {"Slots", &engine_slots_type},
+        {"Drain", &engine_drain_type},
+        {"Port", &engine_port_type},
+        {"WorkRequest", &engine_request_type},
+        {"Waiter", &engine_waiter_type},
+        {"Spinner", &engine_spinner_type},
+        {"OpenRequests", &engine_open_type},
+        {"Method", &engine_method_type},
+        {"ChainPort", &engine_chain_type},
+        {"SharedPort", &engine_shared_type},
+        {"CompletionFields", &engine_completion_type},
+        {"Steps", &engine_steps_type},
+        {"Pool", &engine_pool_type},
+        {"HandleBase", &engine_handle_type},
+        {"WindowBase", &engine_window_type},
+        {"Slab", &engine_slab_type},
         {"Lease", &engine_lease_type},
+        {"PooledReceives", &engine_pooled_type},
+        {"ArrivalQueue", &engine_arrivals_type},
+        {"ArrivalView", &engine_view_type},
+        {"StreamPath", &engine_stream_type},
+        {"StreamTransfer", &engine_transfer_type},
+        {"SendersBase", &engine_senders_type},
+        {"DatagramFields", &engine_datagram_type},
+        {"DatagramReceive", &engine_receive_type},
     };
     if (refuse_subinterpreter() || engine_prepare() || engine_prepare_interrupts() ||
-        engine_work_names() || engine_method_names() || engine_pool_names())
+        engine_work_names() || engine_method_names() || engine_pool_names() ||
+        engine_pooled_names() || engine_arrival_names() || engine_view_names() ||
+        engine_stream_names() || engine_datagram_names())
         return -1;
     for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
         if (PyType_Ready(types[i].type) ||

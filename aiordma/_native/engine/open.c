@@ -26,6 +26,97 @@ static void open_dealloc(OpenRequests *open)
     Py_TYPE(open)->tp_free((PyObject *)open);
 }
 
+/* -- counting ------------------------------------------------------------------------------ */
+
+/* Send opcodes begin at 0, those of receives at IBV_WC_RECV. */
+enum { OF_RECEIVES = 16 };
+
+static unsigned int place_of(unsigned int opcode)
+{
+    return opcode & IBV_WC_RECV ? OF_RECEIVES + opcode % (ENGINE_OPCODES - OF_RECEIVES)
+                                : opcode % OF_RECEIVES;
+}
+
+static unsigned int opcode_at(unsigned int place)
+{
+    return place < OF_RECEIVES ? place : IBV_WC_RECV + place - OF_RECEIVES;
+}
+
+void engine_count(const Request *request, const struct aiordma_completion *completion)
+{
+    if (!request->open || !request->wr_id)
+        return; /* it was not posted */
+    if (engine_tracing)
+        engine_record(request, completion);
+    struct engine_ended *ended = &request->open->ended;
+    if (request->is_receive)
+        ended->receives++;
+    else
+        ended->sends++;
+    if (!completion) {
+        ended->discarded++;
+        return;
+    }
+    if (completion->status) {
+        uint32_t status = completion->status;
+        ended->failed[status < ENGINE_STATUSES ? status : IBV_WC_GENERAL_ERR]++;
+        return;
+    }
+    ended->completed[place_of(completion->opcode)]++;
+    if (request->is_receive)
+        ended->bytes_received += completion->byte_len;
+    else if (completion->opcode == IBV_WC_RDMA_READ)
+        ended->bytes_received += (unsigned long long)request->length;
+    else if (completion->opcode == IBV_WC_SEND || completion->opcode == IBV_WC_RDMA_WRITE)
+        ended->bytes_sent += (unsigned long long)request->length;
+}
+
+/* Add a counter that is not 0 to a dict; -1 with an exception. */
+static int add_counter(PyObject *counters, unsigned int key, unsigned long long value)
+{
+    if (!value)
+        return 0;
+    PyObject *number = PyLong_FromUnsignedLong(key);
+    PyObject *count = number ? PyLong_FromUnsignedLongLong(value) : NULL;
+    int failed = count ? PyDict_SetItem(counters, number, count) : -1;
+    Py_XDECREF(number);
+    Py_XDECREF(count);
+    return failed;
+}
+
+static PyObject *open_counters(OpenRequests *open, PyObject *none)
+{
+    (void)none;
+    PyObject *completed = PyDict_New(), *failed = PyDict_New();
+    /* A copy: making further objects can run the collector, and so code that ends requests. */
+    const struct engine_ended ended = open->ended;
+    unsigned long long sends = ended.sends, receives = ended.receives, in_flight = 0;
+
+    for (const Request *request = open->first; request; request = request->later) {
+        if (!request->wr_id)
+            continue; /* of a chain that is not posted yet */
+        in_flight++;
+        if (request->is_receive)
+            receives++;
+        else
+            sends++;
+    }
+    int wrong = !completed || !failed;
+    for (unsigned int i = 0; !wrong && i < ENGINE_OPCODES; i++)
+        wrong = add_counter(completed, opcode_at(i), ended.completed[i]);
+    for (unsigned int i = 0; !wrong && i < ENGINE_STATUSES; i++)
+        wrong = add_counter(failed, i, ended.failed[i]);
+    PyObject *all = wrong
+                        ? NULL
+                        : Py_BuildValue("(KKKKKKOO)", sends, receives, in_flight, ended.discarded,
+                                        ended.bytes_sent, ended.bytes_received, completed, failed);
+    Py_XDECREF(completed);
+    Py_XDECREF(failed);
+    return all;
+}
+
+/* -- the interface for Python ---------------------------------------------------------------- */
+
 static int is_request(PyObject *object)
 {
     if (Py_IS_TYPE(object, &engine_request_type))
@@ -84,6 +175,11 @@ static PyMethodDef methods[] = {
     {"discard", (PyCFunction)open_discard, METH_O,
      "discard($self, request, /)\n--\n\n"
      "Remove a request, if it is in the list."},
+    {"counters", (PyCFunction)open_counters, METH_NOARGS,
+     "counters($self, /)\n--\n\n"
+     "Return the counters of the posted requests: the sends and the receives, how many are in\n"
+     "flight, how many ended without a completion, the bytes sent and received, the completed\n"
+     "requests by opcode, the failed ones by status."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -172,6 +172,16 @@ int engine_return_lease(Lease *lease)
     return result ? 0 : -1;
 }
 
+void engine_return_after_error(Lease *lease)
+{
+    PyObject *type, *value, *trace;
+
+    PyErr_Fetch(&type, &value, &trace);
+    if (engine_return_lease(lease))
+        engine_log("returning the block %r failed", (PyObject *)lease);
+    PyErr_Restore(type, value, trace);
+}
+
 char *engine_leased_block(const Lease *lease, struct ibv_sge *sge)
 {
     const RegionBase *region = lease->slab->region;
@@ -179,6 +189,16 @@ char *engine_leased_block(const Lease *lease, struct ibv_sge *sge)
     *sge = (struct ibv_sge){region->address + (uint64_t)offset_of(lease), (uint32_t)lease->length,
                             region->lkey};
     return (char *)(uintptr_t)region->start + offset_of(lease);
+}
+
+RegionBase *engine_leased_region(const Lease *lease)
+{
+    return lease->slab ? lease->slab->region : NULL;
+}
+
+int engine_leased_is_usable(const Lease *lease)
+{
+    return lease->slab->region->usable;
 }
 
 static int lease_traverse(Lease *lease, visitproc visit, void *arg)

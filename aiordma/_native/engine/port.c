@@ -49,17 +49,16 @@ int engine_traverse_port(Port *port, visitproc visit, void *arg)
     Py_VISIT(port->domain);
     Py_VISIT(port->pool);
     Py_VISIT(port->remote);
-    Py_VISIT(port->peer);
-    Py_VISIT(port->handle);
-    return 0;
+    Py_VISIT(port->senders);
+    return engine_traverse_destinations(port, visit, arg);
 }
 
 int engine_clear_port(Port *port)
 {
     Py_CLEAR(port->remote);
     Py_CLEAR(port->pool);
-    Py_CLEAR(port->peer);
-    Py_CLEAR(port->handle);
+    Py_CLEAR(port->senders);
+    engine_forget_destinations(port);
     return 0;
 }
 
@@ -122,9 +121,7 @@ static PyObject *refuse(Port *port, Request *request, int error)
     return NULL;
 }
 
-/* The device accepted the request, but the doorbell failed: the device may still execute it, so the
-   queue pair has to end. */
-static void doorbell_failed(Port *port, int error)
+void engine_doorbell_failed(Port *port, int error)
 {
     PyObject *number = PyLong_FromLong(error);
     PyObject *result =
@@ -166,10 +163,16 @@ static PyObject *post(Port *port, struct engine_work *work)
         Py_DECREF(request);
         return NULL;
     }
+    if (work->window)
+        engine_note_window(work, request);
     if (error < 0)
-        doorbell_failed(port, -error);
+        engine_doorbell_failed(port, -error);
     engine_watch_over(drain);
-    return (PyObject *)request;
+    if (!work->has_header)
+        return (PyObject *)request;
+    PyObject *receive = Py_NewRef(request->subject);
+    Py_DECREF(request);
+    return receive;
 }
 
 PyObject *engine_post(Port *port, enum engine_kind kind, PyObject *const *given)
@@ -205,27 +208,36 @@ METHOD(read, ENGINE_READ)
 METHOD(readv, ENGINE_READV)
 METHOD(compare_swap, ENGINE_COMPARE_SWAP)
 METHOD(fetch_add, ENGINE_FETCH_ADD)
+METHOD(compare_swap_value, ENGINE_COMPARE_SWAP_VALUE)
+METHOD(fetch_add_value, ENGINE_FETCH_ADD_VALUE)
+METHOD(bind, ENGINE_BIND)
+METHOD(local_invalidate, ENGINE_LOCAL_INVALIDATE)
 METHOD(ud_send, ENGINE_UD_SEND)
 METHOD(ud_sendv, ENGINE_UD_SENDV)
+METHOD(ud_receive, ENGINE_UD_RECEIVE)
+METHOD(ud_receivev, ENGINE_UD_RECEIVEV)
 
 static PyObject *port_set_peer(Port *port, PyObject *args)
 {
-    PyObject *peer, *handle;
+    struct engine_destination to;
     unsigned long long address;
-    unsigned int qpn, qkey;
 
-    if (!PyArg_ParseTuple(args, "OO!KII", &peer, &engine_handle_type, &handle, &address, &qpn,
-                          &qkey))
+    if (!PyArg_ParseTuple(args, "OO!KII", &to.peer, &engine_handle_type, &to.handle, &address,
+                          &to.qpn, &to.qkey))
         return NULL;
-    port->address_handle = (struct ibv_ah *)(uintptr_t)address;
-    port->remote_qpn = qpn;
-    port->remote_qkey = qkey;
-    PyObject *old_peer = port->peer;
-    Handle *old_handle = port->handle;
-    port->peer = Py_NewRef(peer);
-    port->handle = (Handle *)Py_NewRef(handle);
-    Py_XDECREF(old_peer);
-    Py_XDECREF(old_handle);
+    to.address_handle = (struct ibv_ah *)(uintptr_t)address;
+    if (engine_add_destination(port, &to))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *port_set_senders(Port *port, PyObject *senders)
+{
+    if (!PyObject_TypeCheck(senders, &engine_senders_type)) {
+        PyErr_SetString(PyExc_TypeError, "set_senders() takes Senders");
+        return NULL;
+    }
+    Py_XSETREF(port->senders, (Senders *)Py_NewRef(senders));
     Py_RETURN_NONE;
 }
 
@@ -270,14 +282,32 @@ static PyMethodDef methods[] = {
           ENGINE_SIGNATURE_COMPARE_SWAP "Post a compare and swap. None: take the general path."),
     ENTRY(fetch_add,
           ENGINE_SIGNATURE_FETCH_ADD "Post a fetch and add. None: take the general path."),
-    ENTRY(ud_send, ENGINE_SIGNATURE_UD_SEND "Post a datagram to the peer of `set_peer`. None: "
+    ENTRY(compare_swap_value, "compare_swap_value($self, remote, compare, swap)\n--\n\n"
+                              "Post a compare and swap. Await the result for the previous value.\n"
+                              "None: take the general path."),
+    ENTRY(fetch_add_value, "fetch_add_value($self, remote, add)\n--\n\n"
+                           "Post a fetch and add. Await the result for the previous value.\n"
+                           "None: take the general path."),
+    ENTRY(bind, ENGINE_SIGNATURE_BIND "Post the binding of a window of type 2. None: take the "
+                                      "general path."),
+    ENTRY(local_invalidate, ENGINE_SIGNATURE_LOCAL_INVALIDATE
+          "Post the invalidation of a window of type 2. None: take the general path."),
+    ENTRY(ud_send, ENGINE_SIGNATURE_UD_SEND "Post a datagram to a peer of `set_peer`. None: "
                                             "take the general path."),
     ENTRY(ud_sendv, ENGINE_SIGNATURE_UD_SENDV "Post a datagram of several parts, as `ud_send` "
                                               "does."),
     {"set_peer", (PyCFunction)port_set_peer, METH_VARARGS,
      "set_peer($self, peer, handle, address_handle, qpn, qkey, /)\n--\n\n"
-     "Set the peer of the next datagrams: its address handle, with the address of the\n"
-     "struct ibv_ah, its queue pair number and its qkey."},
+     "Remember a peer, by its identity, for the next datagrams: its address handle, with the\n"
+     "address of the struct ibv_ah, its queue pair number and its qkey."},
+    ENTRY(ud_receive, "ud_receive($self, buffer)\n--\n\n"
+                      "Post a receive of a datagram, and return a DatagramReceive. None: take the\n"
+                      "general path."),
+    ENTRY(ud_receivev, "ud_receivev($self, parts)\n--\n\n"
+                       "Post a receive of a datagram in several parts, as `ud_receive` does."),
+    {"set_senders", (PyCFunction)port_set_senders, METH_O,
+     "set_senders($self, senders, /)\n--\n\n"
+     "Set what finds the senders of datagrams that arrive."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -294,6 +324,7 @@ static PyMemberDef members[] = {
      "Whether requests may carry immediate data."},
     {"can_invalidate", T_BOOL, offsetof(Port, can_invalidate), 0,
      "Whether messages may invalidate an rkey."},
+    {"can_bind", T_BOOL, offsetof(Port, can_bind), 0, "Whether windows may be bound."},
     {"has_pooled_receives", T_BOOL, offsetof(Port, has_pooled_receives), 0,
      "Whether its receives are pooled receives for messages, not the program's own."},
     {"notifies_owner", T_BOOL, offsetof(Port, notifies_owner), 0,

@@ -37,6 +37,9 @@ static void unmake(Request *request)
     request->length = 0;
     request->completes_as = 0;
     request->is_receive = request->state = request->at_once = request->retrieved = 0;
+    request->stream_kind = 0;
+    request->stream_bytes = 0;
+    request->posted = 0;
     request->weak = NULL;
     spare[spare_count++] = request;
 }
@@ -163,7 +166,16 @@ static int request_traverse(Request *request, visitproc visit, void *arg)
     Py_VISIT(request->memory);
     Py_VISIT(request->handle);
     Py_VISIT(request->port);
+    Py_VISIT(request->pooled);
+    Py_VISIT(request->stream);
+    Py_VISIT(request->subject);
     return 0;
+}
+
+static void forget_subject(Request *request)
+{
+    request->on_end = NULL;
+    Py_CLEAR(request->subject);
 }
 
 /* The result and the error stay: exceptions and completions clear themselves. */
@@ -173,6 +185,7 @@ static int request_clear(Request *request)
     Py_CLEAR(request->waiters);
     Py_CLEAR(request->callbacks);
     Py_CLEAR(request->inner);
+    forget_subject(request);
     return 0;
 }
 
@@ -212,6 +225,8 @@ static void request_dealloc(Request *request)
     Py_CLEAR(request->memory);
     Py_CLEAR(request->handle);
     Py_CLEAR(request->port);
+    Py_CLEAR(request->pooled);
+    Py_CLEAR(request->stream);
     unmake(request);
 }
 
@@ -262,13 +277,7 @@ static void release_object(PyObject *object, const Request *request)
             engine_log("releasing the memory of %r failed", (PyObject *)request);
         return;
     }
-    RegionBase *region = (RegionBase *)object;
-    region->users--;
-    if (!region->retired || region->users)
-        return;
-    PyObject *result = PyObject_CallMethodNoArgs(object, engine_given.close);
-    Py_XDECREF(result);
-    if (!result)
+    if (engine_release_region((RegionBase *)object))
         engine_log("releasing the memory of %r failed", (PyObject *)request);
 }
 
@@ -299,10 +308,31 @@ static void release_handle(Request *request)
     Py_DECREF(handle);
 }
 
+/* A value that there is no memory for fails the request: its completion is not the result. */
+void engine_read_value(Request *request)
+{
+    uint64_t value;
+    struct ibv_sge sge;
+
+    if (request->state != SUCCEEDED)
+        return;
+    memcpy(&value, engine_leased_block((const Lease *)request->memory, &sge), sizeof(value));
+    Py_XSETREF(request->result, PyLong_FromUnsignedLongLong(value));
+    if (request->result)
+        return;
+    PyObject *type, *trace;
+    PyErr_Fetch(&type, &request->error, &trace);
+    PyErr_NormalizeException(&type, &request->error, &trace);
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    request->state = FAILED;
+}
+
 static void release(Request *request)
 {
     PyObject *held = request->held;
-    release_memory(request);
+    if (!request->pooled) /* engine_arrived moves the block on */
+        release_memory(request);
     release_handle(request);
     if (!held)
         return;
@@ -385,10 +415,17 @@ static void call_all(Request *request)
 static void end(Request *request)
 {
     Py_INCREF(request);
+    if (request->on_end)
+        request->on_end(request);
+    forget_subject(request);
     release(request);
     account(request);
     wake_all(request);
     call_inner(request);
+    if (request->pooled)
+        engine_arrived(request);
+    if (request->stream)
+        engine_stream_ended(request);
     call_all(request);
     Py_DECREF(request);
 }
@@ -511,6 +548,7 @@ void engine_complete(Request *request, const struct aiordma_completion *completi
 {
     if (request->state != IN_FLIGHT)
         return;
+    engine_count(request, completion);
     if (completion->status) {
         explain(request, completion);
     } else {
@@ -523,6 +561,9 @@ void engine_complete(Request *request, const struct aiordma_completion *completi
 
 void engine_drop(Request *request)
 {
+    Py_CLEAR(request->pooled);
+    Py_CLEAR(request->stream);
+    forget_subject(request);
     release(request);
 }
 
@@ -534,7 +575,7 @@ static PyObject *own_error(Request *request)
                                  : Py_NewRef(request->error);
 }
 
-static PyObject *result_of(Request *request)
+PyObject *engine_result(Request *request)
 {
     PyObject *error;
 
@@ -565,7 +606,7 @@ static int add_waiter(Request *request, PyObject *waiter)
     return PyList_Append(request->waiters, waiter);
 }
 
-static void forget_waiter(Request *request, PyObject *waiter)
+void engine_forget_waiter(Request *request, PyObject *waiter)
 {
     PyObject *waiters = request->waiters;
     for (Py_ssize_t i = 0; waiters && i < PyList_GET_SIZE(waiters); i++)
@@ -608,12 +649,12 @@ static int has_to_pause(Request *request)
 
 static PyObject *awaited_result(PyObject *awaited)
 {
-    return result_of((Request *)awaited);
+    return engine_result((Request *)awaited);
 }
 
 static void awaited_forget(PyObject *awaited, PyObject *waiter)
 {
-    forget_waiter((Request *)awaited, waiter);
+    engine_forget_waiter((Request *)awaited, waiter);
 }
 
 static const struct engine_awaited awaited_calls = {
@@ -622,9 +663,9 @@ static const struct engine_awaited awaited_calls = {
     .forget = awaited_forget,
 };
 
-static PyObject *await_elsewhere(Request *request, PyObject *waiter)
+static PyObject *await_elsewhere(PyObject *awaited, PyObject *waiter)
 {
-    PyObject *arguments[] = {(PyObject *)request, waiter};
+    PyObject *arguments[] = {awaited, waiter};
     if (!engine_given.wait_elsewhere) {
         PyErr_SetString(PyExc_RuntimeError, "the engine was not given wait_elsewhere");
         return NULL;
@@ -633,24 +674,25 @@ static PyObject *await_elsewhere(Request *request, PyObject *waiter)
 }
 
 /* Await a request that has ended, and suspend the task once. */
-static PyObject *pause_once(Request *request)
+static PyObject *pause_once(Request *request, PyObject *awaited, const struct engine_awaited *calls)
 {
     PyObject *made = make_waiter(request), *result = NULL;
     if (made && Py_IS_TYPE(made, &engine_waiter_type)) {
         Waiter *waiter = (Waiter *)made;
-        engine_await(waiter, (PyObject *)request, &awaited_calls);
+        engine_await(waiter, awaited, calls);
         waiter->pauses = 1;
         return made;
     }
     PyObject *woken = made ? PyObject_CallMethodNoArgs(made, engine_given.wake) : NULL;
     if (woken)
-        result = await_elsewhere(request, made); /* suspends once, though the waiter is woken */
+        result = await_elsewhere(awaited, made); /* suspends once, though the waiter is woken */
     Py_XDECREF(woken);
     Py_XDECREF(made);
     return result;
 }
 
-static PyObject *request_await(Request *request)
+PyObject *engine_await_request(Request *request, PyObject *awaited,
+                               const struct engine_awaited *calls)
 {
     request->retrieved = 1; /* also if the await is cancelled, which abandons the result */
     if (request->state == IN_FLIGHT && request->port && engine_usable(request->port, 1))
@@ -659,7 +701,7 @@ static PyObject *request_await(Request *request)
         return NULL;
     if (request->state != IN_FLIGHT) {
         /* The request as its own awaitable does not suspend. */
-        return has_to_pause(request) ? pause_once(request) : Py_NewRef(request);
+        return has_to_pause(request) ? pause_once(request, awaited, calls) : Py_NewRef(awaited);
     }
     if (!request->wr_id) {
         PyErr_Format(PyExc_RuntimeError, "%R is part of a chain that is not posted yet", request);
@@ -677,25 +719,29 @@ static PyObject *request_await(Request *request)
         return NULL;
     }
     if (Py_IS_TYPE(waiter, &engine_waiter_type)) {
-        engine_await((Waiter *)waiter, (PyObject *)request, &awaited_calls);
+        engine_await((Waiter *)waiter, awaited, calls);
         return waiter;
     }
-    result = await_elsewhere(request, waiter);
+    result = await_elsewhere(awaited, waiter);
     Py_DECREF(waiter);
     return result;
+}
+
+static PyObject *request_await(Request *request)
+{
+    return engine_await_request(request, (PyObject *)request, &awaited_calls);
 }
 
 /* The request as its own awaitable returns its result at once. */
 static PySendResult request_send(Request *request, PyObject *value, PyObject **result)
 {
     (void)value;
-    *result = result_of(request);
+    *result = engine_result(request);
     return *result ? PYGEN_RETURN : PYGEN_ERROR;
 }
 
-static PyObject *request_next(Request *request)
+PyObject *engine_stop_iteration(PyObject *result)
 {
-    PyObject *result = result_of(request);
     if (!result)
         return NULL;
     PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, result);
@@ -706,6 +752,11 @@ static PyObject *request_next(Request *request)
     return NULL;
 }
 
+static PyObject *request_next(Request *request)
+{
+    return engine_stop_iteration(engine_result(request));
+}
+
 /* For `yield from`, which calls iter(). */
 static PyObject *request_itself(PyObject *request)
 {
@@ -714,7 +765,7 @@ static PyObject *request_itself(PyObject *request)
 
 static PyObject *request_forget_waiter(Request *request, PyObject *waiter)
 {
-    forget_waiter(request, waiter);
+    engine_forget_waiter(request, waiter);
     Py_RETURN_NONE;
 }
 
@@ -755,7 +806,7 @@ static PyObject *request_done(Request *request, PyObject *none)
 static PyObject *request_result(Request *request, PyObject *none)
 {
     (void)none;
-    return result_of(request);
+    return engine_result(request);
 }
 
 static PyObject *request_exception(Request *request, PyObject *none)
@@ -764,18 +815,13 @@ static PyObject *request_exception(Request *request, PyObject *none)
     return request->error ? own_error(request) : Py_NewRef(Py_None);
 }
 
-static PyObject *none_unless_interrupted(void)
-{
-    return engine_interrupted() ? NULL : Py_NewRef(Py_None);
-}
-
 static PyObject *call_now(Request *request, PyObject *callback)
 {
     PyObject *result = PyObject_CallOneArg(callback, (PyObject *)request);
     Py_XDECREF(result);
     if (!result)
         engine_log("a callback of %r failed", (PyObject *)request);
-    return none_unless_interrupted();
+    return engine_none_unless_interrupted();
 }
 
 static PyObject *request_add_done_callback(Request *request, PyObject *callback)
@@ -844,7 +890,7 @@ static PyObject *request_complete(Request *request, PyObject *raw)
     if (engine_read_completion(raw, &c))
         return NULL;
     engine_complete(request, &c);
-    return none_unless_interrupted();
+    return engine_none_unless_interrupted();
 }
 
 static PyObject *request_fail(Request *request, PyObject *error)
@@ -854,17 +900,18 @@ static PyObject *request_fail(Request *request, PyObject *error)
             PyErr_SetString(PyExc_TypeError, "a request fails with an exception");
             return NULL;
         }
+        engine_count(request, NULL);
         fail(request, Py_NewRef(error));
         end(request);
     }
-    return none_unless_interrupted();
+    return engine_none_unless_interrupted();
 }
 
 static PyObject *request_drop(Request *request, PyObject *none)
 {
     (void)none;
-    release(request);
-    return none_unless_interrupted();
+    engine_drop(request);
+    return engine_none_unless_interrupted();
 }
 
 static PyObject *request_waiters(Request *request, void *closure)

@@ -64,6 +64,8 @@ uint64_t engine_table_add(Table *table, PyObject *entry)
         at = table->used++;
         table->slots[at].generation = table->first_generation;
     }
+    if (engine_tracing && Py_IS_TYPE(entry, &engine_request_type))
+        engine_note_post((Request *)entry);
     table->slots[at].entry = Py_NewRef(entry);
     table->live++;
     return (uint64_t)table->slots[at].generation << 32 | at;

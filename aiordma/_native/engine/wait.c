@@ -253,15 +253,6 @@ static PyObject *waiter_next(Waiter *waiter)
     }
 }
 
-static PyObject *waiter_send_method(Waiter *waiter, PyObject *value)
-{
-    (void)value;
-    PyObject *result = waiter_next(waiter);
-    if (!result && !PyErr_Occurred())
-        PyErr_SetNone(PyExc_StopIteration);
-    return result;
-}
-
 static PyObject *waiter_throw(Waiter *waiter, PyObject *const *arguments, Py_ssize_t count)
 {
     leave(waiter);
@@ -405,6 +396,8 @@ static PyObject *waiter_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return (PyObject *)engine_waiter(loop);
 }
 
+/* No method `send`: with it, the waiter would be a collections.abc.Coroutine, which an event loop in
+   debug mode refuses to schedule. Python sends by am_send. */
 static PyMethodDef methods[] = {
     {"wake", (PyCFunction)waiter_wake, METH_NOARGS,
      "wake($self, /)\n--\n\n"
@@ -412,7 +405,6 @@ static PyMethodDef methods[] = {
     {"wait", waiter_wait, METH_NOARGS,
      "wait($self, /)\n--\n\n"
      "Return an awaitable, to be awaited once."},
-    {"send", (PyCFunction)waiter_send_method, METH_O, NULL},
     {"throw", (PyCFunction)(void (*)(void))waiter_throw, METH_FASTCALL, NULL},
     {"close", (PyCFunction)waiter_close, METH_NOARGS, NULL},
     {"add_done_callback", (PyCFunction)(void (*)(void))waiter_add_done_callback,

@@ -9,6 +9,8 @@
 /* Bytes up to which buffers are copied to a pool block (COPY_LIMIT in _endpoint/staging.py). */
 enum { COPY_LIMIT = 1 << 16 };
 
+enum { GRH_BYTES = 40 }; /* the header of a received datagram */
+
 /* -- local memory -------------------------------------------------------------------------- */
 
 static void add_piece(struct engine_work *work, RegionBase *region, uint64_t address,
@@ -21,7 +23,7 @@ static void add_piece(struct engine_work *work, RegionBase *region, uint64_t add
     work->owners[work->count++] = region;
 }
 
-static void add_region(struct engine_work *work, RegionBase *region)
+void engine_add_region(struct engine_work *work, RegionBase *region)
 {
     for (int i = 0; i < work->region_count; i++)
         if (work->regions[i] == region)
@@ -35,7 +37,7 @@ static int read_registered(const Port *port, struct engine_work *work, RegionBas
     if (!region->usable || region->domain != port->domain || (uint64_t)length >> 32 ||
         (is_target && !region->writable))
         return 0;
-    add_region(work, region);
+    engine_add_region(work, region);
     add_piece(work, region, address, length, lkey);
     return 1;
 }
@@ -239,9 +241,19 @@ static int read_remote(Port *port, struct engine_work *work, PyObject *remote)
     return length == work->length;
 }
 
+/* Read the memory for the previous value. Not given: a block is leased for it. */
+static int read_value(const Port *port, struct engine_work *work, PyObject *given)
+{
+    if (given)
+        return read_target(port, work, given) && work->length == 8;
+    work->copying = ENGINE_VALUE;
+    work->length = 8;
+    return port->pool != NULL;
+}
+
 static int read_atomic(Port *port, struct engine_work *work, PyObject *const *given)
 {
-    if (!port->can_atomics || !read_target(port, work, given[ENGINE_LOCAL]) || work->length != 8 ||
+    if (!port->can_atomics || !read_value(port, work, given[ENGINE_LOCAL]) ||
         !read_operand(given[ENGINE_COMPARE], &work->compare_add) ||
         (given[ENGINE_SWAP] && !read_operand(given[ENGINE_SWAP], &work->swap)))
         return 0;
@@ -265,8 +277,14 @@ static const struct {
     [ENGINE_READV] = {"RDMA_READ", IBV_WR_RDMA_READ},
     [ENGINE_COMPARE_SWAP] = {"COMPARE_SWAP", IBV_WR_ATOMIC_CMP_AND_SWP},
     [ENGINE_FETCH_ADD] = {"FETCH_ADD", IBV_WR_ATOMIC_FETCH_AND_ADD},
+    [ENGINE_COMPARE_SWAP_VALUE] = {"COMPARE_SWAP", IBV_WR_ATOMIC_CMP_AND_SWP},
+    [ENGINE_FETCH_ADD_VALUE] = {"FETCH_ADD", IBV_WR_ATOMIC_FETCH_AND_ADD},
+    [ENGINE_BIND] = {"BIND_MW", IBV_WR_BIND_MW},
+    [ENGINE_LOCAL_INVALIDATE] = {"LOCAL_INV", IBV_WR_LOCAL_INV},
     [ENGINE_UD_SEND] = {"SEND", IBV_WR_SEND},
     [ENGINE_UD_SENDV] = {"SEND", IBV_WR_SEND},
+    [ENGINE_UD_RECEIVE] = {"RECV", 0},
+    [ENGINE_UD_RECEIVEV] = {"RECV", 0},
 };
 
 static PyObject *operations[ENGINE_KINDS];
@@ -291,14 +309,34 @@ static void begin(struct engine_work *work, enum engine_kind kind)
 {
     /* Not one assignment, which would also clear the long arrays. */
     work->opcode = kinds[kind].opcode;
-    work->is_receive = kind == ENGINE_RECEIVE || kind == ENGINE_RECEIVEV;
+    work->has_header = kind == ENGINE_UD_RECEIVE || kind == ENGINE_UD_RECEIVEV;
+    work->is_receive = kind == ENGINE_RECEIVE || kind == ENGINE_RECEIVEV || work->has_header;
     work->flags = 0;
     work->immediate = work->rkey = 0;
     work->remote_address = work->compare_add = work->swap = work->length = 0;
     work->remote = NULL;
     work->handle = NULL;
+    work->window = NULL;
+    work->bound = NULL;
     work->count = work->region_count = work->view_count = 0;
     work->copying = ENGINE_NOTHING;
+    if (work->has_header)
+        work->owners[work->count++] = NULL; /* it is leased when the request is made */
+}
+
+/* A datagram that is longer than its receive would end the socket on most devices. */
+static int read_datagram_target(const Port *port, struct engine_work *work, PyObject *given,
+                                int is_list)
+{
+    Py_ssize_t most = port->max_recv_sge - 1;
+    int is_read =
+        is_list ? read_targets(port, work, given, most < ENGINE_PARTS - 1 ? most : ENGINE_PARTS - 1)
+                : read_target(port, work, given);
+
+    if (!is_read || !port->senders || !port->pool || work->length < port->max_datagram)
+        return 0;
+    work->length += GRH_BYTES;
+    return 1;
 }
 
 static int read_memory(Port *port, enum engine_kind kind, PyObject *const *given,
@@ -315,14 +353,18 @@ static int read_memory(Port *port, enum engine_kind kind, PyObject *const *given
     case ENGINE_WRITEV:
     case ENGINE_UD_SENDV:
         return read_sources(port, work, local);
-    case ENGINE_READ:
-        return port->can_read && read_target(port, work, local);
+    case ENGINE_READ: /* of no bytes: the general path gives it a part on iWARP */
+        return port->can_read && read_target(port, work, local) && work->length;
     case ENGINE_READV:
-        return port->can_read && read_targets(port, work, local, port->max_read_sge);
+        return port->can_read && read_targets(port, work, local, port->max_read_sge) &&
+               work->length;
     case ENGINE_RECEIVE:
         return read_target(port, work, local);
     case ENGINE_RECEIVEV:
         return read_targets(port, work, local, port->max_recv_sge);
+    case ENGINE_UD_RECEIVE:
+    case ENGINE_UD_RECEIVEV:
+        return read_datagram_target(port, work, local, kind == ENGINE_UD_RECEIVEV);
     default:
         return 0;
     }
@@ -331,14 +373,20 @@ static int read_memory(Port *port, enum engine_kind kind, PyObject *const *given
 /* Read the peer of a datagram. A retired handle is destroyed when its last request completes. */
 static int read_peer(const Port *port, struct engine_work *work, PyObject *peer)
 {
-    if (!port->handle || peer != port->peer || port->handle->retired ||
-        work->length > port->max_datagram)
+    const struct engine_destination *to = engine_destination(port, peer);
+
+    if (!to || to->handle->retired || work->length > port->max_datagram)
         return 0;
-    work->handle = (Handle *)Py_NewRef(port->handle);
-    work->address_handle = port->address_handle;
-    work->remote_qpn = port->remote_qpn;
-    work->remote_qkey = port->remote_qkey;
+    work->handle = (Handle *)Py_NewRef(to->handle);
+    work->address_handle = to->address_handle;
+    work->remote_qpn = to->qpn;
+    work->remote_qkey = to->qkey;
     return 1;
+}
+
+static int is_atomic(enum ibv_wr_opcode opcode)
+{
+    return opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
 }
 
 static int is_datagram(enum engine_kind kind)
@@ -354,9 +402,14 @@ int engine_read(Port *port, enum engine_kind kind, PyObject *const *given, struc
                                        : port->ready;
     if (!engine_usable(port, may_post) || !read_flags(work, given))
         return 0;
-    if (kind == ENGINE_COMPARE_SWAP || kind == ENGINE_FETCH_ADD) {
+    if (is_atomic(work->opcode)) {
         work->operation = operations[kind];
         return read_atomic(port, work, given);
+    }
+    if (kind == ENGINE_BIND || kind == ENGINE_LOCAL_INVALIDATE) {
+        work->operation = operations[kind];
+        return kind == ENGINE_BIND ? engine_read_bind(port, work, given)
+                                   : engine_read_local_invalidate(port, work, given);
     }
     if (!read_memory(port, kind, given, work) ||
         !read_immediate(port, work, given[ENGINE_IMMEDIATE]) ||
@@ -403,9 +456,10 @@ static int are_usable(const struct engine_work *work)
     return 1;
 }
 
-/* Copy the bytes to a pool block. Returns the lease; NULL with an exception. If a region was closed
-   meanwhile, nothing is copied; the caller checks the regions again before the post. */
-static Lease *copy_to_block(const Port *port, struct engine_work *work)
+/* Lease a pool block, and copy the bytes to it. Returns the lease; NULL with an exception. If a
+   region was closed meanwhile, nothing is copied; the caller checks the regions again before the
+   post. */
+static Lease *lease_block(const Port *port, struct engine_work *work)
 {
     struct ibv_sge block;
     Lease *lease = engine_lease(port->pool, (Py_ssize_t)work->length);
@@ -413,7 +467,7 @@ static Lease *copy_to_block(const Port *port, struct engine_work *work)
     if (!lease)
         return NULL;
     char *to = engine_leased_block(lease, &block);
-    if (are_usable(work))
+    if (work->copying == ENGINE_BLOCK && are_usable(work))
         engine_gather(work, to);
     work->sges[0] = block;
     work->count = 1;
@@ -424,8 +478,8 @@ static Lease *copy_to_block(const Port *port, struct engine_work *work)
    exception: none. */
 static PyObject *memory_of(const Port *port, struct engine_work *work)
 {
-    if (work->copying == ENGINE_BLOCK)
-        return (PyObject *)copy_to_block(port, work);
+    if (work->copying == ENGINE_BLOCK || work->copying == ENGINE_VALUE)
+        return (PyObject *)lease_block(port, work);
     if (work->copying || !work->region_count)
         return NULL;
     if (work->region_count == 1)
@@ -436,31 +490,28 @@ static PyObject *memory_of(const Port *port, struct engine_work *work)
     return all;
 }
 
-/* The exception that is set stays set. */
-static void return_after_error(Lease *lease)
-{
-    PyObject *type, *value, *trace;
-
-    PyErr_Fetch(&type, &value, &trace);
-    if (engine_return_lease(lease))
-        engine_log("returning a block failed", (PyObject *)lease);
-    PyErr_Restore(type, value, trace);
-}
-
 Request *engine_work_request(Port *port, struct engine_work *work)
 {
-    PyObject *memory = memory_of(port, work);
+    DatagramReceive *receive = NULL;
     Request *request = NULL;
+    PyObject *memory = memory_of(port, work);
 
-    if (memory || !PyErr_Occurred())
+    if (work->has_header && (memory || !PyErr_Occurred()))
+        receive = engine_datagram_receive(port, &work->sges[0]);
+    if (receive || (!work->has_header && (memory || !PyErr_Occurred())))
         request = engine_request(port, work->operation, (Py_ssize_t)work->length, memory,
                                  work->remote, work->is_receive);
+    if (request && receive)
+        engine_set_receive(request, receive);
+    Py_XDECREF(receive);
+    if (request && work->copying == ENGINE_VALUE)
+        request->on_end = engine_read_value;
     if (request && work->handle) {
         request->handle = (Handle *)Py_NewRef(work->handle);
         work->handle->holders++;
     }
     if (!request && memory && Py_IS_TYPE(memory, &engine_lease_type))
-        return_after_error((Lease *)memory);
+        engine_return_after_error((Lease *)memory);
     Py_XDECREF(memory);
     if (!request)
         engine_give_slot(work->is_receive ? port->receives : port->sends);
@@ -472,7 +523,8 @@ int engine_is_still_usable(const Port *port, const struct engine_work *work)
     int may_post = work->is_receive ? port->can_receive
                    : work->handle   ? port->can_send_datagrams && !work->handle->retired
                                     : port->ready;
-    return are_usable(work) && engine_usable(port, may_post);
+    return are_usable(work) && engine_usable(port, may_post) &&
+           (!work->window || engine_window_is_still_usable(work));
 }
 
 void engine_take_back(Port *port, Request *request)
@@ -507,6 +559,10 @@ struct ibv_send_wr engine_send_wr(const struct engine_work *work)
         send.wr.atomic.swap = work->swap;
         send.wr.atomic.rkey = work->rkey;
         return send;
+    case IBV_WR_BIND_MW:
+        engine_fill_bind(work, &send);
+        return send;
+    case IBV_WR_LOCAL_INV:
     case IBV_WR_SEND_WITH_INV:
         send.invalidate_rkey = work->immediate;
         return send;

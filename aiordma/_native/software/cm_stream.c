@@ -17,6 +17,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "capture.h"
 #include "cm_addresses.h"
 #include "faults.h"
 #include "gids.h"
@@ -179,6 +180,7 @@ int sw_read_handshake(struct sw_connection *connection, int is_reply)
             continue;
         if (got < 0)
             return errno == EWOULDBLOCK ? EAGAIN : errno;
+        sw_received_bytes(connection->fd, connection->frame + connection->arrived, got);
         connection->arrived += (size_t)got;
     }
 }
@@ -194,6 +196,7 @@ int sw_write_handshake(struct sw_connection *connection, const struct sw_mpa *fr
     ssize_t sent = send(connection->fd, bytes, size, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0)
         return errno;
+    sw_sent_bytes(connection->fd, bytes, sent);
     return (size_t)sent == size ? 0 : EPROTO;
 }
 

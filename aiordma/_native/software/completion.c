@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "blocks.h"
@@ -195,6 +196,25 @@ static void set_count(struct sw_queue *queue, uint32_t count)
     __atomic_store_n(&queue->count, count, __ATOMIC_RELEASE);
 }
 
+/* The clock of the timestamps: nanoseconds of CLOCK_MONOTONIC. */
+static uint64_t read_clock(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+static int query_rt_values(struct ibv_context *context, struct ibv_values_ex *values)
+{
+    if (!context || !values)
+        return EINVAL;
+    values->comp_mask &= IBV_VALUES_MASK_RAW_CLOCK;
+    values->raw_clock.tv_sec = 0;
+    values->raw_clock.tv_nsec = (int64_t)read_clock();
+    return 0;
+}
+
 /* Take the completion that the read functions of the extended interface describe. */
 static int take_current(struct ibv_cq_ex *public)
 {
@@ -208,6 +228,8 @@ static int take_current(struct ibv_cq_ex *public)
         sw_progress_look(queue->progress, 1);
     if (error == ENOENT && queue->count) {
         queue->current = queue->ring[queue->head];
+        if (queue->times)
+            queue->current_time = queue->times[queue->head];
         queue->head = (queue->head + 1) % queue->size;
         set_count(queue, queue->count - 1);
         public->status = queue->current.status;
@@ -239,7 +261,7 @@ static void end_poll(struct ibv_cq_ex *queue)
 READS(enum ibv_wc_opcode, opcode, opcode)
 READS(uint32_t, vendor_err, vendor_err)
 READS(uint32_t, byte_len, byte_len)
-READS(__be32, imm_data, imm_data)
+READS(uint32_t, imm_data, imm_data)
 READS(uint32_t, qp_num, qp_num)
 READS(uint32_t, src_qp, src_qp)
 READS(unsigned int, wc_flags, wc_flags)
@@ -247,6 +269,11 @@ READS(uint32_t, slid, slid)
 READS(uint8_t, sl, sl)
 READS(uint8_t, dlid_path_bits, dlid_path_bits)
 #undef READS
+
+static uint64_t read_completion_ts(struct ibv_cq_ex *queue)
+{
+    return ((struct sw_queue *)queue)->current_time;
+}
 
 static void give_readers(struct ibv_cq_ex *queue)
 {
@@ -263,16 +290,18 @@ static void give_readers(struct ibv_cq_ex *queue)
     queue->read_slid = read_slid;
     queue->read_sl = read_sl;
     queue->read_dlid_path_bits = read_dlid_path_bits;
+    queue->read_completion_ts = read_completion_ts;
 }
 
 /*
- * Whether a poll finds nothing, and has nothing to serve. A program that polls without pause must
- * not take the lock for that: the engine would sleep and wake for each of its turns.
+ * Whether a poll finds nothing, and does not serve sockets either. A program that polls without
+ * pause must not take the lock for that: the engine would sleep and wake for each of its turns.
  */
 static int is_idle(const struct sw_queue *queue)
 {
     return !__atomic_load_n(&queue->count, __ATOMIC_ACQUIRE) &&
-           !sw_progress_has_members(queue->progress);
+           (!sw_progress_has_members(queue->progress) ||
+            !sw_progress_is_looker(queue->progress, queue));
 }
 
 static int poll_cq(struct ibv_cq *public, int most, struct ibv_wc *completions)
@@ -299,8 +328,9 @@ static int poll_cq(struct ibv_cq *public, int most, struct ibv_wc *completions)
         memcpy(completions, queue->ring + queue->head, until_end * sizeof(*completions));
         memcpy(completions + until_end, queue->ring, (count - until_end) * sizeof(*completions));
     }
-    queue->head = (queue->head + count) % queue->size;
     set_count(queue, queue->count - count);
+    /* An empty ring begins anew: a large one would else go through all of its memory. */
+    queue->head = queue->count ? (queue->head + count) % queue->size : 0;
     sw_progress_took_completions(queue->progress);
     sw_unlock();
     return (int)count;
@@ -374,7 +404,10 @@ static void deliver(struct sw_queue *queue, const struct ibv_wc *completion, int
         queue->head = (queue->head + 1) % queue->size;
         set_count(queue, queue->count - 1);
     }
-    queue->ring[(queue->head + queue->count) % queue->size] = *completion;
+    uint32_t place = (queue->head + queue->count) % queue->size;
+    queue->ring[place] = *completion;
+    if (queue->times)
+        queue->times[place] = read_clock();
     set_count(queue, queue->count + 1);
     sw_device.completions++;
     wake(queue, solicited || completion->status != IBV_WC_SUCCESS);
@@ -494,11 +527,13 @@ void sw_forget_completions(struct ibv_cq *public, uint32_t qp_num)
     if (late)
         end_late(late, 0);
     for (uint32_t i = 0; i < queue->count; i++) {
-        struct ibv_wc *from = &queue->ring[(queue->head + i) % queue->size];
-        if (from->qp_num == qp_num)
+        uint32_t from = (queue->head + i) % queue->size, to = (queue->head + kept) % queue->size;
+        if (queue->ring[from].qp_num == qp_num)
             continue;
         if (kept != i)
-            queue->ring[(queue->head + kept) % queue->size] = *from;
+            queue->ring[to] = queue->ring[from];
+        if (kept != i && queue->times)
+            queue->times[to] = queue->times[from];
         kept++;
     }
     set_count(queue, kept);
@@ -519,20 +554,36 @@ static struct ibv_wc *new_ring(uint32_t entries)
     return sw_map(entries * sizeof(struct ibv_wc));
 }
 
-static void free_ring(struct ibv_wc *ring, uint32_t entries)
+static void free_ring(struct ibv_wc *ring, uint64_t *times, uint32_t entries)
 {
-    sw_unmap(ring, entries * sizeof(*ring));
+    if (times)
+        sw_unmap(times, entries * sizeof(*times));
+    if (ring)
+        sw_unmap(ring, entries * sizeof(*ring));
+}
+
+/* The ring and, for a queue with timestamps, their array. 0, or ENOMEM. */
+static int make_ring(uint32_t entries, int has_times, struct ibv_wc **ring, uint64_t **times)
+{
+    *times = NULL;
+    *ring = new_ring(entries);
+    if (*ring && has_times)
+        *times = sw_map(entries * sizeof(**times));
+    if (*ring && (*times || !has_times))
+        return 0;
+    free_ring(*ring, NULL, entries);
+    return ENOMEM;
 }
 
 static struct ibv_cq_ex *new_queue(struct ibv_context *context, uint32_t entries, void *cq_context,
-                                   struct ibv_comp_channel *channel, int ignores_overrun)
+                                   struct ibv_comp_channel *channel, int ignores_overrun,
+                                   int has_times)
 {
     struct sw_queue *queue = calloc(1, sizeof(*queue));
 
     if (!queue)
         return NULL;
-    queue->ring = new_ring(entries);
-    if (!queue->ring) {
+    if (make_ring(entries, has_times, &queue->ring, &queue->times)) {
         free(queue);
         errno = ENOMEM;
         return NULL;
@@ -558,7 +609,7 @@ static struct ibv_cq_ex *new_queue(struct ibv_context *context, uint32_t entries
     }
     sw_unlock();
     if (!is_room) {
-        free_ring(queue->ring, entries);
+        free_ring(queue->ring, queue->times, entries);
         free(queue);
         errno = ENOMEM;
         return NULL;
@@ -585,7 +636,7 @@ static struct ibv_cq *create_cq(struct ibv_context *context, int entries, void *
         errno = error;
         return NULL;
     }
-    return (struct ibv_cq *)new_queue(context, (uint32_t)entries, cq_context, channel, 0);
+    return (struct ibv_cq *)new_queue(context, (uint32_t)entries, cq_context, channel, 0, 0);
 }
 
 static struct ibv_cq_ex *create_cq_ex(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr)
@@ -602,7 +653,8 @@ static struct ibv_cq_ex *create_cq_ex(struct ibv_context *context, struct ibv_cq
         if (flags & ~(uint32_t)(IBV_CREATE_CQ_ATTR_SINGLE_THREADED |
                                 IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN) ||
             attr->comp_mask & ~(uint32_t)IBV_CQ_INIT_ATTR_MASK_FLAGS ||
-            attr->wc_flags & ~(uint64_t)IBV_WC_STANDARD_FLAGS)
+            attr->wc_flags &
+                ~(uint64_t)(IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP))
             error = EOPNOTSUPP;
     }
     if (error) {
@@ -610,7 +662,8 @@ static struct ibv_cq_ex *create_cq_ex(struct ibv_context *context, struct ibv_cq
         return NULL;
     }
     return new_queue(context, attr->cqe, attr->cq_context, attr->channel,
-                     (flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN) != 0);
+                     (flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN) != 0,
+                     (attr->wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP) != 0);
 }
 
 static int resize_cq(struct ibv_cq *public, int entries)
@@ -619,27 +672,43 @@ static int resize_cq(struct ibv_cq *public, int entries)
 
     if (!queue || entries < 1 || entries > SW_MOST_COMPLETIONS)
         return EINVAL;
-    struct ibv_wc *ring = new_ring((uint32_t)entries), *old = ring;
-    if (!ring)
+    struct ibv_wc *ring, *old;
+    uint64_t *times, *old_times;
+    if (make_ring((uint32_t)entries, queue->times != NULL, &ring, &times))
         return ENOMEM;
+    old = ring;
+    old_times = times;
     int error = 0;
     uint32_t old_size = (uint32_t)entries;
     sw_lock();
     if ((uint32_t)entries < queue->count) {
         error = EINVAL;
     } else {
-        for (uint32_t i = 0; i < queue->count; i++)
+        for (uint32_t i = 0; i < queue->count; i++) {
             ring[i] = queue->ring[(queue->head + i) % queue->size];
+            if (times)
+                times[i] = queue->times[(queue->head + i) % queue->size];
+        }
         old = queue->ring;
+        old_times = queue->times;
         old_size = queue->size;
         queue->ring = ring;
+        queue->times = times;
         queue->head = 0;
         queue->size = (uint32_t)entries;
         queue->ibv.cqe = entries;
     }
     sw_unlock();
-    free_ring(old, old_size);
+    free_ring(old, old_times, old_size);
     return error;
+}
+
+/* No effect: each event is raised at once, which any moderation permits. */
+static int modify_cq(struct ibv_cq *queue, struct ibv_modify_cq_attr *attr)
+{
+    if (!queue || !attr || attr->attr_mask & ~(uint32_t)IBV_CQ_ATTR_MODERATE)
+        return EINVAL;
+    return 0;
 }
 
 static int destroy_cq(struct ibv_cq *public)
@@ -672,7 +741,7 @@ static int destroy_cq(struct ibv_cq *public)
     sw_unlock();
     pthread_cond_destroy(&public->cond);
     pthread_mutex_destroy(&public->mutex);
-    free_ring(queue->ring, queue->size);
+    free_ring(queue->ring, queue->times, queue->size);
     free(queue);
     return 0;
 }
@@ -687,6 +756,8 @@ void sw_fill_completion(struct aiordma_provider *table, struct verbs_context *op
     table->get_cq_event = get_cq_event;
     table->ack_cq_events = ack_cq_events;
     operations->create_cq_ex = create_cq_ex;
+    operations->modify_cq = modify_cq;
+    operations->query_rt_values = query_rt_values;
     operations->context.ops.poll_cq = poll_cq;
     operations->context.ops.req_notify_cq = req_notify_cq;
 }

@@ -17,6 +17,7 @@ struct sw_channel {
 struct sw_queue {
     struct ibv_cq_ex ibv; /* begins as struct ibv_cq does */
     struct ibv_wc *ring;
+    uint64_t *times; /* of each completion in the ring; NULL: the queue has no timestamps */
     uint32_t size, head, count;
     enum { SW_UNARMED, SW_ARMED_SOLICITED, SW_ARMED } armed;
     int ignores_overrun, is_overrun;
@@ -24,8 +25,9 @@ struct sw_queue {
     uint32_t waiting; /* events on the channel that the program has not taken */
     uint32_t taken;   /* events that the program took, to compare with comp_events_completed */
     struct sw_subject subject;
-    struct sw_queue *next;        /* in the channel's list */
-    struct ibv_wc current;        /* taken by ibv_start_poll or ibv_next_poll */
+    struct sw_queue *next; /* in the channel's list */
+    struct ibv_wc current; /* taken by ibv_start_poll or ibv_next_poll */
+    uint64_t current_time;
     struct sw_progress own;       /* used without a channel */
     struct sw_progress *progress; /* the channel's, or its own */
     /* Faults (completion.c). */

@@ -20,7 +20,7 @@ enum { HEARING_MILLISECONDS = 150 };
  * large messages, or more than TCP takes, stays with the engine: it would wake the program for
  * nothing.
  */
-enum { MOST_MERIT = 4, FIRST_MERIT = 2, DEMERIT = 2 };
+enum { MOST_MERIT = 4, FIRST_MERIT = 3, DEMERIT = 2 };
 
 static void judge(struct sw_stream *stream, int has_completed)
 {
@@ -70,8 +70,10 @@ static void ready(struct sw_watch *watch, uint32_t events)
     if (!stream->pair || !(events & (uint32_t)~EPOLLOUT))
         return;
     uint64_t completions = sw_device.completions, reads = sw_device.reads;
+    int has_heard = stream->has_heard;
     sw_receive(stream, events);
-    if (stream->pair && sw_device.reads != reads)
+    /* The first packet says nothing: it can be the peer's announcement (RTR) alone. */
+    if (stream->pair && sw_device.reads != reads && has_heard)
         judge(stream, sw_device.completions != completions);
 }
 

@@ -97,6 +97,9 @@ static int query_device_ex(struct ibv_context *context,
     query_device(context, &full.orig_attr);
     full.device_cap_flags_ex = full.orig_attr.device_cap_flags;
     full.phys_port_cnt_ex = 1;
+    full.completion_timestamp_mask = UINT64_MAX;
+    full.hca_core_clock = 1000000; /* kHz: the timestamps are nanoseconds */
+    full.cq_mod_caps.max_cq_count = full.cq_mod_caps.max_cq_period = UINT16_MAX;
     memset(attr, 0, size);
     memcpy(attr, &full, size < sizeof(full) ? size : sizeof(full));
     return 0;
@@ -184,7 +187,7 @@ static struct sw_context *new_context(void)
     }
     context->verbs = sw_device.operations;
     context->verbs.sz = sizeof(context->verbs);
-    context->verbs.context.abi_compat = __VERBS_ABI_IS_EXTENDED;
+    context->verbs.context.abi_compat = AIORDMA_EXTENDED;
     context->verbs.context.device = &sw_device.ibv;
     context->verbs.context.cmd_fd = -1;
     context->verbs.context.async_fd = fd;

@@ -20,7 +20,6 @@
 #ifndef AIORDMA_SOFTWARE_DEVICE_H
 #define AIORDMA_SOFTWARE_DEVICE_H
 
-#include <infiniband/verbs.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>

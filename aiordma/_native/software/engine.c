@@ -264,6 +264,17 @@ int sw_rewatch(struct sw_watch *watch, uint32_t events)
     return errno;
 }
 
+void sw_mute(struct sw_watch *watch, int is_muted)
+{
+    struct epoll_event event = event_of(watch);
+
+    if (is_muted)
+        event.events = 0;
+    if (epoll_ctl(watch->epoll, EPOLL_CTL_MOD, watch->fd, &event)) {
+        /* This cannot fail: the descriptor is in that epoll. */
+    }
+}
+
 int sw_move(struct sw_watch *watch, int epoll)
 {
     struct epoll_event event = event_of(watch);

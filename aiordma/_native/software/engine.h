@@ -21,6 +21,11 @@ int sw_watch(struct sw_watch *watch, int fd, uint32_t events);
  * lack of memory. Then nothing is watched, and the caller must try again later, or do without.
  */
 int sw_rewatch(struct sw_watch *watch, uint32_t events);
+/*
+ * Stop reporting events of a watched epoll, or report them again. The epoll stays watched: adding an
+ * epoll takes as long as it has descriptors. Not for sockets, which report errors in any case.
+ */
+void sw_mute(struct sw_watch *watch, int is_muted);
 /* Stop watching, before the descriptor is closed. Do nothing if it is not watched. */
 void sw_unwatch(struct sw_watch *watch);
 /*

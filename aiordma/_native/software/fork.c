@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "../event_subjects.h"
+#include "capture.h"
 #include "cm_handshakes.h"
 #include "cm_silence.h"
 #include "gids.h"
@@ -168,6 +169,9 @@ GUARD_ERRNO(query_qp, FOREIGN(queue_pair),
             (struct ibv_qp * queue_pair, struct ibv_qp_attr *attr, int mask,
              struct ibv_qp_init_attr *init),
             (queue_pair, attr, mask, init))
+GUARD(int, 0, query_qp_data_in_order, FOREIGN(queue_pair),
+      (struct ibv_qp * queue_pair, enum ibv_wr_opcode opcode, uint32_t flags),
+      (queue_pair, opcode, flags))
 GUARD_ERRNO(destroy_qp, FOREIGN(queue_pair), (struct ibv_qp * queue_pair), (queue_pair))
 GUARD_NULL(struct ibv_srq, create_srq, FOREIGN(domain),
            (struct ibv_pd * domain, struct ibv_srq_init_attr *init), (domain, init))
@@ -327,6 +331,31 @@ static struct ibv_cq_ex *refuse_create_cq_ex(struct ibv_context *context,
     REFUSE(NULL);
 }
 
+static int refuse_modify_cq(struct ibv_cq *queue, struct ibv_modify_cq_attr *attr)
+{
+    (void)queue;
+    (void)attr;
+    REFUSE(EPERM);
+}
+
+static int refuse_advise_mr(struct ibv_pd *domain, enum ib_uverbs_advise_mr_advice advice,
+                            uint32_t flags, struct ibv_sge *parts, uint32_t count)
+{
+    (void)domain;
+    (void)advice;
+    (void)flags;
+    (void)parts;
+    (void)count;
+    REFUSE(EPERM);
+}
+
+static int refuse_query_rt_values(struct ibv_context *context, struct ibv_values_ex *values)
+{
+    (void)context;
+    (void)values;
+    REFUSE(EPERM);
+}
+
 static int refuse_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr,
                              size_t size)
 {
@@ -361,6 +390,9 @@ static void refuse_all(struct verbs_context *verbs)
     operations->bind_mw = refuse_bind_mw;
     operations->dealloc_mw = refuse_dealloc_mw;
     verbs->create_cq_ex = refuse_create_cq_ex;
+    verbs->modify_cq = refuse_modify_cq;
+    verbs->advise_mr = refuse_advise_mr;
+    verbs->query_rt_values = refuse_query_rt_values;
     verbs->query_port = refuse_query_port;
     verbs->query_device_ex = refuse_query_device_ex;
 }
@@ -377,6 +409,7 @@ static void in_child(void)
     memset(&sw_device.counts, 0, sizeof(sw_device.counts));
     sw_engine_forked();
     sw_streams_forked();
+    sw_capture_forked();
     sw_gids_forked();
     sw_identifiers_forked();
     sw_silence_forked();
@@ -416,6 +449,7 @@ int sw_guard(struct aiordma_provider *table)
     ENTER(create_qp);
     ENTER(modify_qp);
     ENTER(query_qp);
+    ENTER(query_qp_data_in_order);
     ENTER(destroy_qp);
     ENTER(create_srq);
     ENTER(modify_srq);

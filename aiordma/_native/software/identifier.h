@@ -6,7 +6,6 @@
 #define AIORDMA_SOFTWARE_IDENTIFIER_H
 
 #include <errno.h>
-#include <rdma/rdma_cma.h>
 
 #include "engine.h"
 #include "queue_pair.h"

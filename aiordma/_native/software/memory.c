@@ -618,19 +618,50 @@ enum sw_refusal sw_reach_remote(struct ibv_qp *queue_pair, uint32_t number, uint
     return place(region->ibv.addr, region->base, region->ibv.length, address, length, &memory->at);
 }
 
+/* No effect: a registration populates its pages, and accesses may fault. Only errors are found. */
+static int advise_mr(struct ibv_pd *domain, enum ib_uverbs_advise_mr_advice advice, uint32_t flags,
+                     struct ibv_sge *parts, uint32_t count)
+{
+    const int access =
+        advice == IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE ? IBV_ACCESS_LOCAL_WRITE : 0;
+    enum sw_refusal refusal = SW_REACHED;
+    struct sw_memory memory;
+
+    if (!domain || !parts || !count || advice > IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT ||
+        flags & ~(uint32_t)IB_UVERBS_ADVISE_MR_FLAG_FLUSH)
+        return EINVAL;
+    sw_lock();
+    for (uint32_t i = 0; i < count && refusal == SW_REACHED; i++)
+        refusal = sw_reach_local(domain, &parts[i], access, &memory);
+    sw_unlock();
+    switch (refusal) { /* as the man page has them */
+    case SW_REACHED:
+        return 0;
+    case SW_NO_KEY:
+    case SW_BOUNDS:
+        return EFAULT;
+    case SW_ACCESS:
+    case SW_DOMAIN:
+        return EPERM;
+    default:
+        return EINVAL;
+    }
+}
+
 void sw_memory_forked(void)
 {
     /* The parent's objects stay in memory, unused. */
     memset(&keys, 0, sizeof(keys));
 }
 
-void sw_fill_memory(struct aiordma_provider *table, struct ibv_context_ops *operations)
+void sw_fill_memory(struct aiordma_provider *table, struct verbs_context *operations)
 {
     table->reg_mr = reg_mr;
     table->reg_mr_iova = reg_mr_iova;
     table->reg_mr_iova2 = reg_mr_iova2;
     table->rereg_mr = rereg_mr;
     table->dereg_mr = dereg_mr;
-    operations->alloc_mw = alloc_mw;
-    operations->dealloc_mw = dealloc_mw;
+    operations->advise_mr = advise_mr;
+    operations->context.ops.alloc_mw = alloc_mw;
+    operations->context.ops.dealloc_mw = dealloc_mw;
 }

@@ -63,6 +63,6 @@ void sw_unbind_all(struct ibv_qp *queue_pair);
 
 void sw_memory_forked(void);
 
-void sw_fill_memory(struct aiordma_provider *table, struct ibv_context_ops *operations);
+void sw_fill_memory(struct aiordma_provider *table, struct verbs_context *operations);
 
 #endif

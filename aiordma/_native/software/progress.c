@@ -16,6 +16,8 @@
 enum { TICK_MILLISECONDS = 1 };
 /* So many polls within a tick are often. Taking an event counts as several polls. */
 enum { LOOKS = 8, LOOKS_OF_EVENT = 4 };
+/* After so many polls of other queues, another queue's polls serve the sockets. */
+enum { PASSES = 64 };
 
 static uint64_t now(void)
 {
@@ -31,6 +33,8 @@ void sw_hold(struct sw_progress *progress, struct sw_held *held)
 {
     if (held->link)
         return;
+    held->progress = progress;
+    progress->held_count++;
     held->tick = progress->tick;
     held->next = progress->held;
     if (held->next)
@@ -49,6 +53,7 @@ void sw_unhold(struct sw_held *held)
     if (held->next)
         held->next->link = held->link;
     held->link = NULL;
+    held->progress->held_count--;
 }
 
 /* Find one of an earlier tick, or any. */
@@ -75,31 +80,41 @@ static void release(struct sw_progress *progress, int is_late, int all)
 /*
  * A program that has taken the completions, and polls again and again, has had time to post. It can
  * poll a few times before: an event loop makes a turn or two until the waiting task has its
- * message.
+ * message. If several tasks have messages, each of them polls when it has posted, and waits again.
  */
 static void release_after_turn(struct sw_progress *progress)
 {
     if (!progress->held || !progress->has_polled)
         return;
-    if (++progress->looks_in_vain >= LOOKS)
+    if (++progress->looks_in_vain >= LOOKS * progress->held_count)
         release(progress, 0, 1);
 }
 
 /* -- lending ----------------------------------------------------------------------------------- */
 
-/* Take the sockets back. Returns 0 if the engine's epoll has no memory for them. */
-static int take_back(struct sw_progress *progress)
+/* Whether the channel's descriptor is readable when a socket is. */
+static void show(const struct sw_progress *progress, uint32_t events)
 {
-    if (sw_rewatch(&progress->watch, EPOLLIN))
-        return 0;
+    struct epoll_event event = {.events = events};
+
     if (progress->outer >= 0 &&
-        epoll_ctl(progress->outer, EPOLL_CTL_DEL, progress->watch.fd, NULL)) {
+        epoll_ctl(progress->outer, EPOLL_CTL_MOD, progress->watch.fd, &event)) {
         /* This cannot fail: the descriptor is in that epoll. */
     }
+}
+
+/*
+ * The sockets' epoll is always in the engine's epoll and in the channel's, and is muted in one of
+ * them. Adding it each time would take as long as there are sockets: the kernel goes through all of
+ * them to rule out that epolls watch each other.
+ */
+static void take_back(struct sw_progress *progress)
+{
+    sw_mute(&progress->watch, 0);
+    show(progress, 0);
     progress->is_lent = 0;
     progress->pace = 0;
     release(progress, 1, 1);
-    return 1;
 }
 
 static void tick(struct sw_timer *timer)
@@ -108,8 +123,10 @@ static void tick(struct sw_timer *timer)
 
     int has_looked = progress->looks != progress->looks_before;
     progress->looks_before = progress->looks;
-    if (!(has_looked && progress->members) && take_back(progress))
+    if (!has_looked || !progress->members) {
+        take_back(progress);
         return;
+    }
     if (sw_call_later(timer, TICK_MILLISECONDS)) {
         /* This cannot fail: the engine runs, and it makes this call. */
     }
@@ -119,18 +136,12 @@ static void tick(struct sw_timer *timer)
 
 static void lend(struct sw_progress *progress)
 {
-    struct epoll_event event = {.events = EPOLLIN};
-
     progress->looks_before = progress->looks;
     progress->timer.expired = tick;
     if (sw_call_later(&progress->timer, TICK_MILLISECONDS))
         return;
-    if (progress->outer >= 0 &&
-        epoll_ctl(progress->outer, EPOLL_CTL_ADD, progress->watch.fd, &event)) {
-        sw_cancel(&progress->timer);
-        return;
-    }
-    (void)sw_rewatch(&progress->watch, 0);
+    show(progress, EPOLLIN);
+    sw_mute(&progress->watch, 1);
     progress->is_lent = 1;
 }
 
@@ -177,6 +188,20 @@ int sw_progress_has_members(const struct sw_progress *progress)
     return __atomic_load_n(&progress->members, __ATOMIC_RELAXED) != NULL;
 }
 
+int sw_progress_is_looker(struct sw_progress *progress, const void *queue)
+{
+    const void *looker = __atomic_load_n(&progress->looker, __ATOMIC_RELAXED);
+
+    if (looker && looker != queue &&
+        __atomic_add_fetch(&progress->passed_over, 1, __ATOMIC_RELAXED) < PASSES)
+        return 0;
+    /* The other queue is not polled any more, or does not exist any more. */
+    if (looker != queue)
+        __atomic_store_n(&progress->looker, queue, __ATOMIC_RELAXED);
+    __atomic_store_n(&progress->passed_over, 0, __ATOMIC_RELAXED);
+    return 1;
+}
+
 void sw_progress_took_event(struct sw_progress *progress)
 {
     if (!progress->is_lent)
@@ -198,12 +223,16 @@ static void serve(struct sw_watch *watch, uint32_t events)
 
 static int open_epoll(struct sw_progress *progress)
 {
-    int fd = epoll_create1(EPOLL_CLOEXEC);
+    struct epoll_event muted = {.events = 0};
+    int error = 0, fd = epoll_create1(EPOLL_CLOEXEC);
 
     if (fd < 0)
         return errno;
     progress->watch.ready = serve;
-    int error = sw_watch(&progress->watch, fd, EPOLLIN);
+    if (progress->outer >= 0 && epoll_ctl(progress->outer, EPOLL_CTL_ADD, fd, &muted))
+        error = errno;
+    if (!error)
+        error = sw_watch(&progress->watch, fd, EPOLLIN);
     if (error)
         close(fd);
     return error;

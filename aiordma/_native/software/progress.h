@@ -8,6 +8,7 @@
 struct sw_held {
     void (*release)(struct sw_held *held, int is_late); /* no post came */
     struct sw_held *next, **link;                       /* link NULL: it is not held */
+    struct sw_progress *progress;
     uint32_t tick;
 };
 
@@ -27,9 +28,12 @@ struct sw_progress {
     uint32_t pace; /* polls while they are not lent */
     uint64_t pace_since;
     struct sw_held *held;
+    uint32_t held_count;
     int has_polled; /* the program took completions since something was held */
     uint32_t looks_in_vain;
-    int serves; /* the program's thread is serving them */
+    int serves;           /* the program's thread is serving them */
+    const void *looker;   /* the queue whose polls serve them; atomic */
+    uint32_t passed_over; /* polls of other queues since then; atomic */
 };
 
 /* A socket that can be lent. */
@@ -54,6 +58,11 @@ void sw_progress_part(struct sw_member *member);
 int sw_progress_look(struct sw_progress *progress, int is_poll);
 /* Whether a poll can serve a socket. Needs no lock: a socket that joins meanwhile is served later. */
 int sw_progress_has_members(const struct sw_progress *progress);
+/*
+ * Whether a poll of this queue serves the sockets. A program that polls several queues of a channel,
+ * one after the other, serves them once in each round. Needs no lock.
+ */
+int sw_progress_is_looker(struct sw_progress *progress, const void *queue);
 /* The program has taken an event, or completions. */
 void sw_progress_took_event(struct sw_progress *progress);
 void sw_progress_took_completions(struct sw_progress *progress);

@@ -21,8 +21,8 @@ struct sw_address_handle {
 struct sw_send {
     uint64_t wr_id;
     enum ibv_wr_opcode opcode;
-    unsigned int flags; /* IBV_SEND_SIGNALED also if the queue pair signals all */
-    __be32 immediate;
+    unsigned int flags;   /* IBV_SEND_SIGNALED also if the queue pair signals all */
+    uint32_t immediate;   /* big-endian */
     uint32_t invalidated; /* rkey */
     uint64_t remote_address;
     uint32_t rkey;

@@ -13,6 +13,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include "capture.h"
 #include "crc32c.h"
 #include "transmit.h"
 
@@ -943,6 +944,7 @@ void sw_receive(struct sw_stream *stream, uint32_t events)
             sw_stream_broken(stream, size ? errno : 0);
             return;
         }
+        sw_received(stream->fd, parts, count, size);
         uint32_t room = direct + (uint32_t)parts[count - 1].iov_len, taken = (uint32_t)size;
         uint32_t placed = taken < direct ? taken : direct;
         if (placed) {

@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "capture.h"
 #include "crc32c.h"
 #include "faults.h"
 
@@ -117,6 +118,7 @@ static void say_last_word(struct sw_stream *stream)
         }
         if (sent < 0)
             break; /* the peer then sees only the end */
+        sw_sent_bytes(stream->fd, stream->last_word + stream->last_sent, sent);
         stream->last_sent += (uint32_t)sent;
     }
     stream->last_size = 0;
@@ -189,6 +191,7 @@ static int send_held(struct sw_stream *stream)
             crc = htole32(sw_crc32c(0, frame, header));
         memcpy(frame + header, &crc, sizeof(crc));
         ssize_t sent = send(stream->fd, frame, sizeof(frame), MSG_DONTWAIT | MSG_NOSIGNAL);
+        sw_sent_bytes(stream->fd, frame, sent);
         if (sent != (ssize_t)sizeof(frame))
             return sent < 0; /* the peer then sees only the end */
         sw_answer_is_sent(sending);

@@ -31,7 +31,7 @@ static void fill(void)
     sw_fill_events(&table);
     sw_fill_gids(&table);
     sw_fill_context(&table, operations);
-    sw_fill_memory(&table, &operations->context.ops);
+    sw_fill_memory(&table, operations);
     sw_fill_completion(&table, operations);
     sw_fill_shared_receive(&table, &operations->context.ops);
     sw_fill_work(&operations->context.ops);

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "capture.h"
 #include "crc32c.h"
 #include "faults.h"
 
@@ -621,6 +622,7 @@ static void advance(struct sw_stream *stream, size_t taken)
         else if (frame->ends)
             sw_end_send(stream->pair, frame->send, IBV_WC_SUCCESS);
     }
+    sending->out_first = 0; /* the same memory for each message, not all of the ring's */
     sending->part_first = sending->part_count = 0;
     sw_give_blocks(sending->copies);
     sending->copies = NULL;
@@ -694,6 +696,7 @@ void sw_transmit(struct sw_stream *stream)
             sw_stream_broken(stream, errno);
             return;
         }
+        sw_sent(stream->fd, message.msg_iov, (int)message.msg_iovlen, taken);
         advance(stream, (size_t)taken);
         if (sw_stream_carried(stream, (size_t)taken))
             return;

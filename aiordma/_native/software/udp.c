@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "capture.h"
 #include "device.h"
 
 enum { BUFFER = 1 << 20 };
@@ -306,14 +307,19 @@ int sw_udp_send(const struct sw_udp *udp, const struct sw_udp_way *way, const vo
         return error;
     memset(&control, 0, sizeof(control));
     add_path(&message, way);
-    if (sendmsg(udp->fd, &message, MSG_NOSIGNAL) >= 0)
+    if (sendmsg(udp->fd, &message, MSG_NOSIGNAL) >= 0) {
+        if (sw_is_capturing)
+            sw_capture_packet(way, udp->port, 1, packet, size);
         return 0;
+    }
     if (errno != EMSGSIZE || !is_ipv4(&way->path.destination))
         return errno;
     /* It exceeds the network's MTU: allow fragmentation of this packet. */
     error = set(udp->fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DONT);
     if (!error && sendmsg(udp->fd, &message, MSG_NOSIGNAL) < 0)
         error = errno;
+    else if (!error && sw_is_capturing)
+        sw_capture_packet(way, udp->port, 1, packet, size);
     set(udp->fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO);
     return error;
 }
@@ -381,6 +387,8 @@ ssize_t sw_udp_receive(const struct sw_udp *udp, void *packet, size_t room, stru
     for (struct cmsghdr *header = CMSG_FIRSTHDR(&message); header;
          header = CMSG_NXTHDR(&message, header))
         read_control(header, way);
+    if (sw_is_capturing && (size_t)size <= room)
+        sw_capture_packet(way, udp->port, 0, packet, (size_t)size);
     return size;
 }
 

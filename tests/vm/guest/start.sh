@@ -3,7 +3,7 @@
 # status through the control folder, powers off. Reached as `. start.sh` from a one-line file there.
 
 control=/run/aiordma-vm
-. $control/settings   # guest, modules, provider, veth, time_limit, project
+. $control/settings   # bed, guest, modules, provider, veth, time_limit, project
 export PATH="$path"
 
 # Send a signal to every process of the command, also those that made sessions of their own.
@@ -22,26 +22,42 @@ signal_of_session() {
 power_off() {
     exec >/dev/null 2>&1
     sync
+    if [ "$bed" = uml ]; then exec busybox poweroff -f; fi   # it has no sysrq
     echo o >/proc/sysrq-trigger
     sleep 60
 }
 
 # Output goes through a virtio-serial port (a serial console is slow and eats bytes), and to it
-# through a pipe: the port admits one opener, so `echo >/dev/stderr` would fail on it.
+# through a pipe: the port admits one opener, so `echo >/dev/stderr` would fail on it. User-mode
+# Linux has a console that writes to a descriptor of the host.
 ln -s /proc/self/fd /dev/fd
 ln -s fd/0 /dev/stdin
 ln -s fd/1 /dev/stdout
 ln -s fd/2 /dev/stderr
 exec </dev/null
-until [ -c /dev/vport*p1 ]; do sleep 0.05; done
-port=$(echo /dev/vport*p1)   # the only one; its number depends on QEMU's other devices
+if [ "$bed" = uml ]; then
+    port=/dev/tty1
+    stty -opost -F $port   # lines end as the command ends them
+else
+    until [ -c /dev/vport*p1 ]; do sleep 0.05; done
+    port=$(echo /dev/vport*p1)   # the only one; its number depends on QEMU's other devices
+fi
+if [ "$bed" = uml ]; then   # perftest takes the clock's frequency from here
+    { cat /proc/cpuinfo; cat $control/frequency; } >/run/cpuinfo
+    mount --bind /run/cpuinfo /proc/cpuinfo
+fi
 mkfifo /run/aiordma-output
 cat </run/aiordma-output >"$port" &
 output=$!
 exec >/run/aiordma-output 2>&1
 
-mkdir -p "/lib/modules/$(uname -r)"
-mount --bind "$modules" "/lib/modules/$(uname -r)"
+if [ -n "$modules" ]; then
+    mkdir -p "/lib/modules/$(uname -r)"
+    mount --bind "$modules" "/lib/modules/$(uname -r)"
+else   # all is built in
+    modprobe() { :; }
+    insmod() { :; }
+fi
 hostname aiordma-vm
 rm -f /etc/hosts /etc/resolv.conf   # a copy in the guest: there is no network to ask for names
 printf '127.0.0.1 localhost aiordma-vm\n::1 localhost\n' >/etc/hosts
@@ -65,7 +81,7 @@ fi
     sleep 5
     end_everything KILL
     sleep 2
-    echo w >/proc/sysrq-trigger   # not even SIGKILL helped: the blocked tasks, to the console
+    [ "$bed" = uml ] || echo w >/proc/sysrq-trigger   # not even SIGKILL helped: the blocked tasks, to the console
 ) >/dev/null 2>&1 &
 (
     cd "$project" || exit 125

@@ -1,0 +1,228 @@
+"""Domains: memory that outlives connections, and connections whose memory is kept apart.
+
+`open_domain` (domain_source.py) makes a Domain. This module also checks the argument `domain=` of
+the functions that open connections, and finds the domain of each connection.
+"""
+
+from types import TracebackType
+from typing import Literal, Self, TypeAlias
+
+from aiordma._base.arguments import wrong_type
+from aiordma._base.enums import Access
+from aiordma._base.interrupts import deferring_steps
+from aiordma._base.provider import checked_device
+from aiordma._endpoint.domain_state import DomainState, make_private
+from aiordma._runtime.hub import DeviceHub
+from aiordma._runtime.reactor import Reactor
+from aiordma.verbs import Context, MemoryRegion, ProtectionDomain, RegistrableMemory
+
+__all__ = ("Domain", "DomainArgument", "DomainChoice")
+
+
+class Domain:
+    """A protection domain (`ibv_pd`), for the connections that are opened with `domain=`.
+
+    Made by `open_domain`, for one device and event loop. Regions that are registered with the
+    domain live as long as the domain, and every connection of the domain can use them. So a server
+    registers a large buffer once, and lends it to all of its clients:
+
+        async with aiordma.open_domain("192.0.2.1") as domain:
+            region = await domain.register(array, Access.REMOTE_READ)
+            async with aiordma.listen("192.0.2.1", 7471, domain=domain) as listener:
+                await listener.serve(handler)  # sends region.remote().pack() to each client
+
+    The device refuses a peer of another domain, even if the peer knows the rkey. A region of
+    another domain raises ValueError in the connection's methods.
+    """
+
+    def __init__(self, state: DomainState) -> None:
+        self._state = state
+
+    def __repr__(self) -> str:
+        return repr(self._state)
+
+    @property
+    def device_name(self) -> str:
+        """The name of the RDMA device that the domain belongs to."""
+        return self._state.device_name
+
+    @property
+    def context(self) -> Context:
+        """The opened device (`ibv_context`), as `Connection.context`: do not close it."""
+        return self._state.hub.context
+
+    @property
+    def protection_domain(self) -> ProtectionDomain:
+        """The object of the synchronous layer, for `aiordma.verbs`. Do not close it. Objects that
+        you create with it are closed with the domain."""
+        return self._state.raw
+
+    @property
+    def members(self) -> int:
+        """The number of objects that use the domain: connections, listeners, datagram sockets,
+        shared receive queues, and registrations that are under way."""
+        return self._state.members
+
+    async def register(
+        self, buffer: RegistrableMemory, access: Access | None = None
+    ) -> MemoryRegion:
+        """Register a buffer for every connection of the domain and, with remote access, for their
+        peers. A worker thread pins the memory, so the event loop continues.
+
+        It stays registered until `region.close()` or until the domain closes.
+
+        Args:
+            buffer, access: as of `Connection.register`.
+
+        Raises:
+            TypeError: the object has no buffer, or the buffer is read-only and the access permits
+                writing.
+            ValueError: the buffer is empty or not contiguous.
+            NotSupportedError: the device does not support a requested access (ON_DEMAND, MW_BIND).
+            VerbsCallError: the driver refused; the message names the limit.
+            ClosedError, DeviceRemovedError: the domain was closed, or its device removed.
+            EventLoopError, ForkError: called outside of its event loop, or in a forked child.
+
+        Cancellation: the call waits for the driver, and then deregisters the buffer.
+
+        See: man ibv_reg_mr.
+        """
+        return await self._state.register(buffer, access)
+
+    @deferring_steps
+    async def aclose(self) -> None:
+        """Deregister the domain's memory and free the domain, and wait for it. Idempotent.
+
+        Close everything that uses the domain first.
+
+        Raises:
+            BusyError: connections, listeners, datagram sockets, shared receive queues or
+                registrations still use the domain; the message counts them. Nothing has changed.
+            EventLoopError: called outside of its event loop; the message says what happens to the
+                domain.
+
+        Cancellation: the domain still closes, and the call returns once it is closed.
+
+        See: man ibv_dealloc_pd.
+        """
+        await self._state.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
+DomainArgument: TypeAlias = Domain | Literal["each"] | None
+"""The argument `domain=`: a domain; "each", for a domain of its own; or None, for the domain that
+everything on the event loop and device shares."""
+
+
+class DomainChoice:
+    """The argument `domain=` of a call, checked.
+
+    Args:
+        domain: the argument.
+        call: the function, for messages.
+        shared: the domain of the shared receive queue that the call was given, in a tuple; None:
+            the call has no such queue. Connections use the domain of their shared receive queue.
+        pooled: the call makes a shared receive queue for its connections.
+
+    Raises:
+        TypeError: `domain` is of the wrong type.
+        ValueError: it is another string, or not the domain of the shared receive queue.
+    """
+
+    def __init__(
+        self,
+        domain: DomainArgument,
+        call: str,
+        shared: tuple[DomainState | None] | None = None,
+        *,
+        pooled: bool = False,
+    ) -> None:
+        expected = 'a Domain of open_domain(), "each", or None'
+        self._call = call
+        self._each = False
+        self._state: DomainState | None = None
+        if isinstance(domain, Domain):
+            self._state = domain._state
+        elif isinstance(domain, str):
+            if domain != "each":
+                raise ValueError(f"{call}(): domain={domain!r}: expected {expected}")
+            self._each = True
+        elif domain is not None:
+            raise wrong_type(domain, "domain", expected, call)
+        if self._each and (pooled or shared is not None):
+            raise ValueError(
+                f'{call}(): domain="each" gives every connection a protection domain of its own, '
+                "and a shared receive queue belongs to one domain: give one of the two"
+            )
+        if shared is None:
+            return
+        (theirs,) = shared
+        if domain is not None and self._state is not theirs:
+            raise ValueError(
+                f"{call}(): domain={domain!r} is not the domain of shared_receive: open the queue "
+                "with open_shared_receive(..., domain=domain)"
+            )
+        self._state = theirs
+
+    @property
+    def is_each(self) -> bool:
+        """Whether each connection gets a domain of its own."""
+        return self._each
+
+    @property
+    def state(self) -> DomainState | None:
+        """The given domain, if any."""
+        return self._state
+
+    def device(self, device: str) -> str:
+        """Return the device to use, which is that of the domain.
+
+        Raises:
+            TypeError, ValueError: `device` is not a device's name, or names another device.
+        """
+        device = checked_device(device, self._call)
+        if self._state is None:
+            return device
+        name = self._state.device_name
+        if device not in ("auto", name):
+            raise ValueError(f"{self._call}(): device={device!r}: the domain is on {name}")
+        return name
+
+    def require_usable(self) -> None:
+        """Check the given domain before anything is opened.
+
+        Raises: as `DomainState.require_usable`.
+        """
+        if self._state is not None:
+            self._state.require_usable()
+
+    async def on(self, reactor: Reactor, hub: DeviceHub) -> DomainState | None:
+        """Return the domain for an object on this hub; None: the hub's own. The object must join
+        the domain without waiting for anything else first.
+
+        Raises:
+            as `DomainState.require_usable`.
+            ValueError: the domain is on another device.
+            VerbsCallError: the driver refused another protection domain.
+        """
+        if self._each:
+            return await make_private(reactor, hub)
+        state = self._state
+        if state is not None:
+            state.require_usable()
+            if state.hub is not hub:
+                raise ValueError(
+                    f"{self._call}(): the domain is on {state.device_name}, and the connection on "
+                    f"{hub.context.device_name}"
+                )
+        return state

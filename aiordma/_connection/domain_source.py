@@ -1,0 +1,119 @@
+"""open_domain(): a protection domain on the device that has, or reaches, an address."""
+
+import errno
+import ipaddress
+
+import anyio
+
+from aiordma._base.arguments import optional_seconds
+from aiordma._base.enums import CmEventType
+from aiordma._base.errors import AddressError, ConnectTimeoutError, VerbsCallError
+from aiordma._base.opening import opens
+from aiordma._base.provider import Provider, Requirement, checked_device, wanted_device
+from aiordma._connection.domain import Domain
+from aiordma._connection.event_waiter import EventWaiter
+from aiordma._endpoint.domain_state import DomainState, make_raw
+from aiordma._runtime.address_lookup import checked_host, numeric_address
+from aiordma._runtime.device_choice import with_device
+from aiordma._runtime.identifiers import milliseconds, new_identifier
+from aiordma._runtime.reactor import Reactor, acquire_reactor
+from aiordma.verbs.device import require_device
+from aiordma.verbs.identifier import Identifier
+
+__all__ = ("open_domain",)
+
+_DISCARD = 9
+"""A port to resolve an address with. Nothing is sent to it."""
+
+
+@opens
+async def open_domain(
+    host: str,
+    *,
+    timeout: float | None = 30.0,
+    device: str = "auto",
+    require: str | None = None,
+) -> Domain:
+    """Open a protection domain, for memory that outlives connections, or is kept from other peers.
+    Pass it to `connect`, `listen` and the other functions as `domain=`. Await the call, or enter it
+    with `async with`, around everything that uses the domain.
+
+    Args:
+        host: a local address of a device, or the address of a peer that the device reaches.
+        timeout: seconds for finding the device that reaches a peer; None: no limit.
+        device, require: as of `connect`.
+
+    Raises:
+        AddressError: the host's name does not resolve, no RDMA device has or reaches the address,
+            or another device than the required one does.
+        ConnectTimeoutError: the device was not found in time.
+        NoDeviceError: a real device is required by name, and there is no such device.
+        DeviceRequirementError: `require` does not permit the device that reaches the address.
+        TypeError, ValueError: an argument is invalid; the message names it and the expected value.
+        VerbsCallError: the driver refused; the message names the limit.
+        ForkError: this process is a forked child of a process that used real devices.
+
+    Cancellation: nothing is left.
+
+    See: man ibv_alloc_pd.
+    """
+    call = "open_domain"
+    host = checked_host(host, "host", call)
+    timeout = optional_seconds(timeout, "timeout", call)
+    device = checked_device(device, call)
+    requirement = Requirement(require, call)
+    wanted = wanted_device(device)
+    numeric = await numeric_address(host)
+    if ipaddress.ip_address(numeric).is_unspecified:
+        raise ValueError(
+            f"host={host!r}: a domain belongs to one device; give the address of its interface "
+            "(`rdma link` lists devices and their interfaces)"
+        )
+
+    async def attempt(provider: Provider) -> Domain:
+        reactor = await acquire_reactor(provider)
+        async with new_identifier(reactor) as identifier:
+            await _find_device(reactor, identifier, host, numeric, timeout)
+            hub = await reactor.hub(identifier)
+            name = hub.context.device_name
+            if wanted is not None and name != wanted:
+                require_device(wanted)
+                raise AddressError(
+                    f"open_domain: {host} belongs to {name}, not to {wanted}, which was asked for"
+                )
+            requirement.check_kind(name, hub.context.kind)
+            raw = await make_raw(reactor, hub)
+        # From here the domain owns the identifier, and the use of the reactor.
+        return Domain(DomainState(reactor, hub, raw, identifier))
+
+    try:
+        with anyio.fail_after(timeout):
+            return await with_device(device, numeric, attempt, requirement)
+    except TimeoutError:
+        raise ConnectTimeoutError(
+            f"open_domain: finding the device for {host} took longer than {timeout:g} s"
+        ) from None
+
+
+async def _find_device(
+    reactor: Reactor, identifier: Identifier, host: str, numeric: str, timeout: float | None
+) -> None:
+    """Bind the identifier to the device that has the address, or else reaches it."""
+    what = f"open_domain({host!r})"
+    try:
+        identifier.bind(numeric, 0)
+    except VerbsCallError as error:
+        if error.errno not in (errno.EADDRNOTAVAIL, errno.ENODEV):
+            raise
+        # No device of this machine has the address.
+        waiter = EventWaiter(what)
+        reactor.subscribe(identifier, waiter.handle)
+        try:
+            identifier.resolve_address(numeric, _DISCARD, None, milliseconds(timeout))
+        except VerbsCallError as refused:
+            raise AddressError._of_call(what, refused) from refused
+        await waiter.until(CmEventType.ADDR_RESOLVED)
+    if not identifier.device_key:
+        unknown = AddressError(f"{what}: that is not the address of an RDMA device")
+        unknown.is_unreached = True
+        raise unknown

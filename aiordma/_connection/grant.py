@@ -1,0 +1,337 @@
+"""Grants: a peer's access to a part of memory, which ends at a known moment.
+
+While the access is open, the device executes the peer's requests without the program. So the end
+has to come from the device: `Grant` waits for the driver's call that ends the access, and only then
+reports the end. Two objects of the device can give access:
+
+- A memory window of type 2, bound to the connection's queue pair, where the device has windows. It
+  is freed at the end (ibv_dealloc_mw), not invalidated by a work request: a peer that acknowledges
+  nothing can hold up the send queue, but not this call.
+- A registration that exists for the grant alone. It is deregistered at the end (ibv_dereg_mr).
+  Without windows it gives the access. With windows, it has none by itself, and the window is bound
+  to it, unless the caller's region permits binding and the device checks the bounds of windows.
+
+The end runs in callbacks, not in a task. So no cancellation stops it half way.
+"""
+
+import math
+import time
+from types import TracebackType
+from typing import Self
+
+from aiordma._base.arguments import seconds, wrong_type
+from aiordma._base.enums import Access, MemoryWindowType, QueuePairType, names_of
+from aiordma._base.errors import VerbsCallError, detached
+from aiordma._base.interrupts import deferring, deferring_steps
+from aiordma._base.provider import SOFTWARE
+from aiordma._base.ranges import RemoteMemory
+from aiordma._connection.posts import Posts
+from aiordma._endpoint.domain_state import start_deregistering, wrong_domain
+from aiordma._endpoint.endpoint import Endpoint
+from aiordma._endpoint.staging import THREAD_LIMIT
+from aiordma._endpoint.windows import BoundWindow
+from aiordma._loop.event_loop import Timer
+from aiordma._loop.threads import Once, outwait
+from aiordma._native import lib
+from aiordma.verbs import LocalMemory, MemoryRegion, MemorySlice, MemoryWindow
+from aiordma.verbs.memory import flat_view
+
+__all__ = ("Grant", "open_grant")
+
+_REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
+_WRITING = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
+_RXE = 0xFFFFFF
+"""The vendor_id of rxe, which checks an access through a window against the bounds of the region,
+not of the window."""
+_LONGEST_PASS = 0.05
+"""Seconds that siw's receive path certainly has left a packet after. Only for kernels that refuse
+`membarrier`."""
+
+
+class Grant:
+    """Access of a connection's peer to a part of memory, made by `Connection.grant`.
+
+    `remote` is the description for the peer. After the end of the block, or when `aclose` or
+    `ended` has returned, no byte of the peer's arrives in the memory.
+    """
+
+    def __init__(self, endpoint: Endpoint, memory: LocalMemory, access: Access) -> None:
+        self._endpoint = endpoint
+        self._memory = memory
+        self._remote: RemoteMemory
+        self._access = access
+        self._held: MemorySlice | None = None
+        self._own: MemoryRegion | None = None
+        self._window: BoundWindow | None = None
+        self._timer: Timer | None = None
+        self._ending = False
+        self._expired = False
+        self._error: Exception | None = None
+        self._ended = Once(endpoint.loop)
+
+    def __repr__(self) -> str:
+        state = "ended" if self._ended.is_set() else "ending" if self._ending else "active"
+        return f"<Grant of {names_of(self._access)} on {self._memory!r}: {state}>"
+
+    @property
+    def remote(self) -> RemoteMemory:
+        """The description of the memory for the peer. It is of no use after the end."""
+        return self._remote
+
+    @property
+    def access(self) -> Access:
+        """The access that the peer has."""
+        return self._access
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the access has not begun to end."""
+        return not self._ending
+
+    @property
+    def expired(self) -> bool:
+        """Whether `expires` ended the access."""
+        return self._expired
+
+    # -- the beginning --------------------------------------------------------------------------
+
+    async def _open(self, posts: Posts, expires: float | None) -> None:
+        """Give the access. If this fails or is cancelled, nothing is left."""
+        endpoint = self._endpoint
+        has_windows = bool(endpoint.hub.attributes.max_mw) and endpoint.service is QueuePairType.RC
+        if isinstance(self._memory, MemorySlice):
+            self._memory._hold()  # a closed region raises here
+            self._held = self._memory
+        try:
+            part = self._held if has_windows and self._is_bindable() else None
+            if part is None:
+                self._own = await self._register(Access.MW_BIND if has_windows else self._access)
+                part = self._own[:]
+            if has_windows:
+                self._window = await self._bind(posts, part)
+                self._remote = self._window.remote
+            else:
+                self._remote = part.remote()
+            endpoint.require_usable()
+        except BaseException:
+            self._start_ending()
+            await outwait(self._ended)
+            raise
+        endpoint.life.on_end.append(self._start_ending)
+        if expires is not None:
+            self._timer = endpoint.loop.call_later(expires, self._expire)
+
+    def _is_bindable(self) -> bool:
+        """Whether a window on the caller's region gives the access, to the granted part only."""
+        if self._held is None or self._endpoint.hub.attributes.vendor_id == _RXE:
+            return False
+        given = self._held.region.access
+        return bool(given & Access.MW_BIND) and (
+            not self._access & _WRITING or bool(given & Access.LOCAL_WRITE)
+        )
+
+    async def _register(self, access: Access) -> MemoryRegion:
+        """Register the memory for this grant."""
+        endpoint = self._endpoint
+        if self._access & _WRITING:
+            access |= Access.LOCAL_WRITE
+        buffer = self._memory if self._held is None else self._held.view
+        assert not isinstance(buffer, MemoryRegion | MemorySlice)
+        if flat_view(buffer, "grant(): memory").nbytes > THREAD_LIMIT:
+            region = await endpoint.make_in_thread(
+                lambda: MemoryRegion(endpoint.domain, buffer, access), MemoryRegion.close
+            )
+        else:
+            region = MemoryRegion(endpoint.domain, buffer, access)
+        # The end of the grant takes it from this list. So only one of the two ends closes it.
+        endpoint.adopt(region)
+        return region
+
+    async def _bind(self, posts: Posts, part: MemorySlice) -> BoundWindow:
+        endpoint, kind = self._endpoint, MemoryWindowType.TYPE_2
+        window = BoundWindow(endpoint, MemoryWindow(endpoint.domain, kind))
+        try:
+            with await endpoint.sends.slots.take() as slot:
+                request = posts.bind(window, part, self._access, "grant", slot=slot)
+            await request
+        except BaseException:
+            window.close()  # once the bind has completed; the peer does not know the rkey
+            raise
+        return window
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def _expire(self) -> None:
+        if not self._ending:
+            self._expired = True
+            self._start_ending()
+
+    @deferring
+    def _start_ending(self) -> None:
+        """End the access in the background, and then set `_ended`. Idempotent."""
+        if self._ending:
+            return
+        self._ending = True
+        endpoint, window = self._endpoint, self._window
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not endpoint.life.has_ended and self._start_ending in endpoint.life.on_end:
+            endpoint.life.on_end.remove(self._start_ending)
+        if window is None or endpoint.life.has_ended:
+            self._deregister()  # the end of a queue pair frees its windows
+        elif endpoint.windows_go:
+            endpoint.life.on_end.append(self._deregister)  # a thread is freeing them
+        else:
+            try:
+                window._end()
+            except VerbsCallError as error:
+                # The window may still work. The end of the queue pair ends its access.
+                self._error = error
+                endpoint.life.on_end.append(self._deregister)
+                endpoint.fail(error)
+                return
+            self._deregister()
+
+    def _deregister(self) -> None:
+        endpoint, region = self._endpoint, self._own
+        if region is None:
+            self._finish(None)
+            return
+        if endpoint.regions.pop(id(region), None) is None:
+            self._finish(None)  # the connection's end has deregistered it, or does it
+            return
+        if region._users:
+            region._retire()  # the bind was cancelled, and is still in flight
+            self._finish(None)
+            return
+
+        def close() -> None:
+            region.close()
+            if endpoint.hub.leaves_silence_to_tcp and not endpoint.hub.attributes.max_mw:
+                _outwait_receiving()
+
+        if endpoint.hub.context.device_name == SOFTWARE and region.length <= THREAD_LIMIT:
+            error: BaseException | None = None
+            try:
+                close()
+            except VerbsCallError as raised:
+                error = raised
+            self._finish(error)
+            return
+
+        start_deregistering(endpoint.reactor, endpoint.domain_state, close, self._finish)
+
+    def _finish(self, error: BaseException | None) -> None:
+        if isinstance(error, Exception):
+            self._error = self._error or detached(error)
+            self._endpoint.fail(error)
+        held, self._held = self._held, None
+        if held is not None:
+            held._release()
+        self._ended.set()
+
+    @deferring_steps
+    async def ended(self) -> None:
+        """Wait until the access has ended: by the end of the block, by `expires`, or by the end of
+        the connection.
+
+        Raises:
+            VerbsCallError: the driver refused to end the access. The connection is ended for that.
+            EventLoopError, ForkError: called outside of its event loop, or in a forked child.
+
+        Cancellation: has no effect on the grant.
+        """
+        self._endpoint.require_same_process()
+        if not self._ended.is_set():
+            self._endpoint.require_own_loop()
+        await self._ended.wait()
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise detached(self._error)
+
+    @deferring_steps
+    async def aclose(self) -> None:
+        """End the access, and wait until it has ended. Idempotent.
+
+        The peer's requests that the device has executed before remain executed. A later request of
+        the peer's fails, and ends the connection, as RDMA requires: so let the peer report first
+        that it is done, if the connection is to continue.
+
+        Raises:
+            VerbsCallError: the driver refused to end the access. The connection is ended for that.
+            EventLoopError: called outside of its event loop; nothing was done.
+
+        Cancellation: the access still ends, and the call returns once it has ended.
+
+        See: man ibv_dealloc_mw, ibv_dereg_mr.
+        """
+        if self._endpoint.is_inherited:
+            return  # the grant belongs to the parent process
+        if not self._ended.is_set():
+            self._endpoint.require_own_loop()
+        self._start_ending()
+        await outwait(self._ended)
+        self._raise_error()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
+async def open_grant(
+    endpoint: Endpoint,
+    posts: Posts,
+    memory: LocalMemory,
+    access: Access,
+    expires: float | None,
+) -> Grant:
+    """Give the peer access. See `Connection.grant`."""
+    if isinstance(access, bool) or not isinstance(access, int):
+        raise wrong_type(access, "access", "Access flags", "grant")
+    if not access or int(access) & ~int(_REMOTE):
+        raise ValueError(
+            f"grant(): access={names_of(Access(access))}: a grant gives REMOTE_READ, "
+            "REMOTE_WRITE, REMOTE_ATOMIC"
+        )
+    if expires is not None:
+        expires = seconds(expires, "expires", "grant")
+        if expires <= 0:
+            raise ValueError(f"grant(): expires={expires}: expected more than 0 seconds, or None")
+        if expires == math.inf:
+            expires = None
+    endpoint.require_sendable()
+    if isinstance(memory, MemoryRegion):
+        memory = memory[:]
+    if isinstance(memory, MemorySlice):
+        memory.region._require_open()
+        length = memory.length
+        if memory.region.domain is not endpoint.domain:
+            raise wrong_domain(memory.region, endpoint.domain)
+    else:
+        length = flat_view(memory, "grant(): memory").nbytes
+    if not length:
+        raise ValueError("grant(): memory: no bytes: give at least one")
+    grant = Grant(endpoint, memory, Access(access))
+    await grant._open(posts, expires)
+    return grant
+
+
+def _outwait_receiving() -> None:
+    """Wait until siw has left every packet that it was placing when its memory was deregistered.
+
+    siw checks for each piece of a packet whether its memory is registered, but deregistering does
+    not wait for the copy of a piece. siw copies with preemption disabled, and membarrier waits for
+    such sections on all CPUs.
+    """
+    if lib.aiordma_outwait_receiving():
+        time.sleep(_LONGEST_PASS)

@@ -1,0 +1,279 @@
+"""A protection domain of its own: the memory that is registered in it, and the objects that use it.
+
+A queue pair accesses only memory of its own protection domain, and so does its peer. The hub has
+one domain that everything on the loop and device shares. `open_domain` and `domain="each"` make
+further ones.
+
+A domain is closed when nothing uses it any more: its regions first, then the domain itself.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from aiordma._base.enums import Access, CmEventType
+from aiordma._base.errors import BusyError, ClosedError, DeviceRemovedError, detached
+from aiordma._base.interrupts import deferring, deferring_steps
+from aiordma._base.origin import with_origin
+from aiordma._base.process import here, require_same_process
+from aiordma._base.provider import SOFTWARE
+from aiordma._endpoint.lifecycle import Lifecycle, Phase
+from aiordma._loop.event_loop import EventLoop, require_here
+from aiordma._loop.threads import in_thread, outwait, start_destroy
+from aiordma._requests.pool import SLAB, BufferPool
+from aiordma._runtime.hub import DeviceHub
+from aiordma._runtime.reactor import AtLoopEnd, Reactor
+from aiordma.verbs import MemoryRegion, ProtectionDomain, RegistrableMemory
+from aiordma.verbs.identifier import Event, Identifier
+
+__all__ = ("DomainState", "make_private", "make_raw", "start_deregistering", "wrong_domain")
+
+PRIVATE_SLAB = 1 << 16
+"""Bytes of a slab of a connection's own pool: a connection uses few blocks."""
+
+
+class DomainState:
+    """See the module. `Domain` is its public interface.
+
+    With an identifier, it counts as one user of the reactor, until it is closed. Without one, it is
+    private to its only user, and is closed when that user leaves.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        hub: DeviceHub,
+        raw: ProtectionDomain,
+        identifier: Identifier | None = None,
+    ) -> None:
+        self.reactor = reactor
+        self.hub = hub
+        self.loop: EventLoop = hub.loop
+        self.raw = raw
+        self.pool: BufferPool = BufferPool(
+            raw,
+            is_pinned=hub.context.device_name != SOFTWARE,
+            slab=PRIVATE_SLAB if identifier is None else SLAB,
+        )
+        hub.counters.add_cache(self.pool.registrations)
+        self.life: Lifecycle = Lifecycle(self.loop)
+        self.regions: dict[int, MemoryRegion] = {}
+        self._process = here.pid
+        self._identifier = identifier
+        self._users: dict[object, tuple[str, Callable[[], bool]]] = {}
+        self._retiring = identifier is None
+        if identifier is not None:
+            at_end = AtLoopEnd(self._left_open, self.close_when_unused, self._aclose_when_unused)
+            reactor.subscribe(identifier, self._handle, at_end)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.life.is_closing else f"{len(self.regions)} regions"
+        return f"<Domain on {self.device_name}: {state}>"
+
+    @property
+    def device_name(self) -> str:
+        """The name of the RDMA device that the domain belongs to."""
+        return self.hub.context.device_name
+
+    @property
+    def members(self) -> int:
+        """The number of connections and other objects that use the domain."""
+        return len(self._users)
+
+    def require_usable(self) -> None:
+        """Do nothing while objects may be created in the domain.
+
+        Raises:
+            ClosedError: the domain is closed.
+            DeviceRemovedError: its device was removed.
+            EventLoopError, ForkError: called outside of its event loop, or in a forked child.
+        """
+        require_same_process(self._process, repr(self))
+        if self.life.cause is not None:
+            raise detached(self.life.cause)
+        require_here(self.loop, self)
+
+    def _handle(self, event: Event) -> None:
+        if event.type is CmEventType.DEVICE_REMOVAL and self.life.cause is None:
+            self.life.cause = DeviceRemovedError(f"{self.device_name} was removed")
+
+    # -- users ----------------------------------------------------------------------------------
+
+    @deferring
+    def join(self, user: object, kind: str, is_closing: Callable[[], bool]) -> None:
+        """Count an object that uses the domain.
+
+        Args:
+            user: the object, which calls `leave` at its end.
+            kind: its name in messages: "connection".
+            is_closing: whether the object is closed already, and leaves without further ado.
+        """
+        self._users[user] = kind, is_closing
+
+    @deferring
+    def leave(self, user: object) -> None:
+        """Remove an object whose queue pair and memory are destroyed."""
+        self._users.pop(user, None)
+        if self._retiring and not self._users:
+            self.close()
+
+    # -- memory ---------------------------------------------------------------------------------
+
+    @deferring_steps
+    async def register(self, buffer: RegistrableMemory, access: Access | None) -> MemoryRegion:
+        """Register a buffer until the domain's end, in a worker thread. See `Domain.register`."""
+        self.require_usable()
+        with self._used_by_registration():
+            region = await in_thread(
+                self.loop,
+                lambda: MemoryRegion(self.raw, buffer, access),
+                on_cancelled=MemoryRegion.close,
+            )
+            try:
+                await checkpoint_if_cancelled()  # a cancellation that the call outwaited
+            except BaseException:
+                region.close()
+                raise
+            self.regions[id(region)] = region
+            region._on_close = lambda: self.regions.pop(id(region), None)
+        return region
+
+    @contextmanager
+    def _used_by_registration(self) -> Iterator[None]:
+        user = object()
+        self.join(user, "registration", lambda: False)
+        try:
+            yield
+        finally:
+            self.leave(user)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def _left_open(self) -> str:
+        is_closing = self.life.is_closing or self._retiring
+        return "" if is_closing else with_origin(self, self.life.origin)
+
+    async def _aclose_when_unused(self) -> None:
+        self.close_when_unused()  # at the loop's end, its users are also being closed
+
+    @deferring
+    def close_when_unused(self) -> None:
+        """Call `close` once the last user has left. No further one can join."""
+        self._retiring = True
+        if self.life.cause is None:
+            self.life.cause = ClosedError("this domain is closed")
+        if not self._users:
+            self.close()
+
+    @deferring
+    def close(self) -> None:
+        """Deregister the memory and free the domain, in the background. Idempotent. Nothing may use
+        the domain."""
+        if self.life.is_closing:
+            return
+        self.life.is_closing = True
+        if self._process != here.pid:
+            return  # the domain belongs to the parent process
+        if self.life.cause is None:
+            self.life.cause = ClosedError("this domain is closed")
+        identifier = self._identifier
+        if identifier is not None:
+            self.reactor.unsubscribe(identifier)
+        regions, self.regions = list(self.regions.values()), {}
+        regions += self.pool.detach()
+        self.hub.counters.remove_cache(self.pool.registrations)
+
+        def close() -> None:
+            with ExitStack() as last_first:
+                if identifier is not None:
+                    last_first.callback(identifier.close)
+                last_first.callback(self.raw.close)
+                for region in regions:
+                    last_first.callback(region.close)
+
+        def closed() -> None:
+            self.life.advance(Phase.CLOSED)
+            if identifier is None:
+                self.life.closed.set()
+            else:
+                self.reactor.release(self.life.closed.set)
+
+        self.reactor.destroy(close, closed)
+
+    @deferring_steps
+    async def aclose(self) -> None:
+        """Close the domain, and wait for it. Idempotent. See `Domain.aclose`."""
+        if self._process != here.pid:
+            return
+        using = Counter(kind for kind, is_closing in self._users.values() if not is_closing())
+        if using and not self._retiring:
+            users = ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in using.items())
+            raise BusyError(f"{self!r} is in use ({users}): close its users first")
+        if not self.life.closed.is_set():
+            self.reactor.require_here(self, self.close_when_unused)
+        self.close_when_unused()
+        await outwait(self.life.closed)
+
+
+async def make_raw(reactor: Reactor, hub: DeviceHub) -> ProtectionDomain:
+    """Allocate a protection domain of the hub's device, in a worker thread.
+
+    Raises:
+        VerbsCallError: the driver refused; the message names the limit.
+    """
+    with reactor.retained():
+        return await in_thread(
+            hub.loop,
+            lambda: ProtectionDomain(hub.context),
+            on_cancelled=ProtectionDomain.close,
+        )
+
+
+async def make_private(reactor: Reactor, hub: DeviceHub) -> DomainState:
+    """Allocate a domain for one user, which must join it at once.
+
+    Raises:
+        VerbsCallError: the driver refused; the message names the limit.
+    """
+    return DomainState(reactor, hub, await make_raw(reactor, hub))
+
+
+@deferring
+def start_deregistering(
+    reactor: Reactor,
+    domain: DomainState | None,
+    function: Callable[[], object],
+    then: Callable[[BaseException | None], object] = lambda _error: None,
+) -> None:
+    """Run a function that deregisters memory of a domain in a worker thread, and then `then` on the
+    loop's thread, with the function's error. Until then the reactor and the domain stay open: a
+    device refuses to free a domain that has regions. (`domain` is None for the loop's own one,
+    which the reactor closes.)"""
+    user = object()
+    reactor.retain()
+    if domain is not None:
+        domain.join(user, "deregistration", lambda: True)
+
+    def returned(error: BaseException | None) -> None:
+        then(error)
+        if domain is not None:
+            domain.leave(user)
+        reactor.release()
+
+    start_destroy(reactor.loop, function, returned)
+
+
+def wrong_domain(region: MemoryRegion, domain: ProtectionDomain) -> ValueError:
+    """Return the error for memory that a queue pair of `domain` cannot use."""
+    if region.domain.context is domain.context:
+        return ValueError(
+            f"{region!r} is registered in another protection domain than that of this queue pair: "
+            "register it with this connection, or with the Domain that was given as domain= when "
+            "the connection was opened"
+        )
+    return ValueError(
+        "this memory is registered with another device or event loop: register it with this "
+        "connection"
+    )

@@ -1,0 +1,60 @@
+/* What pooled receives, the queue of what arrives in them, and its views know of each other. */
+#ifndef AIORDMA_ENGINE_ARRIVALS_H
+#define AIORDMA_ENGINE_ARRIVALS_H
+
+#include "engine.h"
+
+/* Posts the blocks of a pool (pooled.c). */
+struct PooledReceives {
+    PyObject_HEAD Port *port;
+    Pool *pool;
+    PyObject *refused; /* called with the errno of a failed post; 0: the port was not usable */
+    PyObject
+        *members; /* a dict: the queues by queue pair number; NULL: all arrivals are `queue`'s */
+    ArrivalQueue *queue; /* or NULL */
+    Lease **unposted;    /* blocks for the next chain; references */
+    Py_ssize_t count, room;
+    Py_ssize_t posted, chain;
+};
+
+/* Post a block again, with the next chain. Takes the reference. */
+void engine_give_back(PooledReceives *receives, Lease *lease);
+/* Post the chain of blocks that were given back. */
+void engine_post_unposted(PooledReceives *receives);
+/* Handle the errno of a failed post; 0: the port was not usable. */
+void engine_notify_refused(PooledReceives *receives, int error);
+/* Return the block to the pool, and drop the reference. */
+void engine_return_block(Lease *lease);
+
+struct engine_arrival {
+    Lease *lease; /* a reference */
+    struct aiordma_completion completion;
+};
+
+struct ArrivalQueue {
+    PyObject_HEAD PyObject *owner; /* waits, and raises the errors; see the Python backend */
+    PooledReceives *receives;
+    Port *port;                     /* of the endpoint */
+    struct engine_arrival *arrived; /* a ring of `room` entries, a power of two */
+    Py_ssize_t first, count, room;
+    PyObject *waiter; /* of the task that receives, or NULL */
+    Py_ssize_t pause, at_once;
+    Py_ssize_t views, most_views;
+    char busy, fed;
+};
+
+static inline struct engine_arrival *engine_arrival_at(const ArrivalQueue *queue, Py_ssize_t at)
+{
+    return &queue->arrived[(queue->first + at) & (queue->room - 1)];
+}
+
+/* arrivals.c: whether this is the process of the queue's endpoint, and its thread. */
+int engine_queue_is_here(const Port *port);
+/* Whether an arrival is there, and may be handed out without a pause. */
+int engine_may_take(const ArrivalQueue *queue);
+/* The number of bytes of the first arrival in its block. */
+Py_ssize_t engine_contents_length(const ArrivalQueue *queue);
+/* Remove the first arrival, and return its block: a reference. */
+Lease *engine_pop_arrival(ArrivalQueue *queue);
+
+#endif

@@ -1,0 +1,110 @@
+/*
+ * The trace: while it is on, each request that ends leaves a record, which Python takes from time to
+ * time (_runtime/tracing.py). Recording allocates no Python object, and so runs no code of the
+ * program's: it happens where requests end. The counterpart is in _requests/python.py.
+ */
+#include "engine.h"
+
+#include <time.h>
+
+struct record {
+    PyObject *owner, *operation;
+    long long posted, ended; /* nanoseconds of CLOCK_MONOTONIC */
+    unsigned long long wr_id;
+    Py_ssize_t bytes;
+    long status; /* of the completion; -1: it ended without one */
+};
+
+enum { FIRST_ROOM = 64 };
+
+int engine_tracing;
+static struct record *records;
+static size_t count, room, limit;
+static unsigned long long lost;
+
+static long long now(void)
+{
+    struct timespec time;
+
+    clock_gettime(CLOCK_MONOTONIC, &time); /* cannot fail with this clock */
+    return (long long)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+void engine_note_post(Request *request)
+{
+    request->posted = now();
+}
+
+static int has_room(void)
+{
+    if (count < room)
+        return 1;
+    size_t more = room ? 2 * room : FIRST_ROOM;
+    if (more > limit)
+        more = limit;
+    struct record *larger =
+        more > count ? PyMem_RawRealloc(records, more * sizeof(*records)) : NULL;
+    if (!larger)
+        return 0;
+    records = larger;
+    room = more;
+    return 1;
+}
+
+void engine_record(const Request *request, const struct aiordma_completion *completion)
+{
+    if (!request->posted)
+        return; /* it was posted before the trace began */
+    if (!has_room()) {
+        lost++;
+        return;
+    }
+    int has_arrived = request->is_receive && completion && !completion->status;
+    records[count++] = (struct record){
+        .owner = Py_NewRef(request->owner),
+        .operation = Py_NewRef(request->operation),
+        .posted = request->posted,
+        .ended = now(),
+        .wr_id = request->wr_id,
+        .bytes = has_arrived ? (Py_ssize_t)completion->byte_len : request->length,
+        .status = completion ? (long)completion->status : -1,
+    };
+}
+
+PyObject *engine_begin_trace(PyObject *module, PyObject *most)
+{
+    (void)module;
+    size_t given = PyLong_AsSize_t(most);
+    if (given == (size_t)-1 && PyErr_Occurred())
+        return NULL;
+    limit = given;
+    engine_tracing = given > 0;
+    Py_RETURN_NONE;
+}
+
+PyObject *engine_take_trace(PyObject *module, PyObject *none)
+{
+    (void)module, (void)none;
+    /* Take them first: making objects can run code that ends further requests. */
+    struct record *taken = records;
+    size_t taken_count = count;
+    unsigned long long taken_lost = lost;
+    records = NULL;
+    count = room = 0;
+    lost = 0;
+    PyObject *all = PyList_New(0);
+    for (size_t i = 0; i < taken_count; i++) {
+        struct record *record = &taken[i];
+        PyObject *item =
+            all ? Py_BuildValue("(OOKnlLL)", record->owner, record->operation, record->wr_id,
+                                record->bytes, record->status, record->posted, record->ended)
+                : NULL;
+        if (!item || PyList_Append(all, item))
+            Py_CLEAR(all);
+        Py_XDECREF(item);
+        Py_DECREF(record->owner);
+        Py_DECREF(record->operation);
+    }
+    PyMem_RawFree(taken);
+    return all ? Py_BuildValue("(NK)", all, taken_lost) : NULL;
+}

@@ -1,0 +1,295 @@
+/*
+ * An arrival as a view of its block, copied nowhere: `async with connection.receive_view()`. Its
+ * counterpart is in _requests/python_arrivals.py.
+ */
+#include "arrivals.h"
+
+static PyObject *view_name, *enter_name, *end_elsewhere_name, *replace_name, *release_name;
+
+int engine_view_names(void)
+{
+    const struct {
+        PyObject **place;
+        const char *text;
+    } names[] = {
+        {&view_name, "view"},
+        {&enter_name, "enter"},
+        {&end_elsewhere_name, "end_elsewhere"},
+        {&replace_name, "replace"},
+        {&release_name, "release"},
+    };
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (!*names[i].place && !(*names[i].place = PyUnicode_InternFromString(names[i].text)))
+            return -1;
+    return 0;
+}
+
+/*
+ * KEPT: the block of the `async with` has ended, and the program still uses a part of the view. The
+ * last release of the buffer then returns the block to the pool.
+ */
+enum view_state { NEW, ENTERED, OPEN, ENDED, KEPT };
+
+/* The context manager. It is also the exporter of the memoryview, and its own awaitable. */
+typedef struct {
+    PyObject_HEAD ArrivalQueue *queue;
+    Lease *lease;
+    PyObject *view;    /* the memoryview that the program gets */
+    PyObject *after;   /* of a KEPT view: called at the last release */
+    Py_buffer mapping; /* keeps the block's memory mapped */
+    Py_ssize_t length, exports;
+    char state;
+} ArrivalView;
+
+PyObject *engine_view(ArrivalQueue *queue)
+{
+    ArrivalView *view = (ArrivalView *)engine_view_type.tp_alloc(&engine_view_type, 0);
+    if (view)
+        view->queue = (ArrivalQueue *)Py_NewRef(queue);
+    return (PyObject *)view;
+}
+
+static int view_traverse(ArrivalView *view, visitproc visit, void *arg)
+{
+    Py_VISIT(view->queue);
+    Py_VISIT(view->lease);
+    Py_VISIT(view->view);
+    Py_VISIT(view->after);
+    return 0;
+}
+
+static int view_clear(ArrivalView *view)
+{
+    Py_CLEAR(view->view);
+    return 0;
+}
+
+static void view_dealloc(ArrivalView *view)
+{
+    PyObject_GC_UnTrack(view);
+    view_clear(view);
+    if (view->mapping.obj)
+        PyBuffer_Release(&view->mapping);
+    Py_XDECREF(view->queue);
+    Py_XDECREF(view->lease);
+    Py_XDECREF(view->after);
+    Py_TYPE(view)->tp_free((PyObject *)view);
+}
+
+static int view_get_buffer(ArrivalView *view, Py_buffer *buffer, int flags)
+{
+    struct ibv_sge sge;
+
+    if (!view->lease || view->state != OPEN) {
+        buffer->obj = NULL;
+        PyErr_SetString(PyExc_BufferError, "a message is viewed inside of its `async with` block");
+        return -1;
+    }
+    char *block = engine_leased_block(view->lease, &sge);
+    if (PyBuffer_FillInfo(buffer, (PyObject *)view, block, view->length, 1, flags))
+        return -1;
+    view->exports++;
+    return 0;
+}
+
+static void view_release_buffer(ArrivalView *view, Py_buffer *buffer)
+{
+    PyObject *type, *value, *trace;
+
+    (void)buffer;
+    if (--view->exports || view->state != KEPT)
+        return;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *after = view->after;
+    view->after = NULL;
+    view->state = ENDED;
+    PyObject *result = after ? PyObject_CallNoArgs(after) : NULL;
+    if (after && !result)
+        engine_log("releasing the block of %r failed", (PyObject *)view);
+    Py_XDECREF(result);
+    Py_XDECREF(after);
+    Py_CLEAR(view->lease);
+    PyBuffer_Release(&view->mapping);
+    PyErr_Restore(type, value, trace);
+}
+
+/* Take the first arrival, which exists. Returns the memoryview. */
+static PyObject *open_view(ArrivalView *view)
+{
+    ArrivalQueue *queue = view->queue;
+    if (!queue->count || !engine_leased_is_usable(engine_arrival_at(queue, 0)->lease)) {
+        PyErr_SetString(PyExc_RuntimeError, "there is no arrival: wait until there is one");
+        return NULL;
+    }
+    PyObject *memory = PyObject_GetAttr(
+        (PyObject *)engine_leased_region(engine_arrival_at(queue, 0)->lease), view_name);
+    int failed = !memory || PyObject_GetBuffer(memory, &view->mapping, PyBUF_SIMPLE);
+    Py_XDECREF(memory);
+    if (failed)
+        return NULL;
+    view->length = engine_contents_length(queue);
+    view->lease = engine_pop_arrival(queue);
+    view->state = OPEN;
+    queue->views++;
+    view->view = PyMemoryView_FromObject((PyObject *)view);
+    if (view->view)
+        return Py_NewRef(view->view);
+    queue->views--;
+    view->state = ENDED;
+    Lease *lease = view->lease;
+    view->lease = NULL;
+    engine_give_back(queue->receives, lease);
+    PyBuffer_Release(&view->mapping);
+    return NULL;
+}
+
+/* Give back the block of a view that is released, or another one while the program uses it. */
+static void end_view(ArrivalView *view)
+{
+    ArrivalQueue *queue = view->queue;
+    Lease *lease = view->lease;
+
+    queue->views--;
+    if (!view->exports) {
+        view->state = ENDED;
+        view->lease = NULL;
+        PyBuffer_Release(&view->mapping);
+        engine_give_back(queue->receives, lease);
+        return;
+    }
+    Py_XSETREF(view->after,
+               PyObject_CallMethodOneArg(queue->owner, replace_name, (PyObject *)lease));
+    if (!view->after)
+        engine_log("replacing a block of %r failed", queue->port->owner);
+    view->state = KEPT;
+    view->queue = NULL;
+    Py_DECREF(queue);
+}
+
+static PyObject *view_enter(ArrivalView *view, PyObject *none)
+{
+    (void)none;
+    if (view->state != NEW) {
+        PyErr_SetString(PyExc_ValueError,
+                        "a receive_view() is entered once: call it for each message");
+        return NULL;
+    }
+    view->state = ENTERED;
+    if (engine_may_take(view->queue)) {
+        view->queue->at_once++;
+        return Py_NewRef(view);
+    }
+    return PyObject_CallMethodOneArg(view->queue->owner, enter_name, (PyObject *)view);
+}
+
+static PyObject *view_open(ArrivalView *view, PyObject *none)
+{
+    (void)none;
+    if (view->state == ENTERED)
+        return open_view(view);
+    PyErr_SetString(PyExc_RuntimeError, "this view is not being entered");
+    return NULL;
+}
+
+static PyObject *view_end(ArrivalView *view, PyObject *none)
+{
+    (void)none;
+    if (view->state == OPEN)
+        end_view(view);
+    return engine_none_unless_interrupted();
+}
+
+static PyObject *view_exit(ArrivalView *view, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)arguments, (void)count;
+    if (view->state != OPEN) {
+        PyErr_SetString(PyExc_ValueError, "this receive_view() was not entered");
+        return NULL;
+    }
+    PyObject *memory = view->view;
+    view->view = NULL;
+    PyObject *released = PyObject_CallMethodNoArgs(memory, release_name);
+    Py_DECREF(memory);
+    if (!released) {
+        if (!PyErr_ExceptionMatches(PyExc_BufferError))
+            return NULL;
+        PyErr_Clear(); /* an array was made of the view, and uses it */
+    }
+    Py_XDECREF(released);
+    if (engine_queue_is_here(view->queue->port)) {
+        end_view(view);
+    } else {
+        PyObject *result =
+            PyObject_CallMethodOneArg(view->queue->owner, end_elsewhere_name, (PyObject *)view);
+        if (!result)
+            return NULL;
+        Py_DECREF(result);
+    }
+    return engine_interrupted() ? NULL : Py_NewRef(view);
+}
+
+/* Await the view on entering, for the memoryview, and on leaving. */
+static PySendResult view_send(ArrivalView *view, PyObject *value, PyObject **result)
+{
+    (void)value;
+    *result = view->state == ENTERED ? open_view(view) : Py_NewRef(Py_None);
+    return *result ? PYGEN_RETURN : PYGEN_ERROR;
+}
+
+static PyObject *view_next(ArrivalView *view)
+{
+    PyObject *result = NULL;
+    if (view_send(view, Py_None, &result) == PYGEN_ERROR)
+        return NULL;
+    if (result != Py_None) {
+        PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, result);
+        if (stop) {
+            PyErr_SetObject(PyExc_StopIteration, stop);
+            Py_DECREF(stop);
+        }
+    }
+    Py_DECREF(result);
+    return NULL;
+}
+
+static PyObject *view_itself(PyObject *view)
+{
+    return Py_NewRef(view);
+}
+
+static PyMethodDef view_methods[] = {
+    {"__aenter__", (PyCFunction)view_enter, METH_NOARGS, NULL},
+    {"__aexit__", (PyCFunction)(void (*)(void))view_exit, METH_FASTCALL, NULL},
+    {"_open", (PyCFunction)view_open, METH_NOARGS,
+     "_open($self, /)\n--\n\n"
+     "Take the first arrival, which exists, and return the memoryview."},
+    {"_end", (PyCFunction)view_end, METH_NOARGS,
+     "_end($self, /)\n--\n\n"
+     "Give back the block of a view that is released."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyAsyncMethods view_awaiting = {
+    .am_await = view_itself,
+    .am_send = (sendfunc)view_send,
+};
+
+static PyBufferProcs view_buffer = {
+    .bf_getbuffer = (getbufferproc)view_get_buffer,
+    .bf_releasebuffer = (releasebufferproc)view_release_buffer,
+};
+
+PyTypeObject engine_view_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.ArrivalView",
+    .tp_doc = "One arrival as a view of its block, in an `async with` block.",
+    .tp_basicsize = sizeof(ArrivalView),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_dealloc = (destructor)view_dealloc,
+    .tp_traverse = (traverseproc)view_traverse,
+    .tp_clear = (inquiry)view_clear,
+    .tp_methods = view_methods,
+    .tp_as_async = &view_awaiting,
+    .tp_as_buffer = &view_buffer,
+    .tp_iter = view_itself,
+    .tp_iternext = (iternextfunc)view_next,
+};

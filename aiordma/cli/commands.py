@@ -1,0 +1,53 @@
+"""The commands of `aiordma`."""
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from aiordma.bench.commands import bench
+from aiordma.cli.cp import cp
+from aiordma.cli.doctor import doctor
+from aiordma.cli.info import info
+from aiordma.cli.ping import ping
+
+__all__ = ("main",)
+
+
+def main() -> None:
+    """Run the command `aiordma`."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for command in (doctor, info, ping, cp):
+        app.command()(command)
+    app.add_typer(bench, name="bench")
+    app(prog_name="aiordma")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"aiordma {version('aiordma')}")
+        raise typer.Exit
+
+
+def _root(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """RDMA for asyncio and trio.
+
+    Start with `aiordma doctor`: it says whether RDMA works here, and what to do if it does not.
+    Everything also works without RDMA, on the built-in software device.
+
+    Exit status: 0: done; 1: failed, with the reason on standard error; 2: wrong arguments, or
+    missing packages; 130: interrupted.
+    """

@@ -1,0 +1,291 @@
+"""The state of this machine that decides whether RDMA works: inspected here, judged in checks."""
+
+import array
+import ctypes
+import fcntl
+import os
+import resource
+import shutil
+import socket
+import struct
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+import aiordma
+from aiordma import Device, EventChannel, GidType, Identifier, RdmaError
+from aiordma.cli.running import one_line
+
+__all__ = ("SOFTWARE", "AddressUse", "DeviceState", "Interface", "System", "inspect")
+
+SOFTWARE = "software"
+LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1")
+MODULES = ("rdma_rxe", "siw", "rdma_ucm", "ib_uverbs", "tcp_diag")
+_CONTAINERS = (("/.dockerenv", "docker"), ("/run/.containerenv", "podman"))
+_SIOCGIFCONF = 0x8912
+_IFREQ_BYTES = 40 if struct.calcsize("P") == 8 else 32
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface. `addresses` are those of IPv4 and IPv6, without link-local ones of other
+    interfaces."""
+
+    name: str
+    mtu: int
+    is_up: bool
+    is_loopback: bool = False
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DeviceState:
+    """An RDMA device: its kind (as of `require=`), the state and MTU of its first port, the
+    addresses that its GID table has of RoCE v2, and its network interface, if that is known."""
+
+    name: str
+    kind: str
+    port_state: str = "ACTIVE"
+    active_mtu: int = 1024
+    gid_addresses: tuple[str, ...] = ()
+    interface: str | None = None
+    error: str | None = None
+    """Why the device cannot be opened."""
+    loopback: str | None = None
+    """The result of the loopback test: "ok", the error, or None: not tested."""
+
+
+@dataclass(frozen=True)
+class AddressUse:
+    """The device that an address would get, or the error; and why not a real device."""
+
+    address: str
+    device: str | None
+    why: str = ""
+    is_local: bool = True
+
+
+@dataclass(frozen=True)
+class System:
+    """Everything that the checks look at. The defaults are a machine without RDMA hardware, on
+    which rdma-core is installed."""
+
+    libraries: tuple[tuple[str, str | None], ...] = ()
+    """By name: None, or why it cannot be loaded."""
+    has_verbs: bool = False
+    """The kernel has ib_uverbs."""
+    has_manager: bool = False
+    """The kernel has rdma_ucm."""
+    kernel_devices: tuple[str, ...] = ()
+    """The devices in /sys/class/infiniband."""
+    nodes: tuple[tuple[str, str], ...] = ()
+    """Device nodes: "ok", "missing" or "denied"."""
+    missing_modules: tuple[str, ...] = ()
+    """Modules that this kernel does not have."""
+    loaded_modules: tuple[str, ...] = ()
+    devices: tuple[DeviceState, ...] = ()
+    interfaces: tuple[Interface, ...] = ()
+    uses: tuple[AddressUse, ...] = ()
+    memlock: int | None = None
+    """RLIMIT_MEMLOCK in bytes; None: unlimited."""
+    is_root: bool = False
+    container: str | None = None
+    has_shared_namespaces: bool | None = None
+    """Whether every network namespace sees all devices; None: unknown."""
+    has_rdma_tool: bool = True
+    required: str = ""
+    """The value of AIORDMA_REQUIRE."""
+
+
+def inspect(root: Path = Path("/")) -> System:
+    """Inspect this machine. Loads rdma-core's libraries, and opens each device once.
+
+    Args:
+        root: the directory that has sys, dev and proc, for tests.
+
+    Raises: nothing.
+    """
+    kernel = _names(root / "sys/class/infiniband")
+    interfaces = _interfaces(root)
+    uses = tuple(
+        _use_of(address) for each in interfaces if each.is_up for address in each.addresses
+    )
+    soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return System(
+        libraries=tuple((name, _load(name)) for name in LIBRARIES),
+        has_verbs=(root / "sys/class/infiniband_verbs").is_dir(),
+        has_manager=(root / "sys/class/misc/rdma_cm").exists(),
+        kernel_devices=kernel,
+        nodes=_nodes(root),
+        missing_modules=tuple(name for name in MODULES if not _is_available(root, name)),
+        loaded_modules=tuple(name for name in MODULES if (root / "sys/module" / name).exists()),
+        devices=tuple(_device(name, uses, interfaces) for name in _device_names(kernel)),
+        interfaces=interfaces,
+        uses=uses,
+        memlock=None if soft == resource.RLIM_INFINITY else soft,
+        is_root=os.geteuid() == 0,
+        container=_container(root),
+        has_shared_namespaces=_namespaces(root),
+        has_rdma_tool=shutil.which("rdma") is not None,
+        required=os.environ.get("AIORDMA_REQUIRE", ""),
+    )
+
+
+def _names(folder: Path) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(each.name for each in folder.iterdir()))
+    except OSError:
+        return ()
+
+
+def _load(library: str) -> str | None:
+    try:
+        ctypes.CDLL(library)
+    except OSError as error:
+        return one_line(error)
+    return None
+
+
+def _nodes(root: Path) -> tuple[tuple[str, str], ...]:
+    wanted = ["rdma_cm"] if (root / "sys/class/misc/rdma_cm").exists() else []
+    verbs = _names(root / "sys/class/infiniband_verbs")
+    wanted += [name for name in verbs if name.startswith("uverbs")]
+    return tuple((f"/dev/infiniband/{name}", _node(root, name)) for name in wanted)
+
+
+def _node(root: Path, name: str) -> str:
+    node = root / "dev/infiniband" / name
+    if not node.exists():
+        return "missing"
+    return "ok" if os.access(node, os.R_OK | os.W_OK) else "denied"
+
+
+def _is_available(root: Path, module: str) -> bool:
+    if (root / "sys/module" / module).exists():
+        return True
+    modprobe = shutil.which("modprobe") or "/sbin/modprobe"
+    try:
+        done = subprocess.run([modprobe, "-n", "-q", module], capture_output=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def _container(root: Path) -> str | None:
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return "kubernetes"
+    return next((name for file, name in _CONTAINERS if (root / file[1:]).exists()), None)
+
+
+def _namespaces(root: Path) -> bool | None:
+    try:
+        text = (root / "sys/module/ib_core/parameters/netns_mode").read_text().strip()
+    except OSError:
+        return None
+    return text == "Y"
+
+
+def _interfaces(root: Path) -> tuple[Interface, ...]:
+    addresses = _addresses(root)
+    found = []
+    for name in _names(root / "sys/class/net"):
+        folder = root / "sys/class/net" / name
+        try:
+            flags, mtu = int((folder / "flags").read_text(), 16), int((folder / "mtu").read_text())
+        except (OSError, ValueError):
+            continue  # a file, such as bonding_masters, or an interface that was just removed
+        its = tuple(addresses.get(name, ()))
+        found.append(Interface(name, mtu, bool(flags & 1), bool(flags & 8), its))
+    return tuple(found)
+
+
+def _addresses(root: Path) -> dict[str, list[str]]:
+    """Return the addresses of each interface: IPv4 from SIOCGIFCONF, IPv6 from /proc."""
+    found: dict[str, list[str]] = {}
+    buffer = array.array("B", bytes(_IFREQ_BYTES * 256))
+    where, length = buffer.buffer_info()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            filled = fcntl.ioctl(probe, _SIOCGIFCONF, struct.pack("iP", length, where))
+        except OSError:
+            filled = bytes(struct.calcsize("iP"))
+    used = struct.unpack("iP", filled)[0]
+    for start in range(0, used, _IFREQ_BYTES):
+        entry = buffer[start : start + _IFREQ_BYTES].tobytes()
+        name = entry[:16].split(b"\0")[0].decode().partition(":")[0]
+        found.setdefault(name, []).append(socket.inet_ntoa(entry[20:24]))
+    try:
+        lines = (root / "proc/net/if_inet6").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        digits, _index, _prefix, _scope, _flags, name = line.split()
+        address = ip_address(bytes.fromhex(digits))
+        zone = f"%{name}" if address.is_link_local else ""
+        found.setdefault(name, []).append(f"{address}{zone}")
+    return found
+
+
+def _use_of(address: str) -> AddressUse:
+    """Bind to a local address, as `listen` does, and return the device that has it."""
+    if ip_address(address.partition("%")[0]).is_loopback:
+        return AddressUse(address, SOFTWARE, "Linux does not route RDMA to a loopback address")
+    try:
+        with EventChannel(_real()) as channel, Identifier(channel) as identifier:
+            identifier.bind(address, 0)
+            if not identifier.device_key:
+                return AddressUse(address, SOFTWARE, "no RDMA device has this address")
+            context = identifier.context()
+            try:
+                return AddressUse(address, context.device_name)
+            finally:
+                context.close()
+    except RdmaError as error:
+        return AddressUse(address, SOFTWARE, one_line(error))
+
+
+def _real() -> str:
+    """Return the name of any real device: its provider has the connection manager."""
+    for name in Device.names():
+        if name != SOFTWARE:
+            return name
+    raise aiordma.NoDeviceError("this machine has no RDMA device")
+
+
+def _device_names(kernel: Iterable[str]) -> list[str]:
+    try:
+        names = Device.names()
+    except RdmaError:
+        names = [SOFTWARE]
+    # What the kernel has, and the library does not list, cannot be opened, and is a finding.
+    return [*(name for name in kernel if name not in names), *names]
+
+
+def _device(
+    name: str, uses: tuple[AddressUse, ...], interfaces: tuple[Interface, ...]
+) -> DeviceState:
+    its = {use.address for use in uses if use.device == name}
+    near = [each.name for each in interfaces if its & set(each.addresses)]
+    try:
+        with Device(name).open() as context:
+            port, gids = context.query_port(1), context.gid_table()
+            index = next((each.interface_index for each in gids if each.interface_index), 0)
+            return DeviceState(
+                name,
+                context.kind,
+                port.state.name,
+                port.active_mtu.bytes,
+                tuple(each.address for each in gids if each.type is GidType.ROCE_V2),
+                _name_of(index) or (near[0] if near and name != SOFTWARE else None),
+            )
+    except (RdmaError, ValueError, OSError) as error:
+        return DeviceState(name, "other", error=one_line(error))
+
+
+def _name_of(index: int) -> str | None:
+    try:
+        return socket.if_indextoname(index) if index else None
+    except OSError:
+        return None

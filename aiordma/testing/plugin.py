@@ -1,0 +1,241 @@
+"""The pytest plugin: fixtures for services over RDMA, on machines without RDMA hardware.
+
+pytest loads it by itself where aiordma is installed; `-p no:aiordma` leaves it out. See
+docs/testing.md.
+"""
+
+import functools
+import gc
+import inspect
+import os
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+
+from aiordma._connection.connection import Connection
+from aiordma._connection.listener import Listener
+from aiordma.streams import Stream
+from aiordma.testing.faults import Faults
+from aiordma.testing.leaks import software_objects
+from aiordma.testing.pairs import Fabric, connected_pair, fabric, serving_listener, stream_pair
+from aiordma.verbs import Device
+
+__all__ = (
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_report_header",
+    "pytest_unconfigure",
+    "rdma_address",
+    "rdma_device",
+    "rdma_fabric",
+    "rdma_faults",
+    "rdma_listener",
+    "rdma_pair",
+    "rdma_stream_pair",
+)
+
+SOFTWARE = "software"
+LOOPBACK = "127.0.0.1"
+VARIABLE = "AIORDMA_DEVICE"
+COUNTED = {
+    "queue_pairs": "queue pairs of connections",
+    "identifiers": "connections or listeners",
+    "shared_receives": "shared receive queues",
+    "windows": "memory windows",
+    "address_handles": "address handles",
+}
+"""What a test has to close. The rest belongs to the event loop, or to one of these."""
+CLOSING_SECONDS = 5.0
+"""How long what was closed may take to go away in the background."""
+
+_before: pytest.StashKey[str | None] = pytest.StashKey()
+
+
+# -- options --------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --rdma, --rdma-address and the setting rdma_leak_check."""
+    group = parser.getgroup("aiordma", "RDMA (aiordma)")
+    group.addoption(
+        "--rdma",
+        metavar="DEVICE",
+        default=SOFTWARE,
+        help="the RDMA device of the tests: software (default: on every machine, without RDMA "
+        "hardware), or a device's name such as rxe0",
+    )
+    group.addoption(
+        "--rdma-address",
+        metavar="ADDRESS",
+        default=None,
+        help="the address at which the rdma_* fixtures listen and connect (default: 127.0.0.1 on "
+        "the software device, else the device's first IPv4 address)",
+    )
+    parser.addini(
+        "rdma_leak_check",
+        "fail a test that leaves RDMA connections or listeners open (on the software device)",
+        type="bool",
+        default=True,
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the chosen device the one that the tested program takes, too."""
+    config.addinivalue_line(
+        "markers", "rdma_leaks(reason): the test leaves RDMA connections open, and says why"
+    )
+    config.stash[_before] = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = config.getoption("--rdma")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Restore the environment."""
+    before = config.stash.get(_before, None)
+    if before is None:
+        os.environ.pop(VARIABLE, None)
+    else:
+        os.environ[VARIABLE] = before
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Return the line that says on which device the tests run."""
+    return f"rdma: {config.getoption('--rdma')}"
+
+
+# -- where ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def rdma_device(pytestconfig: pytest.Config) -> str:
+    """The name of the device (`--rdma`)."""
+    return str(pytestconfig.getoption("--rdma"))
+
+
+@pytest.fixture(scope="session")
+def rdma_address(pytestconfig: pytest.Config, rdma_device: str) -> str:
+    """An address of the device: `--rdma-address`, or one that is found."""
+    given = pytestconfig.getoption("--rdma-address")
+    if given:
+        return str(given)
+    if rdma_device == SOFTWARE:
+        return LOOPBACK
+    with Device(rdma_device).open() as context:
+        found = [entry.address for entry in context.gid_table() if "." in entry.address]
+    if not found:
+        pytest.fail(
+            f"{rdma_device} has no IPv4 address: give one with --rdma-address", pytrace=False
+        )
+    return found[0]
+
+
+# -- endpoints ------------------------------------------------------------------------------------
+
+# Each fixture is a function that returns an asynchronous context manager, and not the object: so
+# they work in the same way with pytest-asyncio, with anyio's plugin and with trio, and what is
+# opened in a test's task is closed in it.
+
+
+@pytest.fixture
+def rdma_pair(
+    rdma_address: str, rdma_device: str
+) -> Callable[..., AbstractAsyncContextManager[tuple[Connection, Connection]]]:
+    """`async with rdma_pair() as (client, server)`: a connected pair, with options as of
+    `aiordma.connect`."""
+    return partial(connected_pair, rdma_address, rdma_device)
+
+
+@pytest.fixture
+def rdma_stream_pair(
+    rdma_address: str, rdma_device: str
+) -> Callable[..., AbstractAsyncContextManager[tuple[Stream, Stream]]]:
+    """`async with rdma_stream_pair() as (client, server)`: two ends of a byte stream."""
+    return partial(stream_pair, rdma_address, rdma_device)
+
+
+@pytest.fixture
+def rdma_listener(
+    rdma_address: str, rdma_device: str
+) -> Callable[..., AbstractAsyncContextManager[Listener]]:
+    """`async with rdma_listener(handler) as listener`: the handler serves at
+    (rdma_address, listener.port)."""
+    return partial(serving_listener, address=rdma_address, device=rdma_device)
+
+
+@pytest.fixture
+def rdma_fabric(
+    rdma_address: str, rdma_device: str
+) -> Callable[..., AbstractAsyncContextManager[Fabric]]:
+    """`async with rdma_fabric(4) as fabric`: endpoints that are all connected; `fabric[i, j]` is
+    the end of `i` of its connection with `j`."""
+    return partial(fabric, address=rdma_address, device=rdma_device)
+
+
+@pytest.fixture
+def rdma_faults(request: pytest.FixtureRequest, rdma_device: str) -> Iterator[Faults]:
+    """Faults of the software device (`aiordma.testing.Faults`), ended with the test. The seed comes
+    from the test's name, so that each run has the same faults. Skips on other devices."""
+    if rdma_device != SOFTWARE:
+        pytest.skip(f"{rdma_device} has no fault injection: the software device has")
+    with Faults(seed=zlib.crc32(request.node.nodeid.encode())) as faults:
+        yield faults
+
+
+# -- leaks ----------------------------------------------------------------------------------------
+
+
+# Checked inside the test's event loop, because the end of a loop closes what it had.
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let each asynchronous test fail that leaves connections or listeners open."""
+    if not config.getini("rdma_leak_check"):
+        return
+    for item in items:
+        if (
+            isinstance(item, pytest.Function)
+            and inspect.iscoroutinefunction(item.obj)
+            and item.get_closest_marker("rdma_leaks") is None
+        ):
+            item.obj = _checked(item.obj)
+
+
+def _checked(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    @functools.wraps(test)
+    async def checked(*arguments: Any, **keywords: Any) -> None:
+        before = _counts()
+        await test(*arguments, **keywords)
+        left = await _left(before)
+        if left:
+            said = ", ".join(f"{count} {COUNTED[name]}" for name, count in sorted(left.items()))
+            pytest.fail(
+                f"the test has left open: {said}. Close them (`async with`), or mark the test "
+                "with @pytest.mark.rdma_leaks('why')",
+                pytrace=False,
+            )
+
+    return checked
+
+
+def _counts() -> dict[str, int]:
+    found = software_objects()
+    return {name: found[name] for name in COUNTED}
+
+
+async def _left(before: dict[str, int]) -> dict[str, int]:
+    """Return what is there beyond the counts before, once the background has had its time."""
+    deadline = time.monotonic() + CLOSING_SECONDS
+    while True:
+        now = _counts()
+        left = {name: now[name] - before[name] for name in now if now[name] > before[name]}
+        if not left or time.monotonic() > deadline:
+            return left
+        gc.collect()
+        await anyio.sleep(0.01)

@@ -1,0 +1,193 @@
+"""Memory of objects without Python's buffer protocol: `__array_interface__`, and DLPack on the CPU.
+
+See: numpy's page "The array interface protocol"; the DLPack specification (dlpack.h).
+"""
+
+import ctypes
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from aiordma._base.arguments import Buffer
+from aiordma._base.errors import NotSupportedError
+from aiordma._native import ffi
+
+__all__ = ("HasArrayInterface", "HasDLPack", "RegistrableMemory", "foreign_view")
+
+_HOST = (1, 3, 11)
+"""kDLCPU, kDLCUDAHost, kDLROCMHost: memory that the CPU accesses like any other."""
+_READ_ONLY = 1
+"""DLPACK_FLAG_BITMASK_READ_ONLY"""
+_VERSION = (1, 0)
+"""The newest version of DLPack that is understood here."""
+
+
+class HasArrayInterface(Protocol):
+    """An array of numpy's array interface, version 3."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+
+class HasDLPack(Protocol):
+    """A tensor that DLPack describes: of torch, jax, and others."""
+
+    def __dlpack__(self) -> Any: ...
+
+    def __dlpack_device__(self) -> tuple[Any, int]: ...
+
+
+RegistrableMemory: TypeAlias = Buffer | HasArrayInterface | HasDLPack
+"""Memory that can be registered: an object with a buffer, or an array or tensor on the CPU."""
+
+
+class _Tensor(ctypes.Structure):
+    """struct DLTensor"""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Versioned(ctypes.Structure):
+    """struct DLManagedTensorVersioned"""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype = ctypes.c_void_p
+_capsule_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+_capsule_is = ctypes.pythonapi.PyCapsule_IsValid
+_capsule_is.restype = ctypes.c_int
+_capsule_is.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+class _Found(NamedTuple):
+    address: int
+    shape: Sequence[int]
+    strides: Sequence[int] | None  # in bytes
+    item: int  # bytes of an element
+    readonly: bool
+    owner: object  # keeps the memory
+
+
+def foreign_view(thing: object) -> memoryview | None:
+    """Return a view of an array's or tensor's memory as bytes, without a copy. The view keeps the
+    memory; nothing keeps its object from moving it. None: the object has neither interface.
+
+    Raises:
+        BufferError: the memory is not contiguous.
+        NotSupportedError: the memory is a GPU's.
+        TypeError: the object's own function refused, or describes no plain memory.
+    """
+    found = _described(thing)
+    if found is None:
+        return None
+    if found.strides is not None and not _is_contiguous(found):
+        raise BufferError("the memory is not contiguous")
+    length = prod(found.shape) * found.item
+    if not length:
+        return memoryview(b"")
+    owner = found.owner
+
+    def forget(_: object, _owner: object = owner) -> None:
+        """Do nothing. The pointer keeps the owner by this function."""
+
+    pointer = ffi.gc(ffi.cast("char *", found.address), forget)
+    view = memoryview(ffi.buffer(pointer, length)).cast("B")
+    return view.toreadonly() if found.readonly else view
+
+
+def _described(thing: Any) -> _Found | None:
+    kind = type(thing)
+    if hasattr(kind, "__dlpack_device__"):
+        device = int(thing.__dlpack_device__()[0])
+        if device not in _HOST:
+            raise _on_gpu(thing, f"DLPack device type {device}")
+    elif hasattr(thing, "__cuda_array_interface__"):
+        raise _on_gpu(thing, "__cuda_array_interface__")
+    described = getattr(thing, "__array_interface__", None)
+    if described is not None:
+        return _of_array_interface(thing, described)
+    return _of_dlpack(thing) if hasattr(kind, "__dlpack__") else None
+
+
+def _on_gpu(thing: object, where: str) -> NotSupportedError:
+    return NotSupportedError(
+        f"registering memory of a GPU: {type(thing).__name__} is not in the CPU's memory ({where}),"
+        " and aiordma registers no memory by dmabuf (ibv_reg_dmabuf_mr): copy it to the CPU"
+    )
+
+
+def _of_array_interface(thing: object, described: dict[str, Any]) -> _Found:
+    data, kind = described.get("data"), str(described["typestr"])
+    if not isinstance(data, tuple) or "O" in kind:
+        raise TypeError(f"the __array_interface__ of {type(thing).__name__} has no plain memory")
+    address, readonly = data
+    item = int(kind[2:]) * (4 if kind[1] == "U" else 1)  # a character of U has 4 bytes
+    strides = described.get("strides")
+    return _Found(address, described["shape"], strides, item, bool(readonly), thing)
+
+
+def _of_dlpack(thing: Any) -> _Found:
+    try:
+        try:
+            capsule = thing.__dlpack__(max_version=_VERSION)
+        except TypeError:  # older than DLPack 1.0
+            capsule = thing.__dlpack__()
+    except BufferError as error:
+        raise TypeError(f"{type(thing).__name__}.__dlpack__() refused: {error}") from error
+    readonly = False
+    # The capsule is never consumed. So its destructor frees the tensor, when the view has gone.
+    if _capsule_is(capsule, b"dltensor_versioned"):
+        managed = _Versioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
+        if managed.major > _VERSION[0]:
+            raise TypeError(
+                f"DLPack version {managed.major} of {type(thing).__name__} is not known"
+            )
+        readonly, tensor = bool(managed.flags & _READ_ONLY), managed.tensor
+    else:
+        tensor = _Tensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    bits = tensor.bits * tensor.lanes
+    if bits % 8:
+        raise TypeError(f"elements of {bits} bits: register the bytes that hold them")
+    shape = tensor.shape[: tensor.ndim]
+    strides = None
+    if tensor.strides:
+        strides = [stride * bits // 8 for stride in tensor.strides[: tensor.ndim]]
+    address = (tensor.data or 0) + tensor.byte_offset
+    return _Found(address, shape, strides, bits // 8, readonly, capsule)
+
+
+def _is_contiguous(found: _Found) -> bool:
+    """Whether the elements lie side by side, in C's or Fortran's order."""
+    assert found.strides is not None
+    if 0 in found.shape:
+        return True
+    pairs = list(zip(found.shape, found.strides, strict=True))
+    return any(_is_dense(order, found.item) for order in (pairs[::-1], pairs))
+
+
+def _is_dense(pairs: Sequence[tuple[int, int]], item: int) -> bool:
+    for count, stride in pairs:
+        if count != 1 and stride != item:
+            return False
+        item *= count
+    return True

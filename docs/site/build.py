@@ -1,0 +1,141 @@
+"""Build the documentation site: `make docs`. Every warning is an error.
+
+The pages of docs/ are copied to build/docs/source, the generated ones are written beside them, and
+Sphinx builds build/docs/html from both.
+"""
+
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from sphinx.cmd.build import main as sphinx
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from docs.site import reference  # noqa: E402
+from docs.site.navigation import NAVIGATION  # noqa: E402
+
+TARGET = ROOT / "build" / "docs"
+SOURCE = TARGET / "source"
+
+_BLOCK = re.compile(r"^```(\w+) (\w+)\n", re.MULTILINE)
+_OUTPUT = re.compile(r"(^```python \w+\n(?:(?!^```).*\n)*^```\n\n)^```text\n", re.MULTILINE)
+_PICTURE = re.compile(r"^!\[([^\]]*)\]\((images/[\w-]+\.svg)\)$", re.MULTILINE)
+_BARE_LINK = re.compile(r"\[[\w./-]+\.md\]\(([\w./-]+\.md)\)")
+_STYLE = re.compile(r"<style>.*?</style>\s*", re.DOTALL)
+_OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:examples|tests|aiordma)[^)]*\)")
+CAPTIONS = {"test": "a test"}
+
+
+def for_sphinx(text: str) -> str:
+    """Return a page with captions over its programs, and without links to files that the site does
+    not have."""
+    text = _OUTPUT.sub("\\1```{code-block} text\n:caption: prints\n", text)
+    text = _BLOCK.sub(_captioned, text)
+    text = _BARE_LINK.sub(r"[](\1)", text)  # Sphinx writes the page's title
+    text = _PICTURE.sub(_inline, text)
+    return _OUTSIDE.sub(r"\1", text)
+
+
+def _inline(match: re.Match[str]) -> str:
+    """Put a picture into the page, without its own colours: it takes the theme's, light or dark."""
+    picture = _STYLE.sub("", (ROOT / "docs" / match[2]).read_text())
+    return f'```{{raw}} html\n<div class="picture">\n{picture.strip()}\n</div>\n```'
+
+
+_ROW = re.compile(
+    r"^\| (?P<c>[^|]+) \| (?P<link>\[(?P<page>\w+)\]\(\S+\)) "
+    r"\| (?P<ours>.*) \| (?P<example>.*) \| [^|]+ \|$",
+    re.MULTILINE,
+)
+
+
+def narrowed(text: str) -> str:
+    """Return docs/verbs.md with tables that suit a page: without the tests, and with the link to
+    the man page on the name of the C function."""
+
+    def row(match: re.Match[str]) -> str:
+        c, link, page = match["c"], match["link"], match["page"]
+        c = c.replace(page, link, 1) if page in c else f"{c} ({link})"
+        return f"| {c} | {match['ours']} | {match['example']} |"
+
+    text = text.replace(
+        "| C | man page | aiordma | example | tested by |", "| C | aiordma | example |"
+    )
+    return _ROW.sub(row, text).replace("|---|---|---|---|---|", "|---|---|---|")
+
+
+def with_bases(exception: str, text: str) -> str:
+    """Add to an exception's page a link to its reference, and its base classes."""
+    bases = reference.bases(reference.find(exception))
+    title, rest = text.split("\n", 1)
+    shown = ", ".join(f"`{base}`" for base in bases)
+    return f"{title}\n\n`aiordma.{exception}`. Base classes: {shown}.\n{rest}"
+
+
+def _captioned(match: re.Match[str]) -> str:
+    language, role = match.groups()
+    if role == "alone":
+        return f"```{language}\n"
+    return f"```{{code-block}} {language}\n:caption: {CAPTIONS.get(role, role)}\n"
+
+
+def write(path: Path, text: str) -> None:
+    """Write a page if it has changed: Sphinx reads again what is newer."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+def toctree(names: Iterable[str], *options: str) -> str:
+    """Return a directive that puts pages into the table of contents."""
+    return "\n".join(["", "```{toctree}", *options, "", *names, "```", ""])
+
+
+def with_contents(pages: dict[str, str]) -> None:
+    """Add the table of contents to the index pages."""
+    for caption, names in NAVIGATION.items():
+        pages["index"] += toctree(names, ":hidden:", f":caption: {caption}")
+    for folder in ("errors", "post-mortems", "reference"):
+        index = f"{folder}/index"
+        inner = [name for name in pages if name.startswith(f"{folder}/") and name != index]
+        if folder == "reference":
+            inner = [f"{folder}/{key}" for key in reference.PAGES]
+        shown = ":hidden:" if folder == "errors" else ":maxdepth: 1"  # its table has them
+        pages[index] += toctree([f"/{name}" for name in inner], shown)
+
+
+def main() -> int:
+    """Build the site, and return the exit status."""
+    pages = {}
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        name = path.relative_to(ROOT / "docs").with_suffix("").as_posix()
+        text = path.read_text()
+        if path.parent.name == "errors" and path.stem in reference.public_names():
+            text = with_bases(path.stem, text)
+        if name == "verbs":
+            text = narrowed(text)
+        pages[name] = for_sphinx(text)
+    for key in reference.PAGES:
+        pages[f"reference/{key}"] = reference.page(key)
+    pages["reference/index"] = reference.INDEX
+    pages["changelog"] = (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")
+    with_contents(pages)
+    for old in SOURCE.rglob("*.md"):
+        if old.relative_to(SOURCE).with_suffix("").as_posix() not in pages:
+            old.unlink()
+    for name, text in pages.items():
+        write(SOURCE / f"{name}.md", text)
+    options = ["-q", "-j", "auto", "-E", "-a", "-W", "--keep-going"]
+    options += ["-c", str(HERE), "-d", str(TARGET / "doctrees")]
+    status = sphinx([*options, *sys.argv[1:], str(SOURCE), str(TARGET / "html")])
+    if not status:
+        print((TARGET / "html" / "index.html").relative_to(ROOT))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

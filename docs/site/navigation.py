@@ -1,0 +1,47 @@
+"""The order of the documentation's pages, which is the site's table of contents."""
+
+__all__ = ("NAVIGATION",)
+
+NAVIGATION: dict[str, tuple[str, ...]] = {
+    "Start": ("install", "concepts", "tutorial", "choosing"),
+    "Use": (
+        "messages",
+        "one-sided",
+        "streams",
+        "datagrams",
+        "shared-receive",
+        "memory",
+        "back-pressure",
+        "errors/index",
+        "dead-peers",
+        "threads",
+        "shutdown",
+        "testing",
+        "faq",
+    ),
+    "Run": (
+        "command-line",
+        "devices",
+        "observability",
+        "security",
+        "tuning",
+        "containers",
+    ),
+    "Moving from": ("from-asyncio", "from-zeromq", "from-pyverbs", "from-ucx", "c-programs"),
+    "Reference": (
+        "reference/index",
+        "environment",
+        "verbs",
+        "connection-manager",
+        "guarantees",
+        "glossary",
+        "changelog",
+    ),
+    "Inside": (
+        "design",
+        "software-device",
+        "performance",
+        "streams-suites",
+        "post-mortems/index",
+    ),
+}

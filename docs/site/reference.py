@@ -1,0 +1,558 @@
+"""Write the pages of the API reference, in Markdown, from the docstrings.
+
+Public docstrings have one form (docs/design.md, "Docstrings"), and tests/unit/test_docstrings.py
+checks it. The signatures are those of the source, because a type alias is shorter there than what
+it stands for. A class that is written in C is shown with the source of its counterpart in Python.
+"""
+
+import ast
+import enum
+import inspect
+import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import aiordma
+import aiordma.streams
+import aiordma.testing
+from aiordma import verbs
+from aiordma._requests import python as python_backend
+
+__all__ = ("INDEX", "PAGES", "bases", "find", "members", "page", "public_names")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "opening": (
+        "Connect, listen, open",
+        "The openers return an `Opening`: `async with` closes the object at the end of the block. "
+        "After `await`, the program closes it.",
+        (
+            "connect",
+            "listen",
+            "prepare_connection",
+            "reconnecting",
+            "Reconnecting",
+            "Session",
+            "ConnectKeywords",
+            "open_datagram",
+            "open_domain",
+            "open_shared_receive",
+            "open_queue_pair",
+            "Opening",
+            "resolve",
+            "ResolvedAddress",
+            "devices",
+            "run",
+            "new_event_loop",
+        ),
+    ),
+    "options": (
+        "Options of a connection",
+        "`connect`, `listen` and the other openers take these as keyword arguments. "
+        "[Sizing and memory](../tutorial.md) says how to choose them.",
+        ("ConnectionOptions", "ConnectionKeywords", "ConnectionParameters", "Ece"),
+    ),
+    "connection": (
+        "Connection",
+        "",
+        ("Connection", "Message", "ConnectionInfo", "Chain", "EndOfStream"),
+    ),
+    "listener": ("Listener", "", ("Listener", "ConnectionRequest")),
+    "requests": (
+        "Work requests and completions",
+        "",
+        ("WorkRequest", "WorkCompletion"),
+    ),
+    "statistics": (
+        "Statistics and traces",
+        "[Observability](../observability.md) explains them.",
+        (
+            "statistics",
+            "DeviceStatistics",
+            "RequestStatistics",
+            "ListenerStatistics",
+            "trace",
+            "Trace",
+            "TracedRequest",
+        ),
+    ),
+    "memory": (
+        "Memory, domains, grants",
+        "",
+        (
+            "RemoteMemory",
+            "LocalMemory",
+            "RegistrableMemory",
+            "MemoryRegion",
+            "MemorySlice",
+            "Access",
+            "RegistrationCache",
+            "Domain",
+            "Grant",
+            "BoundWindow",
+            "MemoryWindow",
+            "MemoryWindowType",
+        ),
+    ),
+    "shared-receive": (
+        "Shared receive queues",
+        "",
+        ("SharedReceiveQueue", "RawSharedReceiveQueue"),
+    ),
+    "datagrams": (
+        "Datagrams and multicast",
+        "",
+        (
+            "Datagram",
+            "DatagramMessage",
+            "DatagramArrival",
+            "DatagramReceive",
+            "DatagramPeer",
+            "MulticastGroup",
+            "AddressVector",
+            "AddressHandle",
+            "GRH_BYTES",
+        ),
+    ),
+    "errors": (
+        "Exceptions",
+        "[Errors](../errors/index.md) has a page for each: why it comes, and what to do.",
+        (
+            "RdmaError",
+            "RdmaConnectionError",
+            "AddressError",
+            "RouteError",
+            "UnreachableError",
+            "RejectedError",
+            "ConnectTimeoutError",
+            "PeerGoneError",
+            "DisconnectedError",
+            "DeviceRemovedError",
+            "StreamProtocolError",
+            "MulticastError",
+            "WorkCompletionError",
+            "FlushedError",
+            "PeerFlushedError",
+            "LocalAccessError",
+            "LocalLengthError",
+            "LocalProtectionError",
+            "LocalQueuePairError",
+            "ReceiverNotReadyError",
+            "RemoteAccessError",
+            "RemoteInvalidRequestError",
+            "RemoteOperationError",
+            "RetryExceededError",
+            "VerbsCallError",
+            "PartialPostError",
+            "DeviceEventError",
+            "NoDeviceError",
+            "DeviceRequirementError",
+            "NotSupportedError",
+            "ClosedError",
+            "BusyError",
+            "QueueFullError",
+            "EventLoopError",
+            "ForkError",
+        ),
+    ),
+    "streams": (
+        "aiordma.streams",
+        "[Byte streams](../streams.md) explains them.",
+        tuple(f"streams.{name}" for name in aiordma.streams.__all__),
+    ),
+    "testing": (
+        "aiordma.testing",
+        "[Testing without RDMA hardware](../testing.md) explains them.",
+        tuple(f"testing.{name}" for name in aiordma.testing.__all__),
+    ),
+    "verbs": (
+        "Verbs without an event loop",
+        "[The verbs table](../verbs.md) has the C function of each.",
+        (
+            "Device",
+            "Context",
+            "DeviceAttributes",
+            "PortAttributes",
+            "GidEntry",
+            "ProtectionDomain",
+            "CompletionQueue",
+            "CompletionChannel",
+            "QueuePair",
+            "QueuePairAttributes",
+            "Capacity",
+            "Sge",
+            "DmabufRegion",
+            "SendWork",
+            "QueuePairAddress",
+            "UnmanagedConnection",
+            "AsyncEvents",
+            "AsyncEvent",
+            "Resource",
+            "verbs.MOST_LID",
+            "verbs.RawPart",
+            "verbs.CompletionModerationCapabilities",
+            "verbs.OnDemandCapabilities",
+            "verbs.PacketPacingCapabilities",
+            "verbs.ReceiveHashCapabilities",
+            "verbs.SegmentationCapabilities",
+            "verbs.TagMatchingCapabilities",
+        ),
+    ),
+    "connection-manager": (
+        "Connection manager objects",
+        "[The connection manager](../connection-manager.md) lists its events.",
+        ("EventChannel", "CmEvent", "Identifier"),
+    ),
+    "enums": (
+        "Enumerations",
+        "The values are those of the C headers.",
+        (
+            "AsyncEventType",
+            "AtomicCapability",
+            "CmEventType",
+            "CompletionQueueFlag",
+            "GidType",
+            "LinkLayer",
+            "MemoryAdvice",
+            "Mtu",
+            "PortSpace",
+            "PortState",
+            "QueuePairState",
+            "QueuePairType",
+            "SendFlag",
+            "Transport",
+            "WorkCompletionFlag",
+            "WorkCompletionOpcode",
+            "WorkCompletionStatus",
+            "WorkRequestOpcode",
+            "verbs.DeviceCapability",
+            "verbs.OnDemandOperation",
+            "verbs.OnDemandPaging",
+            "verbs.RawPacketCapability",
+        ),
+    ),
+}
+"""The pages: the title, an introduction, and the names of the package that they describe."""
+
+INDEX = """# API reference
+
+Each public class and function of aiordma, from its docstring. A docstring is a contract: what the
+call does, its arguments, with units and defaults, what it raises, and what remains after a
+cancellation. `help(aiordma.connect)` prints the same.
+"""
+
+_HEADER = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Cancellation|See): ?(.*)")
+_ENTRY = re.compile(r"([\w.*]+(?:, [\w.*]+)*)(?: \(([^)]*)\))?: (.*)")
+_LISTS = ("Args", "Attributes", "Raises")
+
+Node = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+@cache
+def public_names() -> set[str]:
+    """Every public name, relative to the package: those of `aiordma` itself without a prefix."""
+    names = set(aiordma.__all__)
+    for module in (verbs, aiordma.streams, aiordma.testing):
+        prefix = module.__name__.removeprefix("aiordma.")
+        for name in module.__all__:
+            if getattr(aiordma, name, None) is not getattr(module, name):
+                names.add(f"{prefix}.{name}")
+    return names
+
+
+def page(key: str) -> str:
+    """Return the Markdown of a page."""
+    title, introduction, names = PAGES[key]
+    parts = [f"# {title}", introduction, "```{py:currentmodule} aiordma\n```"]
+    for name in names:
+        if name != title:
+            parts.append(f"## {name.split('.')[-1]}")
+        parts += _described(name)
+    text = "\n\n".join(part for part in parts if part) + "\n"
+    return re.sub(r"(?<!\]\()(?<![`/])docs/([\w-]+\.md)", r"[](../\1)", text)
+
+
+# -- what is described ----------------------------------------------------------------------------
+
+
+def find(name: str) -> Any:
+    """Return what has a public name."""
+    thing: Any = aiordma
+    for part in name.split("."):
+        thing = getattr(thing, part)
+    return python_backend.WorkRequest if name == "WorkRequest" else thing
+
+
+def _is_ours(thing: Any) -> bool:
+    return (getattr(thing, "__module__", None) or "").split(".")[0] == "aiordma"
+
+
+def _described(name: str) -> Iterator[str]:
+    thing = find(name)
+    if not _is_ours(thing) and isinstance(thing, type):
+        yield _directive("class", name, [], f"anyio's: `{thing.__module__}.{thing.__name__}`.")
+    elif isinstance(thing, type):
+        yield from _class(name, thing)
+    elif callable(thing) and not isinstance(thing, ModuleType):
+        yield _function("function", name, thing)
+    else:
+        value = f"{thing!r}" if isinstance(thing, int) else ""
+        options = [f":value: {value}"] if value else []
+        yield _directive("data", name, options, _DATA.get(name, ""))
+
+
+_DATA = {
+    "GRH_BYTES": "The bytes of the GRH before each datagram in its receive.",
+    "verbs.RawPart": "The type of a part of a raw work request: registered memory, `Sge`, or, in "
+    "an inline request, any buffer.",
+    "LocalMemory": "The type of memory that can be posted: any object with a buffer "
+    "(`collections.abc.Buffer`), a `MemoryRegion` or a slice of one.",
+    "RegistrableMemory": "The type of memory that can be registered: any object with a buffer, "
+    "and arrays and tensors that describe their memory in another form: "
+    "`Connection.register` lists them.",
+    "verbs.MOST_LID": "The highest LID of one device (unicast).",
+}
+
+
+def _class(name: str, cls: type) -> Iterator[str]:
+    kind = "exception" if issubclass(cls, BaseException) else "class"
+    text = _documented(cls.__doc__ or "", cls)
+    if issubclass(cls, enum.Enum):
+        form = "#x" if issubclass(cls, enum.Flag) else ""
+        text += "\n\n" + "\n".join(f"- `{each.name}` = {each.value:{form}}" for each in cls)
+    body = (
+        f"Bases: {', '.join(f'`{base}`' for base in bases(cls))}\n\n" if bases(cls) else ""
+    ) + text
+    node = _node(cls.__name__, cls.__doc__)
+    constructed = name in _CONSTRUCTED or "__post_init__" in vars(cls)
+    signature = _arguments(_init(cls)) if constructed and _init(cls) else ""
+    yield _directive(kind, name + signature, [], body)
+    if issubclass(cls, enum.Enum):
+        return
+    for member, owner in members(cls).items():
+        yield from _member(f"{name}.{member}", vars(owner)[member], owner)
+    if isinstance(node, ast.ClassDef):
+        yield from _instance_attributes(name, node)
+
+
+_CONSTRUCTED = (
+    "AddressHandle", "CompletionChannel", "CompletionQueue", "Device", "EventChannel", "Identifier",
+    "MemoryRegion", "MemoryWindow", "ProtectionDomain", "RawSharedReceiveQueue", "testing.Faults",
+)  # fmt: skip
+
+
+def bases(cls: type) -> list[str]:
+    """Return the names of the base classes that a program knows."""
+    return [name for name in map(_public, cls.__bases__) if name]
+
+
+def _public(cls: type) -> str:
+    """Return the name under which programs know a class, "" if they do not."""
+    if cls is object:
+        return ""
+    if not _is_ours(cls):
+        return (
+            cls.__name__
+            if cls.__module__ == "builtins"
+            else f"{cls.__module__.split('.')[0]}.{cls.__name__}"
+        )
+    for module in (aiordma, verbs, aiordma.streams, aiordma.testing):
+        if getattr(module, cls.__name__, None) is cls:
+            return cls.__name__
+    return ""
+
+
+def members(cls: type) -> dict[str, type]:
+    """Return the methods and properties of a class that its own description has, with the class
+    that defines each: those of public bases are described there."""
+    found = {}
+    for name in dict.fromkeys(each for base in cls.__mro__ for each in vars(base)):
+        owner = next(base for base in cls.__mro__ if name in vars(base))
+        member = vars(owner)[name]
+        shown = isinstance(member, property | staticmethod | classmethod) or (
+            callable(member) and not isinstance(member, type) and bool(member.__doc__)
+        )
+        inherited = owner is not cls and _public(owner)
+        if shown and not name.startswith("_") and _is_ours(owner) and not inherited:
+            found[name] = owner
+    return found
+
+
+def _member(name: str, member: Any, owner: type) -> Iterator[str]:
+    if isinstance(member, property):
+        returns = _node(f"{owner.__name__}.{name.split('.')[-1]}", member.__doc__)
+        options = []
+        if isinstance(returns, ast.FunctionDef) and returns.returns is not None:
+            options.append(f":type: {ast.unparse(returns.returns)}")
+        yield _directive("property", name, options, _documented(member.__doc__ or "", None))
+        return
+    kind = "method"
+    if isinstance(member, staticmethod | classmethod):
+        kind = "classmethod" if isinstance(member, classmethod) else "staticmethod"
+        member = member.__func__
+    yield _function(kind, name, member)
+
+
+def _instance_attributes(name: str, node: ast.ClassDef) -> Iterator[str]:
+    """The attributes with a docstring after them, in the class or in `__init__`."""
+    bodies = [node.body]
+    bodies += [
+        each.body
+        for each in node.body
+        if isinstance(each, ast.FunctionDef) and each.name == "__init__"
+    ]
+    for body in bodies:
+        for each, after in pairwise(body):
+            if not isinstance(after, ast.Expr) or not isinstance(after.value, ast.Constant):
+                continue
+            if not isinstance(each, ast.AnnAssign) or not isinstance(after.value.value, str):
+                continue
+            attribute = ast.unparse(each.target).removeprefix("self.")
+            if attribute.startswith("_"):
+                continue
+            options = [f":type: {ast.unparse(each.annotation)}"]
+            text = inspect.cleandoc(after.value.value)
+            yield _directive("attribute", f"{name}.{attribute}", options, text)
+
+
+# -- signatures -----------------------------------------------------------------------------------
+
+
+@cache
+def _nodes() -> dict[str, list[Node]]:
+    """Every class and function of the package, by its name within its module."""
+    found: dict[str, list[Node]] = {}
+
+    def walk(body: list[ast.stmt], prefix: str) -> None:
+        for each in body:
+            if isinstance(each, Node):
+                found.setdefault(prefix + each.name, []).append(each)
+            if isinstance(each, ast.ClassDef):
+                walk(each.body, f"{prefix}{each.name}.")
+            if isinstance(each, ast.If):
+                walk([*each.body, *each.orelse], prefix)
+
+    for path in sorted((ROOT / "aiordma").rglob("*.py")):
+        walk(ast.parse(path.read_text()).body, "")
+    return found
+
+
+def _node(qualified: str, documentation: str | None) -> Node | None:
+    nodes = _nodes().get(qualified, [])
+    same = [
+        node
+        for node in nodes
+        if (ast.get_docstring(node) or "") == inspect.cleandoc(documentation or "")
+    ]
+    return (same or nodes or [None])[-1]
+
+
+def _init(cls: type) -> Node | None:
+    for base in cls.__mro__:
+        if "__init__" in vars(base) and _is_ours(base):
+            found = _nodes().get(f"{base.__name__}.__init__")
+            return found[-1] if found else None
+    return None
+
+
+def _arguments(node: Node | None) -> str:
+    if node is None or isinstance(node, ast.ClassDef):
+        return "()"
+    return f"({ast.unparse(_without_self(node.args))})"
+
+
+def _without_self(arguments: ast.arguments) -> ast.arguments:
+    first = [*arguments.posonlyargs, *arguments.args][:1]
+    if first and first[0].arg in ("self", "cls"):
+        arguments = ast.arguments(
+            posonlyargs=arguments.posonlyargs[1:],
+            args=arguments.args if arguments.posonlyargs else arguments.args[1:],
+            vararg=arguments.vararg,
+            kwonlyargs=arguments.kwonlyargs,
+            kw_defaults=arguments.kw_defaults,
+            kwarg=arguments.kwarg,
+            defaults=arguments.defaults,
+        )
+    return arguments
+
+
+def _function(kind: str, name: str, function: Any) -> str:
+    qualified = getattr(function, "__qualname__", name).replace("<locals>.", "")
+    node = _node(qualified, function.__doc__) or _node(name, function.__doc__)
+    signature, options = "()", []
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        signature = _arguments(node)
+        if node.returns is not None:
+            signature += " -> " + ast.unparse(node.returns).strip("'")
+        if isinstance(node, ast.AsyncFunctionDef):
+            options.append(":async:")
+    return _directive(kind, name + signature, options, _documented(function.__doc__ or "", None))
+
+
+# -- docstrings -----------------------------------------------------------------------------------
+
+
+def _directive(kind: str, signature: str, options: list[str], body: str) -> str:
+    name, _, rest = signature.partition("(")
+    signature = name + (f"({rest}" if rest else "")
+    head = f"::::{{py:{kind}}} {signature}"
+    if name in public_names():  # the heading above is the entry in the table of contents
+        options = [*options, ":no-contents-entry:"]
+    return "\n".join([head, *options, "", body, "::::"])
+
+
+def _documented(documentation: str, cls: type | None) -> str:
+    """Return a docstring in Markdown."""
+    sections: list[tuple[str, list[str]]] = [("", [])]
+    for line in inspect.cleandoc(documentation).splitlines():
+        header = _HEADER.fullmatch(line)
+        if header:
+            sections.append((header[1], [header[2]] if header[2] else []))
+        else:
+            sections[-1][1].append(line)
+    parts = []
+    for title, lines in sections:
+        text = inspect.cleandoc("\n".join(["", *lines])) if title else "\n".join(lines)
+        if not title:
+            parts.append(text.replace("::\n", ":\n"))
+        elif title in _LISTS and (entries := list(_entries(text, title, cls))):
+            parts.append(f"**{title}**\n\n" + "\n".join(entries))
+        else:
+            parts.append(f"**{title}:** {text}")
+    return "\n\n".join(part.strip("\n") for part in parts if part.strip())
+
+
+def _entries(text: str, title: str, cls: type | None) -> Iterator[str]:
+    entry = ""
+    for line in text.splitlines():
+        match = _ENTRY.fullmatch(line)
+        if match and not line.startswith(" "):
+            if entry:
+                yield entry
+            names = match[1].split(", ")
+            kind = f" ({match[2]})" if match[2] else ""
+            default = _default(cls, names[0]) if title == "Attributes" else ""
+            entry = f"- {', '.join(f'`{name}`' for name in names)}{kind}{default}: {match[3]}"
+        elif entry:
+            entry += " " + line.strip()
+        elif line.strip():
+            entry = f"- {line.strip()}"
+    if entry:
+        yield entry
+
+
+def _default(cls: type | None, name: str) -> str:
+    fields = getattr(cls, "__dataclass_fields__", {})
+    if name not in fields:
+        return ""
+    field = fields[name]
+    kind = (
+        field.type if isinstance(field.type, str) else getattr(field.type, "__name__", field.type)
+    )
+    default = f" = {field.default!r}" if "MISSING" not in repr(field.default) else ""
+    return f" (`{kind}{default}`)"

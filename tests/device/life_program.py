@@ -1,0 +1,154 @@
+"""A program that has everything open: for tests of the end of a process.
+
+    python -m tests.device.life_program ADDRESS LOOP END [datagrams]
+
+It prints "begin" when all is imported, and "open" when all is open and requests are in flight.
+END is how it ends:
+
+    close   leave every block, some times over
+    return  end the main coroutine with everything open
+    exit    the same with SystemExit, which reaches the event loop
+    stop    stop the event loop, and end the process without closing the loop
+    cut     close the event loop with its tasks pending
+"""
+
+import asyncio
+import signal
+import sys
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+import anyio
+
+import aiordma
+from aiordma import streams
+
+ADDRESS, LOOP, END, *CAN = sys.argv[1:]
+REMOTE = aiordma.Access.LOCAL_WRITE | aiordma.Access.REMOTE_WRITE | aiordma.Access.REMOTE_READ
+ROUNDS = 5
+
+kept: list[Any] = []
+"""What is open: the process's end finds it there."""
+
+
+async def open_all(stack: AsyncExitStack) -> tuple[aiordma.Connection, aiordma.Connection]:
+    """Open one of everything; return a connection's ends."""
+    domain = await stack.enter_async_context(await aiordma.open_domain(ADDRESS))
+    listener = await stack.enter_async_context(await aiordma.listen(ADDRESS, 0, domain=domain))
+    async with anyio.create_task_group() as group:
+        servers: list[aiordma.Connection] = []
+
+        async def accept() -> None:
+            servers.append(await stack.enter_async_context(await listener.accept()))
+
+        group.start_soon(accept)
+        client = await stack.enter_async_context(await aiordma.connect(ADDRESS, listener.port))
+    (server,) = servers
+    grant = await stack.enter_async_context(
+        server.grant(server.register(bytearray(64), REMOTE), aiordma.Access.REMOTE_READ)
+    )
+    kept.extend([domain, listener, client, server, grant])
+    if CAN:
+        kept.append(await stack.enter_async_context(await aiordma.open_datagram(ADDRESS)))
+    kept.append(
+        await stack.enter_async_context(await aiordma.open_shared_receive(ADDRESS, buffers=4))
+    )
+    return client, server
+
+
+async def open_streams(stack: AsyncExitStack) -> None:
+    """Open an asyncio server and one of its streams; trio has other ones."""
+    if LOOP == "trio":
+        return
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):  # the other end is interrupted first
+            while data := await reader.read(100):
+                writer.write(data)
+        writer.close()
+
+    server = await streams.start_server(echo, ADDRESS, 0)
+    reader, writer = await streams.open_connection(*server.sockets[0].getsockname())
+
+    async def close() -> None:
+        writer.close()
+        server.close()
+        await writer.wait_closed()
+        await server.wait_closed()
+
+    stack.push_async_callback(close)
+    writer.write(b"hello")
+    await reader.readexactly(5)
+    kept.extend([server, reader, writer])
+
+
+async def talk(client: aiordma.Connection, server: aiordma.Connection) -> None:
+    """Send messages to and fro, and leave requests in flight."""
+    for number in range(200):
+        await client.send(b"%d" % number)
+        await server.send(await server.receive())
+        await client.receive()
+    theirs = server.register(bytearray(1 << 16), REMOTE).remote()
+    for _ in range(10):
+        request = client.post_write(bytes(1 << 16), theirs)
+        request.add_done_callback(aiordma.WorkRequest.exception)
+        kept.append(request)
+
+
+async def main() -> None:
+    """Open all, and end as END says."""
+    for _ in range(ROUNDS if END == "close" else 1):
+        stack = AsyncExitStack()
+        if END == "close":
+            async with stack:
+                await talk(*await open_all(stack))
+                await open_streams(stack)
+            kept.clear()
+        else:
+            kept.append(stack)
+            await talk(*await open_all(stack))
+            await open_streams(stack)
+    print("open", flush=True)
+    if END == "exit":
+        sys.exit()
+
+
+def without_groups(error: BaseException) -> BaseException:
+    """Return the error, without groups of one error around it, which task groups make."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def run() -> None:
+    """Run `main` on the event loop LOOP."""
+    if LOOP == "trio":
+        import trio
+
+        try:
+            trio.run(main)
+        except BaseExceptionGroup as group:
+            raise without_groups(group) from None
+        return
+    if LOOP == "uvloop":
+        import uvloop
+
+        factory: Any = uvloop.new_event_loop
+    else:
+        factory = {"asyncio": asyncio.new_event_loop, "polling": aiordma.new_event_loop}[LOOP]
+    if END in ("stop", "cut"):
+        loop = factory()
+        kept.append(loop)
+        loop.run_until_complete(main())
+        if END == "cut":
+            loop.close()
+        return
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())
+
+
+if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    print("begin", flush=True)
+    run()

@@ -1,0 +1,194 @@
+"""`aiordma` as people run it: output, exit status, and one line for a mistake."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+import aiordma
+from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
+from tests.docs.programs import PORT as OWN_PORT
+from tests.docs.programs import ROOT, serving
+from tests.forked import python
+
+COMMAND = ("-c", "from aiordma.cli.main import main; main()")
+KINDS = {"software": "software", "rxe": "roce", "siw": "iwarp"}
+PORT = str(OWN_PORT + 1)
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*python(), *COMMAND, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | environment,
+    )
+
+
+def fails(done: subprocess.CompletedProcess[str], status: int, *parts: str) -> None:
+    """Check that a command failed with one line, which has these parts."""
+    assert done.returncode == status, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("aiordma ")
+    assert [part for part in parts if part not in line] == []
+
+
+def test_version_is_printed() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, "aiordma 0.1.0\n")
+
+
+@pytest.mark.parametrize("command", ["", "info", "doctor", "ping", "bench"])
+def test_help_teaches(command: str) -> None:
+    done = run(*filter(None, [command]), "--help")
+    assert done.returncode == 0
+    if command in ("info", "doctor"):
+        assert "Example:" in done.stdout
+        assert "Exit status:" in done.stdout
+
+
+def test_completion_lists_commands_and_devices(device: DeviceUnderTest) -> None:
+    def completed(words: str) -> list[str]:
+        count = str(words.count(" "))
+        words = f"aiordma {words}"
+        environment = {"_AIORDMA_COMPLETE": "complete_bash", "COMP_WORDS": words}
+        return run(**environment, COMP_CWORD=str(int(count) + 1)).stdout.split()
+
+    assert {"info", "doctor", "ping", "bench"} <= set(completed(""))
+    assert {device.name, "software"} <= set(completed("info "))
+
+
+def test_unknown_command_is_a_mistake() -> None:
+    done = run("dance")
+    assert done.returncode == 2
+    assert "No such command 'dance'" in done.stderr
+
+
+def test_info_describes_the_device(device: DeviceUnderTest) -> None:
+    done = run("info", device.name, "--json")
+    assert done.returncode == 0, done.stderr
+    (shown,) = json.loads(done.stdout)["devices"]
+    assert (shown["name"], shown["kind"]) == (device.name, KINDS[device.driver])
+    with aiordma.Device(device.name).open() as context:
+        assert shown["attributes"]["max_qp"] == context.query().max_qp
+        assert shown["attributes"]["node_guid"] == f"{context.query().node_guid:016x}"
+        (port,) = shown["ports"]
+        assert port["state"] == "ACTIVE"
+        assert port["active_mtu"] == context.query_port(1).active_mtu.bytes
+        theirs = [(each.index, each.gid.hex(":", 2)) for each in context.gid_table()]
+        assert [(each["index"], each["gid"]) for each in port["gids"]] == theirs
+    if device.driver != "siw":  # its only GID is its interface's hardware address
+        assert ADDRESS in [each["address"] for each in port["gids"]]
+
+
+def test_info_prints_every_device_for_people(device: DeviceUnderTest) -> None:
+    done = run("info")
+    assert done.returncode == 0, done.stderr
+    for name in (device.name, "software"):
+        assert f"\n{name}: " in f"\n{done.stdout}"
+    verbose = run("info", device.name, "-v")
+    assert "max_qp_rd_atom: " in verbose.stdout
+    assert "node_guid: " in verbose.stdout
+
+
+def test_info_of_an_unknown_device_is_one_line() -> None:
+    fails(run("info", "rxe77"), 1, "rxe77", "there is")
+
+
+def test_doctor_tests_the_device(device: DeviceUnderTest) -> None:
+    done = run("doctor", "--json", AIORDMA_REQUIRE="")
+    shown = json.loads(done.stdout)
+    loopback = [each for each in shown["findings"] if each["subject"] == "loopback"]
+    tested = [each for each in loopback if each["text"].startswith(f"{device.name}:")]
+    assert [each["level"] for each in tested] == ["ok"], loopback
+    errors = [each for each in shown["findings"] if each["level"] == "error"]
+    assert shown["works"] is (not errors)
+    if DEVICE != "software":
+        assert errors == []
+        uses = [each["text"] for each in shown["findings"] if each["subject"] == "address"]
+        assert f"{ADDRESS} is served on {device.name}" in uses
+    assert done.returncode == (1 if errors else 0)
+
+
+def test_doctor_names_the_device_for_a_peer(device: DeviceUnderTest) -> None:
+    done = run("doctor", "--no-loopback", ADDRESS, AIORDMA_DEVICE=DEVICE)
+    assert f"{ADDRESS} is served through {device.name}" in done.stdout, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_reports_a_name_that_does_not_resolve() -> None:
+    done = run("doctor", "--no-loopback", "no-such-host.invalid")
+    assert done.returncode == 1
+    assert "no-such-host.invalid cannot be reached" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_ping_measures_rounds_with_its_own_server(device: DeviceUnderTest) -> None:
+    server = (*COMMAND, "ping", "--serve", "-a", ADDRESS, "-p", PORT, "--device", device.name)
+    with serving(*server):
+        done = run("ping", ADDRESS, "-p", PORT, "-C", "3", "-V", "--device", device.name)
+    assert done.returncode == 0, done.stderr
+    first, last = done.stdout.splitlines()
+    assert first.startswith(f"connected to {ADDRESS}:{PORT} through {device.name} ")
+    assert last.startswith("3 rounds of 64 bytes: min ")
+
+
+def test_ping_without_a_server_is_one_line(device: DeviceUnderTest) -> None:
+    done = run("ping", ADDRESS, "-p", "7999", "-t", "3", "--device", device.name)
+    fails(done, 1, "ping", f"{ADDRESS}:7999")
+
+
+def test_ping_requires_rdma() -> None:
+    fails(run("ping", "127.0.0.1", "--require", "rdma"), 1, 'require="rdma"', "aiordma doctor")
+    fails(run("ping", "127.0.0.1", AIORDMA_REQUIRE="rdma"), 1, "AIORDMA_REQUIRE=rdma")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("ping",), "address"),
+        (("ping", "-c", "-s"), "not both"),
+        (("ping", "192.0.2.1", "-S", "0"), "-S"),
+        (("ping", "192.0.2.1", "-a", "192.0.2.2"), "two addresses"),
+        (("info", "--dance"), "--dance"),
+    ],
+)
+def test_wrong_arguments_have_status_2(arguments: tuple[str, ...], part: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert part in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "part"),
+    [
+        (("ping", "no-such-host.invalid"), 1, "no-such-host.invalid"),
+        (("ping", "127.0.0.1", "--device", "rxe77"), 1, "rxe77"),
+        (("ping", "127.0.0.1", "-p", "123456"), 2, "123456"),
+        (("ping", "127.0.0.1", "--require", "dance"), 2, "dance"),
+        (("ping", "--serve", "-a", "198.51.100.7"), 1, "198.51.100.7"),
+    ],
+)
+def test_mistake_is_one_line(arguments: tuple[str, ...], status: int, part: str) -> None:
+    fails(run(*arguments), status, part)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("server", "--bind", "198.51.100.9"), "198.51.100.9"),
+        (("server", "--device", "rxe77"), "rxe77"),
+        (("local", "--device", "rxe77", "-o", "messages", "--no-tcp"), "rxe77"),
+    ],
+)
+def test_mistake_of_bench_has_no_traceback(arguments: tuple[str, ...], part: str) -> None:
+    done = run("bench", *arguments)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert part in done.stderr
+    assert len(done.stderr.splitlines()) <= 2, done.stderr

@@ -1,0 +1,214 @@
+"""`aiordma cp` on the device: files that arrive whole, or not at all."""
+
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from aiordma.cli.copying import FileReceiver, send_file
+from aiordma.cli.rcopy import (
+    HEADER_BYTES,
+    Command,
+    Header,
+    RcopyError,
+    open_message,
+    write_message,
+)
+from aiordma.streams import Stream, StreamListener, connect_stream, listen_stream
+from tests.device.players import one_loop
+from tests.devices import ADDRESS
+from tests.docs.programs import ROOT
+from tests.forked import python
+
+pytestmark = pytest.mark.anyio
+
+COMMAND = ("-c", "from aiordma.cli.main import main; main()", "cp")
+
+
+class Server:
+    """A receiver that serves one client; `error` is how that ended."""
+
+    def __init__(self, directory: Path) -> None:
+        self.received: list[tuple[str, int]] = []
+        self.error: Exception | None = None
+        self._receiver = FileReceiver(directory, self._received)
+
+    def _received(self, path: Path, size: int) -> None:
+        self.received.append((path.name, size))
+
+    async def serve(self, listener: StreamListener) -> None:
+        async with await listener.accept() as stream:
+            try:
+                await self._receiver.serve(stream)
+            except Exception as error:
+                self.error = error
+
+
+@asynccontextmanager
+async def connected(directory: Path) -> AsyncIterator[tuple[Stream, Server]]:
+    """Yield a client's stream. The server has ended when the block is left."""
+    server = Server(directory)
+    with anyio.fail_after(20):
+        async with listen_stream(ADDRESS) as listener, anyio.create_task_group() as group:
+            group.start_soon(server.serve, listener)
+            async with connect_stream(ADDRESS, listener.port) as stream:
+                yield stream, server
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir())
+
+
+async def status_of(stream: Stream, command: Command) -> int:
+    data = b""
+    while len(data) < HEADER_BYTES:
+        data += await stream.receive(HEADER_BYTES - len(data))
+    return Header.unpack(data).status(command)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Path:
+    folder = tmp_path / "served"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("size", [0, 1, 3_000_001])
+async def test_a_file_arrives_with_its_mode(size: int, served: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(size))
+    source.chmod(0o4640)
+    seen: list[tuple[int, int]] = []
+    async with connected(served) as (stream, server):
+        sent = await send_file(stream, source, "target", lambda *now: seen.append(now))
+    assert server.error is None
+    assert server.received == [("target", size)]
+    assert sent == size
+    assert [each[0] for each in seen][-1:] == [size][: len(seen)]
+    assert (served / "target").read_bytes() == source.read_bytes()
+    assert (served / "target").stat().st_mode & 0o7777 == 0o640
+
+
+@one_loop
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("../out", PermissionError),
+        ("/etc/passwd", PermissionError),
+        ("link/out", PermissionError),
+        ("nowhere/out", FileNotFoundError),
+        (".", IsADirectoryError),
+        ("x" * 300, OSError),
+    ],
+)
+async def test_a_bad_path_is_refused(
+    path: str, error: type[OSError], served: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"data")
+    (served / "link").symlink_to(tmp_path)
+    async with connected(served) as (stream, server):
+        with pytest.raises(error, match="the server's reply"):
+            await send_file(stream, source, path)
+    assert isinstance(server.error, error)
+    assert names_in(served) == ["link"]
+    assert not (tmp_path / "out").exists()
+
+
+@one_loop
+async def test_a_file_that_is_not_sent_whole_is_removed(served: Path) -> None:
+    (served / "target").write_text("before")
+    async with connected(served) as (stream, server):
+        await stream.send(open_message("target", 0o644))
+        assert await status_of(stream, Command.OPEN) == 0
+        await stream.send(write_message(1 << 62) + bytes(5000))
+    assert isinstance(server.error, anyio.EndOfStream)
+    assert (served / "target").read_text() == "before"
+    assert names_in(served) == ["target"]
+
+
+@one_loop
+@pytest.mark.parametrize(
+    ("message", "number", "error"),
+    [
+        (write_message(4), 22, OSError),
+        (Header(9).pack(), 22, OSError),
+        (Header(Command.OPEN, True).pack(), 22, OSError),
+        (open_message("a", 0o644) + open_message("b", 0o644), 16, OSError),
+        (bytes([1]) + bytes(15), None, RcopyError),
+        (Header(Command.OPEN, length=24).pack() + b"no end!!", None, RcopyError),
+    ],
+)
+async def test_a_bad_client_is_refused(
+    message: bytes, number: int | None, error: type[Exception], served: Path
+) -> None:
+    async with connected(served) as (stream, server):
+        await stream.send(message)
+        answers = b""
+        async for data in stream:
+            answers += data
+    assert isinstance(server.error, error)
+    if number is None:
+        assert answers == b""
+    else:
+        last = Header.unpack(answers[-HEADER_BYTES:])
+        assert (last.is_reply, last.data) == (True, number)
+    assert names_in(served) == []
+
+
+@one_loop
+async def test_the_reason_of_a_server_that_gives_up_is_raised(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(bytes(5_000_000))
+
+    async def refuse(listener: StreamListener) -> None:
+        async with await listener.accept() as stream:
+            await stream.receive(HEADER_BYTES + 8)
+            await stream.send(Header(Command.OPEN).reply(0))
+            await stream.receive(100)
+            await stream.send(Header(Command.WRITE).reply(28))
+
+    with anyio.fail_after(20):
+        async with listen_stream(ADDRESS) as listener, anyio.create_task_group() as group:
+            group.start_soon(refuse, listener)
+            async with connect_stream(ADDRESS, listener.port) as stream:
+                with pytest.raises(OSError, match="No space left on device"):
+                    await send_file(stream, source, "target")
+
+
+def cp(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*python(), *COMMAND, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_the_command_copies_a_file(served: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(100_000))
+    command = [*python(), *COMMAND, "--serve", str(served), "--bind", ADDRESS, "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            port = server.stdout.readline().rpartition(":")[2].strip()
+            done = cp(str(source), ADDRESS, "--port", port)
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.startswith("100000 bytes in ")
+            assert (served / "source").read_bytes() == source.read_bytes()
+            missing = cp(str(tmp_path / "missing"), ADDRESS, "--port", port)
+            assert missing.returncode == 1
+            assert missing.stderr.startswith("aiordma cp: [Errno 2] No such file")
+        finally:
+            server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 130
+
+
+@pytest.mark.parametrize("arguments", [(), ("one",), ("--serve", ".", "file", "host")])
+def test_a_wrong_command_line_is_explained(arguments: tuple[str, ...]) -> None:
+    done = cp(*arguments)
+    assert done.returncode == 2
+    assert "--serve" in done.stderr

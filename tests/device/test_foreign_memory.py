@@ -1,0 +1,132 @@
+"""Registering arrays and tensors that have no buffer: __array_interface__ and DLPack."""
+
+import gc
+import weakref
+from typing import Any
+
+import numpy
+import pytest
+
+import aiordma
+from tests.device.players import REMOTE, connected
+
+pytestmark = pytest.mark.anyio
+
+
+class WithArrayInterface:
+    """An array without Python's buffer protocol."""
+
+    def __init__(self, array: Any, **changes: Any) -> None:
+        self.array = array
+        self.__array_interface__: dict[str, Any] = {**array.__array_interface__, **changes}
+
+
+class WithDLPack:
+    """A tensor of a library that knows no DLPack 1.0."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack__(self) -> Any:
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        device: tuple[int, int] = self.array.__dlpack_device__()
+        return device
+
+
+class WithNewDLPack(WithDLPack):
+    """A tensor of a library that knows DLPack 1.0, as far as numpy does."""
+
+    def __dlpack__(self, **how: Any) -> Any:
+        try:
+            return self.array.__dlpack__(**how)
+        except TypeError as error:
+            pytest.skip(f"this numpy lacks DLPack 1.0: {error}")
+
+
+class OnGpu:
+    """An array on a GPU."""
+
+    __cuda_array_interface__: dict[str, Any] = {"data": (4096, False), "shape": (8,)}  # noqa: RUF012
+
+
+class TensorOnGpu:
+    """A tensor on a GPU."""
+
+    def __dlpack__(self) -> Any:
+        pytest.fail("there is no need to ask for it")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+
+KINDS = [WithArrayInterface, WithDLPack, WithNewDLPack]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_peer_writes_to_the_array_itself(kind: Any) -> None:
+    array = numpy.zeros((16, 32), numpy.float64)
+    async with connected() as (client, server):
+        region = server.register(kind(array), REMOTE)
+        assert region.address == array.ctypes.data
+        assert region.length == array.nbytes
+        await client.write(numpy.full(512, 0.5).data, region.remote())
+        assert (array == 0.5).all()
+        assert await client.read_bytes(region.remote()) == bytes(array)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_region_keeps_the_array_and_gives_it_back(kind: Any) -> None:
+    array = numpy.zeros(4096, numpy.uint8)
+    gone = weakref.ref(array)
+    async with connected() as (client, _):
+        region = client.register(kind(array))
+        del array
+        gc.collect()
+        assert gone() is not None
+        region.close()
+        del region
+        gc.collect()
+        assert gone() is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_part_of_an_array_is_registered_alone(kind: Any) -> None:
+    array = numpy.arange(64, dtype=numpy.int32).reshape(8, 8)
+    async with connected() as (client, _):
+        region = client.register(kind(array[2:4]))
+        assert bytes(region) == array[2:4].tobytes()
+        fortran = numpy.asfortranarray(array)
+        assert bytes(client.register(kind(fortran))) == fortran.tobytes("A")
+        with pytest.raises(ValueError, match="not contiguous"):
+            client.register(kind(array[:, 2:4]))
+        with pytest.raises(ValueError, match="not contiguous"):
+            client.register(kind(array[::-1]))
+        with pytest.raises(ValueError, match="an empty buffer"):
+            client.register(kind(array[:0]))
+
+
+async def test_read_only_array_permits_no_writing() -> None:
+    array = numpy.zeros(64, numpy.uint8)
+    array.setflags(write=False)
+    async with connected() as (client, _):
+        for thing in (WithArrayInterface(array), WithNewDLPack(array)):
+            assert client.register(thing).access == aiordma.Access(0)
+            with pytest.raises(TypeError, match="is read-only"):
+                client.register(thing, aiordma.Access.REMOTE_WRITE)
+
+
+@pytest.mark.parametrize("thing", [OnGpu(), TensorOnGpu()])
+async def test_memory_of_a_gpu_is_not_supported(thing: Any) -> None:
+    async with connected() as (client, _):
+        with pytest.raises(aiordma.NotSupportedError, match="not in the CPU's memory"):
+            client.register(thing)
+
+
+async def test_objects_are_no_memory() -> None:
+    objects = numpy.zeros(4, object)
+    async with connected() as (client, _):
+        for thing in (WithArrayInterface(objects), 42):
+            with pytest.raises(TypeError):
+                client.register(thing)  # type: ignore[arg-type]

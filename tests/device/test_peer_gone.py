@@ -1,0 +1,203 @@
+"""Peers that end, that are stopped or cut off: PeerGoneError, keepalive, and its limits."""
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import pytest
+
+import aiordma
+from aiordma._endpoint.endpoint import Endpoint
+from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected, until
+from tests.devices import ADDRESS
+from tests.forked import python
+
+pytestmark = pytest.mark.anyio
+
+
+@dataclass
+class Peer:
+    """A process that accepts connections."""
+
+    port: int
+    pid: int
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process itself: what `python()` starts only passes some of them."""
+        os.kill(self.pid, number)
+
+
+@asynccontextmanager
+async def peer_process(kind: str = "echo") -> AsyncIterator[Peer]:
+    """Yield a process that accepts connections; it is killed at the end."""
+    command = [*python(), "-m", "tests.device.peer_process", ADDRESS, kind]
+    async with await anyio.open_process(command, stderr=None) as process:
+        pid = process.pid
+        try:
+            assert process.stdout is not None
+            line = b""
+            while not line.endswith(b"\n"):
+                line += await process.stdout.receive()
+            port, pid = map(int, line.split())
+            yield Peer(port, pid)
+        finally:
+            with anyio.CancelScope(shield=True):
+                with suppress(ProcessLookupError):  # a test may have killed it
+                    # What `python()` starts ends after the process, whose objects are gone then.
+                    os.kill(pid, signal.SIGKILL)
+                await process.wait()
+
+
+async def test_disconnect_of_the_peer_flushes_with_its_cause() -> None:
+    async with connected(client=OWN_RECEIVES) as (client, server):
+        receives = [client.post_recv(bytearray(8)) for _ in range(3)]
+        await server.aclose()
+        for receive in receives:
+            with pytest.raises(aiordma.PeerGoneError) as raised:
+                await receive
+            assert isinstance(raised.value, aiordma.PeerFlushedError)
+        assert isinstance(await client.ended(), aiordma.PeerGoneError)
+        with pytest.raises(aiordma.PeerGoneError):
+            client.post_recv(bytearray(8))
+        with pytest.raises(aiordma.PeerGoneError):
+            client.post_send(b"too late")
+
+
+async def test_own_close_is_no_peer_that_has_gone() -> None:
+    async with connected(client=OWN_RECEIVES) as (client, _):
+        receive = client.post_recv(bytearray(8))
+        await client.aclose()
+        with pytest.raises(aiordma.FlushedError) as raised:
+            await receive
+        assert not isinstance(raised.value, aiordma.PeerGoneError)
+        assert not isinstance(client.cause, aiordma.PeerGoneError)
+
+
+@pytest.mark.capability("named_refusals")
+async def test_refused_access_is_no_peer_that_has_gone() -> None:
+    async with connected(client=OWN_RECEIVES) as (client, _):
+        receive = client.post_recv(bytearray(8))
+        with pytest.raises(aiordma.RemoteAccessError) as refused:
+            await client.read_bytes(aiordma.RemoteMemory(4096, 8, 1))
+        with pytest.raises(aiordma.FlushedError) as flushed:
+            await receive
+        for error in (refused.value, flushed.value):
+            assert not isinstance(error, aiordma.PeerGoneError)
+
+
+@pytest.mark.capability("rnr")
+async def test_killed_peer_fails_the_messages_that_wait_for_it() -> None:
+    async with (
+        peer_process("silent") as peer,
+        aiordma.connect(ADDRESS, peer.port) as client,
+    ):
+        outcome = Outcome()
+        async with anyio.create_task_group() as group:
+            group.start_soon(outcome.of, lambda: client.send(b"no receive for it"))
+            await anyio.wait_all_tasks_blocked()
+            peer.signal(signal.SIGKILL)
+        assert isinstance(outcome.error, aiordma.PeerGoneError)
+        assert isinstance(await client.ended(), aiordma.PeerGoneError)
+
+
+async def test_killed_peer_fails_the_receives_that_wait_for_it() -> None:
+    async with (
+        peer_process() as peer,
+        aiordma.connect(ADDRESS, peer.port, receive_buffers=0) as client,
+    ):
+        first, second = (client.post_recv(bytearray(8)) for _ in range(2))
+        await client.send(b"alive?")
+        await first
+        peer.signal(signal.SIGKILL)
+        with pytest.raises(aiordma.PeerFlushedError):
+            await second
+        await until(lambda: not client.is_connected)
+        with pytest.raises(aiordma.PeerGoneError):
+            await client.send(b"too late")
+
+
+# -- keepalive --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+async def test_keepalive_disturbs_no_living_peer(side: str) -> None:
+    options: dict[str, Any] = {side: {"keepalive": 0.01}}
+    async with connected(**options) as (client, server):
+        for _ in range(3):
+            await anyio.sleep(0.05)
+            await both_ways(client, server)
+
+
+async def test_keepalive_needs_no_receive_of_the_peer() -> None:
+    async with connected(client={"keepalive": 0.01}, server=OWN_RECEIVES) as (client, server):
+        await anyio.sleep(0.1)
+        receive = server.post_recv(bytearray(8))
+        await client.send(b"hello")
+        assert (await receive).byte_len == 5
+
+
+async def test_keepalive_posts_nothing_while_requests_are_in_flight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    probes: list[bool] = []
+    probe = Endpoint._probe
+
+    def watched(endpoint: Endpoint, operation: str) -> None:
+        probes.append(endpoint._sends_open)
+        probe(endpoint, operation)
+
+    monkeypatch.setattr(Endpoint, "_probe", watched)
+    async with connected(client={"keepalive": 0.01}, server=OWN_RECEIVES) as (client, _):
+        await until(lambda: len(probes) >= 3)
+        assert client.is_connected
+    assert not any(probes)
+    count = len(probes)
+    await anyio.sleep(0.05)
+    assert len(probes) == count  # the end of the connection stops it
+
+
+# -- a peer that is stopped -------------------------------------------------------------------
+
+
+async def test_stopped_peer_is_no_peer_that_has_gone() -> None:
+    # Its device, or the TCP of its kernel, acknowledges: only a limit of the program's own tells.
+    async with (
+        peer_process() as peer,
+        aiordma.connect(ADDRESS, peer.port, keepalive=0.1, peer_timeout=1.0) as client,
+    ):
+        await client.send(b"alive?")
+        assert await client.receive() == b"alive?"
+        peer.signal(signal.SIGSTOP)
+        with anyio.move_on_after(3) as limit:
+            await client.receive()
+        assert limit.cancelled_caught
+        assert client.is_connected
+        peer.signal(signal.SIGCONT)
+        await client.send(b"and now?")
+        assert await client.receive() == b"and now?"
+
+
+async def test_connecting_to_a_stopped_peer_ends_with_its_timeout() -> None:
+    async with peer_process() as peer:
+        peer.signal(signal.SIGSTOP)
+        with pytest.raises(aiordma.ConnectTimeoutError, match="took longer than 1 s"):
+            await aiordma.connect(ADDRESS, peer.port, timeout=1.0)
+
+
+async def test_closing_does_not_wait_for_a_stopped_peer() -> None:
+    async with (
+        peer_process() as peer,
+        aiordma.connect(ADDRESS, peer.port, max_send_wr=4) as client,
+    ):
+        await client.send(b"alive?")
+        await client.receive()
+        peer.signal(signal.SIGSTOP)
+        sends = [client.post_send(bytes(60_000)) for _ in range(4)]
+        for send in sends:
+            send.add_done_callback(aiordma.WorkRequest.exception)
+        await client.aclose()
+        assert all(send.done() for send in sends)

@@ -1,0 +1,257 @@
+"""What anyio expects of a TCP stream and its listener (TestTCPStream and TestTCPListener), in our
+own words, on streams. Cases that need a socket or a name server are left out."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import anyio
+import pytest
+from anyio.abc import SocketAttribute
+from anyio.streams.buffered import BufferedByteReceiveStream
+from anyio.streams.text import TextStream
+
+from aiordma.streams import Stream, StreamListener, connect_stream, listen_stream
+from tests.devices import ADDRESS
+
+pytestmark = pytest.mark.anyio
+
+
+async def accepted_by(listener: StreamListener) -> tuple[Stream, Stream]:
+    """Return (client, server)."""
+    servers: list[Stream] = []
+
+    async def accept() -> None:
+        servers.append(await listener.accept())
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(accept)
+        client = await connect_stream(ADDRESS, listener.port)
+    # On iWARP the side that connected sends first.
+    await client.send(b"?")
+    assert await servers[0].receive() == b"?"
+    return client, servers[0]
+
+
+@asynccontextmanager
+async def both() -> AsyncIterator[tuple[Stream, Stream]]:
+    async with listen_stream(ADDRESS) as listener:
+        client, server = await accepted_by(listener)
+        async with client, server:
+            yield client, server
+
+
+# -- the stream -----------------------------------------------------------------------------------
+
+
+async def test_attributes_of_both_sides_agree() -> None:
+    async with both() as (client, server):
+        local = client.extra(SocketAttribute.local_address)
+        remote = client.extra(SocketAttribute.remote_address)
+        assert server.extra(SocketAttribute.remote_address) == local
+        assert server.extra(SocketAttribute.local_address) == remote
+        assert client.extra(SocketAttribute.remote_port) == remote[1]
+        with pytest.raises(anyio.TypedAttributeLookupError):
+            client.extra(SocketAttribute.raw_socket)
+
+
+async def test_a_peer_answers_with_the_end_of_its_data() -> None:
+    async with both() as (client, server):
+        await client.send(b"blah")
+        assert await server.receive() == b"blah"
+        await server.send(b"halb")
+        await server.send_eof()
+        assert await client.receive() == b"halb"
+        with pytest.raises(anyio.EndOfStream):
+            await client.receive()
+
+
+async def test_a_large_buffer_is_received_in_pieces() -> None:
+    data = b"\xff" * (1 << 20)
+
+    async def send(stream: Stream) -> None:
+        await stream.send(data)
+        await stream.aclose()
+
+    async with both() as (client, server), anyio.create_task_group() as group:
+        group.start_soon(send, server)
+        received = b""
+        while len(received) < len(data):
+            received += await client.receive()
+        assert received == data
+
+
+async def test_iteration_ends_with_the_data() -> None:
+    async with both() as (client, server):
+        await server.send(b"bytes")
+        await server.send_eof()
+        assert b"".join([part async for part in client]) == b"bytes"
+
+
+async def test_after_send_eof_data_still_arrives() -> None:
+    async with both() as (client, server):
+        await client.send(b"question")
+        await client.send_eof()
+        assert b"".join([part async for part in server]) == b"question"
+        await server.send(b"answer")
+        assert await client.receive() == b"answer"
+        with pytest.raises(anyio.ClosedResourceError):
+            await client.send(b"more")
+
+
+async def test_two_tasks_cannot_receive() -> None:
+    async with both() as (client, server), anyio.create_task_group() as group:
+        group.start_soon(client.receive)
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(anyio.BusyResourceError, match="receiving from"):
+            await client.receive()
+        await server.send(b"x")
+
+
+async def test_two_tasks_cannot_send() -> None:
+    async with both() as (client, _server), anyio.create_task_group() as group:
+        group.start_soon(client.send, bytes(10_000_000))
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(anyio.BusyResourceError, match="sending to"):
+            await client.send(b"x")
+        group.cancel_scope.cancel()
+
+
+async def test_closing_wakes_the_task_that_receives() -> None:
+    async with both() as (client, _server):
+        closing = False
+
+        async def close() -> None:
+            nonlocal closing
+            await anyio.wait_all_tasks_blocked()
+            closing = True
+            await client.aclose()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(close)
+            with pytest.raises(anyio.ClosedResourceError):
+                await client.receive()
+        assert closing
+
+
+async def test_a_closed_stream_refuses_both_directions() -> None:
+    async with both() as (client, _server):
+        await client.aclose()
+        with pytest.raises(anyio.ClosedResourceError):
+            await client.receive()
+        with pytest.raises(anyio.ClosedResourceError):
+            await client.send(b"x")
+
+
+async def test_a_peer_that_breaks_off_breaks_the_stream() -> None:
+    async with both() as (client, server):
+        await server.connection.aclose()
+        with pytest.raises(anyio.BrokenResourceError):
+            await client.receive()
+        with pytest.raises(anyio.BrokenResourceError):
+            await client.send(b"x")
+
+
+async def test_a_cancelled_scope_receives_and_sends_nothing_and_loses_nothing() -> None:
+    async with both() as (client, server):
+        await server.send(b"data")
+        while not client.is_readable:
+            await anyio.sleep(0.001)
+        for call in (client.receive, partial(client.send, b"never")):
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await call()
+                pytest.fail("the call returned in a cancelled scope")
+            assert scope.cancelled_caught
+        assert await client.receive() == b"data"
+        await client.send(b"later")
+        assert await server.receive() == b"later"
+
+
+async def test_receiving_and_sending_let_other_tasks_run() -> None:
+    ran = 0
+
+    async def count() -> None:
+        nonlocal ran
+        while True:
+            ran += 1
+            await anyio.lowlevel.checkpoint()
+
+    async with both() as (client, server), anyio.create_task_group() as group:
+        group.start_soon(count)
+        for _ in range(100):
+            await server.send(b"x")
+            assert await client.receive() == b"x"
+        assert ran > 1
+        group.cancel_scope.cancel()
+
+
+async def test_a_port_without_a_listener_refuses() -> None:
+    async with listen_stream(ADDRESS) as listener:
+        port = listener.port
+    with pytest.raises(ConnectionRefusedError):
+        await connect_stream(ADDRESS, port)
+
+
+async def test_anyios_wrappers_take_a_stream() -> None:
+    async with both() as (client, server):
+        await TextStream(server).send("a line\nand more")
+        buffered = BufferedByteReceiveStream(client)
+        assert await buffered.receive_until(b"\n", 100) == b"a line"
+        assert await buffered.receive_exactly(8) == b"and more"
+
+
+# -- the listener ---------------------------------------------------------------------------------
+
+
+async def test_a_listener_has_the_attributes_of_its_address() -> None:
+    async with listen_stream(ADDRESS) as listener:
+        address = listener.extra(SocketAttribute.local_address)
+        assert address is not None
+        assert address[:2] == (ADDRESS, listener.port)
+        assert listener.extra(SocketAttribute.local_port) == listener.port
+
+
+async def test_a_listener_accepts_one_after_the_other() -> None:
+    async with listen_stream(ADDRESS) as listener:
+        for _ in range(3):
+            client, server = await accepted_by(listener)
+            async with client, server:
+                await server.send(b"welcome")
+                assert await client.receive() == b"welcome"
+
+
+async def test_a_closed_listener_accepts_nobody() -> None:
+    async with listen_stream(ADDRESS) as listener:
+        pass
+    with pytest.raises(anyio.ClosedResourceError):
+        await listener.accept()
+
+
+async def test_closing_wakes_the_task_that_accepts() -> None:
+    async with listen_stream(ADDRESS) as listener, anyio.create_task_group() as group:
+
+        async def close() -> None:
+            await anyio.wait_all_tasks_blocked()
+            await listener.aclose()
+
+        group.start_soon(close)
+        with pytest.raises(anyio.ClosedResourceError):
+            await listener.accept()
+
+
+async def test_serve_runs_a_task_for_each_peer() -> None:
+    async def shout(stream: Stream) -> None:
+        async for data in stream:
+            await stream.send(data.upper())
+
+    async with listen_stream(ADDRESS) as listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, shout)
+        async with (
+            connect_stream(ADDRESS, listener.port) as first,
+            connect_stream(ADDRESS, listener.port) as second,
+        ):
+            for stream in (second, first):
+                await stream.send(b"hello")
+                assert await stream.receive() == b"HELLO"
+        group.cancel_scope.cancel()

@@ -1,0 +1,106 @@
+"""Runs the state machine against a library that is broken on purpose, and prints what it finds:
+`AIORDMA_BACKEND=python python -m tests.faults.broken NAME`. The backend in Python can be broken
+everywhere."""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from aiordma._connection.grant import Grant
+from aiordma._endpoint import endpoint
+from aiordma._endpoint.lifecycle import Lifecycle
+from aiordma._requests import python
+from tests.faults.machine import Machine
+
+EXAMPLES = 200
+SEEDS = {"release_at_the_post": 6}
+"""Seeds that find a broken library sooner than 1: in seconds in place of half a minute."""
+
+
+def release_at_the_post() -> None:
+    """Release the memory of a request when it has been posted, not when it completes."""
+    request: Any = python.WorkRequest
+    hold_all = request._hold_all
+
+    def hold_and_release(self: Any) -> None:
+        hold_all(self)
+        for memory in self._held:
+            memory._release()
+        self._held = ()
+
+    request._hold_all = hold_and_release
+
+
+def give_a_slot_twice() -> None:
+    """Give the slot of a READ back twice."""
+    owner: Any = endpoint.Endpoint
+    ended = owner.request_ended
+
+    def give_twice(self: Any, request: Any) -> None:
+        ended(self, request)
+        if "READ" in request.operation:
+            self.sends.slots.free += 1
+
+    owner.request_ended = give_twice
+
+
+def forget_requests() -> None:
+    """Do not fail the requests of a connection that has ended, and do not wait for their
+    completions: on a quiet machine, the device nearly always has them in time."""
+    module: Any = endpoint
+    module.fail_all = lambda requests, explain: None
+    life: Any = Lifecycle
+    set_timer = life.set_timer
+
+    def set_flush_timer(self: Any, name: str, seconds: float, callback: Any) -> None:
+        set_timer(self, name, 0 if name == endpoint._FLUSHED else seconds, callback)
+
+    life.set_timer = set_flush_timer
+
+
+def keep_the_window() -> None:
+    """Report the end of a grant without ending the access."""
+    grant: Any = Grant
+
+    def start_ending(self: Any) -> None:
+        self._finish(None)
+
+    grant._start_ending = start_ending
+
+
+BROKEN: dict[str, Callable[[], None]] = {
+    each.__name__: each
+    for each in (release_at_the_post, give_a_slot_twice, forget_requests, keep_the_window)
+}
+
+
+class FirstFailure(list[Exception]):
+    """Prints the first failure and ends the process, which has a library that cannot close."""
+
+    def append(self, failure: Exception) -> None:
+        print(repr(failure), flush=True)
+        os._exit(0)
+
+
+def main() -> None:
+    """Break the library, run, and print the first failure."""
+    BROKEN[sys.argv[1]]()
+    Machine.failures = FirstFailure()
+    run = settings(
+        max_examples=EXAMPLES,
+        stateful_step_count=50,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(seed(SEEDS.get(sys.argv[1], 1))(Machine), settings=run)
+    print("nothing was found")
+
+
+if __name__ == "__main__":
+    main()

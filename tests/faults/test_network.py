@@ -1,0 +1,107 @@
+"""Faults of the network and of the machine, on a device of the kernel's: a wire (netem on a veth
+pair) that loses, delays, reorders, doubles and changes packets; a link that goes down and comes
+back; a device that is deleted; a limit on pinned memory.
+
+What else can happen to a peer: test_peers.py, tests/device/test_dead_peers.py (black holes).
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.device.test_dead_peers import DOWN, UP, shell
+from tests.devices import DeviceUnderTest
+from tests.forked import python
+from tests.unit.sources import ROOT
+
+from .transfers import TRANSFERS
+
+pytestmark = pytest.mark.capability("wire")
+
+SERVER, CLIENT = "10.2.2.2", "10.2.2.1"
+SECONDS = 100
+
+WIRE = {
+    "loss of 1 %": "loss 1%",
+    "loss of 5 %": "loss 5%",
+    "delay": "delay 20ms",
+    "reordering": "delay 5ms reorder 25% 50%",
+    "duplication": "duplicate 10%",
+    "corruption": "corrupt 2%",
+}
+
+CUT = "ip link set veth1 down"
+MEND = """
+ip link set veth1 up
+for end in 1 2; do
+    other=$((3 - end))
+    ip neighbour replace 10.2.2.$other dev veth$end nud permanent \
+        lladdr "$(cat /sys/class/net/veth$other/address)"
+    ip route replace 10.2.2.$other dev veth$end table 10$end
+done
+"""
+
+
+def ran(*words: str) -> Any:
+    """Run one of our programs; return what it printed."""
+    command = [*python(), "-m", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="class")
+def wire(device: DeviceUnderTest) -> Iterator[None]:
+    """Two devices with a wire between them: new ones for each test, and one pair for a class."""
+    reason = device.lacks("wire")
+    if reason:
+        pytest.skip(reason)
+    shell(UP.format(driver=device.driver))
+    yield
+    shell(DOWN)
+
+
+class TestBadWire:
+    @pytest.mark.parametrize("fault", WIRE)
+    def test_every_byte_arrives(self, fault: str, wire: None) -> None:
+        found = ran("tests.faults.transfers", SERVER, CLIENT, json.dumps({fault: WIRE[fault]}))
+        assert found == {fault: dict.fromkeys(TRANSFERS, "ok")}
+
+
+@pytest.mark.capability("outlives_link_down")
+def test_transfer_goes_on_when_the_link_comes_back(wire: None) -> None:
+    found = ran("tests.faults.links", "back", SERVER, CLIENT, CUT, MEND)
+    assert found == {"transfer": ["went on"], "again": ["works"]}
+
+
+def test_lost_link_ends_its_connections(wire: None) -> None:
+    found = ran("tests.faults.links", "lost", SERVER, CLIENT, CUT, "")
+    assert found.pop("rounds") == ["done"]
+    assert len(found) == 4
+    for outcome in found.values():
+        assert "RdmaError" in outcome or outcome[0] == "EndOfStream", found
+    assert "PeerGoneError" in found["server's transfer"]
+    local = [outcome for outcome in found.values() if "LocalQueuePairError" in outcome]
+    assert all("interface is down" in outcome[-1] for outcome in local)
+
+
+@pytest.mark.capability("removal_reported")
+def test_deleted_device_ends_its_connections(wire: None, device: DeviceUnderTest) -> None:
+    delete = f"rdma link delete {device.driver}1"
+    found = ran("tests.faults.links", "lost", SERVER, CLIENT, delete, "")
+    assert found.pop("rounds") == ["done"]
+    assert len(found) == 4
+    for outcome in found.values():
+        assert "PeerGoneError" in outcome or outcome[0] == "EndOfStream", found
+    assert "DeviceRemovedError" in found["client's receive"]
+
+
+def test_memlock_limit_is_named(device: DeviceUnderTest) -> None:
+    found = ran("tests.faults.pinning", device.address)
+    for call, limit in (("connect", "128 KiB"), ("register", "8192 KiB")):
+        assert "RLIMIT_MEMLOCK" in found[call], found
+        assert limit in found[call], found
+    assert found["message"] == repr(bytes(5))

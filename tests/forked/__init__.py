@@ -1,0 +1,60 @@
+"""Start Python programs by forking a process that has imported aiordma already.
+
+In the VM a Python process takes seconds to start, nearly all of them for imports. A test whose
+subject is what a program does, not how Python starts it, puts `python()` where `sys.executable`
+would be. The client (client.c), a program in C that starts at once, then stands for the process:
+it has its arguments, environment, folder and descriptors, gets its signals and ends with its
+status. If the client is killed, the process is killed.
+
+On the software device the same tests start a Python process each: so a program that needs an import
+that the server happens to have is found there.
+"""
+
+import atexit
+import functools
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from aiordma._base.provider import SOFTWARE
+from tests.conftest import DEVICE
+
+__all__ = ("python",)
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENT = ROOT / "build" / "fork-client"
+END_SECONDS = 30
+
+
+def python() -> tuple[str, ...]:
+    """Return the first words of a command that runs Python; the arguments of python3 follow.
+
+    Of its options there are -c, -m, -u and -W, before the program's own arguments.
+    """
+    return (sys.executable,) if DEVICE == SOFTWARE else (str(CLIENT), server())
+
+
+@functools.cache
+def server() -> str:
+    """Start the server, which ends with this process; returns the name for the client."""
+    assert CLIENT.exists(), f"{CLIENT} is missing: `make venv` compiles it"
+    name = f"aiordma-fork-server-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.forked.server", str(listener.fileno())],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,  # whose end the server takes for the end of this process
+            pass_fds=[listener.fileno()],
+            start_new_session=True,  # Ctrl-C is for the tests
+        )
+    atexit.register(end, process)
+    return name
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End the server by the end of its standard input."""
+    process.communicate(timeout=END_SECONDS)

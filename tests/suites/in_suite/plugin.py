@@ -1,0 +1,194 @@
+"""A pytest plugin for other projects' suites: it substitutes the event loop, and writes a line of
+JSON for each test.
+
+Environment: AIORDMA_SUITE_LOOP ("ours" or "stock"), AIORDMA_SUITE_REPORT (the file to write).
+"""
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from aiordma import streams
+from aiordma._loop.polling import SPIN
+from aiordma.streams import opening
+from aiordma.streams import server as stream_server
+
+from .gateway import Gateway, has_tcp_listener
+
+STOCK = asyncio.SelectorEventLoop
+OURS = os.environ["AIORDMA_SUITE_LOOP"] == "ours"
+WITH_GATEWAY = os.environ.get("AIORDMA_SUITE_GATEWAY") == "1"
+
+_facts: dict[str, int] = {}
+_ports: dict[int, int] = {}  # a stream server's port: the gateway's TCP port
+_gateways: list[Gateway] = []
+
+
+def _gateway() -> Gateway:
+    if not _gateways:
+        _gateways.append(Gateway())
+    return _gateways[0]
+
+
+def _count(name: str) -> None:
+    _facts[name] = _facts.get(name, 0) + 1
+
+
+def _in_gateway(loop: object) -> bool:
+    return bool(_gateways) and loop is _gateways[0]._loop
+
+
+class LoopUnderTest(streams.StreamEventLoop):
+    """The loop of `new_event_loop`, which also takes a selector, as asyncio's does. It is not
+    used: polling has its own."""
+
+    def __init__(self, selector: object = None) -> None:
+        super().__init__(SPIN, ["*"])
+
+
+class _Policy(asyncio.DefaultEventLoopPolicy):
+    _loop_factory = LoopUnderTest
+
+
+_connect_rsocket = opening.connect_rsocket
+_connect = socket.socket.connect
+_connect_ex = socket.socket.connect_ex
+_begin = streams.StreamTransport.__init__
+_serve = streams.StreamServer.__init__
+_close = streams.StreamServer.close
+
+
+async def _connect_counted(
+    settings: Any, host: str, port: int, *others: Any, **keywords: Any
+) -> Any:
+    if WITH_GATEWAY and port not in _ports and has_tcp_listener(port):
+        port = await asyncio.to_thread(_gateway().to_tcp, host, port)
+        _count("gateway")
+    return await _connect_rsocket(settings, host, port, *others, **keywords)
+
+
+def _begin_counted(self: Any, *arguments: Any, **keywords: Any) -> None:
+    _count("transports")
+    _begin(self, *arguments, **keywords)
+
+
+def _serve_counted(self: Any, *arguments: Any, **keywords: Any) -> None:
+    _count("servers")
+    _serve(self, *arguments, **keywords)
+    if WITH_GATEWAY:
+        for each in self.sockets:
+            host, port = each.getsockname()[:2]
+            host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+            _ports[port] = _gateway().to_stream(host, port)
+
+
+def _close_forgotten(self: Any) -> None:
+    for each in self.sockets:
+        _ports.pop(each.getsockname()[1], None)
+    _close(self)
+
+
+def _redirected(address: Any) -> Any:
+    if isinstance(address, tuple) and address[1] in _ports:
+        _count("gateway")
+        return ("::1" if ":" in address[0] else "127.0.0.1", _ports[address[1]])
+    return address
+
+
+def _connect_redirected(self: socket.socket, address: Any) -> None:
+    _connect(self, _redirected(address))
+
+
+def _connect_ex_redirected(self: socket.socket, address: Any) -> int:
+    return _connect_ex(self, _redirected(address))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("AIORDMA_SUITE_TEST_PACKAGE"):
+        # CPython's `test` is a package of the interpreter; Debian has its tests elsewhere.
+        import_module("test").__path__.append(os.environ["AIORDMA_SUITE_TEST_PACKAGE"])
+    loop: Any = LoopUnderTest if OURS else STOCK
+    if OURS:
+        asyncio.SelectorEventLoop = LoopUnderTest
+        asyncio.DefaultEventLoopPolicy = _Policy
+        asyncio.events._init_event_loop_policy = lambda: None  # type: ignore[attr-defined]
+        asyncio.set_event_loop_policy(_Policy())
+        set_policy = asyncio.set_event_loop_policy
+
+        def set_or_ours(policy: Any) -> None:
+            set_policy(_Policy() if policy is None else policy)
+
+        asyncio.set_event_loop_policy = set_or_ours
+        stream_server.connect_rsocket = _connect_counted  # type: ignore[attr-defined]
+        streams.StreamTransport.__init__ = _begin_counted  # type: ignore[method-assign]
+        streams.StreamServer.__init__ = _serve_counted  # type: ignore[method-assign]
+        streams.StreamServer.close = _close_forgotten  # type: ignore[method-assign]
+        if WITH_GATEWAY:
+            patched: Any = socket.socket
+            patched.connect, patched.connect_ex = _connect_redirected, _connect_ex_redirected
+    # CPython's tests wait until the threads of a test have ended. The gateway's thread stays.
+    with suppress(ImportError):
+        helper: Any = import_module("test.support.threading_helper")
+        helper.threading_cleanup = lambda *_: None
+    try:
+        import uvloop
+    except ImportError:
+        return
+    uvloop.new_event_loop = loop
+    uvloop.Loop = loop  # type: ignore[misc]
+
+
+def _write(row: dict[str, Any]) -> None:
+    with open(os.environ["AIORDMA_SUITE_REPORT"], "a") as report:
+        report.write(json.dumps(row) + "\n")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    try:
+        with open(os.environ["AIORDMA_SUITE_REPORT"]) as report:
+            done = {json.loads(line)["test"] for line in report}
+    except FileNotFoundError:
+        return
+    items[:] = [each for each in items if each.nodeid not in done]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    _facts.clear()
+    reports: list[pytest.TestReport] = []
+    item.stash[_REPORTS] = reports
+    _write({"test": item.nodeid, "outcome": "crashed"})
+    try:
+        return (yield)
+    finally:
+        outcome, why = "passed", ""
+        for each in reports:
+            if each.failed:
+                outcome, why = "failed", str(each.longreprtext)[-1500:]
+                break
+            if each.skipped:
+                outcome = "skipped"
+                why = str(each.longrepr[2] if isinstance(each.longrepr, tuple) else each.longrepr)
+        _write({"test": item.nodeid, "outcome": outcome, "why": why, **_facts})
+        if _gateways:
+            _ports.clear()
+            _gateways[0].reset()
+
+
+_REPORTS = pytest.StashKey[list[pytest.TestReport]]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report: pytest.TestReport = yield
+    item.stash[_REPORTS].append(report)
+    return report

@@ -1,0 +1,214 @@
+"""Fetches suites, runs each test on our loop and on asyncio's, and compares."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tests.suites.catalogue import SUITES, Suite
+
+__all__ = ("Row", "fetch", "is_there", "results", "run", "table")
+
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "build" / "suites"
+PACKAGES = BUILD / "packages"
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+DEBIAN = BUILD / "debian" / "usr" / "lib" / f"python{PYTHON}" / "test"
+SECONDS = 500
+"""For one run of one suite."""
+EACH = 20
+"""Seconds for one test."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One test, on both loops.
+
+    Attributes:
+        uses: whether it opened a stream or a stream server.
+        ours, stock: "passed", "failed", "skipped", "crashed" or "" (did not run).
+        why: the end of the failure on our loop.
+    """
+
+    suite: Suite
+    test: str
+    ours: str
+    stock: str
+    uses: bool
+    through_gateway: bool
+    why: str
+
+    @property
+    def reason(self) -> str | None:
+        """Why the test does not apply, or None."""
+        return self.suite.reason(self.test)
+
+    @property
+    def is_difference(self) -> bool:
+        """Whether the loops differ, without a reason in the catalogue."""
+        bad = ("failed", "crashed")
+        return self.ours in bad and self.stock not in bad and self.reason is None
+
+
+def _sources(suite: Suite) -> Path:
+    return BUILD / suite.source
+
+
+def is_there(suite: Suite) -> bool:
+    """Whether `fetch` has fetched it."""
+    there = DEBIAN if suite.source == "apt" else _sources(suite) / "tests"
+    return there.exists() and all((PACKAGES / f".{each}").exists() for each in suite.packages)
+
+
+def fetch(suite: Suite) -> None:
+    """Fetch the suite's tests, and what they import, into build/suites.
+
+    Raises:
+        subprocess.CalledProcessError: the registry or the archive does not have them.
+    """
+    if is_there(suite):
+        return
+    BUILD.mkdir(parents=True, exist_ok=True)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    if suite.source == "apt":
+        name = f"libpython{PYTHON}-testsuite"
+        subprocess.run(["apt-get", "-q", "download", name], cwd=BUILD, check=True)
+        archive = next(BUILD.glob(f"{name}_*.deb"))
+        subprocess.run(["dpkg-deb", "-x", archive, BUILD / "debian"], check=True)
+    else:
+        wanted = f"{suite.source}=={version(suite.source)}"
+        options = ["--no-deps", "--no-binary", suite.source, "--dest", str(BUILD)]
+        subprocess.run([*pip, "download", *options, wanted], check=True)
+        archive = BUILD / f"{suite.source}-{version(suite.source)}.tar.gz"
+        # Its tests only: the project itself is the installed one.
+        _sources(suite).mkdir(exist_ok=True)
+        unpack = ["tar", "xzf", str(archive), "--strip-components=1", "-C", str(_sources(suite))]
+        folder = archive.name.removesuffix(".tar.gz")
+        subprocess.run([*unpack, f"{folder}/tests"], check=True)
+    for each in suite.packages:
+        target = ["--no-deps", "--target", str(PACKAGES), each]
+        subprocess.run([*pip, "install", *target], check=True)
+        (PACKAGES / f".{each}").touch()
+
+
+def _report(suite: Suite, loop: str) -> Path:
+    return BUILD / f"{suite.name.replace(' ', '-')}-{loop}.jsonl"
+
+
+def _run_on(suite: Suite, loop: str, arguments: list[str]) -> None:
+    report = _report(suite, loop)
+    report.unlink(missing_ok=True)
+    folder = _sources(suite)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT / "tests" / "suites", PACKAGES))),
+        "AIORDMA_DEVICE": "software",
+        "AIORDMA_SUITE_LOOP": loop,
+        "AIORDMA_SUITE_REPORT": str(report),
+        "AIORDMA_SUITE_GATEWAY": str(int(suite.gateway)),
+        "AIORDMA_SUITE_TEST_PACKAGE": str(DEBIAN) if suite.source == "apt" else "",
+    }
+    for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "AIORDMA_STREAM_HOSTS"):
+        environment.pop(name, None)
+    command = [sys.executable, "-m", "pytest", "-q", "-c", "pytest.ini", "-p", "in_suite.plugin"]
+    command += ["-o", "addopts="]
+    command += [
+        f"-pno:{each}" for each in ("cacheprovider", "hypothesispytest", "xdist", "aiordma")
+    ]
+    command += ["--timeout", str(EACH), "--timeout-method", "signal", "--tb=short"]
+    # A test that ends the process is not run again; those behind it are.
+    done = 0
+    with open(report.with_suffix(".log"), "w") as log:
+        while True:
+            subprocess.run(
+                [*command, *suite.arguments, *arguments],
+                cwd=folder,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=SECONDS,
+                check=False,
+            )
+            lines = report.read_text().splitlines()
+            if len(lines) == done or json.loads(lines[-1])["outcome"] != "crashed":
+                break
+            done = len(lines)
+
+
+def _read(report: Path) -> dict[str, dict[str, Any]]:
+    rows = (json.loads(line) for line in report.read_text().splitlines())
+    return {row["test"].rpartition("/")[2].lstrip(":"): row for row in rows}
+
+
+def run(suite: Suite, arguments: list[str] | None = None) -> list[Row]:
+    """Run the suite on our loop, and then on asyncio's.
+
+    Args:
+        arguments: more of them for pytest.
+
+    Raises:
+        subprocess.TimeoutExpired: the suite did not end.
+        FileNotFoundError: pytest collected nothing; its log is beside the report.
+    """
+    for loop in ("ours", "stock"):
+        _run_on(suite, loop, arguments or [])
+    return results(suite)
+
+
+def results(suite: Suite) -> list[Row]:
+    """Return what the last run of the suite reported.
+
+    Raises:
+        FileNotFoundError: it has not run.
+    """
+    ours, stock = (_read(_report(suite, loop)) for loop in ("ours", "stock"))
+    return [
+        Row(
+            suite,
+            test,
+            row["outcome"],
+            stock.get(test, {}).get("outcome", ""),
+            bool(row.get("transports") or row.get("servers")),
+            bool(row.get("gateway")),
+            row.get("why", ""),
+        )
+        for test, row in ours.items()
+    ]
+
+
+def table(rows: list[Row]) -> str:
+    """Return the page of docs/: counts for each suite, then each test that opens a stream or
+    fails."""
+    lines = [
+        "| suite | open a stream | pass | do not apply | open no stream | pass | on asyncio pass |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for suite in SUITES:
+        of = [row for row in rows if row.suite is suite]
+        if not of:
+            continue
+        ran = [row for row in of if row.ours != "skipped"]
+        uses = [row for row in ran if row.uses]
+        others = [row for row in ran if not row.uses]
+        counts = (
+            len(uses),
+            sum(row.ours == "passed" for row in uses),
+            sum(row.ours != "passed" and row.reason is not None for row in ran),
+            len(others),
+            sum(row.ours == "passed" for row in others),
+            sum(row.stock == "passed" for row in of),
+        )
+        lines.append(f"| {suite.name} | " + " | ".join(map(str, counts)) + " |")
+    lines += ["", "| test | ours | asyncio | |", "|---|---|---|---|"]
+    for row in rows:
+        if row.ours != "skipped" and (row.uses or row.ours != "passed"):
+            why = row.reason if row.ours != "passed" else ""
+            peer = "socket, through the gateway" if row.through_gateway and not why else ""
+            lines.append(f"| {row.test} | {row.ours} | {row.stock} | {why or peer} |")
+    return "\n".join(lines) + "\n"

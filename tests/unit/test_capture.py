@@ -1,0 +1,165 @@
+"""AIORDMA_CAPTURE: the file has the traffic of the software device, whole and once."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiordma._base.provider import capture
+from tests.unit.pcapng import ACK, SYN, Capture, frames, read_capture
+
+WRITE, READ_REQUEST, READ_RESPONSE, SEND = range(4)
+UD_SEND_ONLY = 0x64
+
+PAIR = """
+import asyncio, aiordma, aiordma.testing
+from aiordma import Access
+
+async def main():
+    async with aiordma.testing.connected_pair(ADDRESS) as (client, server):
+        size = SIZE
+        memory = server.register(bytearray(size), Access.REMOTE_READ | Access.REMOTE_WRITE)
+        await client.send(b"a message")
+        assert await server.receive() == b"a message"
+        await client.write(b"w" * size, memory.remote())
+        await client.read(memory.remote()[:100], bytearray(100))
+        await server.send(b"an answer")
+        assert await client.receive() == b"an answer"
+
+asyncio.run(main())
+"""
+
+
+def run(code: str, path: Path | str, **variables: str) -> str:
+    environment = {**os.environ, "AIORDMA_CAPTURE": str(path), **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def pair(path: Path, address: str = "127.0.0.1", size: int = 200_000, **variables: str) -> Capture:
+    run(PAIR.replace("ADDRESS", repr(address)).replace("SIZE", str(size)), path, **variables)
+    return read_capture(path)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_connection_is_captured_whole_and_once(tmp_path: Path, address: str) -> None:
+    captured = pair(tmp_path / "a.pcapng", address)
+    assert captured.addresses == {
+        bytes([127, 0, 0, 1]) if address == "127.0.0.1" else bytes(15) + b"\1"
+    }
+    ((client, there), (server, back)) = captured.streams.items()
+    assert client == tuple(reversed(server))
+    assert captured.flags[client][:2] == [SYN, ACK]
+    assert captured.flags[server][0] == SYN | ACK
+    sent, answered = frames(there), frames(back)
+    assert [payload for opcode, payload in sent if opcode == SEND] == [b"a message"]
+    assert b"".join(payload for opcode, payload in sent if opcode == WRITE) == b"w" * 200_000
+    assert [payload for opcode, payload in answered if opcode == SEND] == [b"an answer"]
+    assert b"w" * 100 in [payload for opcode, payload in answered if opcode == READ_RESPONSE]
+    assert captured.nanoseconds == sorted(captured.nanoseconds)
+
+
+def test_both_sides_capture_the_same_bytes(tmp_path: Path) -> None:
+    server = """
+import asyncio, aiordma
+
+async def main():
+    async with aiordma.listen("127.0.0.1", 0, device="software") as listener:
+        print(listener.port, flush=True)
+        async with await listener.accept() as connection:
+            async for message in connection:
+                await connection.send(message[::-1])
+
+asyncio.run(main())
+"""
+    client = """
+import asyncio, sys, aiordma
+
+async def main():
+    async with aiordma.connect("127.0.0.1", PORT, device="software") as connection:
+        for i in range(20):
+            await connection.send(bytes([i]) * 1000)
+            assert await connection.receive() == bytes([i]) * 1000
+
+asyncio.run(main())
+"""
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    with subprocess.Popen(
+        [sys.executable, "-c", server],
+        env={**os.environ, "AIORDMA_CAPTURE": str(theirs)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        run(client.replace("PORT", process.stdout.readline()), ours)
+        assert process.wait(30) == 0
+    here, there = read_capture(ours), read_capture(theirs)
+    assert len(here.streams) == 2
+    for key, stream in here.streams.items():
+        # The end of one side's can be unread by the other, which closes at the same time.
+        assert stream.startswith(there.streams[key]) or there.streams[key].startswith(stream)
+        messages = [payload for opcode, payload in frames(stream) if opcode == SEND]
+        assert messages == [bytes([i]) * 1000 for i in range(20)]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_datagram_is_captured_once(tmp_path: Path, address: str) -> None:
+    code = """
+import asyncio, aiordma
+
+async def main():
+    async with (
+        aiordma.open_datagram(ADDRESS, 0, device="software") as one,
+        aiordma.open_datagram(ADDRESS, 0, device="software") as other,
+    ):
+        peer = await one.resolve(ADDRESS, other.port)
+        await one.send(b"a datagram", peer)
+        assert (await other.receive()).data == b"a datagram"
+
+asyncio.run(main())
+"""
+    run(code.replace("ADDRESS", repr(address)), tmp_path / "a")
+    packets = [packet for _, _, packet in read_capture(tmp_path / "a").datagrams]
+    (ours,) = [packet for packet in packets if b"a datagram" in packet]
+    assert ours[0] == UD_SEND_ONLY
+    assert ours[20:30] == b"a datagram"
+
+
+def test_a_capture_ends_at_its_limit_with_a_whole_packet(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    captured = pair(path, size=3 << 20, AIORDMA_CAPTURE_MIB="1")
+    assert (1 << 20) - 40_000 < path.stat().st_size <= 1 << 20
+    assert sum(map(len, captured.streams.values())) > 900_000
+
+
+def test_each_process_has_a_file_by_its_number(tmp_path: Path) -> None:
+    code = PAIR.replace("ADDRESS", "'127.0.0.1'").replace("SIZE", "100")
+    code += "\nimport os\nif os.fork():\n    os.wait()\nelse:\n    asyncio.run(main())\n"
+    run(code, tmp_path / "all.%p")
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 2
+    for file in files:
+        assert len(read_capture(file).streams) == 2
+    run(code, tmp_path / "parent")
+    assert len(read_capture(tmp_path / "parent").streams) == 2
+
+
+@pytest.mark.parametrize("mib", ["0", "-1", "many", ""])
+def test_a_limit_that_is_no_number_of_mib_is_refused(mib: str) -> None:
+    with pytest.raises(ValueError, match="AIORDMA_CAPTURE_MIB="):
+        capture("/dev/null", mib)
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"AIORDMA_CAPTURE=.*No such file or directory"):
+        capture(str(tmp_path / "missing" / "a"), "1")
+
+
+def test_a_full_file_system_is_named() -> None:
+    with pytest.raises(ValueError, match=r"AIORDMA_CAPTURE='/dev/full'.*No space left"):
+        capture("/dev/full", "1")

@@ -1,0 +1,60 @@
+"""The documentation site (`make docs`) has every page and every public name."""
+
+import re
+
+import pytest
+
+import aiordma
+from docs.site import reference
+from docs.site.navigation import NAVIGATION
+from tests.unit.sources import ROOT
+
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+GENERATED = {"reference/index", "changelog"}
+FOLDERS = ("errors", "post-mortems")
+"""Folders whose index lists all of their pages."""
+
+
+def test_each_public_name_is_described_once() -> None:
+    described = [name for _, _, names in reference.PAGES.values() for name in names]
+    assert sorted(described) == sorted(reference.public_names()), "see PAGES of reference.py"
+
+
+def test_each_page_is_in_the_navigation() -> None:
+    listed = [name for names in NAVIGATION.values() for name in names]
+    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in PAGES} - {"index"}
+    inner = {name for name in pages if name.startswith(FOLDERS) and not name.endswith("/index")}
+    assert sorted(listed) == sorted(pages - inner | GENERATED), "see docs/site/navigation.py"
+
+
+def test_each_environment_variable_is_on_its_page() -> None:
+    found = set()
+    for path in (ROOT / "aiordma").rglob("*.py"):
+        found |= set(re.findall(r"\bAIORDMA_[A-Z]+(?:_[A-Z]+)*", path.read_text()))
+    of_c = r"AIORDMA_(FAULT|OF)_"  # enumerations of the C sources
+    variables = {name for name in found if not re.match(of_c, name)}
+    assert "AIORDMA_DEVICE" in variables
+    page = (DOCS / "environment.md").read_text()
+    assert [name for name in sorted(variables) if f"| {name} |" not in page] == []
+
+
+def test_each_exception_has_its_page() -> None:
+    exceptions = {
+        name
+        for name in reference.public_names()
+        if isinstance(thing := reference.find(name), type) and issubclass(thing, aiordma.RdmaError)
+    }
+    assert {path.stem for path in (DOCS / "errors").glob("*.md")} - {"index"} == exceptions
+    for name in exceptions:
+        text = (DOCS / "errors" / f"{name}.md").read_text()
+        headings = re.findall(r"^#.*", text, re.MULTILINE)
+        assert headings[:3] == [f"# {name}", "## Why it comes", "## What to do"]
+        assert f"[{name}]({name}.md)" in (DOCS / "errors" / "index.md").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(reference.public_names()))
+def test_description_of_a_name_has_its_signature_and_text(name: str) -> None:
+    key = next(key for key, (_, _, names) in reference.PAGES.items() if name in names)
+    pattern = rf"^::::\{{py:\w+\}} {re.escape(name)}(\(.*)?$\n(:.*\n)*\n\S"
+    assert re.search(pattern, reference.page(key), re.MULTILINE)

@@ -1,0 +1,19 @@
+"""What `make fuzz` does with an rsocket, with fewer inputs: a peer, a device and a program that do
+anything, see tests.fuzz.rsocket_driver. The engine and the backend in Python do the same."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.rsocket_driver import run_both
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.binary(max_size=400))
+def test_an_rsocket_survives_any_input(data: bytes) -> None:
+    run_both(data)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(min_size=200, max_size=800))
+def test_an_rsocket_survives_long_inputs_of_a_usual_peer(data: bytes) -> None:
+    run_both(bytes([data[0] & 1]) + data[1:])

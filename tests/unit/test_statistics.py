@@ -1,0 +1,114 @@
+"""Counters: both backends count the same, a forked child begins anew, unknown numbers are kept."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from aiordma import RequestStatistics, WorkCompletionOpcode, WorkCompletionStatus
+from aiordma._requests.select import BACKENDS
+
+SCENARIO = """
+import asyncio, aiordma, aiordma.testing
+from aiordma import Access
+
+async def main():
+    options = {"receive_buffers": 0, "max_send_wr": 4}
+    async with aiordma.testing.connected_pair(**options) as (client, server):
+        memory = server.register(bytearray(64), Access.REMOTE_READ | Access.REMOTE_WRITE)
+        parts = client.register(bytearray(64))
+        receives = [server.post_recv(bytearray(16)) for _ in range(9)]
+        for i in range(4):
+            await client.send(bytes(i))
+        await client.sendv([b"ab", parts[:3]])
+        await client.write(b"x" * 64, memory.remote())
+        await client.readv(memory.remote()[:8], [parts[:4], parts[4:8]])
+        with client.chain(signal_last_only=True) as chain:
+            requests = [chain.post_send(b"c"), chain.post_sendv([b"d", b"e"])]
+        await requests[1]
+        async with asyncio.TaskGroup() as group:
+            for _ in range(6):
+                group.create_task(client.read(memory.remote(), bytearray(64)))
+        wrong = aiordma.RemoteMemory(memory.remote().address, 64, memory.remote().rkey ^ 1)
+        failing = client.post_read(wrong, parts)
+        flushed = client.post_send(b"f")
+        for request in (failing, flushed):
+            try:
+                await request
+            except aiordma.WorkCompletionError:
+                pass
+        await client.ended()
+        await server.ended()
+        for receive in receives:
+            receive.exception()
+    print(client.statistics())
+    print(server.statistics())
+    print(aiordma.statistics()["software"].requests)
+
+asyncio.run(main())
+"""
+
+
+def run(code: str, backend: str) -> str:
+    environment = {**os.environ, "AIORDMA_BACKEND": backend}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_both_backends_count_the_same() -> None:
+    in_c, in_python = (run(SCENARIO, name).splitlines() for name in sorted(BACKENDS))
+    assert in_c == in_python
+    assert len(in_c) == 3
+    client = in_c[0]
+    assert "posted_sends=17," in client
+    assert "RDMA_READ: 2>: 7" in client
+    assert "<WorkCompletionOpcode.SEND: 0>: 7" in client
+    assert "WorkCompletionStatus.REM_ACCESS_ERR: 10>: 1" in client
+
+
+def test_a_forked_child_begins_with_counters_of_its_own() -> None:
+    code = """
+import asyncio, os, aiordma, aiordma.testing
+
+async def main():
+    async with aiordma.testing.connected_pair() as (client, server):
+        await client.send(b"x")
+        await server.receive()
+
+asyncio.run(main())
+assert aiordma.statistics()["software"].requests.bytes_sent == 1
+if os.fork():
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+    assert aiordma.statistics()["software"].requests.bytes_sent == 1
+    print("done")
+else:
+    assert aiordma.statistics() == {}
+    asyncio.run(main())
+    assert aiordma.statistics()["software"].requests.bytes_sent == 1
+"""
+    assert run(code, "c") == "done\n"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_statistics_add_up(count: int) -> None:
+    counters = RequestStatistics._of((5, 4, 3, 2, 100, 200, {0: 1, 128: 2}, {5: 1, 10: 7}), 6)
+    total = RequestStatistics._sum([counters] * count)
+    assert (total.posted_sends, total.posted_receives) == (5 * count, 4 * count)
+    assert (total.in_flight, total.discarded) == (3 * count, 2 * count)
+    assert (total.bytes_sent, total.bytes_received) == (100 * count, 200 * count)
+    assert total.queue_full_waits == 6 * count
+    assert total.completed == {
+        WorkCompletionOpcode.SEND: count,
+        WorkCompletionOpcode.RECV: 2 * count,
+    }
+    assert total.failed == {
+        WorkCompletionStatus.WR_FLUSH_ERR: count,
+        WorkCompletionStatus.REM_ACCESS_ERR: 7 * count,
+    }
+
+
+def test_a_status_of_a_newer_device_is_a_general_error() -> None:
+    counters = RequestStatistics._of((1, 0, 0, 0, 0, 0, {}, {77: 2, 21: 1}))
+    assert counters.failed == {WorkCompletionStatus.GENERAL_ERR: 3}

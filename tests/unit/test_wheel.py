@@ -1,0 +1,159 @@
+"""The wheel in a virtual environment of its own, without a compiler, with and without rdma-core.
+
+`make wheel` sets AIORDMA_WHEEL to the file in dist/; then pip also installs what it depends on.
+Without it the tests build a wheel, and borrow the dependencies of the tests' environment.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import aiordma
+from tests.unit.sources import ROOT
+
+HIDE = Path(__file__).with_name("without_rdma_core.sh")
+
+ECHO = """
+import asyncio, sys, aiordma
+
+async def main():
+    async with aiordma.listen("127.0.0.1", 0, device="software") as listener:
+        async def serve():
+            async with await listener.accept() as connection:
+                await connection.send(await connection.receive())
+        task = asyncio.create_task(serve())
+        async with aiordma.connect("127.0.0.1", listener.port) as connection:
+            await connection.send(b"hello")
+            print(connection.device_name, await connection.receive())
+        await task
+
+asyncio.run(main())
+print(aiordma.__version__, aiordma.__file__)
+"""
+
+REAL_DEVICE = """
+import aiordma
+try:
+    aiordma.Device("rxe0").open()
+except aiordma.NoDeviceError as error:
+    print(error)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if given := os.environ.get("AIORDMA_WHEEL"):
+        return Path(given).resolve()
+    made = tmp_path_factory.mktemp("wheel")
+    command = ("setup.py", "-q", "bdist_wheel", "--dist-dir", made, "--bdist-dir", made / "b")
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True, timeout=140)
+    (built,) = made.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that has the wheel."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=60)
+    interpreter = folder / "bin/python"
+    borrows = "AIORDMA_WHEEL" not in os.environ
+    options = ["--no-deps", "--no-index"] if borrows else []
+    packages = [wheel] if borrows else [f"{wheel}[trio]", "pytest"]
+    install = [str(interpreter), "-m", "pip", "install", "-q", *options, *map(str, packages)]
+    subprocess.run(install, check=True, timeout=140, env={**os.environ, "CC": "no-compiler"})
+    if borrows:
+        (site,) = (folder / "lib").glob("python*/site-packages")
+        (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    return interpreter
+
+
+def run(command: list[str | Path], folder: Path) -> str:
+    """What a command prints that finds no compiler and no other program."""
+    environment = {"PATH": str(folder), "HOME": str(folder)}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert not done.returncode, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def namespace() -> tuple[str, ...]:
+    command = ("unshare", "--mount", "true")
+    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("hiding libraries needs root and a mount namespace (unshare --mount)")
+    program = shutil.which("unshare")
+    assert program
+    return (program, "--mount", "/bin/sh", str(HIDE))
+
+
+def test_wheel_echoes_on_the_software_device(python: Path, tmp_path: Path) -> None:
+    lines = run([python, "-c", ECHO], tmp_path).splitlines()
+    assert lines[0] == "software b'hello'"
+    version, _, file = lines[1].partition(" ")
+    assert version == aiordma.__version__
+    assert Path(file).is_relative_to(python.parents[1])
+
+
+@pytest.mark.parametrize("hidden", ["libibverbs", "librdmacm"])
+def test_wheel_without_a_library_names_it(
+    hidden: str, python: Path, namespace: tuple[str, ...], tmp_path: Path
+) -> None:
+    # The tools of the script that hides, but no compiler.
+    (tmp_path / "over").mkdir()
+    for name in ("mount", "mkdir", "find", "dirname", "awk", "ldconfig"):
+        found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+        assert found
+        (tmp_path / name).symlink_to(found)
+    hide = [*namespace, str(tmp_path / "over"), hidden]
+    assert run([*hide, python, "-c", ECHO], tmp_path).startswith("software b'hello'\n")
+    message = run([*hide, python, "-c", REAL_DEVICE], tmp_path)
+    assert f"{hidden}.so.1: cannot open shared object file" in message
+    assert "`apt-get install libibverbs1 librdmacm1 ibverbs-providers` on Debian" in message
+    assert "`dnf install libibverbs librdmacm` on Fedora" in message
+
+
+def test_extensions_link_only_the_c_library(python: Path) -> None:
+    extensions = sorted((python.parents[1] / "lib").rglob("aiordma/_native/*.so"))
+    assert len(extensions) == 2
+    for extension in extensions:
+        command = ("readelf", "-W", "--dynamic", extension)
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", shown))
+        libraries = {"libc.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2"}
+        assert "libc.so.6" in needed
+        assert needed <= libraries
+
+
+SERVICE = """
+async def double(connection):
+    async for message in connection:
+        await connection.send(message + message)
+"""
+
+# What docs/testing.md promises: a test of five lines, beside the project's own imports.
+ITS_TEST = """
+import aiordma, pytest
+from service import double
+
+@pytest.mark.anyio
+async def test_double(rdma_listener, rdma_address):
+    async with rdma_listener(double) as listener:
+        async with aiordma.connect(rdma_address, listener.port) as connection:
+            await connection.send(b"ab")
+            assert await connection.receive() == b"abab"
+"""
+
+
+def test_a_project_of_its_own_tests_its_service_by_the_wheel(python: Path, tmp_path: Path) -> None:
+    (tmp_path / "service.py").write_text(SERVICE)
+    (tmp_path / "test_service.py").write_text(ITS_TEST)
+    command: list[str | Path] = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    assert "2 passed" in run(command, tmp_path)  # on asyncio and on trio
