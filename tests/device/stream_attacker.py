@@ -156,11 +156,14 @@ class Victim:
     async def attacked(
         self, *, announced: int = CREDITS, uses_words: bool = False
     ) -> AsyncIterator[Attacker]:
-        """Connect an attacker, which announces so many credits.
+        """Connect an attacker, which announces so many credits, once the handler has its stream.
+
+        A message that arrives before that, which RoCE allows, fails the handshake instead.
 
         Args:
             uses_words: on iWARP, even if the device has immediate data.
         """
+        before = self.streams
         is_iwarp = self.device.driver != "rxe"
         has_immediate = not uses_words and not self.device.lacks("immediate")
         async with aiordma.prepare_connection(
@@ -183,6 +186,7 @@ class Victim:
                 takes_immediate=is_iwarp and has_immediate,
             )
             await connection.establish(private_data=hello.pack())
+            await self.has_taken_in(before + 1)
             yield Attacker(connection, memory, is_iwarp and not has_immediate)
 
 

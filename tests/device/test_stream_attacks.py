@@ -96,6 +96,7 @@ VIOLATIONS: dict[str, tuple[Attack, str]] = {
 async def test_a_violation_ends_its_connection_only(name: str, device: DeviceUnderTest) -> None:
     attack, said = VIOLATIONS[name]
     async with serving(device) as victim, connect_stream(ADDRESS, victim.listener.port) as early:
+        await victim.has_taken_in()
         async with victim.attacked() as attacker:
             attack(attacker)
             await attacker.is_cut_off()
@@ -234,7 +235,6 @@ async def test_a_flood_of_control_messages_is_survived(what: str, device: Device
     }
     count = 5000 if device.driver == "software" else 500
     async with serving(device) as victim, victim.attacked() as attacker:
-        await victim.has_taken_in()
         with anyio.fail_after(PATIENCE):
             await attacker.flood(lambda _number: attacker.say(*values[what]), count)
             await victim.serves()
