@@ -63,6 +63,7 @@ POST_SENDS = ctypes.CFUNCTYPE(
 POST_RECEIVES = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ReceiveWork), ctypes.c_void_p
 )
+POLL_QUEUES = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
 class DataPath(ctypes.Structure):
@@ -71,7 +72,7 @@ class DataPath(ctypes.Structure):
     _fields_ = [
         ("take_events", ctypes.c_void_p),
         ("arm_queues", ctypes.c_void_p),
-        ("poll_queues", ctypes.c_void_p),
+        ("poll_queues", POLL_QUEUES),
         ("post_sends", POST_SENDS),
         ("post_receives", POST_RECEIVES),
         ("fill_sends", ctypes.c_void_p),
@@ -139,7 +140,7 @@ class EngineWorld(World):
             self.send_slots,
             self.receive_slots,
             c_backend.OpenRequests(),
-            None,
+            self._endpoint.loop and self._endpoint.loop.asyncio_loop,
             self.domain,
         )
         self.port.open(1, 1 << 30, 0, 4, 4, 4, c_backend.Pool())
@@ -229,6 +230,7 @@ def _take_all(take: str, first: Any) -> int:
 
 
 _TABLE = DataPath(
+    poll_queues=POLL_QUEUES(lambda _drain: 0),  # `Request.complete` brings what there is
     post_sends=POST_SENDS(lambda _pair, first, _refused: _take_all("take_send", first)),
     post_receives=POST_RECEIVES(
         lambda _pair, _shared, first, _refused: _take_all("take_receive", first)

@@ -20,6 +20,7 @@ from typing import Any
 
 from aiordma import AtomicCapability, RemoteMemory, WorkCompletionOpcode, WorkRequest
 from aiordma._base.errors import DisconnectedError, StreamProtocolError
+from aiordma._loop.event_loop import EventLoop
 from aiordma.streams.path import CONTROL_SLOTS, TRANSFER_BYTES, WORD_BYTES, StreamPath
 from aiordma.streams.path import Memory as StreamMemory
 from aiordma.streams.protocol import (
@@ -31,7 +32,7 @@ from aiordma.streams.protocol import (
 )
 from aiordma.streams.rsocket import Rsocket
 
-__all__ = ("run", "run_both")
+__all__ = ("Bytes", "Play", "World", "compare", "run", "run_both", "start")
 
 DEPTH = 16
 RING = 64
@@ -112,6 +113,7 @@ class World:
     Args:
         uses_words: as on iWARP without immediate data.
         max_recv_wr, max_send_wr: of the queue pair.
+        loop: of aiordma, for a `Stream` on top.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class World:
         uses_words: bool,
         max_recv_wr: int = DEPTH,
         max_send_wr: int = DEPTH + CONTROL_SLOTS,
+        loop: EventLoop | None = None,
     ) -> None:
         Memory.next_address = 0x10000
         self.uses_words = uses_words
@@ -131,8 +134,9 @@ class World:
             life=SimpleNamespace(on_end=self.ends, has_ended=False),
             cause=None,
             domain=None,
-            loop=None,
+            loop=loop,
             fail=self._fail,
+            require_same_process=lambda: None,
         )
         self.sends: deque[Any] = deque()
         self.receives: deque[tuple[Any, Memory]] = deque()
@@ -140,6 +144,8 @@ class World:
         self.lent: deque[RemoteMemory] = deque()
         self.sent = 0  # messages with data
         self.permitted = 0  # more of them
+        self.payload = bytearray()  # of these messages
+        self.offered = deque((RING // 2,))  # lengths of memory that the peer may write to
         self.failure: Exception | None = None
         self.faults: list[BaseException] = []
         self.done: list[object] = []
@@ -190,6 +196,10 @@ class World:
         if target.length:
             assert len(data) == target.length
             self._check(target)
+            if target.rkey == TABLE_KEY:
+                self.offered.append(int.from_bytes(data[12:], sys.byteorder))
+            else:
+                self.payload += data
         elif immediate is not None:
             assert operation_of(immediate)[0] is not Operation.DATA
 
@@ -242,7 +252,7 @@ _HELLO = Hello(
 )
 
 
-class _Bytes:
+class Bytes:
     """Numbers that are taken from an input."""
 
     def __init__(self, data: bytes) -> None:
@@ -268,15 +278,16 @@ def run(data: bytes, kind: type[World] = World) -> list[object]:
     Raises:
         AssertionError: the rsocket did what it must not do; any other exception is a bug, too.
     """
-    given = _Bytes(data)
+    given = Bytes(data)
     first = given.number()
     world = kind(uses_words=bool(first & 1))
     with world.running():
-        _run(world, given, first)
+        start(world, given, first, Play)
     return world.done
 
 
-def _run(world: World, given: "_Bytes", first: int) -> None:
+def start(world: World, given: "Bytes", first: int, play: "type[Play]") -> None:
+    """Play what is given in a world."""
     connection: Any = world
     rsocket = Rsocket(connection, RING, world.make_path)
     hello = _HELLO
@@ -292,7 +303,7 @@ def _run(world: World, given: "_Bytes", first: int) -> None:
     world.permitted = hello.credits
     if hello.buffer.length:
         world.lent.append(hello.buffer)
-    _Play(world, rsocket, given, hello.credits).play(early=first >> 2 & 3)
+    play(world, rsocket, given, hello.credits).play(early=first >> 2 & 3)
 
 
 def run_both(data: bytes) -> None:
@@ -303,23 +314,26 @@ def run_both(data: bytes) -> None:
     """
     from tests.fuzz.engine_world import EngineWorld
 
-    expected = run(data)
-    done = run(data, EngineWorld)
+    compare(run(data, EngineWorld), run(data))
+
+
+def compare(done: list[object], expected: list[object]) -> None:
+    """Compare what the engine and Python did."""
     for number, (ours, theirs) in enumerate(zip(done, expected, strict=False)):
         assert ours == theirs, f"step {number}: the engine {ours}, Python {theirs}"
     assert len(done) == len(expected)
 
 
-class _Play:
+class Play:
     """What a peer, the device and the program do, and what each means to a correct rsocket."""
 
-    def __init__(self, world: World, rsocket: Rsocket, given: _Bytes, announced: int) -> None:
+    def __init__(self, world: World, rsocket: Rsocket, given: Bytes, announced: int) -> None:
         self._world, self._rsocket, self._given = world, rsocket, given
         self._path = rsocket.path
         self._announced = announced
         self._next_entry = 1
         self._written = self._read_so_far = 0  # bytes of data
-        self._steps = (
+        self._steps: tuple[Callable[[], None], ...] = (
             *(self._any_message, self._data, self._data, self._grant, self._grant),
             *(self._write_table, self._complete, self._complete, self._complete),
             *(self._read, self._read, self._write, self._write, self._close_write),
@@ -333,8 +347,14 @@ class _Play:
         for _ in range(MOST_STEPS):
             if self._given.is_empty:
                 break
-            self._steps[self._given.number() % len(self._steps)]()
-            self._check()
+            self._step(self._given.number())
+        self._finish()
+
+    def _step(self, chosen: int) -> None:
+        self._steps[chosen % len(self._steps)]()
+        self._check()
+
+    def _finish(self) -> None:
         # The end flushes everything, as a device does.
         self._world.end(DisconnectedError("the end"))
         flushed = DisconnectedError("flushed")

@@ -83,6 +83,15 @@ SEEDS: dict[str, dict[str, bytes]] = {
             "out": bytes([3, 3, 9, 0, 11, 40, 6, 0]),
         }.items()
     },
+    # Receives before and after data, sends that wait and are cancelled; with and without a pause.
+    "calls": {
+        f"{mode}-{name}": bytes([mode]) + steps * 20
+        for mode in (0, 1, 16, 17)
+        for name, steps in {
+            "in": bytes([10, 40, 0, 8, 0, 0, 8, 0, 12, 40]),
+            "out": bytes([13, 90, 3, 20, 0, 6, 0, 6, 0, 16, 0]),
+        }.items()
+    },
 }
 
 
