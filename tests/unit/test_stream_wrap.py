@@ -1,0 +1,100 @@
+"""What a peer permits is checked also where the 16-bit numbers of messages wrap, by the engine and
+by Python."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiordma import RemoteMemory, WorkCompletionOpcode
+from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Hello, Operation
+from aiordma.streams.rsocket import Rsocket
+from tests.fuzz.engine_world import EngineWorld
+from tests.fuzz.rsocket_driver import DEPTH, RING, TABLE_ADDRESS, TABLE_KEY, World
+
+WRAP = 1 << 16
+TABLE = RemoteMemory(TABLE_ADDRESS, TABLE_ENTRIES * GRANT_BYTES, TABLE_KEY)
+HELLO = Hello(DEPTH, TABLE, RemoteMemory(0x100000, 1 << 20, 5))
+"""It lends memory for all messages at once."""
+BEFORE = 3
+"""How many messages before the wrap the sender has stopped."""
+
+
+class Peer:
+    """Of an rsocket that sends messages of one byte."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        connection: Any = world
+        self.rsocket = Rsocket(connection, RING, world.make_path)
+        self.rsocket.start(HELLO.pack())
+        world.permitted = DEPTH
+        world.lent.append(HELLO.buffer)
+        self.rsocket.begin(is_first=True)
+
+    def permit(self, number: int) -> None:
+        """Permit messages up to this number."""
+        self.world.permitted = number - self.world.sent
+        request, _word = self.world.receives.popleft()
+        opcode = WorkCompletionOpcode.RECV_RDMA_WITH_IMM
+        immediate = Operation.GRANT << 29 | number & 0xFFFF
+        request.complete(
+            SimpleNamespace(immediate=immediate, byte_len=0, opcode=int(opcode), operation=opcode)
+        )
+
+    def takes(self, most: int) -> int:
+        """Have it send up to so many messages; returns how many it sent."""
+        before = self.world.sent
+        for _ in range(most):
+            self.rsocket.write(b"x")
+            while self.world.sends:
+                self.world.sends.popleft().complete()
+        assert not self.world.faults
+        return self.world.sent - before
+
+
+@contextmanager
+def before_the_wrap(kind: type[World]) -> Iterator[Peer]:
+    """Yield a peer whose sender has BEFORE numbers left, and may use one of them."""
+    world = kind(uses_words=False)
+    with world.running():
+        peer, end = Peer(world), WRAP - BEFORE
+        while world.sent < end:
+            peer.takes(min(DEPTH, end - world.sent))
+            peer.permit(min(world.sent + DEPTH, end + 1))
+        assert world.sent == end
+        yield peer
+
+
+@pytest.mark.parametrize("kind", [World, EngineWorld])
+def test_impossible_credits_at_the_wrap_are_refused(kind: type[World]) -> None:
+    with before_the_wrap(kind) as peer:
+        sent = peer.world.sent
+        for number in (sent - 1, sent, sent + DEPTH + 1, WRAP + sent - 1):
+            assert peer.world.failure is None
+            said = _refusal(peer, number)
+            assert f"up to number {number & 0xFFFF}, where {sent} were sent" in said
+
+
+@pytest.mark.parametrize("kind", [World, EngineWorld])
+def test_all_credits_across_the_wrap_are_used(kind: type[World]) -> None:
+    with before_the_wrap(kind) as peer:
+        peer.permit(peer.world.sent + DEPTH)
+        assert peer.takes(DEPTH + 5) == DEPTH
+        assert peer.world.sent == WRAP - BEFORE + DEPTH
+        # Behind it, a number of before the wrap takes credits back.
+        assert "up to number 65535, where 13 were sent" in _refusal(peer, WRAP - 1)
+
+
+def _refusal(peer: Peer, number: int) -> str:
+    """Permit what no correct peer does, and return what the rsocket says; it goes on."""
+    world, heard = peer.world, []
+    world._endpoint.fail = heard.append
+    world.permitted, kept = 0, world.permitted
+    peer.permit(number)
+    world.permitted = kept
+    peer.rsocket.path.failed, peer.rsocket._error = False, None
+    (error,) = heard
+    return str(error)
