@@ -5,11 +5,13 @@ import socket
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from ipaddress import ip_address, ip_network
-from typing import Any
+from typing import Any, Unpack
 from weakref import WeakKeyDictionary
 
 from aiordma._base.arguments import seconds
+from aiordma._base.options import ConnectionOptions
 from aiordma._loop.polling import SPIN, PollingEventLoop
+from aiordma.streams.opening import StreamOptions, StreamSettings
 from aiordma.streams.server import create_connection, create_server
 
 __all__ = ("StreamEventLoop", "new_event_loop")
@@ -21,8 +23,9 @@ class StreamEventLoop(PollingEventLoop):
     """The loop of `new_event_loop`. Sockets that the program passes, and hosts that the rule does
     not name, are handled by asyncio as before."""
 
-    def __init__(self, spin: float, hosts: Iterable[str]) -> None:
+    def __init__(self, spin: float, hosts: Iterable[str], options: StreamOptions) -> None:
         super().__init__(spin)
+        self._options = options
         self._deferred: WeakKeyDictionary[socket.socket, tuple[str, int]] = WeakKeyDictionary()
         self._hosts = tuple(each.strip() for each in hosts if each.strip())
 
@@ -52,11 +55,14 @@ class StreamEventLoop(PollingEventLoop):
         if deferred is not None:
             del keywords["sock"]
             given.close()
-            return await create_connection(protocol_factory, *deferred, **keywords)
+            return await create_connection(protocol_factory, *deferred, **self._with(keywords))
         if host is None or given is not None or not self.uses_rdma(host):
             default: Any = super().create_connection
             return await default(protocol_factory, host, port, **keywords)
-        return await create_connection(protocol_factory, host, port, **keywords)
+        return await create_connection(protocol_factory, host, port, **self._with(keywords))
+
+    def _with(self, keywords: dict[str, Any]) -> dict[str, Any]:
+        return {**self._options, **keywords}
 
     # -- sockets that a program connects before it passes them -------------------------------------
 
@@ -143,7 +149,7 @@ class StreamEventLoop(PollingEventLoop):
         if keywords.get("sock") is not None or not all(map(self.uses_rdma, hosts)):
             default: Any = super().create_server
             return await default(protocol_factory, host, port, **keywords)
-        return await create_server(protocol_factory, host, port, **keywords)
+        return await create_server(protocol_factory, host, port, **self._with(keywords))
 
 
 def _matches(host: str, pattern: str) -> bool:
@@ -153,7 +159,11 @@ def _matches(host: str, pattern: str) -> bool:
         return fnmatchcase(host.lower(), pattern.lower())
 
 
-def new_event_loop(spin: float = SPIN, hosts: str | Iterable[str] | None = None) -> StreamEventLoop:
+def new_event_loop(
+    spin: float = SPIN,
+    hosts: str | Iterable[str] | None = None,
+    **options: Unpack[StreamOptions],
+) -> StreamEventLoop:
     """Return an asyncio event loop whose `create_connection` and `create_server` use RDMA streams.
     Everything else is as of `aiordma.new_event_loop`, whose loop polls before it sleeps.
 
@@ -164,13 +174,19 @@ def new_event_loop(spin: float = SPIN, hosts: str | Iterable[str] | None = None)
         hosts: which hosts are reached over RDMA: names with wildcards, addresses and networks, as a
             list or separated by commas. None: the environment variable AIORDMA_STREAM_HOSTS, or
             "*", which is every host. For a server it is the host that it listens on.
+        options: the stream options of every connection and server, as of `connect_stream`:
+            `peer_timeout`, `keepalive`, `close_timeout`, ... Those that a call passes replace them.
 
     Raises:
-        TypeError, ValueError: as `aiordma.new_event_loop`.
+        TypeError, ValueError: as `aiordma.new_event_loop`; or an option is unknown, has an
+            unsuitable type, or is out of range.
     """
     spin = seconds(spin, "spin", "new_event_loop")
     if not 0 <= spin <= 1:
         raise ValueError(f"new_event_loop(): spin={spin} is not in 0..1 (seconds)")
+    settings = StreamSettings("new_event_loop", **options)
+    ConnectionOptions._of(new_event_loop, settings.keywords)
     if hosts is None:
         hosts = os.environ.get(VARIABLE, "*")
-    return StreamEventLoop(spin, hosts.split(",") if isinstance(hosts, str) else hosts)
+    names = hosts.split(",") if isinstance(hosts, str) else hosts
+    return StreamEventLoop(spin, names, options)

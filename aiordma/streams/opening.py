@@ -9,7 +9,7 @@ import anyio
 from anyio.abc import Listener as AnyListener
 from anyio.abc import SocketAttribute, TaskGroup
 
-from aiordma._base.arguments import seconds, whole_number
+from aiordma._base.arguments import seconds, seconds_within, whole_number
 from aiordma._base.errors import (
     ClosedError,
     DeviceRemovedError,
@@ -26,7 +26,7 @@ from aiordma._connection.connector import prepare_connection
 from aiordma._connection.listener import Listener, listen
 from aiordma.streams.path import CONTROL_SLOTS
 from aiordma.streams.protocol import CREDIT_LIMIT
-from aiordma.streams.rsocket import Rsocket
+from aiordma.streams.rsocket import CLOSE_TIMEOUT, Rsocket
 from aiordma.streams.stream import Stream
 
 __all__ = (
@@ -45,6 +45,7 @@ QUEUE_DEPTH = 128
 _MOST_BUFFER_BYTES = 1 << 30
 _LEAST_BUFFER_BYTES = 4096
 _LEAST_DEPTH = 16
+_MOST_CLOSE_TIMEOUT = 3600
 KEEPALIVE_SLOTS = 1
 """A keepalive posts one WRITE at a time, and a stream has to find all of its own slots free."""
 RETRY_SECONDS = 1.0
@@ -56,6 +57,7 @@ class StreamOptions(TypedDict, total=False):
 
     buffer_size: int
     queue_depth: int
+    close_timeout: float
     tos: int | None
     ack_timeout: int
     retry_count: int
@@ -75,12 +77,16 @@ class StreamSettings:
         call: str,
         buffer_size: int = BUFFER_BYTES,
         queue_depth: int = QUEUE_DEPTH,
+        close_timeout: float = CLOSE_TIMEOUT,
         **others: Unpack[ConnectionKeywords],
     ) -> None:
         given = whole_number(
             buffer_size, "buffer_size", _LEAST_BUFFER_BYTES, _MOST_BUFFER_BYTES, call
         )
         self.ring_bytes: int = given - given % 2
+        self.close_timeout: float = seconds_within(
+            close_timeout, "close_timeout", 0, _MOST_CLOSE_TIMEOUT, call
+        )
         depth = whole_number(queue_depth, "queue_depth", _LEAST_DEPTH, CREDIT_LIMIT, call)
         # What the protocol needs: own receives, retries without limit where the peer has none.
         self.keywords: ConnectionKeywords = {
@@ -116,6 +122,9 @@ async def connect_stream(
             are used for sending. 4 KiB to 1 GiB.
         queue_depth: messages that can be on the way in each direction, 16 to 65,534. Each send is
             at least one message.
+        close_timeout: seconds in which a close waits until the peer's device has everything that
+            was sent, 0 to 3,600. At its end, the connection ends, and what was not acknowledged by
+            then may be lost. 0: do not wait.
         tos, ack_timeout, retry_count, peer_timeout, keepalive: see ConnectionOptions.
 
     Raises:
@@ -150,7 +159,7 @@ async def connect_rsocket(
         **settings.keywords,
     )
     try:
-        rsocket = Rsocket(connection, settings.ring_bytes)
+        rsocket = Rsocket(connection, settings.ring_bytes, close_timeout=settings.close_timeout)
         await connection.establish(private_data=rsocket.hello())
         rsocket.start(connection.private_data)
         rsocket.begin(is_first=True)
@@ -176,8 +185,8 @@ async def listen_stream(
 
     Args:
         host, port, backlog, device, require, accept_timeout, ipv6_only: as of `aiordma.listen`.
-        buffer_size, queue_depth, tos, ack_timeout, retry_count, peer_timeout, keepalive: as of
-            `connect_stream`; for every accepted stream.
+        buffer_size, queue_depth, close_timeout, tos, ack_timeout, retry_count, peer_timeout,
+            keepalive: as of `connect_stream`; for every accepted stream.
 
     Raises: as `aiordma.listen`.
 
@@ -197,15 +206,15 @@ async def listen_stream(
         ipv6_only=ipv6_only,
         **settings.keywords,
     )
-    return StreamListener(listener, settings.ring_bytes)
+    return StreamListener(listener, settings)
 
 
 class StreamListener(AnyListener[Stream]):
     """Listens for streams: `listen_stream` makes it. It is an anyio Listener."""
 
-    def __init__(self, listener: Listener, ring_bytes: int) -> None:
+    def __init__(self, listener: Listener, settings: StreamSettings) -> None:
         self._listener = listener
-        self._ring_bytes = ring_bytes
+        self._settings = settings
         self._rsockets: dict[Connection, Rsocket] = {}
         listener._handshakes.establish = self._establish
 
@@ -306,7 +315,11 @@ class StreamListener(AnyListener[Stream]):
         peer = request.private_data
         connection = await request.prepare()
         try:
-            rsocket = Rsocket(connection, self._ring_bytes)
+            rsocket = Rsocket(
+                connection,
+                self._settings.ring_bytes,
+                close_timeout=self._settings.close_timeout,
+            )
             rsocket.start(peer)
             await connection.establish(private_data=rsocket.hello())
             rsocket.begin(is_first=False)

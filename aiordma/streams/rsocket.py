@@ -23,7 +23,10 @@ from aiordma.streams.protocol import GRANT_BYTES, Hello
 from aiordma.verbs.completion import WorkCompletion
 from aiordma.verbs.memory import MemorySlice
 
-__all__ = ("Rsocket",)
+__all__ = ("CLOSE_TIMEOUT", "Rsocket")
+
+CLOSE_TIMEOUT = 5.0
+"""How many seconds a close waits, unless the program says otherwise."""
 
 _RECEIVED_WORD = int(WorkCompletionOpcode.RECV)
 
@@ -33,6 +36,7 @@ class Rsocket:
 
     Attributes:
         path: the data path.
+        close_timeout: how many seconds a close waits for `drained`.
 
     Raises:
         VerbsCallError: memory could not be registered, or a receive not posted.
@@ -43,7 +47,9 @@ class Rsocket:
         connection: Connection,
         ring_bytes: int,
         make_path: Callable[[Connection, Memory, bool], StreamPath] = stream_path,
+        close_timeout: float = CLOSE_TIMEOUT,
     ) -> None:
+        self.close_timeout = close_timeout
         # This object must not hold the connection: posted requests hold it, by the path.
         self._endpoint = connection._endpoint
         self._is_iwarp = self._endpoint.hub.is_iwarp

@@ -19,10 +19,8 @@ from aiordma._requests.select import awaits_path
 from aiordma.streams.rsocket import Rsocket
 from aiordma.verbs.memory import MemoryRegion, MemorySlice, flat_view
 
-__all__ = ("CLOSE_SECONDS", "Stream")
+__all__ = ("Stream",)
 
-CLOSE_SECONDS = 5.0
-"""How long `aclose` waits until the peer's device has everything that was sent."""
 COPY_BYTES = 4 * 1024 * 1024
 """Data of more bytes is registered and written from where it is. Below that, a copy is cheaper."""
 PAUSE = 16
@@ -268,8 +266,9 @@ class Stream(ByteStream):
 
     @deferring_steps
     async def aclose(self) -> None:
-        """End both directions, wait at most 5 s until the peer's device has everything that was
-        sent, and release everything. Data that was not received is dropped. Idempotent.
+        """End both directions, wait at most `close_timeout` seconds until the peer's device has
+        everything that was sent, and release everything. Data that was not received is dropped.
+        Idempotent.
 
         Raises:
             EventLoopError: called outside of its event loop.
@@ -287,7 +286,7 @@ class Stream(ByteStream):
                 self._path.closed = True
                 self._path.wake()
                 self._path.close_write(True)
-                with anyio.move_on_after(CLOSE_SECONDS):
+                with anyio.move_on_after(self._rsocket.close_timeout):
                     await self._rsocket.drained()
         finally:
             await self._connection.aclose()

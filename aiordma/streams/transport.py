@@ -16,7 +16,6 @@ from aiordma._base.errors import RdmaError
 from aiordma._base.interrupts import deferring, deferring_steps, uninterrupted
 from aiordma._connection.connection import Connection
 from aiordma.streams.rsocket import Rsocket
-from aiordma.streams.stream import CLOSE_SECONDS
 from aiordma.verbs.memory import flat_view
 
 __all__ = ("StreamTransport",)
@@ -335,8 +334,9 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
 
     @deferring
     def close(self) -> None:
-        """As asyncio.BaseTransport.close: what was written is sent first. connection_lost is called
-        when the peer's device has it, or after 5 s.
+        """As asyncio.BaseTransport.close: what was written is posted first, at the peer's pace and
+        without a time limit. (`abort` ends that.) Then connection_lost is called as soon as the
+        peer's device has everything, or after `close_timeout` seconds.
 
         Raises: nothing.
         """
@@ -381,7 +381,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         try:
             if graceful:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(CLOSE_SECONDS):
+                    async with asyncio.timeout(self._rsocket.close_timeout):
                         await self._rsocket.drained()
             self._lose(error)
         finally:

@@ -154,13 +154,14 @@ class Victim:
 
     @asynccontextmanager
     async def attacked(
-        self, *, announced: int = CREDITS, uses_words: bool = False
+        self, *, announced: int = CREDITS, receives: int = 2 * CREDITS, uses_words: bool = False
     ) -> AsyncIterator[Attacker]:
         """Connect an attacker, which announces so many credits, once the handler has its stream.
 
         A message that arrives before that, which RoCE allows, fails the handshake instead.
 
         Args:
+            receives: how many receives it posts.
             uses_words: on iWARP, even if the device has immediate data.
         """
         before = self.streams
@@ -176,7 +177,7 @@ class Victim:
             access = Access.LOCAL_WRITE | Access.REMOTE_WRITE
             memory = connection.register(bytearray(RING + TABLE), access)[:]
             words = connection.register(bytearray(4))
-            for _ in range(2 * CREDITS):
+            for _ in range(receives):
                 ignored(connection.post_recv(words))
             lent = memory.remote()
             hello = Hello(

@@ -1,19 +1,21 @@
 """Hostile peers of a stream's listener: each is disconnected with an error that names its fault, or
 is held back, and other peers of the same listener are served."""
 
+import asyncio
 import struct
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import Any
 
 import anyio
 import pytest
 
 import aiordma
 from aiordma import DisconnectedError, RdmaError, RemoteMemory, StreamProtocolError, WorkRequest
-from aiordma.streams import connect_stream
+from aiordma.streams import Stream, connect_stream, create_server, listen_stream
 from aiordma.streams.opening import StreamSettings
 from aiordma.streams.protocol import GRANT_BYTES, Control, Hello, Operation, immediate_of
-from aiordma.streams.rsocket import Rsocket
+from aiordma.streams.rsocket import CLOSE_TIMEOUT, Rsocket
 from tests.device.players import one_loop
 from tests.device.silent_peer import silent_peer
 from tests.device.stream_attacker import (
@@ -223,6 +225,58 @@ async def test_a_peer_without_credits_gets_nothing(device: DeviceUnderTest) -> N
             assert await is_held_back(victim) == 0
             await victim.serves()
         assert isinstance(await victim.error(), DisconnectedError)
+
+
+@pytest.mark.capability("rnr")
+@pytest.mark.parametrize("close_timeout", [0, 0.3])
+@pytest.mark.parametrize("kind", ["stream", "transport"])
+@one_loop
+async def test_close_timeout_bounds_the_close_of_a_held_back_stream(
+    kind: str, close_timeout: float, device: DeviceUnderTest
+) -> None:
+    """Where the peer has posted no receive, its device does not take the end of the data."""
+    limits: Any = {"queue_depth": CREDITS, "buffer_size": RING, "close_timeout": close_timeout}
+    took: list[float] = []
+
+    async def close(stream: Stream) -> None:
+        victim.streams += 1
+        await stream.receive(1)
+        started = anyio.current_time()
+        await stream.aclose()
+        took.append(anyio.current_time() - started)
+
+    class Closing(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            victim.streams += 1
+            self.transport = transport
+
+        def data_received(self, _data: bytes) -> None:
+            self.started = anyio.current_time()
+            self.transport.close()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            assert exc is None
+            took.append(anyio.current_time() - self.started)
+
+    async with AsyncExitStack() as stack:
+        if kind == "stream":
+            listener = await stack.enter_async_context(listen_stream(ADDRESS, **limits))
+            group = await stack.enter_async_context(anyio.create_task_group())
+            group.start_soon(listener.serve, close)
+            stack.callback(group.cancel_scope.cancel)
+        else:
+            server = await create_server(Closing, ADDRESS, 0, **limits)
+            stack.push_async_callback(server.wait_closed)
+            stack.callback(server.close)
+            (listener,) = server._listeners
+        victim = Victim(listener, device)
+        async with victim.attacked(announced=0, receives=0) as attacker:
+            attacker.data(b"x")
+            await attacker.is_cut_off()
+        with anyio.fail_after(PATIENCE):
+            while not took:
+                await anyio.sleep(0.01)
+    assert close_timeout <= took[0] < CLOSE_TIMEOUT
 
 
 @pytest.mark.parametrize("what", ["keepalives", "credits", "shutdowns"])

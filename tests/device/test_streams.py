@@ -348,6 +348,9 @@ async def test_attributes_are_those_of_sockets() -> None:
         ({"buffer_size": "x"}, "buffer_size='x'"),
         ({"queue_depth": 15}, "queue_depth=15"),
         ({"queue_depth": 65535}, "queue_depth=65535"),
+        ({"close_timeout": -0.1}, "close_timeout=-0.1"),
+        ({"close_timeout": 3601}, "close_timeout=3601"),
+        ({"close_timeout": "soon"}, "close_timeout='soon'"),
     ],
 )
 async def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:

@@ -769,6 +769,44 @@ def test_asyncios_own_functions_use_rdma() -> None:
     on_stream_loop(main)
 
 
+@pytest.mark.parametrize("passed", [{}, {"close_timeout": 3.0}])
+def test_stream_options_of_the_loop_apply_to_all_streams(passed: dict[str, Any]) -> None:
+    made: list[Any] = []
+
+    async def keep(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        made.append(writer)
+
+    async def main() -> None:
+        server = await asyncio.start_server(keep, ADDRESS, 0, **passed)
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), **passed)
+        writer.write(b"?")
+        while not made:
+            await asyncio.sleep(0.001)
+        for each in (writer, *made):
+            assert each.transport._rsocket.close_timeout == passed.get("close_timeout", 2.0)
+            assert each.transport.get_extra_info("connection").options.keepalive == 30.0
+            each.close()
+        server.close()
+        await server.wait_closed()
+
+    factory = partial(streams.new_event_loop, close_timeout=2.0, keepalive=30.0)
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"close_timeout": -1}, r"^new_event_loop\(\): close_timeout=-1 "),
+        ({"keepalive": 0}, r"^new_event_loop\(\): keepalive=0 "),
+        ({"close_time": 1}, r"^new_event_loop\(\) has no parameter 'close_time': "),
+    ],
+)
+def test_wrong_stream_options_of_the_loop_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        streams.new_event_loop(**options)
+
+
 def test_other_hosts_use_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIORDMA_STREAM_HOSTS", "192.0.2.0/24")
 

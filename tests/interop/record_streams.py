@@ -138,8 +138,8 @@ class RecordedPath(StreamPath):
 class RecordedRsocket(Rsocket):
     """An rsocket whose data path is recorded."""
 
-    def __init__(self, connection: Connection, ring_bytes: int) -> None:
-        super().__init__(connection, ring_bytes, RecordedPath)
+    def __init__(self, connection: Connection, ring_bytes: int, *, close_timeout: float) -> None:
+        super().__init__(connection, ring_bytes, RecordedPath, close_timeout)
 
     def start(self, private_data: bytes) -> None:
         events.append(["start", private_data.hex()])

@@ -50,7 +50,7 @@ class LoopUnderTest(streams.StreamEventLoop):
     used: polling has its own."""
 
     def __init__(self, selector: object = None) -> None:
-        super().__init__(SPIN, ["*"])
+        super().__init__(SPIN, ["*"], {})
 
 
 class _Policy(asyncio.DefaultEventLoopPolicy):
