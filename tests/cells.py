@@ -20,6 +20,7 @@ _ACCESS = (
     | aiordma.Access.REMOTE_ATOMIC
     | aiordma.Access.MW_BIND
 )
+_WITHOUT_WINDOWS = _ACCESS & ~aiordma.Access.MW_BIND
 
 
 class Cell:
@@ -110,7 +111,8 @@ class Arena:
             self.buffer += bytes((number + place) % 251 for place in range(size))
         self.buffer += _CANARY
         self.cells = [Cell(self, start, size) for start, size in zip(starts, sizes, strict=True)]
-        self.region = connection.register(self.buffer, _ACCESS)
+        has_windows = connection.context.query().max_mw > 0
+        self.region = connection.register(self.buffer, _ACCESS if has_windows else _WITHOUT_WINDOWS)
         self.remote = self.region.remote()
         self._ends = [0, *(start + size for start, size in zip(starts, sizes, strict=True))]
 

@@ -13,7 +13,7 @@ from aiordma import RdmaError, streams, testing
 from aiordma.streams import Stream
 from tests.device.players import until
 from tests.devices import ADDRESS, DEVICE
-from tests.faults.awaits import ASYNCIO, close, of, until_the_peer_ends
+from tests.faults.awaits import ASYNCIO, close, of, send_to_waiting, until_the_peer_ends
 from tests.faults.suspensions import CANCELLED, Cut
 from tests.internals import is_closed
 
@@ -63,7 +63,7 @@ async def stream_receive(cut: Cut) -> None:
         own = Cut(cut.at, cut.mode)
         async with stream_ends() as (client, server):
             async with anyio.create_task_group() as group:
-                group.start_soon(client.send, b"cut")
+                group.start_soon(send_to_waiting, client, b"cut")
                 found = await own.run(way(server))
             await client.send(b"last")
             lost = 0 if found is CANCELLED else len(found)

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, get_origin
 
+import anyio
+import anyio.lowlevel
 import pytest
 import sniffio
 
@@ -21,7 +23,9 @@ from tests.faults.suspensions import MODES, Cut
 
 MOST = 200
 """More suspensions than any scenario has."""
-TRIES = 10
+TRIES = 10 if DEVICE == SOFTWARE else 3
+WAITED = 2
+"""Seconds for one cancellation of a broken function: its scenario may wait without end."""
 AWAITED = ("__aenter__", "__aexit__", "__anext__", "__await__")
 WITHOUT_WAIT = {
     "Connection.__aenter__",
@@ -42,6 +46,20 @@ FORWARDS = {
     "StreamEventLoop.sock_sendfile",
 }
 """They only await one function after the other: those of aiordma.streams, or asyncio's own."""
+ON_KERNELS_DEVICES = {
+    "connect",
+    "Connection.aclose",
+    "Connection.grant",
+    "Connection.read",
+    "Connection.receive",
+    "Connection.write",
+    "Listener.accept",
+    "Stream.receive",
+}
+"""The scenarios for the virtual machine, where one takes seconds: one of each kind."""
+MODES_HERE = MODES if DEVICE == SOFTWARE else MODES[1:]
+NEVER_CANCELLED = {"Connection.send_eof"} if DEVICE == SOFTWARE else {"Connection.write"}
+"""Their awaits need not suspend: `send_eof` is refused; rxe and siw complete a WRITE at once."""
 PACKAGES: tuple[Any, ...] = (aiordma, aiordma.streams, aiordma.testing)
 
 
@@ -81,10 +99,14 @@ def _public_awaits() -> Iterator[str]:
 
 def test_every_public_await_has_a_scenario() -> None:
     assert set(_public_awaits()) - WITHOUT_WAIT - FORWARDS == set(SCENARIOS)
+    assert {each.id for each in PARAMETERS} >= ON_KERNELS_DEVICES
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("scenario", PARAMETERS)
+@pytest.mark.parametrize(
+    "scenario",
+    [each for each in PARAMETERS if DEVICE == SOFTWARE or each.id in ON_KERNELS_DEVICES],
+)
 async def test_cancelled_at_each_suspension(scenario: Scenario) -> None:
     await _cancel_at_each(scenario)
 
@@ -96,23 +118,96 @@ async def test_cancelled_at_each_suspension_on_asyncio(scenario: Scenario) -> No
     await _cancel_at_each(scenario)
 
 
-async def _cancel_at_each(scenario: Scenario) -> None:
+async def _cancel_at_each(scenario: Scenario, limit: float | None = None) -> None:
     on_asyncio = sniffio.current_async_library() == "asyncio"
     with _slow_completions():
-        for mode in MODES if on_asyncio else MODES[:1]:
+        for mode in MODES_HERE if on_asyncio else MODES[:1]:
             for at in range(1, MOST):
                 # On a busy machine a completion can be there before its task waits for it.
                 for _ in range(TRIES if at == 1 else 1):
                     cut = Cut(at, mode)
-                    await scenario(cut)
-                    await at_rest()
+                    with anyio.fail_after(limit):
+                        await scenario(cut)
+                        await at_rest()
                     if cut.reached:
                         break
                 if not cut.reached:
                     break
             assert at < MOST - 1, "the scenario has no end"
-            if DEVICE == SOFTWARE and scenario is not SCENARIOS["Connection.send_eof"]:
+            if not any(scenario is SCENARIOS[name] for name in NEVER_CANCELLED):
                 assert at > 1, "nothing was cancelled"
+
+
+# -- the test itself ------------------------------------------------------------------------------
+
+
+def _waits_with_its_result(
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, kept: list[Any]
+) -> None:
+    """Let a coroutine function suspend once more when it has its result, which a cancellation there
+    loses. What it opened stays open."""
+    function = getattr(owner, name)
+
+    async def broken(*arguments: Any, **keywords: Any) -> Any:
+        result = await function(*arguments, **keywords)
+        kept.append(result)
+        await anyio.lowlevel.checkpoint()
+        kept.remove(result)
+        return result
+
+    monkeypatch.setattr(owner, name, broken)
+
+
+def _waits_before(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, kept: list[Any]) -> None:
+    """Let a coroutine function suspend once before it does anything, so that a cancellation there
+    leaves everything undone."""
+    function = getattr(owner, name)
+
+    async def broken(self: Any) -> None:
+        kept.append(self)
+        await anyio.lowlevel.checkpoint()
+        kept.remove(self)
+        await function(self)
+
+    monkeypatch.setattr(owner, name, broken)
+
+
+LOSES = _waits_with_its_result
+BROKEN: dict[str, tuple[Any, Any, type[Exception]]] = {
+    "Connection.receive": (LOSES, aiordma.Connection, AssertionError),  # a message
+    "Stream.receive": (LOSES, aiordma.streams.Stream, TimeoutError),  # bytes, which are waited for
+    "Listener.accept": (LOSES, aiordma.Listener, TimeoutError),  # a peer
+    "Connection.register_in_thread": (LOSES, aiordma.Connection, BufferError),  # memory
+    "Domain.register": (LOSES, aiordma.Domain, BufferError),
+    "prepare_connection": (LOSES, aiordma, TimeoutError),  # a connection, which stays open
+    "listen_stream": (LOSES, aiordma.streams, TimeoutError),
+    "Connection.aclose": (_waits_before, aiordma.Connection, TimeoutError),
+    "Grant.aclose": (_waits_before, aiordma.Grant, AssertionError),
+}
+"""Functions, how they are broken, and the error by which their scenarios show it."""
+
+
+@pytest.mark.anyio
+@one_loop
+@pytest.mark.parametrize("name", BROKEN)
+async def test_harness_finds_a_broken_function(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    breaking, owner, expected = BROKEN[name]
+    kept: list[Any] = []
+    breaking(owner, name.rpartition(".")[2], monkeypatch, kept)
+    found: BaseException | None = None
+    try:
+        await _cancel_at_each(SCENARIOS[name], WAITED)
+    except Exception as error:
+        found = error
+    monkeypatch.undo()
+    for each in kept:
+        if hasattr(each, "aclose"):
+            await each.aclose()
+        elif isinstance(each, aiordma.MemoryRegion):
+            each.close()
+    while isinstance(found, BaseExceptionGroup):
+        (found,) = found.exceptions
+    assert type(found) is expected
 
 
 @contextmanager
