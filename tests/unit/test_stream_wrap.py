@@ -90,7 +90,8 @@ def test_all_credits_across_the_wrap_are_used(kind: type[World]) -> None:
 
 def _refusal(peer: Peer, number: int) -> str:
     """Permit what no correct peer does, and return what the rsocket says; it goes on."""
-    world, heard = peer.world, []
+    world = peer.world
+    heard: list[Exception] = []
     world._endpoint.fail = heard.append
     world.permitted, kept = 0, world.permitted
     peer.permit(number)
