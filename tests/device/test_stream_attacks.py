@@ -193,7 +193,6 @@ async def test_unfinished_handshakes_end_and_delay_no_other(device: DeviceUnderT
         await victim.serves()
         before = descriptors()
         silent = [await stack.enter_async_context(silent_peer(port, hello)) for _ in range(8)]
-        during = descriptors()
         await victim.serves()
         assert victim.streams == 2
         with anyio.fail_after(PATIENCE):
@@ -204,7 +203,6 @@ async def test_unfinished_handshakes_end_and_delay_no_other(device: DeviceUnderT
         # On the software device a connection has a descriptor, and gives it back when the peer's
         # end has arrived, or after 2 s.
         if device.driver == "software":
-            assert during >= before + 2 * len(silent)
             with anyio.fail_after(PATIENCE):
                 while descriptors() > before + len(silent):
                     await anyio.sleep(0.01)
