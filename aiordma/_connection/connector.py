@@ -327,7 +327,9 @@ class _Attempt:
         try:
             yield
         except BaseException as error:
-            if not self._calling:  # otherwise it is closed when the driver's call has returned
+            if endpoint.in_handshake and not self._calling:
+                endpoint.close()  # in the background: the driver waits for the peer's answer
+            elif not self._calling:  # otherwise it is closed when the driver's call has returned
                 await endpoint.aclose()
             if isinstance(error, VerbsCallError):
                 raise _refused_call(f"connect to {self.target}", error) from error
@@ -384,6 +386,7 @@ class _Attempt:
             self._calling = False
             endpoint.calls.end()
             if error is not None:
+                endpoint.handshake_ends()
                 errors.append(error)
             returned.set()
             if abandoned:
@@ -392,11 +395,13 @@ class _Attempt:
         withdraw = start_call(endpoint.loop, lambda: identifier.connect(request), then, PEERS)
         self._calling = True
         endpoint.calls.begin()
+        endpoint.handshake_begins()
         try:
             await returned.wait()
         except BaseException:
             if withdraw():  # the call had not begun
                 self._calling = False
+                endpoint.handshake_ends()
                 endpoint.calls.end()
             abandoned = True
             raise

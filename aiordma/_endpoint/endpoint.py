@@ -92,6 +92,16 @@ _WRITE = int(WorkRequestOpcode.RDMA_WRITE)
 _KEEPALIVE = "keepalive (WRITE)"
 """The operation of the requests that a keepalive posts."""
 _CONNECTING = (ConnectionState.CONNECTING, ConnectionState.ACCEPTING)
+_ENDS_OF_HANDSHAKE = frozenset(
+    {
+        CmEventType.ESTABLISHED,
+        CmEventType.REJECTED,
+        CmEventType.CONNECT_ERROR,
+        CmEventType.UNREACHABLE,
+        CmEventType.DISCONNECTED,
+        CmEventType.DEVICE_REMOVAL,
+    }
+)
 _ENDED = (ConnectionState.DISCONNECTED, ConnectionState.BROKEN, ConnectionState.CLOSED)
 
 
@@ -185,6 +195,7 @@ class Endpoint:
         self.last_event: Event | None = None
         self.was_established: bool = False
         self.calls: Calls = Calls(self.loop)
+        self.in_handshake: bool = False
         """Calls that use the queue pair or the identifier, and delay their destruction."""
         self._peer = identifier.peer_address
         self._cause_is_assumed = self._polls_events = False
@@ -534,8 +545,26 @@ class Endpoint:
     # -- connection events --------------------------------------------------------------------
 
     @deferring
+    def handshake_begins(self) -> None:
+        """Do not disconnect or destroy the identifier before `handshake_ends`: the driver's calls
+        wait for the peer's answer (Linux's iw_cm, up to 10 s on siw)."""
+        self.in_handshake = True
+        self.calls.begin()
+
+    @deferring
+    def handshake_ends(self) -> None:
+        """End what `handshake_begins` began: the peer has answered, or will not. Idempotent."""
+        if not self.in_handshake:
+            return
+        self.in_handshake = False
+        if self.life.phase >= Phase.FLUSHING:
+            self._disconnect()
+        self.calls.end()
+
     def handle_event(self, event: Event) -> None:
         """Handle a CM event of the identifier."""
+        if event.type in _ENDS_OF_HANDSHAKE:
+            self.handshake_ends()
         if (
             self.hub.draining
             and self.state is ConnectionState.ESTABLISHED
@@ -689,10 +718,8 @@ class Endpoint:
         if self._keepalive is not None:
             self._keepalive.stop()
         self.life.cancel_timers(_CAUSE, _LINGER)
-        try:
-            self.identifier.disconnect()
-        except VerbsCallError as error:
-            logger.debug("disconnecting: %s", error)  # not connected yet, or not any more
+        if not self.in_handshake:
+            self._disconnect()
         if self.queue_pair is not None and (
             self.service is not QueuePairType.RC or isinstance(self.identifier, Unmanaged)
         ):
@@ -711,6 +738,12 @@ class Endpoint:
             self.loop.call_later(0, self._destroy)
         else:
             self._destroy()
+
+    def _disconnect(self) -> None:
+        try:
+            self.identifier.disconnect()
+        except VerbsCallError as error:
+            logger.debug("disconnecting: %s", error)  # not connected yet, or not any more
 
     def _destroy(self) -> None:
         shared = self.shared_receive

@@ -92,9 +92,10 @@ async def test_a_peer_that_never_answers_is_a_timeout_that_names_the_step() -> N
         group.start_soon(take)
         with pytest.raises(aiordma.ConnectTimeoutError, match="waiting for the peer to accept"):
             await aiordma.connect(ADDRESS, listener.port, timeout=A_WHILE)
-        # The program finds out when it tries to answer.
+        # The program finds out when it tries to answer. (On siw the connect cannot be withdrawn: the
+        # connection is established, and ended.)
         (request,) = requests
-        with pytest.raises(aiordma.RdmaError):
+        with pytest.raises((aiordma.RdmaError, anyio.EndOfStream)):
             async with await request.accept() as connection:
                 await connection.receive()
 
@@ -138,6 +139,44 @@ async def _until(condition: Callable[[], bool]) -> None:
     with anyio.fail_after(30):
         while not condition():
             await anyio.sleep(0.1)
+
+
+@pytest.mark.parametrize("how", ["time limit", "close"])
+@pytest.mark.capability("iwarp")
+@one_loop
+async def test_unanswered_handshake_does_not_block_the_loop(how: str) -> None:
+    # iw_cm's calls wait for the answer, up to 10 s on siw.
+    gaps: list[float] = []
+
+    async def tick() -> None:
+        last = anyio.current_time()
+        while True:
+            await anyio.sleep(0.01)
+            now = anyio.current_time()
+            gaps.append(now - last)
+            last = now
+
+    with socket.create_server((ADDRESS, 0)) as silent:
+        async with anyio.create_task_group() as group:
+            group.start_soon(tick)
+            port = silent.getsockname()[1]
+            if how == "time limit":
+                with pytest.raises(aiordma.ConnectTimeoutError, match="the peer to accept"):
+                    await aiordma.connect(ADDRESS, port, timeout=A_WHILE)
+            else:
+                connection = await aiordma.prepare_connection(ADDRESS, port)
+                async with anyio.create_task_group() as connecting:
+                    connecting.start_soon(fails_to_establish, connection)
+                    await anyio.sleep(A_WHILE)
+                    connection._endpoint.close()
+            group.cancel_scope.cancel()
+        assert max(gaps) < 5
+    await until(lambda: not reactor_in_use())
+
+
+async def fails_to_establish(connection: aiordma.Connection) -> None:
+    with pytest.raises(aiordma.RdmaError):
+        await connection.establish()
 
 
 async def test_an_address_without_an_answer_is_a_timeout_that_names_the_step() -> None:
