@@ -2,13 +2,16 @@
 
 import os
 import re
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.devices import ADDRESS
+from aiordma._base.provider import SOFTWARE
+from tests.devices import ADDRESS, DEVICE
 from tests.forked import python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,18 +59,40 @@ def ours(text: str) -> str:
     return text.replace("127.0.0.1", ADDRESS).replace("7471", str(PORT))
 
 
+def _is_strict(arguments: tuple[str, ...]) -> bool:
+    """Whether to run a program in development mode, with each warning an error. (In the virtual
+    machine it is forked, without a start of Python.)"""
+    return DEVICE == SOFTWARE and arguments[0].startswith("examples/")
+
+
+def _command(arguments: tuple[str, ...]) -> list[str]:
+    if _is_strict(arguments):
+        return [sys.executable, "-u", "-X", "dev", "-W", "error", *arguments]
+    return [*python(), *arguments]
+
+
+def complaints(said: str) -> list[str]:
+    """Return what a program has written to its standard error, without the slow callbacks that
+    asyncio's debug mode reports on a busy machine."""
+    return [line for line in said.splitlines() if not line.startswith("Executing <")]
+
+
 def run(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end; its output is in the error if it does not end."""
-    return subprocess.run(
-        [*python(), *arguments], cwd=folder, capture_output=True, text=True, timeout=90
+    """Run a program to its end; its output is in the error if it does not end. An example must
+    write nothing to its standard error."""
+    done = subprocess.run(
+        _command(arguments), cwd=folder, capture_output=True, text=True, timeout=90
     )
+    assert not _is_strict(arguments) or complaints(done.stderr) == []
+    return done
 
 
 @contextmanager
 def serving(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a server from when it says "listening" to the end of the block."""
+    """Run a server from when it says "listening" to the end of the block. An example that is then
+    interrupted must give no warning."""
     process = subprocess.Popen(
-        [*python(), *arguments],
+        _command(arguments),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -84,6 +109,6 @@ def serving(*arguments: str) -> Iterator[subprocess.Popen[str]]:
             raise AssertionError(f"the server ended early:\n{said}")
         yield process
     finally:
-        process.terminate()
-        process.wait(30)
-        process.stdout.close()
+        process.send_signal(signal.SIGINT if _is_strict(arguments) else signal.SIGTERM)
+        rest, _ = process.communicate(timeout=30)
+    assert not _is_strict(arguments) or "Warning" not in said + rest, said + rest
