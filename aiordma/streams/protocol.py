@@ -155,7 +155,7 @@ class Hello:
         if permitted > CREDIT_LIMIT or entries < TABLE_ENTRIES or entries > CREDIT_LIMIT:
             raise StreamProtocolError(
                 f"the peer announces {permitted} credits (at most {CREDIT_LIMIT}) and {entries} "
-                f"grants (at least {TABLE_ENTRIES})"
+                f"grants ({TABLE_ENTRIES} to {CREDIT_LIMIT})"
             )
         return cls(
             permitted,

@@ -63,7 +63,8 @@ def test_the_c_librarys_hello_is_read() -> None:
         (b"\2" + HELLO.pack()[1:], "begins with version 2, and rsockets has 1"),
         (bytes(56), "begins with version 0"),
         (Hello(0xFFFF, TABLE, RING).pack(), "announces 65535 credits"),
-        (Hello(4, TABLE[:GRANT_BYTES], RING).pack(), r"and 1 grants \(at least 2\)"),
+        (Hello(4, TABLE[:GRANT_BYTES], RING).pack(), r"and 1 grants \(2 to 65534\)"),
+        (Hello(4, RemoteMemory(0, 16 * 0xFFFF, 1), RING).pack(), "and 65535 grants"),
         (
             HELLO.pack()[:24] + struct.pack("!QII", 2**64 - 1, 0, 2),
             "memory at 0xffffffffffffffff of 2 bytes, which ends beyond",
