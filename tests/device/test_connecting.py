@@ -92,8 +92,8 @@ async def test_a_peer_that_never_answers_is_a_timeout_that_names_the_step() -> N
         group.start_soon(take)
         with pytest.raises(aiordma.ConnectTimeoutError, match="waiting for the peer to accept"):
             await aiordma.connect(ADDRESS, listener.port, timeout=A_WHILE)
-        # The program finds out when it tries to answer. (On siw the connect cannot be withdrawn: the
-        # connection is established, and ended.)
+        # The program finds out when it tries to answer. (On siw the connect cannot be withdrawn:
+        # the connection is established, and ended.)
         (request,) = requests
         with pytest.raises((aiordma.RdmaError, anyio.EndOfStream)):
             async with await request.accept() as connection:

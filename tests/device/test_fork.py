@@ -5,6 +5,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,8 +16,11 @@ import anyio
 import pytest
 
 import aiordma
+from aiordma._base.provider import SOFTWARE
 from tests.device.players import both_ways, connected, one_loop
 from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
+from tests.forked import python
+from tests.unit.sources import ROOT
 
 SECONDS = 80  # a spawned child imports everything again, in the VM thirteen times slower
 
@@ -204,3 +208,25 @@ def test_multiprocessing_starts_children_that_work(method: str) -> None:
         child.close()
         ours.close()
         theirs.close()
+
+
+METHODS = ("fork", "spawn", "forkserver") if DEVICE == SOFTWARE else ("fork",)
+"""In the virtual machine, the children of the others take ten seconds to import everything. The
+test above starts some."""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_pools_of_processes_work_beside_live_connections(
+    method: str, device: DeviceUnderTest
+) -> None:
+    can_connect = method != "fork" or not device.lacks("anew_in_a_child")
+    arguments = [ADDRESS, method, *(["connect"] if can_connect else [])]
+    done = subprocess.run(
+        [*python(), "-m", "tests.device.pool_program", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "AIORDMA_DEVICE": device.name},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
