@@ -155,7 +155,7 @@ test-quick: venv
 	exit $$status
 
 # The VM's tests may take longer than a command that somebody waits for.
-test-rxe test-siw test-docs: export VM_TIMEOUT ?= 2700
+test-rxe test-siw test-docs: export VM_TIMEOUT ?= 4000
 test-rxe: export PROVIDER = rxe
 test-siw: export PROVIDER = siw
 test-docs: export PROVIDER = rxe

@@ -81,11 +81,12 @@ def _bounded(test: Any) -> Any:
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run every test on each loop natively, and in the slow VM on one of them, unless its subject
-    is what the loop does with the device."""
+    is what the loop does with the device. A test that no device can change runs natively only."""
     out = [
         item
         for item in items
-        if _loop(item) in ("uvloop", "trio") and not item.get_closest_marker("loop_and_device")
+        if item.get_closest_marker("natively")
+        or (_loop(item) in ("uvloop", "trio") and not item.get_closest_marker("loop_and_device"))
     ]
     if DEVICE != "software" and out:
         config.hook.pytest_deselected(items=out)

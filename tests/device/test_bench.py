@@ -38,6 +38,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.natively
 def test_every_operation_is_measured(device: DeviceUnderTest, tmp_path: Path) -> None:
     here = [name for name in OPERATIONS if not device.lacks(NEEDS.get(name, ""))]
     chosen = [word for name in here for word in ("-o", name)]
@@ -68,6 +69,7 @@ def rows_of(tmp_path: Path, *arguments: str) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in json.loads(file.read_text())}
 
 
+@pytest.mark.natively
 def test_iterations_are_counted_for_each_queue_pair(
     device: DeviceUnderTest, tmp_path: Path
 ) -> None:
@@ -95,6 +97,7 @@ def test_connection_options_apply(tmp_path: Path) -> None:
     assert rows["messages/64"]["count"] == 20
 
 
+@pytest.mark.natively
 @pytest.mark.capability("rnr")
 def test_every_operation_that_sends_can_do_it_inline(tmp_path: Path) -> None:
     names = [name for name in OPERATIONS if name not in ("read", "datagrams")]
@@ -111,6 +114,7 @@ def test_datagram_options_apply(tmp_path: Path) -> None:
     assert rows_of(tmp_path, *options)["datagrams/64"]["count"] == 20
 
 
+@pytest.mark.natively
 def test_a_client_measures_with_a_server_of_its_own_loop() -> None:
     port = "7470"
     other = (*COMMAND, "server", "--bind", ADDRESS, "--port", port, "--loop", "trio")
@@ -145,18 +149,21 @@ async def test_a_client_that_asks_for_too_much_is_rejected(work: Workload) -> No
         await listener.aclose()
 
 
+@pytest.mark.natively
 def test_row_without_a_server_reports_it() -> None:
     done = bench("client", ADDRESS, "--port", "7469", *QUICK, "-o", "echo", "-d", "1", "--no-tcp")
     assert done.returncode == 1
     assert f"echo/64: connect to {ADDRESS}:7469" in done.stdout
 
 
+@pytest.mark.natively
 def test_an_unknown_operation_is_named() -> None:
     done = bench("local", "-o", "dance")
     assert done.returncode == 2
     assert "'dance' is none of echo" in done.stderr
 
 
+@pytest.mark.natively
 def test_without_typer_the_command_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,11 +37,13 @@ def fails(done: subprocess.CompletedProcess[str], status: int, *parts: str) -> N
     assert [part for part in parts if part not in line] == []
 
 
+@pytest.mark.natively
 def test_version_is_printed() -> None:
     done = run("--version")
     assert (done.returncode, done.stdout) == (0, "aiordma 0.1.0\n")
 
 
+@pytest.mark.natively
 @pytest.mark.parametrize("command", ["", "info", "doctor", "ping", "bench"])
 def test_help_teaches(command: str) -> None:
     done = run(*filter(None, [command]), "--help")
@@ -51,6 +53,7 @@ def test_help_teaches(command: str) -> None:
         assert "Exit status:" in done.stdout
 
 
+@pytest.mark.natively
 def test_completion_lists_commands_and_devices(device: DeviceUnderTest) -> None:
     def completed(words: str) -> list[str]:
         count = str(words.count(" "))
@@ -62,6 +65,7 @@ def test_completion_lists_commands_and_devices(device: DeviceUnderTest) -> None:
     assert {device.name, "software"} <= set(completed("info "))
 
 
+@pytest.mark.natively
 def test_unknown_command_is_a_mistake() -> None:
     done = run("dance")
     assert done.returncode == 2
@@ -120,6 +124,7 @@ def test_doctor_names_the_device_for_a_peer(device: DeviceUnderTest) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.natively
 def test_doctor_reports_a_name_that_does_not_resolve() -> None:
     done = run("doctor", "--no-loopback", "no-such-host.invalid")
     assert done.returncode == 1
@@ -142,11 +147,13 @@ def test_ping_without_a_server_is_one_line(device: DeviceUnderTest) -> None:
     fails(done, 1, "ping", f"{ADDRESS}:7999")
 
 
+@pytest.mark.natively
 def test_ping_requires_rdma() -> None:
     fails(run("ping", "127.0.0.1", "--require", "rdma"), 1, 'require="rdma"', "aiordma doctor")
     fails(run("ping", "127.0.0.1", AIORDMA_REQUIRE="rdma"), 1, "AIORDMA_REQUIRE=rdma")
 
 
+@pytest.mark.natively
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -164,6 +171,7 @@ def test_wrong_arguments_have_status_2(arguments: tuple[str, ...], part: str) ->
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.natively
 @pytest.mark.parametrize(
     ("arguments", "status", "part"),
     [
@@ -178,6 +186,7 @@ def test_mistake_is_one_line(arguments: tuple[str, ...], status: int, part: str)
     fails(run(*arguments), status, part)
 
 
+@pytest.mark.natively
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [

@@ -190,7 +190,11 @@ def answer(pipe: Pipe) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    ["spawn", "forkserver", pytest.param("fork", marks=pytest.mark.capability("anew_in_a_child"))],
+    [
+        "spawn",
+        pytest.param("forkserver", marks=pytest.mark.natively),
+        pytest.param("fork", marks=pytest.mark.capability("anew_in_a_child")),
+    ],
 )
 def test_multiprocessing_starts_children_that_work(method: str) -> None:
     context: Any = multiprocessing.get_context(method)

@@ -25,9 +25,9 @@ REGIONS = ["plain", "bindable", "buffer"]
 """The kinds of memory: registered without and with MW_BIND, and not registered."""
 
 CANARY = 0xEE
-ROUNDS = int(os.environ.get("AIORDMA_GRANT_ROUNDS", {SOFTWARE: 1000, "siw0": 100}.get(DEVICE, 8)))
+ROUNDS = int(os.environ.get("AIORDMA_GRANT_ROUNDS", {SOFTWARE: 1000, "siw0": 40}.get(DEVICE, 6)))
 """How often a grant ends under a peer that writes: AIORDMA_GRANT_ROUNDS=10000 for long."""
-BATCH = 500
+BATCH = 500 if DEVICE == SOFTWARE else 10
 """At most so many rounds in one test."""
 
 

@@ -23,8 +23,8 @@ from tests.forked import python
 from tests.unit.sources import ROOT
 
 LOOPS = ["asyncio", "uvloop", "polling", "trio"]
-IN_DEVELOPMENT = LOOPS if DEVICE == "software" else ["asyncio", "trio"]
-"""Event loops of the processes in development mode. Each takes the VM ten seconds to start."""
+FEW_LOOPS = LOOPS if DEVICE == "software" else ["asyncio", "trio"]
+"""Event loops where each takes the VM tens of seconds: development mode, and interrupts."""
 
 PATIENCE = 90
 """Seconds for one process: what hangs fails."""
@@ -76,7 +76,7 @@ def errors_in(said: str) -> set[str]:
     return {match[1] for line in said.splitlines() if (match := ERROR_LINE.match(line))}
 
 
-@pytest.mark.parametrize("loop", IN_DEVELOPMENT)
+@pytest.mark.parametrize("loop", FEW_LOOPS)
 def test_closed_program_is_silent_in_development_mode(loop: str, device: DeviceUnderTest) -> None:
     """With -X dev the event loops run in debug mode, and with -W error each warning is an error."""
     status, printed, said = finish(begin(device, loop, "close", "-X", "dev", "-W", "error"))
@@ -109,7 +109,7 @@ def test_what_a_program_left_open_is_named_once(loop: str, device: DeviceUnderTe
     assert text.count("life_program.py:") == sum(expected.values()), text
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", FEW_LOOPS)
 def test_sigint_at_any_moment_ends_the_program(loop: str, device: DeviceUnderTest) -> None:
     """Moments from the event loop's start to the last close: it ends, with Python's status for a
     KeyboardInterrupt, and names no other error."""
