@@ -1,6 +1,7 @@
 """A well-behaved client: echoes messages through aiordma, from a thread with its own loop."""
 
 import threading
+from functools import partial
 from types import TracebackType
 
 import anyio
@@ -54,10 +55,14 @@ class GoodClient:
             goal = self.rounds + rounds
             while self.rounds < goal:
                 before = self.rounds
-                self._progress.wait(2 * PROGRESS_SECONDS)
+                # The client may have failed before this thread waits.
+                self._progress.wait_for(partial(self._is_beyond, before), 2 * PROGRESS_SECONDS)
                 if self._error is not None:
                     raise AssertionError("the good client failed") from self._error
                 assert self.rounds > before, f"the good client is locked out after {before} rounds"
+
+    def _is_beyond(self, rounds: int) -> bool:
+        return self.rounds > rounds or self._error is not None
 
     def __enter__(self) -> "GoodClient":
         self._thread.start()
