@@ -1,5 +1,5 @@
-"""What a peer permits is checked also where the 16-bit numbers of messages wrap, by the engine and
-by Python."""
+"""What the engine and Python accept of a stream's peer, message by message: credits where the
+16-bit numbers of messages wrap, and what comes behind a violation."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aiordma import RemoteMemory, WorkCompletionOpcode
-from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Hello, Operation
+from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Control, Hello, Operation
 from aiordma.streams.rsocket import Rsocket
 from tests.fuzz.engine_world import EngineWorld
 from tests.fuzz.rsocket_driver import DEPTH, RING, TABLE_ADDRESS, TABLE_KEY, World
@@ -37,11 +37,20 @@ class Peer:
     def permit(self, number: int) -> None:
         """Permit messages up to this number."""
         self.world.permitted = number - self.world.sent
+        self.sends(Operation.GRANT, number & 0xFFFF)
+
+    def sends(self, operation: Operation, value: int) -> None:
+        """A message arrives; one with data has written as much as it says."""
         request, _word = self.world.receives.popleft()
         opcode = WorkCompletionOpcode.RECV_RDMA_WITH_IMM
-        immediate = Operation.GRANT << 29 | number & 0xFFFF
+        written = value if operation is Operation.DATA else 0
         request.complete(
-            SimpleNamespace(immediate=immediate, byte_len=0, opcode=int(opcode), operation=opcode)
+            SimpleNamespace(
+                immediate=operation << 29 | value,
+                byte_len=written,
+                opcode=int(opcode),
+                operation=opcode,
+            )
         )
 
     def takes(self, most: int) -> int:
@@ -99,3 +108,22 @@ def _refusal(peer: Peer, number: int) -> str:
     peer.rsocket.path.failed, peer.rsocket._error = False, None
     (error,) = heard
     return str(error)
+
+
+@pytest.mark.parametrize("kind", [World, EngineWorld])
+def test_what_arrives_behind_a_violation_is_ignored(kind: type[World]) -> None:
+    """A device may hand out both in one batch, before the connection has ended."""
+    world = kind(uses_words=False)
+    with world.running():
+        peer = Peer(world)
+        path = peer.rsocket.path
+        peer.sends(Operation.DATA, 2)
+        assert path.readable == 2
+        peer.sends(Operation.IOMAP, 0)
+        assert "riomap" in str(world.failure)
+        posted = len(world.receives)
+        peer.sends(Operation.DATA, 3)
+        peer.sends(Operation.CONTROL, Control.SHUTDOWN)
+        assert (path.readable, path.at_eof) == (2, False)
+        assert len(world.receives) == posted - 2  # nor are they posted again
+        assert not world.faults
