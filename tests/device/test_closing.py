@@ -223,7 +223,7 @@ async def test_a_connection_that_is_dropped_is_closed_with_a_warning(traced: boo
 @contextmanager
 def tracing() -> Iterator[None]:
     """Let tracemalloc trace allocations."""
-    tracemalloc.start(50)
+    tracemalloc.start()
     try:
         yield
     finally:
