@@ -1,15 +1,18 @@
 """What anyio expects of a TCP stream and its listener (TestTCPStream and TestTCPListener), in our
 own words, on streams. Cases that need a socket or a name server are left out."""
 
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
 import anyio
 import pytest
+import trustme
 from anyio.abc import SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.text import TextStream
+from anyio.streams.tls import TLSAttribute, TLSStream
 
 from aiordma.streams import Stream, StreamListener, connect_stream, listen_stream
 from tests.devices import ADDRESS
@@ -199,6 +202,32 @@ async def test_anyios_wrappers_take_a_stream() -> None:
         buffered = BufferedByteReceiveStream(client)
         assert await buffered.receive_until(b"\n", 100) == b"a line"
         assert await buffered.receive_exactly(8) == b"and more"
+
+
+async def test_anyios_tls_runs_over_a_stream() -> None:
+    authority = trustme.CA()
+    ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("stream.test").configure_cert(ours)
+    authority.configure_trust(theirs)
+    data = bytes(range(256)) * 100
+
+    async with both() as (client, server):
+
+        async def serve() -> None:
+            secure = await TLSStream.wrap(server, server_side=True, ssl_context=ours)
+            got = await BufferedByteReceiveStream(secure).receive_exactly(len(data))
+            await secure.send(got)
+            with pytest.raises(anyio.EndOfStream):
+                await secure.receive()
+            await secure.aclose()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(serve)
+            secure = await TLSStream.wrap(client, hostname="stream.test", ssl_context=theirs)
+            assert secure.extra(TLSAttribute.tls_version).startswith("TLS")
+            await secure.send(data)
+            assert await BufferedByteReceiveStream(secure).receive_exactly(len(data)) == data
+            await secure.aclose()
 
 
 # -- the listener ---------------------------------------------------------------------------------
