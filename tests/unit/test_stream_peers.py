@@ -39,11 +39,11 @@ class Peer:
         self.world.permitted = number - self.world.sent
         self.sends(Operation.GRANT, number & 0xFFFF)
 
-    def sends(self, operation: Operation, value: int) -> None:
-        """A message arrives; one with data has written as much as it says."""
+    def sends(self, operation: Operation, value: int, *, beyond: int = 0) -> None:
+        """A message arrives; one with data has written as much as it says, and `beyond` more."""
         request, _word = self.world.receives.popleft()
         opcode = WorkCompletionOpcode.RECV_RDMA_WITH_IMM
-        written = value if operation is Operation.DATA else 0
+        written = value + beyond if operation is Operation.DATA else 0
         request.complete(
             SimpleNamespace(
                 immediate=operation << 29 | value,
@@ -127,3 +127,25 @@ def test_what_arrives_behind_a_violation_is_ignored(kind: type[World]) -> None:
         assert (path.readable, path.at_eof) == (2, False)
         assert len(world.receives) == posted - 2  # nor are they posted again
         assert not world.faults
+
+
+@pytest.mark.parametrize("kind", [World, EngineWorld])
+def test_a_message_beyond_the_credits_is_refused(kind: type[World]) -> None:
+    world = kind(uses_words=False)
+    with world.running():
+        peer = Peer(world)
+        for _ in range(DEPTH):
+            peer.sends(Operation.DATA, 1)
+        assert world.failure is None
+        peer.sends(Operation.DATA, 1)
+        assert f"a message beyond its {DEPTH} credits" in str(world.failure)
+
+
+@pytest.mark.parametrize("kind", [World, EngineWorld])
+@pytest.mark.parametrize("beyond", [-1, 1])
+def test_a_length_that_was_not_written_is_refused(kind: type[World], beyond: int) -> None:
+    world = kind(uses_words=False)
+    with world.running():
+        peer = Peer(world)
+        peer.sends(Operation.DATA, 4, beyond=beyond)
+        assert f"says that it wrote 4 bytes: {4 + beyond}" in str(world.failure)
