@@ -19,7 +19,7 @@ export CMD
 # What pytest is given whatever runs it; $(1) names the results.
 report_to = --junitxml=$(RESULTS)/junit-$(1).xml $(ARGS)
 
-.PHONY: help venv venv-built wheel demo test test-quick test-software test-rxe test-siw test-docs vm lint docs bench soak sanitize fuzz suites clean
+.PHONY: help venv venv-built wheel demo test test-quick test-software test-rxe test-siw test-docs test-dask vm lint docs bench soak sanitize fuzz suites clean
 
 help:
 	@echo "make demo            an echo server and client over RDMA; DEVICE=rxe|siw: in a VM"
@@ -31,6 +31,7 @@ help:
 	@echo "make vm CMD='...'    a command in the VM; PROVIDER=rxe|siw|none VM_TIMEOUT=seconds VM_VETH=1"
 	@echo "                     BED=uml: user-mode Linux instead of QEMU, built once; with test-rxe, too"
 	@echo "make sanitize fuzz   the software device under sanitizers; its parsers under a fuzzer, RUNS=n"
+	@echo "make test-dask       clusters of Dask's distributed over RDMA, natively"
 	@echo "make suites          other projects' tests on the streams' event loop and on asyncio's"
 	@echo "make soak            1,000 connections, a million messages, ...; SOAK=part SOAK_SCALE=factor"
 	@echo "make bench           latency and throughput beside C's; BENCH=row BENCH_ROUNDS=n BED=uml"
@@ -125,11 +126,13 @@ test: venv
 ON_EITHER_BACKEND = $(addprefix tests/unit/test_, bench_native.py build.py engines.py forked.py native.py wheel.py)
 PARALLEL = .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 	--max-worker-restart=0
+# Clusters, in processes of their own, too, are test-dask's.
+DASK = $(addprefix tests/dask/test_, frames.py channel.py)
 test-software: venv
 	@mkdir -p $(RESULTS)
 	@status=0; \
 	AIORDMA_RESULTS=$(RESULTS) AIORDMA_TEST_DEVICE=software $(PARALLEL) \
-		tests/unit tests/device tests/faults tests/attacks tests/docs tests/soak $(call report_to,software) \
+		tests/unit tests/device $(DASK) tests/faults tests/attacks tests/docs tests/soak $(call report_to,software) \
 		|| status=1; \
 	AIORDMA_BACKEND=python AIORDMA_TEST_LOOPS=asyncio AIORDMA_TEST_DEVICE=software $(PARALLEL) \
 		tests/unit $(addprefix --ignore=,$(ON_EITHER_BACKEND)) $(call report_to,python-backend) \
@@ -173,6 +176,9 @@ test-docs: export TESTS = $(IN_VM) tests/docs $(call report_to,docs)
 
 test-rxe test-siw test-docs: venv
 	@$(TEST_BED) run "$$TESTS"
+
+test-dask: venv
+	@AIORDMA_TEST_DEVICE=software .venv/bin/python -m pytest tests/dask $(call report_to,dask)
 
 # The documentation site. A warning, such as a link to a heading that does not exist, is an error.
 docs: venv

@@ -8,6 +8,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "messages",
         "one-sided",
         "streams",
+        "dask",
         "datagrams",
         "shared-receive",
         "memory",

@@ -65,8 +65,8 @@ def test_only_the_native_package_imports_the_binding() -> None:
 
 
 def test_only_the_event_loop_modules_import_an_event_loop() -> None:
-    # The benchmark compares with asyncio's own TCP; `polling` is a loop of asyncio's, and a
-    # stream's transport and server are asyncio's kinds.
+    # The benchmark compares with asyncio's own TCP; `polling` is a loop of asyncio's, a stream's
+    # transport and server are asyncio's kinds, and Dask's distributed runs on asyncio only.
     users = [
         name
         for name, tree in modules().items()
@@ -76,6 +76,8 @@ def test_only_the_event_loop_modules_import_an_event_loop() -> None:
         f"{PACKAGE}._loop.event_loop",
         f"{PACKAGE}._loop.polling",
         f"{PACKAGE}.bench.tcp",
+        f"{PACKAGE}.integrations.dask.backend",
+        f"{PACKAGE}.integrations.dask.channel",
         f"{PACKAGE}.streams.server",
         f"{PACKAGE}.streams.transport",
     ]
@@ -132,6 +134,20 @@ def _is_import_by_version(node: ast.stmt) -> bool:
     )
 
 
+def _is_import_with_hint(node: ast.stmt) -> bool:
+    """An import whose failure says what to install."""
+    return (
+        isinstance(node, ast.Try)
+        and all(isinstance(each, ast.Import | ast.ImportFrom) for each in node.body)
+        and all(
+            isinstance(each, ast.Raise) and ast.unparse(each).startswith("raise ImportError(")
+            for handler in node.handlers
+            for each in handler.body
+        )
+        and not node.orelse + node.finalbody
+    )
+
+
 def _is_text(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
@@ -155,6 +171,7 @@ def test_a_module_holds_imports_definitions_and_constants_only(name: str) -> Non
         if not (isinstance(node, DEFINITIONS) or _is_text(node) or _is_type_checking(node))
         and ast.unparse(node) != "_name_after_the_package()"
         and not _is_import_by_version(node)
+        and not _is_import_with_hint(node)
     ]
     assert code == []
 

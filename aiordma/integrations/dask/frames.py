@@ -1,0 +1,299 @@
+"""The messages of a comm on the wire, without input or output.
+
+A message of distributed is a list of frames. Small frames follow a table of all lengths, in the
+message's **head**. A frame of at least `BULK` bytes is **bulk**: the sender WRITEs it into memory
+that the receiver allocates for it. Frames that continue the memory of the frame before them (the
+shards of a large array) arrive in the same buffer.
+
+    MESSAGE  kind, number of frames, bytes of the head, bytes of the bulk; the head, if it fits
+    READY    kind, number of ranges; a RemoteMemory for each: the answer to a MESSAGE whose head
+             does not fit, and to each `BATCH` of its buffers
+    DONE     kind: the ranges of the last READY are written
+    CREDIT   kind, number of MESSAGEs that the program has taken, modulo 2**32
+
+Every number of the peer's is checked here, before memory is allocated for it.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aiordma._base.ranges import RemoteMemory
+from aiordma.verbs.memory import address_of
+
+__all__ = (
+    "BATCH",
+    "BULK",
+    "CONTROLS",
+    "CREDIT",
+    "CREDITS",
+    "DONE",
+    "HELLO",
+    "MESSAGE",
+    "MESSAGE_BYTES",
+    "READY",
+    "Announcement",
+    "Outgoing",
+    "ProtocolError",
+    "assembled",
+    "credit",
+    "pack",
+    "parse_announcement",
+    "parse_credit",
+    "parse_ready",
+    "parse_table",
+    "ready",
+)
+
+HELLO: bytes = b"aiordma dask 1"
+"""The private data of both sides, with the version of this protocol."""
+
+MESSAGE_BYTES = 16384
+"""The longest SEND, and the bytes of each receive."""
+
+CREDITS = 16
+"""The number of MESSAGEs that a side may send before the peer's program has taken one."""
+
+CONTROLS = 8
+"""Receives for the other kinds. A side has at most one READY, one DONE and three CREDITs that its
+peer has not received."""
+
+BULK = 1 << 16
+"""The shortest frame that is written into memory of its own."""
+
+BATCH = 16
+"""The largest number of buffers that a READY offers."""
+
+MOST_FRAMES = 1 << 20
+"""The largest number of frames of a message."""
+
+MESSAGE = 1
+READY = 2
+DONE = 3
+CREDIT = 4
+
+_ANNOUNCEMENT = struct.Struct("!B3xIQQ")
+_COUNT = struct.Struct("!B3xI")
+_LENGTH = struct.Struct("!Q")
+_CONTINUES = 1 << 63
+"""In the table: the frame continues the memory of the frame before it."""
+
+
+class ProtocolError(ValueError):
+    """The peer sent what the protocol does not permit. The message says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message to send.
+
+    Attributes:
+        announcement: the MESSAGE, with the head if it fits.
+        head: the head if it does not fit, else None.
+        bulk: the buffers that the receiver will offer, each with the frames to write into it.
+        length: the bytes of all frames.
+    """
+
+    announcement: bytes
+    head: bytes | None
+    bulk: list[list[memoryview]]
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """A MESSAGE that arrived.
+
+    Attributes:
+        frames: the number of frames.
+        head_length, bulk_length: in bytes.
+        head: the head, or None if it does not fit and is to be written.
+    """
+
+    frames: int
+    head_length: int
+    bulk_length: int
+    head: memoryview | None
+
+
+def pack(frames: Sequence[memoryview]) -> Outgoing:
+    """Arrange frames to be sent. The frames are flat views of bytes.
+
+    Raises:
+        ValueError: there are too many frames.
+    """
+    if len(frames) > MOST_FRAMES:
+        raise ValueError(f"a message of {len(frames)} frames: at most {MOST_FRAMES} can be sent")
+    table: list[bytes] = []
+    small: list[memoryview] = []
+    bulk: list[list[memoryview]] = []
+    before: memoryview | None = None  # the last frame, if it is bulk
+    for frame in frames:
+        if before is not None and _continues(before, frame):
+            table.append(_LENGTH.pack(frame.nbytes | _CONTINUES))
+            bulk[-1].append(frame)
+            before = frame
+            continue
+        table.append(_LENGTH.pack(frame.nbytes))
+        if frame.nbytes >= BULK:
+            bulk.append([frame])
+            before = frame
+        else:
+            small.append(frame)
+            before = None
+    head = b"".join([*table, *small])
+    bulk_length = sum(part.nbytes for buffer in bulk for part in buffer)
+    announcement = _ANNOUNCEMENT.pack(MESSAGE, len(frames), len(head), bulk_length)
+    length = len(head) - len(table) * _LENGTH.size + bulk_length
+    if len(announcement) + len(head) <= MESSAGE_BYTES:
+        return Outgoing(announcement + head, None, bulk, length)
+    return Outgoing(announcement, head, bulk, length)
+
+
+def _continues(before: memoryview, frame: memoryview) -> bool:
+    return (
+        frame.nbytes > 0
+        and frame.obj is before.obj
+        and address_of(frame) == address_of(before) + before.nbytes
+    )
+
+
+def parse_announcement(data: bytes, most: int) -> Announcement:
+    """Read a MESSAGE.
+
+    Args:
+        data: the message.
+        most: the largest number of bytes that a message may have.
+
+    Raises:
+        ProtocolError: a number is out of range, or the head is not as long as announced.
+    """
+    if len(data) < _ANNOUNCEMENT.size:
+        raise ProtocolError(f"a MESSAGE of {len(data)} bytes")
+    _, frames, head_length, bulk_length = _ANNOUNCEMENT.unpack_from(data)
+    if frames > MOST_FRAMES or frames * _LENGTH.size > head_length:
+        raise ProtocolError(f"a message of {frames} frames with a head of {head_length} bytes")
+    if head_length + bulk_length > most:
+        raise ProtocolError(
+            f"a message of {head_length + bulk_length} bytes: at most {most} are received. A "
+            "larger limit can be set: distributed.comm.rdma.max-message-size in Dask's "
+            "configuration"
+        )
+    head: memoryview | None = memoryview(data)[_ANNOUNCEMENT.size :]
+    if _ANNOUNCEMENT.size + head_length > MESSAGE_BYTES and len(data) == _ANNOUNCEMENT.size:
+        head = None
+    elif len(data) - _ANNOUNCEMENT.size != head_length:
+        raise ProtocolError(
+            f"a MESSAGE of {len(data)} bytes announces a head of {head_length} bytes"
+        )
+    return Announcement(frames, head_length, bulk_length, head)
+
+
+def parse_table(announcement: Announcement, head: memoryview) -> list[list[int]]:
+    """Return the lengths of the frames, in order: a list for each buffer, and for each small frame.
+
+    Raises:
+        ProtocolError: the lengths are not those that were announced.
+    """
+    lengths = struct.unpack_from(f"!{announcement.frames}Q", head)
+    groups: list[list[int]] = []
+    small = len(lengths) * _LENGTH.size
+    bulk = 0
+    for length in lengths:
+        if length & _CONTINUES:
+            if not groups or groups[-1][0] < BULK:
+                raise ProtocolError("a frame continues a frame that is not bulk")
+            groups[-1].append(length ^ _CONTINUES)
+            bulk += length ^ _CONTINUES
+        else:
+            groups.append([length])
+            if length < BULK:
+                small += length
+            else:
+                bulk += length
+    if small != announcement.head_length or bulk != announcement.bulk_length:
+        raise ProtocolError(
+            f"a table of {small} bytes in the head and {bulk} of bulk: announced were "
+            f"{announcement.head_length} and {announcement.bulk_length}"
+        )
+    return groups
+
+
+def assembled(
+    groups: list[list[int]], head: memoryview, buffers: Sequence[memoryview]
+) -> list[memoryview]:
+    """Return the frames of a message that has arrived.
+
+    Small frames are copied, so that no object that the program makes of one keeps the others in
+    memory.
+
+    Args:
+        groups: as of `parse_table`.
+        head: the head.
+        buffers: the buffers of the bulk, in order.
+    """
+    frames: list[memoryview] = []
+    place = _LENGTH.size * sum(map(len, groups))
+    rest = iter(buffers)
+    for group in groups:
+        if group[0] < BULK:
+            frames.append(memoryview(bytearray(head[place : place + group[0]])))
+            place += group[0]
+            continue
+        buffer = next(rest)
+        start = 0
+        for length in group:
+            frames.append(buffer[start : start + length])
+            start += length
+    return frames
+
+
+def ready(ranges: Sequence[RemoteMemory]) -> bytes:
+    """Return a READY."""
+    return b"".join([_COUNT.pack(READY, len(ranges)), *(each.pack() for each in ranges)])
+
+
+def parse_ready(data: bytes) -> list[RemoteMemory]:
+    """Return the ranges of a READY.
+
+    Raises:
+        ProtocolError: it is not as long as its number says, or a range is none.
+    """
+    if len(data) < _COUNT.size:
+        raise ProtocolError(f"a READY of {len(data)} bytes")
+    _, count = _COUNT.unpack_from(data)
+    size = RemoteMemory.WIRE.size
+    if count > BATCH or len(data) != _COUNT.size + count * size:
+        raise ProtocolError(f"a READY of {len(data)} bytes for {count} ranges")
+    try:
+        return [
+            RemoteMemory.unpack(data[start : start + size])
+            for start in range(_COUNT.size, len(data), size)
+        ]
+    except ValueError as error:
+        raise ProtocolError(f"a READY with a range that is none: {error}") from None
+
+
+def credit(taken: int) -> bytes:
+    """Return a CREDIT for a number of MESSAGEs that were taken."""
+    return _COUNT.pack(CREDIT, taken % 2**32)
+
+
+def parse_credit(data: bytes, known: int, sent: int) -> int:
+    """Return how many MESSAGEs the peer has taken.
+
+    Args:
+        data: the CREDIT.
+        known: how many it has taken as far as this side knew.
+        sent: how many this side has sent.
+
+    Raises:
+        ProtocolError: it says more than were sent.
+    """
+    if len(data) != _COUNT.size:
+        raise ProtocolError(f"a CREDIT of {len(data)} bytes")
+    count: int = _COUNT.unpack(data)[1]
+    taken = known + (count - known) % 2**32
+    if taken > sent:
+        raise ProtocolError(f"a CREDIT for {taken} messages: {sent} were sent")
+    return taken

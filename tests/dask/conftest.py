@@ -1,0 +1,23 @@
+"""The tests run on asyncio's loops, and leave nothing on the device."""
+
+from typing import Any
+
+import pytest
+from distributed.utils import _offload_executor
+
+from tests.conftest import LOOPS
+from tests.devices import device, nothing_is_left, required_capabilities
+
+__all__ = ("anyio_backend", "device", "nothing_is_left", "required_capabilities")
+
+
+@pytest.fixture(params=[each for each in LOOPS if each.id != "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    """distributed needs asyncio."""
+    return request.param
+
+
+@pytest.fixture(scope="session", autouse=True)
+def dasks_own_thread() -> None:
+    """distributed's thread that serializes stays once it was needed: it is there from the start."""
+    _offload_executor.submit(int).result()

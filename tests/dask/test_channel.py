@@ -1,0 +1,336 @@
+"""Channels and comms on the device under test: what arrives, who waits, how they end."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import numpy
+import pytest
+from distributed.comm.core import CommClosedError, connect, listen
+from distributed.protocol.serialize import to_serialize
+
+import aiordma
+from aiordma.integrations.dask import RdmaComm
+from aiordma.integrations.dask import frames as wire
+from aiordma.integrations.dask.channel import Channel
+from aiordma.integrations.dask.frames import (
+    BULK,
+    CONTROLS,
+    CREDITS,
+    HELLO,
+    MESSAGE_BYTES,
+    ProtocolError,
+)
+from tests.connections import connect_to
+from tests.dask.test_frames import announced
+from tests.devices import ADDRESS
+
+pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+RECEIVES: Any = {"receive_buffers": CREDITS + CONTROLS, "receive_size": MESSAGE_BYTES}
+
+
+@asynccontextmanager
+async def comms() -> AsyncIterator[tuple[RdmaComm, RdmaComm]]:
+    accepted: asyncio.Queue[RdmaComm] = asyncio.Queue()
+    async with listen(f"rdma://{ADDRESS}", accepted.put) as listener:
+        client = await connect(listener.contact_address)
+        server = await accepted.get()
+        try:
+            yield client, server
+        finally:
+            await client.close()
+            await server.close()
+
+
+@asynccontextmanager
+async def channel_and_peer() -> AsyncIterator[tuple[Channel, aiordma.Connection]]:
+    """A channel, and a peer that sends what a test wants."""
+    async with aiordma.listen(ADDRESS, **RECEIVES) as listener:
+        peer, connection = await connect_to(listener, ADDRESS, **RECEIVES)
+    async with peer, connection:
+        channel = Channel(connection, 1 << 30, is_first=False)
+        try:
+            yield channel, peer
+        finally:
+            await channel.aclose()
+
+
+# -- what arrives ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [0, 1, MESSAGE_BYTES, BULK - 1, BULK, 5 * BULK + 3, 3 << 20])
+async def test_array_arrives_in_memory_of_its_own(length: int) -> None:
+    array = numpy.arange(length, dtype="u1")
+    async with comms() as (client, server):
+        writing = asyncio.create_task(client.write({"a": to_serialize(array), "text": "x" * 99}))
+        message = await server.read()
+        await writing
+    assert message["text"] == "x" * 99
+    assert (message["a"] == array).all()
+    assert message["a"].flags.writeable
+
+
+async def test_many_buffers_arrive_in_order() -> None:
+    arrays = [numpy.full(BULK + number, number, "u1") for number in range(2 * wire.BATCH + 3)]
+    async with comms() as (client, server):
+        writing = asyncio.create_task(client.write([to_serialize(each) for each in arrays]))
+        arrived = await server.read()
+        await writing
+    assert all((a == b).all() for a, b in zip(arrived, arrays, strict=True))
+
+
+async def test_array_is_sent_from_its_own_memory() -> None:
+    array = numpy.ones(1 << 18)
+    async with comms() as (client, server):
+        cache = client._channel.connection.registrations
+        misses, hits = cache.misses, cache.hits
+        for _ in range(3):
+            writing = asyncio.create_task(client.write(to_serialize(array)))
+            arrived = await server.read()
+            await writing
+        assert arrived.sum() == array.sum()
+        assert cache.registered >= array.nbytes
+        assert (cache.misses - misses, cache.hits - hits) == (1, 2)
+
+
+async def test_both_sides_write_large_messages_at_once() -> None:
+    array = numpy.ones(1 << 18)
+    async with comms() as (client, server):
+        tasks = [asyncio.create_task(each.write(to_serialize(array))) for each in (client, server)]
+        for each in (client, server):
+            assert (await each.read()).sum() == array.sum()
+        await asyncio.gather(*tasks)
+
+
+# -- back-pressure --------------------------------------------------------------------------------
+
+
+async def test_writer_waits_for_a_peer_that_does_not_read() -> None:
+    async with comms() as (client, server):
+        await client.write("before")  # the handshake and this one took credits, too
+        assert await server.read() == "before"
+        sent = 0
+        while client._channel._sent - client._channel._peer_took < CREDITS:
+            await client.write(sent)
+            sent += 1
+        writing = asyncio.create_task(client.write(sent))
+        while len(server._channel._inbox) < sent:
+            await asyncio.sleep(0)
+        assert not writing.done()
+        assert [await server.read() for _ in range(sent + 1)] == list(range(sent + 1))
+        await writing
+
+
+async def test_large_message_waits_for_a_peer_that_does_not_read() -> None:
+    async with comms() as (client, server):
+        writing = asyncio.create_task(client.write(to_serialize(numpy.ones(BULK))))
+        while not server._channel._inbox:
+            await asyncio.sleep(0)
+        assert not writing.done()
+        assert (await server.read()).sum() == BULK
+        await writing
+
+
+# -- the end --------------------------------------------------------------------------------------
+
+
+async def test_everything_that_was_written_arrives_before_the_end() -> None:
+    async with comms() as (client, server):
+        for number in range(CREDITS - 2):
+            await client.write(number)
+        await client.close()
+        assert [await server.read() for _ in range(CREDITS - 2)] == list(range(CREDITS - 2))
+        with pytest.raises(CommClosedError):
+            await server.read()
+        assert server.closed()
+
+
+async def test_idle_comm_is_closed_when_its_peer_leaves() -> None:
+    async with comms() as (client, server):
+        client.abort()
+        await server._channel.connection.ended()
+        while not server.closed():
+            await asyncio.sleep(0)
+        with pytest.raises(CommClosedError):
+            await server.write("lost")
+
+
+async def test_cancelled_read_aborts_the_comm() -> None:
+    async with comms() as (client, server):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await server.read()
+        assert server.closed()
+        with pytest.raises(CommClosedError):
+            await client.read()
+
+
+async def test_cancelled_write_aborts_the_comm() -> None:
+    async with comms() as (client, server):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await client.write(to_serialize(numpy.ones(BULK)))
+        assert client.closed()
+        with pytest.raises(CommClosedError):
+            await server.read()
+
+
+async def test_abort_ends_a_write_of_another_task() -> None:
+    async with comms() as (client, server):
+        writing = asyncio.create_task(client.write(to_serialize(numpy.ones(BULK))))
+        while not server._channel._inbox:
+            await asyncio.sleep(0)
+        client.abort()
+        with pytest.raises(CommClosedError):
+            await writing
+
+
+async def test_close_sends_what_another_task_is_writing() -> None:
+    array = numpy.ones(1 << 18)
+    async with comms() as (client, server):
+        writing = asyncio.create_task(client.write(to_serialize(array)))
+        while not server._channel._inbox:
+            await asyncio.sleep(0)
+        closing = asyncio.create_task(client.close())
+        assert (await server.read()).sum() == array.sum()
+        await writing
+        await closing
+
+
+async def test_dropped_comm_ends_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    accepted: asyncio.Queue[RdmaComm] = asyncio.Queue()
+    async with listen(f"rdma://{ADDRESS}", accepted.put) as listener:
+        client = await connect(listener.contact_address)
+        server = await accepted.get()
+        name = repr(client)
+        connection = client._channel.connection
+        del client
+        with pytest.raises(CommClosedError):
+            await server.read()
+        await connection.ended()
+        await connection.aclose()
+        await server.close()
+    assert f"closing {name}, which was dropped" in caplog.text
+
+
+async def test_accepted_side_sends_nothing_first() -> None:
+    async with channel_and_peer() as (channel, peer):
+        writing = asyncio.create_task(channel.write([memoryview(b"hello")]))
+        await asyncio.sleep(0)
+        assert channel._sent == 0
+        await peer.send(announced(0, 0, 0))
+        assert (await peer.receive()).endswith(b"hello")
+        await writing
+
+
+# -- hostile peers --------------------------------------------------------------------------------
+
+VIOLATIONS: dict[str, tuple[bytes, str]] = {
+    "nothing": (b"", "kind 0 that was not expected"),
+    "unknown kind": (b"\x63", "kind 99"),
+    "READY for nothing": (wire.ready([]), "kind 2 that was not expected"),
+    "DONE for nothing": (bytes([wire.DONE]), "kind 3 that was not expected"),
+    "CREDIT for nothing": (wire.credit(1), "a CREDIT for 1 messages: 0 were sent"),
+    "endless message": (announced(1, 8, 1 << 62, bytes(8)), "at most 1073741824 are received"),
+    "false table": (announced(1, 9, 0, bytes(9)), "a table of 8 bytes"),
+}
+
+
+@pytest.mark.parametrize(("data", "text"), VIOLATIONS.values(), ids=VIOLATIONS)
+async def test_violation_ends_the_connection(data: bytes, text: str) -> None:
+    async with channel_and_peer() as (channel, peer):
+        await peer.send(data)
+        with pytest.raises(ProtocolError, match=text):
+            await channel.read()
+        channel.abort()
+        assert isinstance(await peer.ended(), aiordma.DisconnectedError)
+
+
+async def test_messages_without_credits_end_the_connection() -> None:
+    async with channel_and_peer() as (channel, peer):
+        for _ in range(CREDITS + 1):
+            await peer.send(announced(0, 0, 0))
+        await peer.ended()
+        assert "more than 16 messages without a CREDIT" in str(channel.cause)
+
+
+async def test_ranges_of_other_lengths_end_the_connection() -> None:
+    async with channel_and_peer() as (channel, peer):
+        region = peer.register(
+            bytearray(BULK), aiordma.Access.REMOTE_WRITE | aiordma.Access.LOCAL_WRITE
+        )
+        await peer.send(announced(0, 0, 0))  # an accepted side sends nothing before
+        writing = asyncio.create_task(channel.write([memoryview(bytes(BULK + 1))]))
+        await peer.receive()
+        await peer.send(wire.ready([region.remote()]))
+        with pytest.raises(ProtocolError, match=r"a READY for \[65536\] bytes, where \[65537\]"):
+            await writing
+
+
+async def test_peer_cannot_write_after_it_has_said_done() -> None:
+    async with channel_and_peer() as (channel, peer):
+        reading = asyncio.create_task(channel.read())
+        await peer.send(announced(1, 8, BULK, BULK.to_bytes(8)))
+        (memory,) = wire.parse_ready(await peer.receive())
+        await peer.write(b"a" * BULK, memory)
+        await peer.send(bytes([wire.DONE]))
+        (frame,) = await reading
+        with suppress(aiordma.RdmaError):  # on iWARP, a WRITE completes before it is refused
+            await peer.write(b"b" * BULK, memory)
+        assert isinstance(await peer.ended(), aiordma.RdmaError)
+        assert frame == b"a" * BULK
+
+
+Attack = Callable[[aiordma.Connection], Any]
+FIRST: dict[str, bytes] = {
+    "violation": b"\x63",
+    "no frames": announced(0, 0, 0),
+    "no handshake": announced(1, 9, 0, (1).to_bytes(8) + b"\x01"),
+}
+
+
+@pytest.mark.parametrize("data", FIRST.values(), ids=FIRST)
+async def test_listener_outlives_a_hostile_peer(data: bytes) -> None:
+    async def echo(comm: RdmaComm) -> None:
+        await comm.write(await comm.read())
+
+    async with listen(f"rdma://{ADDRESS}", echo) as listener:
+        port = int(listener.contact_address.rpartition(":")[2])
+        async with aiordma.connect(ADDRESS, port, private_data=HELLO, **RECEIVES) as peer:
+            await peer.send(data)
+            assert isinstance(await peer.ended(), aiordma.DisconnectedError)
+        comm = await connect(listener.contact_address)
+        await comm.write("hello")
+        assert await comm.read() == "hello"
+        await comm.close()
+
+
+async def test_other_programs_are_rejected_with_a_reason() -> None:
+    async with listen(f"rdma://{ADDRESS}", lambda comm: None) as listener:
+        port = int(listener.contact_address.rpartition(":")[2])
+        with pytest.raises(aiordma.RejectedError) as caught:
+            await aiordma.connect(ADDRESS, port, private_data=b"aiordma dask 9")
+        assert caught.value.private_data.startswith(b"this listener is one of Dask's")
+
+
+async def test_listener_of_another_program_is_a_final_error() -> None:
+    async with aiordma.listen(ADDRESS) as listener:
+        serving = asyncio.create_task(listener.serve(lambda connection: connection.ended()))
+        with pytest.raises(CommClosedError, match="another program, or another version"):
+            await connect(f"rdma://{ADDRESS}:{listener.port}", timeout=30)
+        serving.cancel()
+
+
+async def test_refused_connection_names_the_reason() -> None:
+    async with aiordma.listen(ADDRESS) as listener:
+        port = listener.port
+    with pytest.raises(OSError, match="Timed out") as caught:
+        await connect(f"rdma://{ADDRESS}:{port}", timeout=0.3)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+async def test_encryption_is_not_promised() -> None:
+    with pytest.raises(RuntimeError, match="requires encryption"):
+        await connect(f"rdma://{ADDRESS}:1", require_encryption=True)
