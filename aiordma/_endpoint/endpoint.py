@@ -195,8 +195,9 @@ class Endpoint:
         self.last_event: Event | None = None
         self.was_established: bool = False
         self.calls: Calls = Calls(self.loop)
-        self.in_handshake: bool = False
         """Calls that use the queue pair or the identifier, and delay their destruction."""
+        self.in_handshake: bool = False
+        """Between `handshake_begins` and `handshake_ends`."""
         self._peer = identifier.peer_address
         self._cause_is_assumed = self._polls_events = False
         self._state_waiters: list[Waiter] = []
@@ -561,6 +562,7 @@ class Endpoint:
             self._disconnect()
         self.calls.end()
 
+    @deferring
     def handle_event(self, event: Event) -> None:
         """Handle a CM event of the identifier."""
         if event.type in _ENDS_OF_HANDSHAKE:
