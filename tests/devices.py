@@ -268,7 +268,8 @@ def _descriptors() -> set[str]:
 
 
 def _threads() -> set[str]:
-    """Threads of ours: pools keep idle workers for a while, ours as well as anyio's and trio's."""
+    """Threads of ours. Pools keep idle workers: ours, anyio's and trio's for a while, Dask's for
+    ever."""
     patience = time.monotonic() + 10
     while calls_under_way() and time.monotonic() < patience:
         time.sleep(0.001)
@@ -278,6 +279,7 @@ def _threads() -> set[str]:
         if thread is not threading.main_thread()
         and (thread.name != THREAD_NAME or calls_under_way())
         and "AnyIO" not in thread.name
+        and "Dask-Offload" not in thread.name
         and "Trio" not in thread.name
         and "trio" not in thread.name
         and "pytest_timeout" not in thread.name

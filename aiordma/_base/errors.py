@@ -111,6 +111,8 @@ def detached(error: Stored) -> Stored:
         again = copy.copy(error)
     except Exception:
         return error.with_traceback(None)
+    # Some packages teach `copy` to keep both, for errors of other processes (tblib, and so Dask).
+    again.__traceback__ = again.__context__ = None
     cause = error.__cause__
     again.__cause__ = detached(cause) if isinstance(cause, RdmaError) else cause
     again.__suppress_context__ = error.__suppress_context__

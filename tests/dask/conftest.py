@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from distributed.utils import _offload_executor
 
 from tests.conftest import LOOPS
 from tests.devices import device, nothing_is_left, required_capabilities
@@ -15,9 +14,3 @@ __all__ = ("anyio_backend", "device", "nothing_is_left", "required_capabilities"
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
     """distributed needs asyncio."""
     return request.param
-
-
-@pytest.fixture(scope="session", autouse=True)
-def dasks_own_thread() -> None:
-    """distributed's thread that serializes stays once it was needed: it is there from the start."""
-    _offload_executor.submit(int).result()

@@ -1,6 +1,7 @@
 """Errors: one class per status, families that existing except clauses catch, texts that teach."""
 
 import copy
+import copyreg
 import errno
 import os
 import pickle
@@ -238,6 +239,27 @@ def test_an_error_survives_pickling_and_copying(error: RdmaError) -> None:
 
 
 # -- copies of what is stored ---------------------------------------------------------------------
+
+
+def _copy_of(error: RdmaError) -> RdmaError:
+    again = type(error)(*error.args)
+    again.__context__ = error.__context__
+    return again.with_traceback(error.__traceback__)
+
+
+def test_detached_copy_is_detached_where_copies_keep_the_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As copies of exceptions do once Dask's distributed is imported."""
+    kind = errors.DisconnectedError
+    monkeypatch.setitem(copyreg.dispatch_table, kind, lambda error: (_copy_of, (error,)))
+    stored = kind("the peer disconnected")
+    stored.__context__ = ValueError("a context")
+    with pytest.raises(kind):
+        raise stored
+    again = detached(stored)
+    assert again is not stored
+    assert (again.__traceback__, again.__context__) == (None, None)
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
