@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import anyio
 import numpy
 import pytest
 from distributed.comm.core import CommClosedError, connect, listen
@@ -116,21 +117,32 @@ async def test_writer_waits_for_a_peer_that_does_not_read() -> None:
             await client.write(sent)
             sent += 1
         writing = asyncio.create_task(client.write(sent))
-        while len(server._channel._inbox) < sent:
+        while len(server._channel._complete) < sent:
             await asyncio.sleep(0)
         assert not writing.done()
         assert [await server.read() for _ in range(sent + 1)] == list(range(sent + 1))
         await writing
 
 
-async def test_large_message_waits_for_a_peer_that_does_not_read() -> None:
+async def test_one_task_writes_a_large_message_and_then_reads_it() -> None:
+    array = numpy.arange(1 << 18)
     async with comms() as (client, server):
-        writing = asyncio.create_task(client.write(to_serialize(numpy.ones(BULK))))
+        await client.write(to_serialize(array))
+        await server.write(to_serialize(-array))
+        assert (await server.read() == array).all()
+        assert (await client.read() == -array).all()
+
+
+async def test_second_large_message_waits_for_a_peer_that_does_not_read() -> None:
+    async with comms() as (client, server):
+        await client.write(to_serialize(numpy.ones(BULK)))
+        writing = asyncio.create_task(client.write(to_serialize(numpy.zeros(BULK))))
         while not server._channel._inbox:
             await asyncio.sleep(0)
         assert not writing.done()
         assert (await server.read()).sum() == BULK
         await writing
+        assert (await server.read()).sum() == 0
 
 
 # -- the end --------------------------------------------------------------------------------------
@@ -169,16 +181,19 @@ async def test_cancelled_read_aborts_the_comm() -> None:
 
 async def test_cancelled_write_aborts_the_comm() -> None:
     async with comms() as (client, server):
+        await client.write(to_serialize(numpy.ones(BULK)))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await client.write(to_serialize(numpy.ones(BULK)))
         assert client.closed()
+        assert (await server.read()).sum() == BULK
         with pytest.raises(CommClosedError):
             await server.read()
 
 
 async def test_abort_ends_a_write_of_another_task() -> None:
     async with comms() as (client, server):
+        await client.write(to_serialize(numpy.ones(BULK)))
         writing = asyncio.create_task(client.write(to_serialize(numpy.ones(BULK))))
         while not server._channel._inbox:
             await asyncio.sleep(0)
@@ -187,14 +202,54 @@ async def test_abort_ends_a_write_of_another_task() -> None:
             await writing
 
 
+async def test_abort_ends_a_read_of_another_task() -> None:
+    async with channel_and_peer() as (channel, peer):
+        reading = asyncio.create_task(channel.read())
+        await peer.send(announced(1, 8, BULK, BULK.to_bytes(8)))
+        await peer.receive()  # READY: the bulk is being received
+        channel.abort()
+        with pytest.raises(aiordma.ClosedError):
+            await reading
+        assert channel.has_ended
+
+
+async def test_end_within_a_large_message_is_raised_by_read() -> None:
+    async with channel_and_peer() as (channel, peer):
+        await peer.send(announced(0, 0, 0))
+        await peer.send(announced(1, 8, BULK, BULK.to_bytes(8)))
+        await peer.receive()
+        await peer.aclose()
+        await channel.connection.ended()
+        assert await channel.read() == []
+        with pytest.raises((aiordma.RdmaError, anyio.EndOfStream)):
+            await channel.read()
+        assert channel.has_ended
+
+
+async def test_no_memory_for_a_large_message_is_raised_by_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_memory(length: int) -> None:
+        raise MemoryError(f"no {length} bytes")
+
+    monkeypatch.setattr("aiordma.integrations.dask.channel.host_array", no_memory)
+    async with channel_and_peer() as (channel, peer):
+        await peer.send(announced(1, 8, BULK, BULK.to_bytes(8)))
+        await peer.ended()
+        with pytest.raises(MemoryError, match="no 65536 bytes"):
+            await channel.read()
+
+
 async def test_close_sends_what_another_task_is_writing() -> None:
     array = numpy.ones(1 << 18)
     async with comms() as (client, server):
+        await client.write(to_serialize(array))
         writing = asyncio.create_task(client.write(to_serialize(array)))
         while not server._channel._inbox:
             await asyncio.sleep(0)
         closing = asyncio.create_task(client.close())
-        assert (await server.read()).sum() == array.sum()
+        for _ in range(2):
+            assert (await server.read()).sum() == array.sum()
         await writing
         await closing
 

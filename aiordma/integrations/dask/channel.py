@@ -3,7 +3,9 @@
 A message is announced by one SEND. Bulk is received by WRITEs of the sender's, from its own memory
 (registered once and kept in the registration cache, where it is a numpy array) into memory that the
 receiver has granted for this message. A task receives everything that arrives, so that answers of
-the peer's reach a writer while no task reads; CREDITs bound what it keeps.
+the peer's reach a writer while no task reads; CREDITs bound what it keeps. The bulk of one message
+is received before the program reads it: a program may write a large message and then read, as over
+TCP.
 """
 
 import asyncio
@@ -27,6 +29,7 @@ from aiordma.integrations.dask.frames import (
     DONE,
     MESSAGE,
     READY,
+    Announcement,
     ProtocolError,
     assembled,
     credit,
@@ -71,7 +74,11 @@ class Channel:
         """Why no more messages arrive, and none can be sent; None while they can."""
         self._most = most
         self._may_send = is_first
-        self._inbox: deque[bytes] = deque()
+        self._inbox: deque[bytes] = deque()  # MESSAGEs behind one whose bulk is not received
+        self._complete: deque[tuple[list[memoryview], bool]] = deque()  # frames; had they bulk?
+        self._bulk_is_ahead = False  # a message with bulk is being received, or is complete
+        self._fetching: asyncio.Task[None] | None = None
+        self._is_aborted = False
         self._arrived = self._taken = self._credited = 0
         self._sent = self._peer_took = 0
         self._ranges: deque[list[RemoteMemory]] = deque()
@@ -86,7 +93,13 @@ class Channel:
     @property
     def has_ended(self) -> bool:
         """Whether `read` would raise, because the connection has ended."""
-        return self.cause is not None and not self._inbox
+        return not self._complete and self._cannot_complete
+
+    @property
+    def _cannot_complete(self) -> bool:
+        """Whether no further message will be complete: the rest of one that has arrived before the
+        end may still be."""
+        return self.cause is not None and (self._is_aborted or self._fetching is None)
 
     # -- what arrives -----------------------------------------------------------------------------
 
@@ -106,8 +119,9 @@ class Channel:
             self._arrived += 1
             if self._arrived - self._credited > CREDITS:
                 raise ProtocolError(f"more than {CREDITS} messages without a CREDIT")
-            self._inbox.append(data)
             self._may_send = True
+            self._inbox.append(data)
+            self._advance()
         elif kind == READY and self._expected_ranges:
             self._expected_ranges -= 1
             self._ranges.append(parse_ready(data))
@@ -130,12 +144,15 @@ class Channel:
         while not condition():
             if self.cause is not None:
                 raise detached(self.cause)
-            waiter = self._loop.create_future()
-            self._waiters.add(waiter)
-            try:
-                await waiter
-            finally:
-                self._waiters.discard(waiter)
+            await self._wait()
+
+    async def _wait(self) -> None:
+        waiter = self._loop.create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
 
     # -- receiving --------------------------------------------------------------------------------
 
@@ -150,21 +167,67 @@ class Channel:
         Cancellation: the channel cannot be used any more; `abort` it.
         """
         async with self._reading:
-            await self._until(lambda: self._inbox)
-            announcement = parse_announcement(self._inbox.popleft(), self._most)
+            while not self._complete:
+                if self.cause is not None and self._cannot_complete:
+                    raise detached(self.cause)
+                await self._wait()
+            frames, had_bulk = self._complete.popleft()
+            if had_bulk:
+                self._bulk_is_ahead = False
+                try:
+                    self._advance()
+                except ProtocolError as error:  # of a later message
+                    self.abort(error)
             await self._return_credit()
-            head = announcement.head
-            if head is None:
-                head = host_array(announcement.head_length)
-                await self._take([head])
-            groups = parse_table(announcement, head)
-            sizes = [sum(group) for group in groups if group[0] >= BULK]
-            buffers: list[memoryview] = []
-            for start in range(0, len(sizes), BATCH):
-                batch = [host_array(size) for size in sizes[start : start + BATCH]]
-                await self._take(batch)
-                buffers += batch
-            return assembled(groups, head, buffers)
+            return frames
+
+    def _advance(self) -> None:
+        """Complete the MESSAGEs that have arrived, up to the second one with bulk.
+
+        Raises:
+            ProtocolError: a MESSAGE is not valid.
+        """
+        while self._inbox and self._fetching is None:
+            announcement = parse_announcement(self._inbox[0], self._most)
+            if announcement.head is not None and not announcement.bulk_length:
+                groups = parse_table(announcement, announcement.head)
+                self._complete.append((assembled(groups, announcement.head, []), False))
+            elif self._bulk_is_ahead or self.cause is not None:
+                return
+            else:
+                self._bulk_is_ahead = True
+                self._fetching = self._loop.create_task(self._fetch(announcement))
+            self._inbox.popleft()
+
+    async def _fetch(self, announcement: Announcement) -> None:
+        """Receive the bulk of a message, and complete those behind it."""
+        try:
+            frames = await self._receive(announcement)
+            self._fetching = None
+            if not self._is_aborted:
+                self._complete.append((frames, True))
+                self._advance()
+            self._wake()
+        except BaseException as error:
+            self._fetching = None
+            if not isinstance(error, Exception):
+                self.abort(ClosedError("the task that receives was cancelled"))
+                raise
+            self.abort(error)  # `read` raises it
+
+    async def _receive(self, announcement: Announcement) -> list[memoryview]:
+        head = announcement.head
+        if head is None:
+            head = host_array(announcement.head_length)
+            await self._take([head])
+        groups = parse_table(announcement, head)
+        sizes = [sum(group) for group in groups if group[0] >= BULK]
+        buffers: list[memoryview] = []
+        for start in range(0, len(sizes), BATCH):
+            batch = [host_array(size) for size in sizes[start : start + BATCH]]
+            await self._take(batch)
+            buffers += batch
+        return assembled(groups, head, buffers)
 
     async def _return_credit(self) -> None:
         self._taken += 1
@@ -193,7 +256,7 @@ class Channel:
         """Send a message, and return the bytes of its frames.
 
         Returns when the peer's device has the message. Until its program takes it, at most CREDITS
-        messages are sent, and nothing of the bulk of the first one that has any.
+        messages are sent, and nothing of the bulk of the second one that has any.
 
         Raises:
             RdmaError, anyio.EndOfStream: the connection has ended.
@@ -250,7 +313,8 @@ class Channel:
         if self.cause is None:
             self.cause = cause or ClosedError("this comm was closed")
         if cause is None:
-            self._inbox.clear()
+            self._is_aborted = True
+            self._complete.clear()
         self._wake()
         self.connection._endpoint.close()
 
@@ -268,6 +332,8 @@ class Channel:
         finally:
             self.abort()
         await self.connection.aclose()
+        if self._fetching is not None:
+            await asyncio.wait([self._fetching])
 
 
 def _pieces(
