@@ -31,7 +31,7 @@ help:
 	@echo "make vm CMD='...'    a command in the VM; PROVIDER=rxe|siw|none VM_TIMEOUT=seconds VM_VETH=1"
 	@echo "                     BED=uml: user-mode Linux instead of QEMU, built once; with test-rxe, too"
 	@echo "make sanitize fuzz   the software device under sanitizers; its parsers under a fuzzer, RUNS=n"
-	@echo "make test-dask       clusters of Dask's distributed over RDMA, natively"
+	@echo "make test-dask       clusters of Dask's distributed over RDMA; DEVICE=rxe|siw: in a VM"
 	@echo "make suites          other projects' tests on the streams' event loop and on asyncio's"
 	@echo "make soak            1,000 connections, a million messages, ...; SOAK=part SOAK_SCALE=factor"
 	@echo "make bench           latency and throughput beside C's; BENCH=row BENCH_ROUNDS=n BED=uml"
@@ -177,8 +177,17 @@ test-docs: export TESTS = $(IN_VM) tests/docs $(call report_to,docs)
 test-rxe test-siw test-docs: venv
 	@$(TEST_BED) run "$$TESTS"
 
+# With DEVICE=rxe or DEVICE=siw, in a VM: what runs in one process.
+ifeq ($(DEVICE),software)
 test-dask: venv
 	@AIORDMA_TEST_DEVICE=software .venv/bin/python -m pytest tests/dask $(call report_to,dask)
+else
+test-dask: export PROVIDER = $(DEVICE)
+test-dask: export AIORDMA_TEST_DEVICE = $(DEVICE)0
+test-dask: export TESTS = $(IN_VM) tests/dask $(call report_to,dask-$(DEVICE)0)
+test-dask: venv
+	@$(TEST_BED) run "$$TESTS"
+endif
 
 # The documentation site. A warning, such as a link to a heading that does not exist, is an error.
 docs: venv

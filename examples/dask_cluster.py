@@ -14,7 +14,7 @@ def make(mebibytes: int) -> numpy.ndarray:
 
 
 def main(host: str) -> None:
-    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
     with (
         LocalCluster(protocol="rdma", host=host, processes=False, **settings) as cluster,
         Client(cluster) as client,
