@@ -14,7 +14,7 @@ from typing import Any
 
 from aiordma.bench.loops import SPIN
 
-from . import beside_c, beside_tcp, connections, native, peers, rxe, streams
+from . import beside_c, beside_tcp, connections, dask_comms, native, peers, rxe, streams
 from .candidates import Candidates
 from .place import place
 from .rounds import Step, measure_all
@@ -72,6 +72,7 @@ PARTS = (
     Part("beside_c", beside_c.rows, HERE),
     Part("beside_tcp", beside_tcp.rows, HERE, SPIN),
     Part("streams", streams.rows, HERE),
+    Part("dask", dask_comms.rows, HERE),
     Part("software_connections", connections.software_rows, HERE, SPIN),
     Part("latency", rxe.latency_rows, GUEST),
     Part("throughput", rxe.throughput_rows, GUEST),
