@@ -13,6 +13,11 @@ class Suite:
     Attributes:
         source: where the tests come from: "apt" (the interpreter's own) or a project of PyPI, whose
             source distribution has them.
+        repository, revision: the commit that has the tests, if the source distribution has none.
+            Its folder of the project's name gets the files of the installed project, so that these
+            are tested.
+        page: the page of docs/ with the results.
+        plugin: substitutes what is tested.
         arguments: what pytest is given: files, modules and options.
         packages: what the tests import besides the project itself.
         gateway: whether blocking sockets of the tests are peers (see in_suite/gateway.py).
@@ -24,6 +29,10 @@ class Suite:
     source: str
     arguments: tuple[str, ...]
     packages: tuple[str, ...] = ()
+    repository: str = ""
+    revision: str = ""
+    page: str = "streams-suites"
+    plugin: str = "in_suite.plugin"
     gateway: bool = True
     is_quick: bool = True
     reasons: dict[str, str] = field(default_factory=dict)
@@ -42,6 +51,26 @@ WORDS = "expects other words in an error of the same class"
 LOOKUP = "replaces the loop's getaddrinfo by a mock"
 PRIVATE = "looks at private attributes of asyncio.Server"
 REUSE = "needs SO_REUSEPORT, which librdmacm does not have"
+
+TORNADO = "replaces a method of the Tornado stream in a TCP comm; ours has none"
+OWN_MEMORY = (
+    "expects the TCP comm's layout, where small frames share a buffer; here each has its own memory"
+)
+IPV4 = "connects by IPv6 to a listener without a host, which is every IPv4 address of ours"
+HELPER = "a helper of the suite fails on both: list.extend() with two arguments"
+RETURNED = "expects that the peer's write has returned once its message is read; ours may not have"
+THREADS = "expects at most two threads while it connects; aiordma's calls into the driver have more"
+
+DISTRIBUTED: dict[str, str] = {
+    "*test_comm_closed_on_write_error*": TORNADO,
+    "*test_stop_listener_during_handle_stream*": TORNADO,
+    "*test_share_buffer_with_header*": OWN_MEMORY,
+    "*test_comm_failure_threading*": THREADS,
+    "*test_remote_access": IPV4,
+    "*test_local_tls*": HELPER,
+    "*test_server_listen": IPV4,
+    "*test_server_comms_mark_active_handlers": RETURNED,
+}
 
 ASYNCIO = "test.test_asyncio."
 
@@ -126,5 +155,27 @@ SUITES: tuple[Suite, ...] = (
         packages=("pytest-mock",),
         is_quick=False,
         reasons={"*test_tcp_connector_fingerprint_fail*": SOCKET},
+    ),
+    *(
+        Suite(
+            f"distributed {file}",
+            "distributed",
+            (f"distributed/{folder}/{file}.py", "-pno:asyncio", "-pno:anyio"),
+            repository="https://github.com/dask/distributed",
+            revision="40fcd99a8cd41c39071a16a546e93a9298f1b64d",  # between 2026.7.1 and 2026.8.0
+            page="dask",
+            plugin="in_suite.dask",
+            gateway=False,
+            is_quick=False,
+            reasons=DISTRIBUTED,
+        )
+        for folder, file in (
+            ("comm/tests", "test_comms"),
+            ("tests", "test_core"),
+            ("tests", "test_batched"),
+            ("tests", "test_failed_workers"),
+            ("deploy/tests", "test_local"),
+            ("tests", "test_client"),
+        )
     ),
 )

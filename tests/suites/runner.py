@@ -2,23 +2,25 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tests.suites.catalogue import SUITES, Suite
 
-__all__ = ("Row", "fetch", "is_there", "results", "run", "table")
+__all__ = ("Row", "fetch", "is_there", "results", "run", "table", "table_of_comms")
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "suites"
 PACKAGES = BUILD / "packages"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 DEBIAN = BUILD / "debian" / "usr" / "lib" / f"python{PYTHON}" / "test"
-SECONDS = 500
+SECONDS = 900
 """For one run of one suite."""
 EACH = 20
 """Seconds for one test."""
@@ -29,7 +31,8 @@ class Row:
     """One test, on both loops.
 
     Attributes:
-        uses: whether it opened a stream or a stream server.
+        uses: whether it opened a stream, a stream server or a comm.
+        length: the bytes that its comms have sent over RDMA, in the test's process.
         ours, stock: "passed", "failed", "skipped", "crashed" or "" (did not run).
         why: the end of the failure on our loop.
     """
@@ -40,6 +43,7 @@ class Row:
     stock: str
     uses: bool
     through_gateway: bool
+    length: int
     why: str
 
     @property
@@ -60,7 +64,8 @@ def _sources(suite: Suite) -> Path:
 
 def is_there(suite: Suite) -> bool:
     """Whether `fetch` has fetched it."""
-    there = DEBIAN if suite.source == "apt" else _sources(suite) / "tests"
+    parts = {"apt": DEBIAN}
+    there = parts.get(suite.source, _sources(suite) / (".fetched" if suite.revision else "tests"))
     return there.exists() and all((PACKAGES / f".{each}").exists() for each in suite.packages)
 
 
@@ -79,6 +84,8 @@ def fetch(suite: Suite) -> None:
         subprocess.run(["apt-get", "-q", "download", name], cwd=BUILD, check=True)
         archive = next(BUILD.glob(f"{name}_*.deb"))
         subprocess.run(["dpkg-deb", "-x", archive, BUILD / "debian"], check=True)
+    elif suite.revision:
+        _fetch_commit(suite)
     else:
         wanted = f"{suite.source}=={version(suite.source)}"
         options = ["--no-deps", "--no-binary", suite.source, "--dest", str(BUILD)]
@@ -93,6 +100,22 @@ def fetch(suite: Suite) -> None:
         target = ["--no-deps", "--target", str(PACKAGES), each]
         subprocess.run([*pip, "install", *target], check=True)
         (PACKAGES / f".{each}").touch()
+
+
+def _fetch_commit(suite: Suite) -> None:
+    folder = _sources(suite)
+    for command in (
+        ("init", "-q", str(folder)),
+        ("-C", str(folder), "fetch", "-q", "--depth=1", suite.repository, suite.revision),
+        ("-C", str(folder), "checkout", "-qf", "FETCH_HEAD"),
+    ):
+        subprocess.run(["git", *command], check=True)
+    found = find_spec(suite.source)
+    assert found is not None
+    assert found.submodule_search_locations
+    installed = found.submodule_search_locations[0]
+    shutil.copytree(installed, folder / suite.source, dirs_exist_ok=True)
+    (folder / ".fetched").touch()
 
 
 def _report(suite: Suite, loop: str) -> Path:
@@ -116,8 +139,8 @@ def _run_on(suite: Suite, loop: str, arguments: list[str]) -> None:
     }
     for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "AIORDMA_STREAM_HOSTS"):
         environment.pop(name, None)
-    command = [sys.executable, "-m", "pytest", "-q", "-c", "pytest.ini", "-p", "in_suite.plugin"]
-    command += ["-o", "addopts="]
+    command = [sys.executable, "-m", "pytest", "-q", "-c", "pytest.ini", "-p", "in_suite.report"]
+    command += ["-p", suite.plugin, "-o", "addopts="]
     command += [
         f"-pno:{each}" for each in ("cacheprovider", "hypothesispytest", "xdist", "aiordma")
     ]
@@ -174,8 +197,9 @@ def results(suite: Suite) -> list[Row]:
             test,
             row["outcome"],
             stock.get(test, {}).get("outcome", ""),
-            bool(row.get("transports") or row.get("servers")),
+            bool(row.get("transports") or row.get("servers") or row.get("comms")),
             bool(row.get("gateway")),
+            row.get("bytes", 0),
             row.get("why", ""),
         )
         for test, row in ours.items()
@@ -183,8 +207,8 @@ def results(suite: Suite) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """Return the page of docs/: counts for each suite, then each test that opens a stream or
-    fails."""
+    """Return the part of docs/ about streams: counts for each suite, then each test that opens a
+    stream or fails."""
     lines = [
         "| suite | open a stream | pass | do not apply | open no stream | pass | on asyncio pass |",
         "|---|---|---|---|---|---|---|",
@@ -211,4 +235,33 @@ def table(rows: list[Row]) -> str:
             why = row.reason if row.ours != "passed" else ""
             peer = "socket, through the gateway" if row.through_gateway and not why else ""
             lines.append(f"| {row.test} | {row.ours} | {row.stock} | {why or peer} |")
+    return "\n".join(lines) + "\n"
+
+
+def table_of_comms(rows: list[Row]) -> str:
+    """Return the part of docs/ about comms: counts for each suite, then each test that fails."""
+    lines = [
+        "| tests | passed over RDMA | of them with a comm | kB sent | passed over tcp:// |"
+        " passed over tcp:// only | on neither |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for suite in SUITES:
+        of = [row for row in rows if row.suite is suite]
+        if not of:
+            continue
+        passed = [row for row in of if row.ours == "passed"]
+        bad = [row for row in of if row.ours in ("failed", "crashed")]
+        counts = (
+            len(passed),
+            sum(row.uses for row in passed),
+            round(sum(row.length for row in of) / 1000),
+            sum(row.stock == "passed" for row in of),
+            sum(row.stock == "passed" for row in bad),
+            sum(row.stock in ("failed", "crashed") for row in bad),
+        )
+        lines.append(f"| {suite.name} | " + " | ".join(map(str, counts)) + " |")
+    lines += ["", "| test | RDMA | tcp:// | |", "|---|---|---|---|"]
+    for row in rows:
+        if row.ours in ("failed", "crashed") or (row.ours == "skipped" != row.stock):
+            lines.append(f"| {row.test} | {row.ours} | {row.stock} | {row.reason or ''} |")
     return "\n".join(lines) + "\n"

@@ -1,14 +1,12 @@
-"""A pytest plugin for other projects' suites: it substitutes the event loop, and writes a line of
-JSON for each test.
+"""A pytest plugin for other projects' suites: it substitutes the event loop.
 
-Environment: AIORDMA_SUITE_LOOP ("ours" or "stock"), AIORDMA_SUITE_REPORT (the file to write).
+Environment: AIORDMA_SUITE_LOOP ("ours" or "stock").
 """
 
 import asyncio
-import json
 import os
 import socket
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -21,12 +19,12 @@ from aiordma.streams import opening
 from aiordma.streams import server as stream_server
 
 from .gateway import Gateway, has_tcp_listener
+from .report import count
 
 STOCK = asyncio.SelectorEventLoop
 OURS = os.environ["AIORDMA_SUITE_LOOP"] == "ours"
 WITH_GATEWAY = os.environ.get("AIORDMA_SUITE_GATEWAY") == "1"
 
-_facts: dict[str, int] = {}
 _ports: dict[int, int] = {}  # a stream server's port: the gateway's TCP port
 _gateways: list[Gateway] = []
 
@@ -35,10 +33,6 @@ def _gateway() -> Gateway:
     if not _gateways:
         _gateways.append(Gateway())
     return _gateways[0]
-
-
-def _count(name: str) -> None:
-    _facts[name] = _facts.get(name, 0) + 1
 
 
 def _in_gateway(loop: object) -> bool:
@@ -70,17 +64,17 @@ async def _connect_counted(
 ) -> Any:
     if WITH_GATEWAY and port not in _ports and has_tcp_listener(port):
         port = await asyncio.to_thread(_gateway().to_tcp, host, port)
-        _count("gateway")
+        count("gateway")
     return await _connect_rsocket(settings, host, port, *others, **keywords)
 
 
 def _begin_counted(self: Any, *arguments: Any, **keywords: Any) -> None:
-    _count("transports")
+    count("transports")
     _begin(self, *arguments, **keywords)
 
 
 def _serve_counted(self: Any, *arguments: Any, **keywords: Any) -> None:
-    _count("servers")
+    count("servers")
     _serve(self, *arguments, **keywords)
     if WITH_GATEWAY:
         for each in self.sockets:
@@ -97,7 +91,7 @@ def _close_forgotten(self: Any) -> None:
 
 def _redirected(address: Any) -> Any:
     if isinstance(address, tuple) and address[1] in _ports:
-        _count("gateway")
+        count("gateway")
         return ("::1" if ":" in address[0] else "127.0.0.1", _ports[address[1]])
     return address
 
@@ -145,50 +139,11 @@ def pytest_configure(config: pytest.Config) -> None:
     uvloop.Loop = loop  # type: ignore[misc]
 
 
-def _write(row: dict[str, Any]) -> None:
-    with open(os.environ["AIORDMA_SUITE_REPORT"], "a") as report:
-        report.write(json.dumps(row) + "\n")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    try:
-        with open(os.environ["AIORDMA_SUITE_REPORT"]) as report:
-            done = {json.loads(line)["test"] for line in report}
-    except FileNotFoundError:
-        return
-    items[:] = [each for each in items if each.nodeid not in done]
-
-
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
-    _facts.clear()
-    reports: list[pytest.TestReport] = []
-    item.stash[_REPORTS] = reports
-    _write({"test": item.nodeid, "outcome": "crashed"})
+def pytest_runtest_protocol() -> Iterator[Any]:
     try:
         return (yield)
     finally:
-        outcome, why = "passed", ""
-        for each in reports:
-            if each.failed:
-                outcome, why = "failed", str(each.longreprtext)[-1500:]
-                break
-            if each.skipped:
-                outcome = "skipped"
-                why = str(each.longrepr[2] if isinstance(each.longrepr, tuple) else each.longrepr)
-        _write({"test": item.nodeid, "outcome": outcome, "why": why, **_facts})
         if _gateways:
             _ports.clear()
             _gateways[0].reset()
-
-
-_REPORTS = pytest.StashKey[list[pytest.TestReport]]()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report: pytest.TestReport = yield
-    item.stash[_REPORTS].append(report)
-    return report
