@@ -12,7 +12,7 @@ from distributed.comm.core import CommClosedError, connect, listen
 from distributed.protocol.serialize import to_serialize
 
 import aiordma
-from aiordma.integrations.dask import RdmaComm
+from aiordma.integrations.dask import RdmaComm, RdmaListener
 from aiordma.integrations.dask import frames as wire
 from aiordma.integrations.dask.channel import Channel
 from aiordma.integrations.dask.frames import (
@@ -252,6 +252,41 @@ async def test_close_sends_what_another_task_is_writing() -> None:
             assert (await server.read()).sum() == array.sum()
         await writing
         await closing
+
+
+class Unusual(BaseException):
+    """No Exception, and no cancellation."""
+
+
+@pytest.mark.parametrize("kind", [BufferError, Unusual])
+async def test_failed_write_closes_the_comm(
+    kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise kind
+
+    async with comms() as (client, server):
+        monkeypatch.setattr(client._channel, "write", fail)
+        with pytest.raises(kind):
+            await client.write("lost")
+        assert client.closed()
+        with pytest.raises(CommClosedError):
+            await server.read()
+
+
+async def test_listener_stopped_during_an_accept_closes_the_comm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handle = RdmaListener._handle
+
+    async def stop_and_handle(self: RdmaListener, comm: RdmaComm) -> None:
+        self.stop()
+        await handle(self, comm)
+
+    monkeypatch.setattr(RdmaListener, "_handle", stop_and_handle)
+    async with listen(f"rdma://{ADDRESS}", lambda comm: None) as listener:
+        with pytest.raises(CommClosedError):
+            await connect(listener.contact_address, timeout=30)
 
 
 async def test_dropped_comm_ends_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
