@@ -1,4 +1,4 @@
-"""docs/guarantees.md: each promise names its tests, and each named test exists."""
+"""docs/guarantees.md: each promise names its test functions, and each of these exists."""
 
 import ast
 import re
@@ -53,12 +53,24 @@ def missing(section: str) -> list[str]:
     return found
 
 
+def without_function(section: str) -> list[str]:
+    """Return the files of tests that a section names without one of their functions."""
+    names = [*named(section)]
+    followers = [*names[1:], ("", "")]
+    return [
+        file
+        for (file, function), (_, follower) in zip(names, followers, strict=True)
+        if not function and not follower and re.search(r"/test_\w+\.py$", file)
+    ]
+
+
 @pytest.mark.parametrize("title", promises(PAGE))
 def test_promise_names_tests_that_exist(title: str) -> None:
     section = promises(PAGE)[title]
     files = [file for file, _ in named(section)]
     assert any(re.search(r"/test_\w+\.py$", each) for each in files), "it names no test"
     assert missing(section) == []
+    assert without_function(section) == []
 
 
 def test_missing_names_are_found() -> None:
@@ -78,3 +90,4 @@ Text with *emphasis* names none.
         "tests/unit/test_gone.py",
         "tests/unit/test_guarantees_page.py: test_gone",
     ]
+    assert without_function(one) == ["tests/unit/test_gone.py"]
