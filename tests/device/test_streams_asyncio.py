@@ -234,6 +234,29 @@ def test_abort_drops_what_was_written(run: Run) -> None:
     run(main)
 
 
+def test_abort_ends_a_close_that_the_peer_holds_back(run: Run) -> None:
+    async def main() -> None:
+        async with two(buffer_size=8192, close_timeout=0.05) as (client, server):
+            server.transport.pause_reading()
+            client.transport.write(bytes(500_000))
+            held = client.transport.get_write_buffer_size()
+            client.transport.close()
+            # No limit of time: `close_timeout` begins once everything is posted, as asyncio's TCP
+            # has none. What waits does not grow either.
+            await asyncio.sleep(0.2)
+            assert not client.lost.is_set()
+            assert 0 < client.transport.get_write_buffer_size() <= held
+            client.transport.abort()
+            await client.lost.wait()
+            assert client.error is None
+            assert client.transport.get_write_buffer_size() == 0
+            server.transport.resume_reading()
+            await server.lost.wait()
+            assert len(server.data) < 500_000
+
+    run(main)
+
+
 def test_a_paused_reader_holds_the_writer_back(run: Run) -> None:
     async def main() -> None:
         async with two(buffer_size=8192) as (client, server):
