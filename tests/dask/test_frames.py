@@ -15,6 +15,8 @@ from aiordma import RemoteMemory
 from aiordma.integrations.dask import frames
 from aiordma.integrations.dask.frames import BULK, MESSAGE_BYTES, ProtocolError
 
+pytestmark = pytest.mark.natively
+
 MOST = 1 << 30
 
 
