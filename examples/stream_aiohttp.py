@@ -1,14 +1,11 @@
-"""An aiohttp server and client over RDMA. Only the event loop is aiordma's.
-
-python examples/stream_aiohttp.py 192.0.2.1
-"""
+"""aiohttp's server and client over RDMA: python examples/stream_aiohttp.py 192.0.2.1"""
 
 import asyncio
 import sys
 
 import aiohttp.web
 
-import aiordma.streams
+import aiordma.streams  # for the event loop; nothing else knows of RDMA
 
 
 async def hello(request: aiohttp.web.Request) -> aiohttp.web.Response:
