@@ -209,7 +209,7 @@ static void put_bytes(struct flow *flow, int direction, const struct iovec *from
 {
     struct iovec parts[MOST_PARTS + 3];
 
-    for (int at = 0; at < count && size && sw_is_capturing;) {
+    for (int at = 0; at < count && size;) {
         int used = 0;
         size_t taken = 0;
         while (at < count && used < MOST_PARTS && taken < size && taken < MOST_SEGMENT) {
@@ -228,6 +228,8 @@ static void put_bytes(struct flow *flow, int direction, const struct iovec *from
             return;
         put_segment(flow, direction, PUSH | ACK, (uint32_t)(1 + flow->written[direction]),
                     (uint32_t)(1 + flow->written[!direction]), parts, used, taken);
+        if (!sw_is_capturing)
+            return; /* it has stopped, and the flows are freed */
         flow->written[direction] += taken;
         size -= taken;
     }
