@@ -132,7 +132,7 @@ test-software: venv
 	@mkdir -p $(RESULTS)
 	@status=0; \
 	AIORDMA_RESULTS=$(RESULTS) AIORDMA_TEST_DEVICE=software $(PARALLEL) \
-		tests/unit tests/device $(DASK) tests/faults tests/attacks tests/docs tests/soak $(call report_to,software) \
+		tests/unit tests/device $(DASK) tests/valkey tests/faults tests/attacks tests/docs tests/soak $(call report_to,software) \
 		|| status=1; \
 	AIORDMA_BACKEND=python AIORDMA_TEST_LOOPS=asyncio AIORDMA_TEST_DEVICE=software $(PARALLEL) \
 		tests/unit $(addprefix --ignore=,$(ON_EITHER_BACKEND)) $(call report_to,python-backend) \
@@ -165,7 +165,7 @@ test-docs: export PROVIDER = rxe
 test-rxe test-docs: export AIORDMA_TEST_DEVICE = rxe0
 test-siw: export AIORDMA_TEST_DEVICE = siw0
 # Without plugins that these tests do not use: they take the VM ten seconds.
-IN_VM = python -m pytest -p no:hypothesispytest -p no:xdist -p no:cacheprovider
+IN_VM = python -m pytest -p no:hypothesispytest -p no:valkey -p no:xdist -p no:cacheprovider
 # The other ones inject faults into the software device.
 FAULTS_IN_VM = $(addprefix tests/faults/test_, network.py peers.py \
 	every_await.py::test_cancelled_at_each_suspension)
@@ -173,6 +173,11 @@ FAULTS_IN_VM = $(addprefix tests/faults/test_, network.py peers.py \
 test-rxe: export TESTS = $(if $(ARGS),,tests/vm/guest/mended.sh &&) $(IN_VM) tests/device tests/interop $(FAULTS_IN_VM) tests/docs $(call report_to,rxe0)
 test-siw: export TESTS = $(IN_VM) tests/device tests/interop $(FAULTS_IN_VM) $(call report_to,siw0)
 test-docs: export TESTS = $(IN_VM) tests/docs $(call report_to,docs)
+
+# A real Valkey server with RDMA, for one module; without it, that module's tests say so and are skipped.
+test-rxe: build/valkey-server
+build/valkey-server: | venv
+	@$(TEST_BED) valkey-server || echo "without build/valkey-server: tests/interop/test_valkey.py is skipped"
 
 test-rxe test-siw test-docs: venv
 	@$(TEST_BED) run "$$TESTS"

@@ -28,7 +28,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 DEVICE = os.environ.get("AIORDMA_TEST_DEVICE", "software")
 RESULTS = os.environ.get("AIORDMA_RESULTS")
-KINDS = ("unit", "device", "dask", "interop", "faults", "attacks", "docs", "soak")
+KINDS = ("unit", "device", "dask", "valkey", "interop", "faults", "attacks", "docs", "soak")
 
 BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "asyncio": ("asyncio", {"use_uvloop": False}),

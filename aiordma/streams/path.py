@@ -39,7 +39,15 @@ from aiordma.streams.protocol import (
 from aiordma.verbs.completion import WorkCompletion
 from aiordma.verbs.memory import MemoryRegion, MemorySlice
 
-__all__ = ("CONTROL_SLOTS", "WORD_BYTES", "Memory", "Owner", "StreamPath", "stream_path")
+__all__ = (
+    "CONTROL_SLOTS",
+    "WORD_BYTES",
+    "Memory",
+    "Owner",
+    "SendRing",
+    "StreamPath",
+    "stream_path",
+)
 
 CONTROL_SLOTS = 4
 """Requests of the send queue that are kept for grants and for the end. (On iWARP a grant takes
@@ -129,14 +137,14 @@ def stream_path(connection: Connection, memory: Memory, uses_words: bool) -> "St
     return path
 
 
-class _SendRing:
+class SendRing:
     """Registered memory for data that is being sent. It is taken and released in order."""
 
     def __init__(self, memory: MemorySlice) -> None:
         self._memory = memory
         self._view = memory.view
         self._next = 0
-        self.free = len(memory)
+        self.free: int = len(memory)
 
     def room(self) -> int:
         """How many bytes there are side by side."""
@@ -200,7 +208,7 @@ class StreamPath:
         self._table_view = lent[ring_bytes:].view
         self._remote_ring = memory.ring
         self._next_entry = 1  # of our table, that the peer fills next
-        self._sends = _SendRing(ours[:ring_bytes])
+        self._sends = SendRing(ours[:ring_bytes])
         grants = ring_bytes + WORD_BYTES * self._credits
         self._words = [ours[at : at + WORD_BYTES] for at in range(ring_bytes, grants, WORD_BYTES)]
         self._next_word = 0

@@ -9,16 +9,15 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from aiordma._base.arguments import Buffer
 from aiordma._base.errors import RdmaError
 from aiordma._base.interrupts import deferring, deferring_steps, uninterrupted
 from aiordma._connection.connection import Connection
-from aiordma.streams.rsocket import Rsocket
 from aiordma.verbs.memory import flat_view
 
-__all__ = ("StreamTransport",)
+__all__ = ("StreamTransport", "TransportChannel", "TransportPath")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -30,6 +29,58 @@ _WARN_AFTER = 5
 """Writes to a lost connection are logged after so many, as asyncio does."""
 
 Release = Callable[["StreamTransport"], None]
+
+
+class TransportPath(Protocol):
+    """What moves a transport's bytes; a StreamPath, for instance. See there."""
+
+    on_readable: Callable[[], object] | None
+    on_writable: Callable[[], object] | None
+
+    @property
+    def readable(self) -> int:
+        """How many bytes can be read now."""
+
+    @property
+    def at_eof(self) -> bool:
+        """Whether the peer sends no more data; there may still be data to read."""
+
+    @property
+    def can_write(self) -> bool:
+        """Whether a write can post anything now."""
+
+    def read(self, limit: int, /) -> bytes:
+        """Return bytes that have arrived, at most `limit`; b"" if there are none."""
+
+    def read_into(self, buffer: memoryview, /) -> int:
+        """Copy bytes that have arrived into the buffer; returns their number."""
+
+    def close_write(self, both: bool, /) -> None:
+        """End the data, or, with `both`, both directions."""
+
+
+class TransportChannel(Protocol):
+    """A path with its errors and its end; an Rsocket, for instance. See there."""
+
+    @property
+    def path(self) -> TransportPath:
+        """Moves the bytes."""
+
+    @property
+    def close_timeout(self) -> float:
+        """How many seconds a close waits for `drained`."""
+
+    def read_error(self) -> Exception | None:
+        """Why nothing more can be read, once everything was read, or None."""
+
+    def write_error(self) -> Exception | None:
+        """Why nothing can be written, or None."""
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        """Copy and post as much as there is room for; returns the number of bytes."""
+
+    async def drained(self) -> None:
+        """Wait until the peer's device has everything that was written, or until the end."""
 
 
 class StreamTransport(_FlowControlMixin, asyncio.Transport):
@@ -53,7 +104,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         self,
         loop: asyncio.AbstractEventLoop,
         connection: Connection,
-        rsocket: Rsocket,
+        channel: TransportChannel,
         protocol: asyncio.BaseProtocol,
         on_lost: Release = lambda _transport: None,
         waiter: "asyncio.Future[None] | None" = None,
@@ -67,8 +118,8 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             loop,
         )
         self._connection = connection
-        self._rsocket = rsocket
-        self._path = rsocket.path
+        self._channel = channel
+        self._path: TransportPath = channel.path
         self._on_lost = on_lost
         self._backlog: deque[memoryview] = deque()
         self._backlog_bytes = 0
@@ -164,7 +215,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         elif path.at_eof:
             self._deliver_eof()
         else:
-            error = self._rsocket.read_error()
+            error = self._channel.read_error()
             if error is not None:
                 self._force_close(error)
 
@@ -230,7 +281,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             )
         if self._eof_written:
             raise RuntimeError("Cannot call write() after write_eof()")
-        if self._lost or (self._closing and self._rsocket.write_error() is not None):
+        if self._lost or (self._closing and self._channel.write_error() is not None):
             if self._writes_after_loss >= _WARN_AFTER:
                 logger.warning("a stream that has ended is written to")
             self._writes_after_loss += 1
@@ -242,7 +293,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             self._backlog_bytes += len(view) - done
             self._watch_room()
             self._maybe_pause_protocol()
-            if self._rsocket.write_error() is not None:
+            if self._channel.write_error() is not None:
                 self._schedule()
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
@@ -254,7 +305,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
 
     def _write_now(self, view: bytes | memoryview) -> int:
         try:
-            return self._rsocket.write(view)
+            return self._channel.write(view)
         except RdmaError:
             self._schedule()  # the error is delivered from the loop
             return len(view)
@@ -262,14 +313,14 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
     def _flush(self) -> None:
         while self._backlog:
             view = self._backlog[0]
-            done = self._rsocket.write(view)
+            done = self._channel.write(view)
             self._backlog_bytes -= done
             if done < len(view):
                 self._backlog[0] = view[done:]
                 break
             self._backlog.popleft()
         self._watch_room()
-        if self._backlog and (error := self._rsocket.write_error()) is not None:
+        if self._backlog and (error := self._channel.write_error()) is not None:
             if self._paused or self._eof_delivered:
                 self._force_close(error)  # reading will not report it
                 return
@@ -381,8 +432,8 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         try:
             if graceful:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(self._rsocket.close_timeout):
-                        await self._rsocket.drained()
+                    async with asyncio.timeout(self._channel.close_timeout):
+                        await self._channel.drained()
             self._lose(error)
         finally:
             self._on_lost(self)

@@ -9,6 +9,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "one-sided",
         "streams",
         "dask",
+        "valkey",
         "datagrams",
         "shared-receive",
         "memory",

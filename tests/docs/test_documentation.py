@@ -15,10 +15,13 @@ BY_ITSELF = "aiordma.testing.connected_pair("
 """A program with this uses the software device, whatever device the tests are for."""
 OF_DASK = "dask.distributed"
 """A program with this takes the VM too long."""
+OF_VALKEY = "aiordma.integrations.valkey"
+"""A program with this needs a Valkey server."""
+NATIVELY = (BY_ITSELF, OF_DASK, OF_VALKEY)
 HERE = [
     block
     for block in ALL
-    if DEVICE == SOFTWARE or not (BY_ITSELF in block.source or OF_DASK in block.source)
+    if DEVICE == SOFTWARE or not any(each in block.source for each in NATIVELY)
 ]
 SECONDS = "1" if DEVICE == SOFTWARE else "2"
 AT_PORT = ("--port", str(PORT))
@@ -34,7 +37,10 @@ def test_every_block_of_python_says_what_it_is() -> None:
 
 @pytest.mark.parametrize("block", [b for b in HERE if b.role in ("client", "alone")], ids=str)
 def test_a_program_prints_what_its_page_says(block: Block) -> None:
-    if block.role == "alone":
+    if OF_VALKEY in block.source:
+        with serving("-m", "tests.valkey.server", str(PORT)):
+            done = run("-c", block.source.replace("6379", str(PORT)))
+    elif block.role == "alone":
         done = run("-c", block.source)
     else:
         assert block.server is not None, "a client needs a server above it"
@@ -165,6 +171,13 @@ def test_the_web_server_example_answers_its_client() -> None:
 def test_dask_example_moves_an_array() -> None:
     done = run("examples/dask_cluster.py", ADDRESS)
     assert done.stdout.splitlines() == ["rdma", "16 MiB"], done.stderr
+
+
+@pytest.mark.natively
+def test_valkey_example_counts_stores_and_publishes() -> None:
+    with serving("-m", "tests.valkey.server", str(PORT)):
+        done = run("examples/valkey_cache.py", ADDRESS, str(PORT))
+    assert done.stdout.splitlines() == ["10 visits", "1048576 bytes", "hello"], done.stderr
 
 
 COMMAND_LINE = ("-c", "from aiordma.cli.main import main; main()")

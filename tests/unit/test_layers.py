@@ -66,7 +66,8 @@ def test_only_the_native_package_imports_the_binding() -> None:
 
 def test_only_the_event_loop_modules_import_an_event_loop() -> None:
     # The benchmark compares with asyncio's own TCP; `polling` is a loop of asyncio's, a stream's
-    # transport and server are asyncio's kinds, and Dask's distributed runs on asyncio only.
+    # transport and server are asyncio's kinds, and so are the classes of Dask's distributed and
+    # of valkey-py's client.
     users = [
         name
         for name, tree in modules().items()
@@ -78,6 +79,9 @@ def test_only_the_event_loop_modules_import_an_event_loop() -> None:
         f"{PACKAGE}.bench.tcp",
         f"{PACKAGE}.integrations.dask.backend",
         f"{PACKAGE}.integrations.dask.channel",
+        f"{PACKAGE}.integrations.valkey.channel",
+        f"{PACKAGE}.integrations.valkey.client",
+        f"{PACKAGE}.integrations.valkey.opening",
         f"{PACKAGE}.streams.server",
         f"{PACKAGE}.streams.transport",
     ]

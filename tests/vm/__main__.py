@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from . import machine, packages, parts, summary
+from . import machine, packages, parts, summary, valkey
 from .report import TestBedError, say
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -44,6 +44,9 @@ def main() -> int:
         "prepare", help="fetch or build what `run` boots (BED, PROVIDER, VM_KERNEL)"
     )
     commands.add_parser("build-packages", help="install what compiling the extension needs")
+    commands.add_parser(
+        "valkey-server", help="build Valkey's server with RDMA, as build/valkey-server"
+    )
     several = commands.add_parser("parts", help="run targets of the Makefile at the same time")
     several.add_argument("--make", default="make", help="the program")
     several.add_argument("targets", nargs="+")
@@ -55,6 +58,9 @@ def main() -> int:
             return machine.run(request(options.command))
         if options.task == "prepare":
             machine.prepare(request("true"))
+            return 0
+        if options.task == "valkey-server":
+            valkey.prepare(PROJECT / "build" / "valkey-server")
             return 0
         if options.task == "summary":
             return summary.report(PROJECT / "build" / "vm", options.devices)

@@ -35,14 +35,17 @@ FUZZ = ("clang", "libclang-rt-dev", "libc6-dev", "libibverbs-dev", "librdmacm-de
 # What builds a kernel module from unpacked headers, whose tools are linked against two libraries.
 # The compiler is the one that the headers ask for.
 MODULE = ("make", "libelf1", "libssl3")
+# What builds Valkey's server.
+VALKEY = ("gcc", "libc6-dev", "make", "pkg-config", "xz-utils", "libibverbs-dev", "librdmacm-dev")
 # What builds a user-mode kernel from Debian's sources.
 USER_MODE = ("gcc", "libc6-dev", "make", "binutils", "flex", "bison", "bc", "xz-utils")
 # Where newer kernel sources are than in Debian 12, and the keys that sign them.
 BACKPORTS = "trixie-backports"
+NEXT_RELEASE = "trixie"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 # What the parts of `make test` need: installed before they start, as the native one would
 # otherwise run while libraries are replaced below it.
-TESTS = (*VM, *WIRE, *MODULE)
+TESTS = (*VM, *WIRE, *MODULE, *VALKEY)
 
 
 def python_packages() -> tuple[str, ...]:
@@ -141,30 +144,39 @@ def backports(again: bool = False) -> tuple[str, ...]:
     used nor changed. The archive is the one that apt takes Debian from here. Raises TestBedError if
     that has no such backports.
     """
+    return _only("backports", f"deb {{}} {BACKPORTS} main", again)
+
+
+def sources_of_next_release() -> tuple[str, ...]:
+    """Options by which apt-get sees the sources of Debian's next release, as `backports` does."""
+    return _only("sources", f"deb-src {{}} {NEXT_RELEASE} main", again=False)
+
+
+def _only(name: str, line: str, again: bool) -> tuple[str, ...]:
+    """Options by which apt sees one line of sources.list, and nothing else."""
     if not shutil.which("apt-get"):
-        raise TestBedError("there is no apt-get here to ask for Debian's backports")
-    folder = cache.root() / "backports"
+        raise TestBedError(f"there is no apt-get here to ask for Debian's {name}")
+    folder = cache.root() / name
     options = (
         *("-o", f"Dir::Etc::sourcelist={folder}/sources.list", "-o", "Dir::Etc::sourceparts=-"),
         *("-o", f"Dir::State::lists={folder}/lists", "-o", f"Dir::Cache={folder}/cache"),
         *("-o", "APT::Sandbox::User="),  # which may not read the cache of root
     )
-    with cache.lock("backports"):
+    with cache.lock(name):
         if not again and (folder / "updated").exists():
             return options
         query = ["apt-get", "indextargets", "--format", "$(REPO_URI)"]
         query += ["Created-By: Packages", "Origin: Debian", "Component: main"]
         archives = subprocess.run(query, capture_output=True, text=True).stdout.split()
         if not archives:
-            raise TestBedError("apt knows no archive of Debian to ask for backports")
-        for name in ("lists/partial", "cache/archives/partial"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / "sources.list").write_text(
-            f"deb [signed-by={KEYRING}] {archives[0]} {BACKPORTS} main\n"
-        )
+            raise TestBedError(f"apt knows no archive of Debian to ask for {name}")
+        for part in ("lists/partial", "cache/archives/partial"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        written = line.format(f"[signed-by={KEYRING}] {archives[0]}") + "\n"
+        (folder / "sources.list").write_text(written)
         result = apt_get(*options, "-o", "APT::Update::Error-Mode=any", "update")
         if result.returncode:
-            raise TestBedError(f"apt cannot read {BACKPORTS}:\n{result.stdout.strip()}")
+            raise TestBedError(f"apt cannot read {written.split()[-2]}:\n{result.stdout.strip()}")
         (folder / "updated").touch()
     return options
 

@@ -1,0 +1,388 @@
+"""The bytes between a Valkey client and its server, by callbacks of requests.
+
+Each side announces a buffer. The other one writes into it from its beginning to its end, each WRITE
+with the number of its bytes as immediate data. When the buffer is full and everything in it has
+been read, its owner announces it again.
+"""
+
+import asyncio
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from aiordma._base.enums import Access, WorkCompletionOpcode
+from aiordma._base.errors import DisconnectedError, RdmaError, detached
+from aiordma._base.interrupts import deferring, uninterrupted
+from aiordma._base.ranges import RemoteMemory
+from aiordma._base.states import ConnectionState
+from aiordma._connection.connection import Connection
+from aiordma._requests.request import WorkRequest
+from aiordma.integrations.valkey.control import (
+    CONTROL_BYTES,
+    Opcode,
+    ValkeyProtocolError,
+    memory_of,
+    opcode_of,
+    pack_memory,
+    pack_opcode,
+)
+from aiordma.streams.path import SendRing
+from aiordma.verbs.completion import WorkCompletion
+from aiordma.verbs.memory import MemorySlice
+
+__all__ = ("CONTROL_SLOTS", "DATA_SLOTS", "RECEIVES", "ValkeyChannel")
+
+RECEIVES = 128
+"""Posted receives. Without one, the server's device tries again (our rnr_retry_count)."""
+DATA_SLOTS = 64
+"""WRITEs at the same time."""
+CONTROL_SLOTS = 4
+"""Requests of the send queue that are kept for control messages."""
+SEND_BYTES = 256 * 1024
+"""The ring that data to send is copied into."""
+
+SERVER_RECEIVES = 1024
+"""The receives that a Valkey server posts. Without one, the connection ends at once: the server's
+answer to our connect permits our device no retries."""
+_SENT = int(WorkCompletionOpcode.RECV)
+_WRITTEN = int(WorkCompletionOpcode.RECV_RDMA_WITH_IMM)
+
+
+class ValkeyChannel:
+    """See the module. It is a TransportChannel and, as there is nothing else to do, its path.
+
+    Attributes:
+        close_timeout: how many seconds a close waits for `drained`.
+        on_readable: called when data has arrived, and at the end; None: nobody waits for it.
+        on_writable: called when there may be room to send again, and at the end; or None.
+
+    Args:
+        connection: a prepared one, with `receive_buffers=0`, RECEIVES receives, and DATA_SLOTS +
+            CONTROL_SLOTS requests (one more for the keepalive).
+        buffer_bytes: of the memory that the peer writes to.
+
+    Raises:
+        VerbsCallError: memory could not be registered, or a receive not posted.
+    """
+
+    most_unhandled: int = SERVER_RECEIVES // 2
+    """The most messages that the server may not have handled yet. Half of them after its last
+    answer, it is asked for its features: the answer shows that it has handled what was sent before.
+    Nothing else does for certain."""
+
+    def __init__(self, connection: Connection, buffer_bytes: int, close_timeout: float) -> None:
+        # Posted requests hold this object. It must not hold the connection, so that one that was
+        # forgotten is collected, and says so.
+        self._connection = weakref.ref(connection)
+        self._endpoint = connection._endpoint
+        self.close_timeout: float = close_timeout
+        self.on_readable: Callable[[], object] | None = None
+        self.on_writable: Callable[[], object] | None = None
+        # What the peer may write to is a region of its own: it cannot reach the rest.
+        access = Access.LOCAL_WRITE | Access.REMOTE_WRITE
+        self._buffer = connection.register(bytearray(buffer_bytes), access)
+        ours = connection.register(bytearray(SEND_BYTES + RECEIVES * CONTROL_BYTES))
+        self._buffer_view = self._buffer[:].view
+        self._sends = SendRing(ours[:SEND_BYTES])
+        self._blocks = [
+            ours[at : at + CONTROL_BYTES] for at in range(SEND_BYTES, len(ours), CONTROL_BYTES)
+        ]
+        self._next_block = 0
+        self._announced = False
+        self._arrived = self._taken = 0  # bytes of the buffer
+        self._peer: RemoteMemory | None = None
+        self._written = 0  # bytes of the peer's buffer
+        self._in_flight: deque[int] = deque()  # bytes of the ring
+        self._controls_in_flight = 0
+        self._messages = self._handled = 0  # sent, and of these handled by the server for certain
+        self._asked_at: int | None = None
+        self._write_closed = False
+        self._error: Exception | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        self._endpoint.life.on_end.append(self._ended)
+        for block in self._blocks:
+            self._post_receive(connection, block)
+
+    @property
+    def path(self) -> "ValkeyChannel":
+        """This object."""
+        return self
+
+    # -- the beginning ----------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Announce the buffer, once the connection is established, and wait until the server has
+        announced its own.
+
+        Raises:
+            RdmaError: the connection has ended.
+            ValkeyProtocolError: the peer is no Valkey server.
+
+        Cancellation: has no effect on the channel.
+        """
+        self._announce()
+        while self._peer is None:
+            await self._changed()
+
+    async def drained(self) -> None:
+        """Wait until the server's device has everything that was written, or until the end.
+
+        Cancellation: has no effect on the channel.
+        """
+        with suppress(RdmaError):
+            while self._in_flight or self._controls_in_flight:
+                await self._changed()
+
+    async def _changed(self) -> None:
+        error = self.write_error()
+        if error is not None:
+            raise error
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # -- errors and the end -----------------------------------------------------------------------
+
+    @property
+    def _is_over(self) -> bool:
+        return self._error is not None or self._endpoint.cause is not None
+
+    @property
+    def at_eof(self) -> bool:
+        """Whether the server has closed the connection; there may still be data to read."""
+        life = self._endpoint.life
+        return (
+            self._error is None
+            and life.has_ended
+            and self._endpoint.state is ConnectionState.DISCONNECTED
+        )
+
+    def read_error(self) -> Exception | None:
+        """Why nothing more can be read, once everything was read; None if data may still come, or
+        if the server has closed the connection (`at_eof`)."""
+        if self._error is not None:
+            return detached(self._error)
+        if self._endpoint.life.has_ended and not self.at_eof:
+            return self.write_error()
+        return None
+
+    def write_error(self) -> Exception | None:
+        """Why nothing can be written, or None."""
+        found = self._error or self._endpoint.cause
+        return None if found is None else detached(found)
+
+    def _fail(self, error: Exception) -> None:
+        """End the connection, because of the server or because a request could not be posted."""
+        if self._error is None:
+            self._error = detached(error)
+        self._endpoint.fail(error)
+        self._ended()
+
+    @deferring
+    def _ended(self) -> None:
+        self._wake()
+        for call in (self.on_readable, self.on_writable):
+            if call is not None:
+                call()
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    @property
+    def readable(self) -> int:
+        """How many bytes can be read now."""
+        return self._arrived - self._taken
+
+    def read(self, limit: int, /) -> bytes:
+        """Return bytes that have arrived, at most `limit`; b"" if there are none."""
+        length = min(limit, self.readable)
+        data = bytes(self._buffer_view[self._taken : self._taken + length])
+        self._consume(length)
+        return data
+
+    def read_into(self, buffer: memoryview, /) -> int:
+        """Copy bytes that have arrived into the buffer; returns their number."""
+        length = min(len(buffer), self.readable)
+        buffer[:length] = self._buffer_view[self._taken : self._taken + length]
+        self._consume(length)
+        return length
+
+    def _consume(self, length: int) -> None:
+        self._taken += length
+        if self._taken == self._buffer.length and not self._is_over:
+            self._announce()
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    @property
+    def _room(self) -> int:
+        """How many bytes the next message may have now."""
+        if self._peer is None or self._write_closed or self._is_over:
+            return 0
+        if len(self._in_flight) >= DATA_SLOTS or self._unhandled >= self.most_unhandled:
+            return 0
+        return min(self._peer.length - self._written, self._sends.room())
+
+    @property
+    def _unhandled(self) -> int:
+        return self._messages - self._handled
+
+    @property
+    def can_write(self) -> bool:
+        """Whether `write` can post anything now."""
+        return self._room > 0
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        """Copy and post as much as there is room for; returns the number of bytes.
+
+        Args:
+            data: contiguous bytes.
+
+        Raises:
+            RdmaError: a request could not be posted; the connection has ended.
+        """
+        done = 0
+        while done < len(data) and (length := min(self._room, len(data) - done)):
+            self._post_data(data[done : done + length])
+            done += length
+        return done
+
+    def close_write(self, both: bool, /) -> None:
+        """Write nothing more. The protocol has no message for that."""
+        self._write_closed = True
+
+    def _post_data(self, data: bytes | memoryview) -> None:
+        assert self._peer is not None
+        length = len(data)
+        target = self._peer[self._written : self._written + length]
+        memory = self._sends.copy(data)
+        try:
+            request = self._open_connection().post_write(memory, target, immediate=length)
+        except RdmaError as error:
+            self._refuse(error)
+        self._written += length
+        self._in_flight.append(length)
+        self._messages += 1
+        request.add_done_callback(uninterrupted(self._data_sent))
+        if self._unhandled >= self.most_unhandled // 2 and self._asked_at is None:
+            self._post_control(pack_opcode(Opcode.GET_SERVER_FEATURE))
+            self._asked_at = self._messages
+
+    def _data_sent(self, request: WorkRequest) -> None:
+        self._sends.free += self._in_flight.popleft()
+        if request.exception() is not None:
+            return  # the connection has ended, or is about to: `_ended` is called
+        self._wake()
+        if self.on_writable is not None:
+            self.on_writable()
+
+    # -- control messages -------------------------------------------------------------------------
+
+    def _announce(self) -> None:
+        """Announce the buffer: the peer writes to its beginning."""
+        self._arrived = self._taken = 0
+        self._announced = True
+        with suppress(RdmaError):  # the reader is told
+            self._post_control(pack_memory(self._buffer[:].remote()))
+
+    def _post_control(self, message: bytes) -> None:
+        try:
+            request = self._open_connection().post_send(message)
+        except RdmaError as error:
+            self._refuse(error)
+        self._messages += 1
+        self._controls_in_flight += 1
+        request.add_done_callback(uninterrupted(self._control_sent))
+
+    def _control_sent(self, request: WorkRequest) -> None:
+        self._controls_in_flight -= 1
+        if request.exception() is None:
+            self._wake()
+
+    def _open_connection(self) -> Connection:
+        connection = self._connection()
+        if connection is None:
+            raise DisconnectedError("the connection was dropped without a close")
+        return connection
+
+    def _refuse(self, error: RdmaError) -> NoReturn:
+        self._fail(error)
+        raise error
+
+    # -- arrivals ---------------------------------------------------------------------------------
+
+    def _post_receive(self, connection: Connection, block: MemorySlice) -> None:
+        connection.post_recv(block).add_done_callback(uninterrupted(self._message_arrived))
+
+    def _message_arrived(self, request: WorkRequest) -> None:
+        if request.exception() is not None:
+            return  # the connection has ended, or is about to: `_ended` is called
+        block = self._blocks[self._next_block]  # receives complete in order
+        self._next_block = (self._next_block + 1) % RECEIVES
+        connection = self._connection()
+        if self._error is not None or connection is None:
+            return
+        try:
+            self._take(request.result(), block)
+            self._post_receive(connection, block)
+        except ValkeyProtocolError as error:
+            self._fail(error)
+        except RdmaError:
+            return  # the connection has ended: `_ended` is called
+
+    def _take(self, completion: WorkCompletion, block: MemorySlice) -> None:
+        if completion.opcode == _WRITTEN:
+            self._take_data(completion.immediate, completion.byte_len)
+        elif completion.opcode == _SENT:
+            self._take_control(bytes(block.view[: completion.byte_len]))
+        else:
+            raise ValkeyProtocolError(
+                f"the peer sent a message of kind {completion.operation.name}"
+            )
+
+    def _take_data(self, announced: int | None, written: int) -> None:
+        if announced != written:
+            raise ValkeyProtocolError(
+                f"the peer says that it wrote {announced} bytes, and it wrote {written}"
+            )
+        room = self._buffer.length - self._arrived if self._announced else 0
+        if written > room:
+            raise ValkeyProtocolError(
+                f"the peer wrote {written} bytes where {room} of the buffer were left"
+            )
+        self._arrived += written
+        if self.on_readable is not None:
+            self.on_readable()
+
+    def _take_control(self, message: bytes) -> None:
+        opcode = opcode_of(message)
+        if opcode is Opcode.REGISTER_XFER_MEMORY:
+            self._take_memory(memory_of(message))
+        elif opcode is Opcode.GET_SERVER_FEATURE:
+            if self._asked_at is None:
+                raise ValkeyProtocolError("the peer answered, and nothing was asked")
+            self._handled, self._asked_at = self._asked_at, None
+            self._call_writable()
+        elif opcode is not Opcode.KEEPALIVE:
+            raise ValkeyProtocolError(f"the peer sent {opcode.name}, which only clients send")
+
+    def _take_memory(self, memory: RemoteMemory) -> None:
+        if self._peer is not None and self._written < self._peer.length:
+            raise ValkeyProtocolError(
+                "the peer announced memory again, with "
+                f"{self._peer.length - self._written} bytes of the previous left"
+            )
+        self._peer, self._written = memory, 0
+        self._wake()
+        self._call_writable()
+
+    def _call_writable(self) -> None:
+        if self.on_writable is not None:
+            self.on_writable()

@@ -1,0 +1,157 @@
+"""Connects to a Valkey server, with asyncio's reader and writer over the channel."""
+
+import asyncio
+from typing import NoReturn, TypedDict, Unpack
+
+import anyio
+
+from aiordma._base.arguments import seconds_within, whole_number
+from aiordma._base.errors import ConnectTimeoutError
+from aiordma._base.options import ConnectionKeywords
+from aiordma._connection.connector import prepare_connection
+from aiordma._endpoint.capabilities import require_immediate
+from aiordma.integrations.valkey.channel import (
+    CONTROL_SLOTS,
+    DATA_SLOTS,
+    RECEIVES,
+    ValkeyChannel,
+)
+from aiordma.streams.transport import StreamTransport
+
+__all__ = ("ValkeyOptions", "ValkeyTransport", "open_connection")
+
+PORT = 6379
+BUFFER_BYTES = 1024 * 1024
+_LEAST_BUFFER_BYTES = 64 * 1024
+_MOST_BUFFER_BYTES = 16 * 1024 * 1024
+CLOSE_TIMEOUT = 5.0
+_MOST_CLOSE_TIMEOUT = 3600
+LIMIT = 64 * 1024
+"""asyncio's own limit of a StreamReader, in bytes."""
+KEEPALIVE_SLOTS = 1
+
+
+class ValkeyOptions(TypedDict, total=False):
+    """The keyword arguments of `open_connection` that set up the connection."""
+
+    buffer_size: int
+    close_timeout: float
+    tos: int | None
+    ack_timeout: int
+    retry_count: int
+    peer_timeout: float | None
+    keepalive: float | None
+
+
+class ValkeyTransport(StreamTransport):
+    """A connection to a Valkey server as an asyncio.Transport. The protocol has no half-close."""
+
+    # TLS inside it would be bytes that no server expects.
+    _start_tls_compatible = False
+
+    def can_write_eof(self) -> bool:
+        """False.
+
+        Raises: nothing.
+        """
+        return False
+
+    def write_eof(self) -> NoReturn:
+        """Not supported.
+
+        Raises:
+            NotImplementedError: always, as asyncio's transports raise it.
+        """
+        raise NotImplementedError("Valkey's protocol over RDMA cannot end one direction: close()")
+
+
+async def open_connection(
+    host: str,
+    port: int = PORT,
+    *,
+    limit: int = LIMIT,
+    source: tuple[str, int] | None = None,
+    timeout: float | None = 30.0,
+    device: str = "auto",
+    require: str | None = None,
+    **options: Unpack[ValkeyOptions],
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to a Valkey server, and return asyncio's own reader and writer.
+
+    The server was started with `--rdma-bind` and `--rdma-port`. What is written and read is RESP,
+    as over TCP.
+
+    Args:
+        host, source, device, require: as of `aiordma.connect`.
+        port: the server's `rdma-port`.
+        limit: as of asyncio.open_connection.
+        timeout: seconds for the address and the route, again for the server's answer, and again for
+            its first control message; None: no limit.
+        buffer_size: bytes that the server can send before this side has read them: 64 KiB to
+            16 MiB, as of the server's `rdma-rx-size`.
+        close_timeout: seconds in which a close waits until the server's device has everything that
+            was written, 0 to 3,600.
+        tos, ack_timeout, retry_count, peer_timeout, keepalive: see ConnectionOptions.
+
+    Raises:
+        as `aiordma.connect`.
+        NotSupportedError: the device has no immediate data (iWARP).
+        ValkeyProtocolError: the program at that port is no Valkey server.
+
+    Cancellation: nothing is left; the server's connection ends, if it was established.
+
+    See: valkey.io/topics/RDMA.
+    """
+    call = "open_connection"
+    loop = asyncio.get_running_loop()
+    buffer_bytes = whole_number(
+        options.pop("buffer_size", BUFFER_BYTES),
+        "buffer_size",
+        _LEAST_BUFFER_BYTES,
+        _MOST_BUFFER_BYTES,
+        call,
+    )
+    close_timeout = seconds_within(
+        options.pop("close_timeout", CLOSE_TIMEOUT),
+        "close_timeout",
+        0,
+        _MOST_CLOSE_TIMEOUT,
+        call,
+    )
+    keywords: ConnectionKeywords = {
+        "receive_buffers": 0,
+        "max_recv_wr": RECEIVES,
+        "max_send_wr": DATA_SLOTS + CONTROL_SLOTS + KEEPALIVE_SLOTS,
+        "rnr_retry_count": 7,
+        "responder_resources": 0,
+        "initiator_depth": 0,
+    }
+    keywords.update(options)  # type: ignore[typeddict-item]
+    connection = await prepare_connection(
+        host,
+        port,
+        source=source,
+        timeout=timeout,
+        device=device,
+        require=require,
+        **keywords,
+    )
+    try:
+        require_immediate(connection._endpoint)
+        channel = ValkeyChannel(connection, buffer_bytes, close_timeout)
+        await connection.establish()
+        try:
+            with anyio.fail_after(timeout):
+                await channel.begin()
+        except TimeoutError:
+            raise ConnectTimeoutError(
+                f"connect to {host}:{port}: the peer accepted, and announced no memory within "
+                f"{timeout:g} s: it may be no Valkey server"
+            ) from None
+    except BaseException:
+        await connection.aclose()
+        raise
+    reader = asyncio.StreamReader(limit=limit, loop=loop)
+    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+    transport = ValkeyTransport(loop, connection, channel, protocol)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
