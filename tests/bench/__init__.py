@@ -12,6 +12,7 @@ beside_tcp.py   rows of this machine: large transfers beside plain TCP in C (pla
                 connections cost each other (streaming.py)
 rxe.py          rows of the virtual machine: latency, throughput
 connections.py  rows of the virtual machine: a thousand connections
+valkey_gets.py  rows of the virtual machine: a Valkey server's clients, over RDMA and over TCP
 peers.py        rows of the virtual machine: other Python libraries
 report.py       the table, the progress bar, build/bench.json
 picture.py      build/bench.svg

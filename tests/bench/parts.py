@@ -14,7 +14,17 @@ from typing import Any
 
 from aiordma.bench.loops import SPIN
 
-from . import beside_c, beside_tcp, connections, dask_comms, native, peers, rxe, streams
+from . import (
+    beside_c,
+    beside_tcp,
+    connections,
+    dask_comms,
+    native,
+    peers,
+    rxe,
+    streams,
+    valkey_gets,
+)
 from .candidates import Candidates
 from .place import place
 from .rounds import Step, measure_all
@@ -79,6 +89,7 @@ PARTS = (
     Part("depth", rxe.depth_rows, GUEST),
     Part("connections", connections.rows, GUEST),
     Part("streams_rxe", streams.rxe_rows, GUEST),
+    Part("valkey", valkey_gets.rows, GUEST),
     Part("peers", peers.rows, GUEST),
 )
 
