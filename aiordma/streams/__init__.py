@@ -20,6 +20,7 @@ from aiordma.streams.server import (
     open_connection,
     start_server,
 )
+from aiordma.streams.sockets import StreamSocket
 from aiordma.streams.stream import Stream
 from aiordma.streams.transport import StreamTransport
 
@@ -29,6 +30,7 @@ __all__ = (
     "StreamListener",
     "StreamOptions",
     "StreamServer",
+    "StreamSocket",
     "StreamTransport",
     "connect_stream",
     "create_connection",

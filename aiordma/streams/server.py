@@ -10,7 +10,6 @@ from typing import Any, TypeVar, cast
 
 from aiordma._base.errors import ClosedError, DeviceRemovedError, cause_text
 from aiordma._base.interrupts import deferring, deferring_steps
-from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
 from aiordma.streams.opening import (
     StreamListener,
@@ -19,6 +18,7 @@ from aiordma.streams.opening import (
     listen_stream,
 )
 from aiordma.streams.rsocket import Rsocket
+from aiordma.streams.sockets import StreamSocket
 from aiordma.streams.transport import StreamTransport
 
 __all__ = (
@@ -35,31 +35,6 @@ LIMIT = 64 * 1024
 """asyncio's own limit of a StreamReader, in bytes."""
 
 ProtocolT = TypeVar("ProtocolT", bound=asyncio.BaseProtocol)
-
-
-class ListeningAddress:
-    """Stands in for the listening socket of asyncio's servers, for programs that show its
-    address."""
-
-    def __init__(self, address: SocketAddress) -> None:
-        self._address = address
-        self.family: socket.AddressFamily = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self.type: socket.SocketKind = socket.SOCK_STREAM
-        self.proto: int = socket.IPPROTO_TCP
-
-    def getsockname(self) -> SocketAddress:
-        """The local (host, port).
-
-        Raises: nothing.
-        """
-        return self._address
-
-    def fileno(self) -> int:
-        """-1: there is no descriptor to wait on.
-
-        Raises: nothing.
-        """
-        return -1
 
 
 class StreamServer(asyncio.AbstractServer):
@@ -98,12 +73,12 @@ class StreamServer(asyncio.AbstractServer):
         return bool(self._accepting) and not self._is_closed
 
     @property
-    def sockets(self) -> tuple[ListeningAddress, ...]:
-        """The listening addresses, with `getsockname()`; empty once the server is closed."""
+    def sockets(self) -> tuple[StreamSocket, ...]:
+        """What stands in for listening sockets; empty once the server is closed."""
         if self._is_closed:
             return ()
         addresses = (each.local_address for each in self._listeners)
-        return tuple(ListeningAddress(each) for each in addresses if each is not None)
+        return tuple(StreamSocket(each) for each in addresses if each is not None)
 
     async def start_serving(self) -> None:
         """Begin to accept peers. Idempotent.

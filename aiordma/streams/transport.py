@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import warnings
+import weakref
 from asyncio.constants import _SendfileMode
 from asyncio.transports import _FlowControlMixin
 from collections import deque
@@ -15,6 +16,7 @@ from aiordma._base.arguments import Buffer
 from aiordma._base.errors import RdmaError
 from aiordma._base.interrupts import deferring, deferring_steps, uninterrupted
 from aiordma._connection.connection import Connection
+from aiordma.streams.sockets import Readiness, StreamSocket
 from aiordma.verbs.memory import flat_view
 
 __all__ = ("StreamTransport", "TransportChannel", "TransportPath")
@@ -83,12 +85,24 @@ class TransportChannel(Protocol):
         """Wait until the peer's device has everything that was written, or until the end."""
 
 
+def _call_weakly(method: Callable[[], int]) -> Callable[[], int]:
+    """Return a function that calls a method, or returns -1 once its object is gone."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> int:
+        found = reference()
+        return -1 if found is None else found()
+
+    return call
+
+
 class StreamTransport(_FlowControlMixin, asyncio.Transport):
     """A connected stream as an asyncio.Transport. `create_connection` and `create_server` make it.
 
     It behaves as asyncio's TCP transport does: flow control with `pause_writing`, `pause_reading`,
     `write_eof`, BufferedProtocol, `abort`, `loop.sendfile` by its fallback. `get_extra_info` knows
-    "peername", "sockname" and "connection" (the aiordma.Connection below); "socket" is None.
+    "peername", "sockname", "connection" (the aiordma.Connection below), and "socket": a
+    StreamSocket, which is none, but has the addresses.
     """
 
     # asyncio's start_tls and sendfile accept transports that say so.
@@ -109,14 +123,11 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         on_lost: Release = lambda _transport: None,
         waiter: "asyncio.Future[None] | None" = None,
     ) -> None:
-        super().__init__(
-            {
-                "peername": connection.peer_address,
-                "sockname": connection.local_address,
-                "connection": connection,
-            },
-            loop,
-        )
+        local, peer = connection.local_address, connection.peer_address
+        below = local and StreamSocket(local, peer, _call_weakly(self._descriptor))
+        known = {"peername": peer, "sockname": local, "socket": below, "connection": connection}
+        super().__init__(known, loop)
+        self._readiness: Readiness | None = None  # for programs that poll
         self._connection = connection
         self._channel = channel
         self._path: TransportPath = channel.path
@@ -193,11 +204,26 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             if self._backlog:
                 self._flush()
             self._deliver()
+            self._show_readiness()
         except (SystemExit, KeyboardInterrupt):
             self._schedule()  # the loop can run again: what is left is delivered then
             raise
         except BaseException as error:
             self._fatal(error)
+
+    def _descriptor(self) -> int:
+        if self._protocol is None:
+            return -1
+        if self._readiness is None:
+            self._readiness = Readiness()
+            self._show_readiness()
+        return self._readiness.descriptor
+
+    def _show_readiness(self) -> None:
+        if self._readiness is not None:
+            path = self._path
+            has_ended = path.at_eof or self._lost or self._channel.read_error() is not None
+            self._readiness.show(has_ended or path.readable > 0)
 
     def _deliver(self) -> None:
         path = self._path
@@ -444,6 +470,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         # What refers to the protocol or to this object ends here, as in asyncio: the program's
         # objects are freed without a garbage collection.
         self._protocol = cast(Any, None)
+        self._readiness = None
         self._path.on_readable = self._path.on_writable = None
         try:
             protocol.connection_lost(cast("Exception | None", error))

@@ -4,6 +4,7 @@ device under test."""
 import asyncio
 import errno
 import os
+import select
 import socket
 import ssl
 import subprocess
@@ -12,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trustme
@@ -20,7 +21,8 @@ import uvloop
 
 import aiordma
 from aiordma import streams
-from tests.devices import ADDRESS
+from aiordma._base.provider import SOFTWARE
+from tests.devices import ADDRESS, DEVICE
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
@@ -122,8 +124,39 @@ def test_extra_info_has_the_addresses(run: Run) -> None:
             host, _port = writer.get_extra_info("peername")
             assert host == ADDRESS
             assert writer.get_extra_info("sockname")[0] == ADDRESS
-            assert writer.get_extra_info("socket") is None
+            below = writer.get_extra_info("socket")
+            assert below.getpeername() == writer.get_extra_info("peername")
+            assert below.getsockname() == writer.get_extra_info("sockname")
             assert isinstance(writer.get_extra_info("connection"), aiordma.Connection)
+
+    run(main)
+
+
+def is_readable(below: Any) -> bool:
+    poll = select.poll()
+    poll.register(below.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def test_the_descriptor_is_readable_while_there_is_something_to_read(run: Run) -> None:
+    async def main() -> None:
+        async with echoing() as (reader, writer):
+            below = writer.get_extra_info("socket")
+            transport = writer.transport
+            assert below.fileno() == below.fileno() >= 0
+            assert not is_readable(below)
+            cast(asyncio.ReadTransport, transport).pause_reading()
+            writer.write(b"hello")
+            while not is_readable(below):
+                await asyncio.sleep(0.001)
+            assert reader._buffer == b""  # type: ignore[attr-defined]
+            cast(asyncio.ReadTransport, transport).resume_reading()
+            assert await reader.readexactly(5) == b"hello"
+            assert not is_readable(below)
+            writer.write_eof()
+            assert await reader.read() == b""
+            assert is_readable(below)
+        assert below.fileno() == -1
 
     run(main)
 
@@ -609,6 +642,7 @@ def test_a_closed_server_ends_with_its_loop() -> None:
     program = f"""
 import asyncio, gc
 from aiordma import streams
+from aiordma._base.provider import SOFTWARE
 loop = asyncio.new_event_loop()
 server = loop.run_until_complete(streams.create_server(asyncio.Protocol, {ADDRESS!r}, 0))
 server.close()
@@ -721,6 +755,113 @@ def test_a_wrong_certificate_is_refused(
     asyncio.run(main())
 
 
+async def shout_after_tls(
+    context: ssl.SSLContext, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Answer in plain text until the client asks for TLS, and echo from then on."""
+    assert await reader.readline() == b"STARTTLS\n"
+    writer.write(b"go ahead\n")
+    await writer.drain()
+    await writer.start_tls(context)
+    await echo(reader, writer)
+
+
+UPGRADING = {name: loop for name, loop in LOOPS.items() if name != "uvloop"}
+"""uvloop's start_tls takes uvloop's own transports only."""
+
+
+def upgrading(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+    client: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]],
+) -> list[BaseException]:
+    """Run a client of a server that upgrades to TLS; returns what the server's tasks ended with."""
+    ends: list[BaseException] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await shout_after_tls(contexts[0], reader, writer)
+        except Exception as error:
+            ends.append(error)
+            writer.close()
+
+    async def main() -> None:
+        server = await streams.start_server(serve, ADDRESS, 0)
+        async with asyncio.timeout(60):
+            reader, writer = await streams.open_connection(*server.sockets[0].getsockname())
+            writer.write(b"STARTTLS\n")
+            assert await reader.readline() == b"go ahead\n"
+            await client(reader, writer)
+            server.close()
+            await server.wait_closed()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())
+    return ends
+
+
+@pytest.mark.parametrize("loop", UPGRADING.values(), ids=UPGRADING)
+def test_a_stream_in_use_is_upgraded_to_tls(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    data = os.urandom(1_500_000 if DEVICE == SOFTWARE else 200_000)
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await writer.start_tls(contexts[1], server_hostname="stream.test")
+        assert writer.get_extra_info("cipher")
+        async with asyncio.TaskGroup() as group:
+            writer.write(data)
+            group.create_task(writer.drain())
+            assert await reader.readexactly(len(data)) == data
+        writer.close()
+        await writer.wait_closed()
+
+    assert upgrading(loop, contexts, client) == []
+
+
+def test_uvloop_upgrades_no_transport_but_its_own(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with pytest.raises(TypeError, match="transport"):
+            await writer.start_tls(contexts[1], server_hostname="stream.test")
+        writer.close()
+        await writer.wait_closed()
+
+    (error,) = upgrading(uvloop.new_event_loop, contexts, client)
+    assert isinstance(error, TypeError)
+
+
+def test_an_upgrade_with_a_wrong_certificate_fails_on_both_sides(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await writer.start_tls(contexts[1], server_hostname="other.test")
+        assert writer.transport.is_closing()
+
+    (error,) = upgrading(asyncio.new_event_loop, contexts, client)
+    assert isinstance(error, ConnectionError)  # as over TCP: the client sends no alert
+
+
+def test_an_upgrade_that_is_cancelled_ends_the_connection(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upgrade = asyncio.create_task(writer.start_tls(contexts[1], server_hostname="stream.test"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not upgrade.done()
+        upgrade.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await upgrade
+        assert writer.transport.is_closing()
+
+    (error,) = upgrading(asyncio.new_event_loop, contexts, client)
+    assert isinstance(error, ConnectionError)
+
+
 # -- arguments ------------------------------------------------------------------------------------
 
 
@@ -806,7 +947,7 @@ def test_stream_options_of_the_loop_apply_to_all_streams(passed: dict[str, Any])
         while not made:
             await asyncio.sleep(0.001)
         for each in (writer, *made):
-            assert each.transport._rsocket.close_timeout == passed.get("close_timeout", 2.0)
+            assert each.transport._channel.close_timeout == passed.get("close_timeout", 2.0)
             assert each.transport.get_extra_info("connection").options.keepalive == 30.0
             each.close()
         server.close()

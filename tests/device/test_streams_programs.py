@@ -1,13 +1,18 @@
 """Programs that know nothing of RDMA, over it: uvicorn, httpx, aiohttp, websockets, grpclib."""
 
 import asyncio
+import os
+import re
 import resource
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import aiohttp
 import aiohttp.web
+import anyio
 import grpclib.client
 import grpclib.const
 import grpclib.encoding.base
@@ -16,12 +21,14 @@ import httpx
 import pytest
 import uvicorn
 import websockets.asyncio.client
+from anyio.abc import SocketAttribute
 from grpclib.exceptions import GRPCError
 
 from aiordma import streams
 from aiordma._base.provider import SOFTWARE
 from aiordma.integrations.httpcore import StreamTransport
 from tests.devices import ADDRESS, DEVICE
+from tests.forked import python
 
 Call = Callable[..., Awaitable[Any]]
 
@@ -171,6 +178,78 @@ def test_aiohttp_as_client_and_server() -> None:
         await runner.cleanup()
 
     run(main)
+
+
+def test_httpx_needs_no_change() -> None:
+    async def main() -> None:
+        async with serving() as address, httpx.AsyncClient(timeout=60) as client:
+            answers = [(await client.get(f"http://{address}/")).text for _ in range(3)]
+            async with client.stream("GET", f"http://{address}/") as response:
+                below = response.extensions["network_stream"].get_extra_info("socket")
+        assert len(set(answers)) == 1
+        assert answers[0].startswith(f"0 {ADDRESS} ")  # one connection, which the server can name
+        assert isinstance(below, streams.StreamSocket)
+
+    run(main)
+
+
+def test_anyio_connects_by_its_own_function() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(echo, ADDRESS, 0)
+        host, port = server.sockets[0].getsockname()
+        async with await anyio.connect_tcp(host, port) as stream:
+            assert stream.extra(SocketAttribute.remote_address) == (host, port)
+            assert stream.extra(SocketAttribute.remote_port) == port
+            await stream.send(bytes(100_000))
+            await stream.send_eof()
+            assert sum([len(data) async for data in stream]) == 100_000
+        server.close()
+        await server.wait_closed()
+
+    run(main)
+
+
+@contextmanager
+def uvicorn_program() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run uvicorn's command line in a process; yields it and its URL."""
+    loop = ["--loop", "aiordma.streams:new_event_loop"]
+    where = ["--host", ADDRESS, "--port", str(10000 + os.getpid() % 20000)]
+    with subprocess.Popen(
+        [*python(), "-m", "uvicorn", *loop, *where, "tests.device.asgi_program:app"],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        try:
+            for line in process.stderr:
+                found = re.search(r"running on (http://\S+)", line)
+                if found:
+                    yield process, found[1]
+                    break
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT], ids=lambda stop: stop.name)
+def test_uvicorns_command_line_serves_over_rdma(stop: signal.Signals) -> None:
+    async def ask(url: str) -> str:
+        async with httpx.AsyncClient(timeout=60) as client:
+            return (await client.get(url)).text
+
+    with uvicorn_program() as (process, url):
+        with asyncio.Runner(loop_factory=streams.new_event_loop) as runner:
+            assert runner.run(ask(url)) == "StreamEventLoop"
+        process.send_signal(stop)
+        _, said = process.communicate(timeout=60)
+    assert "Finished server process" in said
+    assert "Traceback" not in said
+    assert process.returncode in (0, -stop)  # uvicorn sends itself the signal again, at the end
 
 
 def test_aiohttp_speaks_to_uvicorn() -> None:
