@@ -9,6 +9,7 @@ from asyncio.transports import _FlowControlMixin
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -141,6 +142,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         self._eof_written = self._eof_delivered = False
         self._scheduled = False
         self._closed: asyncio.Task[None] | None = None
+        self._context = copy_context()
         self.set_protocol(protocol)
         # Separate callbacks, as in asyncio: the loop reports an error of connection_made, and the
         # transport goes on.
@@ -183,8 +185,10 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         # expect to be called from the loop.
         if not self._scheduled and not self._loop.is_closed():
             self._scheduled = True
-            # A SIGINT is handled when the protocol has what was read.
-            self._loop.call_soon(uninterrupted(self._process))
+            # A SIGINT is handled when the protocol has what was read. The protocol is called in
+            # the context in which the transport was made, as by asyncio: the completion may be
+            # delivered in any other.
+            self._loop.call_soon(uninterrupted(self._process), context=self._context)
 
     def _watch_room(self) -> None:
         """Hear of room to write while there is something to be written, and only then."""
@@ -445,13 +449,20 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         self._backlog.clear()
         self._backlog_bytes = 0
         self._closing = self._lost = True
-        self._closed = self._loop.create_task(self._close(error, graceful=False))
+        self._end(error, graceful=False)
 
     def _finish(self, error: Exception | None) -> None:
         if not self._lost:
             self._lost = True
             self._path.close_write(True)
-            self._closed = self._loop.create_task(self._close(error, graceful=True))
+            self._end(error, graceful=True)
+
+    def _end(self, error: BaseException | None, *, graceful: bool) -> None:
+        # In a copy, because the context itself may be the current one, which an eager task factory
+        # could not enter again.
+        self._closed = self._loop.create_task(
+            self._close(error, graceful=graceful), context=self._context.copy()
+        )
 
     @deferring_steps
     async def _close(self, error: BaseException | None, *, graceful: bool) -> None:

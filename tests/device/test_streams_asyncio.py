@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -233,6 +234,74 @@ async def two(make: Callable[[], Any] = Recorder, **options: Any) -> AsyncIterat
             await each.lost.wait()
         server.close()
         await server.wait_closed()
+
+
+NAME: ContextVar[str] = ContextVar("NAME", default="neither")
+
+
+class RecordsContext(Recorder):
+    """Keeps the value of NAME in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.names.append(NAME.get())
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.names.append(NAME.get())
+        super().data_received(data)
+
+    def eof_received(self) -> None:
+        self.names.append(NAME.get())
+        super().eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.names.append(NAME.get())
+        super().connection_lost(exc)
+
+
+def test_protocols_are_called_in_the_context_of_their_transport(run: Run) -> None:
+    """As of asyncio's own: uvicorn's applications see the context variables of its start."""
+
+    async def main() -> None:
+        servers: list[RecordsContext] = []
+
+        def accepted() -> RecordsContext:
+            servers.append(RecordsContext())
+            return servers[-1]
+
+        async def serve() -> streams.StreamServer:
+            NAME.set("server")
+            return await streams.create_server(accepted, ADDRESS, 0)
+
+        async def connect() -> RecordsContext:
+            NAME.set("client")
+            address = server.sockets[0].getsockname()
+            _, protocol = await streams.create_connection(RecordsContext, *address)
+            return protocol
+
+        server = await asyncio.create_task(serve())
+        client = await asyncio.create_task(connect())
+        client.transport.write(b"?")
+        while not servers:
+            await asyncio.sleep(0.001)
+        (accepting,) = servers
+        await accepting.until(lambda: bool(accepting.data))
+        accepting.transport.write(b"!")
+        await client.until(lambda: bool(client.data))
+        client.transport.close()
+        await accepting.lost.wait()
+        await client.lost.wait()
+        assert set(client.names) == {"client"}
+        assert set(accepting.names) == {"server"}
+        assert len(accepting.names) == 4
+        server.close()
+        await server.wait_closed()
+
+    run(main)
 
 
 def test_close_sends_what_was_written(run: Run) -> None:
@@ -642,7 +711,6 @@ def test_a_closed_server_ends_with_its_loop() -> None:
     program = f"""
 import asyncio, gc
 from aiordma import streams
-from aiordma._base.provider import SOFTWARE
 loop = asyncio.new_event_loop()
 server = loop.run_until_complete(streams.create_server(asyncio.Protocol, {ADDRESS!r}, 0))
 server.close()
