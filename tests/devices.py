@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -267,6 +268,12 @@ def _descriptors() -> set[str]:
     return {entry for entry in found if any(kind in entry for kind in _OURS)}
 
 
+def _about(descriptors: set[str]) -> str:
+    """What the kernel tells of descriptors that were left: of an epoll, what it waits for."""
+    numbers = [entry.split()[0] for entry in descriptors]
+    return "; ".join(f"{n}: {Path('/proc/self/fdinfo', n).read_text().split()}" for n in numbers)
+
+
 def _threads() -> set[str]:
     """Threads of ours. Pools keep idle workers: ours, anyio's and trio's for a while, Dask's for
     ever."""
@@ -306,7 +313,9 @@ def nothing_is_left(device: DeviceUnderTest) -> Iterator[None]:
         left = (kernel_objects(device.name), _descriptors(), _threads())
     # What one test left is not held against the next.
     _baseline[0] = left
-    assert left == before, f"{before} before the test, {left} after it"
+    assert left == before, (
+        f"{before} before the test, {left} after it; {_about(left[1] - before[1])}"
+    )
     # What pytest keeps of each test would make the next collection longer: after 250 tests 2.5 ms
     # natively instead of 0.2, and more with each.
     gc.freeze()
