@@ -182,14 +182,18 @@ async def _echo(connection: Connection, work: Workload) -> None:
     receives = deque((place, post_recv(place)) for place in places)
     sends: deque[tuple[MemorySlice, WorkRequest]] = deque()
     plain = bytes(size) if work.is_inline else None
-    while True:
-        place, arrival = receives.popleft()
-        await arrival
-        sends.append((place, post_send(plain if plain is not None else place)))
-        if len(sends) > depth:
-            place, answer = sends.popleft()
-            await answer
-            receives.append((place, post_recv(place)))
+    try:
+        while True:
+            place, arrival = receives.popleft()
+            await arrival
+            sends.append((place, post_send(plain if plain is not None else place)))
+            if len(sends) > depth:
+                place, answer = sends.popleft()
+                await answer
+                receives.append((place, post_recv(place)))
+    finally:
+        for _, answer in sends:
+            answer.add_done_callback(WorkRequest.exception)  # it may be flushed
 
 
 async def _echo_messages(connection: Connection) -> None:

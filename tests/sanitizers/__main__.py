@@ -122,6 +122,9 @@ THREAD = Sanitizer(
     "__tsan_init",
     (
         # A fork's child that starts a thread can end gcc 12's runtime: "dup thread with used id".
+        "tests/device/test_fork.py::test_pools_of_processes_work_beside_live_connections[fork]",
+        "tests/unit/test_statistics.py::test_a_forked_child_begins_with_counters_of_its_own",
+        "tests/unit/test_trace.py::test_a_forked_child_writes_to_a_file_of_its_own",
         "tests/device/test_fork.py::test_a_child_opens_anew",
         "tests/device/test_fork.py::test_multiprocessing_starts_children_that_work[fork]",
         # It runs a shell, and Debian 12's crashes at its start with the runtime in it.

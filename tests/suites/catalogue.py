@@ -45,7 +45,7 @@ class Suite:
 PEER = "compares the peer's address with a socket's; the gateway stands between"
 GATEWAY = "connects at once: the device closes a port in a worker thread"
 AT_ONCE = "writes in the instant in which the peer closes, and expects that the write is accepted"
-SOCKET = "uses the transport's socket; a stream has none"
+SOCKET = "uses the transport's socket; a stream has what only stands for one"
 ABORTED = "the peer of an abort sees an error, where TCP shows an orderly end"
 WORDS = "expects other words in an error of the same class"
 LOOKUP = "replaces the loop's getaddrinfo by a mock"
@@ -120,7 +120,6 @@ SUITES: tuple[Suite, ...] = (
         ("tests/test_tcp.py", "-k", "AIO"),
         packages=("pyOpenSSL",),
         reasons={
-            "*test_create_connection_sock_cancel_fd_leak": SOCKET,
             "*test_create_server_4": WORDS,
             "*test_create_server_6": REUSE,
         },
@@ -137,7 +136,6 @@ SUITES: tuple[Suite, ...] = (
         packages=("pytest-mock",),
         is_quick=False,
         reasons={
-            "*test_send_recv_text*": SOCKET,
             "*test_abnormal_closure_when_server_does_not_receive*": AT_ONCE,
         },
     ),
@@ -177,5 +175,26 @@ SUITES: tuple[Suite, ...] = (
             ("deploy/tests", "test_local"),
             ("tests", "test_client"),
         )
+    ),
+    Suite(
+        "uvicorn",
+        "uvicorn",
+        (
+            "tests/test_server.py",
+            "tests/test_main.py",
+            "tests/test_default_headers.py",
+            "tests/protocols/test_websocket.py",
+            "-panyio",
+        ),
+        packages=(
+            "wsproto",
+            "trustme",
+            "pytest-mock",
+            "httpx2",
+            "httpcore2",
+            "truststore",
+            "httptools",
+        ),
+        is_quick=False,
     ),
 )
