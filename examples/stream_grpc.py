@@ -1,7 +1,4 @@
-"""A gRPC server and client over RDMA, with grpclib. Only the event loop is aiordma's.
-
-python examples/stream_grpc.py 192.0.2.1
-"""
+"""grpclib's server and client over RDMA: python examples/stream_grpc.py 192.0.2.1"""
 
 import asyncio
 import sys
@@ -12,7 +9,7 @@ from grpclib.const import Cardinality, Handler
 from grpclib.encoding.base import CodecBase
 from grpclib.server import Server
 
-import aiordma.streams
+import aiordma.streams  # for the event loop; nothing else knows of RDMA
 
 
 class Bytes(CodecBase):  # in place of protobuf's generated classes

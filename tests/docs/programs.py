@@ -89,8 +89,8 @@ def run(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str
 
 @contextmanager
 def serving(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a server from when it says "listening" to the end of the block. An example that is then
-    interrupted must give no warning."""
+    """Run a server from when it says that it listens to the end of the block. An example that is
+    then interrupted must give no warning."""
     process = subprocess.Popen(
         _command(arguments),
         cwd=ROOT,
@@ -103,7 +103,7 @@ def serving(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         said = ""
         for line in process.stdout:
             said += line
-            if line.startswith("listening"):
+            if line.startswith("listening") or "Uvicorn running" in line:
                 break
         else:
             raise AssertionError(f"the server ended early:\n{said}")

@@ -162,7 +162,11 @@ def test_no_example_goes_without_a_test() -> None:
 
 
 def test_the_web_server_example_answers_its_client() -> None:
-    done = run("examples/stream_http.py", ADDRESS)
+    example = ROOT / "examples/stream_http.py"
+    (command,) = re.findall(r"^uvicorn (.*)$", example.read_text(), re.MULTILINE)
+    words = command.replace("192.0.2.1", f"{ADDRESS} --port {PORT}").split()
+    with serving("-m", "uvicorn", *words):
+        done = run("examples/stream_http.py", f"http://{ADDRESS}:{PORT}/rdma")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "hello from /rdma\n"
 
