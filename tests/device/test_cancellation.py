@@ -233,7 +233,6 @@ STEPS = (
 )
 
 
-@pytest.mark.capability("connect_returns_at_once")
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_connect_cancelled_at_any_step_leaves_nothing(
     step: str, attempts: list[Any]
@@ -251,9 +250,11 @@ async def test_a_connect_cancelled_at_any_step_leaves_nothing(
             assert [queue.reserved for queue in queues_of(hub)] == [0] * len(queues_of(hub))
             assert len(hub.in_flight) == 0
             assert hub.pool.leased == 0
-    assert not reactor_in_use()
+    # siw connects inside the call: it is cleaned up when that has returned, in a worker thread.
+    await until(lambda: not reactor_in_use())
 
 
+# Three of these are abandoned while siw waits for the peer's answer: ten seconds each.
 @pytest.mark.capability("connect_returns_at_once")
 async def test_a_connect_cancelled_after_any_number_of_turns_leaves_nothing() -> None:
     async with await aiordma.listen(ADDRESS, 0) as listener:
