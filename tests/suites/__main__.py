@@ -7,7 +7,7 @@ import sys
 from tests.suites.catalogue import SUITES
 from tests.suites.runner import ROOT, Row, fetch, results, run, table, table_of_comms
 
-PAGES = {"streams-suites": table, "dask": table_of_comms}
+PAGES = {"streams-suites": table, "dask": table_of_comms, "valkey": table_of_comms}
 MARK = "<!-- from here on written by make suites -->\n"
 
 

@@ -197,4 +197,35 @@ SUITES: tuple[Suite, ...] = (
         ),
         is_quick=False,
     ),
+    *(
+        Suite(
+            f"valkey-py {file}",
+            "valkey",
+            (
+                f"tests/test_asyncio/{file}.py",
+                "--asyncio-mode=auto",
+                "-m",
+                "not onlycluster and not valkeymod and not replica",
+                "-pno:valkey",
+            ),
+            packages=("ujson",),
+            page="valkey",
+            plugin="in_suite.valkey_client",
+            gateway=False,
+            is_quick=False,
+        )
+        for file in (
+            "test_commands",
+            "test_connection",
+            "test_connection_pool",
+            "test_pubsub",
+            "test_pipeline",
+            "test_lock",
+            "test_monitor",
+            "test_scripting",
+            "test_encoding",
+            "test_cache",
+            "test_retry",
+        )
+    ),
 )

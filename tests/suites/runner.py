@@ -241,8 +241,8 @@ def table(rows: list[Row]) -> str:
 def table_of_comms(rows: list[Row]) -> str:
     """Return the part of docs/ about comms: counts for each suite, then each test that fails."""
     lines = [
-        "| tests | passed over RDMA | of them with a comm | kB sent | passed over tcp:// |"
-        " passed over tcp:// only | on neither |",
+        "| tests | passed over RDMA | of them with an RDMA connection | kB sent | passed over TCP |"
+        " passed over TCP only | on neither |",
         "|---|---|---|---|---|---|---|",
     ]
     for suite in SUITES:
@@ -260,7 +260,7 @@ def table_of_comms(rows: list[Row]) -> str:
             sum(row.stock in ("failed", "crashed") for row in bad),
         )
         lines.append(f"| {suite.name} | " + " | ".join(map(str, counts)) + " |")
-    lines += ["", "| test | RDMA | tcp:// | |", "|---|---|---|---|"]
+    lines += ["", "| test | RDMA | TCP | |", "|---|---|---|---|"]
     for row in rows:
         if row.ours in ("failed", "crashed") or (row.ours == "skipped" != row.stock):
             lines.append(f"| {row.test} | {row.ours} | {row.stock} | {row.reason or ''} |")

