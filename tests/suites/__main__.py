@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from tests.suites.catalogue import SUITES
-from tests.suites.runner import ROOT, Row, fetch, results, run, table, table_of_comms
+from tests.suites.runner import ROOT, Row, fetch, lost, results, run, table, table_of_comms
 
 PAGES = {"streams-suites": table, "dask": table_of_comms, "valkey": table_of_comms}
 MARK = "<!-- from here on written by make suites -->\n"
@@ -32,6 +32,9 @@ def main() -> int:
     rows: list[Row] = []
     for suite in chosen:
         rows += run(suite) if given.action == "run" else results(suite)
+        if left_out := lost(suite):
+            print(f"{suite.name}: did not run on our loop: {left_out}", file=sys.stderr)
+            missing.append(suite)
         for row in rows:
             if row.suite is suite and row.is_difference:
                 print(f"{suite.name}: {row.test}: {row.ours}\n{row.why}\n", flush=True)

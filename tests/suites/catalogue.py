@@ -183,6 +183,9 @@ SUITES: tuple[Suite, ...] = (
             "tests/test_server.py",
             "tests/test_main.py",
             "tests/test_default_headers.py",
+            "tests/test_ssl.py",
+            "tests/protocols/test_http.py",
+            "tests/protocols/test_http2.py",
             "tests/protocols/test_websocket.py",
             "-panyio",
         ),
@@ -227,5 +230,48 @@ SUITES: tuple[Suite, ...] = (
             "test_cache",
             "test_retry",
         )
+    ),
+    Suite(
+        "httpx",
+        "httpx",
+        (
+            "tests/client/test_async_client.py",
+            "tests/test_timeouts.py",
+            "-k",
+            "not trio and not uvloop",
+            "-pno:asyncio",
+        ),
+        repository="https://github.com/encode/httpx",
+        revision="26d48e0634e6ee9cdc0533996db289ce4b430177",  # 0.28.1
+        packages=("trustme",),
+        gateway=False,
+        is_quick=False,
+    ),
+    Suite(
+        "websockets",
+        "websockets",
+        (
+            "tests/asyncio/test_client.py",
+            "tests/asyncio/test_connection.py",
+            "tests/asyncio/test_server.py",
+            "tests/legacy/test_client_server.py",
+            "tests/legacy/test_protocol.py",
+        ),
+        repository="https://github.com/python-websockets/websockets",
+        revision="04e599ca3caad2c5bb3fa8eaf24066fd270e90a7",  # after 17.0.1
+        is_quick=False,
+        reasons={
+            "*ServerTests::test_timeout_before_handshake_request": ABORTED,
+            "*SecureServerTests::test_timeout_during_tls_handshake": ABORTED,
+        },
+    ),
+    Suite(
+        "grpclib",
+        "grpclib",
+        ("tests",),
+        repository="https://github.com/vmagamedov/grpclib",
+        revision="0d27158f98aa939493009e6844576d81ec7d8254",  # 0.4.9
+        packages=("protobuf", "googleapis-common-protos", "faker"),
+        is_quick=False,
     ),
 )

@@ -46,6 +46,12 @@ class LoopUnderTest(streams.StreamEventLoop):
     def __init__(self, selector: object = None) -> None:
         super().__init__(SPIN, ["*"], {})
 
+    async def create_server(self, *arguments: Any, **keywords: Any) -> Any:
+        """Also set a private attribute of asyncio.Server that websockets' tests look at."""
+        server = await super().create_server(*arguments, **keywords)
+        server._ssl_context = keywords.get("ssl")
+        return server
+
 
 class _Policy(asyncio.DefaultEventLoopPolicy):
     _loop_factory = LoopUnderTest
