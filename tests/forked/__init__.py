@@ -6,6 +6,8 @@ would be. The client (client.c), a program in C that starts at once, then stands
 it has its arguments, environment, folder and descriptors, gets its signals and ends with its
 status. If the client is killed, the process is killed.
 
+A benchmark's own server is forked in the same way: `aiordma bench local` starts `sys.executable`.
+
 On the software device the same tests start a Python process each: so a program that needs an import
 that the server happens to have is found there.
 """
@@ -13,9 +15,12 @@ that the server happens to have is found there.
 import atexit
 import functools
 import os
+import shlex
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from aiordma._base.provider import SOFTWARE
@@ -41,11 +46,19 @@ def server() -> str:
     """Start the server, which ends with this process; returns the name for the client."""
     assert CLIENT.exists(), f"{CLIENT} is missing: `make venv` compiles it"
     name = f"aiordma-fork-server-{os.getpid()}"
+    folder = tempfile.mkdtemp(prefix="aiordma-forked.")
+    atexit.register(shutil.rmtree, folder)
+    executable = Path(folder, "python3")
+    executable.write_text(f'#!/bin/sh\nexec {shlex.quote(str(CLIENT))} {name} "$@"\n')
+    executable.chmod(0o755)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
         listener.listen()
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.forked.server", str(listener.fileno())],
+            [
+                *(sys.executable, "-m", "tests.forked.server"),
+                *(str(listener.fileno()), str(executable)),
+            ],
             cwd=ROOT,
             stdin=subprocess.PIPE,  # whose end the server takes for the end of this process
             pass_fds=[listener.fileno()],

@@ -1,4 +1,5 @@
-"""The server: python3 -m tests.forked.server DESCRIPTOR, of the listening socket.
+"""The server: python3 -m tests.forked.server DESCRIPTOR EXECUTABLE: the listening socket, and a
+program that is a client, with the arguments of python3.
 
 It imports what most programs import, opens no device and starts no thread; each connection is a
 client (client.c) that asks for a program. The fork returns from `serve` in the child, which then
@@ -172,6 +173,8 @@ def run(program: Program) -> None:
     os.environ.clear()
     os.environ.update(program.environment)
     words = program.words
+    if "bench" in words:
+        sys.executable = sys.argv[2]  # for the benchmark's server, a Python process, too
     while words[0] in ("-u", "-W"):
         if words.pop(0) == "-W":
             heed(words.pop(0))
