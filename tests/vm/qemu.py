@@ -13,8 +13,13 @@ from .report import say
 PROGRAM = "qemu-system-x86_64"
 KVM = ("-accel", "kvm", "-cpu", "host")
 # Without fast string instructions: TCG emulates `rep movsb` byte by byte, and both the kernel and
-# the C library copy with it where the processor says that it is fast.
-EMULATION = ("-accel", "tcg,thread=multi", "-cpu", "max,-erms,-fsrm")
+# the C library copy with it where the processor says that it is fast. Without what the kernel uses
+# where it is there, and what costs an emulator more than a processor: checks of each access to a
+# program's memory (smap, smep, pku), and a fifth level of page tables (la57).
+EMULATION = (
+    *("-accel", "tcg,thread=multi"),
+    *("-cpu", "max,-erms,-fsrm,-smap,-smep,-pku,-umip,-la57"),
+)
 # The kernel distrusts the emulated TSC unasked, though QEMU derives it from one clock for all
 # processors, and falls back to the HPET: every look at the clock is then a trap into QEMU.
 EMULATION_PARAMETERS = "clocksource=tsc tsc=reliable"
