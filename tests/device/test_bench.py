@@ -84,12 +84,13 @@ def test_iterations_are_counted_for_each_queue_pair(
 
 
 @pytest.mark.capability("rnr")
-@pytest.mark.parametrize("loop", ["auto", "trio"])
+@pytest.mark.parametrize("loop", ["auto", pytest.param("trio", marks=pytest.mark.natively)])
 def test_bidirectional_counts_the_messages_of_both_sides(tmp_path: Path, loop: str) -> None:
-    options = ("-b", "-n", "500", "-d", "4", "-q", "2", "--loop", loop)
+    each = 500 if DEVICE == SOFTWARE else 100
+    options = ("-b", "-n", str(each), "-d", "4", "-q", "2", "--loop", loop)
     (row,) = rows_of(tmp_path, *options).values()
     assert row["name"] == "send/64/window4/both/qp2"
-    assert row["count"] > 1000  # the server's, too
+    assert row["count"] > 2 * each  # the server's, too
 
 
 def test_connection_options_apply(tmp_path: Path) -> None:

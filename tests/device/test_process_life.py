@@ -24,7 +24,8 @@ from tests.unit.sources import ROOT
 
 LOOPS = ["asyncio", "uvloop", "polling", "trio"]
 FEW_LOOPS = LOOPS if DEVICE == "software" else ["asyncio", "trio"]
-"""Event loops where each takes the VM tens of seconds: development mode, and interrupts."""
+"""Event loops in the VM, where each process takes seconds. Each of LOOPS ends with all open there,
+too, in `test_what_a_program_left_open_is_named_once`."""
 
 PATIENCE = 90
 """Seconds for one process: what hangs fails."""
@@ -86,7 +87,7 @@ def test_closed_program_is_silent_in_development_mode(loop: str, device: DeviceU
 
 
 @pytest.mark.parametrize("end", ["return", "exit", "stop", "cut"])
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", FEW_LOOPS)
 def test_program_with_all_open_ends_by_itself(loop: str, end: str, device: DeviceUnderTest) -> None:
     if loop == "trio" and end in ("stop", "cut"):
         pytest.skip("trio's event loop ends with its main function")
@@ -143,7 +144,9 @@ def test_sigint_at_any_moment_ends_the_program(loop: str, device: DeviceUnderTes
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-@pytest.mark.parametrize("backend", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize(
+    "backend", ["asyncio", pytest.param("uvloop", marks=pytest.mark.natively), "trio"]
+)
 def test_loops_in_threads_end_in_any_order(
     backend: str, order: tuple[int, ...], device: DeviceUnderTest
 ) -> None:

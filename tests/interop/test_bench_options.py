@@ -13,7 +13,7 @@ from tests.docs.programs import ROOT
 from tests.forked import python
 
 COMMAND = ("-c", "from aiordma.cli.main import main; main()", "bench", "local", "--no-tcp")
-ITERATIONS, SIZE = 200, 64
+ITERATIONS, SIZE = 60, 64
 LEFT, COUNT = 0, 1
 """Columns of perftest: #bytes, #iterations."""
 
