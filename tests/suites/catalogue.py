@@ -227,7 +227,6 @@ SUITES: tuple[Suite, ...] = (
             "test_monitor",
             "test_scripting",
             "test_encoding",
-            "test_cache",
             "test_retry",
         )
     ),
