@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from types import GenericAlias, TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
+from aiordma._base.interrupts import deferring_steps
 from aiordma._native import Steps
 
 __all__ = ("Opening", "opens")
@@ -42,11 +43,13 @@ class Opening(Coroutine[Any, Any, Opened]):
     def __await__(self) -> Generator[Any, Any, Opened]:
         return cast("Generator[Any, Any, Opened]", self._steps)
 
+    @deferring_steps
     async def __aenter__(self) -> Opened:
         self._opened = await self._steps
         await self._opened.__aenter__()
         return self._opened
 
+    @deferring_steps
     async def __aexit__(
         self,
         kind: type[BaseException] | None,

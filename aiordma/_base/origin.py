@@ -6,7 +6,8 @@ import warnings
 
 __all__ = ("origin", "warn_unclosed", "with_origin")
 
-_LOOPS = ("aiordma", "anyio", "asyncio", "trio", "uvloop")
+_BETWEEN = ("aiordma", "contextlib")  # contextlib: the AsyncExitStack of a program
+_LOOPS = ("anyio", "asyncio", "trio", "uvloop")
 
 
 def origin() -> str:
@@ -15,9 +16,9 @@ def origin() -> str:
     frame = sys._getframe(1)
     while True:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in _LOOPS:
+        if package not in _BETWEEN + _LOOPS:
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        if package != "aiordma" or frame.f_back is None:
+        if package in _LOOPS or frame.f_back is None:
             return ""
         frame = frame.f_back
 

@@ -10,6 +10,7 @@ When the last block of a slab is returned, the slab is freed, except for one sla
 import mmap
 from contextlib import suppress
 
+from aiordma._base.interrupts import deferring
 from aiordma._native import Lease, Pool, Slab
 from aiordma._requests.registrations import RegistrationCache
 from aiordma.verbs import MemoryRegion, ProtectionDomain
@@ -50,6 +51,7 @@ class BufferPool(Pool):
         """The number of registered bytes, leased or free."""
         return sum(slab.region.length for slab in self._slabs)
 
+    @deferring
     def _next_slab(self, size: int) -> Slab:
         """Make a slab with free blocks the current one of its size."""
         others = self._others.setdefault(size, {})
@@ -70,6 +72,7 @@ class BufferPool(Pool):
         self._slabs[slab] = None
         return slab
 
+    @deferring
     def _has_room(self, slab: Slab) -> None:
         """Note that a slab has its first free block, or only free blocks. It is not the current
         one of its size."""

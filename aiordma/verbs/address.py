@@ -5,6 +5,7 @@ from typing import Any
 
 from aiordma._base.arguments import data, instance, whole_number
 from aiordma._base.errors import check_pointer, check_positive_errno
+from aiordma._base.interrupts import deferring
 from aiordma._native import ffi, lib
 from aiordma.verbs.completion import COMPLETION, WorkCompletion
 from aiordma.verbs.device import Context, ProtectionDomain
@@ -144,6 +145,7 @@ class AddressHandle(Resource):
 
     _closing_rank = 1
 
+    @deferring
     def __init__(self, domain: ProtectionDomain, vector: AddressVector) -> None:
         instance(domain, "domain", ProtectionDomain, "AddressHandle")
         instance(vector, "vector", AddressVector, "AddressHandle")

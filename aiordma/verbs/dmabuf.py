@@ -5,6 +5,7 @@ from typing import Any
 from aiordma._base.arguments import resource, whole_number, wrong_type
 from aiordma._base.enums import Access
 from aiordma._base.errors import check_pointer, check_positive_errno, check_supported
+from aiordma._base.interrupts import deferring
 from aiordma._base.provider import Provider
 from aiordma._base.ranges import RemoteMemory
 from aiordma._native import ffi
@@ -45,6 +46,7 @@ class DmabufRegion(Resource):
 
     _closing_rank = 3
 
+    @deferring
     def __init__(
         self,
         domain: ProtectionDomain,

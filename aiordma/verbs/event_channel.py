@@ -12,6 +12,7 @@ from typing import Any
 
 from aiordma._base.enums import CmEventType
 from aiordma._base.errors import NoDeviceError, VerbsCallError, check_negative_errno, check_pointer
+from aiordma._base.interrupts import deferring
 from aiordma._base.provider import Provider, checked_device, usual_provider
 from aiordma._native import ffi, lib
 from aiordma.verbs import AddressVector, Resource
@@ -65,6 +66,7 @@ class EventChannel(Resource):
     See: man rdma_create_event_channel.
     """
 
+    @deferring
     def __init__(self, device: str | Provider = "auto") -> None:
         if not isinstance(device, Provider):
             device = usual_provider(checked_device(device, "EventChannel"))

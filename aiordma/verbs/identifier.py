@@ -32,6 +32,7 @@ from aiordma._base.enums import (
 )
 from aiordma._base.errors import NotSupportedError, VerbsCallError, check_minus_one
 from aiordma._base.hints import cannot_bind
+from aiordma._base.interrupts import deferring
 from aiordma._base.provider import Provider
 from aiordma._base.socket_address import SocketAddress, pack_address, unpack_address
 from aiordma._native import ffi, lib
@@ -105,6 +106,7 @@ class Identifier(Resource):
 
     _closing_rank = 1
 
+    @deferring
     def __init__(
         self, channel: EventChannel, port_space: PortSpace = PortSpace.TCP, *, key: int = 0
     ) -> None:
@@ -305,6 +307,7 @@ class Identifier(Resource):
         self._require_open()
         return Context(self.provider, self.pointer.verbs, owned=False)
 
+    @deferring
     def create_queue_pair(
         self,
         domain: ProtectionDomain,

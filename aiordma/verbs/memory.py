@@ -16,6 +16,7 @@ from aiordma._base.errors import (
     check_positive_errno,
     check_supported,
 )
+from aiordma._base.interrupts import deferring
 from aiordma._base.ranges import RemoteMemory, resolve_slice
 from aiordma._native import Part, RegionBase, ffi, given, lib
 from aiordma.verbs.device import ProtectionDomain
@@ -187,6 +188,7 @@ class MemoryRegion(RegionBase, Resource):
 
     _closing_rank = 3
 
+    @deferring
     def __init__(
         self,
         domain: ProtectionDomain,
@@ -276,6 +278,7 @@ class MemoryRegion(RegionBase, Resource):
         """
         return self[:].remote()
 
+    @deferring
     def reregister(
         self,
         access: Access | None = None,

@@ -5,6 +5,7 @@ from typing import Any
 from aiordma._base.arguments import member, resource
 from aiordma._base.enums import MemoryWindowType
 from aiordma._base.errors import NotSupportedError, check_pointer, check_positive_errno
+from aiordma._base.interrupts import deferring
 from aiordma._native import lib
 from aiordma.verbs.device import ProtectionDomain
 from aiordma.verbs.resource import Resource
@@ -30,6 +31,7 @@ class MemoryWindow(Resource):
 
     _closing_rank = 2
 
+    @deferring
     def __init__(
         self, domain: ProtectionDomain, kind: MemoryWindowType = MemoryWindowType.TYPE_2
     ) -> None:

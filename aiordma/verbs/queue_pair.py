@@ -22,6 +22,7 @@ from aiordma._base.errors import (
     check_pointer,
     check_positive_errno,
 )
+from aiordma._base.interrupts import deferring
 from aiordma._base.provider import Provider
 from aiordma._base.ranges import RemoteMemory
 from aiordma._base.states import check_transition
@@ -185,6 +186,7 @@ class QueuePair(Resource):
     `aiordma.Connection` does this for you.
     """
 
+    @deferring
     def __init__(
         self,
         domain: ProtectionDomain,
@@ -596,6 +598,7 @@ class QueuePair(Resource):
             "ibv_bind_mw",
         )
 
+    @deferring
     def attach_multicast(self, gid: bytes, lid: int = 0) -> None:
         """Receive the datagrams that are sent to a multicast group; UD only.
 
@@ -616,6 +619,7 @@ class QueuePair(Resource):
             self._multicast(self.provider.attach_mcast, "ibv_attach_mcast", gid, lid)
             self._groups.add((gid, lid))
 
+    @deferring
     def detach_multicast(self, gid: bytes, lid: int = 0) -> None:
         """Stop receiving from a multicast group. `close` does this for all remaining groups.
 

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiordma._base.errors import ClosedError
+from aiordma._base.interrupts import deferring
 from aiordma._base.process import forked, here
 
 __all__ = ("Resource",)
@@ -81,6 +82,7 @@ class Resource:
                 return found
         return None
 
+    @deferring
     def close(self) -> None:
         """Destroy the object and all of its children. Idempotent.
 

@@ -31,29 +31,39 @@ kept: list[Any] = []
 """What is open: the process's end finds it there."""
 
 
+async def enter(stack: AsyncExitStack, opening: Any) -> Any:
+    """Enter a context. On trio no KeyboardInterrupt comes meanwhile, because contextlib loses what
+    is open if one comes before it has noted the exit; an `async with` statement does not."""
+    return await stack.enter_async_context(opening)
+
+
+if LOOP == "trio":
+    import trio
+
+    enter = trio.lowlevel.enable_ki_protection(enter)
+
+
 async def open_all(stack: AsyncExitStack) -> tuple[aiordma.Connection, aiordma.Connection]:
     """Open one of everything; return a connection's ends."""
-    domain = await stack.enter_async_context(await aiordma.open_domain(ADDRESS))
-    listener = await stack.enter_async_context(await aiordma.listen(ADDRESS, 0, domain=domain))
+    domain = await enter(stack, aiordma.open_domain(ADDRESS))
+    listener = await enter(stack, aiordma.listen(ADDRESS, 0, domain=domain))
     async with anyio.create_task_group() as group:
         servers: list[aiordma.Connection] = []
 
         async def accept() -> None:
             with suppress(ConnectionError):  # the other end, `connect`, is interrupted first
-                servers.append(await stack.enter_async_context(await listener.accept()))
+                servers.append(await enter(stack, listener.accept()))
 
         group.start_soon(accept)
-        client = await stack.enter_async_context(await aiordma.connect(ADDRESS, listener.port))
+        client = await enter(stack, aiordma.connect(ADDRESS, listener.port))
     (server,) = servers
-    grant = await stack.enter_async_context(
-        server.grant(server.register(bytearray(64), REMOTE), aiordma.Access.REMOTE_READ)
+    grant = await enter(
+        stack, server.grant(server.register(bytearray(64), REMOTE), aiordma.Access.REMOTE_READ)
     )
     kept.extend([domain, listener, client, server, grant])
     if CAN:
-        kept.append(await stack.enter_async_context(await aiordma.open_datagram(ADDRESS)))
-    kept.append(
-        await stack.enter_async_context(await aiordma.open_shared_receive(ADDRESS, buffers=4))
-    )
+        kept.append(await enter(stack, aiordma.open_datagram(ADDRESS)))
+    kept.append(await enter(stack, aiordma.open_shared_receive(ADDRESS, buffers=4)))
     return client, server
 
 
