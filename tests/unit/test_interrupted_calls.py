@@ -46,6 +46,8 @@ for module in list(sys.modules.values()):
 def kinds(error):
     if error is None:
         return set()
+    if isinstance(error, ConnectionError | anyio.EndOfStream):
+        return {"connection"}  # one end is the first, and the other one hears of it
     parts = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     found = [kinds(each) for each in (error.__cause__, error.__context__, *parts)]
     return {type(error).__name__}.union(*found)
@@ -87,9 +89,7 @@ SESSION = """
 OPTIONS = {"device": "software", "receive_buffers": 2, "max_send_wr": 4}
 REMOTE = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ | Access.MW_BIND
 
-# One end of the connection is the first; the other one hears of it.
-ENDED = {"DisconnectedError", "PeerFlushedError", "EndOfStream", "ExceptionGroup",
-         "BaseExceptionGroup"}
+ENDED = {"connection", "ExceptionGroup", "BaseExceptionGroup"}
 
 async def serve(listener):
     async with listener.accept() as server:
