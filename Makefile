@@ -142,10 +142,11 @@ test-software: venv
 # Modules of several seconds each: most compile programs, start them, or wait for a time limit.
 SLOW = $(addprefix tests/unit/test_, bench_native.py buffer_cycles.py build.py \
 	deferred_interrupts.py descriptors.py engine_safety.py engines.py forked.py interpreters.py \
-	interrupts.py native.py software_handshake.py software_held.py software_identifiers.py \
-	software_no_memory.py software_streams.py software_truncated.py wheel.py) \
-	$(addprefix tests/device/test_, bench.py dead_peers.py disconnect_storms.py fork.py \
-	pytest_asyncio.py thread_limits.py)
+	interrupted_calls.py interrupts.py native.py pytest_plugin.py software_handshake.py \
+	software_held.py software_identifiers.py software_no_memory.py software_streams.py \
+	software_truncated.py wheel.py) \
+	$(addprefix tests/device/test_, bench.py dead_peers.py disconnect_storms.py fork.py grants.py \
+	process_life.py pytest_asyncio.py stream_attacks.py thread_limits.py)
 test-quick: venv
 	@mkdir -p $(RESULTS)
 	@status=0; \

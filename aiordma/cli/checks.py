@@ -95,7 +95,7 @@ def check_devices(system: System) -> list[Finding]:
         findings.append(Finding("ok", "devices", f"RDMA devices: {names}"))
     if real:
         return findings
-    if "rdma_rxe" in system.missing_modules:
+    if system.is_modular and "rdma_rxe" in system.missing_modules:
         text = "no RDMA device, and this kernel has no rdma_rxe (soft-RoCE); the software device "
         return [Finding("error", "devices", text + "serves every address")]
     interface = usual_interface(system.interfaces)
@@ -108,10 +108,13 @@ def check_devices(system: System) -> list[Finding]:
         "no RDMA device: the software device serves every address. Soft-RoCE makes a real one on "
         f"the interface {interface.name}"
     )
+    if not system.is_modular:
+        text += ", if this kernel, which loads no modules, has rdma_rxe built in"
     if not system.has_rdma_tool:
         text += " (the command rdma is in the package iproute2)"
-    command = f"{' '.join(load)} && {' '.join(link)}"
-    return [Finding("error", "devices", text, command, (load, link))]
+    steps = (load, link) if system.is_modular else (link,)
+    command = " && ".join(" ".join(step) for step in steps)
+    return [Finding("error", "devices", text, command, steps)]
 
 
 def usual_interface(interfaces: tuple[Interface, ...]) -> Interface | None:

@@ -84,6 +84,8 @@ class System:
     """Device nodes: "ok", "missing" or "denied"."""
     missing_modules: tuple[str, ...] = ()
     """Modules that this kernel does not have."""
+    is_modular: bool = True
+    """The kernel loads modules. Otherwise, what it has is built in, and it does not say what."""
     loaded_modules: tuple[str, ...] = ()
     devices: tuple[DeviceState, ...] = ()
     interfaces: tuple[Interface, ...] = ()
@@ -120,6 +122,7 @@ def inspect(root: Path = Path("/")) -> System:
         kernel_devices=kernel,
         nodes=_nodes(root),
         missing_modules=tuple(name for name in MODULES if not _is_available(root, name)),
+        is_modular=(root / "proc/modules").exists(),
         loaded_modules=tuple(name for name in MODULES if (root / "sys/module" / name).exists()),
         devices=tuple(_device(name, uses, interfaces) for name in _device_names(kernel)),
         interfaces=interfaces,

@@ -89,6 +89,15 @@ def test_no_device_and_no_soft_roce_has_no_command() -> None:
     assert found(state, "devices", "error").fix == ()
 
 
+def test_kernel_without_loadable_modules_is_asked_for_soft_roce() -> None:
+    """It may have rdma_rxe built in, which only the attempt shows."""
+    state = replace(GOOD, devices=(SOFTWARE,), missing_modules=("rdma_rxe",), is_modular=False)
+    finding = found(state, "devices", "error")
+    assert finding.fix == (("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "eth0"),)
+    assert finding.command == "rdma link add rxe0 type rxe netdev eth0"
+    assert "built in" in finding.text
+
+
 def test_no_device_and_no_interface_has_no_command() -> None:
     state = replace(GOOD, devices=(SOFTWARE,), interfaces=(LO, replace(ETH, is_up=False)))
     finding = found(state, "devices", "error")

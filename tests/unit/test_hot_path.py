@@ -454,11 +454,15 @@ def test_idle_connection_is_not_polled(spin: float) -> None:
             steps = drain_of(client)
             for _ in range(20):
                 await asyncio.sleep(0.02)  # long waits, from which it learns
-            settled = steps.polls
-            for _ in range(10):
-                await asyncio.sleep(0.02)
-            # A look before each sleep; polling would make it thousands.
-            assert steps.polls - settled < 200
+            rounds = []
+            for _ in range(5):
+                settled = steps.polls
+                for _ in range(10):
+                    await asyncio.sleep(0.02)
+                rounds.append(steps.polls - settled)
+            # A look before each sleep; polling would make it thousands. On a busy machine a late
+            # timer can look like a short wait, and one wait polls: some rounds are without.
+            assert min(rounds) < 200, rounds
 
     aiordma.run(body(), spin=spin)
 
