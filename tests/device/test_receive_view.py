@@ -114,6 +114,31 @@ async def test_cancelled_wait_takes_no_message() -> None:
             assert bytes(view) == b"late"
 
 
+@pytest.mark.natively
+@pytest.mark.parametrize("end", ["close", "drop", "throw"])
+async def test_ended_wait_leaves_the_queue_to_the_next_task(end: str) -> None:
+    async with connected(server=SMALL) as (client, server):
+
+        async def enter() -> None:
+            async with server.receive_view():
+                pytest.fail("there is no message")
+
+        entering: Any = enter()
+        entering.send(None)  # it waits
+        with pytest.raises(anyio.BusyResourceError):
+            await server.receive()
+        if end == "close":
+            entering.close()
+        elif end == "throw":
+            with pytest.raises(KeyError):
+                entering.throw(KeyError("of the program"))
+        else:
+            del entering
+        await client.send(b"hello")
+        async with server.receive_view() as view:
+            assert bytes(view) == b"hello"
+
+
 async def test_block_left_by_an_error_posts_its_buffer_again() -> None:
     async with connected(server={**SMALL, "receive_buffers": 1}) as (client, server):
         for number in range(5):

@@ -290,33 +290,42 @@ static int may_wait(const ArrivalQueue *queue)
            engine_usable(port, port->ready || port->can_receive);
 }
 
-static PyObject *queue_begin_wait(ArrivalQueue *queue, PyObject *none)
+PyObject *engine_begin_wait(ArrivalQueue *queue)
 {
-    (void)none;
     if (!may_wait(queue) || !engine_runs_here(queue->port->loop))
-        Py_RETURN_NONE;
+        return NULL;
     engine_post_unposted(queue->receives);
     queue->port->drain->poll_now(queue->port->drain);
-    if (engine_interrupted())
-        return NULL;
-    if (!may_wait(queue)) /* it has arrived, or the post has ended the endpoint */
-        Py_RETURN_NONE;
+    if (engine_interrupted() || !may_wait(queue))
+        return NULL; /* it has arrived, or the post has ended the endpoint */
     PyObject *waiter = (PyObject *)engine_waiter(queue->port->loop);
     if (!waiter || queue->busy || queue->count) { /* the collector ran the program's code */
         Py_XDECREF(waiter);
-        return waiter ? Py_NewRef(Py_None) : NULL;
+        return NULL;
     }
     Py_XSETREF(queue->waiter, Py_NewRef(waiter));
     queue->busy = 1;
     return waiter;
 }
 
-static PyObject *queue_end_wait(ArrivalQueue *queue, PyObject *none)
+void engine_end_wait(ArrivalQueue *queue)
 {
-    (void)none;
     queue->busy = 0;
     queue->at_once = 0;
     Py_CLEAR(queue->waiter);
+}
+
+static PyObject *queue_begin_wait(ArrivalQueue *queue, PyObject *none)
+{
+    (void)none;
+    PyObject *waiter = engine_begin_wait(queue);
+    return waiter || PyErr_Occurred() ? waiter : Py_NewRef(Py_None);
+}
+
+static PyObject *queue_end_wait(ArrivalQueue *queue, PyObject *none)
+{
+    (void)none;
+    engine_end_wait(queue);
     Py_RETURN_NONE;
 }
 

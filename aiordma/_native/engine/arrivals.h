@@ -52,6 +52,13 @@ static inline struct engine_arrival *engine_arrival_at(const ArrivalQueue *queue
 int engine_queue_is_here(const Port *port);
 /* Whether an arrival is there, and may be handed out without a pause. */
 int engine_may_take(const ArrivalQueue *queue);
+/*
+ * Post the chain, poll, and return a waiter for the next arrival: a reference. Then call
+ * engine_end_wait. NULL: an exception is set; or, without one, an arrival is there, or Python has to
+ * check whether the task may wait.
+ */
+PyObject *engine_begin_wait(ArrivalQueue *queue);
+void engine_end_wait(ArrivalQueue *queue);
 /* The number of bytes of the first arrival in its block. */
 Py_ssize_t engine_contents_length(const ArrivalQueue *queue);
 /* Remove the first arrival, and return its block: a reference. */

@@ -405,6 +405,12 @@ PyObject *engine_await_request(Request *request, PyObject *awaited,
                                const struct engine_awaited *calls);
 /* Take the reference of a result, and raise StopIteration with it. Returns NULL. */
 PyObject *engine_stop_iteration(PyObject *result);
+/*
+ * `throw` and `close` of an awaitable that awaits another one, `inner`, or NULL. The caller holds a
+ * reference to it.
+ */
+PyObject *engine_throw_into(PyObject *inner, PyObject *arguments);
+PyObject *engine_close_inner(PyObject *inner);
 
 /* datagrams.c: */
 int engine_datagram_names(void);

@@ -251,14 +251,8 @@ static PyObject *transfer_next(Transfer *transfer)
     switch (transfer_send(transfer, Py_None, &result)) {
     case PYGEN_NEXT:
         return result;
-    case PYGEN_RETURN: {
-        PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, result);
-        Py_DECREF(result);
-        if (stop)
-            PyErr_SetObject(PyExc_StopIteration, stop);
-        Py_XDECREF(stop);
-        return NULL;
-    }
+    case PYGEN_RETURN:
+        return engine_stop_iteration(result);
     default:
         return NULL;
     }
@@ -266,33 +260,21 @@ static PyObject *transfer_next(Transfer *transfer)
 
 static PyObject *transfer_throw(Transfer *transfer, PyObject *arguments)
 {
-    PyObject *inner = Py_XNewRef(transfer->inner), *result = NULL;
+    PyObject *inner = Py_XNewRef(transfer->inner);
 
     end_waiting(transfer);
-    PyObject *method = inner ? PyObject_GetAttr(inner, engine_given.throw) : NULL;
-    if (method)
-        result = PyObject_Call(method, arguments, NULL);
-    else if (!inner && PyTuple_GET_SIZE(arguments) &&
-             PyExceptionInstance_Check(PyTuple_GET_ITEM(arguments, 0)))
-        PyErr_SetObject((PyObject *)Py_TYPE(PyTuple_GET_ITEM(arguments, 0)),
-                        PyTuple_GET_ITEM(arguments, 0));
-    else if (!inner)
-        PyErr_SetString(PyExc_TypeError, "throw takes an exception");
-    Py_XDECREF(method);
+    PyObject *result = engine_throw_into(inner, arguments);
     Py_XDECREF(inner);
     return result;
 }
 
 static PyObject *transfer_close(Transfer *transfer, PyObject *none)
 {
-    PyObject *inner = Py_XNewRef(transfer->inner), *result = Py_None;
+    PyObject *inner = Py_XNewRef(transfer->inner);
 
     (void)none;
     end_waiting(transfer);
-    if (inner)
-        result = PyObject_CallMethodNoArgs(inner, engine_given.close);
-    else
-        Py_INCREF(result);
+    PyObject *result = engine_close_inner(inner);
     Py_XDECREF(inner);
     return result;
 }

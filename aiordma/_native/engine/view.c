@@ -25,16 +25,18 @@ int engine_view_names(void)
 }
 
 /*
+ * WAITING: for an arrival, here; IN_GENERAL: by Arrivals.enter in Python.
  * KEPT: the block of the `async with` has ended, and the program still uses a part of the view. The
  * last release of the buffer then returns the block to the pool.
  */
-enum view_state { NEW, ENTERED, OPEN, ENDED, KEPT };
+enum view_state { NEW, ENTERED, WAITING_TO_ENTER, IN_GENERAL, OPEN, ENDED, KEPT };
 
 /* The context manager. It is also the exporter of the memoryview, and its own awaitable. */
 typedef struct {
     PyObject_HEAD ArrivalQueue *queue;
     Lease *lease;
     PyObject *view;    /* the memoryview that the program gets */
+    PyObject *inner;   /* what the task waits for: a waiter, or the iterator of Arrivals.enter */
     PyObject *after;   /* of a KEPT view: called at the last release */
     Py_buffer mapping; /* keeps the block's memory mapped */
     Py_ssize_t length, exports;
@@ -54,12 +56,32 @@ static int view_traverse(ArrivalView *view, visitproc visit, void *arg)
     Py_VISIT(view->queue);
     Py_VISIT(view->lease);
     Py_VISIT(view->view);
+    Py_VISIT(view->inner);
     Py_VISIT(view->after);
     return 0;
 }
 
+/* The task waits no more. */
+static void end_waiting(ArrivalView *view)
+{
+    if (view->state != WAITING_TO_ENTER)
+        return;
+    view->state = ENDED;
+    engine_end_wait(view->queue);
+}
+
+/* Arrivals.enter has ended. */
+static void end_general(ArrivalView *view)
+{
+    if (view->state == IN_GENERAL)
+        view->state = ENDED;
+    Py_CLEAR(view->inner);
+}
+
 static int view_clear(ArrivalView *view)
 {
+    end_waiting(view);
+    Py_CLEAR(view->inner);
     Py_CLEAR(view->view);
     return 0;
 }
@@ -175,17 +197,15 @@ static PyObject *view_enter(ArrivalView *view, PyObject *none)
         return NULL;
     }
     view->state = ENTERED;
-    if (engine_may_take(view->queue)) {
-        view->queue->at_once++;
+    if (view->queue->port->loop)
         return Py_NewRef(view);
-    }
     return PyObject_CallMethodOneArg(view->queue->owner, enter_name, (PyObject *)view);
 }
 
 static PyObject *view_open(ArrivalView *view, PyObject *none)
 {
     (void)none;
-    if (view->state == ENTERED)
+    if (view->state == ENTERED || view->state == IN_GENERAL)
         return open_view(view);
     PyErr_SetString(PyExc_RuntimeError, "this view is not being entered");
     return NULL;
@@ -228,28 +248,121 @@ static PyObject *view_exit(ArrivalView *view, PyObject *const *arguments, Py_ssi
     return engine_interrupted() ? NULL : Py_NewRef(view);
 }
 
+static PySendResult returned(PyObject *value, PyObject **result)
+{
+    *result = value;
+    return value ? PYGEN_RETURN : PYGEN_ERROR;
+}
+
+/* A step of Arrivals.enter, which opens the view. */
+static PySendResult step_in_general(ArrivalView *view, PyObject *value, PyObject **result)
+{
+    PySendResult stepped = PyIter_Send(view->inner, value, result);
+
+    if (stepped != PYGEN_NEXT)
+        end_general(view);
+    return stepped;
+}
+
+static PySendResult go_general(ArrivalView *view, PyObject **result)
+{
+    PyObject *coroutine =
+        PyObject_CallMethodOneArg(view->queue->owner, enter_name, (PyObject *)view);
+
+    view->inner = coroutine ? PyObject_CallMethodNoArgs(coroutine, engine_given.await_name) : NULL;
+    Py_XDECREF(coroutine);
+    if (!view->inner)
+        return returned(NULL, result);
+    view->state = IN_GENERAL;
+    return step_in_general(view, Py_None, result);
+}
+
+/* The first step: take an arrival that is there, or begin to wait. */
+static PySendResult begin(ArrivalView *view, PyObject **result)
+{
+    if (engine_may_take(view->queue)) {
+        view->queue->at_once++;
+        return returned(open_view(view), result);
+    }
+    view->inner = engine_begin_wait(view->queue);
+    if (view->inner) {
+        view->state = WAITING_TO_ENTER;
+        return PyIter_Send(view->inner, Py_None, result);
+    }
+    return PyErr_Occurred() ? returned(NULL, result) : go_general(view, result);
+}
+
+/* After the wait: take what has arrived, if anything has. */
+static PySendResult go_on(ArrivalView *view, PyObject **result)
+{
+    PySendResult waited = PyIter_Send(view->inner, Py_None, result);
+
+    if (waited == PYGEN_NEXT)
+        return waited;
+    end_waiting(view);
+    Py_CLEAR(view->inner);
+    if (waited == PYGEN_ERROR)
+        return waited;
+    Py_CLEAR(*result);
+    view->state = ENTERED;
+    return view->queue->count ? returned(open_view(view), result) : go_general(view, result);
+}
+
 /* Await the view on entering, for the memoryview, and on leaving. */
 static PySendResult view_send(ArrivalView *view, PyObject *value, PyObject **result)
 {
-    (void)value;
-    *result = view->state == ENTERED ? open_view(view) : Py_NewRef(Py_None);
-    return *result ? PYGEN_RETURN : PYGEN_ERROR;
+    *result = NULL;
+    switch ((enum view_state)view->state) {
+    case ENTERED:
+        return begin(view, result);
+    case WAITING_TO_ENTER:
+        return go_on(view, result);
+    case IN_GENERAL:
+        return step_in_general(view, value, result);
+    default:
+        return returned(Py_NewRef(Py_None), result);
+    }
+}
+
+static PyObject *view_throw(ArrivalView *view, PyObject *arguments)
+{
+    int is_general = view->state == IN_GENERAL;
+
+    end_waiting(view);
+    PyObject *inner = Py_XNewRef(view->inner);
+    PyObject *result = engine_throw_into(inner, arguments);
+    if (is_general && !result)
+        end_general(view);
+    Py_XDECREF(inner);
+    return result;
+}
+
+static PyObject *view_close(ArrivalView *view, PyObject *none)
+{
+    int is_general = view->state == IN_GENERAL;
+
+    (void)none;
+    end_waiting(view);
+    PyObject *inner = Py_XNewRef(view->inner);
+    PyObject *result = engine_close_inner(inner);
+    if (is_general)
+        end_general(view);
+    Py_XDECREF(inner);
+    return result;
 }
 
 static PyObject *view_next(ArrivalView *view)
 {
-    PyObject *result = NULL;
-    if (view_send(view, Py_None, &result) == PYGEN_ERROR)
+    PyObject *result;
+
+    switch (view_send(view, Py_None, &result)) {
+    case PYGEN_NEXT:
+        return result;
+    case PYGEN_RETURN:
+        return engine_stop_iteration(result);
+    default:
         return NULL;
-    if (result != Py_None) {
-        PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, result);
-        if (stop) {
-            PyErr_SetObject(PyExc_StopIteration, stop);
-            Py_DECREF(stop);
-        }
     }
-    Py_DECREF(result);
-    return NULL;
 }
 
 static PyObject *view_itself(PyObject *view)
@@ -260,6 +373,8 @@ static PyObject *view_itself(PyObject *view)
 static PyMethodDef view_methods[] = {
     {"__aenter__", (PyCFunction)view_enter, METH_NOARGS, NULL},
     {"__aexit__", (PyCFunction)(void (*)(void))view_exit, METH_FASTCALL, NULL},
+    {"throw", (PyCFunction)view_throw, METH_VARARGS, NULL},
+    {"close", (PyCFunction)view_close, METH_NOARGS, NULL},
     {"_open", (PyCFunction)view_open, METH_NOARGS,
      "_open($self, /)\n--\n\n"
      "Take the first arrival, which exists, and return the memoryview."},

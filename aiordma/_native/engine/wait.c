@@ -297,6 +297,27 @@ static PyObject *waiter_wake(Waiter *waiter, PyObject *none)
     Py_RETURN_NONE;
 }
 
+PyObject *engine_throw_into(PyObject *inner, PyObject *arguments)
+{
+    PyObject *method = inner ? PyObject_GetAttr(inner, engine_given.throw) : NULL, *result = NULL;
+
+    if (method)
+        result = PyObject_Call(method, arguments, NULL);
+    else if (!inner && PyTuple_GET_SIZE(arguments) &&
+             PyExceptionInstance_Check(PyTuple_GET_ITEM(arguments, 0)))
+        PyErr_SetObject((PyObject *)Py_TYPE(PyTuple_GET_ITEM(arguments, 0)),
+                        PyTuple_GET_ITEM(arguments, 0));
+    else if (!inner)
+        PyErr_SetString(PyExc_TypeError, "throw takes an exception");
+    Py_XDECREF(method);
+    return result;
+}
+
+PyObject *engine_close_inner(PyObject *inner)
+{
+    return inner ? PyObject_CallMethodNoArgs(inner, engine_given.close) : Py_NewRef(Py_None);
+}
+
 /* -- the future that the task sees -------------------------------------------------------- */
 
 static PyObject *waiter_add_done_callback(Waiter *waiter, PyObject *const *arguments,
