@@ -808,7 +808,8 @@ class Connection(ObjectStream[bytes]):
 
         Cancellation: as `Connection.receive`.
         """
-        return await self._messages.receive()
+        message: Message | None = self._messages.queue.take_message_at_once(Message)
+        return await self._messages.receive() if message is None else message
 
     def receive_view(self) -> AbstractAsyncContextManager[memoryview]:
         """Receive the next message without a copy: `async with connection.receive_view() as view`.

@@ -12,23 +12,13 @@ from typing import NamedTuple, Protocol
 
 import anyio
 
-from aiordma._base.enums import WorkCompletionFlag, WorkCompletionOpcode
 from aiordma._base.errors import detached
 from aiordma._base.states import ConnectionState
 from aiordma._endpoint.arrivals import Arrivals
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma._requests.pool import Lease
 from aiordma._requests.select import PooledReceives
-from aiordma.verbs import WorkCompletion
 
 __all__ = ("Blocks", "Message", "MessageQueue")
-
-PAUSE = 16
-"""How many available messages are returned before other tasks run."""
-
-_WRITTEN = int(WorkCompletionOpcode.RECV_RDMA_WITH_IMM)
-_IMMEDIATE = int(WorkCompletionFlag.WITH_IMM)
-_INVALIDATED = int(WorkCompletionFlag.WITH_INV)
 
 
 class Message(NamedTuple):
@@ -53,32 +43,30 @@ class Blocks(Protocol):
         """Posts the blocks."""
 
 
-class MessageQueue(Arrivals[Message]):
+class MessageQueue(Arrivals):
     """The messages of one connection: from its own pooled receives or, if `blocks` is given, from
     the receives of a shared receive queue.
 
-    In addition to the errors of `Arrivals.receive`, `receive` raises:
+    In addition to its errors, `wait` raises:
         ValueError: the program posts the receives itself.
         anyio.EndOfStream: the peer disconnected, and every message has been received.
     """
 
     def __init__(self, endpoint: Endpoint, blocks: Blocks | None = None) -> None:
         receives = None if blocks is None else blocks.pooled
-        super().__init__(endpoint, endpoint.options.receive_size, PAUSE, receives)
+        super().__init__(endpoint, endpoint.options.receive_size, receives)
         shared = endpoint.shared_receive
         self.queue.fed = bool(shared.buffers if shared else endpoint.options.receive_buffers)
         endpoint.life.on_close.append(self.queue.discard)
 
-    def _read(self, lease: Lease, completion: WorkCompletion) -> Message:
-        length = completion.byte_len
-        if completion.opcode == _WRITTEN:
-            return Message(b"", completion.immediate, None, length)
-        data = lease.memory._copy(length)
-        if not completion.wc_flags & (_IMMEDIATE | _INVALIDATED):
-            return Message(data)
-        if completion.wc_flags & _IMMEDIATE:
-            return Message(data, completion.immediate)
-        return Message(data, None, completion.immediate)
+    async def receive(self) -> Message:
+        """Return the next message. A cancelled wait takes none.
+
+        Raises: as `wait`.
+        """
+        await self.wait()
+        message: Message = self.queue.take_message(Message)
+        return message
 
     def _raise_if_no_more_comes(self) -> None:
         endpoint = self._endpoint

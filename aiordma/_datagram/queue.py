@@ -9,15 +9,12 @@ from aiordma._endpoint.endpoint import Endpoint
 
 __all__ = ("DatagramQueue",)
 
-PAUSE = 64
-"""How many available datagrams are returned before other tasks run."""
 
-
-class DatagramQueue(Arrivals[DatagramMessage]):
+class DatagramQueue(Arrivals):
     """The pooled receives of one datagram socket, each of `size` bytes including the GRH."""
 
     def __init__(self, endpoint: Endpoint, size: int, senders: Senders) -> None:
-        super().__init__(endpoint, size, PAUSE)
+        super().__init__(endpoint, size)
         self.queue.fed = bool(endpoint.options.receive_buffers)
         self._senders = senders
 

@@ -11,7 +11,6 @@ and the errors.
 from collections.abc import Callable
 from functools import partial
 from threading import get_ident
-from typing import Generic, TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
@@ -22,15 +21,16 @@ from aiordma._base.states import ConnectionState
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._requests.pool import Lease
 from aiordma._requests.select import ArrivalQueue, ArrivalView, PooledReceives
-from aiordma.verbs import WorkCompletion
 
 __all__ = ("Arrivals", "chain_length")
 
 LONGEST_CHAIN = 16
 
-NO_LIMIT = 2**62
+PAUSE = 64
+"""How many available arrivals are handed out before other tasks run. A pause is one turn of the
+event loop, and costs as much as ten messages."""
 
-Taken = TypeVar("Taken")
+NO_LIMIT = 2**62
 
 
 def chain_length(count: int, part: int) -> int:
@@ -39,8 +39,8 @@ def chain_length(count: int, part: int) -> int:
     return min(LONGEST_CHAIN, max(1, count // part))
 
 
-class Arrivals(Generic[Taken]):
-    """See the module. A subclass defines `_read`, which returns the program's copy of the contents.
+class Arrivals:
+    """See the module. A subclass takes the arrivals, after `wait`, each in its own form.
 
     The end of the endpoint wakes the receiving task. The creator must call `discard` once the
     endpoint is closed.
@@ -48,7 +48,6 @@ class Arrivals(Generic[Taken]):
     Args:
         endpoint: the endpoint whose receives these are.
         size: the size of each receive, in bytes.
-        pause: how many available arrivals are returned before other tasks run.
         receives: posts the blocks of this and other endpoints; None: blocks of its own are posted.
     """
 
@@ -56,7 +55,6 @@ class Arrivals(Generic[Taken]):
         self,
         endpoint: Endpoint,
         size: int,
-        pause: int,
         receives: PooledReceives | None = None,
     ) -> None:
         posts_itself = receives is None
@@ -64,7 +62,7 @@ class Arrivals(Generic[Taken]):
             receives = PooledReceives(endpoint.port, endpoint.pool, self._refused)
         count = endpoint.options.receive_buffers
         self.queue: ArrivalQueue = ArrivalQueue(
-            self, receives, endpoint.port, pause, count if posts_itself and count else NO_LIMIT
+            self, receives, endpoint.port, PAUSE, count if posts_itself and count else NO_LIMIT
         )
         if posts_itself:
             receives.set_queue(self.queue)
@@ -100,17 +98,6 @@ class Arrivals(Generic[Taken]):
     def thread(self) -> int:
         """The event loop's thread, the only one that may receive; 0 in a forked child."""
         return 0 if self._endpoint.is_inherited else self._endpoint.loop.thread
-
-    async def receive(self) -> Taken:
-        """Return the next arrival. A cancelled wait takes none.
-
-        Raises: as `wait`.
-        """
-        await self.wait()
-        lease, completion = self.queue.take()
-        taken = self._read(lease, completion)
-        self.receives.give_back(lease)
-        return taken
 
     async def wait(self) -> None:
         """Wait until there is an arrival, for this task to take it at once.
@@ -172,10 +159,6 @@ class Arrivals(Generic[Taken]):
                 "receive_view(), so no message can arrive: leave one of the blocks first, or use "
                 "more receive_buffers"
             )
-
-    def _read(self, lease: Lease, completion: WorkCompletion) -> Taken:
-        """Return the program's copy of the contents; the block is given back afterwards."""
-        raise NotImplementedError
 
     def _raise_if_no_more_comes(self) -> None:
         # After a failure, earlier arrivals may still be delivered, until the endpoint has ended.

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 from weakref import finalize, ref
 
-from aiordma._base.enums import WorkCompletionOpcode
+from aiordma._base.enums import WorkCompletionFlag, WorkCompletionOpcode
 from aiordma._loop.event_loop import Waiter
 from aiordma._native import Lease, Pool
 from aiordma._requests.python import WorkRequest
@@ -166,7 +166,7 @@ class ArrivalQueue:
 
     def take_data(self) -> bytes:
         """Return a copy of the first arrival, which exists, and give back its block."""
-        lease, completion = self.take()
+        lease, completion = self._take()
         data = lease.memory._copy(_contents_length(completion))
         self._receives.give_back(lease)
         return data
@@ -177,13 +177,30 @@ class ArrivalQueue:
 
     def take_datagram(self, senders: Any, /) -> Any:
         """Return the first arrival, which exists, as a datagram, and give back its block."""
-        lease, completion = self.take()
+        lease, completion = self._take()
         message = senders.message(lease.memory.view, completion)
         self._receives.give_back(lease)
         return message
 
-    def take(self) -> tuple[Lease, WorkCompletion]:
-        """Remove the first arrival, which exists. Return its block and its completion."""
+    def take_message_at_once(self, message: Callable[..., Any], /) -> Any:
+        """Return None: this backend waits first."""
+        return None
+
+    def take_message(self, message: Callable[..., Any], /) -> Any:
+        """Return the first arrival, which exists, as a message of this class, and give back its
+        block."""
+        lease, completion = self._take()
+        data = lease.memory._copy(_contents_length(completion))
+        self._receives.give_back(lease)
+        if completion.opcode == _WRITTEN:
+            return message(data, completion.immediate, None, completion.byte_len)
+        if completion.wc_flags & WorkCompletionFlag.WITH_IMM:
+            return message(data, completion.immediate)
+        if completion.wc_flags & WorkCompletionFlag.WITH_INV:
+            return message(data, None, completion.immediate)
+        return message(data)
+
+    def _take(self) -> tuple[Lease, WorkCompletion]:
         if not self._arrived:
             raise RuntimeError("there is no arrival: wait until there is one")
         return self._arrived.popleft()
@@ -239,7 +256,7 @@ class ArrivalView:
 
     def _open(self) -> memoryview:
         """Take the first arrival, which exists, and return the memoryview."""
-        self._lease, completion = self._queue.take()
+        self._lease, completion = self._queue._take()
         # The exporter lives as long as the view, and everything that the program made of it.
         exporter = self._lease.memory._export(_contents_length(completion))
         self._queue.views += 1

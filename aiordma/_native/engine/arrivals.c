@@ -249,25 +249,61 @@ static PyObject *queue_take_datagram(ArrivalQueue *queue, PyObject *senders)
     return take_datagram(queue, senders);
 }
 
-static PyObject *queue_take(ArrivalQueue *queue, PyObject *none)
+/* A field of a message: a number, or None. */
+static PyObject *field(int is_there, uint32_t value)
 {
-    (void)none;
-    if (!queue->count) {
-        PyErr_SetString(PyExc_RuntimeError, "there is no arrival: wait until there is one");
+    return is_there ? PyLong_FromUnsignedLong(value) : Py_NewRef(Py_None);
+}
+
+/* Make a Message, a named tuple, without running its constructor, which is Python's. */
+static PyObject *make_message(PyTypeObject *type, PyObject *data,
+                              const struct aiordma_completion *completion)
+{
+    int is_written = completion->opcode == IBV_WC_RECV_RDMA_WITH_IMM;
+    int has_immediate = is_written || completion->wc_flags & IBV_WC_WITH_IMM;
+    int has_invalidated = !has_immediate && completion->wc_flags & IBV_WC_WITH_INV;
+    PyObject *immediate = field(has_immediate, completion->immediate);
+    PyObject *invalidated = field(has_invalidated, completion->immediate);
+    PyObject *written = field(is_written, completion->byte_len);
+    PyObject *fields = immediate && invalidated && written
+                           ? PyTuple_Pack(4, data, immediate, invalidated, written)
+                           : NULL;
+    PyObject *arguments = fields ? PyTuple_Pack(1, fields) : NULL;
+    PyObject *message = arguments ? PyTuple_Type.tp_new(type, arguments, NULL) : NULL;
+
+    Py_XDECREF(immediate);
+    Py_XDECREF(invalidated);
+    Py_XDECREF(written);
+    Py_XDECREF(fields);
+    Py_XDECREF(arguments);
+    return message;
+}
+
+static PyObject *take_message(ArrivalQueue *queue, PyObject *type)
+{
+    if (!PyType_Check(type) || !PyType_IsSubtype((PyTypeObject *)type, &PyTuple_Type)) {
+        PyErr_SetString(PyExc_TypeError, "a class of tuples is expected");
         return NULL;
     }
-    struct aiordma_completion completion = engine_arrival_at(queue, 0)->completion;
-    PyObject *made = engine_completion(&completion), *pair = made ? PyTuple_New(2) : NULL;
-    if (!pair || !queue->count) { /* the collector can have run the program's code */
-        if (pair)
-            PyErr_SetString(PyExc_RuntimeError, "the arrival was taken meanwhile");
-        Py_XDECREF(made);
-        Py_XDECREF(pair);
-        return NULL;
-    }
-    PyTuple_SET_ITEM(pair, 0, (PyObject *)engine_pop_arrival(queue));
-    PyTuple_SET_ITEM(pair, 1, made);
-    return pair;
+    struct aiordma_completion completion =
+        queue->count ? engine_arrival_at(queue, 0)->completion : (struct aiordma_completion){0};
+    PyObject *data = take_data(queue);
+    PyObject *message = data ? make_message((PyTypeObject *)type, data, &completion) : NULL;
+    Py_XDECREF(data);
+    return message;
+}
+
+static PyObject *queue_take_message_at_once(ArrivalQueue *queue, PyObject *type)
+{
+    if (!engine_may_take(queue))
+        Py_RETURN_NONE;
+    queue->at_once++;
+    return take_message(queue, type);
+}
+
+static PyObject *queue_take_message(ArrivalQueue *queue, PyObject *type)
+{
+    return take_message(queue, type);
 }
 
 int engine_runs_here(PyObject *loop)
@@ -371,9 +407,13 @@ static PyMethodDef queue_methods[] = {
     {"take_datagram", (PyCFunction)queue_take_datagram, METH_O,
      "take_datagram($self, senders, /)\n--\n\n"
      "Return the first arrival, which exists, as a datagram, and give back its block."},
-    {"take", (PyCFunction)queue_take, METH_NOARGS,
-     "take($self, /)\n--\n\n"
-     "Remove the first arrival, which exists. Return its block and its completion."},
+    {"take_message_at_once", (PyCFunction)queue_take_message_at_once, METH_O,
+     "take_message_at_once($self, message, /)\n--\n\n"
+     "Return the first arrival as a message of this class, and give back its block. None: wait\n"
+     "first."},
+    {"take_message", (PyCFunction)queue_take_message, METH_O,
+     "take_message($self, message, /)\n--\n\n"
+     "Return the first arrival, which exists, as a message of this class, and give back its block."},
     {"begin_wait", (PyCFunction)queue_begin_wait, METH_NOARGS,
      "begin_wait($self, /)\n--\n\n"
      "Post the chain, poll, and return a waiter for the next arrival; then call `end_wait`.\n"
