@@ -3,6 +3,7 @@ and what connections cost each other.
 """
 
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -14,6 +15,7 @@ from aiordma.bench.meter import Measurement
 from aiordma.bench.processes import announcing
 from aiordma.bench.workload import Workload
 
+from . import streams
 from .candidates import Candidates
 from .compiling import compiled
 from .perftest import against_itself, free_port
@@ -39,6 +41,7 @@ def rows(here: Candidates) -> list[Row]:
         _of_two_connections(here, Workload("write", SIZE, DEPTH), f"write/{SIZE}"),
         _beside_stream(here, "software/echo/64/beside_stream", polling=True, limit=5.0),
         _beside_stream(here, "software/echo/64/events/beside_stream", polling=False),
+        streams.tcp_beside_stream(here),
     ]
 
 
@@ -110,9 +113,11 @@ def _at_once(here: Candidates, work: Workload, connections: int) -> Reading:
             for _ in range(connections):
                 group.start_soon(one)
 
+    began, processor = time.perf_counter(), time.process_time()
     run(all_of_them, spin=here.spin)
+    busy = (time.process_time() - processor) / (time.perf_counter() - began)
     rates = [each.rate for each in found]
-    return Reading(sum(rates), extra={"rates": rates})
+    return Reading(sum(rates), extra={"rates": rates, "cores_busy_at_the_client": busy})
 
 
 # -- a peer that streams --------------------------------------------------------------------------

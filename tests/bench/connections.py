@@ -23,6 +23,8 @@ from aiordma.bench.workload import Workload
 
 from . import default_server
 from .candidates import Candidates
+from .compiling import compiled
+from .perftest import against_itself, free_port
 from .rows import MORE, Reading, Row, constant
 from .same_work import rounds_of
 from .shared_server import SIZE, serving
@@ -31,6 +33,9 @@ COUNT = 1000
 MANY = 10_000
 WINDOW = 16
 AT_A_TIME = 8
+RECEIVES = 16
+"""Of a connection with default options: after so many messages each of its blocks has been used."""
+TCP_CONNECTION_SECONDS = 0.01
 OTHER_DESCRIPTORS = 400
 """That a process has, besides one for each connection: its files and libraries, and those that the
 software device reserves for the program (docs/software-device.md)."""
@@ -62,6 +67,7 @@ def rows(here: Candidates) -> list[Row]:
             partial(own.next, "many"),
             "one connection",
             partial(own.next, "one"),
+            limit=0.8,
             better=MORE,
             note="the server has receives and a task for each connection",
         ),
@@ -98,7 +104,7 @@ def software_rows(here: Candidates) -> list[Row]:
     """Return the rows of the software device, on this machine."""
     thousand = _Many(here, COUNT, lambda: here.ports("auto", True))
     start = cache(lambda: here.keep(default_server.serving(here.host, here.device, here.spin)))
-    many = _Many(here, MANY, start)
+    many = _Many(here, MANY, start, echoes_before=RECEIVES * MANY)
     in_c = _InC(here, polling=False).next
     name = f"software/connections/{COUNT}"
     return [
@@ -121,8 +127,23 @@ def software_rows(here: Candidates) -> list[Row]:
             better=MORE,
             note="C on both sides, sleeping on the completion channel",
         ),
+        _over_tcp(here, COUNT),
         *_rows_of_default_server(many),
+        _over_tcp(here, MANY),
     ]
+
+
+def _over_tcp(here: Candidates, connections: int) -> Row:
+    tcp = _OverTcp(here).next
+    return Row(
+        f"software/connections/{connections}/tcp",
+        "echoes per second",
+        partial(tcp, connections),
+        "one connection",
+        partial(tcp, 1),
+        better=MORE,
+        note="plain C over TCP, without RDMA: what the kernel makes of so many connections",
+    )
 
 
 def _rows_of_default_server(many: "_Many") -> list[Row]:
@@ -182,13 +203,51 @@ class _InC:
         return self._found[connections].pop(0)
 
 
-class _Many:
-    """Made once for all rounds of all rows."""
+class _OverTcp:
+    """The same in C over plain TCP: made once for all rounds."""
 
-    def __init__(self, here: Candidates, count: int, start: Callable[[], Ports]) -> None:
+    def __init__(self, here: Candidates) -> None:
+        self._here = here
+        self._found: dict[int, list[Reading]] = {}
+
+    def next(self, connections: int) -> Reading:
+        if connections not in self._found:
+            self._found[connections] = self._measured(connections)
+        return self._found[connections].pop(0)
+
+    def _measured(self, connections: int) -> list[Reading]:
+        here, place = self._here, [self._here.host, free_port()]
+        numbers = (SIZE, WINDOW, connections, round(here.seconds * 1000), here.rounds)
+        with _descriptors_for(connections):
+            printed = against_itself(
+                [str(compiled("tcp_echoes.c", "-std=gnu11"))],
+                ["ask", *place, *map(str, numbers)],
+                ["serve", *place],
+                more_seconds=here.rounds * here.seconds + connections * TCP_CONNECTION_SECONDS,
+            )
+        pairs = (map(int, line.split()) for line in printed.splitlines())
+        return [
+            Reading(count / nanoseconds * 1e9, extra={"count": count})
+            for count, nanoseconds in pairs
+        ]
+
+
+class _Many:
+    """Made once for all rounds of all rows. echoes_before: over all connections, before they are
+    measured."""
+
+    def __init__(
+        self,
+        here: Candidates,
+        count: int,
+        start: Callable[[], Ports],
+        *,
+        echoes_before: int | None = None,
+    ) -> None:
         self._here = here
         self._count = count
         self._start = start
+        self._echoes_before = count if echoes_before is None else echoes_before
         self._found: dict[str, list[Reading]] = {}
 
     def next(self, what: str) -> Reading:
@@ -245,7 +304,7 @@ class _Many:
             found: dict[str, list[Reading]] = {
                 each: [] for each in ("one", "many", "fds", "extra_fds", "memory", "server_memory")
             }
-            await _echoes(spread, 0.2, count)
+            extra["before"] = await _echoes(spread, 0.2, self._echoes_before)
             used_kib = (process_kib(ports.pid) - before_kib) / (count - 1)
             for _ in range(here.rounds):
                 found["one"].append(Reading(await _echoes(places, here.seconds)))

@@ -66,18 +66,31 @@ def rows(here: Candidates) -> list[Row]:
         Row(
             "software/messages/64",
             "us",
-            lambda: latency(here.rdma(Workload("messages", 64))),
+            partial(_messages, here, True),
             "asyncio TCP streams, round trip",
             lambda: latency(here.streams(work.size)),
+            limit=1.0,
         ),
         Row(
-            "software/messages/64/busy",
+            "software/messages/64/events",
             "us",
-            lambda: _while_busy(lambda: latency(here.rdma(Workload("messages", 64)))),
+            partial(_messages, here, False),
             "asyncio TCP streams, round trip",
-            lambda: _while_busy(lambda: latency(here.streams(work.size))),
+            lambda: latency(here.streams(work.size)),
             limit=1.0,
-            note=f"beside {BUSY_PROCESSES} processes that compute",
+            note="asyncio's own loop, as `asyncio.run` makes it",
+        ),
+        *(
+            Row(
+                f"software/messages/64/{name}",
+                "us",
+                partial(_while_busy, partial(_messages, here, polling)),
+                "asyncio TCP streams, round trip",
+                lambda: _while_busy(lambda: latency(here.streams(work.size))),
+                limit=1.0,
+                note=f"beside {BUSY_PROCESSES} processes that compute",
+            )
+            for name, polling in (("busy", True), ("events/busy", False))
         ),
         Row(
             "software/lag_beside_writers",
@@ -121,6 +134,10 @@ def rows(here: Candidates) -> list[Row]:
 
 def _echo(here: Candidates) -> Reading:
     return latency(here.rdma(Workload("echo", 64)))
+
+
+def _messages(here: Candidates, polling: bool) -> Reading:
+    return latency(here.rdma(Workload("messages", 64), polling=polling))
 
 
 def _while_busy(measure: Callable[[], Reading]) -> Reading:

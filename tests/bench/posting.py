@@ -41,32 +41,76 @@ Setup: TypeAlias = Callable[
 
 
 def rows(here: Candidates) -> list[Row]:
-    """Return a row for each kind of post."""
-    return [
-        Row(
-            f"native/{kind}/completed_await",
-            "us CPU",
-            partial(_measured, here, setup),
-            "1 us",
-            constant(1.0),
-            limit=1.0,
-            note="post and await, on a device that takes no time",
+    """Return two rows for each kind of post: its time, and its ratio to the plain WRITE's."""
+    found = []
+    for kind, setup in KINDS.items():
+        pair = _Pair(here, setup)
+        found.append(
+            Row(
+                f"native/{kind}/completed_await",
+                "us CPU",
+                partial(pair.next, "kind"),
+                "1 us",
+                constant(1.0),
+                limit=1.0,
+                note="post and await, on a device that takes no time",
+            )
         )
-        for kind, setup in KINDS.items()
-    ]
+        found.append(
+            Row(
+                f"native/{kind}/beside_write",
+                "us CPU",
+                partial(pair.next, "kind again"),
+                "a plain WRITE",
+                partial(pair.next, "write"),
+                limit=1.3,
+                note="the same measurements, each between two of a plain WRITE",
+            )
+        )
+    return found
 
 
-def _measured(here: Candidates, setup: Setup) -> Reading:
-    prepare()
-    return run(partial(_main, here, setup))
+class _Pair:
+    """A kind and the plain WRITE in turn: measured once for both rows. The WRITE's time is the mean
+    of the measurements before and after the kind's, because a processor's speed drifts."""
+
+    def __init__(self, here: Candidates, setup: Setup) -> None:
+        self._here = here
+        self._setup = setup
+        self._found: dict[str, list[Reading]] = {}
+
+    def next(self, what: str) -> Reading:
+        """Return the next round's reading."""
+        if not self._found:
+            kinds, writes = [], []
+            before = self._measured(PLAIN_WRITE)
+            for _ in range(self._here.rounds):
+                kinds.append(self._measured(self._setup))
+                after = self._measured(PLAIN_WRITE)
+                writes.append(_mean(before, after))
+                before = after
+            self._found = {"kind": kinds, "kind again": [*kinds], "write": writes}
+        return self._found[what].pop(0)
+
+    def _measured(self, setup: Setup) -> Reading:
+        prepare()
+        return run(partial(_main, self._here, setup))
+
+
+def _mean(first: Reading, second: Reading) -> Reading:
+    assert first.value is not None
+    assert second.value is not None
+    extra = {"before": first.value, "after": second.value}
+    return Reading((first.value + second.value) / 2, extra=extra)
 
 
 async def _main(here: Candidates, setup: Setup) -> Reading:
+    seconds = here.seconds / 4  # some hundred thousand posts
     async with setup(here) as (endpoint, window):
         with instant(endpoint):
-            await _windows(window, here.seconds / 10)
+            await _windows(window, seconds / 10)
             cpu = time.process_time()
-            count = await _windows(window, here.seconds)
+            count = await _windows(window, seconds)
             cpu = time.process_time() - cpu
             await anyio.sleep(0.01)  # what completed after the last await is delivered
     return Reading(cpu / count * 1e6, extra={"count": count})
@@ -135,6 +179,21 @@ def _number(remote: RemoteMemory) -> RemoteMemory:
 
 # Each of these makes its calls as a program does: a functools.partial with keywords would cost as
 # much as the call.
+
+
+def _write(c: Connection, remote: RemoteMemory) -> Window:
+    post, local = c.post_write, _local(c)
+    return lambda: [post(local, remote) for _ in range(WINDOW)]
+
+
+def _read(c: Connection, remote: RemoteMemory) -> Window:
+    post, local = c.post_read, _local(c)
+    return lambda: [post(remote, local) for _ in range(WINDOW)]
+
+
+def _write_inline(c: Connection, remote: RemoteMemory) -> Window:
+    post, data, place = c.post_write, b"x" * 32, remote[:32]
+    return lambda: [post(data, place) for _ in range(WINDOW)]
 
 
 def _write_keywords(c: Connection, remote: RemoteMemory) -> Window:
@@ -207,6 +266,12 @@ def _send_plain(c: Connection, remote: RemoteMemory) -> Window:
     return lambda: [post(data) for _ in range(WINDOW)]
 
 
+def _write_plain(c: Connection, remote: RemoteMemory) -> Window:
+    post, data = c.post_write, b"x" * PLAIN
+    place = RemoteMemory(remote.address, PLAIN, remote.rkey)  # nothing is written to it
+    return lambda: [post(data, place) for _ in range(WINDOW)]
+
+
 def _sendv2_plain(c: Connection, remote: RemoteMemory) -> Window:
     post, parts = c.post_sendv, [b"x" * 4, b"y" * PLAIN]
     return lambda: [post(parts) for _ in range(WINDOW)]
@@ -242,6 +307,45 @@ def _recv(c: Connection, remote: RemoteMemory) -> Window:
 def _recvv2(c: Connection, remote: RemoteMemory) -> Window:
     post, parts = c.post_recvv, _parts(c, 2)
     return lambda: [post(parts) for _ in range(WINDOW)]
+
+
+# -- messages -------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _messages(
+    here: Candidates, receive: Callable[[Connection], Callable[[], Awaitable[object]]]
+) -> AsyncIterator[tuple[Connection, Window]]:
+    async with await connect(
+        here.host,
+        here.ports("auto", True).rdma,
+        device=here.device,
+        private_data=Workload("messages", SIZE, WINDOW).pack(),
+        receive_buffers=2 * WINDOW,
+        receive_size=SIZE,
+    ) as connection:
+        # Each block that is posted again completes at once, so these messages never run out.
+        for _ in range(WINDOW):
+            await connection.send(bytes(SIZE))
+        take = receive(connection)
+        await take()
+        yield connection, lambda: [take() for _ in range(WINDOW)]
+
+
+def _receive(c: Connection) -> Callable[[], Awaitable[object]]:
+    return c.receive
+
+
+def _receive_message(c: Connection) -> Callable[[], Awaitable[object]]:
+    return c.receive_message
+
+
+def _receive_view(c: Connection) -> Callable[[], Awaitable[object]]:
+    async def view() -> None:
+        async with c.receive_view():
+            pass
+
+    return view
 
 
 # -- other endpoints ------------------------------------------------------------------------------
@@ -287,7 +391,7 @@ async def _shared_receives(
 
 @asynccontextmanager
 async def _datagrams(
-    here: Candidates, parts: int, is_receive: bool
+    here: Candidates, parts: int, is_receive: bool, is_plain: bool = False
 ) -> AsyncIterator[tuple[Datagram, Window]]:
     options: Any = {
         "device": here.device,
@@ -303,7 +407,10 @@ async def _datagrams(
         else:
             assert datagram.local_address is not None
             peer = await datagram.resolve(*datagram.local_address[:2])
-            if parts > 1:
+            if is_plain:
+                plain, data = datagram.post_ud_send, b"x" * PLAIN
+                yield datagram, lambda: [plain(data, peer) for _ in range(WINDOW)]
+            elif parts > 1:
                 sendv, given = datagram.post_ud_sendv, _parts(datagram, parts)
                 yield datagram, lambda: [sendv(given, peer) for _ in range(WINDOW)]
             else:
@@ -354,7 +461,10 @@ async def _datagram_replies(here: Candidates) -> AsyncIterator[tuple[Datagram, W
         yield datagram, lambda: [post(local, message.source) for message in given]
 
 
+PLAIN_WRITE: Setup = _kind(_write)
+
 KINDS: dict[str, Setup] = {
+    "read": _kind(_read),
     "write_keywords": _kind(_write_keywords),
     "write_immediate": _kind(_write_immediate),
     "send": _kind(_send),
@@ -368,7 +478,9 @@ KINDS: dict[str, Setup] = {
     "sendv2": _kind(_sendv2),
     "sendv2_inline": _kind(_sendv2_inline),
     "send_inline": _kind(_send_inline),
+    "write_inline": _kind(_write_inline),
     "send_plain": _kind(_send_plain),
+    "write_plain": _kind(_write_plain),
     "sendv2_plain": _kind(_sendv2_plain),
     "compare_swap": _kind(_compare_swap),
     "fetch_add": _kind(_fetch_add),
@@ -380,8 +492,12 @@ KINDS: dict[str, Setup] = {
     "srq_recv2": partial(_shared_receives, parts=2),
     "ud_send": partial(_datagrams, parts=1, is_receive=False),
     "ud_sendv2": partial(_datagrams, parts=2, is_receive=False),
+    "ud_send_plain": partial(_datagrams, parts=1, is_receive=False, is_plain=True),
     "ud_recv": partial(_datagrams, parts=1, is_receive=True),
     "ud_receive": _datagram_receive,
     "ud_reply": _datagram_replies,
     "bind_invalidate": _windows_of_memory,
+    "receive": partial(_messages, receive=_receive),
+    "receive_message": partial(_messages, receive=_receive_message),
+    "receive_view": partial(_messages, receive=_receive_view),
 }

@@ -4,7 +4,7 @@
  *
  *   same_work DEVICE serve ADDRESS PORT POLLING                serves one client's connections
  *   same_work DEVICE ask ADDRESS PORT POLLING OPERATION SIZE DEPTH CONNECTIONS MILLISECONDS ROUNDS
- *             FUNCTIONS
+ *             FUNCTIONS RECEIVES
  *       prints for each round: operations, nanoseconds in all, and, with a depth of 1, the medians
  *       of their times and of what posting took of it
  *
@@ -13,7 +13,8 @@
  *
  * DEVICE: software or rdma-core. POLLING: 1, poll for ever; 0, sleep on the completion channel.
  * OPERATION: echo, send, read or write. Every request is signaled. DEPTH operations are in flight,
- * over all connections in turn.
+ * over all connections in turn. RECEIVES: of the server for each connection's sends, each into
+ * memory of its own.
  */
 #include "provider.h"
 
@@ -28,14 +29,14 @@
 #include <time.h>
 
 enum { ECHO, SEND, READ, WRITE, OPERATIONS };
-enum { RECEIVES = 512, BATCH = 32, SAMPLES = 1 << 20, RESOURCES = 16, STOP = 1, TIMEOUT_MS = 5000 };
+enum { BATCH = 32, SAMPLES = 1 << 20, RESOURCES = 16, STOP = 1, TIMEOUT_MS = 5000 };
 enum { FUNCTIONS = 4096, APART = 64 };
 
 static const char *const names[OPERATIONS] = {"echo", "send", "read", "write"};
 
 /* What a client asks for: the private data of its connections. */
 struct work {
-    uint32_t operation, size, depth, connections;
+    uint32_t operation, size, depth, connections, receives;
 };
 
 /* Where a server may be read and written: the private data of its answer. */
@@ -170,7 +171,7 @@ static uint32_t receives_of_each(void)
 
     if (here.work.operation == ECHO)
         return here.is_server ? 2 * depth + 1 : depth;
-    return here.is_server && here.work.operation == SEND ? RECEIVES : 1;
+    return here.is_server && here.work.operation == SEND ? here.work.receives : 1;
 }
 
 static uint32_t sends_of_each(void)
@@ -472,7 +473,7 @@ int main(int count, char **words)
         serve(&address);
         return 0;
     }
-    if (count != 13)
+    if (count != 14)
         return 2;
     while (here.work.operation < OPERATIONS && strcmp(names[here.work.operation], words[6]))
         here.work.operation++;
@@ -480,10 +481,11 @@ int main(int count, char **words)
     here.work.depth = (uint32_t)atoi(words[8]);
     here.work.connections = (uint32_t)atoi(words[9]);
     int between = atoi(words[12]);
+    here.work.receives = (uint32_t)atoi(words[13]);
     if (between < 0 || between > FUNCTIONS)
         return 2;
     if (here.work.operation == OPERATIONS || here.work.size <= STOP || !here.work.depth ||
-        !here.work.connections)
+        !here.work.connections || !here.work.receives)
         return 2;
     if (here.work.connections > 1 && here.work.connections < 2 * here.work.depth)
         return 2;

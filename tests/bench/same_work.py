@@ -10,6 +10,7 @@ from .compiling import NATIVE, compiled
 from .perftest import against_itself, free_port
 from .rows import Reading
 
+RECEIVES = 512
 CONNECTION_SECONDS = 0.2
 """That making a connection may take, at most: a guest makes tens of them in a second."""
 
@@ -37,6 +38,7 @@ def rounds_of(
     connections: int = 1,
     rounds: int = 1,
     functions: int = 0,
+    receives: int = RECEIVES,
 ) -> list[Reading]:
     """Measure in one pair of processes; return the rounds' medians of the time of an operation in
     microseconds, or with a depth above 1 the operations per second.
@@ -50,10 +52,12 @@ def rounds_of(
         connections: the operations go over all of them in turn.
         rounds: how many.
         functions: with a depth of 1, called between two operations, each at its own address.
+        receives: of the server, for sends, each into memory of its own.
     """
     program = [str(compile_same_work()), "software" if device == "software" else "rdma-core"]
     place = [host, free_port(), str(int(polling))]
-    numbers = (work.size, work.depth, connections, round(seconds * 1000), rounds, functions)
+    milliseconds = round(seconds * 1000)
+    numbers = (work.size, work.depth, connections, milliseconds, rounds, functions, receives)
     printed = against_itself(
         program,
         ["ask", *place, work.operation, *map(str, numbers)],
@@ -63,9 +67,16 @@ def rounds_of(
     return [_reading(work, [*map(int, line.split())]) for line in printed.splitlines()]
 
 
-def measured(host: str, device: str, work: Workload, seconds: float, polling: bool) -> Reading:
+def measured(
+    host: str,
+    device: str,
+    work: Workload,
+    seconds: float,
+    polling: bool,
+    receives: int = RECEIVES,
+) -> Reading:
     """Measure once."""
-    (reading,) = rounds_of(host, device, work, seconds, polling=polling)
+    (reading,) = rounds_of(host, device, work, seconds, polling=polling, receives=receives)
     return reading
 
 

@@ -41,7 +41,6 @@ def rows(here: Candidates) -> list[Row]:
         *(_echo_by_asyncio(at, "software", size) for size in ECHO_SIZES),
         *(_writes(at, "software", size, limit=0.7) for size in WRITE_SIZES),
         *(_writes_by_asyncio(at, "software", size) for size in WRITE_SIZES),
-        _tcp_beside_stream(at),
     ]
 
 
@@ -49,9 +48,11 @@ def rxe_rows(here: Candidates) -> list[Row]:
     """Return those of the virtual machine: round trips beside TCP, and bandwidth beside C."""
     at = _Peers(here)
     return [
-        _echo(at, "rxe", 64, limit=0.7),
-        _echo_by_asyncio(at, "rxe", 64),
+        *(_echo(at, "rxe", size, limit=0.7) for size in ECHO_SIZES),
+        *(_echo_by_asyncio(at, "rxe", size) for size in ECHO_SIZES),
+        *(_echo_beside_rstream(at, size) for size in ECHO_SIZES),
         *(_beside_rstream(at, size) for size in WRITE_SIZES),
+        *(_writes(at, "rxe", size, limit=None) for size in WRITE_SIZES),
     ]
 
 
@@ -135,8 +136,9 @@ async def _timed(exchange: Exchange, seconds: float, size: int) -> Measurement:
     return meter.result()
 
 
-def _tcp_beside_stream(at: _Peers) -> Row:
-    """What `software/echo/64/beside_stream` is for asyncio's TCP streams."""
+def tcp_beside_stream(here: Candidates) -> Row:
+    """Return what `software/echo/64/beside_stream` is for asyncio's TCP streams."""
+    at = _Peers(here)
 
     def slowest() -> Reading:
         found = _run_tcp(at, _echo_asyncio, 64)
@@ -163,7 +165,7 @@ def _tcp_beside_stream(at: _Peers) -> Row:
 
 def _writes(at: _Peers, where: str, size: int, limit: float | None) -> Row:
     return Row(
-        f"{where}/stream/write/{size}",
+        f"{where}/stream/write/{size}" + ("" if where == "software" else "/beside_tcp"),
         "MB/s",
         lambda: bandwidth(_run(at, _write_byte_stream, size)),
         "asyncio TCP streams",
@@ -251,15 +253,36 @@ def _beside_rstream(at: _Peers, size: int) -> Row:
     )
 
 
+RSTREAM_ECHOES = 1000
+
+
+def _echo_beside_rstream(at: _Peers, size: int) -> Row:
+    return Row(
+        f"rxe/stream/echo/{size}/beside_rstream",
+        "us",
+        lambda: latency(_run(at, _echo_byte_stream, size)),
+        "C's rstream",
+        partial(_rstream_round_trip, at.here.host, size),
+    )
+
+
+def _rstream_round_trip(host: str, size: int) -> Reading:
+    found = _rstream_fields(host, size, 1, RSTREAM_ECHOES)
+    return Reading(2 * float(found[-1]), extra={"printed": " ".join(found)})
+
+
 def _rstream(host: str, size: int) -> Reading:
     """Return the bandwidth that rstream prints: both sides send in turn."""
     count = 8
-    rounds = max(1, RSTREAM_BYTES // size // count)
+    found = _rstream_fields(host, size, count, max(1, RSTREAM_BYTES // size // count))
+    return Reading(float(found[-2]) * 1e9 / 8 / MEGABYTE, extra={"printed": " ".join(found)})
+
+
+def _rstream_fields(host: str, size: int, count: int, rounds: int) -> list[str]:
+    """Return what rstream prints: name, bytes, transfers, iterations, total, seconds, Gb/s, and the
+    us for a transfer, of which there are as many in each direction."""
     words = ["-p", free_port(), "-S", str(size), "-C", str(count), "-I", str(rounds)]
-    printed = against_itself(["rstream"], ["-s", host, *words], words)
-    # name, bytes, transfers, iterations, total, seconds, Gb/s, us for a transfer
-    fields = printed.split()
-    return Reading(float(fields[-2]) * 1e9 / 8 / MEGABYTE, extra={"printed": printed.strip()})
+    return against_itself(["rstream"], ["-s", host, *words], words).split()
 
 
 # -- where they run -------------------------------------------------------------------------------

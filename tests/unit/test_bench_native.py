@@ -41,10 +41,16 @@ def test_the_rows_of_this_machine_are_measured(tmp_path: Path) -> None:
         "software/echo/64/beside_protocol",
         "software/echo/64/beside_uvloop_streams",
         "software/messages/64",
+        "software/messages/64/events",
         "software/messages/64/busy",
+        "software/messages/64/events/busy",
         "software/lag_beside_writers",
         "native/completed_await",
-        *(f"native/{kind}/completed_await" for kind in posting.KINDS),
+        *(
+            f"native/{kind}/{row}"
+            for kind in posting.KINDS
+            for row in ("completed_await", "beside_write")
+        ),
         "native/post_beside_busy_thread",
     ]
 
@@ -60,6 +66,7 @@ def test_the_rows_beside_c_are_measured(tmp_path: Path) -> None:
         "software/send/64/window64",
         "software/messages/64/beside_posts",
         "software/views/65536",
+        "software/views/65536/in_c",
         "software/write/64/post_in_c",
     ]
 
@@ -74,6 +81,7 @@ def test_rows_beside_plain_tcp_are_measured(tmp_path: Path) -> None:
         "software/write/1048576/two_connections",
         "software/echo/64/beside_stream",
         "software/echo/64/events/beside_stream",
+        "software/echo/64/beside_stream/tcp",
     ]
 
 
