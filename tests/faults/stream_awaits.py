@@ -46,8 +46,9 @@ async def until_eof(stream: Stream) -> bytes:
 
 
 async def read_until_eof(stream: Stream) -> None:
-    """Serve a stream, as a handler."""
-    await until_eof(stream)
+    """Serve a stream, as a handler. A cancelled peer may disconnect without the end of its data."""
+    with suppress(ConnectionError):
+        await until_eof(stream)
 
 
 # -- streams --------------------------------------------------------------------------------------
