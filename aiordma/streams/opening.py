@@ -12,8 +12,9 @@ from anyio.abc import SocketAttribute, TaskGroup
 from aiordma._base.arguments import seconds, seconds_within, whole_number
 from aiordma._base.errors import (
     ClosedError,
-    DeviceRemovedError,
-    RdmaConnectionError,
+    EventLoopError,
+    ForkError,
+    RdmaError,
     VerbsCallError,
     cause_text,
 )
@@ -246,6 +247,7 @@ class StreamListener(AnyListener[Stream]):
         Raises:
             as `Listener.accept`.
             StreamProtocolError: a peer does not use rsockets; call again for the next one.
+            WorkCompletionError: a peer violated the handshake; call again for the next one.
 
         Cancellation: as `Listener.accept`.
         """
@@ -256,17 +258,22 @@ class StreamListener(AnyListener[Stream]):
 
         Raises:
             ClosedError, DeviceRemovedError: no further peer can be accepted.
+            EventLoopError, ForkError: called outside of its event loop, or in a forked child.
         """
         while True:
             try:
                 return await self._accept()
-            except (ClosedError, DeviceRemovedError):
+            except (EventLoopError, ForkError):
                 raise
-            except RdmaConnectionError as error:
-                logger.info("a stream was not accepted: %s", cause_text(error))
-            except VerbsCallError as error:
-                logger.warning("a stream was not accepted: %s", cause_text(error))
-                await anyio.sleep(RETRY_SECONDS)
+            except Exception as error:
+                # A handshake can fail with these errors, too. Then others can be accepted.
+                if isinstance(error, RdmaError) and self._listener._has_ended:
+                    raise
+                is_peers = isinstance(error, ConnectionError)
+                level = logging.INFO if is_peers else logging.WARNING
+                logger.log(level, "a stream was not accepted: %s", cause_text(error))
+                if isinstance(error, VerbsCallError):
+                    await anyio.sleep(RETRY_SECONDS)
 
     async def _accept(self) -> tuple[Connection, Rsocket]:
         connection = await self._listener.accept()

@@ -1,4 +1,5 @@
-"""A peer that asks for a connection and, once accepted, sends nothing until the test says so."""
+"""A peer that asks for a connection and, once accepted, sends nothing until the test says so, or
+breaks the rules."""
 
 import socket
 from abc import ABC, abstractmethod
@@ -8,13 +9,20 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 import anyio
 from anyio import to_thread
 
-from aiordma import CmEventType, ConnectionParameters, EventChannel, QueuePairState
+from aiordma import (
+    CmEventType,
+    ConnectionParameters,
+    EventChannel,
+    QueuePairState,
+    RemoteMemory,
+    WorkRequestOpcode,
+)
 from aiordma._base.provider import SOFTWARE
 from tests.device.identifiers import expect, next_event, resolved
 from tests.device.test_own_queue_pairs import End
 from tests.devices import ADDRESS, DEVICE
 from tests.unit.mpa_peer import LOWER, UPPER, Frame
-from tests.unit.stream_peer import tagged
+from tests.unit.stream_peer import SEND, tagged, untagged
 
 WRITE = 0
 SECONDS = 60
@@ -30,12 +38,24 @@ class SilentPeer(ABC):
         """Finish the handshake, and return the private data that it was accepted with."""
         return await to_thread.run_sync(self._finish)
 
+    async def misbehave(self, message: str) -> None:
+        """Send a message once accepted, without finishing the handshake.
+
+        Args:
+            message: "long": a SEND of 64 bytes; "write": a WRITE to memory that nobody has
+                registered.
+        """
+        await to_thread.run_sync(self._misbehave, message)
+
     async def ended(self) -> None:
         """Return once the other side has ended the handshake, or the connection."""
         await to_thread.run_sync(self._await_end)
 
     @abstractmethod
     def _finish(self) -> bytes: ...
+
+    @abstractmethod
+    def _misbehave(self, message: str) -> None: ...
 
     @abstractmethod
     def _await_end(self) -> None: ...
@@ -54,6 +74,11 @@ class _PlainPeer(SilentPeer):
         assert reply.is_reply
         self._socket.sendall(tagged(WRITE, 0, 0))
         return reply.private_data
+
+    def _misbehave(self, message: str) -> None:
+        assert Frame.receive(self._socket).is_reply
+        frames = {"long": untagged(SEND, 0, 1, bytes(64)), "write": tagged(WRITE, 0xBAD, 0, b"x")}
+        self._socket.sendall(frames[message])
 
     def _await_end(self) -> None:
         with suppress(ConnectionResetError):
@@ -78,6 +103,17 @@ class _VerbsPeer(SilentPeer):
         self._end.move(self._identifier, _S.RTR, _S.RTS)
         self._identifier.establish()
         return data
+
+    def _misbehave(self, message: str) -> None:
+        expect(self._channel, CmEventType.CONNECT_RESPONSE)
+        self._end.move(self._identifier, _S.RTR, _S.RTS)
+        if message == "long":
+            self._end.pair.post_send(1, [self._end.memory[:]])
+        else:
+            nowhere = RemoteMemory(0x10000, 1, 0xBAD)
+            self._end.pair.post_send(
+                1, [self._end.memory[:1]], opcode=WorkRequestOpcode.RDMA_WRITE, remote=nowhere
+            )
 
     def _await_end(self) -> None:
         while next_event(self._channel).type not in _ENDS:

@@ -6,8 +6,13 @@ import gc
 import os
 import struct
 import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from typing import Any
 
 import anyio
@@ -206,6 +211,48 @@ async def test_unfinished_handshakes_end_and_delay_no_other(device: DeviceUnderT
             with anyio.fail_after(PATIENCE):
                 while descriptors() > before + len(silent):
                     await anyio.sleep(0.01)
+
+
+class Echo(asyncio.Protocol):
+    """Sends back what it receives."""
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data)
+
+
+@asynccontextmanager
+async def serving_protocols(device: DeviceUnderTest) -> AsyncIterator[Victim]:
+    """Yield the listener of an asyncio server."""
+    server = await create_server(Echo, ADDRESS, 0, queue_depth=CREDITS, buffer_size=RING)
+    try:
+        yield Victim(server._listeners[0], device)
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+@pytest.mark.capability("slow_handshakes")
+@pytest.mark.parametrize("message", ["long", "write"])
+@pytest.mark.parametrize("serves", [serving, serving_protocols])
+@one_loop
+async def test_a_message_in_place_of_the_handshakes_end_stops_no_server(
+    serves: Callable[[DeviceUnderTest], AbstractAsyncContextManager[Victim]],
+    message: str,
+    device: DeviceUnderTest,
+) -> None:
+    """The device then ends the connection with an error of its own, which is no error of the
+    connection manager."""
+    lent = RemoteMemory(0x1000, 2 * GRANT_BYTES, 1)
+    hello = Hello(CREDITS, lent, lent, takes_immediate=device.driver != "rxe").pack()
+    async with serves(device) as victim:
+        async with silent_peer(victim.listener.port, hello) as peer:
+            await peer.misbehave(message)
+            with anyio.fail_after(PATIENCE):
+                await peer.ended()
+        await victim.serves()
 
 
 def descriptors() -> int:

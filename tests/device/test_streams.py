@@ -378,7 +378,8 @@ async def test_wrong_arguments_are_refused_and_nothing_is_lost() -> None:
 @one_loop
 async def test_serving_ends_when_the_device_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def removed(*_: object) -> None:
-        raise aiordma.DeviceRemovedError("the device was removed")
+        listener._listener._failure = aiordma.DeviceRemovedError("the device was removed")
+        raise listener._listener._failure
 
     async with listen_stream(ADDRESS) as listener:
         monkeypatch.setattr(listener._listener, "accept", removed)
@@ -394,20 +395,33 @@ async def test_serving_goes_on_after_a_shortage(
     errors: list[Exception] = [
         aiordma.VerbsCallError(errno.EMFILE, "rdma_create_id"),
         aiordma.DisconnectedError("a peer withdrew"),
-        aiordma.ClosedError("closed"),
+        aiordma.ClosedError("a handshake was given up"),
+        aiordma.DeviceRemovedError("the device of a handshake was removed"),
+        ValueError("queue_depth exceeds a limit of the peer's device"),
     ]
+    expected = [str(error) for error in errors]
+    accept = aiordma.Listener.accept
 
-    async def failing(*_: object) -> None:
-        raise errors.pop(0)
+    async def failing(*_: object) -> aiordma.Connection:
+        if errors:
+            raise errors.pop(0)
+        await listener.aclose()
+        return await accept(listener._listener)
 
     monkeypatch.setattr("aiordma.streams.opening.RETRY_SECONDS", 0.01)
     async with listen_stream(ADDRESS) as listener:
         monkeypatch.setattr(listener._listener, "accept", failing)
         with caplog.at_level("INFO", "aiordma"):
             await listener.serve(Stream.aclose)
-    first, second = caplog.messages
-    assert "rdma_create_id" in first
-    assert "a peer withdrew" in second
+    assert [record.levelname for record in caplog.records] == [
+        "WARNING",
+        "INFO",
+        "WARNING",
+        "INFO",
+        "WARNING",
+    ]
+    for text, said in zip(expected, caplog.messages, strict=True):
+        assert text in said
 
 
 # -- peers that are no rsockets -------------------------------------------------------------------
