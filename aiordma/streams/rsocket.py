@@ -57,7 +57,6 @@ class Rsocket:
         self._credits = connection.options.max_recv_wr
         self._memory = Memory(connection, ring_bytes)
         self._error: Exception | None = None
-        self._drained: Once | None = None
         self.path: StreamPath = make_path(connection, self._memory, self._is_iwarp)
         self.path.owner = self
         self.path.post_receives()
@@ -176,11 +175,17 @@ class Rsocket:
 
         Cancellation: has no effect on the stream.
         """
-        path = self.path
-        while not path.is_drained and not self._endpoint.life.has_ended and self._error is None:
-            self._drained = Once(self._endpoint.loop)
-            path.on_drained = uninterrupted(self._drained.set)
-            await self._drained.wait()
+        drained = Once(self._endpoint.loop)
+        if self.notify_drained(uninterrupted(drained.set)):
+            await drained.wait()
+
+    def notify_drained(self, callback: Callable[[], object], /) -> bool:
+        """Call the callback, once or several times, when the peer's device has everything that was
+        written, or at the end. Return False, and do nothing, if that is so now."""
+        if self.path.is_drained or self._endpoint.life.has_ended or self._error is not None:
+            return False
+        self.path.on_drained = callback
+        return True
 
     # -- the end, by the path ---------------------------------------------------------------------
 

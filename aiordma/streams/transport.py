@@ -8,14 +8,13 @@ from asyncio.constants import _SendfileMode
 from asyncio.transports import _FlowControlMixin
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Protocol, cast
 
 from aiordma._base.arguments import Buffer
 from aiordma._base.errors import RdmaError
-from aiordma._base.interrupts import deferring, deferring_steps, uninterrupted
+from aiordma._base.interrupts import deferring, uninterrupted
 from aiordma._connection.connection import Connection
 from aiordma.streams.sockets import Readiness, StreamSocket
 from aiordma.verbs.memory import flat_view
@@ -71,7 +70,7 @@ class TransportChannel(Protocol):
 
     @property
     def close_timeout(self) -> float:
-        """How many seconds a close waits for `drained`."""
+        """How many seconds a close waits until the peer's device has everything."""
 
     def read_error(self) -> Exception | None:
         """Why nothing more can be read, once everything was read, or None."""
@@ -82,8 +81,9 @@ class TransportChannel(Protocol):
     def write(self, data: bytes | memoryview, /) -> int:
         """Copy and post as much as there is room for; returns the number of bytes."""
 
-    async def drained(self) -> None:
-        """Wait until the peer's device has everything that was written, or until the end."""
+    def notify_drained(self, callback: Callable[[], object], /) -> bool:
+        """Call the callback, once or several times, when the peer's device has everything that was
+        written, or at the end. Return False, and do nothing, if that is so now."""
 
 
 def _call_weakly(method: Callable[[], int]) -> Callable[[], int]:
@@ -138,10 +138,11 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         self._paused = False
         self._closing = False
         self._lost = False  # connection_lost was called, or will be
+        self._losing = False  # its call is scheduled
+        self._end_timer: asyncio.TimerHandle | None = None
         self._writes_after_loss = 0
         self._eof_written = self._eof_delivered = False
         self._scheduled = False
-        self._closed: asyncio.Task[None] | None = None
         self._context = copy_context()
         self.set_protocol(protocol)
         # Separate callbacks, as in asyncio: the loop reports an error of connection_made, and the
@@ -351,20 +352,17 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             self._backlog.popleft()
         self._watch_room()
         if self._backlog and (error := self._channel.write_error()) is not None:
-            if self._paused or self._eof_delivered:
+            if self._closing or self._paused or self._eof_delivered:
                 self._force_close(error)  # reading will not report it
                 return
             self._backlog.clear()  # nobody will read it
             self._backlog_bytes = 0
-            if self._closing:
-                self._finish(None)
-                return
         self._maybe_resume_protocol()  # it may write more, also while the transport is closing
         if not self._backlog:
             if self._eof_written:
                 self._path.close_write(False)
             if self._closing:
-                self._finish(None)
+                self._finish()
 
     def can_write_eof(self) -> bool:
         """True.
@@ -425,7 +423,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             return
         self._closing = True
         if not self._backlog:
-            self._finish(None)
+            self._finish()
 
     @deferring
     def abort(self) -> None:
@@ -445,43 +443,40 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
 
     def _force_close(self, error: BaseException | None) -> None:
         if self._lost:
+            self._lose_soon(error)  # a close may be waiting
             return
         self._backlog.clear()
         self._backlog_bytes = 0
         self._closing = self._lost = True
-        self._end(error, graceful=False)
+        self._lose_soon(error)
 
-    def _finish(self, error: Exception | None) -> None:
-        if not self._lost:
-            self._lost = True
-            self._path.close_write(True)
-            self._end(error, graceful=True)
+    def _finish(self) -> None:
+        """Call connection_lost as soon as the peer's device has everything. By callbacks only: a
+        task would be cancelled at the end of the loop, or by the program."""
+        if self._lost:
+            return
+        self._lost = True
+        self._path.close_write(True)
+        lose = uninterrupted(partial(self._lose_soon, None))
+        if self._channel.notify_drained(lose) and not self._losing:
+            self._end_timer = self._loop.call_later(self._channel.close_timeout, lose)
+        else:
+            lose()
 
-    def _end(self, error: BaseException | None, *, graceful: bool) -> None:
-        # In a copy, because the context itself may be the current one, which an eager task factory
-        # could not enter again.
-        self._closed = self._loop.create_task(
-            self._close(error, graceful=graceful), context=self._context.copy()
-        )
-
-    @deferring_steps
-    async def _close(self, error: BaseException | None, *, graceful: bool) -> None:
-        try:
-            if graceful:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self._channel.close_timeout):
-                        await self._channel.drained()
-            self._lose(error)
-        finally:
-            self._on_lost(self)
-            await self._connection.aclose()
+    def _lose_soon(self, error: BaseException | None) -> None:
+        if self._losing or self._loop.is_closed():
+            return
+        self._losing = True
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+        self._loop.call_soon(uninterrupted(partial(self._lose, error)), context=self._context)
 
     def _lose(self, error: BaseException | None) -> None:
         protocol = self._protocol
         # What refers to the protocol or to this object ends here, as in asyncio: the program's
         # objects are freed without a garbage collection.
         self._protocol = cast(Any, None)
-        self._readiness = None
+        self._readiness = self._end_timer = None
         self._path.on_readable = self._path.on_writable = None
         try:
             protocol.connection_lost(cast("Exception | None", error))
@@ -496,6 +491,9 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
                     "protocol": protocol,
                 }
             )
+        finally:
+            self._connection._endpoint.close()
+            self._on_lost(self)
 
     def __del__(self) -> None:
         if not getattr(self, "_closing", True):

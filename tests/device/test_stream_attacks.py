@@ -224,11 +224,21 @@ class Echo(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def serving_protocols(device: DeviceUnderTest) -> AsyncIterator[Victim]:
+async def serving_protocols(
+    device: DeviceUnderTest, kind: type[Echo] = Echo, **options: Any
+) -> AsyncIterator[Victim]:
     """Yield the listener of an asyncio server."""
-    server = await create_server(Echo, ADDRESS, 0, queue_depth=CREDITS, buffer_size=RING)
+    victim: Victim
+
+    def make() -> Echo:
+        victim.streams += 1
+        return kind()
+
+    options |= {"queue_depth": CREDITS, "buffer_size": RING}
+    server = await create_server(make, ADDRESS, 0, **options)
+    victim = Victim(server._listeners[0], device)
     try:
-        yield Victim(server._listeners[0], device)
+        yield victim
     finally:
         server.close()
         await server.wait_closed()
@@ -340,6 +350,31 @@ async def test_close_timeout_bounds_the_close_of_a_held_back_stream(
             while not took:
                 await anyio.sleep(0.01)
     assert close_timeout <= took[0] < CLOSE_TIMEOUT
+
+
+@pytest.mark.capability("rnr")
+@one_loop
+async def test_abort_ends_the_wait_of_a_close(device: DeviceUnderTest) -> None:
+    """Where the peer has posted no receive, its device does not take the end of the data."""
+    ended = asyncio.Event()
+
+    class Aborting(Echo):
+        def data_received(self, _data: bytes) -> None:
+            self.transport.close()
+            asyncio.get_running_loop().call_later(0.1, self.transport.abort)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            assert exc is None
+            ended.set()
+
+    async with (
+        serving_protocols(device, Aborting, close_timeout=1000) as victim,
+        victim.attacked(announced=0, receives=0) as attacker,
+    ):
+        attacker.data(b"x")
+        with anyio.fail_after(PATIENCE):
+            await ended.wait()
+        await attacker.is_cut_off()
 
 
 @contextmanager

@@ -23,43 +23,14 @@ import uvloop
 import aiordma
 from aiordma import streams
 from aiordma._base.provider import SOFTWARE
+from tests.device.transports import LOOPS, Main, Recorder, Run, echo, on_loop, two
 from tests.devices import ADDRESS, DEVICE
-
-LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
-    "asyncio": asyncio.new_event_loop,
-    "uvloop": uvloop.new_event_loop,
-    "polling": aiordma.new_event_loop,
-}
-
-Main = Callable[[], Coroutine[Any, Any, None]]
-Run = Callable[[Main], None]
 
 
 @pytest.fixture(params=LOOPS)
 def run(request: pytest.FixtureRequest) -> Run:
-    """Run a coroutine function on each of asyncio's loops; what it reports is an error."""
-
-    def on_loop(main: Main) -> None:
-        reported: list[dict[str, Any]] = []
-
-        async def reporting() -> None:
-            loop = asyncio.get_running_loop()
-            loop.set_exception_handler(lambda _, context: reported.append(context))
-            async with asyncio.timeout(60):
-                await main()
-
-        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
-            runner.run(reporting())
-        assert reported == []
-
-    return on_loop
-
-
-async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65536):
-        writer.write(data)
-        await writer.drain()
-    writer.close()
+    """Run a coroutine function on each of asyncio's loops."""
+    return partial(on_loop, LOOPS[request.param])
 
 
 @asynccontextmanager
@@ -163,77 +134,6 @@ def test_the_descriptor_is_readable_while_there_is_something_to_read(run: Run) -
 
 
 # -- protocols ------------------------------------------------------------------------------------
-
-
-class Recorder(asyncio.Protocol):
-    """Keeps what it is called with."""
-
-    def __init__(self) -> None:
-        self.data = b""
-        self.eof = False
-        self.error: Exception | None = None
-        self.paused = 0
-        self.lost = asyncio.Event()
-        self.made = asyncio.Event()
-        self.changed = asyncio.Event()
-        self.transport: Any = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
-        self.made.set()
-
-    def data_received(self, data: bytes) -> None:
-        self.data += data
-        self.changed.set()
-
-    def eof_received(self) -> None:
-        self.eof = True
-        self.changed.set()
-
-    def pause_writing(self) -> None:
-        self.paused += 1
-
-    def resume_writing(self) -> None:
-        self.paused -= 1
-        self.changed.set()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.error = exc
-        self.lost.set()
-        self.changed.set()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            self.changed.clear()
-            await self.changed.wait()
-
-
-@asynccontextmanager
-async def two(make: Callable[[], Any] = Recorder, **options: Any) -> AsyncIterator[tuple[Any, Any]]:
-    """Yield the protocols of both sides: (client, server)."""
-    servers: list[Any] = []
-
-    def accepted() -> Any:
-        servers.append(make())
-        return servers[-1]
-
-    server = await streams.create_server(accepted, ADDRESS, 0, **options)
-    host, port = server.sockets[0].getsockname()
-    _, client = await streams.create_connection(make, host, port, **options)
-    client.transport.write(b"?")  # on iWARP the side that connected sends first
-    while not servers:
-        await asyncio.sleep(0.001)
-    await servers[0].made.wait()
-    await servers[0].until(lambda: bool(servers[0].data))
-    servers[0].data = b""
-    try:
-        yield client, servers[0]
-    finally:
-        for each in (client, servers[0]):
-            each.transport.abort()
-            await each.lost.wait()
-        server.close()
-        await server.wait_closed()
 
 
 NAME: ContextVar[str] = ContextVar("NAME", default="neither")

@@ -54,7 +54,7 @@ class ValkeyChannel:
     """See the module. It is a TransportChannel and, as there is nothing else to do, its path.
 
     Attributes:
-        close_timeout: how many seconds a close waits for `drained`.
+        close_timeout: how many seconds a close waits until the server's device has everything.
         on_readable: called when data has arrived, and at the end; None: nobody waits for it.
         on_writable: called when there may be room to send again, and at the end; or None.
 
@@ -101,6 +101,7 @@ class ValkeyChannel:
         self._write_closed = False
         self._error: Exception | None = None
         self._waiters: list[asyncio.Future[None]] = []
+        self._on_drained: Callable[[], object] | None = None
         self._endpoint.life.on_end.append(self._ended)
         for block in self._blocks:
             self._post_receive(connection, block)
@@ -126,14 +127,17 @@ class ValkeyChannel:
         while self._peer is None:
             await self._changed()
 
-    async def drained(self) -> None:
-        """Wait until the server's device has everything that was written, or until the end.
+    def notify_drained(self, callback: Callable[[], object], /) -> bool:
+        """Call the callback, once or several times, when the server's device has everything that
+        was written, or at the end. Return False, and do nothing, if that is so now."""
+        if self._is_drained:
+            return False
+        self._on_drained = callback
+        return True
 
-        Cancellation: has no effect on the channel.
-        """
-        with suppress(RdmaError):
-            while self._in_flight or self._controls_in_flight:
-                await self._changed()
+    @property
+    def _is_drained(self) -> bool:
+        return self._is_over or not (self._in_flight or self._controls_in_flight)
 
     async def _changed(self) -> None:
         error = self.write_error()
@@ -148,6 +152,8 @@ class ValkeyChannel:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
+        if self._on_drained is not None and self._is_drained:
+            self._on_drained()
 
     # -- errors and the end -----------------------------------------------------------------------
 

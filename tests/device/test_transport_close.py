@@ -1,0 +1,123 @@
+"""How asyncio's transports over RDMA end: connection_lost is called once, whatever happens."""
+
+import asyncio
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
+
+import pytest
+
+from aiordma import streams
+from tests.device.transports import LOOPS, Recorder, Run, on_loop, two
+from tests.devices import ADDRESS
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Run:
+    """Run a coroutine function on each of asyncio's loops."""
+    return partial(on_loop, LOOPS[request.param])
+
+
+class Counts(Recorder):
+    """Counts the calls of connection_lost."""
+
+    calls = 0
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.calls += 1
+        super().connection_lost(exc)
+
+
+@pytest.mark.parametrize("backlog", [0, 500_000])
+@pytest.mark.parametrize("ending", ["close", "abort"])
+def test_connection_lost_is_called_at_the_end_of_the_loop(
+    run: Run, ending: str, backlog: int
+) -> None:
+    kept: list[Counts] = []
+
+    async def main() -> None:
+        server = await streams.create_server(Counts, ADDRESS, 0, buffer_size=8192)
+        address = server.sockets[0].getsockname()
+        transport, client = await streams.create_connection(Counts, *address, buffer_size=8192)
+        kept.append(client)
+        server.close()
+        transport.write(bytes(backlog))
+        getattr(transport, ending)()
+
+    run(main)
+    assert [each.calls for each in kept] == [1]
+
+
+def plain_factory(
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]
+) -> "asyncio.Task[Any]":
+    """A task factory of Python 3.10 and before, without `context`."""
+    return asyncio.Task(coroutine, loop=loop)
+
+
+@pytest.mark.parametrize("name", ["asyncio", "polling"])
+def test_a_task_factory_without_context_is_supported(name: str) -> None:
+    """(uvloop passes `context` to every factory.)"""
+
+    async def main() -> None:
+        factory: Any = plain_factory
+        asyncio.get_running_loop().set_task_factory(factory)
+        async with two(Counts) as (client, server):
+            client.transport.write(b"the last")
+            client.transport.close()
+            await client.lost.wait()
+            await server.lost.wait()
+            assert (client.error, server.data) == (None, b"the last")
+
+    on_loop(LOOPS[name], main)
+
+
+@pytest.mark.parametrize("first", ["close", "abort"])
+@pytest.mark.parametrize("second", ["close", "abort"])
+def test_connection_lost_is_called_once(run: Run, first: str, second: str) -> None:
+    async def main() -> None:
+        async with two(Counts) as (client, server):
+            for ending in (first, second):
+                getattr(client.transport, ending)()
+            await client.lost.wait()
+            await server.lost.wait()
+            client.transport.abort()
+            await asyncio.sleep(0.05)
+            assert (client.calls, server.calls) == (1, 1)
+            assert client.error is None
+
+    run(main)
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_the_end_of_the_connection_fails_a_close_with_a_backlog(run: Run, is_paused: bool) -> None:
+    """As in asyncio: not everything that was written was sent."""
+
+    async def main() -> None:
+        async with two(Counts, buffer_size=8192) as (client, server):
+            server.transport.pause_reading()
+            if is_paused:
+                client.transport.pause_reading()
+            client.transport.write(bytes(500_000))
+            client.transport.close()
+            await asyncio.sleep(0.05)
+            server.transport.abort()
+            await client.lost.wait()
+            assert isinstance(client.error, ConnectionError)
+            assert client.calls == 1
+
+    run(main)
+
+
+def test_the_end_of_the_peers_data_fails_a_close_with_a_backlog(run: Run) -> None:
+    async def main() -> None:
+        async with two(Counts, buffer_size=8192) as (client, server):
+            server.transport.pause_reading()
+            client.transport.write(bytes(500_000))
+            client.transport.close()
+            await asyncio.sleep(0.05)
+            server.transport.close()
+            await client.lost.wait()
+            assert isinstance(client.error, ConnectionError)
+
+    run(main)
