@@ -19,6 +19,9 @@ from aiordma.streams import Stream, StreamOptions, connect_stream
 
 __all__ = ("StreamBackend", "StreamTransport")
 
+LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=5.0)
+"""httpx's own defaults, for which it has no public name."""
+
 _READ = (
     (TimeoutError, httpcore.ReadTimeout),
     ((OSError, anyio.BrokenResourceError, anyio.ClosedResourceError), httpcore.ReadError),
@@ -161,6 +164,8 @@ class StreamTransport(httpx.AsyncHTTPTransport):
     Args:
         verify: as of httpx.AsyncHTTPTransport.
         http2: as of httpx.AsyncHTTPTransport.
+        limits: as of httpx.AsyncHTTPTransport. (httpx.AsyncClient ignores its own if it is given a
+            transport.)
         device, require, options: as of `aiordma.streams.connect_stream`.
     """
 
@@ -169,13 +174,17 @@ class StreamTransport(httpx.AsyncHTTPTransport):
         *,
         verify: ssl.SSLContext | bool = True,
         http2: bool = False,
+        limits: httpx.Limits = LIMITS,
         device: str = "auto",
         require: str | None = None,
         **options: Unpack[StreamOptions],
     ) -> None:
-        super().__init__(verify=verify, http2=http2)
+        # In place of the base class's constructor, which makes a pool of TCP connections.
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=httpx.create_ssl_context(verify=verify),
+            max_connections=limits.max_connections,
+            max_keepalive_connections=limits.max_keepalive_connections,
+            keepalive_expiry=limits.keepalive_expiry,
             http2=http2,
             network_backend=StreamBackend(device, require, **options),
         )
