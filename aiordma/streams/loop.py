@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Iterable
+from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from ipaddress import ip_address, ip_network
 from typing import Any, Unpack
@@ -18,6 +19,8 @@ __all__ = ("StreamEventLoop", "new_event_loop")
 
 VARIABLE = "AIORDMA_STREAM_HOSTS"
 
+_BY_TCP: ContextVar[bool] = ContextVar("aiordma: sockets are connected by TCP", default=False)
+
 
 class StreamEventLoop(PollingEventLoop):
     """The loop of `new_event_loop`. Sockets that the program passes, and hosts that the rule does
@@ -26,7 +29,7 @@ class StreamEventLoop(PollingEventLoop):
     def __init__(self, spin: float, hosts: Iterable[str], options: StreamOptions) -> None:
         super().__init__(spin)
         self._options = options
-        self._deferred: WeakKeyDictionary[socket.socket, tuple[str, int]] = WeakKeyDictionary()
+        self._deferred: WeakKeyDictionary[socket.socket, Any] = WeakKeyDictionary()
         self._hosts = tuple(each.strip() for each in hosts if each.strip())
 
     def uses_rdma(self, host: str | None) -> bool:
@@ -54,8 +57,12 @@ class StreamEventLoop(PollingEventLoop):
         deferred = self._deferred.pop(given, None) if given is not None else None
         if deferred is not None:
             del keywords["sock"]
+            local = _address(given.getsockname())
             given.close()
-            return await create_connection(protocol_factory, *deferred, **self._with(keywords))
+            if local[1]:  # the program has bound it
+                keywords["local_addr"] = local
+            remote = _address(deferred)
+            return await create_connection(protocol_factory, *remote, **self._with(keywords))
         if host is None or given is not None or not self.uses_rdma(host):
             default: Any = super().create_connection
             return await default(protocol_factory, host, port, **keywords)
@@ -66,9 +73,20 @@ class StreamEventLoop(PollingEventLoop):
 
     # -- sockets that a program connects before it passes them -------------------------------------
 
+    async def _connect_sock(self, *arguments: Any) -> Any:
+        # asyncio's own create_connection connects by this method, which calls sock_connect. The
+        # variable is not set when it calls the program.
+        token = _BY_TCP.set(True)
+        try:
+            default: Any = super()
+            return await default._connect_sock(*arguments)
+        finally:
+            _BY_TCP.reset(token)
+
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
-        """As asyncio's. If the rule names the host, the socket is not connected before it is used:
-        programs such as aiohttp pass it to `create_connection`, which connects a stream instead.
+        """As asyncio's. If the rule names the host, the socket is not connected before it is used
+        by this loop: programs such as aiohttp pass it to `create_connection`, which connects a
+        stream instead, from the address to which the socket is bound.
 
         Raises: as asyncio's.
 
@@ -78,8 +96,8 @@ class StreamEventLoop(PollingEventLoop):
             socket.AF_INET,
             socket.AF_INET6,
         )
-        if is_tcp and self.uses_rdma(address[0]):
-            self._deferred[sock] = address[:2]
+        if is_tcp and not _BY_TCP.get() and self.uses_rdma(address[0]):
+            self._deferred[sock] = address
         else:
             await super().sock_connect(sock, address)
 
@@ -150,6 +168,13 @@ class StreamEventLoop(PollingEventLoop):
             default: Any = super().create_server
             return await default(protocol_factory, host, port, **keywords)
         return await create_server(protocol_factory, host, port, **self._with(keywords))
+
+
+def _address(address: Any) -> tuple[str, int]:
+    """Return a socket's address as (host, port)."""
+    host, port, *rest = address
+    scope = rest[1] if len(rest) > 1 else 0
+    return f"{host}%{scope}" if scope and "%" not in host else host, port
 
 
 def _matches(host: str, pattern: str) -> bool:

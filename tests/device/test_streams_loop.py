@@ -1,0 +1,220 @@
+"""The event loop whose connections and servers use RDMA, on the device under test."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiordma import streams
+from tests.device.transports import Main, Recorder, echo
+from tests.devices import ADDRESS
+
+
+@pytest.fixture
+def file_of_a_megabyte(tmp_path: Path) -> Iterator[tuple[Any, bytes]]:
+    data = os.urandom(1_000_000)
+    (tmp_path / "data").write_bytes(data)
+    with open(tmp_path / "data", "rb") as file:
+        yield file, data
+
+
+@pytest.mark.parametrize(
+    ("hosts", "host", "expected"),
+    [
+        ("*", "192.0.2.1", True),
+        ("*", None, True),
+        ("192.0.2.0/24,node*", "192.0.2.7", True),
+        ("192.0.2.0/24,node*", "198.51.100.1", False),
+        ("192.0.2.0/24,node*", "Node7", True),
+        ("192.0.2.0/24,node*", None, False),
+        ("2001:db8::/32", "2001:db8::1%eth0", True),
+        ([], "192.0.2.1", False),
+    ],
+)
+def test_the_rule_names_hosts(hosts: Any, host: str | None, expected: bool) -> None:
+    loop = streams.new_event_loop(hosts=hosts)
+    assert loop.uses_rdma(host) is expected
+    loop.close()
+
+
+def on_stream_loop(main: Main, hosts: str | None = None) -> None:
+    with asyncio.Runner(loop_factory=partial(streams.new_event_loop, hosts=hosts)) as runner:
+        runner.run(main())
+
+
+def test_asyncios_own_functions_use_rdma() -> None:
+    async def main() -> None:
+        server = await asyncio.start_server(echo, ADDRESS, 0)
+        assert isinstance(server, streams.StreamServer)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        assert isinstance(writer.transport, streams.StreamTransport)
+        writer.write(b"hello")
+        assert await reader.readexactly(5) == b"hello"
+        writer.close()
+        await writer.wait_closed()
+        server.close()
+        await server.wait_closed()
+
+    on_stream_loop(main)
+
+
+@pytest.mark.parametrize("passed", [{}, {"close_timeout": 3.0}])
+def test_stream_options_of_the_loop_apply_to_all_streams(passed: dict[str, Any]) -> None:
+    made: list[Any] = []
+
+    async def keep(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        made.append(writer)
+
+    async def main() -> None:
+        server = await asyncio.start_server(keep, ADDRESS, 0, **passed)
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), **passed)
+        writer.write(b"?")
+        while not made:
+            await asyncio.sleep(0.001)
+        for each in (writer, *made):
+            assert each.transport._channel.close_timeout == passed.get("close_timeout", 2.0)
+            assert each.transport.get_extra_info("connection").options.keepalive == 30.0
+            each.close()
+        server.close()
+        await server.wait_closed()
+
+    factory = partial(streams.new_event_loop, close_timeout=2.0, keepalive=30.0)
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"close_timeout": -1}, r"^new_event_loop\(\): close_timeout=-1 "),
+        ({"keepalive": 0}, r"^new_event_loop\(\): keepalive=0 "),
+        ({"close_time": 1}, r"^new_event_loop\(\) has no parameter 'close_time': "),
+    ],
+)
+def test_wrong_stream_options_of_the_loop_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        streams.new_event_loop(**options)
+
+
+def test_other_hosts_use_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIORDMA_STREAM_HOSTS", "192.0.2.0/24")
+
+    async def main() -> None:
+        async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            assert not isinstance(writer.transport, streams.StreamTransport)
+            writer.write(b"hello")
+            assert await reader.readexactly(5) == b"hello"
+            writer.close()
+            await writer.wait_closed()
+
+    on_stream_loop(main)
+
+
+def test_a_socket_that_is_used_as_one_is_connected_as_one() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.socket() as listening, socket.socket() as client:
+            listening.bind(("127.0.0.1", 0))
+            listening.listen()
+            for each in (listening, client):
+                each.setblocking(False)
+            await loop.sock_connect(client, listening.getsockname())
+            async with asyncio.TaskGroup() as group:
+                accepting = group.create_task(loop.sock_accept(listening))
+                await loop.sock_sendall(client, b"hello")
+            accepted, _ = accepting.result()
+            with accepted:
+                assert await loop.sock_recv(accepted, 5) == b"hello"
+
+    on_stream_loop(main)
+
+
+def test_a_file_goes_through_a_socket_that_is_used_as_one(
+    file_of_a_megabyte: tuple[Any, bytes],
+) -> None:
+    file, data = file_of_a_megabyte
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.socket() as listening, socket.socket() as client:
+            listening.bind(("127.0.0.1", 0))
+            listening.listen()
+            for each in (listening, client):
+                each.setblocking(False)
+            async with asyncio.timeout(60):
+                await loop.sock_connect(client, listening.getsockname())
+                assert await loop.sock_sendfile(client, file, 0, 1000) == 1000
+                accepted, _ = await loop.sock_accept(listening)
+                with accepted:
+                    assert await loop.sock_recv(accepted, 1000) == data[:1000]
+
+    on_stream_loop(main)
+
+
+@pytest.mark.parametrize("hosts", ["127.0.0.0/8", "127.0.0.1"])
+def test_a_name_outside_the_rule_is_connected_by_tcp(hosts: str) -> None:
+    """asyncio's own create_connection calls sock_connect, with an address that the rule names."""
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            port = listening.getsockname()[1]
+            for local in (None, ("127.0.0.3", 0)):
+                _, writer = await asyncio.open_connection("localhost", port, local_addr=local)
+                assert writer.get_extra_info("peername") == ("127.0.0.1", port)
+                if local is not None:
+                    assert writer.get_extra_info("sockname")[0] == local[0]
+                writer.close()
+                await writer.wait_closed()
+
+    on_stream_loop(main, hosts)
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_a_socket_that_is_passed_becomes_a_stream_of_its_address(is_bound: bool) -> None:
+    """As aiohttp passes it."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        server = await asyncio.start_server(echo, ADDRESS, 0)
+        address = server.sockets[0].getsockname()
+        client = socket.socket()
+        client.setblocking(False)
+        port = 0
+        if is_bound:
+            client.bind((ADDRESS, 0))
+            port = client.getsockname()[1]
+        await loop.sock_connect(client, address)
+        transport, protocol = await loop.create_connection(Recorder, sock=client)
+        assert isinstance(transport, streams.StreamTransport)
+        assert client.fileno() == -1
+        host, found = transport.get_extra_info("sockname")
+        assert host == ADDRESS
+        assert not is_bound or found == port
+        transport.close()
+        await protocol.lost.wait()
+        server.close()
+        await server.wait_closed()
+
+    on_stream_loop(main)
+
+
+def test_a_bound_socket_that_is_used_as_one_keeps_its_address() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as client:
+            listening.setblocking(False)
+            client.setblocking(False)
+            client.bind(("127.0.0.5", 0))
+            await loop.sock_connect(client, listening.getsockname())
+            await loop.sock_sendall(client, b"hello")
+            accepted, address = await loop.sock_accept(listening)
+            with accepted:
+                assert address == client.getsockname()
+
+    on_stream_loop(main)
