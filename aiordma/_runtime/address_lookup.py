@@ -21,6 +21,7 @@ from aiordma.verbs import Device
 
 __all__ = (
     "ResolvedAddress",
+    "addresses_of",
     "checked_host",
     "checked_port",
     "devices",
@@ -299,35 +300,58 @@ async def numeric_address(host: str, family: int = socket.AF_UNSPEC) -> str:
     Raises:
         AddressError: the name does not resolve.
     """
-    try:
-        numeric = unpack_address(pack_address(host, 0))
-    except ValueError:
-        numeric = None  # a name, or invalid: the resolver decides
-    if numeric is not None and family in (socket.AF_UNSPEC, _family(numeric[0])):
-        return numeric[0]
+    return (await addresses_of(host, 0, family))[0][0]
+
+
+async def addresses_of(
+    host: str | None, port: int | str, family: int = socket.AF_UNSPEC, flags: int = 0
+) -> list[SocketAddress]:
+    """Resolve a name without blocking the loop, as `numeric_address` does, to all its addresses,
+    those of IPv4 first, as they are the usual GIDs of RoCE and soft-RoCE.
+
+    Args:
+        host: the name; None: as of getaddrinfo, with AI_PASSIVE every local address.
+        port: a number, or a name from /etc/services.
+        family: AF_INET or AF_INET6: only such addresses.
+        flags: of getaddrinfo.
+
+    Raises:
+        AddressError: the host or the port does not resolve.
+    """
+    if host is not None and isinstance(port, int):
+        try:
+            numeric = unpack_address(pack_address(host, port))
+        except ValueError:
+            numeric = None  # a name, or invalid: the resolver decides
+        if numeric is not None and family in (socket.AF_UNSPEC, _family(numeric[0])):
+            return [numeric]
     try:
         found = await _in_background(
-            lambda: socket.getaddrinfo(host, None, family, socket.SOCK_STREAM)
+            lambda: socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, flags)
         )
     except (OSError, UnicodeError) as error:
-        raise _unresolved(host, error) from error
-    # Prefer IPv4, the usual GIDs of RoCE and soft-RoCE; use IPv6 if there is no IPv4 address.
-    addresses = sorted((entry[4] for entry in found), key=lambda address: len(address))
-    address, scope = str(addresses[0][0]), addresses[0][3] if len(addresses[0]) == 4 else 0
-    return f"{address.partition('%')[0]}%{scope}" if scope else address
+        raise _unresolved(host, port, error) from error
+    addresses = sorted((entry[4] for entry in found), key=len)
+    return list(dict.fromkeys(_socket_address(address) for address in addresses))
 
 
-def _unresolved(host: str, error: Exception) -> AddressError:
+def _socket_address(found: Any) -> SocketAddress:
+    host, scope = str(found[0]), found[3] if len(found) == 4 else 0
+    return (f"{host.partition('%')[0]}%{scope}" if scope else host), found[1]
+
+
+def _unresolved(host: str | None, port: int | str, error: Exception) -> AddressError:
+    what = f"{host!r}, {port!r}" if isinstance(port, str) else f"{host!r}"
     # The resolver treats a file that it cannot open as a missing file.
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as shortage:
         why = descriptors_hint(shortage.errno or 0)
         if why is not None:
-            unresolved = AddressError(f"{host!r} does not resolve: {shortage.strerror}. {why}")
+            unresolved = AddressError(f"{what} does not resolve: {shortage.strerror}. {why}")
             unresolved.errno = shortage.errno
             return unresolved
-    return AddressError(f"{host!r} does not resolve: {error}")
+    return AddressError(f"{what} does not resolve: {error}")
 
 
 def _family(address: str) -> int:

@@ -44,7 +44,7 @@ class StreamEventLoop(PollingEventLoop):
         self,
         protocol_factory: Any,
         host: str | None = None,
-        port: int | None = None,
+        port: int | str | None = None,
         **keywords: Any,
     ) -> Any:
         """As asyncio's, over RDMA if the rule names the host.
@@ -155,7 +155,11 @@ class StreamEventLoop(PollingEventLoop):
         return await super().sock_sendfile(sock, file, offset, count, fallback=fallback)
 
     async def create_server(
-        self, protocol_factory: Any, host: Any = None, port: int | None = None, **keywords: Any
+        self,
+        protocol_factory: Any,
+        host: Any = None,
+        port: int | str | None = None,
+        **keywords: Any,
     ) -> Any:
         """As asyncio's, over RDMA if the rule names the host, or every one of several.
 

@@ -1,16 +1,27 @@
 """asyncio's functions for connections and servers, over RDMA, with the same arguments."""
 
 import asyncio
+import errno
 import logging
 import socket
 import ssl as tls
 from asyncio.sslproto import SSLProtocol
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar, cast
 
-from aiordma._base.errors import ClosedError, DeviceRemovedError, cause_text
+from aiordma._base.errors import (
+    ClosedError,
+    DeviceRemovedError,
+    RdmaConnectionError,
+    RdmaError,
+    VerbsCallError,
+    cause_text,
+)
 from aiordma._base.interrupts import deferring, deferring_steps
+from aiordma._base.options import ConnectionOptions
+from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
+from aiordma._runtime.address_lookup import addresses_of
 from aiordma.streams.opening import (
     StreamListener,
     StreamSettings,
@@ -30,6 +41,9 @@ __all__ = (
 )
 
 logger: logging.Logger = logging.getLogger("aiordma")
+
+_NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+"""What listening on an IPv6 address fails with if the system has none."""
 
 LIMIT = 64 * 1024
 """asyncio's own limit of a StreamReader, in bytes."""
@@ -233,10 +247,34 @@ def _tls_protocol(
     return SSLProtocol(loop, protocol, cast(Any, chosen), cast(Any, waiter), **options)
 
 
+async def _first_connected(
+    addresses: list[SocketAddress],
+    connect: Callable[[str, int], Awaitable[tuple[Connection, Rsocket]]],
+    all_errors: bool,
+) -> tuple[Connection, Rsocket]:
+    """Connect to the first of the addresses that can be connected. If none can, raise an error for
+    all, as asyncio does."""
+    errors: list[Exception] = []
+    try:
+        for address in addresses:
+            try:
+                return await connect(*address)
+            except RdmaError as error:
+                errors.append(error)
+        if all_errors:
+            raise ExceptionGroup("create_connection failed", errors)
+        if len(errors) == 1:
+            raise errors[0]
+        texts = ", ".join(cause_text(error) for error in errors)
+        raise RdmaConnectionError(f"Multiple exceptions: {texts}")
+    finally:
+        errors.clear()  # their tracebacks hold this frame
+
+
 async def create_connection(
     protocol_factory: Callable[[], ProtocolT],
     host: str | None = None,
-    port: int | None = None,
+    port: int | str | None = None,
     *,
     ssl: "bool | tls.SSLContext | None" = None,
     family: int = 0,
@@ -258,15 +296,17 @@ async def create_connection(
     """Connect a stream, as `loop.create_connection` connects a socket. For asyncio and uvloop.
 
     Args:
-        protocol_factory, host, port, ssl, local_addr, server_hostname, ssl_handshake_timeout,
-            ssl_shutdown_timeout: as of asyncio's.
-        family, proto, flags, happy_eyeballs_delay, interleave, all_errors: accepted, without
-            effect: the address that librdmacm can reach is used.
+        protocol_factory, host, port, ssl, family, flags, local_addr, server_hostname,
+            ssl_handshake_timeout, ssl_shutdown_timeout, all_errors: as of asyncio's. The addresses
+            of the host are tried one after the other, those of IPv4 first.
+        proto, happy_eyeballs_delay, interleave: accepted, without effect.
         sock: must be None.
         timeout, device, require, options: as of `connect_stream`.
 
     Raises:
         as `connect_stream`.
+        RdmaConnectionError, ExceptionGroup: the host has several addresses, and none could be
+            connected; the group, with all errors, with `all_errors`.
         ValueError: `host` and `port` are missing, or `sock` is given; or the TLS arguments do not
             fit together.
         ssl.SSLError, ConnectionError: the TLS handshake failed.
@@ -282,8 +322,11 @@ async def create_connection(
     _check_tls(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
     loop = asyncio.get_running_loop()
     settings = StreamSettings("create_connection", **options)
-    connection, rsocket = await connect_rsocket(
-        settings, host, port, local_addr, timeout, device, require
+    ConnectionOptions._of(create_connection, settings.keywords)
+    connection, rsocket = await _first_connected(
+        await addresses_of(host, port, family, flags),
+        lambda *address: connect_rsocket(settings, *address, local_addr, timeout, device, require),
+        all_errors,
     )
     transport: asyncio.Transport | None = None
     try:
@@ -316,7 +359,7 @@ async def create_connection(
 async def create_server(
     protocol_factory: Callable[[], asyncio.BaseProtocol],
     host: "str | list[str] | tuple[str, ...] | None" = None,
-    port: int | None = None,
+    port: int | str | None = None,
     *,
     family: int = socket.AF_UNSPEC,
     flags: int = socket.AI_PASSIVE,
@@ -336,10 +379,11 @@ async def create_server(
     """Listen for streams, as `loop.create_server` listens for sockets. For asyncio and uvloop.
 
     Args:
-        protocol_factory, host, port, backlog, ssl, ssl_handshake_timeout, ssl_shutdown_timeout,
-            start_serving: as of asyncio's. Without a host: all IPv4 addresses. Port 0 or None: a
-            free port.
-        family, flags, reuse_address, reuse_port, keep_alive: accepted, without effect.
+        protocol_factory, host, port, family, flags, backlog, ssl, ssl_handshake_timeout,
+            ssl_shutdown_timeout, start_serving: as of asyncio's. The server listens on every
+            address of a host; without a host, or with "", on all addresses. Port 0 or None: a free
+            port, another one for each address.
+        reuse_address, reuse_port, keep_alive: accepted, without effect.
         sock: must be None.
         device, require, options: as of `listen_stream`.
 
@@ -373,13 +417,22 @@ async def create_server(
             )
         server.attach(StreamTransport(loop, connection, rsocket, protocol, server.detach))
 
-    hosts = [host or "0.0.0.0"] if host is None or isinstance(host, str) else list(host)
+    ConnectionOptions._of(create_server, StreamSettings("create_server", **options).keywords)
+    hosts = [host] if host is None or isinstance(host, str) else host
     listeners: list[StreamListener] = []
+    settings: dict[str, Any] = {"backlog": backlog, "device": device, "require": require, **options}
     try:
-        for each in hosts:
-            listener = await listen_stream(
-                each, port or 0, backlog=backlog, device=device, require=require, **options
-            )
+        for address in await _all_addresses(hosts, port or 0, family, flags):
+            is_ipv6 = ":" in address[0]
+            try:
+                listener = await listen_stream(
+                    *address, ipv6_only=True if is_ipv6 else None, **settings
+                )
+            except VerbsCallError as error:
+                if not (is_ipv6 and listeners and error.errno in _NO_IPV6):
+                    raise
+                logger.warning("the server does not listen on it: %s", cause_text(error))
+                continue
             listeners.append(listener)
     except BaseException:
         for listener in listeners:
@@ -391,8 +444,15 @@ async def create_server(
     return server
 
 
+async def _all_addresses(
+    hosts: Iterable[str | None], port: int | str, family: int, flags: int
+) -> list[SocketAddress]:
+    found = [await addresses_of(each or None, port, family, flags) for each in hosts]
+    return list(dict.fromkeys(address for each in found for address in each))
+
+
 async def open_connection(
-    host: str | None = None, port: int | None = None, *, limit: int = LIMIT, **keywords: Any
+    host: str | None = None, port: int | str | None = None, *, limit: int = LIMIT, **keywords: Any
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect a stream, as `asyncio.open_connection` connects a socket.
 
@@ -416,7 +476,7 @@ async def start_server(
         [asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None
     ],
     host: "str | list[str] | tuple[str, ...] | None" = None,
-    port: int | None = None,
+    port: int | str | None = None,
     *,
     limit: int = LIMIT,
     **keywords: Any,

@@ -4,10 +4,19 @@ import errno
 import os
 import socket
 from collections.abc import Callable
+from typing import Any
 
 from aiordma._base.socket_address import SocketAddress
 
-__all__ = ("Readiness", "StreamSocket")
+__all__ = ("Readiness", "StreamSocket", "socket_name")
+
+
+def socket_name(address: SocketAddress) -> Any:
+    """Return an address as Python's sockets name it: (host, port), or, for IPv6, (host, port, flow
+    information, scope ID)."""
+    host, _, scope = address[0].partition("%")
+    return (host, address[1], 0, int(scope or 0)) if ":" in host else address
+
 
 _FIXED: dict[tuple[int, int], int] = {
     (socket.SOL_SOCKET, socket.SO_TYPE): socket.SOCK_STREAM,
@@ -83,22 +92,22 @@ class StreamSocket:
         peer = "" if self._peer is None else f" to {self._peer}"
         return f"<StreamSocket at {self._local}{peer}: no socket, but RDMA>"
 
-    def getsockname(self) -> SocketAddress:
-        """The local (host, port).
+    def getsockname(self) -> Any:
+        """The local (host, port), or, for IPv6, (host, port, flow information, scope ID).
 
         Raises: nothing.
         """
-        return self._local
+        return socket_name(self._local)
 
-    def getpeername(self) -> SocketAddress:
-        """The peer's (host, port).
+    def getpeername(self) -> Any:
+        """The peer's address, as of `getsockname`.
 
         Raises:
             OSError: ENOTCONN: it is a server's.
         """
         if self._peer is None:
             raise OSError(errno.ENOTCONN, f"{self!r} is not connected")
-        return self._peer
+        return socket_name(self._peer)
 
     def fileno(self) -> int:
         """A descriptor to poll, made at the first call: it is readable while the transport has

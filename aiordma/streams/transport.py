@@ -16,7 +16,7 @@ from aiordma._base.arguments import Buffer
 from aiordma._base.errors import RdmaError
 from aiordma._base.interrupts import deferring, uninterrupted
 from aiordma._connection.connection import Connection
-from aiordma.streams.sockets import Readiness, StreamSocket
+from aiordma.streams.sockets import Readiness, StreamSocket, socket_name
 from aiordma.verbs.memory import flat_view
 
 __all__ = ("StreamTransport", "TransportChannel", "TransportPath")
@@ -126,7 +126,12 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
     ) -> None:
         local, peer = connection.local_address, connection.peer_address
         below = local and StreamSocket(local, peer, _call_weakly(self._descriptor))
-        known = {"peername": peer, "sockname": local, "socket": below, "connection": connection}
+        known = {
+            "peername": peer and socket_name(peer),
+            "sockname": local and socket_name(local),
+            "socket": below,
+            "connection": connection,
+        }
         super().__init__(known, loop)
         self._readiness: Readiness | None = None  # for programs that poll
         self._connection = connection

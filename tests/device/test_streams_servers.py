@@ -1,0 +1,132 @@
+"""The addresses of asyncio's servers and connections over RDMA, and how a server ends."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma import streams
+from tests.device.transports import LOOPS, Run, echo, on_loop
+from tests.devices import ADDRESS, IPV6
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Run:
+    """Run a coroutine function on each of asyncio's loops."""
+    return partial(on_loop, LOOPS[request.param])
+
+
+@asynccontextmanager
+async def serving(host: Any, port: Any, **options: Any) -> AsyncIterator[list[Any]]:
+    """Yield the addresses of a server that echoes."""
+    server = await streams.start_server(echo, host, port, **options)
+    try:
+        yield [each.getsockname() for each in server.sockets]
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+async def echoes(host: str, port: Any, **options: Any) -> tuple[Any, Any]:
+    """Exchange bytes with a server; returns both addresses of the connection."""
+    reader, writer = await streams.open_connection(host, port, **options)
+    writer.write(b"hello")
+    assert await reader.readexactly(5) == b"hello"
+    names = writer.get_extra_info("sockname"), writer.get_extra_info("peername")
+    writer.close()
+    await writer.wait_closed()
+    return names
+
+
+def test_ports_may_be_strings(run: Run) -> None:
+    async def main() -> None:
+        async with serving(ADDRESS, "0") as (address,):
+            assert (await echoes(ADDRESS, str(address[1])))[1] == address
+
+    run(main)
+
+
+def test_unknown_service_is_an_address_error() -> None:
+    async def main() -> None:
+        for call in (streams.open_connection, partial(streams.start_server, echo)):
+            with pytest.raises(aiordma.AddressError, match="'no-such-service' does not resolve"):
+                await call(ADDRESS, "no-such-service")
+
+    asyncio.run(main())
+
+
+def test_addresses_of_ipv6_have_four_parts(run: Run) -> None:
+    async def main() -> None:
+        async with serving(IPV6, 0) as (address,):
+            assert address == (IPV6, address[1], 0, 0)
+            local, peer = await echoes(*address[:2])
+            assert peer == address
+            assert local == (IPV6, local[1], 0, 0)
+
+    run(main)
+
+
+@pytest.mark.parametrize("host", [None, ""])
+def test_a_server_without_a_host_listens_on_all_addresses(run: Run, host: str | None) -> None:
+    async def main() -> None:
+        async with serving(host, 0) as (four, six):
+            assert (four[0], six[0]) == ("0.0.0.0", "::")
+            await echoes(ADDRESS, four[1])
+            await echoes(IPV6, six[1])
+        async with serving(host, 0, family=socket.AF_INET) as (four,):
+            await echoes(ADDRESS, four[1])
+
+    run(main)
+
+
+def names(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    """Let the name "many.test" have these addresses."""
+    getaddrinfo = socket.getaddrinfo
+
+    def resolve(host: Any, port: Any, family: int = 0, *arguments: Any) -> Any:
+        if host != "many.test":
+            return getaddrinfo(host, port, family, *arguments)
+        found = [getaddrinfo(each, port, 0, *arguments)[0] for each in addresses]
+        return [entry for entry in found if family in (0, entry[0])]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+
+
+def test_a_server_listens_on_each_address_of_a_name(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names(monkeypatch, IPV6, ADDRESS, ADDRESS)
+
+    async def main() -> None:
+        async with serving("many.test", 0) as (four, six):
+            assert (four[0], six[0]) == (ADDRESS, IPV6)
+            await echoes(*four)
+            await echoes(*six[:2])
+        async with serving(["many.test", ADDRESS], 0, family=socket.AF_INET) as (four,):
+            assert four[0] == ADDRESS
+
+    run(main)
+
+
+def test_each_address_of_a_name_is_tried(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    names(monkeypatch, ADDRESS, IPV6)
+
+    async def main() -> None:
+        async with serving(IPV6, 0) as (address,):
+            assert (await echoes("many.test", address[1]))[1] == address
+            with pytest.raises(ConnectionRefusedError):
+                await echoes("many.test", address[1], family=socket.AF_INET)
+        with pytest.raises(ConnectionError, match="Multiple exceptions: ") as joined:
+            await echoes("many.test", address[1])
+        assert ADDRESS in str(joined.value)
+        assert IPV6 in str(joined.value)
+        with pytest.raises(ExceptionGroup) as group:
+            await echoes("many.test", address[1], all_errors=True)
+        assert [type(each) for each in group.value.exceptions] == [aiordma.RejectedError] * 2
+
+    run(main)
