@@ -74,7 +74,7 @@ class Opening(Coroutine[Any, Any, Opened]):
         """Raise an exception in the coroutine at its current wait, as event loops do.
 
         Args:
-            error: as of `coroutine.throw`.
+            error: as of a coroutine's `throw`.
 
         Raises: as `Opening.send`.
         """

@@ -110,6 +110,9 @@ class RemoteMemory:
         The peer chooses the length of the range. `read_bytes` has a limit. Before you allocate
         `length` bytes yourself, compare it with a limit of your own.
 
+        Args:
+            data: the 20 bytes.
+
         Raises:
             TypeError: the data is not bytes.
             ValueError: the data is not 20 bytes long, or not a range.

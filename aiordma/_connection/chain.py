@@ -179,6 +179,8 @@ class Chain:
     ) -> WorkRequest:
         """Collect a message. See `Connection.post_send`.
 
+        Args: as `Connection.post_send`.
+
         Raises: as `Connection.post_send`.
         """
         request = self._port.send(
@@ -202,6 +204,8 @@ class Chain:
     ) -> WorkRequest:
         """Collect a message gathered from several buffers. See `Connection.post_sendv`.
 
+        Args: as `Connection.post_sendv`.
+
         Raises: as `Connection.post_sendv`.
         """
         request = self._port.sendv(
@@ -220,6 +224,8 @@ class Chain:
     ) -> WorkRequest:
         """Collect an RDMA READ. See `Connection.post_read`.
 
+        Args: as `Connection.post_read`.
+
         Raises:
             as `Connection.post_read`.
             NotSupportedError: the chain has `signal_last_only`, and the device may complete later
@@ -236,6 +242,8 @@ class Chain:
         self, remote: RemoteMemory, parts: Iterable[LocalMemory], *, fence: bool = False
     ) -> WorkRequest:
         """Collect a READ scattered over several local buffers. See `Connection.post_readv`.
+
+        Args: as `Connection.post_readv`.
 
         Raises: as `Chain.post_read`.
         """
@@ -257,6 +265,8 @@ class Chain:
         solicited: bool = False,
     ) -> WorkRequest:
         """Collect an RDMA WRITE. See `Connection.post_write`.
+
+        Args: as `Connection.post_write`.
 
         Raises: as `Connection.post_write`.
         """
@@ -280,6 +290,8 @@ class Chain:
         solicited: bool = False,
     ) -> WorkRequest:
         """Collect a WRITE gathered from several local buffers. See `Connection.post_writev`.
+
+        Args: as `Connection.post_writev`.
 
         Raises: as `Connection.post_writev`.
         """
@@ -305,6 +317,8 @@ class Chain:
     ) -> WorkRequest:
         """Collect a compare and swap. See `Connection.post_compare_swap`.
 
+        Args: as `Connection.post_compare_swap`.
+
         Raises: as `Connection.post_compare_swap`.
         """
         request = self._port.compare_swap(local, remote, compare, swap, fence=fence)
@@ -319,6 +333,8 @@ class Chain:
         self, local: LocalMemory, remote: RemoteMemory, add: int, *, fence: bool = False
     ) -> WorkRequest:
         """Collect a fetch and add. See `Connection.post_fetch_add`.
+
+        Args: as `Connection.post_fetch_add`.
 
         Raises: as `Connection.post_fetch_add`.
         """
@@ -335,6 +351,8 @@ class Chain:
     ) -> WorkRequest:
         """Collect the binding of a window of type 2. See `Connection.post_bind_window`.
 
+        Args: as `Connection.post_bind_window`.
+
         Raises:
             as `Connection.post_bind_window`.
             NotSupportedError: the window is of type 1, which cannot be bound in a chain.
@@ -344,6 +362,8 @@ class Chain:
     @calls_port("local_invalidate")
     def post_invalidate(self, window: BoundWindow, *, fence: bool = False) -> WorkRequest:
         """Collect the invalidation of a window of type 2. See `Connection.post_invalidate`.
+
+        Args: as `Connection.post_invalidate`.
 
         Raises:
             as `Connection.post_invalidate`.

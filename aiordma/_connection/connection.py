@@ -358,9 +358,10 @@ class Connection(ObjectStream[bytes]):
 
         Args:
             data: registered memory, or any object with a buffer.
-            immediate: 32 bits to send with the message; the peer's `Message.immediate`.
+            immediate: 32 bits to send with the message; the peer's `Message.immediate`. None: none.
             invalidate: the rkey of a memory window of type 2 that the peer bound for this
                 connection; the message's arrival invalidates it (IBV_WR_SEND_WITH_INV).
+                None: none.
             fence: see the class.
             solicited: see the class.
 
@@ -554,7 +555,7 @@ class Connection(ObjectStream[bytes]):
         Args:
             local: registered memory, or any object with a buffer: the data.
             remote: the peer's memory, of the same length.
-            immediate: 32 bits for the peer's program.
+            immediate: 32 bits for the peer's program; None: none.
             fence: see the class.
             solicited: see the class.
 

@@ -94,7 +94,7 @@ async def connect(
         port: the peer's port in RDMA's TCP port space. On iWARP (siw, the software device) these
             are TCP's ports, shared with sockets; on RoCE and InfiniBand they are separate.
         private_data: up to 56 bytes for the peer's program, sent with the connection request.
-        source: bind to this local (host, port) first; port 0 is any port.
+        source: bind to this local (host, port) first; port 0 is any port. None: any address.
         timeout: seconds for all steps together; None: no limit.
         device: "auto" is the real RDMA device that reaches the address, otherwise the built-in
             device "software"; a name requires that device. The environment variable AIORDMA_DEVICE,
@@ -104,6 +104,7 @@ async def connect(
             AIORDMA_REQUIRE, or "any" if it is not set.
         reuse_address: with a source port: share it with other connections that also set this.
         shared_receive: take receives from this queue; the receive_* options then have no effect.
+            None: the connection has receives of its own.
         domain: the protection domain: None shares one with everything else on this event loop and
             device, "each" makes one for this connection alone, and a Domain of `open_domain` is
             used with its device. A peer cannot access memory of another domain.

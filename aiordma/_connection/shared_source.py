@@ -52,7 +52,7 @@ async def open_shared_receive(
         comp_vector: the completion vector of the receives' completion queue, as of
             ConnectionOptions.
         cqe: entries of that completion queue, as of ConnectionOptions; at least `depth`. `resize`
-            can use the remaining entries.
+            can use the remaining entries. None: the default size, or `depth` if that is more.
         device: "auto", or the name of the device that must have the address; "software" is the
             built-in device. With "auto", it is used for an address that no real device has.
         require: "rdma" refuses the software device; "infiniband", "roce" or "iwarp" refuses every

@@ -85,6 +85,7 @@ async def open_queue_pair(
         gid_index: the index of the local GID; on RoCE this determines the address and the version.
         pkey_index: the index of the partition key. The peer's must be of the same partition.
         shared_receive: take receives from this queue; the receive_* options then have no effect.
+            None: the queue pair has receives of its own.
         domain: the protection domain, as of `connect`.
         options: see ConnectionOptions.
 

@@ -116,7 +116,8 @@ async def open_datagram(
         max_inline_data: datagrams up to this length, in bytes, are copied at the post.
         comp_vector: the completion vector (interrupt) of the socket's completion queue, as of
             ConnectionOptions.
-        cqe: entries of that completion queue, as of ConnectionOptions.
+        cqe: entries of that completion queue, as of ConnectionOptions; None: the default
+            size, or what the depths need if that is more.
         gid_index: the index of the local GID, which is `Datagram.gid`, and the source of datagrams
             to peers of `resolve` and `peer`; None: the GID of the address `host` (on RoCE, of
             version 2). The source of a reply to `message.source` is the GID that the message was
@@ -515,7 +516,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         Args:
             data: registered memory, or any object with a buffer: up to `mtu` bytes.
             peer: a peer from `resolve`, `message.source` or `peer`; or a joined group.
-            immediate: 32 bits to send with the data, as an int.
+            immediate: 32 bits to send with the data, as an int; None: none.
             solicited: make the datagram's arrival a solicited event, for a peer that waits for
                 solicited events only.
 

@@ -64,14 +64,26 @@ class PollingEventLoop(asyncio.SelectorEventLoop):
 
     def poll(self, drain: object) -> bool:
         """Poll the drain from now on, and arm its queues before the loop sleeps. Return False, and
-        do nothing, for a drain of the Python backend."""
+        do nothing, for a drain of the Python backend.
+
+        Args:
+            drain: a drain of the engine's.
+
+        Raises: nothing.
+        """
         if not self._spinner.takes(drain):
             return False
         self._polling.add(drain)
         return True
 
     def unpoll(self, drain: object) -> None:
-        """Stop polling the drain."""
+        """Stop polling the drain.
+
+        Args:
+            drain: as of `poll`.
+
+        Raises: nothing.
+        """
         self._polling.remove(drain)
 
     # A task that polling wakes can schedule callbacks. The loop must then stop polling to run them.
@@ -82,7 +94,12 @@ class PollingEventLoop(asyncio.SelectorEventLoop):
         *args: *Arguments,
         context: Context | None = None,
     ) -> asyncio.Handle:
-        """As asyncio's."""
+        """As asyncio's.
+
+        Args: as asyncio's.
+
+        Raises: as asyncio's.
+        """
         self._spinner.dirty = True
         return super().call_soon(callback, *args, context=context)
 
@@ -93,7 +110,12 @@ class PollingEventLoop(asyncio.SelectorEventLoop):
         *args: *Arguments,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """As asyncio's."""
+        """As asyncio's.
+
+        Args: as asyncio's.
+
+        Raises: as asyncio's.
+        """
         self._spinner.dirty = True
         return super().call_at(when, callback, *args, context=context)
 
@@ -123,8 +145,8 @@ def run(main: Coroutine[Any, Any, T], *, spin: float = SPIN, debug: bool | None 
 
     Args:
         main: the coroutine.
-        spin: see `new_event_loop`.
-        debug: asyncio's debug mode.
+        spin: as of `new_event_loop`.
+        debug: asyncio's debug mode; None: as PYTHONASYNCIODEBUG says.
 
     Raises:
         as `new_event_loop`.

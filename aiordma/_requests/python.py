@@ -295,6 +295,9 @@ class WorkRequest:
         on the loop's thread when its completion is delivered. The function should be short.
         Its exceptions are logged.
 
+        Args:
+            callback: a function of the request.
+
         Raises: nothing.
         """
         if self.done():
@@ -310,6 +313,9 @@ class WorkRequest:
 
     def remove_done_callback(self, callback: Callable[["WorkRequest"], object], /) -> int:
         """Remove a callback, and return how often it had been added. For asyncio.wait.
+
+        Args:
+            callback: the function that was added.
 
         Raises: nothing.
         """

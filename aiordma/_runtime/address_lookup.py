@@ -97,7 +97,7 @@ async def resolve(
         passive: resolve an address to listen on (RAI_PASSIVE).
         numeric_host: accept only numeric addresses, and query no name server (RAI_NUMERICHOST).
         no_route: do not resolve the route (RAI_NOROUTE).
-        family: only addresses of this family: AF_INET or AF_INET6 (RAI_FAMILY).
+        family: only addresses of this family: AF_INET or AF_INET6 (RAI_FAMILY). None: both.
         port_space: TCP for connections, UDP for datagrams.
         device: selects the connection manager. "software": that of the built-in software device;
             another name: librdmacm; "auto": librdmacm if there is a real device, else that of the

@@ -36,6 +36,9 @@ class StreamEventLoop(PollingEventLoop):
         """Return whether the rule names the host. (None, a server's "all addresses", only if it
         names every host, as "*" does, or "0.0.0.0".)
 
+        Args:
+            host: a name or an address, or None.
+
         Raises: nothing.
         """
         return any(_matches(host or "0.0.0.0", pattern) for pattern in self._hosts)
@@ -48,6 +51,10 @@ class StreamEventLoop(PollingEventLoop):
         **keywords: Any,
     ) -> Any:
         """As asyncio's, over RDMA if the rule names the host.
+
+        Args:
+            protocol_factory, host, port: as of asyncio's loop.create_connection.
+            keywords: as of `aiordma.streams.create_connection`, or as of asyncio's.
 
         Raises: as `create_connection` of this package, or as asyncio's.
 
@@ -88,6 +95,8 @@ class StreamEventLoop(PollingEventLoop):
         by this loop: programs such as aiohttp pass it to `create_connection`, which connects a
         stream instead, from the address to which the socket is bound.
 
+        Args: as asyncio's.
+
         Raises: as asyncio's.
 
         Cancellation: as asyncio's.
@@ -109,6 +118,8 @@ class StreamEventLoop(PollingEventLoop):
     async def sock_recv(self, sock: socket.socket, nbytes: int) -> bytes:
         """As asyncio's.
 
+        Args: as asyncio's.
+
         Raises: as asyncio's.
 
         Cancellation: as asyncio's.
@@ -119,6 +130,8 @@ class StreamEventLoop(PollingEventLoop):
     async def sock_recv_into(self, sock: socket.socket, buf: Any) -> int:
         """As asyncio's.
 
+        Args: as asyncio's.
+
         Raises: as asyncio's.
 
         Cancellation: as asyncio's.
@@ -128,6 +141,8 @@ class StreamEventLoop(PollingEventLoop):
 
     async def sock_sendall(self, sock: socket.socket, data: Any) -> None:
         """As asyncio's.
+
+        Args: as asyncio's.
 
         Raises: as asyncio's.
 
@@ -147,6 +162,8 @@ class StreamEventLoop(PollingEventLoop):
     ) -> int:
         """As asyncio's.
 
+        Args: as asyncio's.
+
         Raises: as asyncio's.
 
         Cancellation: as asyncio's.
@@ -162,6 +179,10 @@ class StreamEventLoop(PollingEventLoop):
         **keywords: Any,
     ) -> Any:
         """As asyncio's, over RDMA if the rule names the host, or every one of several.
+
+        Args:
+            protocol_factory, host, port: as of asyncio's loop.create_server.
+            keywords: as of `aiordma.streams.create_server`, or as of asyncio's.
 
         Raises: as `create_server` of this package, or as asyncio's.
 

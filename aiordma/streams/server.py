@@ -153,12 +153,18 @@ class StreamServer(asyncio.AbstractServer):
     def attach(self, transport: StreamTransport) -> None:
         """Count a transport until it is lost.
 
+        Args:
+            transport: one of an accepted stream.
+
         Raises: nothing.
         """
         self._transports.add(transport)
 
     def detach(self, transport: StreamTransport) -> None:
         """Forget a transport that is lost.
+
+        Args:
+            transport: one of an accepted stream.
 
         Raises: nothing.
         """
@@ -296,11 +302,19 @@ async def create_connection(
     """Connect a stream, as `loop.create_connection` connects a socket. For asyncio and uvloop.
 
     Args:
-        protocol_factory, host, port, ssl, family, flags, local_addr, server_hostname,
-            ssl_handshake_timeout, ssl_shutdown_timeout, all_errors: as of asyncio's. The addresses
-            of the host are tried one after the other, those of IPv4 first.
+        protocol_factory: makes the asyncio protocol; called without arguments.
+        host: a name or a numeric address of the peer's RDMA interface; its addresses are tried one
+            after the other, those of IPv4 first. None: a ValueError.
+        port: the peer's port, a number or the name of a service. None: a ValueError.
+        ssl: TLS inside the stream: an ssl.SSLContext, or True for a default one; None: no TLS.
+        family, flags: as of `getaddrinfo`; 0: any.
+        all_errors: raise an exception group of the errors of all addresses, in place of one error.
         proto, happy_eyeballs_delay, interleave: accepted, without effect.
         sock: must be None.
+        local_addr: bind to this local (host, port) first; None: any address.
+        server_hostname: the name that the peer's certificate must have; None: `host`.
+        ssl_handshake_timeout: seconds for the TLS handshake; None: 60.
+        ssl_shutdown_timeout: seconds for the end of TLS before the transport is aborted; None: 30.
         timeout, device, require, options: as of `connect_stream`.
 
     Raises:
@@ -379,12 +393,20 @@ async def create_server(
     """Listen for streams, as `loop.create_server` listens for sockets. For asyncio and uvloop.
 
     Args:
-        protocol_factory, host, port, family, flags, backlog, ssl, ssl_handshake_timeout,
-            ssl_shutdown_timeout, start_serving: as of asyncio's. The server listens on every
-            address of a host; without a host, or with "", on all addresses. Port 0 or None: a free
-            port, another one for each address.
+        protocol_factory: makes the asyncio protocol of each accepted stream; called without
+            arguments.
+        host: a name or a numeric address of this machine, or a list of several: the server listens
+            on every address of each. None or "": all addresses.
+        port: the port, a number or the name of a service; 0 or None: a free port, another one for
+            each address.
+        family, flags: as of `getaddrinfo`.
         reuse_address, reuse_port, keep_alive: accepted, without effect.
         sock: must be None.
+        backlog: how many peers can wait to be accepted.
+        ssl: TLS inside the streams: an ssl.SSLContext; None: no TLS.
+        ssl_handshake_timeout: seconds for the TLS handshake; None: 60.
+        ssl_shutdown_timeout: seconds for the end of TLS before the transport is aborted; None: 30.
+        start_serving: accept at once; False: `StreamServer.start_serving` begins.
         device, require, options: as of `listen_stream`.
 
     Raises:

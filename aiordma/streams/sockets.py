@@ -122,6 +122,10 @@ class StreamSocket:
     def getsockopt(self, level: int, optname: int, buflen: int = 0) -> int:
         """SO_TYPE, SO_ERROR (0), or what was set.
 
+        Args:
+            level, optname: as of socket.getsockopt.
+            buflen: without effect.
+
         Raises:
             OSError: ENOPROTOOPT: an option that has no meaning here.
         """
@@ -133,6 +137,8 @@ class StreamSocket:
     def setsockopt(self, level: int, optname: int, value: int, /) -> None:
         """Accept an option that makes TCP send at once, keep connections alive, or have larger
         buffers, without effect: a stream sends at once, and `StreamOptions` has the others.
+
+        Args: as of socket.setsockopt.
 
         Raises:
             OSError: ENOPROTOOPT: another option.

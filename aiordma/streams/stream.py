@@ -78,6 +78,9 @@ class Stream(ByteStream):
     async def receive(self, max_bytes: int = 65536) -> bytes:
         """Return bytes that have arrived, 1 to `max_bytes`.
 
+        Args:
+            max_bytes: the largest number of bytes to return.
+
         Raises:
             anyio.EndOfStream: the peer has ended its data, and everything was received.
             anyio.BusyResourceError: another task is receiving.

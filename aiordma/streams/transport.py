@@ -172,6 +172,9 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """As asyncio.BaseTransport.set_protocol.
 
+        Args:
+            protocol: the new protocol.
+
         Raises: nothing.
         """
         self._protocol = protocol
@@ -334,6 +337,9 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         """As asyncio.WriteTransport.writelines: one `write` of all.
+
+        Args:
+            list_of_data: the buffers, in order.
 
         Raises: as `StreamTransport.write`.
         """

@@ -65,7 +65,10 @@ class Fault:
         return self._struck
 
     def end(self) -> None:
-        """Remove the fault. Completions and events that it delayed still arrive. Idempotent."""
+        """Remove the fault. Completions and events that it delayed still arrive. Idempotent.
+
+        Raises: nothing.
+        """
         _ = self.struck
         lib.aiordma_software_remove_fault(self._number)
 
@@ -197,11 +200,26 @@ class Faults:
         return fault
 
     def refuse_connection(self, *, after: int = 0, times: int = 1) -> Fault:
-        """Refuse a connect, as if the port had no listener: RejectedError."""
+        """Refuse a connect, as if the port had no listener: RejectedError.
+
+        Args:
+            after: how many connects to spare first.
+            times: how many connects to refuse; 0: all.
+
+        Raises: nothing.
+        """
         return self._add(lib.AIORDMA_FAULT_CONNECT_REFUSED, after=after, times=times)
 
     def delay_connection(self, seconds: float, *, after: int = 0, times: int = 1) -> Fault:
-        """Delay the reply to a connect by `seconds`."""
+        """Delay the reply to a connect by `seconds`.
+
+        Args:
+            seconds: the delay.
+            after: how many connects to spare first.
+            times: how many connects to delay; 0: all.
+
+        Raises: nothing.
+        """
         return self._add(
             lib.AIORDMA_FAULT_CONNECT_DELAYED, seconds=seconds, after=after, times=times
         )
@@ -210,7 +228,17 @@ class Faults:
         self, *, after_bytes: int | None = None, after_requests: int | None = None, times: int = 1
     ) -> Fault:
         """Reset a connection: when it has carried `after_bytes`, or at a post that follows
-        `after_requests` posts on all connections."""
+        `after_requests` posts on all connections.
+
+        Args:
+            after_bytes: the bytes that the connection carries first; None: count posts.
+            after_requests: the posts, on all connections, before the one that resets; None: count
+                bytes.
+            times: how many connections to reset; 0: all.
+
+        Raises:
+            ValueError: both of `after_bytes` and `after_requests` are given, or neither.
+        """
         if (after_bytes is None) == (after_requests is None):
             raise ValueError("one of after_bytes and after_requests is needed")
         if after_bytes is not None:
@@ -221,7 +249,15 @@ class Faults:
     def silence_peer(self, seconds: float, *, after: int = 0, times: int = 1) -> Fault:
         """Silence a peer: the connection that posts next transfers nothing more, and breaks after
         `seconds`, as TCP breaks it without acknowledgements. Its READs fail with
-        RetryExceededError."""
+        RetryExceededError.
+
+        Args:
+            seconds: how long until the connection breaks.
+            after: how many posts to spare first.
+            times: how many connections to silence; 0: all.
+
+        Raises: nothing.
+        """
         return self._add(lib.AIORDMA_FAULT_DEAD_PEER, seconds=seconds, after=after, times=times)
 
     def delay_completions(
@@ -234,7 +270,18 @@ class Faults:
         times: int = 0,
     ) -> Fault:
         """Delay completions by `seconds` and a random time up to `spread`. The completions of one
-        queue pair stay in order. Completions of different queue pairs can be reordered."""
+        queue pair stay in order. Completions of different queue pairs can be reordered.
+
+        Args:
+            seconds: the delay of each completion.
+            spread: the largest random time that is added, in seconds.
+            chance: the probability of each completion to be delayed, above 0, at most 1.
+            after: how many completions to spare first.
+            times: how many completions to delay; 0: all.
+
+        Raises:
+            ValueError: `chance` is not in (0, 1].
+        """
         return self._add(
             lib.AIORDMA_FAULT_COMPLETION_DELAYED,
             seconds=seconds,
@@ -245,12 +292,30 @@ class Faults:
         )
 
     def spurious_events(self, *, chance: float = 1.0, times: int = 0) -> Fault:
-        """Add events to a completion channel that wake the loop without a completion."""
+        """Add events to a completion channel that wake the loop without a completion.
+
+        Args:
+            chance: the probability of an event each time that a queue is armed after a
+                completion, above 0, at most 1.
+            times: how many events to add; 0: without limit.
+
+        Raises:
+            ValueError: `chance` is not in (0, 1].
+        """
         return self._add(lib.AIORDMA_FAULT_SPURIOUS_EVENT, chance=chance, times=times)
 
     def merge_events(self, seconds: float, *, chance: float = 1.0, times: int = 0) -> Fault:
         """Delay a completion channel's event. One event then announces every completion until it
-        arrives."""
+        arrives.
+
+        Args:
+            seconds: the delay.
+            chance: the probability of each event to be delayed, above 0, at most 1.
+            times: how many events to delay; 0: all.
+
+        Raises:
+            ValueError: `chance` is not in (0, 1].
+        """
         return self._add(
             lib.AIORDMA_FAULT_EVENT_DELAYED, seconds=seconds, chance=chance, times=times
         )
@@ -258,7 +323,17 @@ class Faults:
     def refuse_post(
         self, error: int = errno.ENOMEM, *, chance: float = 1.0, after: int = 0, times: int = 1
     ) -> Fault:
-        """Refuse a send or a receive when it is posted, with an errno."""
+        """Refuse a send or a receive when it is posted, with an errno.
+
+        Args:
+            error: the errno.
+            chance: the probability of each post to be refused, above 0, at most 1.
+            after: how many posts to spare first.
+            times: how many posts to refuse; 0: all.
+
+        Raises:
+            ValueError: `chance` is not in (0, 1].
+        """
         return self._add(
             lib.AIORDMA_FAULT_POST_REFUSED, error=error, chance=chance, after=after, times=times
         )
@@ -269,6 +344,12 @@ class Faults:
         """Fail a call into the device, named as in provider.h: "reg_mr", "create_cq", "connect"...
         A call can be refused several times; the fault that was made last comes first.
 
+        Args:
+            slot: the name of the call.
+            error: the errno.
+            after: how many of these calls to spare first.
+            times: how many of these calls to fail; 0: all.
+
         Raises:
             NotSupportedError: the device has no call of that name, the call cannot report an error,
                 or aiordma makes it from C.
@@ -278,16 +359,34 @@ class Faults:
         return fault
 
     def receiver_not_ready(self, seconds: float, *, after: int = 0, times: int = 1) -> Fault:
-        """Hold back a message for `seconds`, as if no receive were posted."""
+        """Hold back a message for `seconds`, as if no receive were posted.
+
+        Args:
+            seconds: how long.
+            after: how many messages to spare first.
+            times: how many messages to hold back; 0: all.
+
+        Raises: nothing.
+        """
         return self._add(lib.AIORDMA_FAULT_NOT_READY, seconds=seconds, after=after, times=times)
 
     def want_crc(self) -> Fault:
         """Not a fault: request a CRC on every frame of connections made from now on. Without it,
-        the device requests a CRC only from peers on other machines."""
+        the device requests a CRC only from peers on other machines.
+
+        Raises: nothing.
+        """
         return self._add(lib.AIORDMA_FAULT_CRC_WANTED, times=0)
 
     def corrupt_frame(self, *, after: int = 0, times: int = 1) -> Fault:
-        """Corrupt a frame that has a CRC. Its receiver ends the connection."""
+        """Corrupt a frame that has a CRC. Its receiver ends the connection.
+
+        Args:
+            after: how many frames to spare first.
+            times: how many frames to corrupt; 0: all.
+
+        Raises: nothing.
+        """
         return self._add(lib.AIORDMA_FAULT_CORRUPTED, after=after, times=times)
 
     def raise_event(
@@ -297,6 +396,10 @@ class Faults:
     ) -> None:
         """Raise an asynchronous event of the target, or, with None, of the device or its port (to
         every context).
+
+        Args:
+            event: the event.
+            target: the object that the event belongs to; None: the device or its port.
 
         Raises:
             VerbsCallError: EINVAL: this event needs a target.

@@ -113,6 +113,9 @@ class Fabric:
     def of(self, endpoint: int) -> dict[int, Connection]:
         """Return the connections of one endpoint, by the number of the peer.
 
+        Args:
+            endpoint: its number, from 0.
+
         Raises:
             KeyError: there is no such endpoint.
         """

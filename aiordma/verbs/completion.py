@@ -160,9 +160,9 @@ class CompletionQueue(Resource):
     Args:
         context: the device.
         entries: the smallest capacity, in completions.
-        channel: the channel that gets the events of the armed queue.
+        channel: the channel that gets the events of the armed queue; None: it has no events.
         comp_vector: the completion vector, which selects an interrupt; below `num_comp_vectors`.
-        flags: options, for devices with extended queues (man ibv_create_cq_ex).
+        flags: options, for devices with extended queues (man ibv_create_cq_ex); None: none.
         timestamps: the device records the time of each completion, for `poll_timestamped`.
 
     Raises:
@@ -280,6 +280,9 @@ class CompletionQueue(Resource):
     def poll(self, most: int = 32) -> list[WorkCompletion]:
         """Take up to `most` completions, in order. Without a completion, the list is empty.
 
+        Args:
+            most: the largest number of completions to take.
+
         Raises:
             TypeError, ValueError: `most` is not a number, or out of range.
             VerbsCallError: the driver refused.
@@ -301,6 +304,9 @@ class CompletionQueue(Resource):
         The unit is a tick of the device's clock, which has `hca_core_clock` kHz, and the bits of
         `completion_timestamp_mask` (`Context.query()`). `Context.read_clock` reads the same clock.
         On the software device a tick is a nanosecond of CLOCK_MONOTONIC.
+
+        Args:
+            most: the largest number of completions to take.
 
         Raises:
             NotSupportedError: the queue was created without `timestamps=True`.

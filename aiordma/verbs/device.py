@@ -218,6 +218,9 @@ class Context(Resource):
     def query_port(self, port: int = 1) -> PortAttributes:
         """Return a port's attributes. The first port is 1.
 
+        Args:
+            port: its number, from 1.
+
         Raises:
             TypeError, ValueError: `port` is not a number, or out of range.
             VerbsCallError: the device has no such port.
@@ -234,6 +237,10 @@ class Context(Resource):
 
     def query_gid(self, port: int = 1, index: int = 0) -> bytes:
         """Return an entry of a port's GID table: 16 bytes.
+
+        Args:
+            port: the number of a port, from 1.
+            index: of the entry, from 0.
 
         Raises:
             TypeError, ValueError: an argument is not a number, or out of range.
@@ -252,6 +259,10 @@ class Context(Resource):
 
     def query_gid_entry(self, port: int = 1, index: int = 0) -> GidEntry:
         """Return an entry of a port's GID table with its type and network interface.
+
+        Args:
+            port: the number of a port, from 1.
+            index: of the entry, from 0.
 
         Raises:
             TypeError, ValueError: an argument is not a number, or out of range.
@@ -291,6 +302,10 @@ class Context(Resource):
 
     def query_pkey(self, port: int = 1, index: int = 0) -> int:
         """Return an entry of a port's P_Key table: 16 bits, the highest for full membership.
+
+        Args:
+            port: the number of a port, from 1.
+            index: of the entry, from 0.
 
         Raises:
             TypeError, ValueError: an argument is not a number, or out of range.

@@ -159,6 +159,9 @@ class Identifier(Resource):
         """Set the time after which the device retransmits to 4.096 us x 2^exponent. Call this
         before `connect` or `accept`.
 
+        Args:
+            exponent: 0 to 31; 0: the device does not retransmit.
+
         Raises:
             as `Identifier.set_option`.
             TypeError, ValueError: the exponent is not in 0..31.
@@ -170,6 +173,9 @@ class Identifier(Resource):
     def set_tos(self, tos: int) -> None:
         """Set the type of service of sent packets: the IPv4 field, or IPv6's traffic class. Call
         this before resolving the route; on iWARP, before `connect` or `listen`.
+
+        Args:
+            tos: the whole byte, 0 to 255: DSCP, then ECN.
 
         Raises:
             as `Identifier.set_option`.
@@ -183,6 +189,9 @@ class Identifier(Resource):
         """Share the address and port with other identifiers that set this option. Call this before
         `bind`. A listening identifier cannot share its port.
 
+        Args:
+            reuse: whether to share.
+
         Raises: as `Identifier.set_option`.
 
         See: man rdma_set_option.
@@ -191,6 +200,9 @@ class Identifier(Resource):
 
     def set_ipv6_only(self, only: bool) -> None:
         """Let a `bind` to the IPv6 wildcard leave the port of IPv4 free. Call this before `bind`.
+
+        Args:
+            only: whether to take IPv6 only.
 
         Raises: as `Identifier.set_option`.
 
@@ -204,6 +216,9 @@ class Identifier(Resource):
     def migrate(self, channel: EventChannel) -> None:
         """Move the identifier to another channel, together with its pending events. `key` does not
         change. No other thread may take events of either channel during the call.
+
+        Args:
+            channel: the new channel.
 
         Raises:
             VerbsCallError: librdmacm refused.
@@ -219,6 +234,10 @@ class Identifier(Resource):
     def bind(self, host: str, port: int) -> None:
         """Bind to a local address; port 0 takes a free port.
 
+        Args:
+            host: a numeric address of this machine; 0.0.0.0 or ::, all of them.
+            port: 0 to 65,535.
+
         Raises:
             TypeError, ValueError: the host is not a numeric address, or the port is out of range.
             VerbsCallError: the address or port cannot be bound to; the message says why.
@@ -232,6 +251,9 @@ class Identifier(Resource):
 
     def listen(self, backlog: int) -> None:
         """Listen for connection requests to the bound address.
+
+        Args:
+            backlog: how many connection requests can wait to be accepted; 0: the system's default.
 
         Raises:
             TypeError, ValueError: the backlog is not a number, or out of range.
@@ -320,7 +342,7 @@ class Identifier(Resource):
         """Create the queue pair that librdmacm will move through its states.
 
         Args:
-            domain, send_queue, receive_queue, service, shared_receive: as in `QueuePair.create`.
+            domain, send_queue, receive_queue, service, shared_receive: as of `QueuePair.create`.
             capacity: its depths.
 
         Raises:
@@ -363,6 +385,9 @@ class Identifier(Resource):
         RTS, and calls `establish`. In the UDP port space: request the peer's queue pair number and
         qkey.
 
+        Args:
+            parameters: what the peer is sent.
+
         Raises:
             TypeError, ValueError: a parameter is invalid; the message names it.
             VerbsCallError: no route is resolved, or librdmacm refused.
@@ -379,6 +404,9 @@ class Identifier(Resource):
         """Accept a connection request; ESTABLISHED, or an error event, follows (in the UDP port
         space, no event follows). The retry_count is ignored: on InfiniBand and RoCE, both sides use
         the retry_count of the request.
+
+        Args:
+            parameters: what the peer is sent.
 
         Raises:
             TypeError, ValueError: a parameter is invalid; the message names it.
@@ -469,6 +497,9 @@ class Identifier(Resource):
         state: INIT once the device is known, RTR and RTS once the peer is known. Before, they are
         incomplete, and the error of `modify` names the missing ones.
 
+        Args:
+            state: the state to which the queue pair is to be moved.
+
         Raises:
             TypeError, ValueError: this is not a QueuePairState.
             VerbsCallError: no device is bound.
@@ -519,6 +550,9 @@ class Identifier(Resource):
 
     def set_local_ece(self, ece: Ece) -> None:
         """Set the options to offer with the next connect, or to accept with the next accept.
+
+        Args:
+            ece: the options to offer.
 
         Raises:
             TypeError: this is not an Ece.
@@ -611,6 +645,9 @@ class Identifier(Resource):
     def leave_multicast(self, host: str) -> None:
         """Leave a group that was joined with this host, or whose join is still pending. Destroying
         the identifier leaves all of its groups.
+
+        Args:
+            host: the address of the group.
 
         Raises:
             TypeError, ValueError: the host is not a numeric address.

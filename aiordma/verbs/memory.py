@@ -174,7 +174,7 @@ class MemoryRegion(RegionBase, Resource):
             reads. LOCAL_WRITE is added if a remote permission requires it. ZERO_BASED means
             iova=0. A device that does not support RELAXED_ORDERING ignores it.
         iova: the region's `address` (man ibv_reg_mr_iova). Its offset in a page must be that of
-            the buffer; an mmap begins on a page.
+            the buffer; an mmap begins on a page. None: the address of the buffer.
 
     Raises:
         TypeError: the object has no buffer, or the buffer is read-only and the access permits

@@ -245,7 +245,7 @@ class QueuePair(Resource):
             send_queue, receive_queue: the queues that get the completions of its requests.
             service: RC, UC or UD.
             capacity: its sizes; None: `Capacity()`.
-            shared_receive: the shared receive queue that it takes receives from, if any.
+            shared_receive: the shared receive queue that it takes receives from; None: its own.
 
         Raises:
             TypeError: an argument has the wrong type.
@@ -291,6 +291,9 @@ class QueuePair(Resource):
 
     def query(self, attributes: QueuePairAttribute = QueuePairAttribute.STATE) -> Any:
         """Return a struct ibv_qp_attr that has the given attributes.
+
+        Args:
+            attributes: the mask of the wanted ones (enum ibv_qp_attr_mask).
 
         Raises:
             TypeError, ValueError: `attributes` is not a number.
@@ -349,7 +352,7 @@ class QueuePair(Resource):
 
         Args:
             state: the new state; None: stay in the current state.
-            address: the path to the peer.
+            address: the path to the peer; None: no change.
             attributes: by name.
 
         Raises:
@@ -429,7 +432,7 @@ class QueuePair(Resource):
                 operation: the 8 bytes for the value that the peer's memory had.
             opcode: the opcode of one of these operations.
             flags: such as SIGNALED. Without it, the request has a completion only if it fails.
-            remote: the peer's memory, for a READ, a WRITE or an atomic operation.
+            remote: the peer's memory, for a READ, a WRITE or an atomic operation; None for others.
             immediate: 32 bits, for an operation with immediate data.
             compare_add: 64 bits: the value to add, or to compare with.
             swap: 64 bits: the value to write if the comparison succeeds.

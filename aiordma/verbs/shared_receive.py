@@ -130,6 +130,9 @@ class RawSharedReceiveQueue(Resource):
         """Post a list of receives, each as (wr_id, parts), in one call. The parts are those of
         `QueuePair.post_recv`.
 
+        Args:
+            receives: each as (wr_id, parts).
+
         Raises:
             TypeError, ValueError: a wr_id or a part is invalid; nothing was posted.
             PartialPostError: the device refused a receive; `posted` are the wr_ids before it.

@@ -22,7 +22,7 @@ import aiordma.testing
 from aiordma import verbs
 from aiordma._requests import python as python_backend
 
-__all__ = ("INDEX", "PAGES", "bases", "find", "members", "page", "public_names")
+__all__ = ("INDEX", "PAGES", "bases", "find", "is_ours", "members", "page", "public_names")
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -248,6 +248,8 @@ cancellation. `help(aiordma.connect)` prints the same.
 
 _HEADER = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Cancellation|See): ?(.*)")
 _ENTRY = re.compile(r"([\w.*]+(?:, [\w.*]+)*)(?: \(([^)]*)\))?: (.*)")
+_CONTINUED = re.compile(r"^(\w+(?:, \w+)*,)\n {4}", re.MULTILINE)
+"""The names of an entry that do not fit into its first line."""
 _LISTS = ("Args", "Attributes", "Raises")
 
 Node = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -288,13 +290,14 @@ def find(name: str) -> Any:
     return python_backend.WorkRequest if name == "WorkRequest" else thing
 
 
-def _is_ours(thing: Any) -> bool:
+def is_ours(thing: Any) -> bool:
+    """Whether a class or function is of this package."""
     return (getattr(thing, "__module__", None) or "").split(".")[0] == "aiordma"
 
 
 def _described(name: str) -> Iterator[str]:
     thing = find(name)
-    if not _is_ours(thing) and isinstance(thing, type):
+    if not is_ours(thing) and isinstance(thing, type):
         yield _directive("class", name, [], f"anyio's: `{thing.__module__}.{thing.__name__}`.")
     elif isinstance(thing, type):
         yield from _class(name, thing)
@@ -355,7 +358,7 @@ def _public(cls: type) -> str:
     """Return the name under which programs know a class, "" if they do not."""
     if cls is object:
         return ""
-    if not _is_ours(cls):
+    if not is_ours(cls):
         return (
             cls.__name__
             if cls.__module__ == "builtins"
@@ -378,7 +381,7 @@ def members(cls: type) -> dict[str, type]:
             callable(member) and not isinstance(member, type) and bool(member.__doc__)
         )
         inherited = owner is not cls and _public(owner)
-        if shown and not name.startswith("_") and _is_ours(owner) and not inherited:
+        if shown and not name.startswith("_") and is_ours(owner) and not inherited:
             found[name] = owner
     return found
 
@@ -454,7 +457,7 @@ def _node(qualified: str, documentation: str | None) -> Node | None:
 
 def _init(cls: type) -> Node | None:
     for base in cls.__mro__:
-        if "__init__" in vars(base) and _is_ours(base):
+        if "__init__" in vars(base) and is_ours(base):
             found = _nodes().get(f"{base.__name__}.__init__")
             return found[-1] if found else None
     return None
@@ -529,7 +532,7 @@ def _documented(documentation: str, cls: type | None) -> str:
 
 def _entries(text: str, title: str, cls: type | None) -> Iterator[str]:
     entry = ""
-    for line in text.splitlines():
+    for line in _CONTINUED.sub(r"\1 ", text).splitlines():
         match = _ENTRY.fullmatch(line)
         if match and not line.startswith(" "):
             if entry:

@@ -948,6 +948,8 @@ static PyMethodDef methods[] = {
      "Call a function with the request once it has ended: at once if it has ended, otherwise\n"
      "on the loop's thread when its completion is delivered. The function should be short.\n"
      "Its exceptions are logged.\n\n"
+     "Args:\n"
+     "    callback: a function of the request.\n\n"
      "Raises: nothing."},
     {"_on_done", (PyCFunction)request_on_done, METH_O,
      "_on_done($self, callback, /)\n--\n\n"
@@ -956,6 +958,8 @@ static PyMethodDef methods[] = {
     {"remove_done_callback", (PyCFunction)request_remove_done_callback, METH_O,
      "remove_done_callback($self, callback, /)\n--\n\n"
      "Remove a callback, and return how often it had been added. For asyncio.wait.\n\n"
+     "Args:\n"
+     "    callback: the function that was added.\n\n"
      "Raises: nothing."},
     {"cancelled", (PyCFunction)request_cancelled, METH_NOARGS,
      "cancelled($self, /)\n--\n\n"
