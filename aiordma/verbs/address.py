@@ -135,6 +135,10 @@ class AddressVector:
 class AddressHandle(Resource):
     """The destination of posted datagrams: an address vector, prepared by the device.
 
+    Args:
+        domain: the protection domain.
+        vector: the path to the peer.
+
     Raises:
         TypeError: an argument has the wrong type.
         VerbsCallError: there is no such path, or the device cannot create more handles.

@@ -85,6 +85,9 @@ class CompletionChannel(Resource):
 
     The descriptor can be readable without an event. `events` then returns an empty list.
 
+    Args:
+        context: the device.
+
     Raises:
         TypeError: the context has the wrong type.
         VerbsCallError: the driver refused, or no file descriptors are left.

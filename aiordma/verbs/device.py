@@ -38,6 +38,9 @@ __all__ = ("Context", "Device", "ProtectionDomain", "no_such_device", "require_d
 class Device:
     """The name of an RDMA device, which need not exist yet: `Device("rxe0").open()`.
 
+    Args:
+        name: the name of an RDMA device, such as "rxe0", or "software".
+
     Raises:
         TypeError, ValueError: the name is not a str, or empty.
     """
@@ -406,6 +409,9 @@ class Context(Resource):
 
 class ProtectionDomain(Resource):
     """A protection domain: queue pairs can use the memory regions of their own domain only.
+
+    Args:
+        context: the device.
 
     Raises:
         TypeError: the context has the wrong type.

@@ -20,6 +20,10 @@ class MemoryWindow(Resource):
     A window of type 1 is bound by a separate call, and unbound by binding zero bytes. A window of
     type 2 is bound and invalidated by work requests, and by a peer's SEND with invalidate.
 
+    Args:
+        domain: the protection domain.
+        kind: the type of the window.
+
     Raises:
         TypeError, ValueError: an argument has the wrong type.
         NotSupportedError: the device does not support memory windows.

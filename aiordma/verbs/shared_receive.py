@@ -30,6 +30,11 @@ class RawSharedReceiveQueue(Resource):
     `aiordma.SharedReceiveQueue`. `max_wr` and `max_sge` are the actual sizes, which are at least
     those requested.
 
+    Args:
+        domain: the protection domain.
+        max_wr: the largest number of posted receives.
+        max_sge: the largest number of parts of one receive.
+
     Raises:
         TypeError, ValueError: a size exceeds the device's limit; the message has both.
         VerbsCallError: the driver refused.

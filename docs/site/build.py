@@ -70,10 +70,11 @@ def narrowed(text: str) -> str:
 
 def with_bases(exception: str, text: str) -> str:
     """Add to an exception's page a link to its reference, and its base classes."""
-    bases = reference.bases(reference.find(exception))
+    name = reference.exceptions()[exception]
+    bases = reference.bases(reference.find(name))
     title, rest = text.split("\n", 1)
     shown = ", ".join(f"`{base}`" for base in bases)
-    return f"{title}\n\n`aiordma.{exception}`. Base classes: {shown}.\n{rest}"
+    return f"{title}\n\n`aiordma.{name}`. Base classes: {shown}.\n{rest}"
 
 
 def _captioned(match: re.Match[str]) -> str:
@@ -114,7 +115,7 @@ def main() -> int:
     for path in sorted((ROOT / "docs").rglob("*.md")):
         name = path.relative_to(ROOT / "docs").with_suffix("").as_posix()
         text = path.read_text()
-        if path.parent.name == "errors" and path.stem in reference.public_names():
+        if path.parent.name == "errors" and path.stem in reference.exceptions():
             text = with_bases(path.stem, text)
         if name == "verbs":
             text = narrowed(text)

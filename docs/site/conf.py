@@ -46,17 +46,13 @@ class LinkNames(SphinxTransform):
     def apply(self, **_: object) -> None:
         """Replace the code by references."""
         known = _known_names()
-        classes = {name.split(".")[0] for name in known if "." in name}
         for literal in list(self.document.findall(nodes.literal)):
             if isinstance(literal.parent, nodes.reference | addnodes.pending_xref | nodes.title):
                 continue
             text = literal.astext().removesuffix("()").removeprefix("aiordma.")
-            target = text if text in known else ""
-            if not target:
-                owner = _owner(literal)
-                if owner in classes and f"{owner}.{text}" in known:
-                    target = f"{owner}.{text}"
-            if not target:
+            scopes = _scopes(literal)
+            target = next((each + text for each in scopes if each + text in known), None)
+            if target is None:
                 continue
             link = addnodes.pending_xref(
                 "",
@@ -70,14 +66,17 @@ class LinkNames(SphinxTransform):
             link += literal
 
 
-def _owner(node: nodes.Node) -> str:
-    """Return the class whose description in the API reference contains a node."""
+def _scopes(node: nodes.Node) -> list[str]:
+    """Return prefixes of names, the narrowest last: of the class and the module whose description
+    in the API reference contains a node."""
     while node is not None:
-        if isinstance(node, addnodes.desc):
-            signature = node.next_node(addnodes.desc_signature)
-            return str(signature["fullname"]).split(".")[0] if signature else ""
+        signature = isinstance(node, addnodes.desc) and node.next_node(addnodes.desc_signature)
+        if signature:
+            full = f"{signature['module']}.{signature['fullname']}".removeprefix("aiordma.")
+            parts = full.split(".")
+            return ["", *(".".join(parts[:length]) + "." for length in range(1, len(parts) + 1))]
         node = node.parent
-    return ""
+    return [""]
 
 
 @cache

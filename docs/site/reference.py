@@ -7,6 +7,7 @@ it stands for. A class that is written in C is shown with the source of its coun
 
 import ast
 import enum
+import importlib
 import inspect
 import re
 from collections.abc import Iterator
@@ -22,9 +23,40 @@ import aiordma.testing
 from aiordma import verbs
 from aiordma._requests import python as python_backend
 
-__all__ = ("INDEX", "PAGES", "bases", "find", "is_ours", "members", "page", "public_names")
+__all__ = (
+    "INDEX",
+    "INTEGRATIONS",
+    "PAGES",
+    "bases",
+    "exceptions",
+    "find",
+    "is_constructed",
+    "is_ours",
+    "members",
+    "page",
+    "public_names",
+)
 
 ROOT = Path(__file__).resolve().parents[2]
+
+INTEGRATIONS: dict[str, tuple[ModuleType, str]] = {
+    name: (importlib.import_module(f"aiordma.integrations.{name}"), introduction)
+    for name, introduction in {
+        "dask": "A backend of Dask's distributed. [Dask over RDMA](../dask.md) explains it. A "
+        "program need not import it: distributed finds it by its entry point.",
+        "valkey": "A client of Valkey. [Valkey over RDMA](../valkey.md) explains it.",
+        "httpcore": "httpx and httpcore over [byte streams](../streams.md). `pip install "
+        "'aiordma[httpx]'`.",
+        "opentelemetry": "[Observability](../observability.md) explains it. `pip install "
+        "'aiordma[opentelemetry]'`.",
+        "prometheus": "[Observability](../observability.md) explains it. `pip install "
+        "'aiordma[prometheus]'`.",
+    }.items()
+}
+"""The modules that put aiordma into other packages, and an introduction to each."""
+
+_MODULES = (aiordma, verbs, aiordma.streams, aiordma.testing)
+_MODULES += tuple(module for module, _ in INTEGRATIONS.values())
 
 PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "opening": (
@@ -236,6 +268,14 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "verbs.RawPacketCapability",
         ),
     ),
+    **{
+        name: (
+            f"aiordma.integrations.{name}",
+            introduction,
+            tuple(f"integrations.{name}.{each}" for each in module.__all__),
+        )
+        for name, (module, introduction) in INTEGRATIONS.items()
+    },
 }
 """The pages: the title, an introduction, and the names of the package that they describe."""
 
@@ -259,7 +299,7 @@ Node = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 def public_names() -> set[str]:
     """Every public name, relative to the package: those of `aiordma` itself without a prefix."""
     names = set(aiordma.__all__)
-    for module in (verbs, aiordma.streams, aiordma.testing):
+    for module in _MODULES[1:]:
         prefix = module.__name__.removeprefix("aiordma.")
         for name in module.__all__:
             if getattr(aiordma, name, None) is not getattr(module, name):
@@ -267,15 +307,30 @@ def public_names() -> set[str]:
     return names
 
 
+def exceptions() -> dict[str, str]:
+    """Return the public name of each exception by the name of its class, which its page has."""
+    found = {}
+    for name in public_names():
+        thing = find(name)
+        if isinstance(thing, type) and issubclass(thing, BaseException) and is_ours(thing):
+            found[thing.__name__] = name
+    return found
+
+
 def page(key: str) -> str:
     """Return the Markdown of a page."""
     title, introduction, names = PAGES[key]
-    parts = [f"# {title}", introduction, "```{py:currentmodule} aiordma\n```"]
+    modules = {name.rpartition(".")[0] for name in names}
+    module = modules.pop() if len(modules) == 1 else ""
+    current = f"aiordma.{module}".rstrip(".")
+    parts = [f"# {title}", introduction, f"```{{py:currentmodule}} {current}\n```"]
     for name in names:
         if name != title:
             parts.append(f"## {name.split('.')[-1]}")
         parts += _described(name)
     text = "\n\n".join(part for part in parts if part) + "\n"
+    if module:
+        text = re.sub(rf"^(::::{{py:\w+}} ){re.escape(module)}\.", r"\1", text, flags=re.MULTILINE)
     return re.sub(r"(?<!\]\()(?<![`/])docs/([\w-]+\.md)", r"[](../\1)", text)
 
 
@@ -332,8 +387,8 @@ def _class(name: str, cls: type) -> Iterator[str]:
         f"Bases: {', '.join(f'`{base}`' for base in bases(cls))}\n\n" if bases(cls) else ""
     ) + text
     node = _node(cls.__name__, cls.__doc__)
-    constructed = name in _CONSTRUCTED or "__post_init__" in vars(cls)
-    signature = _arguments(_init(cls)) if constructed and _init(cls) else ""
+    init = _init(cls) if is_constructed(cls) else None
+    signature = _arguments(init, vars(cls)["__init__"]) if init else ""
     yield _directive(kind, name + signature, [], body)
     if issubclass(cls, enum.Enum):
         return
@@ -343,10 +398,9 @@ def _class(name: str, cls: type) -> Iterator[str]:
         yield from _instance_attributes(name, node)
 
 
-_CONSTRUCTED = (
-    "AddressHandle", "CompletionChannel", "CompletionQueue", "Device", "EventChannel", "Identifier",
-    "MemoryRegion", "MemoryWindow", "ProtectionDomain", "RawSharedReceiveQueue", "testing.Faults",
-)  # fmt: skip
+def is_constructed(cls: type) -> bool:
+    """Whether programs make objects of a class by calling it."""
+    return "__init__" in vars(cls) and "\nArgs:" in inspect.cleandoc(cls.__doc__ or "")
 
 
 def bases(cls: type) -> list[str]:
@@ -364,7 +418,7 @@ def _public(cls: type) -> str:
             if cls.__module__ == "builtins"
             else f"{cls.__module__.split('.')[0]}.{cls.__name__}"
         )
-    for module in (aiordma, verbs, aiordma.streams, aiordma.testing):
+    for module in _MODULES:
         if getattr(module, cls.__name__, None) is cls:
             return cls.__name__
     return ""
@@ -456,17 +510,27 @@ def _node(qualified: str, documentation: str | None) -> Node | None:
 
 
 def _init(cls: type) -> Node | None:
-    for base in cls.__mro__:
-        if "__init__" in vars(base) and is_ours(base):
-            found = _nodes().get(f"{base.__name__}.__init__")
-            return found[-1] if found else None
-    return None
+    node = _node(cls.__name__, cls.__doc__)
+    return (
+        next(
+            (each for each in node.body if isinstance(each, Node) and each.name == "__init__"), None
+        )
+        if isinstance(node, ast.ClassDef)
+        else None
+    )
 
 
-def _arguments(node: Node | None) -> str:
+def _arguments(node: Node | None, function: Any) -> str:
+    """Return the parameters of a function, with the values of defaults that are constants."""
     if node is None or isinstance(node, ast.ClassDef):
         return "()"
-    return f"({ast.unparse(_without_self(node.args))})"
+    constants = getattr(inspect.unwrap(function), "__globals__", {})
+    arguments = _without_self(node.args)
+    for default in [*arguments.defaults, *arguments.kw_defaults]:
+        value = constants.get(default.id) if isinstance(default, ast.Name) else None
+        if isinstance(default, ast.Name) and isinstance(value, int | float | str):
+            default.id = repr(value)
+    return f"({ast.unparse(arguments)})"
 
 
 def _without_self(arguments: ast.arguments) -> ast.arguments:
@@ -489,7 +553,7 @@ def _function(kind: str, name: str, function: Any) -> str:
     node = _node(qualified, function.__doc__) or _node(name, function.__doc__)
     signature, options = "()", []
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        signature = _arguments(node)
+        signature = _arguments(node, function)
         if node.returns is not None:
             signature += " -> " + ast.unparse(node.returns).strip("'")
         if isinstance(node, ast.AsyncFunctionDef):

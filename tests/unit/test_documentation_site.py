@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-import aiordma
 from docs.site import reference
 from docs.site.navigation import NAVIGATION
 from tests.unit.sources import ROOT
@@ -40,11 +39,8 @@ def test_each_environment_variable_is_on_its_page() -> None:
 
 
 def test_each_exception_has_its_page() -> None:
-    exceptions = {
-        name
-        for name in reference.public_names()
-        if isinstance(thing := reference.find(name), type) and issubclass(thing, aiordma.RdmaError)
-    }
+    exceptions = set(reference.exceptions())
+    assert {"RdmaError", "ValkeyProtocolError", "ProtocolError"} <= exceptions
     assert {path.stem for path in (DOCS / "errors").glob("*.md")} - {"index"} == exceptions
     for name in exceptions:
         text = (DOCS / "errors" / f"{name}.md").read_text()
@@ -56,5 +52,8 @@ def test_each_exception_has_its_page() -> None:
 @pytest.mark.parametrize("name", sorted(reference.public_names()))
 def test_description_of_a_name_has_its_signature_and_text(name: str) -> None:
     key = next(key for key, (_, _, names) in reference.PAGES.items() if name in names)
-    pattern = rf"^::::\{{py:\w+\}} {re.escape(name)}(\(.*)?$\n(:.*\n)*\n\S"
-    assert re.search(pattern, reference.page(key), re.MULTILINE)
+    page = reference.page(key)
+    (module,) = re.findall(r"^```\{py:currentmodule\} (\S+)$", page, re.MULTILINE)
+    shown = f"aiordma.{name}".removeprefix(f"{module}.")
+    pattern = rf"^::::\{{py:\w+\}} {re.escape(shown)}(\(.*)?$\n(:.*\n)*\n\S"
+    assert re.search(pattern, page, re.MULTILINE)

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import pytest
 
 from docs.site import reference
+from tests.unit.test_docstrings import CONSTRUCTED
 
 ENTRY = re.compile(r"\*{0,2}\w+(?:, \*{0,2}\w+)*: ")
 CONTINUED = re.compile(r"^( {4}\w+(?:, \w+)*,)\n {8}", re.MULTILINE)
@@ -34,7 +35,7 @@ def _callables() -> Iterator[tuple[str, Described]]:
             if callable(thing):
                 yield name, (thing, thing.__doc__ or "")
             continue
-        if "\nArgs:" in inspect.cleandoc(thing.__doc__ or ""):
+        if reference.is_constructed(thing):
             yield name, (thing, thing.__doc__ or "")
         for member, owner in reference.members(thing).items():
             found = vars(owner)[member]
@@ -44,6 +45,10 @@ def _callables() -> Iterator[tuple[str, Described]]:
 
 
 CALLABLES = dict(_callables())
+
+
+def test_classes_that_programs_construct_are_checked() -> None:
+    assert set(CONSTRUCTED) <= set(CALLABLES)
 
 
 def _parameters(name: str) -> dict[str, inspect.Parameter]:

@@ -18,5 +18,6 @@ from aiordma.integrations.dask.backend import (
     RdmaConnector,
     RdmaListener,
 )
+from aiordma.integrations.dask.frames import ProtocolError
 
-__all__ = ("RdmaBackend", "RdmaComm", "RdmaConnector", "RdmaListener")
+__all__ = ("ProtocolError", "RdmaBackend", "RdmaComm", "RdmaConnector", "RdmaListener")

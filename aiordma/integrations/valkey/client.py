@@ -19,7 +19,7 @@ class RdmaConnection(Connection):
 
     Args:
         device, require: as of `aiordma.connect`.
-        rdma: further options of `open_connection`.
+        rdma: further options of `open_connection`; None: none.
         keywords: as of valkey.asyncio.Connection. Those of sockets have no effect: socket_keepalive
             (Valkey's own messages and `rdma={"keepalive": ...}` replace it) and socket_type.
 
