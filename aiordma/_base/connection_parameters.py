@@ -60,11 +60,21 @@ class ConnectionParameters:
     """The parameters that a connect or an accept sends to the peer (`rdma_conn_param`, man
     rdma_connect).
 
-    The retry counts are 3-bit numbers; an `rnr_retry_count` of 7 retries without limit.
     librdmacm uses `qp_num` and `shared_receive` only if the identifier has no queue pair itself:
     the queue pair was created without librdmacm, or an accept in the UDP port space names a shared
-    queue pair. `shared_receive` states that this queue pair uses a shared receive queue.
-    `flow_control` states that the device has end-to-end flow control.
+    queue pair.
+
+    Attributes:
+        private_data: bytes for the peer's program.
+        responder_resources: READs and atomics of the peer that the device serves at the same time,
+            0 to 254; 255: as many as it can.
+        initiator_depth: READs and atomics that this side has in flight, 0 to 254; 255: as many as
+            the device can have.
+        retry_count: retransmissions without an acknowledgement, 0 to 7.
+        rnr_retry_count: retransmissions to a peer without a posted receive, 0 to 7; 7: no limit.
+        qp_num: the number of a queue pair that librdmacm did not create; 0: it did.
+        shared_receive: whether that queue pair has a shared receive queue.
+        flow_control: whether the device has end-to-end flow control.
     """
 
     private_data: bytes = b""
@@ -118,6 +128,10 @@ class ConnectionParameters:
 class Ece:
     """Options of enhanced connection establishment (`ibv_ece`): bits that two devices of one vendor
     negotiate. 0 means no options.
+
+    Attributes:
+        vendor_id: the vendor of the device, 32 bits.
+        options: the vendor's bits, 32 bits.
 
     Raises:
         TypeError, ValueError: a field is not a number of 32 bits.

@@ -58,6 +58,11 @@ class RemoteMemory:
     the connection. `pack` and `unpack` convert a range to and from 20 bytes in network byte order,
     to send it in a message: address (8), length (8), rkey (4).
 
+    Attributes:
+        address: the first byte, as the peer's device addresses it.
+        length: bytes.
+        rkey: the key of the peer's region or window, 32 bits.
+
     Raises:
         TypeError, ValueError: a field is not a number, or out of range; the message names it.
     """

@@ -43,8 +43,13 @@ _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
 
 @dataclass(frozen=True, slots=True)
 class QueuePairAddress:
-    """The address that a queue pair's peer needs: the queue pair number, the number of the first
-    packet that it sends (24 bits), its port's GID, and on InfiniBand its LID.
+    """The address that a queue pair's peer needs.
+
+    Attributes:
+        qp_num: the queue pair number, 24 bits.
+        psn: the number of the first packet that it sends, 24 bits.
+        gid: the GID of its port, 16 bytes.
+        lid: the LID of its port; 0: none, as on RoCE.
 
     Raises:
         TypeError, ValueError: a field is of the wrong type or out of range; the message names it.

@@ -44,6 +44,16 @@ class AddressVector:
     """The path to a peer's port (`ibv_ah_attr`). On RoCE, the peer's `gid`, and the `gid_index` of
     the local port's GID table, determine it.
 
+    Attributes:
+        port: the local port of the device, from 1.
+        gid: the peer's GID, 16 bytes; None: no GRH (InfiniBand, within a subnet).
+        gid_index: the index of the local GID, from 0.
+        lid: the peer's LID (InfiniBand).
+        hop_limit: the largest number of routers, 0 to 255: the TTL of IP.
+        flow_label: 20 bits, the flow label of IPv6; on RoCE it can choose the UDP source port.
+        traffic_class: 0 to 255: the type of service of IP.
+        service_level: 0 to 15.
+
     Raises:
         TypeError, ValueError: a field has the wrong type or is out of range; the message names it.
 

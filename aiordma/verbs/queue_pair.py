@@ -42,7 +42,13 @@ __all__ = ("Capacity", "QueuePair", "QueuePairAttributes", "modify_arguments")
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Sizes of a queue pair (`ibv_qp_cap`): requests, sges per request, inline bytes."""
+    """Sizes of a queue pair (`ibv_qp_cap`): requests, sges per request, inline bytes.
+
+    Attributes:
+        max_send_wr, max_recv_wr: requests in flight on the send queue, and on the receive queue.
+        max_send_sge, max_recv_sge: parts of one request.
+        max_inline_data: bytes of a request that can be copied at the post.
+    """
 
     max_send_wr: int = 64
     max_recv_wr: int = 64

@@ -4,6 +4,7 @@ The default itself is in the signature. `Args: as `X`.` and `parameter: as `X`.`
 call; a call of another package is named without backquotes ("as of asyncio's").
 """
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -45,10 +46,30 @@ def _callables() -> Iterator[tuple[str, Described]]:
 
 
 CALLABLES = dict(_callables())
+RECORDS = (
+    "AddressVector",
+    "Capacity",
+    "ConnectionOptions",
+    "ConnectionParameters",
+    "Ece",
+    "QueuePairAddress",
+    "RemoteMemory",
+)
+"""Data classes whose objects programs make."""
 
 
 def test_classes_that_programs_construct_are_checked() -> None:
     assert set(CONSTRUCTED) <= set(CALLABLES)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_each_field_that_programs_set_is_described(name: str) -> None:
+    text = reference.page(next(key for key in reference.PAGES if name in reference.PAGES[key][2]))
+    described = re.findall(rf"py:attribute}} {name}\.(\w+)", text)
+    for names in re.findall(r"^- (`.*?)(?: \(|: )", text, re.MULTILINE):
+        described += re.findall(r"`(\w+)`", names)
+    fields = {each.name for each in dataclasses.fields(reference.find(name))}
+    assert fields - set(described) == set()
 
 
 def _parameters(name: str) -> dict[str, inspect.Parameter]:
