@@ -34,6 +34,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "reference/index",
         "environment",
         "verbs",
+        "verbs-examples",
         "connection-manager",
         "guarantees",
         "glossary",

@@ -143,6 +143,18 @@ def test_the_memory_window_example_lends_and_takes_back() -> None:
     assert done.stdout.endswith("what was taken back is refused\n")
 
 
+@pytest.mark.capability("ece")
+@pytest.mark.capability("rdma_establish")
+def test_example_makes_its_own_queue_pairs() -> None:
+    done = run("examples/own_queue_pair.py", ADDRESS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "agreed to the options 1",
+        "received b'hello'",
+        "received b'by hand'",
+    ]
+
+
 STREAM_EXAMPLES = sorted((ROOT / "examples").glob("stream_*.py"))
 
 
