@@ -140,7 +140,7 @@ test-software: venv
 	exit $$status
 
 # Modules of several seconds each: most compile programs, start them, or wait for a time limit.
-SLOW = $(addprefix tests/unit/test_, bench_native.py buffer_cycles.py build.py \
+SLOW = $(addprefix tests/unit/test_, bench_native.py buffer_cycles.py build.py cli_mistakes.py \
 	deferred_interrupts.py descriptors.py engine_safety.py engines.py forked.py interpreters.py \
 	interrupted_calls.py interrupts.py native.py pytest_plugin.py software_handshake.py \
 	software_held.py software_identifiers.py software_no_memory.py software_streams.py \

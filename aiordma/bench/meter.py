@@ -136,11 +136,11 @@ class Meter:
         """Return the measurement of the block.
 
         Raises:
-            ValueError: the block completed no operation.
+            TimeoutError: the block completed no operation.
         """
         count = (self.count or len(self.samples)) + self.received
         if not count:
-            raise ValueError(f"{self.name}: not one operation in the time that there was")
+            raise TimeoutError(f"{self.name}: not one operation in the time that there was")
         return Measurement(
             self.name,
             self.size,

@@ -1,34 +1,31 @@
-"""Reports what is not a fault of this program in one line: a wrong address, a missing device."""
+"""What is not a fault of this program: a wrong argument, a missing device, a peer that is gone."""
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import anyio
 
 from aiordma import RdmaError
 
-__all__ = ("ServerEndedError", "first_error", "reporting")
+__all__ = ("FAILED", "MISUSED", "ServerEndedError", "first_error", "one_line", "status_of")
+
+FAILED = 1
+MISUSED = 2
+"""Exit statuses of commands."""
 
 
 class ServerEndedError(RuntimeError):
-    """A server in a process of its own ended before it was ready. It has said why."""
+    """A server in a process of its own ended before it was ready. The text says why.
 
-
-@contextmanager
-def reporting() -> Iterator[None]:
-    """Print an error of RDMA or of the system in the block, and exit with status 1.
-
-    Raises:
-        SystemExit: after such an error, also in an exception group that has no other errors.
+    Args:
+        status: the exit status for the command that started it.
     """
-    try:
-        yield
-    except (RdmaError, OSError, ServerEndedError) as error:
-        _exit(error)
-    except BaseExceptionGroup as group:
-        matching, others = group.split((RdmaError, OSError))
-        if matching is None or others is not None:
-            raise
-        _exit(first_error(matching))
+
+    def __init__(self, reason: str, status: int = FAILED) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's text in one line; its class's name if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def first_error(error: BaseException) -> BaseException:
@@ -38,6 +35,19 @@ def first_error(error: BaseException) -> BaseException:
     return error
 
 
-def _exit(error: BaseException) -> None:
-    print(f"aiordma bench: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-    raise SystemExit(1) from None
+def status_of(error: BaseException) -> int | None:
+    """Return the exit status of a command that ends with an error.
+
+    Returns:
+        MISUSED for a value that the user gave and that cannot be right, FAILED for an error of
+        RDMA or of the system, None for a fault of this program. A group has the status of its
+        first error, if all of its errors have one.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        statuses = [status_of(each) for each in error.exceptions]
+        return None if None in statuses else statuses[0]
+    if isinstance(error, ServerEndedError):
+        return error.status
+    if isinstance(error, RdmaError | anyio.BrokenResourceError | OSError):
+        return FAILED
+    return MISUSED if isinstance(error, ValueError) else None

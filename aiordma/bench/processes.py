@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from aiordma.bench.loops import SPIN, run
-from aiordma.bench.mistakes import ServerEndedError, reporting
+from aiordma.bench.mistakes import ServerEndedError, first_error, one_line, status_of
 from aiordma.bench.server import serve
 
 __all__ = ("Ports", "announcing", "main", "serving")
@@ -32,15 +32,28 @@ class Ports:
 
 
 def main(settings: str) -> None:
-    """Run the server, in the process that `serving` starts."""
+    """Run the server, in the process that `serving` starts.
+
+    It announces the ports. If it cannot start, it announces the reason instead.
+    """
     given = json.loads(settings)
     loop, spin = given.pop("loop"), given.pop("spin")
+    announced = False
 
     def announce(*ports: int) -> None:
+        nonlocal announced
         print(json.dumps(ports), flush=True)
+        announced = True
 
-    with reporting(), suppress(KeyboardInterrupt):
-        run(partial(serve, announce=announce, **given), loop=loop, spin=spin)
+    try:
+        with suppress(KeyboardInterrupt):
+            run(partial(serve, announce=announce, **given), loop=loop, spin=spin)
+    except Exception as error:
+        status = status_of(error)
+        if announced or status is None:
+            raise
+        reason = {"reason": one_line(first_error(error)), "status": status}
+        print(json.dumps(reason), flush=True)
 
 
 @contextmanager
@@ -50,10 +63,12 @@ def serving(
     """Run a server on this machine during the block.
 
     Raises:
-        ServerEndedError: the server did not start. Its own messages are on standard error.
+        ServerEndedError: the server did not start; the text says why.
     """
     settings = {"host": host, "port": 0, "device": device, "loop": loop, "spin": spin}
     with announcing([sys.executable, "-c", WORDS, json.dumps(settings)]) as (ports, pid):
+        if isinstance(ports, dict):
+            raise ServerEndedError(**ports)
         rdma, streams, protocol = ports
         yield Ports(rdma, streams, protocol, pid)
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from aiordma.bench.commands import bench
+from aiordma.cli.bench import bench
 from aiordma.cli.cp import cp
 from aiordma.cli.doctor import doctor
 from aiordma.cli.info import info

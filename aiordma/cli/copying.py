@@ -147,10 +147,15 @@ class FileReceiver:
     Args:
         directory: an existing one.
         received: called with the path and the size of each file.
+
+    Raises:
+        OSError: there is no such directory.
     """
 
     def __init__(self, directory: Path, received: Callable[[Path, int], object]) -> None:
         self._directory = directory.resolve(strict=True)
+        if not self._directory.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory))
         self._received = received
 
     async def serve(self, stream: Stream) -> None:

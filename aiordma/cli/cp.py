@@ -5,22 +5,21 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import anyio
 import rich.progress
 import typer
 from rich.console import Console
 
-import aiordma
 from aiordma import RdmaError
 from aiordma.cli.copying import FileReceiver, send_file
+from aiordma.cli.options import DeviceName, Port, Require, check_device
 from aiordma.cli.rcopy import PORT, RcopyError
+from aiordma.cli.running import run_command
 from aiordma.streams import Stream, connect_stream, listen_stream
 
 __all__ = ("cp", "split_target")
-
-Device = Annotated[str, typer.Option(help="The RDMA device; auto: whichever has the address.")]
 
 
 def cp(
@@ -32,27 +31,38 @@ def cp(
         Path | None, typer.Option(metavar="DIRECTORY", help="Receive files into it.")
     ] = None,
     bind: Annotated[str, typer.Option(help="With --serve: the local address.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option("--port", "-p", help="The server's.")] = PORT,
-    device: Device = "auto",
+    port: Port = PORT,
+    timeout: Annotated[
+        float, typer.Option("--timeout", "-t", min=0.001, help="Seconds to connect.")
+    ] = 30.0,
+    device: DeviceName = "auto",
+    require: Require = None,
 ) -> None:
-    """Copy a file to another machine over RDMA: aiordma cp FILE HOST[:PATH].
+    """Copy a file to another machine over RDMA.
 
-    There, `aiordma cp --serve DIRECTORY` receives it, or rcopy of rdmacm-utils. With --serve, the
-    client can be rcopy, too.
+    The other machine receives files into a directory, with `aiordma cp --serve DIRECTORY` or with
+    rcopy of rdmacm-utils. With --serve, the client can be rcopy, too. A file that is received has
+    its name only when it is complete. Whoever reaches the port can write into the directory.
+
+    Example of the receiver: aiordma cp --serve /srv/incoming
+
+    Example of the sender: aiordma cp data.bin 192.0.2.1
+
+    Under another name, and never without RDMA: aiordma cp data.bin 192.0.2.1:new.bin --require rdma
     """
-    logging.basicConfig(format="aiordma: %(message)s")
+    logging.basicConfig(format="aiordma cp: %(message)s")
+    if serve is not None:
+        if source is not None or target is not None:
+            raise typer.BadParameter("--serve has no other arguments")
+        run_command("cp", partial(_serve, serve, bind, port, device, require))
+        return
+    if source is None or target is None:
+        raise typer.BadParameter("give FILE and HOST[:PATH], or --serve DIRECTORY")
     try:
-        if serve is not None:
-            if source is not None or target is not None:
-                raise typer.BadParameter("--serve has no other arguments")
-            aiordma.run(_serve(serve, bind, port, device))
-        elif source is None or target is None:
-            raise typer.BadParameter("give FILE and HOST[:PATH], or --serve DIRECTORY")
-        else:
-            host, path = split_target(target, source.name)
-            aiordma.run(_send(source, host, path, port, device))
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        host, path = split_target(target, source.name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    run_command("cp", partial(_send, source, host, path, port, timeout, device, require))
 
 
 def split_target(target: str, name: str) -> tuple[str, str]:
@@ -60,19 +70,37 @@ def split_target(target: str, name: str) -> tuple[str, str]:
 
     Args:
         name: of the file: the path, or its last part, if the target does not have it.
+
+    Raises:
+        ValueError: the target has no host, or a bracket that is not closed.
     """
     if target.startswith("["):
-        host, _, rest = target[1:].partition("]")
+        host, bracket, rest = target[1:].partition("]")
+        if not bracket or rest[:1] not in ("", ":"):
+            raise ValueError(f"{target!r} is not [IPV6] or [IPV6]:PATH")
     else:
         host, colon, rest = target.partition(":")
         rest = colon + rest
+    if not host:
+        raise ValueError(f"{target!r} has no host: give HOST or HOST:PATH")
     path = rest.removeprefix(":")
     return host, path + name if not path or path.endswith("/") else path
 
 
-async def _send(source: Path, host: str, path: str, port: int, device: str) -> None:
+async def _send(
+    source: Path,
+    host: str,
+    path: str,
+    port: int,
+    timeout: float,
+    device: str,
+    require: str | None,
+) -> None:
+    check_device(device)
     try:
-        async with connect_stream(host, port, device=device) as stream:
+        async with connect_stream(
+            host, port, timeout=timeout, device=device, require=require
+        ) as stream:
             started = time.perf_counter()
             with rich.progress.Progress(
                 *rich.progress.Progress.get_default_columns(),
@@ -86,9 +114,7 @@ async def _send(source: Path, host: str, path: str, port: int, device: str) -> N
                 size = await send_file(stream, source, path, partial(_show, shown, task))
             seconds = time.perf_counter() - started
     except anyio.EndOfStream:
-        _fail(f"{host}: the server ended the stream before it had the file")
-    except (RdmaError, RcopyError, OSError, ValueError) as error:
-        _fail(str(error))
+        raise RcopyError(f"{host}: the server ended the stream before it had the file") from None
     print(f"{size} bytes in {seconds:.2f} seconds = {size * 8 / 1e9 / seconds:.2f} Gb/sec")
 
 
@@ -96,19 +122,11 @@ def _show(shown: rich.progress.Progress, task: rich.progress.TaskID, done: int, 
     shown.update(task, completed=done, total=size)
 
 
-def _fail(reason: str) -> NoReturn:
-    print(f"aiordma cp: {reason}", file=sys.stderr)
-    raise typer.Exit(1) from None
-
-
-async def _serve(directory: Path, bind: str, port: int, device: str) -> None:
-    try:
-        receiver = FileReceiver(directory, _received)
-        async with listen_stream(bind, port, device=device) as listener:
-            print(f"listening on {bind}:{listener.port}", flush=True)
-            await listener.serve(partial(_handle, receiver))
-    except (RdmaError, OSError, ValueError) as error:
-        _fail(str(error))
+async def _serve(directory: Path, bind: str, port: int, device: str, require: str | None) -> None:
+    receiver = FileReceiver(directory, _received)
+    async with listen_stream(bind, port, device=device, require=require) as listener:
+        print(f"listening on {bind}:{listener.port}", flush=True)
+        await listener.serve(partial(_handle, receiver))
 
 
 async def _handle(receiver: FileReceiver, stream: Stream) -> None:

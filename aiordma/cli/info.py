@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from aiordma import Context, Device, DeviceAttributes, GidEntry, GidType, RdmaError
-from aiordma.cli.running import fail, one_line
+from aiordma.cli.options import device_names
+from aiordma.cli.running import fail, one_line, reporting
 
-__all__ = ("describe", "device_names", "info")
+__all__ = ("describe", "info")
 
 SHOWN_LIMITS = (
     "max_qp",
@@ -27,11 +28,6 @@ SHOWN_LIMITS = (
     "max_mw",
     "max_qp_rd_atom",
 )
-
-
-def device_names() -> list[str]:
-    """Return the devices' names, for the completion of a shell."""
-    return Device.names()
 
 
 def info(
@@ -58,18 +54,20 @@ def info(
     """
     described: list[dict[str, Any]] = []
     errors: list[str] = []
-    for name in device or Device.names():
+    with reporting("info"):
+        devices = [Device(name) for name in device or Device.names()]
+    for each in devices:
         try:
-            with Device(name).open() as context:
+            with each.open() as context:
                 described.append(describe(context))
         except (RdmaError, ValueError) as error:
-            errors.append(f"{name}: {one_line(error)}")
+            errors.append(f"{each.name}: {one_line(error)}")
     if as_json:
         shown = {"version": version("aiordma"), "devices": described, "errors": errors}
         print(json.dumps(shown, indent=2))
     else:
-        for each in described:
-            print("\n".join(_lines(each, verbose)))
+        for values in described:
+            print("\n".join(_lines(values, verbose)))
     if errors:
         fail("info", "; ".join(errors))
 

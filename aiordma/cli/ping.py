@@ -10,7 +10,7 @@ import typer
 
 import aiordma
 from aiordma import Connection
-from aiordma.cli.info import device_names
+from aiordma.cli.options import DeviceName, Port, Require, check_device
 from aiordma.cli.rping import MOST, OPTIONS, PORT, answer
 from aiordma.cli.rping import ping as ping_peer
 from aiordma.cli.running import fail, run_command
@@ -33,7 +33,7 @@ def ping(
     persistent: Annotated[
         bool, typer.Option("--persistent", "-P", help="Be a server for many clients.")
     ] = False,
-    port: Annotated[int, typer.Option("--port", "-p", help="The server's port.")] = PORT,
+    port: Port = PORT,
     count: Annotated[
         int, typer.Option("--count", "-C", min=0, help="A client's rounds; 0: until interrupted.")
     ] = 5,
@@ -48,26 +48,17 @@ def ping(
     ] = 5.0,
     show: Annotated[bool, typer.Option("-v", help="Print the data.")] = False,
     verify: Annotated[bool, typer.Option("--verify", "-V", help="Compare the data.")] = False,
-    device: Annotated[
-        str,
-        typer.Option(help="The device; auto: chosen by the address.", autocompletion=device_names),
-    ] = "auto",
-    require: Annotated[
-        str | None,
-        typer.Option(
-            help="rdma, infiniband, roce or iwarp: fail if another kind of device would be used.",
-            show_default=False,
-        ),
-    ] = None,
+    device: DeviceName = "auto",
+    require: Require = None,
 ) -> None:
     """Test RDMA between two machines: SEND, READ and WRITE, as rping(1) does.
 
     Each side can be the C program: `rping -s` on the other machine, or `rping -c -a HOST`. A round
     is two messages in each direction, a READ and a WRITE. Its time includes all of them.
 
-    On the server:  aiordma ping --serve -P
+    Example of the server: aiordma ping --serve -P
 
-    On the client:  aiordma ping 192.0.2.1 --require rdma
+    Example of the client: aiordma ping 192.0.2.1 --require rdma
     """
     is_server = serve or persistent
     if client and is_server:
@@ -113,8 +104,7 @@ async def _ping(
     require: str | None,
     times: list[float],
 ) -> None:
-    if device != "auto":
-        _ = aiordma.Device(device).guid  # raises NoDeviceError, which names the device
+    check_device(device)
     started = time.perf_counter()
     connecting = aiordma.connect(
         host, port, timeout=timeout, device=device, require=require, **OPTIONS

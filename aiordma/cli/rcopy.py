@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Self
 
+import anyio
+
 __all__ = (
     "HEADER_BYTES",
     "PORT",
@@ -35,7 +37,7 @@ _VERSION = 0
 _MOST_PATH_BYTES = 0xFFFF - HEADER_BYTES - 8
 
 
-class RcopyError(Exception):
+class RcopyError(anyio.BrokenResourceError):
     """The peer does not keep to rcopy's protocol, or a path does not fit into a message."""
 
 

@@ -1,26 +1,20 @@
 """Runs a command: a user's mistake is one line on standard error and an exit status."""
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn, TypeVar
 
-import anyio
 import typer
 
 import aiordma
+from aiordma.bench.mistakes import FAILED, first_error, one_line, status_of
 
-__all__ = ("fail", "one_line", "run_command")
+__all__ = ("fail", "one_line", "reporting", "run_command")
 
 Result = TypeVar("Result")
 
-FAILED = 1
-MISUSED = 2
 INTERRUPTED = 130
-
-
-def one_line(error: BaseException) -> str:
-    """Return an error's text in one line; its class's name if it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def fail(command: str, reason: str, status: int = FAILED) -> NoReturn:
@@ -38,6 +32,29 @@ def fail(command: str, reason: str, status: int = FAILED) -> NoReturn:
     raise typer.Exit(status) from None
 
 
+@contextmanager
+def reporting(command: str) -> Iterator[None]:
+    """End the command after an error in the block that is not a fault of the program.
+
+    Args:
+        command: the command's name, for the message.
+
+    Raises:
+        typer.Exit: with status 1 after an error of RDMA or of the system, with 2 after a
+            ValueError, and with 130 after an interrupt. The reason is on standard error; of a
+            group of such errors it is the first one's.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except Exception as error:
+        status = status_of(error)
+        if status is None:
+            raise
+        fail(command, one_line(first_error(error)), status)
+
+
 def run_command(command: str, function: Callable[[], Awaitable[Result]]) -> Result:
     """Run an async function to its end, on asyncio.
 
@@ -48,19 +65,11 @@ def run_command(command: str, function: Callable[[], Awaitable[Result]]) -> Resu
     Returns:
         what the function returned.
 
-    Raises:
-        typer.Exit: with status 1 after an error of RDMA or of the system, with 2 after a ValueError
-            or TypeError, and with 130 after an interrupt. The reason is on standard error.
+    Raises: as `reporting`.
     """
 
     async def main() -> Result:
         return await function()
 
-    try:
+    with reporting(command):
         return aiordma.run(main())
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
-    except (aiordma.RdmaError, anyio.BrokenResourceError, OSError) as error:
-        fail(command, one_line(error))
-    except (ValueError, TypeError) as error:
-        fail(command, one_line(error), MISUSED)

@@ -154,14 +154,7 @@ async def test_a_client_that_asks_for_too_much_is_rejected(work: Workload) -> No
 def test_row_without_a_server_reports_it() -> None:
     done = bench("client", ADDRESS, "--port", "7469", *QUICK, "-o", "echo", "-d", "1", "--no-tcp")
     assert done.returncode == 1
-    assert f"echo/64: connect to {ADDRESS}:7469" in done.stdout
-
-
-@pytest.mark.natively
-def test_an_unknown_operation_is_named() -> None:
-    done = bench("local", "-o", "dance")
-    assert done.returncode == 2
-    assert "'dance' is none of echo" in done.stderr
+    assert done.stderr.startswith(f"aiordma bench: echo/64: connect to {ADDRESS}:7469")
 
 
 @pytest.mark.natively

@@ -205,11 +205,3 @@ def test_the_command_copies_a_file(served: Path, tmp_path: Path) -> None:
         finally:
             server.send_signal(signal.SIGINT)
         assert server.wait(30) == 130
-
-
-@pytest.mark.natively
-@pytest.mark.parametrize("arguments", [(), ("one",), ("--serve", ".", "file", "host")])
-def test_a_wrong_command_line_is_explained(arguments: tuple[str, ...]) -> None:
-    done = cp(*arguments)
-    assert done.returncode == 2
-    assert "--serve" in done.stderr

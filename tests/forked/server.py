@@ -26,7 +26,7 @@ PRELOADED = (
     "aiordma",
     "aiordma.bench",
     "aiordma.bench.server",
-    "aiordma.bench.commands",
+    "aiordma.cli.bench",
     "aiordma.cli.cp",
     "aiordma.cli.doctor",
     "aiordma.cli.info",

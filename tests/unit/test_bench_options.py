@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from aiordma.bench import Conditions, Workload
-from aiordma.bench.commands import bench
+from aiordma.cli.bench import bench
 
 REFUSED = {
     "-m 1024": "rdma_cm",

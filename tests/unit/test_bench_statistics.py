@@ -56,7 +56,7 @@ def test_nothing_measured_is_an_error() -> None:
     meter = Meter("nothing", 1)
     with meter:
         pass
-    with pytest.raises(ValueError, match="not one operation"):
+    with pytest.raises(TimeoutError, match="not one operation"):
         meter.result()
 
 

@@ -102,3 +102,9 @@ def test_a_wrong_reply_is_refused(reply: Header, said: str) -> None:
 )
 def test_a_target_is_split(target: str, found: tuple[str, str]) -> None:
     assert split_target(target, "name") == found
+
+
+@pytest.mark.parametrize("target", ["", ":", ":path", "[]", "[]:path", "[::1", "[::1]path"])
+def test_a_target_without_a_host_is_refused(target: str) -> None:
+    with pytest.raises(ValueError, match=r"has no host|is not"):
+        split_target(target, "name")

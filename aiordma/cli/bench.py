@@ -1,6 +1,7 @@
 """`aiordma bench`: runs a server, a client, or both."""
 
 import json
+import sys
 from collections.abc import Callable, Coroutine
 from functools import partial
 from itertools import product
@@ -11,17 +12,18 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from aiordma import RdmaError
 from aiordma.bench.client import measure
 from aiordma.bench.conditions import MTU_REFUSED, Conditions
-from aiordma.bench.loops import LOOPS, SPIN, run
+from aiordma.bench.loops import LOOPS, SPIN, check_loop, run
 from aiordma.bench.meter import Measurement
-from aiordma.bench.mistakes import reporting
+from aiordma.bench.mistakes import FAILED, first_error, one_line, status_of
 from aiordma.bench.processes import serving
 from aiordma.bench.server import serve
 from aiordma.bench.table import Failure, table_of
 from aiordma.bench.tcp import measure_protocol, measure_streams
 from aiordma.bench.workload import OPERATIONS, Workload
+from aiordma.cli.options import DeviceName, check_device
+from aiordma.cli.running import fail, reporting
 
 __all__ = ("bench",)
 
@@ -32,17 +34,49 @@ LARGEST_DATAGRAM = 1024
 
 bench: typer.Typer = typer.Typer(no_args_is_help=True, help="Measure latency and throughput.")
 
+
+def _checked_loop(loop: str) -> str:
+    try:
+        check_loop(loop)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return loop
+
+
+def _operations() -> list[str]:
+    return list(OPERATIONS)
+
+
+def _loops() -> list[str]:
+    return list(LOOPS)
+
+
 Operations = Annotated[
     list[str] | None,
-    typer.Option("--operation", "-o", help=f"Of {', '.join(OPERATIONS)}; can be repeated."),
+    typer.Option(
+        "--operation",
+        "-o",
+        help=f"Of {', '.join(OPERATIONS)}; can be repeated.",
+        autocompletion=_operations,
+    ),
 ]
 Sizes = Annotated[list[int] | None, typer.Option("--size", "-s", help="Bytes; can be repeated.")]
 Depths = Annotated[
     list[int] | None, typer.Option("--depth", "-d", help="In flight at a time; can be repeated.")
 ]
-Seconds = Annotated[float, typer.Option(help="For each row.")]
-Device = Annotated[str, typer.Option(help="The RDMA device; auto: whichever has the address.")]
-Loop = Annotated[str, typer.Option(help=f"The event loop: {', '.join(LOOPS)}.")]
+Seconds = Annotated[float, typer.Option(help="For each row.", min=0.001)]
+Port = Annotated[
+    int,
+    typer.Option(
+        "--port", "-p", min=0, max=65533, help="The server's for RDMA; TCP has the two above it."
+    ),
+]
+Loop = Annotated[
+    str,
+    typer.Option(
+        help=f"The event loop: {', '.join(LOOPS)}.", callback=_checked_loop, autocompletion=_loops
+    ),
+]
 Polling = Annotated[
     bool, typer.Option(help="With --loop auto: look for completions before sleeping.")
 ]
@@ -86,7 +120,7 @@ def local(
     depth: Depths = None,
     seconds: Seconds = 1.0,
     host: Annotated[str, typer.Option(help="An address of this machine.")] = "127.0.0.1",
-    device: Device = "auto",
+    device: DeviceName = "auto",
     loop: Loop = "auto",
     polling: Polling = True,
     spin: Spin = SPIN * 1e6,
@@ -102,13 +136,23 @@ def local(
     tos: Tos = None,
     rdma_cm: Cm = True,
 ) -> None:
-    """Run server and client on this machine, in two processes."""
+    """Run server and client on this machine, in two processes.
+
+    Each operation is measured with each size and depth, and compared with asyncio over TCP. Name
+    an address of an RDMA device with --host: 127.0.0.1 is always the software device's.
+
+    Example of latency, as ib_send_lat: aiordma bench local -o echo -s 64 -d 1 -n 1000 --no-tcp
+
+    Example of bandwidth, as ib_write_bw: aiordma bench local -o write -s 65536 -d 16
+    """
     conditions = Conditions(iterations, queue_pairs, tos, gid_index, service_level)
     works = _works(operation, size, depth, both=both, inline=inline)
     _check(conditions, works, mtu)
     seconds_of_polling = spin / 1e6 if polling else 0.0
+    with reporting("bench"):
+        _check_writable(file)
     with (
-        reporting(),
+        reporting("bench"),
         serving(host, loop=loop, spin=seconds_of_polling, device=device) as ports,
     ):
         tasks = _over_rdma(works, host, ports.rdma, seconds, device, conditions)
@@ -120,23 +164,23 @@ def local(
 @bench.command()
 def server(
     bind: Annotated[str, typer.Option(help="A local address; datagrams need one.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(help="RDMA's; TCP takes the two above it.")] = PORT,
-    device: Device = "auto",
+    port: Port = PORT,
+    device: DeviceName = "auto",
     loop: Loop = "auto",
     polling: Polling = True,
     spin: Spin = SPIN * 1e6,
 ) -> None:
-    """Serve clients until interrupted."""
+    """Serve clients until interrupted. On another machine, run `aiordma bench client`.
+
+    Example: aiordma bench server --bind 192.0.2.1
+    """
 
     def announce(*ports: int) -> None:
         print(f"listening on {bind}:{ports[0]}, for TCP on {ports[1]} and {ports[2]}", flush=True)
 
-    try:
+    with reporting("bench"):
         served = partial(serve, bind, port, announce, device=device)
-        with reporting():
-            run(served, loop=loop, spin=spin / 1e6 if polling else 0.0)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        run(served, loop=loop, spin=spin / 1e6 if polling else 0.0)
 
 
 @bench.command()
@@ -146,8 +190,8 @@ def client(
     size: Sizes = None,
     depth: Depths = None,
     seconds: Seconds = 1.0,
-    port: Annotated[int, typer.Option(help="The server's.")] = PORT,
-    device: Device = "auto",
+    port: Port = PORT,
+    device: DeviceName = "auto",
     loop: Loop = "auto",
     polling: Polling = True,
     spin: Spin = SPIN * 1e6,
@@ -163,14 +207,32 @@ def client(
     tos: Tos = None,
     rdma_cm: Cm = True,
 ) -> None:
-    """Measure with a server on another machine."""
+    """Measure with `aiordma bench server` on another machine.
+
+    Example of READs of 64 KiB, 16 in flight: aiordma bench client 192.0.2.1 -o read -s 65536 -d 16
+
+    Example with the rows in a file, too: aiordma bench client 192.0.2.1 --json rows.json
+    """
     conditions = Conditions(iterations, queue_pairs, tos, gid_index, service_level)
     works = _works(operation, size, depth, both=both, inline=inline)
     _check(conditions, works, mtu)
     tasks = _over_rdma(works, host, port, seconds, device, conditions)
     if tcp and loop != "trio":
         tasks += _over_tcp(works, host, port + 1, port + 2, seconds)
-    _report(f"with {host}, loop {loop}", tasks, loop, spin / 1e6 if polling else 0.0, file)
+    with reporting("bench"):
+        check_device(device)
+        _check_writable(file)
+        _report(f"with {host}, loop {loop}", tasks, loop, spin / 1e6 if polling else 0.0, file)
+
+
+def _check_writable(file: Path | None) -> None:
+    """Open the file before anything is measured, without a change.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if file is not None:
+        file.open("a").close()
 
 
 Task = tuple[str, Callable[[], Coroutine[Any, Any, Measurement]]]
@@ -239,27 +301,46 @@ def _over_tcp(
 
 def _report(title: str, tasks: list[Task], loop: str, spin: float, file: Path | None) -> None:
     found: list[Measurement | Failure] = []
+    statuses: list[int] = []
     console = Console()
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with Progress(
+        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    ) as progress:
         shown = progress.add_task("", total=len(tasks))
         for name, task in tasks:
             progress.update(shown, description=name)
             try:
                 found.append(run(task, loop=loop, spin=spin))
-            except (RdmaError, OSError, ValueError) as error:
-                found.append((name, str(error)))
+            except Exception as error:
+                status = status_of(error)
+                if status is None:
+                    raise
+                found.append((name, one_line(first_error(error))))
+                statuses.append(status)
             progress.advance(shown)
-    if not console.is_terminal:
-        console.width = max(console.width, 120)
-    console.print(table_of(title, found))
-    for row in found:
-        if isinstance(row, tuple):
-            console.print(f"{row[0]}: {row[1]}", markup=False, highlight=False, soft_wrap=True)
     if file is not None:
         rows = [
             {"name": row[0], "error": row[1]} if isinstance(row, tuple) else row.as_dict()
             for row in found
         ]
         file.write_text(json.dumps(rows, indent=1) + "\n")
-    if not any(isinstance(row, Measurement) for row in found):
-        raise typer.Exit(1)
+    failures = _failures(found)
+    if len(statuses) == len(found):
+        fail("bench", "; ".join(failures), min(statuses, default=FAILED))
+    if not console.is_terminal:
+        console.width = max(console.width, 120)
+    console.print(table_of(title, found))
+    for failure in failures:
+        console.print(failure, markup=False, highlight=False, soft_wrap=True)
+
+
+def _failures(found: list[Measurement | Failure]) -> list[str]:
+    """Return a text for each reason, with the rows that failed for it."""
+    names: dict[str, list[str]] = {}
+    for row in found:
+        if isinstance(row, tuple):
+            names.setdefault(row[1], []).append(row[0])
+    return [
+        f"{', '.join(rows) if len(rows) < 4 else f'{len(rows)} rows'}: {reason}"
+        for reason, rows in names.items()
+    ]

@@ -1,0 +1,53 @@
+"""Options that several commands have."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from aiordma import Device
+
+__all__ = ("DeviceName", "Port", "Require", "check_device", "device_names")
+
+KINDS = ("any", "rdma", "infiniband", "roce", "iwarp")
+
+
+def device_names() -> list[str]:
+    """Return the devices' names, for the completion of a shell."""
+    try:
+        return Device.names()
+    except ValueError:  # of the environment: a command says so
+        return []
+
+
+def check_device(device: str) -> None:
+    """Check that there is the device that a command is to use.
+
+    Args:
+        device: the option's value; "auto": that of AIORDMA_DEVICE, if it is set.
+
+    Raises:
+        NoDeviceError: there is no device of this name; the message lists the devices.
+    """
+    if device == "auto":
+        device = os.environ.get("AIORDMA_DEVICE") or "auto"
+    if device not in ("", "auto"):
+        _ = Device(device).guid
+
+
+def _kinds() -> list[str]:
+    return list(KINDS)
+
+
+DeviceName = Annotated[
+    str, typer.Option(help="The device; auto: chosen by the address.", autocompletion=device_names)
+]
+Port = Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="The server's port.")]
+Require = Annotated[
+    str | None,
+    typer.Option(
+        help="rdma, infiniband, roce or iwarp: fail if another kind of device would be used.",
+        show_default=False,
+        autocompletion=_kinds,
+    ),
+]
