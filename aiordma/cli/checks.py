@@ -1,10 +1,20 @@
 """The checks of `aiordma doctor`: pure functions from a System to findings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from aiordma.cli.system import SOFTWARE, DeviceState, Interface, System
+from aiordma.cli.containers import memlock_command, nodes_command
+from aiordma.cli.options import KINDS
+from aiordma.cli.system import (
+    SOFTWARE,
+    AddressUse,
+    DeviceState,
+    GidState,
+    Interface,
+    PortState,
+    System,
+)
 
 __all__ = ("CHECKS", "Finding", "check", "works")
 
@@ -22,7 +32,8 @@ class Finding:
             "error" (RDMA does not work).
         subject: the check: "libraries", "memlock", ...
         text: what was found, and what it means.
-        command: the command that mends it, for a person to read and run; "": there is none.
+        command: the command that mends it, or that finds the cause, for a person to read and run.
+            Each warning and error has one. "": there is nothing to do.
         fix: commands that `--fix` may run as root, because they remove nothing.
     """
 
@@ -53,9 +64,16 @@ def check_libraries(system: System) -> list[Finding]:
             "error",
             "libraries",
             "rdma-core cannot be loaded: " + "; ".join(bad),
-            "apt-get install libibverbs1 librdmacm1 ibverbs-providers",
+            _INSTALL,
         )
     ]
+
+
+_INSTALL = "apt-get install libibverbs1 librdmacm1 ibverbs-providers"
+_FULL_KERNEL = (
+    "apt-get install linux-image-amd64   # and reboot into it; on Ubuntu "
+    "linux-modules-extra-$(uname -r)"
+)
 
 
 def check_kernel(system: System) -> list[Finding]:
@@ -75,18 +93,40 @@ def check_kernel(system: System) -> list[Finding]:
                 "kernel",
                 f"this kernel has no module {' and '.join(absent)}: no RDMA without another kernel "
                 "or its modules package; the software device works",
+                _on_host(system, _FULL_KERNEL),
             )
         ]
     load = ("modprobe", "-a", *lacking)
     text = f"not loaded: {', '.join(lacking)}"
-    return [Finding("error", "kernel", text, " ".join(load), (load,))]
+    return [_mendable(system, "error", "kernel", text, load)]
+
+
+def _on_host(system: System, command: str) -> str:
+    """Return the command; in a container it says where to run it."""
+    if not system.container:
+        return command
+    return f"{command}{'; ' if '   # ' in command else '   # '}on the host"
+
+
+def _mendable(
+    system: System, level: str, subject: str, text: str, *steps: tuple[str, ...]
+) -> Finding:
+    """Return a finding that `--fix` may mend."""
+    command = " && ".join(" ".join(step) for step in steps)
+    return Finding(level, subject, text, _on_host(system, command), steps)
 
 
 def check_devices(system: System) -> list[Finding]:
     """Whether there is an RDMA device, and each can be opened."""
     real = [device for device in system.devices if device.name != SOFTWARE]
     findings = [
-        Finding("error", "devices", f"{device.name} cannot be opened: {device.error}")
+        Finding(
+            "error",
+            "devices",
+            f"{device.name} cannot be opened: {device.error}",
+            f"ibv_devinfo -d {device.name}; {_INSTALL}   # does a C program open it? Is its driver "
+            "installed?",
+        )
         for device in real
         if device.error is not None
     ]
@@ -97,11 +137,13 @@ def check_devices(system: System) -> list[Finding]:
         return findings
     if system.is_modular and "rdma_rxe" in system.missing_modules:
         text = "no RDMA device, and this kernel has no rdma_rxe (soft-RoCE); the software device "
-        return [Finding("error", "devices", text + "serves every address")]
+        text += "serves every address"
+        return [Finding("error", "devices", text, _on_host(system, _FULL_KERNEL))]
     interface = usual_interface(system.interfaces)
     if interface is None:
         text = "no RDMA device, and no network interface that is up and has an address"
-        return [Finding("error", "devices", text)]
+        command = "ip link set eth0 up && ip address add 192.0.2.1/24 dev eth0   # with your names"
+        return [Finding("error", "devices", text, command)]
     load = ("modprobe", "-a", "rdma_rxe", "rdma_ucm")
     link = ("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", interface.name)
     text = (
@@ -113,8 +155,7 @@ def check_devices(system: System) -> list[Finding]:
     if not system.has_rdma_tool:
         text += " (the command rdma is in the package iproute2)"
     steps = (load, link) if system.is_modular else (link,)
-    command = " && ".join(" ".join(step) for step in steps)
-    return [Finding("error", "devices", text, command, steps)]
+    return [_mendable(system, "error", "devices", text, *steps)]
 
 
 def usual_interface(interfaces: tuple[Interface, ...]) -> Interface | None:
@@ -142,7 +183,7 @@ def check_nodes(system: System) -> list[Finding]:
                 "error",
                 "nodes",
                 f"the kernel has RDMA devices, but this container has no {', '.join(missing)}",
-                _CONTAINER_COMMANDS.get(system.container, _CONTAINER_COMMANDS["docker"]),
+                nodes_command(system.container),
             )
         )
     elif missing:
@@ -154,7 +195,7 @@ def check_nodes(system: System) -> list[Finding]:
                 "error",
                 "nodes",
                 f"this user may not open {', '.join(denied)}",
-                f"chmod 0666 {' '.join(denied)}",
+                _on_host(system, _UDEV_RULES),
             )
         )
     if system.nodes and not findings:
@@ -162,11 +203,13 @@ def check_nodes(system: System) -> list[Finding]:
     return findings
 
 
-_CONTAINER_COMMANDS = {
-    "docker": "docker run --device=/dev/infiniband --network=host --ulimit memlock=-1 ...",
-    "podman": "podman run --device=/dev/infiniband --network=host --ulimit memlock=-1 ...",
-    "kubernetes": "kubectl get nodes -o jsonpath='{.items[*].status.allocatable}'",
-}
+# A chmod would last until the next start. Mode 0666 is the kernel's own default for these nodes:
+# it checks what a program may do with a device.
+_UDEV_RULES = (
+    r"""printf 'SUBSYSTEM=="infiniband_verbs", MODE="0666"\nKERNEL=="rdma_cm", MODE="0666"\n' """
+    "> /etc/udev/rules.d/99-rdma.rules && udevadm control --reload && "
+    "udevadm trigger --subsystem-match=infiniband_verbs --subsystem-match=misc"
+)
 
 
 def check_memlock(system: System) -> list[Finding]:
@@ -174,49 +217,57 @@ def check_memlock(system: System) -> list[Finding]:
     if system.memlock is None or system.memlock >= _ENOUGH_MEMLOCK:
         return [Finding("ok", "memlock", "the limit of locked memory (ulimit -l) is high enough")]
     size = system.memlock // 1024
-    text = f"locked memory is limited to {size} KiB: registering more fails (ENOMEM)"
-    if system.is_root:
-        return [Finding("note", "memlock", text + ", except for root")]
-    command = "echo '* - memlock unlimited' >> /etc/security/limits.conf   # then log in again"
-    return [Finding("warning", "memlock", text, command)]
+    text = f"locked memory is limited to {size} KiB"
+    if system.has_ipc_lock:
+        return [Finding("note", "memlock", f"{text}, which CAP_IPC_LOCK overrides")]
+    command = (
+        "echo '* - memlock unlimited' > /etc/security/limits.d/99-rdma.conf   "
+        "# then log in again; a service has LimitMEMLOCK=infinity in its unit"
+    )
+    if system.container:
+        command = memlock_command(system.container)
+    return [Finding("warning", "memlock", f"{text}: registering more fails (ENOMEM)", command)]
 
 
 def check_links(system: System) -> list[Finding]:
-    """Whether each device's port is active, and its interface up."""
+    """Whether the ports of each device are active, and their interfaces up."""
     findings = []
     for device in _usable(system):
-        interface = _interface_of(device, system)
-        if interface is not None and not interface.is_up:
-            text = f"{device.name}: its interface {interface.name} is down"
-            command = f"ip link set {interface.name} up"
-            findings.append(Finding("error", "link", text, command))
-        elif device.port_state != "ACTIVE":
-            cause = "cable, switch port"
-            if device.kind == "infiniband":
-                cause += ", or no subnet manager (`sminfo`)"
-            text = f"{device.name}: port 1 is {device.port_state}, not ACTIVE: {cause}"
-            findings.append(Finding("error", "link", text))
-        else:
-            findings.append(Finding("ok", "link", f"{device.name}: port 1 is ACTIVE"))
+        carries = [_carries(port, system) for port in device.ports]
+        level = "warning" if any(carries) else "error"  # one port is enough
+        for port, does in zip(device.ports, carries, strict=True):
+            interface = _interface_of(port, system)
+            name = f"{device.name}: port {port.number}"
+            if does:
+                findings.append(Finding("ok", "link", f"{name} is ACTIVE"))
+            elif interface is not None and not interface.is_up:
+                text = f"{name}: its interface {interface.name} is down"
+                command = f"ip link set {interface.name} up"
+                findings.append(Finding(level, "link", text, command))
+            elif device.kind == "infiniband":
+                text = f"{name} is {port.state}, not ACTIVE: cable, switch, or no subnet manager"
+                command = f"ibstat {device.name}; sminfo"
+                findings.append(Finding(level, "link", text, command))
+            else:
+                text = f"{name} is {port.state}, not ACTIVE: cable or switch port"
+                command = f"ethtool {interface.name}" if interface else "rdma link show"
+                findings.append(Finding(level, "link", text, command))
     return findings
 
 
 def check_mtu(system: System) -> list[Finding]:
     """Whether the interface's MTU lets a RoCE device use large packets."""
     findings = []
-    for device in _usable(system):
-        interface = _interface_of(device, system)
-        if device.kind != "roce" or interface is None:
-            continue
+    for name, port, interface in _roce_ports(system):
         if interface.mtu < _ROCE_HEADERS:
             level = "warning"
             text = "is less than 1024 bytes of data need"
-        elif device.active_mtu < 4096:
+        elif port.active_mtu < 4096:
             level = "note"
             text = "9000 would give 4096, if the whole path has it"
         else:
             level, text = "ok", "that is the most"
-        shown = f"{device.name} sends {device.active_mtu} bytes in a packet: the MTU of "
+        shown = f"{name} sends {port.active_mtu} bytes in a packet: the MTU of "
         shown += f"{interface.name} is {interface.mtu}; {text}"
         command = "" if level == "ok" else f"ip link set {interface.name} mtu 9000"
         findings.append(Finding(level, "mtu", shown, command))
@@ -226,21 +277,21 @@ def check_mtu(system: System) -> list[Finding]:
 def check_gids(system: System) -> list[Finding]:
     """Whether a RoCE device has a GID for each address of its interface."""
     findings = []
-    for device in _usable(system):
-        interface = _interface_of(device, system)
-        if device.kind != "roce" or interface is None:
-            continue
+    for name, port, interface in _roce_ports(system):
         addresses = [each.partition("%")[0] for each in interface.addresses]
-        lacking = [each for each in addresses if each not in device.gid_addresses]
+        present = [each.address for each in port.gids if each.type == "ROCE_V2"]
+        lacking = [each for each in addresses if each not in present]
         if not addresses:
-            text = f"{device.name}: its interface {interface.name} has no IP address"
+            text = f"{name}: its interface {interface.name} has no IP address"
             command = f"ip address add 192.0.2.1/24 dev {interface.name}   # with your address"
             findings.append(Finding("error", "gids", text, command))
         elif lacking:
-            text = f"{device.name} has no RoCE v2 GID for {', '.join(lacking)} of {interface.name}"
-            findings.append(Finding("warning", "gids", text))
+            text = f"{name} has no RoCE v2 GID for {', '.join(lacking)} of {interface.name}"
+            command = f"ip link set {interface.name} down && ip link set {interface.name} up"
+            command += "   # the kernel makes the GIDs again; connections end"
+            findings.append(Finding("warning", "gids", text, command))
         else:
-            text = f"{device.name} has a RoCE v2 GID for each address: {', '.join(addresses)}"
+            text = f"{name} has a RoCE v2 GID for each address: {', '.join(addresses)}"
             findings.append(Finding("ok", "gids", text))
     return findings
 
@@ -255,7 +306,9 @@ def check_namespaces(system: System) -> list[Finding]:
         command = "rdma dev set DEVICE netns NAMESPACE"
         findings.append(Finding("note", "namespaces", text, command))
     for device in _usable(system):
-        if device.kind != "infiniband" and _interface_of(device, system) is None:
+        if device.kind != "infiniband" and not any(
+            _interface_of(port, system) for port in device.ports
+        ):
             text = f"{device.name}: its network interface has no address here, or is in another "
             text += "network namespace"
             command = "rdma link show; ip address show"
@@ -272,7 +325,7 @@ def check_silence(system: System) -> list[Finding]:
     text = f"{', '.join(iwarp)}: without tcp_diag, a dead peer is noticed by TCP's own limit only"
     if "tcp_diag" in system.missing_modules:
         return [Finding("note", "tcp_diag", text)]
-    return [Finding("warning", "tcp_diag", text, " ".join(load), (load,))]
+    return [_mendable(system, "warning", "tcp_diag", text, load)]
 
 
 def check_loopback(system: System) -> list[Finding]:
@@ -286,38 +339,115 @@ def check_loopback(system: System) -> list[Finding]:
             findings.append(Finding("ok", "loopback", text))
         else:
             text = f"{device.name}: {device.loopback}"
-            findings.append(Finding("error", "loopback", text))
+            command = f"ibv_rc_pingpong -d {device.name} -g 0 & sleep 1; "
+            command += (
+                f"ibv_rc_pingpong -d {device.name} -g 0 localhost   # does it for C programs?"
+            )
+            findings.append(Finding("error", "loopback", text, command))
+    return findings
+
+
+def check_environment(system: System) -> list[Finding]:
+    """Whether the variables that choose devices have possible values."""
+    findings = []
+    if system.required and system.required not in KINDS:
+        text = (
+            f"AIORDMA_REQUIRE={system.required} is none of {', '.join(KINDS)}: no connection works"
+        )
+        findings.append(Finding("error", "environment", text, "unset AIORDMA_REQUIRE"))
+    if system.wanted not in ("", "auto", *(each.name for each in system.devices)):
+        text = f"AIORDMA_DEVICE={system.wanted}: there is no such device: no connection works"
+        findings.append(Finding("error", "environment", text, "unset AIORDMA_DEVICE"))
     return findings
 
 
 def check_addresses(system: System) -> list[Finding]:
-    """Which device each address would get."""
+    """Which device and GID each address would get, and why."""
     findings = []
     for use in system.uses:
-        where = "on" if use.is_local else "through"
         if use.device is None:
             text = f"{use.address} cannot be reached: {use.why}"
             findings.append(Finding("error", "address", text, f"ping -c 1 {use.address}"))
             continue
-        text = f"{use.address} is served {where} {use.device}"
-        text += f": {use.why}" if use.why else ""
-        # A peer that was asked for by name is an error; the machine's own addresses are a list.
-        level = "note" if use.device == SOFTWARE else "ok"
-        if use.device == SOFTWARE and not use.is_local:
-            level = "warning"
-        if use.device == SOFTWARE and system.required not in ("", "any"):
-            level = "warning"
+        text = f"{use.address} is served {'on' if use.is_local else 'through'} {use.device}"
+        text += f": {_reason(use, system)}"
+        refused = use.device == SOFTWARE and system.required in KINDS[1:]
+        if refused:
             text += f" (AIORDMA_REQUIRE={system.required} refuses it)"
-        findings.append(Finding(level, "address", text))
+        # A peer that was asked for by name is an error; the machine's own addresses are a list.
+        if use.device != SOFTWARE:
+            findings.append(Finding("ok", "address", text))
+        elif refused or not use.is_local:
+            command = f"ip route get {use.address}; rdma link show   # a device on that interface?"
+            findings.append(Finding("warning", "address", text, command))
+        else:
+            findings.append(Finding("note", "address", text))
     return findings
+
+
+def _reason(use: AddressUse, system: System) -> str:
+    """Return why an address gets its device, and the GID that the connection manager takes."""
+    if use.why:
+        return use.why
+    local = use.address if use.is_local else use.source
+    interface = next((each.name for each in system.interfaces if local in each.addresses), "")
+    reasons = []
+    if not use.is_local:
+        reasons.append(f"the route begins at {local}")
+    if interface:
+        reasons.append(f"{'' if use.is_local else 'which is '}an address of {interface}")
+    for device in system.devices:
+        if device.name == use.device:
+            reasons.append(_gid_text(device, local.partition("%")[0], interface))
+    return ", ".join(reasons)
+
+
+def _gid_text(device: DeviceState, address: str, interface: str) -> str:
+    if device.kind == "iwarp":
+        return "no GID: iWARP uses IP addresses"
+    found = _gid_of(device, address, interface)
+    if found is None:
+        return "and there is no GID for it"
+    port, gid = found
+    return f"GID {gid.index} of port {port.number}, {gid.type}"
+
+
+def _gid_of(device: DeviceState, address: str, interface: str) -> tuple[PortState, GidState] | None:
+    """Return the GID that rdma_cm takes for a local address: of the entries with that address the
+    one of RoCE v2, its default; on InfiniBand the first of the interface's port."""
+    for port in device.ports:
+        if device.kind == "infiniband":
+            if port.gids and port.interface in (interface, None):
+                return port, port.gids[0]
+            continue
+        entries = [each for each in port.gids if each.address == address]
+        entries.sort(key=lambda each: each.type != "ROCE_V2")
+        if entries:
+            return port, entries[0]
+    return None
 
 
 def _usable(system: System) -> list[DeviceState]:
     return [each for each in system.devices if each.name != SOFTWARE and each.error is None]
 
 
-def _interface_of(device: DeviceState, system: System) -> Interface | None:
-    return next((each for each in system.interfaces if each.name == device.interface), None)
+def _interface_of(port: PortState, system: System) -> Interface | None:
+    return next((each for each in system.interfaces if each.name == port.interface), None)
+
+
+def _carries(port: PortState, system: System) -> bool:
+    interface = _interface_of(port, system)
+    return port.state == "ACTIVE" and (interface is None or interface.is_up)
+
+
+def _roce_ports(system: System) -> Iterator[tuple[str, PortState, Interface]]:
+    """Yield each port of a RoCE device that has an interface here, with its name for a text."""
+    for device in _usable(system):
+        for port in device.ports if device.kind == "roce" else ():
+            interface = _interface_of(port, system)
+            if interface is not None:
+                name = device.name if len(device.ports) == 1 else f"{device.name}/{port.number}"
+                yield name, port, interface
 
 
 CHECKS: tuple[Callable[[System], list[Finding]], ...] = (
@@ -332,5 +462,6 @@ CHECKS: tuple[Callable[[System], list[Finding]], ...] = (
     check_namespaces,
     check_silence,
     check_loopback,
+    check_environment,
     check_addresses,
 )

@@ -39,8 +39,9 @@ def doctor(
     """Find out why RDMA works here, or does not, and how to mend it.
 
     Looks at libraries, kernel modules, device nodes and permissions, the limit of locked memory,
-    links, MTU, GIDs, namespaces and containers. Then it says which device each address would get,
-    and sends a message over each device. Below each finding is the command that mends it.
+    links, MTU, GIDs, namespaces and containers. Then it says which device and GID each address
+    would get, and sends a message over each device. Below each finding is the command that mends
+    it, or "nothing to do".
 
     --fix runs only commands that add something: modprobe, and rdma link add if there is no device.
 
@@ -58,8 +59,8 @@ def doctor(
     else:
         for finding in findings:
             print(f"{finding.level:8}{finding.subject}: {finding.text}")
-            if finding.command:
-                print(f"{'':8}  {finding.command}")
+            if finding.level != "ok":
+                print(f"{'':8}  {finding.command or 'nothing to do'}")
         print("RDMA works here." if works(findings) else "RDMA does not work here.")
     if not works(findings):
         raise typer.Exit(1)
@@ -98,9 +99,13 @@ async def _reach(peer: str) -> AddressUse:
     why = ""
     try:
         async with prepare(require="rdma") as connection:
-            return AddressUse(peer, connection.device_name, is_local=False)
+            source = connection.local_address
+            assert source is not None  # the route is resolved
+            return AddressUse(peer, connection.device_name, is_local=False, source=source[0])
     except aiordma.DeviceRequirementError as error:
-        why = one_line(error)
+        # The reason, without the requirement, which is the doctor's own.
+        _, _, why = one_line(error).partition(f"can be used for {peer}: ")
+        why = why.partition(". `aiordma doctor")[0] or one_line(error)
     except (aiordma.RdmaError, ValueError) as error:
         return AddressUse(peer, None, one_line(error), is_local=False)
     try:

@@ -7,9 +7,10 @@ import typer
 
 from aiordma import Device
 
-__all__ = ("DeviceName", "Port", "Require", "check_device", "device_names")
+__all__ = ("KINDS", "DeviceName", "Port", "Require", "check_device", "device_names")
 
-KINDS = ("any", "rdma", "infiniband", "roce", "iwarp")
+KINDS: tuple[str, ...] = ("any", "rdma", "infiniband", "roce", "iwarp")
+"""The values of `require=`."""
 
 
 def device_names() -> list[str]:

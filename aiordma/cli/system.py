@@ -15,15 +15,27 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import aiordma
-from aiordma import Device, EventChannel, GidType, Identifier, RdmaError
+from aiordma import Context, Device, EventChannel, GidEntry, GidType, Identifier, RdmaError
+from aiordma.cli.containers import container_of
 from aiordma.cli.running import one_line
 
-__all__ = ("SOFTWARE", "AddressUse", "DeviceState", "Interface", "System", "inspect")
+__all__ = (
+    "SOFTWARE",
+    "AddressUse",
+    "DeviceState",
+    "GidState",
+    "Interface",
+    "PortState",
+    "System",
+    "inspect",
+)
 
 SOFTWARE = "software"
 LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1")
 MODULES = ("rdma_rxe", "siw", "rdma_ucm", "ib_uverbs", "tcp_diag")
-_CONTAINERS = (("/.dockerenv", "docker"), ("/run/.containerenv", "podman"))
+_CAP_IPC_LOCK = 14
+_EVERY_USER = ["0", "0", "4294967295"]
+"""The user namespace's map of the users, if it is the machine's."""
 _SIOCGIFCONF = 0x8912
 _IFREQ_BYTES = 40 if struct.calcsize("P") == 8 else 32
 
@@ -41,16 +53,33 @@ class Interface:
 
 
 @dataclass(frozen=True)
+class GidState:
+    """An entry of a port's GID table: its index, the name of its type, and its IP address ("" on
+    InfiniBand)."""
+
+    index: int
+    type: str
+    address: str
+
+
+@dataclass(frozen=True)
+class PortState:
+    """A port of an RDMA device, with its network interface, if that is known."""
+
+    number: int = 1
+    state: str = "ACTIVE"
+    active_mtu: int = 1024
+    gids: tuple[GidState, ...] = ()
+    interface: str | None = None
+
+
+@dataclass(frozen=True)
 class DeviceState:
-    """An RDMA device: its kind (as of `require=`), the state and MTU of its first port, the
-    addresses that its GID table has of RoCE v2, and its network interface, if that is known."""
+    """An RDMA device, with its kind (as of `require=`) and its ports."""
 
     name: str
     kind: str
-    port_state: str = "ACTIVE"
-    active_mtu: int = 1024
-    gid_addresses: tuple[str, ...] = ()
-    interface: str | None = None
+    ports: tuple[PortState, ...] = ()
     error: str | None = None
     """Why the device cannot be opened."""
     loopback: str | None = None
@@ -59,12 +88,16 @@ class DeviceState:
 
 @dataclass(frozen=True)
 class AddressUse:
-    """The device that an address would get, or the error; and why not a real device."""
+    """The device that an address would get, or the error; and why, if it is not a real device.
+
+    `source` is the local address of the route to a peer.
+    """
 
     address: str
     device: str | None
     why: str = ""
     is_local: bool = True
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,13 +125,16 @@ class System:
     uses: tuple[AddressUse, ...] = ()
     memlock: int | None = None
     """RLIMIT_MEMLOCK in bytes; None: unlimited."""
-    is_root: bool = False
+    has_ipc_lock: bool = False
+    """CAP_IPC_LOCK: the limit does not apply."""
     container: str | None = None
     has_shared_namespaces: bool | None = None
     """Whether every network namespace sees all devices; None: unknown."""
     has_rdma_tool: bool = True
     required: str = ""
     """The value of AIORDMA_REQUIRE."""
+    wanted: str = ""
+    """The value of AIORDMA_DEVICE."""
 
 
 def inspect(root: Path = Path("/")) -> System:
@@ -128,11 +164,12 @@ def inspect(root: Path = Path("/")) -> System:
         interfaces=interfaces,
         uses=uses,
         memlock=None if soft == resource.RLIM_INFINITY else soft,
-        is_root=os.geteuid() == 0,
-        container=_container(root),
+        has_ipc_lock=_has_ipc_lock(root),
+        container=container_of(root),
         has_shared_namespaces=_namespaces(root),
         has_rdma_tool=shutil.which("rdma") is not None,
         required=os.environ.get("AIORDMA_REQUIRE", ""),
+        wanted=os.environ.get("AIORDMA_DEVICE", ""),
     )
 
 
@@ -176,10 +213,17 @@ def _is_available(root: Path, module: str) -> bool:
     return done.returncode == 0
 
 
-def _container(root: Path) -> str | None:
-    if os.environ.get("KUBERNETES_SERVICE_HOST"):
-        return "kubernetes"
-    return next((name for file, name in _CONTAINERS if (root / file[1:]).exists()), None)
+def _has_ipc_lock(root: Path) -> bool:
+    """Return whether this process has CAP_IPC_LOCK. In a user namespace (a container without
+    root) the kernel's check of locked memory does not count the capability."""
+    try:
+        status = (root / "proc/self/status").read_text()
+        users = (root / "proc/self/uid_map").read_text().split()
+    except OSError:
+        return False
+    effective = next((line for line in status.splitlines() if line.startswith("CapEff:")), "")
+    mask = int(effective.partition(":")[2] or "0", 16)
+    return bool(mask >> _CAP_IPC_LOCK & 1) and users == _EVERY_USER
 
 
 def _namespaces(root: Path) -> bool | None:
@@ -273,18 +317,36 @@ def _device(
     near = [each.name for each in interfaces if its & set(each.addresses)]
     try:
         with Device(name).open() as context:
-            port, gids = context.query_port(1), context.gid_table()
-            index = next((each.interface_index for each in gids if each.interface_index), 0)
-            return DeviceState(
-                name,
-                context.kind,
-                port.state.name,
-                port.active_mtu.bytes,
-                tuple(each.address for each in gids if each.type is GidType.ROCE_V2),
-                _name_of(index) or (near[0] if near and name != SOFTWARE else None),
-            )
+            count = context.query().phys_port_cnt
+            # Without an interface in the GID table (InfiniBand), the addresses tell that of the
+            # only port.
+            usual = near[0] if near and count == 1 and name != SOFTWARE else None
+            gids = context.gid_table()
+            ports = (_port(context, number, gids, usual) for number in range(1, count + 1))
+            return DeviceState(name, context.kind, tuple(ports))
     except (RdmaError, ValueError, OSError) as error:
         return DeviceState(name, "other", error=one_line(error))
+
+
+def _port(context: Context, number: int, gids: Iterable[GidEntry], usual: str | None) -> PortState:
+    port = context.query_port(number)
+    its = [each for each in gids if each.port == number]
+    index = next((each.interface_index for each in its if each.interface_index), 0)
+    entries = (
+        GidState(
+            each.index,
+            each.type.name,
+            "" if each.type is GidType.INFINIBAND else each.address,
+        )
+        for each in its
+    )
+    return PortState(
+        number,
+        port.state.name,
+        port.active_mtu.bytes,
+        tuple(entries),
+        _name_of(index) or usual,
+    )
 
 
 def _name_of(index: int) -> str | None:

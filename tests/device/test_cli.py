@@ -127,7 +127,22 @@ def test_doctor_tests_the_device(device: DeviceUnderTest) -> None:
     if DEVICE != "software":
         assert errors == []
         uses = [each["text"] for each in shown["findings"] if each["subject"] == "address"]
-        assert f"{ADDRESS} is served on {device.name}" in uses
+        (use,) = [
+            text for text in uses if text.startswith(f"{ADDRESS} is served on {device.name}: ")
+        ]
+        assert "an address of " in use
+        gids = json.loads(run("info", device.name, "--json").stdout)["devices"][0]["ports"][0][
+            "gids"
+        ]
+        if device.driver == "rxe":
+            (index,) = [
+                each["index"]
+                for each in gids
+                if (each["address"], each["type"]) == (ADDRESS, "ROCE_V2")
+            ]
+            assert f"GID {index} of port 1, ROCE_V2" in use
+        else:
+            assert "no GID" in use
     assert done.returncode == (1 if errors else 0)
 
 

@@ -9,15 +9,28 @@ from typing import Any
 
 import pytest
 
+from aiordma._base.provider import Requirement
 from aiordma.cli import doctor, system
 from aiordma.cli.checks import Finding, check, usual_interface, works
-from aiordma.cli.system import AddressUse, DeviceState, Interface, System, inspect
+from aiordma.cli.containers import CONTAINERS, container_of
+from aiordma.cli.options import KINDS
+from aiordma.cli.system import (
+    AddressUse,
+    DeviceState,
+    GidState,
+    Interface,
+    PortState,
+    System,
+    inspect,
+)
 
 ETH = Interface("eth0", 1500, True, addresses=("192.0.2.1",))
 LO = Interface("lo", 65536, True, is_loopback=True, addresses=("127.0.0.1",))
 SOFTWARE = DeviceState("software", "software", loopback="ok")
-RXE = DeviceState("rxe0", "roce", "ACTIVE", 1024, ("192.0.2.1",), "eth0", loopback="ok")
-SIW = DeviceState("siw0", "iwarp", "ACTIVE", 1024, (), "eth0", loopback="ok")
+GIDS = (GidState(0, "ROCE_V1", "192.0.2.1"), GidState(1, "ROCE_V2", "192.0.2.1"))
+PORT = PortState(1, "ACTIVE", 1024, GIDS, "eth0")
+RXE = DeviceState("rxe0", "roce", (PORT,), loopback="ok")
+SIW = DeviceState("siw0", "iwarp", (replace(PORT, gids=()),), loopback="ok")
 GOOD = System(
     libraries=(("libibverbs.so.1", None), ("librdmacm.so.1", None)),
     has_verbs=True,
@@ -40,6 +53,10 @@ def found(state: System, subject: str, level: str) -> Finding:
 
 def with_rxe(**changes: Any) -> System:
     return replace(GOOD, devices=(replace(RXE, **changes), SOFTWARE))
+
+
+def with_port(kind: str = "roce", **changes: Any) -> System:
+    return with_rxe(kind=kind, ports=(replace(PORT, **changes),))
 
 
 def test_good_machine_has_nothing_to_mend() -> None:
@@ -67,7 +84,8 @@ def test_kernel_without_the_module_is_not_mended() -> None:
     state = replace(GOOD, has_verbs=False, missing_modules=("ib_uverbs",))
     finding = found(state, "kernel", "error")
     assert "no module ib_uverbs" in finding.text
-    assert (finding.command, finding.fix) == ("", ())
+    assert "linux-image" in finding.command
+    assert finding.fix == ()
 
 
 def test_no_device_is_mended_by_soft_roce() -> None:
@@ -132,23 +150,59 @@ def test_missing_node_outside_of_containers_is_udevs() -> None:
 def test_denied_node_names_the_permission() -> None:
     nodes = (("/dev/infiniband/uverbs0", "denied"),)
     finding = found(replace(GOOD, nodes=nodes), "nodes", "error")
-    assert finding.command == "chmod 0666 /dev/infiniband/uverbs0"
+    assert "/dev/infiniband/uverbs0" in finding.text
+    assert "/etc/udev/rules.d/" in finding.command  # a chmod would end with the next start
 
 
-def test_low_memlock_is_a_warning_except_for_root() -> None:
+def test_commands_in_a_container_are_for_the_host() -> None:
+    state = replace(GOOD, has_manager=False, container="lxc")
+    assert found(state, "kernel", "error").command == "modprobe -a rdma_ucm   # on the host"
+    state = replace(state, missing_modules=("rdma_ucm",))
+    assert found(state, "kernel", "error").command.endswith("; on the host")
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_each_kind_of_container_has_its_commands(kind: str) -> None:
+    nodes = (("/dev/infiniband/uverbs0", "missing"),)
+    state = replace(GOOD, nodes=nodes, memlock=1 << 16, container=kind)
+    commands = (found(state, "nodes", "error").command, found(state, "memlock", "warning").command)
+    tool = {"kubernetes": "kubectl", "lxc": "/var/lib/lxc/"}.get(kind, kind)
+    assert [command for command in commands if tool not in command] == []
+
+
+def test_low_memlock_is_a_warning_without_the_capability() -> None:
     state = replace(GOOD, memlock=8 << 20)
-    assert "8192 KiB" in found(state, "memlock", "warning").text
-    assert found(replace(state, is_root=True), "memlock", "note").command == ""
+    finding = found(state, "memlock", "warning")
+    assert "8192 KiB" in finding.text
+    assert "/etc/security/limits.d/" in finding.command
+    note = found(replace(state, has_ipc_lock=True), "memlock", "note")
+    assert note.command == ""
+    assert "CAP_IPC_LOCK" in note.text
     assert found(replace(GOOD, memlock=1 << 30), "memlock", "ok")
 
 
 def test_inactive_port_is_an_error() -> None:
-    assert "DOWN" in found(with_rxe(port_state="DOWN"), "link", "error").text
+    finding = found(with_port(state="DOWN"), "link", "error")
+    assert "DOWN" in finding.text
+    assert finding.command == "ethtool eth0"
+
+
+def test_each_port_is_checked_and_one_active_port_is_enough() -> None:
+    second = PortState(2, "DOWN", 1024, (), "eth1")
+    state = with_rxe(ports=(PORT, second))
+    assert works(check(state))
+    assert "port 1 is ACTIVE" in found(state, "link", "ok").text
+    assert "port 2 is DOWN" in found(state, "link", "warning").text
+    bare = Interface("eth1", 1500, True)
+    state = replace(state, interfaces=(ETH, bare, LO))
+    assert "rxe0/2: its interface eth1 has no IP" in found(state, "gids", "error").text
 
 
 def test_infiniband_port_without_a_subnet_manager_says_so() -> None:
-    state = with_rxe(port_state="INIT", kind="infiniband", interface=None)
-    assert "subnet manager" in found(state, "link", "error").text
+    state = with_port("infiniband", state="INIT", interface=None)
+    finding = found(state, "link", "error")
+    assert "subnet manager" in finding.text
+    assert "sminfo" in finding.command
 
 
 def test_interface_that_is_down_is_set_up() -> None:
@@ -158,17 +212,17 @@ def test_interface_that_is_down_is_set_up() -> None:
 
 def test_mtu_findings() -> None:
     assert "9000" in found(GOOD, "mtu", "note").command
-    assert "4096" in found(with_rxe(active_mtu=4096), "mtu", "ok").text
-    small = replace(with_rxe(active_mtu=512), interfaces=(replace(ETH, mtu=1000), LO))
+    assert "4096" in found(with_port(active_mtu=4096), "mtu", "ok").text
+    small = replace(with_port(active_mtu=512), interfaces=(replace(ETH, mtu=1000), LO))
     assert "is less than" in found(small, "mtu", "warning").text
 
 
 def test_gid_findings() -> None:
-    assert "192.0.2.1" in found(with_rxe(gid_addresses=()), "gids", "warning").text
+    assert "192.0.2.1" in found(with_port(gids=()), "gids", "warning").text
     bare = replace(GOOD, interfaces=(replace(ETH, addresses=()), LO))
     assert "ip address add" in found(bare, "gids", "error").command
     zoned = replace(
-        with_rxe(gid_addresses=("fe80::1",)),
+        with_port(gids=(GidState(0, "ROCE_V2", "fe80::1"),)),
         interfaces=(replace(ETH, addresses=("fe80::1%eth0",)),),
     )
     assert found(zoned, "gids", "ok")
@@ -178,7 +232,7 @@ def test_namespaces_and_containers_are_named() -> None:
     state = replace(GOOD, has_shared_namespaces=False, container="podman")
     assert "netns" in found(state, "namespaces", "note").command
     assert "podman" in found(state, "container", "note").text
-    assert "namespace" in found(with_rxe(interface=None), "namespaces", "warning").text
+    assert "namespace" in found(with_port(interface=None), "namespaces", "warning").text
 
 
 def test_iwarp_needs_tcp_diag() -> None:
@@ -199,6 +253,10 @@ def test_skipped_loopback_is_no_finding() -> None:
     assert [each for each in check(state) if each.subject == "loopback"] == []
 
 
+def of_addresses(state: System) -> list[Finding]:
+    return [each for each in check(state) if each.subject == "address"]
+
+
 def test_address_findings_say_which_device_and_why() -> None:
     uses = (
         AddressUse("192.0.2.1", "rxe0"),
@@ -206,10 +264,136 @@ def test_address_findings_say_which_device_and_why() -> None:
         AddressUse("192.0.2.7", "software", "unreached", is_local=False),
         AddressUse("192.0.2.8", None, "timed out", is_local=False),
     )
-    levels = [e.level for e in check(replace(GOOD, uses=uses)) if e.subject == "address"]
+    levels = [each.level for each in of_addresses(replace(GOOD, uses=uses))]
     assert levels == ["ok", "note", "warning", "error"]
     required = replace(GOOD, uses=uses[1:2], required="rdma")
     assert "AIORDMA_REQUIRE=rdma refuses it" in found(required, "address", "warning").text
+
+
+def test_address_of_a_real_device_has_its_gid_and_its_interface() -> None:
+    peer = AddressUse("192.0.2.9", "rxe0", is_local=False, source="192.0.2.1")
+    state = replace(GOOD, uses=(AddressUse("192.0.2.1", "rxe0"), peer))
+    assert [each.text for each in of_addresses(state)] == [
+        "192.0.2.1 is served on rxe0: an address of eth0, GID 1 of port 1, ROCE_V2",
+        "192.0.2.9 is served through rxe0: the route begins at 192.0.2.1, which is an address of "
+        "eth0, GID 1 of port 1, ROCE_V2",
+    ]
+    bare = replace(with_port(gids=()), uses=state.uses[:1])
+    assert "there is no GID for it" in found(bare, "address", "ok").text
+    iwarp = replace(state, devices=(replace(SIW, name="rxe0"),), uses=state.uses[:1])
+    assert "iWARP uses IP addresses" in found(iwarp, "address", "ok").text
+
+
+def test_address_on_infiniband_has_the_first_gid_of_its_port() -> None:
+    gids = (GidState(0, "INFINIBAND", ""), GidState(1, "INFINIBAND", ""))
+    ports = (PortState(1, interface="ib0"), PortState(2, gids=gids, interface="eth0"))
+    state = with_rxe(kind="infiniband", ports=ports)
+    assert "GID 0 of port 2, INFINIBAND" in found(state, "address", "ok").text
+
+
+def test_variable_with_an_impossible_value_is_an_error() -> None:
+    required = found(replace(GOOD, required="dance"), "environment", "error")
+    assert "AIORDMA_REQUIRE=dance" in required.text
+    assert required.command == "unset AIORDMA_REQUIRE"
+    wanted = found(replace(GOOD, wanted="rxe77"), "environment", "error")
+    assert "AIORDMA_DEVICE=rxe77" in wanted.text
+    assert wanted.command == "unset AIORDMA_DEVICE"
+
+
+def test_variables_with_possible_values_are_no_finding() -> None:
+    states = [replace(GOOD, required=kind) for kind in ("", *KINDS)]
+    states += [replace(GOOD, wanted=name) for name in ("", "auto", "rxe0", "software")]
+    subjects = {each.subject for state in states for each in check(state)}
+    assert "environment" not in subjects
+    assert KINDS == Requirement.KINDS
+
+
+def test_each_warning_and_error_has_a_command() -> None:
+    nodes = (("/dev/infiniband/rdma_cm", "missing"), ("/dev/infiniband/uverbs0", "denied"))
+    states = [
+        System(),
+        System(interfaces=(ETH,)),
+        System(has_verbs=True, missing_modules=("rdma_ucm", "rdma_rxe")),
+        replace(GOOD, libraries=(("libibverbs.so.1", "no such file"),), nodes=nodes, memlock=1),
+        replace(GOOD, nodes=nodes, container="docker", memlock=1),
+        replace(GOOD, devices=(SIW,), required="dance", wanted="dance"),
+        replace(GOOD, interfaces=(replace(ETH, is_up=False),)),
+        replace(GOOD, interfaces=(replace(ETH, addresses=()),)),
+        replace(GOOD, has_shared_namespaces=False, required="roce"),
+        replace(GOOD, uses=(AddressUse("192.0.2.8", None, "timed out", is_local=False),)),
+        replace(GOOD, uses=(AddressUse("192.0.2.8", "software", "no route", is_local=False),)),
+        replace(GOOD, uses=(AddressUse("192.0.2.1", "software", "none"),), required="rdma"),
+        with_rxe(error="EACCES"),
+        with_rxe(loopback="no answer"),
+        with_port(active_mtu=512, gids=()),
+        *(with_port(kind, state="DOWN") for kind in ("roce", "infiniband")),
+        with_port(state="DOWN", interface=None),
+    ]
+    findings = [finding for state in states for finding in check(state)]
+    assert {each.level for each in findings} == {"ok", "note", "warning", "error"}
+    bare = [each for each in findings if each.level in ("warning", "error") and not each.command]
+    assert bare == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "kind"),
+    [
+        (".dockerenv", "", "docker"),
+        ("run/.containerenv", "", "podman"),
+        ("var/run/secrets/kubernetes.io/serviceaccount", "", "kubernetes"),
+        ("dev/lxd/sock", "", "lxc"),
+        ("run/systemd/container", "systemd-nspawn\n", "systemd-nspawn"),
+        ("run/systemd/container", "lxc\n", "lxc"),
+        ("run/systemd/container", "other\n", "container"),
+        ("proc/1/environ", "PATH=/bin\0container=lxc\0", "lxc"),
+        ("proc/1/environ", "PATH=/bin\0", None),
+        ("proc/1/cgroup", "0::/kubepods.slice/pod1\n", "kubernetes"),
+        ("proc/1/cgroup", "0::/system.slice/docker-1234.scope\n", "docker"),
+        ("proc/1/cgroup", "0::/machine.slice/libpod-1234.scope\n", "podman"),
+        ("proc/1/cgroup", "0::/init.scope\n", None),
+    ],
+)
+def test_container_is_recognized(
+    file: str, text: str, kind: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.delenv("container", raising=False)
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(text)
+    assert container_of(tmp_path) == kind
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "kind"),
+    [
+        ("KUBERNETES_SERVICE_HOST", "192.0.2.1", "kubernetes"),
+        ("container", "podman", "podman"),
+    ],
+)
+def test_container_is_recognized_by_a_variable(
+    variable: str, value: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv(variable, value)
+    assert container_of(tmp_path) == kind
+
+
+@pytest.mark.parametrize(
+    ("mask", "users", "has"),
+    [
+        ("000001ffffffffff", "0 0 4294967295", True),
+        ("0000000000004000", "0 0 4294967295", True),
+        ("00000000a80425fb", "0 0 4294967295", False),  # root in a container of docker
+        ("000001ffffffffff", "0 1000 1\n1 100000 65536", False),  # without root
+    ],
+)
+def test_capability_counts_in_the_first_user_namespace_only(
+    mask: str, users: str, has: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/status").write_text(f"Name:\tpython\nCapEff:\t{mask}\n")
+    (tmp_path / "proc/self/uid_map").write_text(users)
+    assert inspect(tmp_path).has_ipc_lock is has
 
 
 def fake_root(tmp_path: Path) -> Path:
