@@ -196,8 +196,10 @@ class Session:
         WRITE) in part.
 
         A request that is neither here nor complete was never posted, so it was not executed. A
-        request that did complete was executed by the peer's device; siw is an exception
-        (`acknowledged_sends` in docs/devices.md). No device knows whether the peer's program has
+        request that did complete was executed by the peer's device, with an exception: on siw, and
+        on the software device if the peer is on siw or this side has `initiator_depth=0`, a SEND
+        or WRITE completes when the local TCP has it, and may never have reached the peer. No
+        device knows whether the peer's program has
         acted upon it: only its answer says so. So give requests that must not be executed twice a
         number, by which the peer recognizes a repetition."""
         return self._uncertain

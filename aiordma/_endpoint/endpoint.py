@@ -6,6 +6,7 @@ flush, destroys the queue pair, and then fails every remaining request with the 
 memory released. So no buffer is freed while the device can access it, and no request hangs.
 """
 
+import errno
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -91,6 +92,8 @@ _FLUSH = int(WorkCompletionStatus.WR_FLUSH_ERR)
 _WRITE = int(WorkRequestOpcode.RDMA_WRITE)
 _KEEPALIVE = "keepalive (WRITE)"
 """The operation of the requests that a keepalive posts."""
+_SILENCE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
+"""Errors of a CM event which say that the peer acknowledges nothing (the software device's)."""
 _CONNECTING = (ConnectionState.CONNECTING, ConnectionState.ACCEPTING)
 _ENDS_OF_HANDSHAKE = frozenset(
     {
@@ -595,6 +598,8 @@ class Endpoint:
         else:
             peer = address_text(self.identifier.peer_address)
             cause = DisconnectedError(f"peer {peer} disconnected")
+            if -event.status in _SILENCE:
+                cause = self._silence_error()
         if self.cause is None:
             # The cause of the flushes in the next drain, unless a failure before them replaces it.
             self.cause, self._cause_is_assumed = cause, True
@@ -643,7 +648,11 @@ class Endpoint:
         if self.hub.leaves_silence_to_tcp and self.options.ack_timeout and ours and peer:
             seconds = retry_seconds(*self.retries)
             self._silence = TcpSilence(
-                self.loop, (ours, peer), seconds, self._probe_reads, self._peer_is_silent
+                self.loop,
+                (ours, peer),
+                seconds,
+                self._probe_reads,
+                lambda: self.fail(self._silence_error()),
             )
         if self.options.keepalive is not None:
             self._keepalive = Keepalive(self.loop, self.options.keepalive, self._probe_idle)
@@ -683,10 +692,10 @@ class Endpoint:
                 work = SendWork(operation, _WRITE, remote=RemoteMemory(0, 0, 0))
                 self.sends.submit(work)._on_done(WorkRequest.exception)
 
-    def _peer_is_silent(self) -> None:
+    def _silence_error(self) -> Exception:
         status, peer = int(WorkCompletionStatus.RETRY_EXC_ERR), self.identifier.peer_address
         what = f"the connection to {address_text(peer)}"
-        self.fail(completion_error(status, what, qp_num=self.qp_num, retries=self.retries))
+        return completion_error(status, what, qp_num=self.qp_num, retries=self.retries)
 
     # -- the end ------------------------------------------------------------------------------
 

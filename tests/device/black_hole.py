@@ -1,7 +1,9 @@
-"""A program: connect over a wire, cut it, and tell what becomes of the requests in flight."""
+"""A program: connect over a wire, cut it, and tell what becomes of the requests in flight, and
+after how many seconds the connections ended."""
 
 import json
 import sys
+import time
 from functools import partial
 from typing import Any
 
@@ -9,6 +11,9 @@ import anyio
 
 import aiordma
 from tests.connections import connect_to
+
+Found = dict[str, tuple[str, str, float]]
+"""For each connection: an outcome, a text, and seconds."""
 
 LONG = 1 << 22
 """Bytes of a READ that is cut half way."""
@@ -20,21 +25,34 @@ PATIENCE = 60.0
 """Seconds until those that nothing ends are given up."""
 
 
-async def _end_of(client: aiordma.Connection, request: aiordma.WorkRequest) -> list[str]:
-    try:
-        await request
-        became = ["done", ""]
-    except aiordma.RdmaError as error:
-        became = [type(error).__name__, str(error)]
-    while client.is_connected:
-        await anyio.sleep(0.05)
-    return became
+class _Watch:
+    """Records what becomes of connections whose wire was cut at a certain time."""
 
+    def __init__(self) -> None:
+        self.found: Found = {}
+        self._cut = time.monotonic()
 
-async def _idle_end(connection: aiordma.Connection) -> list[str]:
-    """What becomes of a side that only receives."""
-    cause = await connection.ended()
-    return [type(cause).__name__, str(cause)]
+    def note(self, kind: str, became: str, text: str = "") -> None:
+        self.found[kind] = became, text, round(time.monotonic() - self._cut, 2)
+
+    async def end_of(
+        self, kind: str, connection: aiordma.Connection, request: aiordma.WorkRequest | None
+    ) -> None:
+        """Record what became of a request (None: of the connection), and the time until the
+        connection's end."""
+        outcome: Exception | None = None
+        if request is not None:
+            try:
+                await request
+            except aiordma.RdmaError as error:
+                outcome = error
+        cause = await connection.ended()
+        if request is None:
+            outcome = cause
+        if outcome is None:
+            self.note(kind, "done", type(cause).__name__)
+        else:
+            self.note(kind, type(outcome).__name__, str(outcome))
 
 
 async def _connected(
@@ -46,59 +64,71 @@ async def _connected(
     return ours, theirs
 
 
-async def _run(server: str, client: str, cut: str, mend: str, slow: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+async def _run(
+    server: str, client: str, cut: str, mend: str, slow: str, options: dict[str, Any]
+) -> Found:
     remote = aiordma.Access.REMOTE_READ | aiordma.Access.REMOTE_WRITE
     async with (
-        aiordma.listen(server, 0) as listener,
-        aiordma.listen(server, 0, keepalive=KEEPALIVE) as probing,
+        aiordma.listen(server, 0, **options) as listener,
+        aiordma.listen(server, 0, keepalive=KEEPALIVE, **options) as probing,
     ):
         # A connection for each, as the end of one ends the others on it.
-        pairs = [await _connected(listener, server, client) for _ in range(4)]
+        pairs = [await _connected(listener, server, client, **options) for _ in range(4)]
         memory = [each.register(bytearray(LONG), remote).remote() for _, each in pairs]
         (read, _), (send, _), (write, _), (half, _) = pairs
         idle = {
-            "IDLE CLIENT": await _connected(listener, server, client, keepalive=KEEPALIVE),
-            "IDLE SERVER": (await _connected(probing, server, client))[::-1],
-            "NO KEEPALIVE": await _connected(listener, server, client),
+            "IDLE CLIENT": await _connected(
+                listener, server, client, keepalive=KEEPALIVE, **options
+            ),
+            "IDLE SERVER": (await _connected(probing, server, client, **options))[::-1],
+            "NO KEEPALIVE": await _connected(listener, server, client, **options),
         }
         pairs += idle.values()
-        requests = {}
+        watched: dict[str, tuple[aiordma.Connection, aiordma.WorkRequest | None]] = {}
         if slow:
             await anyio.run_process(["sh", "-ec", slow])
-            requests["HALF A READ"] = half, half.post_read(memory[3], bytearray(LONG))
+            watched["HALF A READ"] = half, half.post_read(memory[3], bytearray(LONG))
             await anyio.sleep(1)
         await anyio.run_process(["sh", "-ec", cut])
+        watch = _Watch()
         try:
-            requests["READ"] = read, read.post_read(memory[0][:64], bytearray(64))
-            requests["SEND"] = send, send.post_send(b"into the void")
-            requests["WRITE"] = write, write.post_write(b"", memory[2][:0])
+            if options.get("initiator_depth", 1):
+                watched["READ"] = read, read.post_read(memory[0][:64], bytearray(64))
+            watched["SEND"] = send, send.post_send(b"into the void")
+            watched["WRITE"] = write, write.post_write(b"", memory[2][:0])
+            for kind in ("IDLE CLIENT", "IDLE SERVER"):
+                watched[kind] = idle[kind][0], None
             with anyio.move_on_after(PATIENCE):
-                for kind, (connection, request) in requests.items():
-                    found[kind] = await _end_of(connection, request)
-                for kind in ("IDLE CLIENT", "IDLE SERVER"):
-                    found[kind] = await _idle_end(idle[kind][0])
+                async with anyio.create_task_group() as group:
+                    for kind, (connection, request) in watched.items():
+                        group.start_soon(watch.end_of, kind, connection, request)
                 unaware = idle["NO KEEPALIVE"][0]
-                found["NO KEEPALIVE"] = ["connected" if unaware.is_connected else "ended", ""]
+                watch.note("NO KEEPALIVE", "connected" if unaware.is_connected else "ended")
+                closing = _Watch()
                 await unaware.aclose()
-                found["CLOSE"] = ["closed", ""]
+                closing.note("CLOSE", "closed")
+                watch.found |= closing.found
         finally:
             await anyio.run_process(["sh", "-ec", mend])
             for ends in pairs:
                 for end in ends:
                     await end.aclose()
-    return found
+    return watch.found
 
 
-def main(server: str, client: str, cut: str, mend: str, slow: str = "") -> None:
+def main(
+    server: str, client: str, cut: str, mend: str, slow: str = "", options: str = "{}"
+) -> None:
     """Listen on one address, connect from the other, and print what was found.
 
     Args:
         server, client: their addresses.
         cut, mend: shell commands for the wire between them.
         slow: another, to make it so slow that a READ can be cut half way; "" for no such READ.
+        options: of all connections, as JSON. With an initiator_depth of 0 there are no READs.
     """
-    print(json.dumps(anyio.run(partial(_run, server, client, cut, mend, slow))))
+    run = partial(_run, server, client, cut, mend, slow, json.loads(options))
+    print(json.dumps(anyio.run(run)))
 
 
 if __name__ == "__main__":

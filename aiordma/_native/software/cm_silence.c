@@ -7,11 +7,15 @@
  * without an acknowledgement. If everything is acknowledged and an answer of the peer is due, TCP
  * has nothing to retransmit. Then it has to send keep-alive probes.
  *
- * Only connections with incomplete requests are checked. If all are idle, the timer stops, and the
- * next post starts it again.
+ * A request can complete before its bytes are acknowledged, if the peer gives no word
+ * (transmit.c). So connections with incomplete requests are checked, and those with bytes that TCP
+ * has not got an acknowledgement for. If all are idle, the timer stops, and the next post, or bytes
+ * that are sent, start it again.
  */
 #include <errno.h>
+#include <linux/sockios.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <time.h>
 
@@ -74,13 +78,31 @@ static void set_asking(struct sw_silence *silence, int asks)
     try_option(fd, SOL_SOCKET, SO_KEEPALIVE, asks);
 }
 
-/* Whether TCP retransmits or probes without an answer. since: the last acknowledgement. */
-static int is_silent(const struct sw_queue_pair *pair, uint64_t time, uint64_t *since)
+static int has_requests(const struct sw_silence *silence)
 {
+    return silence->pair->oldest != silence->pair->end;
+}
+
+static int may_be_due(const struct sw_silence *silence)
+{
+    return silence->pair->stream &&
+           (has_requests(silence) || silence->pair->stream->carried != silence->quiet);
+}
+
+/*
+ * Whether TCP retransmits or probes without an answer. since: the last acknowledgement. Notes when
+ * TCP waits for none.
+ */
+static int is_silent(struct sw_silence *silence, uint64_t time, uint64_t *since)
+{
+    const struct sw_stream *stream = silence->pair->stream;
     struct tcp_info info;
     socklen_t size = sizeof(info);
+    int unacknowledged;
 
-    if (getsockopt(pair->stream->fd, IPPROTO_TCP, TCP_INFO, &info, &size))
+    if (!ioctl(stream->fd, SIOCOUTQ, &unacknowledged) && !unacknowledged)
+        silence->quiet = stream->carried;
+    if (getsockopt(stream->fd, IPPROTO_TCP, TCP_INFO, &info, &size))
         return 0;
     *since = time - info.tcpi_last_ack_recv;
     return info.tcpi_retransmits || info.tcpi_probes;
@@ -88,11 +110,10 @@ static int is_silent(const struct sw_queue_pair *pair, uint64_t time, uint64_t *
 
 static void look_at(struct sw_silence *silence, uint64_t time)
 {
-    int is_due = silence->pair->oldest != silence->pair->end;
     uint64_t since;
 
-    set_asking(silence, is_due);
-    if (!is_due || !is_silent(silence->pair, time, &since)) {
+    set_asking(silence, has_requests(silence));
+    if (!may_be_due(silence) || !is_silent(silence, time, &since)) {
         silence->since = 0;
         return;
     }
@@ -114,9 +135,10 @@ static void look(struct sw_timer *timer)
     /* A broken stream leaves the list. */
     for (struct sw_silence *each = silences, *next; each; each = next) {
         next = each->next;
-        is_due |= each->pair->oldest != each->pair->end;
-        if (each->pair->stream)
-            look_at(each, time);
+        if (!each->pair->stream)
+            continue;
+        is_due |= may_be_due(each);
+        look_at(each, time);
     }
     if (is_due && sw_call_later(timer, LOOK_MILLISECONDS)) {
         /* This cannot fail: the engine runs, and it makes this call. */
@@ -140,7 +162,7 @@ void sw_look_for_silence(struct sw_silence *silence, struct sw_queue_pair *pair,
         .patience = patience_of(ack_timeout, retry_count),
     };
     silences = silence;
-    pair->posted = look_soon;
+    pair->works = look_soon;
     look_soon();
 }
 
@@ -152,7 +174,7 @@ void sw_stop_looking(struct sw_silence *silence)
         link = &(*link)->next;
     if (*link) {
         *link = silence->next;
-        silence->pair->posted = NULL;
+        silence->pair->works = NULL;
     }
 }
 

@@ -9,6 +9,7 @@ struct sw_silence {
     struct sw_silence *next;
     struct sw_queue_pair *pair;
     uint64_t patience, since; /* milliseconds; since is 0 if the peer is not silent */
+    uint64_t quiet;           /* the stream's carried bytes when all were acknowledged */
     int asks;                 /* keep-alive is enabled */
 };
 

@@ -283,6 +283,7 @@ void sw_finish_receive(struct sw_queue_pair *pair, struct ibv_wc *what, int soli
 
 void sw_queue_pair_ready(struct sw_queue_pair *pair)
 {
+    pair->silence = 0;
     unsigned int access = IBV_ACCESS_REMOTE_WRITE;
 
     if (pair->attributes.max_dest_rd_atomic)

@@ -87,9 +87,10 @@ struct sw_queue_pair {
 
     struct sw_subject subject;
     const struct sw_transport *transport;
-    void (*posted)(void);             /* called after each post; or NULL */
-    struct sw_stream *stream;         /* of RC, once connected (stream.h) */
-    struct sw_datagrams *datagrams;   /* of UD (datagram.c) */
+    void (*works)(void);            /* called after each post, and when bytes were sent; or NULL */
+    int silence;                    /* errno, if a silent peer ended the connection; or 0 */
+    struct sw_stream *stream;       /* of RC, once connected (stream.h) */
+    struct sw_datagrams *datagrams; /* of UD (datagram.c) */
     struct sw_identifier *identifier; /* the connection manager's, or NULL */
     const struct sw_told *told;       /* set with identifier */
     union ibv_gid source;             /* the identifier's address, or zeros */

@@ -271,8 +271,10 @@ void sw_stream_broken(struct sw_stream *stream, int error)
 
     if (!first && pair->oldest != pair->end)
         first = &pair->sends[pair->oldest % pair->send_size];
+    if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH)
+        pair->silence = error;
     /* TCP gave up on a silent peer: other transports report RETRY_EXC for that. */
-    if (first && (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH))
+    if (first && pair->silence)
         sw_end_send(stream->pair, first, IBV_WC_RETRY_EXC_ERR);
     sw_queue_pair_failed(stream->pair);
 }

@@ -698,6 +698,8 @@ void sw_transmit(struct sw_stream *stream)
         }
         sw_sent(stream->fd, message.msg_iov, (int)message.msg_iovlen, taken);
         advance(stream, (size_t)taken);
+        if (stream->pair->works)
+            stream->pair->works();
         if (sw_stream_carried(stream, (size_t)taken))
             return;
         sw_add_work((uint64_t)taken);

@@ -154,8 +154,8 @@ static int can_send(const struct sw_queue_pair *pair)
 /* Transmit the posted requests, or flush them. */
 static void go(struct sw_queue_pair *pair)
 {
-    if (pair->posted)
-        pair->posted();
+    if (pair->works)
+        pair->works();
     if (pair->ibv.state == IBV_QPS_ERR)
         sw_flush_sends(pair);
     else
