@@ -239,7 +239,7 @@ bench: venv
 	@.venv/bin/python -m tests.bench --rows '$(BENCH)' --rounds $(BENCH_ROUNDS) \
 		--seconds $(BENCH_SECONDS)
 
-# About six minutes. The figures are printed, and written to build/soak.json.
+# About fifteen minutes. The figures are printed, and written to build/soak.json.
 SOAK ?=
 export SOAK_SCALE ?= 1
 soak: venv

@@ -13,30 +13,20 @@ import pytest
 import aiordma
 from aiordma import Access, RemoteMemory
 from aiordma._base.provider import SOFTWARE
-from tests.connections import connect_to
+from tests.device.late_writes import CANARY, SIZES, end_under_writes, memory_of, write_until_refused
 from tests.device.players import OWN_RECEIVES, REMOTE, both_ways, connected, one_loop, until
 from tests.devices import ADDRESS, DEVICE, kernel_objects
 from tests.internals import endpoint_of
 
 pytestmark = pytest.mark.anyio
 
-BINDABLE = Access.LOCAL_WRITE | Access.MW_BIND
 REGIONS = ["plain", "bindable", "buffer"]
 """The kinds of memory: registered without and with MW_BIND, and not registered."""
 
-CANARY = 0xEE
 ROUNDS = int(os.environ.get("AIORDMA_GRANT_ROUNDS", {SOFTWARE: 1000, "siw0": 40}.get(DEVICE, 6)))
 """How often a grant ends under a peer that writes: AIORDMA_GRANT_ROUNDS=10000 for long."""
 BATCH = 500 if DEVICE == SOFTWARE else 10
 """At most so many rounds in one test."""
-
-
-def memory_of(kind: str, connection: aiordma.Connection, buffer: bytearray) -> Any:
-    if kind == "buffer":
-        return buffer
-    if kind == "bindable" and connection.context.query().max_mw:
-        return connection.register(buffer, BINDABLE)
-    return connection.register(buffer)
 
 
 async def refused(client: aiordma.Connection, remote: RemoteMemory) -> None:
@@ -200,24 +190,6 @@ async def test_grants_of_the_same_memory_end_separately() -> None:
 # -- however the block is left --------------------------------------------------------------------
 
 
-async def write_until_refused(client: aiordma.Connection, remote: RemoteMemory) -> int:
-    """Write to the granted memory, several requests at a time, until the connection ends. Return
-    how many WRITEs succeeded."""
-    local = client.register(bytearray(b"\x01") * remote.length)
-    done = 0
-    pending: list[aiordma.WorkRequest] = []
-    try:
-        while True:
-            while len(pending) < 4:
-                pending.append(client.post_write(local, remote))
-                pending[-1].add_done_callback(aiordma.WorkRequest.exception)
-            await pending.pop(0)
-            done += 1
-    except (aiordma.RdmaError, ConnectionError):
-        await client.ended()
-    return done
-
-
 class Leave(Exception):
     """Raised by a block to leave it."""
 
@@ -252,34 +224,6 @@ async def test_no_byte_arrives_after_the_block(way: str, kind: str) -> None:
     assert buffer.count(CANARY) == size
 
 
-async def _one_end(
-    listener: aiordma.Listener, kind: str, size: int, chance: random.Random
-) -> tuple[int, int]:
-    """End a grant while the peer writes. Return how many WRITEs succeeded, and the late bytes."""
-    small = {"receive_buffers": 1, "receive_size": 64, "max_send_wr": 8}
-    client, server = await connect_to(listener, ADDRESS, **small)
-    written: list[int] = []
-
-    async with client, server:
-        await client.send(b"first")
-        await server.receive()
-        buffer = bytearray(size)
-        memory = memory_of(kind, server, buffer)
-
-        async def write(remote: RemoteMemory) -> None:
-            written.append(await write_until_refused(client, remote))
-
-        async with anyio.create_task_group() as group:
-            async with server.grant(memory, Access.REMOTE_WRITE) as grant:
-                group.start_soon(write, grant.remote)
-                await until(lambda: buffer[0] == 1)
-                await anyio.sleep(chance.random() * 0.002)
-            # Overwrite the whole part: whatever differs later arrived late.
-            buffer[:] = bytes([CANARY]) * size
-        await client.ended()
-        return written[0], size - buffer.count(CANARY)
-
-
 @one_loop
 @pytest.mark.parametrize("kind", ["plain", "bindable"])
 @pytest.mark.parametrize("first", range(0, ROUNDS // 2, BATCH))
@@ -289,8 +233,8 @@ async def test_no_late_byte_of_a_peer_that_writes_in_a_loop(kind: str, first: in
     options: dict[str, Any] = {"receive_buffers": 1, "receive_size": 64, "max_send_wr": 8}
     async with aiordma.listen(ADDRESS, 0, **options) as listener:
         for _ in range(rounds):
-            size = chance.choice((4096, 65536, 1 << 18))
-            written, wrong = await _one_end(listener, kind, size, chance)
+            size = chance.choice(SIZES)
+            written, wrong = await end_under_writes(listener, kind, size, chance)
             ends, successes, late = ends + 1, successes + written, late + wrong
     assert (ends, late) == (rounds, 0)
     assert successes >= ends // 2  # the peer did write

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import anyio
 
-from . import connects, many, slow, threads
+from . import connects, grants, many, sigint, slow, threads
 from .figures import Figure
 
 PARTS: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
@@ -16,6 +16,8 @@ PARTS: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "ten_thousand": many.ten_thousand,
     "idle": many.idle,
     "connects": connects.connects,
+    "grants": grants.grants,
+    "sigint": sigint.sigint,
     "slow_readers": slow.slow_readers,
     "eight_loops": threads.eight_loops,
 }

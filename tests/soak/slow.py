@@ -17,6 +17,12 @@ from .server import HOST
 PAUSE = 0.2
 """Seconds that a slow reader sleeps after each message, until the fast readers have finished."""
 
+WARM = 0.3
+"""The part of the fast readers' messages after which the memory should not grow any more: the slow
+readers' writers have stopped by then, and each fast connection has used all of its receives."""
+
+GROWTH_KIB = 4096
+
 MOST_KIB = 512
 """Memory of a connection whose reader is slow, both sides: their 16 receives of 16 KiB each, the
 messages that wait in the sockets, and the rest."""
@@ -61,6 +67,8 @@ class _Readers:
     tally: Tally = field(default_factory=Tally)
     halfway: list[int] = field(default_factory=list)
     """Messages of each fast reader when half of those of all fast readers have come."""
+    warm_kib: int = 0
+    """The memory when WARM of the messages of all fast readers have come."""
     of_the_slow: int = 0
     """Messages of the slow readers when the fast ones have theirs."""
     seconds: float = 0.0
@@ -75,7 +83,7 @@ class _Readers:
             await anyio.sleep(2 * PAUSE)
             began = time.perf_counter()
             async with anyio.create_task_group() as fast_tasks:
-                fast_tasks.start_soon(self._watch, total * len(self.fast) // 2)
+                fast_tasks.start_soon(self._watch, total * len(self.fast))
                 for each in self.fast:
                     fast_tasks.start_soon(each.read, self.tally, 0, fast_are_done)
             self.seconds = time.perf_counter() - began
@@ -83,10 +91,15 @@ class _Readers:
             self.kib = resident_kib()
             fast_are_done.set()
 
-    async def _watch(self, half: int) -> None:
-        while sum(each.received for each in self.fast) < half:
-            await anyio.sleep(0.005)
+    async def _watch(self, all_messages: int) -> None:
+        await self._until(round(all_messages * WARM))
+        self.warm_kib = resident_kib()
+        await self._until(all_messages // 2)
         self.halfway = sorted(each.received for each in self.fast)
+
+    async def _until(self, received: int) -> None:
+        while sum(each.received for each in self.fast) < received:
+            await anyio.sleep(0.005)
 
 
 async def slow_readers() -> list[Figure]:
@@ -104,6 +117,7 @@ async def slow_readers() -> list[Figure]:
         readers = await _use(listener.port, each_kind, total)
         tally, of_the_slow, halfway = readers.tally, readers.of_the_slow, readers.halfway
         fast_rate, kib = each_kind * total / readers.seconds, readers.kib - before_kib
+        growth = readers.kib - readers.warm_kib
         del readers
         left = await settled(before)
         servers.cancel_scope.cancel()
@@ -131,6 +145,7 @@ async def slow_readers() -> list[Figure]:
             kib / 2 / each_kind,
             (AT_MOST, MOST_KIB),
         ),
+        Figure(f"growth after {WARM:.0%}, KiB", growth, (AT_MOST, GROWTH_KIB)),
         count("objects left", sum(left.values())),
     ]
 
