@@ -339,7 +339,9 @@ async def create_connection(
     ConnectionOptions._of(create_connection, settings.keywords)
     connection, rsocket = await _first_connected(
         await addresses_of(host, port, family, flags),
-        lambda *address: connect_rsocket(settings, *address, local_addr, timeout, device, require),
+        lambda host, port: connect_rsocket(
+            settings, host, port, local_addr, timeout, device, require
+        ),
         all_errors,
     )
     transport: asyncio.Transport | None = None

@@ -28,7 +28,7 @@ Described = tuple[Callable[..., Any], str]
 
 def _callables() -> Iterator[tuple[str, Described]]:
     """Every public function, method and constructor, with the docstring that describes it."""
-    for name in reference.public_names():
+    for name in sorted(reference.public_names()):
         thing = reference.find(name)
         if not reference.is_ours(thing):
             continue
