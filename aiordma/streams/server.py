@@ -5,9 +5,11 @@ import errno
 import logging
 import socket
 import ssl as tls
+import sys
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from aiordma._base.errors import (
     ClosedError,
@@ -21,6 +23,7 @@ from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.options import ConnectionOptions
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
+from aiordma._connection.listener import Listener
 from aiordma._runtime.address_lookup import addresses_of
 from aiordma.streams.opening import (
     StreamListener,
@@ -41,6 +44,12 @@ __all__ = (
 )
 
 logger: logging.Logger = logging.getLogger("aiordma")
+
+_WAITS_FOR_STREAMS = sys.version_info >= (3, 12)
+"""Whether `wait_closed` of a closed server waits for its streams."""
+
+_closing: WeakKeyDictionary[Listener, int] = WeakKeyDictionary()
+"""The ports of closed servers: they may not be free yet."""
 
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 """What listening on an IPv6 address fails with if the system has none."""
@@ -182,6 +191,9 @@ class StreamServer(asyncio.AbstractServer):
     def close(self) -> None:
         """Stop listening. Accepted streams stay open. Idempotent.
 
+        The device frees the port in the background: `create_server` in the same event loop waits
+        for that, other programs can use the port after `wait_closed`.
+
         Raises: nothing.
         """
         if self._is_closed:
@@ -190,6 +202,7 @@ class StreamServer(asyncio.AbstractServer):
         # The server listens no more when this call returns, as in asyncio: a program may close its
         # loop next. `wait_closed` waits for what the device does.
         for listener in self._listeners:
+            _closing[listener._listener] = listener.port
             listener._listener._close()
         for task in self._accepting:
             cast(Any, task)._log_destroy_pending = False  # it ends with the loop, if not before
@@ -198,14 +211,15 @@ class StreamServer(asyncio.AbstractServer):
         self._wake_if_idle()
 
     async def wait_closed(self) -> None:
-        """Wait until the server is closed and its accepted streams have ended, as Python 3.12's
-        asyncio.Server does. A server that is open is waited for until it is closed.
+        """Wait until the server is closed, and its accepted streams have ended, as asyncio.Server
+        does. With Python 3.11, accepted streams are waited for only if the server is open at the
+        call.
 
         Raises: nothing.
 
         Cancellation: has no effect on the server.
         """
-        if not self._is_closed or self._transports:
+        if not self._is_closed or (_WAITS_FOR_STREAMS and self._transports):
             waiter = self._loop.create_future()
             self._idle.append(waiter)
             await waiter
@@ -447,6 +461,7 @@ async def create_server(
     settings: dict[str, Any] = {"backlog": backlog, "device": device, "require": require, **options}
     try:
         for address in await _all_addresses(hosts, port or 0, family, flags):
+            await _until_free(address[1])
             is_ipv6 = ":" in address[0]
             try:
                 listener = await listen_stream(
@@ -473,6 +488,13 @@ async def _all_addresses(
 ) -> list[SocketAddress]:
     found = [await addresses_of(each or None, port, family, flags) for each in hosts]
     return list(dict.fromkeys(address for each in found for address in each))
+
+
+async def _until_free(port: int) -> None:
+    """Wait for the listeners that this event loop has closed on the port."""
+    for listener, closing in list(_closing.items()):
+        if closing == port and listener._reactor.loop.is_running_here():
+            await listener.aclose()
 
 
 async def open_connection(

@@ -553,29 +553,6 @@ def test_wait_closed_waits_for_an_open_server(run: Run) -> None:
     run(main)
 
 
-def test_wait_closed_waits_for_the_accepted_streams(run: Run) -> None:
-    async def main() -> None:
-        async with two() as (client, server):
-            listening = server.transport  # keeps the stream open
-            one = await streams.create_server(Recorder, ADDRESS, 0)
-            _, peer = await streams.create_connection(Recorder, *one.sockets[0].getsockname())
-            peer.transport.write(b"?")
-            while not one._transports:
-                await asyncio.sleep(0.001)
-            one.close()
-            waiting = asyncio.create_task(one.wait_closed())
-            await asyncio.sleep(0.05)
-            assert not waiting.done()
-            one.close_clients()
-            await waiting
-            await peer.lost.wait()
-            assert peer.error is None
-            assert not listening.is_closing()
-            assert not client.transport.is_closing()
-
-    run(main)
-
-
 def test_aborted_clients_are_disconnected(run: Run) -> None:
     async def main() -> None:
         server = await streams.create_server(Recorder, ADDRESS, 0)
@@ -745,6 +722,7 @@ def upgrading(
 ) -> list[BaseException]:
     """Run a client of a server that upgrades to TLS; returns what the server's tasks ended with."""
     ends: list[BaseException] = []
+    served = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -752,6 +730,8 @@ def upgrading(
         except Exception as error:
             ends.append(error)
             writer.close()
+        finally:
+            served.set()
 
     async def main() -> None:
         server = await streams.start_server(serve, ADDRESS, 0)
@@ -760,6 +740,7 @@ def upgrading(
             writer.write(b"STARTTLS\n")
             assert await reader.readline() == b"go ahead\n"
             await client(reader, writer)
+            await served.wait()
             server.close()
             await server.wait_closed()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -11,7 +12,7 @@ import pytest
 
 import aiordma
 from aiordma import streams
-from tests.device.transports import LOOPS, Run, echo, on_loop
+from tests.device.transports import LOOPS, Recorder, Run, echo, on_loop
 from tests.devices import ADDRESS, IPV6
 
 
@@ -128,5 +129,70 @@ def test_each_address_of_a_name_is_tried(run: Run, monkeypatch: pytest.MonkeyPat
         with pytest.raises(ExceptionGroup) as group:
             await echoes("many.test", address[1], all_errors=True)
         assert [type(each) for each in group.value.exceptions] == [aiordma.RejectedError] * 2
+
+    run(main)
+
+
+# -- the end --------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def serving_one() -> AsyncIterator[tuple[streams.StreamServer, Recorder]]:
+    """Yield a server that has accepted a stream, and the stream's peer."""
+    server = await streams.create_server(Recorder, ADDRESS, 0)
+    _, peer = await streams.create_connection(Recorder, *server.sockets[0].getsockname())
+    peer.transport.write(b"?")
+    while not server._transports:
+        await asyncio.sleep(0.001)
+    yield server, peer
+    server.close_clients()
+    await peer.lost.wait()
+    assert peer.error is None
+    server.close()
+    await server.wait_closed()
+
+
+def test_wait_closed_of_a_closed_server_is_that_of_this_python(run: Run) -> None:
+    """Python 3.11 waits for no connection then. Programs whose clients stay connected need that."""
+
+    async def main() -> None:
+        async with serving_one() as (server, _):
+            server.close()
+            waiting = asyncio.create_task(server.wait_closed())
+            if sys.version_info >= (3, 12):
+                await asyncio.sleep(0.05)
+                assert not waiting.done()
+                server.close_clients()
+            await waiting
+
+    run(main)
+
+
+def test_wait_closed_of_an_open_server_waits_for_streams(run: Run) -> None:
+    async def main() -> None:
+        async with serving_one() as (server, _):
+            waiting = asyncio.create_task(server.wait_closed())
+            await asyncio.sleep(0)
+            server.close()
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            server.close_clients()
+            await waiting
+
+    run(main)
+
+
+def test_the_port_of_a_closed_server_can_be_used_again(run: Run) -> None:
+    async def main() -> None:
+        port = 0
+        for _ in range(10):
+            server = await streams.start_server(echo, ADDRESS, port)
+            port = server.sockets[0].getsockname()[1]
+            await echoes(ADDRESS, port)
+            server.close()
+        await server.wait_closed()
+        server = await streams.start_server(echo, ADDRESS, port)
+        server.close()
+        await server.wait_closed()
 
     run(main)
