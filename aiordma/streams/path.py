@@ -173,6 +173,7 @@ class StreamPath:
             closed.
         is_cancelled: tells whether the running task is cancelled; for the engine.
         failed: whether an error has ended the stream; what arrives is ignored.
+        lost_data: whether a message with data has failed: the peer may not have it.
         at_eof: whether the peer sends no more data; there may still be data to read.
         peer_disconnected: whether the peer has ended both directions.
         in_flight: the number of messages with data that the device may still read.
@@ -195,6 +196,7 @@ class StreamPath:
         self.sending: bool = False
         self.closed: bool = False
         self.failed: bool = False
+        self.lost_data: bool = False
         self.at_eof: bool = False
         self.peer_disconnected: bool = False
         self.uses_words: bool = uses_words
@@ -416,6 +418,7 @@ class StreamPath:
         self._sends.free += ring_bytes
         self.data_slots += slots
         if request.exception() is not None:
+            self.lost_data = True
             return  # the connection has ended, or is about to: `_ended` is called
         self._call_if_drained()
         if self.on_writable is not None:
@@ -518,15 +521,20 @@ class StreamPath:
             )
 
     def _handle(self, immediate: int, written: int) -> None:
-        self._may_send = True
+        is_first, self._may_send = not self._may_send, True
         try:
             operation, value = operation_of(immediate)
             if operation is Operation.DATA:
                 self._take_data(value, written)
             else:
                 self._take_control(operation, value)
+                return
         except StreamProtocolError as error:
             self._violated(str(error))
+        if is_first and not self.failed:  # what has waited for an arrival goes out
+            self._send_pending()
+            if self.on_writable is not None:
+                self.on_writable()
 
     def _take_data(self, value: int, written: int) -> None:
         if self.at_eof:

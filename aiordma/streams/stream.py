@@ -221,8 +221,12 @@ class Stream(ByteStream):
         while done < len(memory):
             await self._until_writable()
             done += self._rsocket.write_registered(memory[done:])
-        while self._path.in_flight:  # grants may be in flight without end
-            await self._until_changed()
+        # Only for data: grants may be in flight without end. What the device of a peer has is sent,
+        # even if the peer has closed the stream.
+        while self._path.in_flight:
+            await self._change()
+        if self._path.lost_data:
+            self._require_writable()
 
     async def _until_writable(self) -> None:
         while not self._path.can_write:
@@ -230,13 +234,18 @@ class Stream(ByteStream):
 
     async def _until_changed(self) -> None:
         self._require_writable()
+        await self._change()
+        self._require_writable()
+
+    async def _change(self) -> None:
+        """Wait until there may be room to send, or fewer messages are in flight, or the end."""
         waiter = self._endpoint.loop.waiter()
         self._path.on_writable = waiter.wake
         try:
             await waiter.wait()
         finally:
             self._path.on_writable = None
-        self._require_writable()
+        self._require_open()
 
     @deferring_steps
     async def send_eof(self) -> None:

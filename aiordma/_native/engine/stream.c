@@ -648,8 +648,10 @@ static void data_sent(StreamPath *path, Py_ssize_t ring_bytes, int has_succeeded
     path->in_flight--;
     path->ring_free += ring_bytes;
     path->data_slots += path->slots_of_data;
-    if (!has_succeeded)
+    if (!has_succeeded) {
+        path->lost_data = 1;
         return; /* the connection has ended, or is about to: the owner hears of it */
+    }
     call_if_drained(path);
     call(path->on_writable);
 }
@@ -728,11 +730,16 @@ static int take_control(StreamPath *path, uint32_t operation, uint32_t value)
 void engine_stream_handle(StreamPath *path, uint32_t immediate, int64_t written)
 {
     uint32_t operation = immediate >> VALUE_BITS, value = immediate & ((1U << VALUE_BITS) - 1);
+    int is_first = !path->may_send;
 
     path->may_send = 1;
     switch (operation) {
     case DATA:
         take_data(path, value, written);
+        if (is_first && !path->failed) { /* what has waited for an arrival goes out */
+            engine_stream_send_pending(path);
+            call(path->on_writable);
+        }
         return;
     case GRANT:
     case IOMAP:

@@ -51,7 +51,8 @@ struct StreamPath {
     int control;                     /* to be sent when a slot is free; or NO_CONTROL */
     unsigned int at_once;            /* calls that did not wait */
     char receiving, sending, closed; /* of the stream: a task receives or sends; it was closed */
-    char uses_words, started, begun, may_send, write_closed, at_eof, peer_disconnected, failed;
+    char uses_words, started, begun, may_send, write_closed, at_eof, peer_disconnected, failed,
+        lost_data;
 
     struct early *early; /* what arrived before `begin` */
     Py_ssize_t early_count;

@@ -348,6 +348,7 @@ static PyMemberDef path_members[] = {
     {"sending", T_BOOL, offsetof(StreamPath, sending), 0, NULL},
     {"closed", T_BOOL, offsetof(StreamPath, closed), 0, NULL},
     {"failed", T_BOOL, offsetof(StreamPath, failed), 0, NULL},
+    {"lost_data", T_BOOL, offsetof(StreamPath, lost_data), READONLY, NULL},
     {"at_eof", T_BOOL, offsetof(StreamPath, at_eof), READONLY, NULL},
     {"peer_disconnected", T_BOOL, offsetof(StreamPath, peer_disconnected), READONLY, NULL},
     {"uses_words", T_BOOL, offsetof(StreamPath, uses_words), READONLY, NULL},
