@@ -101,7 +101,9 @@ def test_grants_are_in_the_byte_order_of_the_peer(kind: type[World], is_big_endi
         rsocket.begin(is_first=True)
         ring = world.registered[0].remote()[:RING]
         for half in (RING // 2, 0, RING // 2):
-            ((data, target, _immediate),) = world.done
+            (written,) = world.done
+            assert isinstance(written, tuple)
+            data, target, _immediate = written
             address, rkey, length = struct.unpack(f"{'>' if is_big_endian else '<'}QII", data)
             assert (address, rkey, length) == (ring.address + half, ring.rkey, RING // 2)
             assert target.rkey == TABLE_KEY
