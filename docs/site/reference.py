@@ -86,7 +86,8 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "options": (
         "Options of a connection",
         "`connect`, `listen` and the other openers take these as keyword arguments. "
-        "[Sizing and memory](../tutorial.md) says how to choose them.",
+        "[Sizing and memory](../memory.md) says how to choose the numbers, and "
+        "[dead peers and time-outs](../dead-peers.md) the times.",
         ("ConnectionOptions", "ConnectionKeywords", "ConnectionParameters", "Ece"),
     ),
     "connection": (
