@@ -7,15 +7,17 @@ from typing import Any
 
 import anyio
 import pytest
+from typer.testing import CliRunner
 
 import aiordma
 from aiordma._base.provider import SOFTWARE
 from aiordma.bench import server
 from aiordma.bench.workload import OPERATIONS, Workload
+from aiordma.cli import bench as cli_bench
 from aiordma.cli import main as command
 from tests.device.players import one_loop
-from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
-from tests.docs.programs import ROOT, serving
+from tests.devices import ADDRESS, DEVICE, IPV6, DeviceUnderTest
+from tests.docs.programs import PORT, ROOT, serving
 from tests.forked import python
 
 COMMAND = ("-c", "from aiordma.cli.main import main; main()", "bench")
@@ -113,6 +115,53 @@ def test_datagram_options_apply(tmp_path: Path) -> None:
     index = "0" if DEVICE == SOFTWARE else "1"
     options = ("-n", "20", "-d", "1", "-x", index, "-S", "3", "-I", "32", "-o", "datagrams")
     assert rows_of(tmp_path, *options)["datagrams/64"]["count"] == 20
+
+
+@pytest.mark.capability("datagrams")
+def test_gid_index_and_service_level_are_those_of_the_datagrams(
+    device: DeviceUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve = aiordma.Datagram.resolve
+    found: list[tuple[bytes, aiordma.AddressVector]] = []
+
+    async def resolving(self: aiordma.Datagram, *arguments: Any, **keywords: Any) -> Any:
+        peer = await resolve(self, *arguments, **keywords)
+        found.append((self.gid, peer.address))
+        return peer
+
+    monkeypatch.setattr(aiordma.Datagram, "resolve", resolving)
+    with aiordma.Device(device.name).open() as context:
+        entries = [each for each in context.gid_table() if ":" in each.address]
+    usual = next(each for each in entries if each.address == IPV6)
+    # Another address than the connection manager's choice, if there is one. (The loopback
+    # interface has no link-local ones.)
+    others = [each for each in entries if each is not usual]
+    if device.name == SOFTWARE:
+        others = [each for each in others if not each.address.startswith("fe80")]
+    entry = (others or [usual])[0]
+    port = str(PORT + 3)
+    with serving(*COMMAND, "server", "--bind", IPV6, "--port", port, "--device", device.name):
+        options = ("-o", "datagrams", "-s", "64", "-d", "1", "-n", "10", "--no-tcp", "-p", port)
+        chosen = ("-x", str(entry.index), "-S", "3")
+        words = ["client", IPV6, *options, "--device", device.name]
+        for extra in (chosen, ()):
+            done = CliRunner().invoke(cli_bench.bench, [*words, *extra])
+            assert done.exit_code == 0, done.output
+    (gid, address), (usual_gid, usual_address) = found
+    assert (gid, address.gid_index, address.service_level) == (entry.gid, entry.index, 3)
+    assert (usual_gid, usual_address.gid_index) == (usual.gid, usual.index)
+    assert usual_address.service_level == 0
+
+
+@pytest.mark.capability("datagrams")
+def test_gid_index_that_the_port_lacks_is_named(device: DeviceUnderTest) -> None:
+    port = str(PORT + 3)
+    with serving(*COMMAND, "server", "--bind", ADDRESS, "--port", port):
+        done = bench(
+            "client", ADDRESS, "-p", port, "-o", "datagrams", *QUICK, "-x", "255", "--no-tcp"
+        )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"gid_index=255: port 1 of {device.name} has no GID there" in done.stderr
 
 
 @pytest.mark.natively

@@ -1,10 +1,15 @@
 """`aiordma cp` on the device: files that arrive whole, or not at all."""
 
+import fcntl
 import os
+import pty
+import re
 import signal
+import struct
 import subprocess
+import termios
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -22,12 +27,13 @@ from aiordma.cli.rcopy import (
 from aiordma.streams import Stream, StreamListener, connect_stream, listen_stream
 from tests.device.players import one_loop
 from tests.devices import ADDRESS
-from tests.docs.programs import ROOT
+from tests.docs.programs import PORT, ROOT, serving
 from tests.forked import python
 
 pytestmark = pytest.mark.anyio
 
 COMMAND = ("-c", "from aiordma.cli.main import main; main()", "cp")
+OWN_PORT = str(PORT + 2)
 
 
 class Server:
@@ -205,3 +211,54 @@ def test_the_command_copies_a_file(served: Path, tmp_path: Path) -> None:
         finally:
             server.send_signal(signal.SIGINT)
         assert server.wait(30) == 130
+
+
+def in_terminal(*arguments: str) -> tuple[int, str]:
+    """Run the command with a pseudo-terminal as standard error; return its status, and what it
+    wrote there."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    environment = os.environ | {"TERM": "xterm"}
+    command = [*python(), *COMMAND, *arguments]
+    written = b""
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=theirs, env=environment
+    ) as process:
+        os.close(theirs)
+        with suppress(OSError):  # EIO: the terminal's other side was closed
+            while data := os.read(ours, 1 << 16):
+                written += data
+    os.close(ours)
+    return process.returncode, written.decode()
+
+
+@pytest.mark.natively
+def test_the_progress_is_shown_in_a_terminal(served: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    with source.open("wb") as file:
+        file.truncate(400_000_000)
+    server = (*COMMAND, "--serve", str(served), "--bind", ADDRESS, "--port", OWN_PORT)
+    with serving(*server):
+        status, written = in_terminal(str(source), ADDRESS, "--port", OWN_PORT)
+    assert status == 0, written
+    assert (served / "source").stat().st_size == 400_000_000
+    shares = [int(number) for number in re.findall(r"(\d+)%", written)]
+    assert shares == sorted(shares)
+    assert len(set(shares)) > 2
+    assert shares[-1] == 100
+    assert "400.0/400.0 MB" in written
+    assert re.search(r"\d+\.\d MB/s", written)
+    shown = written.rpartition("400.0/400.0 MB")[2]
+    assert "\x1b[2K" in shown  # the end erases the bar
+
+
+@pytest.mark.natively
+def test_an_error_in_a_terminal_leaves_no_bar(served: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(bytes(100))
+    server = (*COMMAND, "--serve", str(served), "--bind", ADDRESS, "--port", OWN_PORT)
+    with serving(*server):
+        status, written = in_terminal(str(source), f"{ADDRESS}:../out", "--port", OWN_PORT)
+    assert status == 1
+    assert "\x1b[2Kaiordma cp: " in written.splitlines()[-1]
+    assert "(the server's reply)" in written

@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import IO
 
 import anyio
@@ -36,7 +37,9 @@ def free_port() -> int:
 class Program:
     """A running program, and what it has written so far, both streams together."""
 
-    def __init__(self, command: tuple[str | int, ...], process: Process, log: IO[bytes]) -> None:
+    def __init__(
+        self, command: tuple[str | int | Path, ...], process: Process, log: IO[bytes]
+    ) -> None:
         self._command = " ".join(map(str, command))
         self._process = process
         self._log = log
@@ -74,7 +77,7 @@ class Program:
 
 @asynccontextmanager
 async def running(
-    *command: str | int,
+    *command: str | int | Path,
     status: int | None = 0,
     last_words: str | None = None,
     within: float = SECONDS,

@@ -2,13 +2,16 @@
 
 import json
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.bench.perftest import run_perftest
-from tests.devices import ADDRESS, DEVICE
+import aiordma
+from tests.bench.perftest import against_itself, columns, free_port, run_perftest
+from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
 from tests.docs.programs import ROOT
 from tests.forked import python
 
@@ -46,6 +49,61 @@ def test_bandwidth_options_count_as_perftest_does(tmp_path: Path, option: str) -
         assert row["count"] > theirs[COUNT]  # ours counts the messages of both sides
     else:
         assert row["count"] == theirs[COUNT]
+
+
+@contextmanager
+def interface_mtu(device: DeviceUnderTest, mtu: int) -> Iterator[None]:
+    """Change the MTU of the device's interface, for the block."""
+    (link,) = [
+        each["netdev"]
+        for each in json.loads(subprocess.check_output(["rdma", "-j", "link", "show"]))
+        if each["ifname"] == device.name
+    ]
+    file = Path(f"/sys/class/net/{link}/mtu")
+    before = file.read_text()
+    file.write_text(str(mtu))
+    try:
+        yield
+    finally:
+        file.write_text(before)
+
+
+@pytest.mark.capability("datagrams")
+def test_path_mtu_is_set_at_the_interface_as_the_refusal_says(
+    tmp_path: Path, device: DeviceUnderTest
+) -> None:
+    refused = subprocess.run(
+        [*python(), *COMMAND, "-m", "1024"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert refused.returncode == 2
+    said = " ".join(refused.stderr.split())
+    assert "mtu 1500` gives a path MTU of 1024" in said
+    with interface_mtu(device, 1500), aiordma.Device(device.name).open() as context:
+        assert context.query_port().active_mtu.bytes == 1024
+        # A datagram is one packet: 1024 bytes fit, 1025 do not.
+        assert ours(tmp_path, "-o", "datagrams", "-s", "1024", "-d", "1")["count"] == ITERATIONS
+        theirs = run_perftest("ib_send_bw", ADDRESS, 4096, ITERATIONS)
+        assert theirs[COUNT] == ours(tmp_path, "-o", "send", "-d", "16")["count"]
+
+
+@pytest.mark.capability("datagrams")
+@pytest.mark.capability("librdmacm")
+def test_gid_index_and_service_level_are_taken_as_by_perftest(
+    tmp_path: Path, device: DeviceUnderTest
+) -> None:
+    with aiordma.Device(device.name).open() as context:
+        (index,) = [
+            str(each.index)
+            for each in context.gid_table()
+            if (each.address, each.type) == (ADDRESS, aiordma.GidType.ROCE_V2)
+        ]
+    # Without -R, as with -R perftest ignores both.
+    options = ("-x", index, "-S", "3")
+    program = ["ib_send_lat", "-c", "UD", "-F", "-d", device.name, "-s", str(SIZE), "-n", "60"]
+    port = ["-p", free_port()]
+    theirs = columns(against_itself([*program, *options, *port], [ADDRESS], []))
+    row = ours(tmp_path, "-o", "datagrams", "-d", "1", *options)
+    assert (row["size"], row["count"]) == (theirs[LEFT], theirs[COUNT])
 
 
 @pytest.mark.capability("rnr")

@@ -1,5 +1,5 @@
 """rcopy of rdmacm-utils, which copies a file over rsockets: each of its two sides, with the other
-side of `aiordma cp`. (The command starts slowly in the VM: tests/device/test_cp.py runs it.)"""
+side of `aiordma cp`, and of the functions behind it."""
 
 import os
 import signal
@@ -9,12 +9,14 @@ import pytest
 
 from aiordma.cli.copying import FileReceiver, send_file
 from aiordma.streams import connect_stream, listen_stream
-from tests.devices import ADDRESS
+from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
+from tests.forked import python
 from tests.interop.programs import free_port, running
 
 pytestmark = pytest.mark.anyio
 
 SIZES = [1, 4096, 1_000_001]
+COMMAND = (*python(), "-c", "from aiordma.cli.main import main; main()", "cp")
 
 
 async def test_our_client_copies_to_a_c_server(tmp_path: Path) -> None:
@@ -54,3 +56,48 @@ async def test_a_c_client_copies_to_our_server(tmp_path: Path) -> None:
                 await receiver.serve(stream)
     assert received == SIZES
     assert os.listdir(served) == ["target"]
+
+
+async def test_the_command_copies_to_a_c_server(tmp_path: Path, device: DeviceUnderTest) -> None:
+    port = free_port()
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(os.urandom(300_000))
+    kind = {"rxe": "roce", "siw": "iwarp"}[device.driver]
+    options = ("-p", port, "--device", DEVICE, "--require", kind, "--timeout", 20)
+    async with running("rcopy", "-p", port, status=-signal.SIGTERM) as server:
+        await server.listens(port)
+        async with running(*COMMAND, source, f"{ADDRESS}:{target}", *options) as client:
+            pass
+        assert client.output.startswith("300000 bytes in ")
+        await server.has_written("closing...done")
+        assert target.read_bytes() == source.read_bytes()
+        nowhere = f"{ADDRESS}:/nowhere/target"
+        async with running(*COMMAND, source, nowhere, *options, status=1) as client:
+            pass
+        assert "aiordma cp: " in client.output
+        assert "No such file or directory (the server's reply)" in client.output
+        server.stop(signal.SIGTERM)
+
+
+async def test_a_c_client_copies_to_the_command(tmp_path: Path) -> None:
+    port = free_port()
+    source, served = tmp_path / "source", tmp_path / "served"
+    served.mkdir()
+    source.write_bytes(os.urandom(300_000))
+    options = ("--bind", ADDRESS, "-p", port, "--require", "rdma")
+    async with running(*COMMAND, "--serve", served, *options, status=130) as server:
+        await server.listens(port)
+        async with running("rcopy", source, f"{ADDRESS}:target", "-p", port) as client:
+            pass
+        assert "300000 bytes in" in client.output
+        await server.has_written(f"received {str(served / 'target')!r}, 300000 bytes")
+        assert (served / "target").read_bytes() == source.read_bytes()
+        # A client that is refused does not end the server.
+        async with running("rcopy", source, f"{ADDRESS}:../target", "-p", port, status=None):
+            pass
+        await server.has_written("leads out of the served directory")
+        async with running("rcopy", source, f"{ADDRESS}:second", "-p", port):
+            pass
+        await server.has_written("second")
+        server.stop(signal.SIGINT)
+    assert sorted(os.listdir(served)) == ["second", "target"]

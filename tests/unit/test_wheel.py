@@ -1,4 +1,5 @@
-"""The wheel in a virtual environment of its own, without a compiler, with and without rdma-core.
+"""The wheel in virtual environments of its own, without a compiler: with and without rdma-core,
+with and without the extra of the command.
 
 `make wheel` sets AIORDMA_WHEEL to the file in dist/; then pip also installs what it depends on.
 Without it the tests build a wheel, and borrow the dependencies of the tests' environment.
@@ -7,6 +8,7 @@ Without it the tests build a wheel, and borrow the dependencies of the tests' en
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -57,29 +59,54 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-@pytest.fixture(scope="module")
-def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment that has the wheel."""
-    folder = tmp_path_factory.mktemp("environment")
+def environment(wheel: Path, folder: Path, extras: str, without: tuple[str, ...] = ()) -> Path:
+    """Make an environment that has the wheel; return its Python.
+
+    Args:
+        extras: of the wheel, for pip.
+        without: packages that the extras do not install, and that must not be borrowed.
+    """
     subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=60)
     interpreter = folder / "bin/python"
     borrows = "AIORDMA_WHEEL" not in os.environ
     options = ["--no-deps", "--no-index"] if borrows else []
-    packages = [wheel] if borrows else [f"{wheel}[trio]", "pytest"]
+    packages = [wheel] if borrows else [f"{wheel}[{extras}]", "pytest"]
     install = [str(interpreter), "-m", "pip", "install", "-q", *options, *map(str, packages)]
     subprocess.run(install, check=True, timeout=140, env={**os.environ, "CC": "no-compiler"})
     if borrows:
         (site,) = (folder / "lib").glob("python*/site-packages")
-        (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+        hide = "".join(f"; sys.modules[{name!r}] = None" for name in without)
+        (site / "borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\nimport sys{hide}\n")
     return interpreter
 
 
-def run(command: list[str | Path], folder: Path) -> str:
-    """What a command prints that finds no compiler and no other program."""
-    environment = {"PATH": str(folder), "HOME": str(folder)}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that has the wheel without the command's packages."""
+    return environment(wheel, tmp_path_factory.mktemp("bare"), "trio", ("typer", "rich"))
+
+
+@pytest.fixture(scope="module")
+def command(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The command `aiordma` of an environment that has the wheel with the extra cli."""
+    return environment(wheel, tmp_path_factory.mktemp("cli"), "cli").with_name("aiordma")
+
+
+def ran(command: list[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command that finds no compiler and no other program."""
+    return subprocess.run(
+        command, cwd=folder, env=nothing(folder), capture_output=True, text=True, timeout=60
     )
+
+
+def nothing(folder: Path) -> dict[str, str]:
+    """The variables of such a command."""
+    return {"PATH": str(folder), "HOME": str(folder)}
+
+
+def run(command: list[str | Path], folder: Path) -> str:
+    """What such a command prints."""
+    done = ran(command, folder)
     assert not done.returncode, done.stderr
     return done.stdout
 
@@ -157,3 +184,34 @@ def test_a_project_of_its_own_tests_its_service_by_the_wheel(python: Path, tmp_p
     (tmp_path / "test_service.py").write_text(ITS_TEST)
     command: list[str | Path] = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     assert "2 passed" in run(command, tmp_path)  # on asyncio and on trio
+
+
+def test_command_without_the_extra_says_what_to_install(python: Path, tmp_path: Path) -> None:
+    done = ran([python.with_name("aiordma"), "doctor"], tmp_path)
+    assert done.returncode == 2
+    assert "pip install 'aiordma[cli]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_command_copies_a_file_by_the_wheel(command: Path, tmp_path: Path) -> None:
+    (tmp_path / "incoming").mkdir()
+    data = os.urandom(100_000)
+    (tmp_path / "data.bin").write_bytes(data)
+    serve = [command, "cp", "--serve", "incoming", "--bind", "127.0.0.1", "--port", "0"]
+    with subprocess.Popen(
+        serve, cwd=tmp_path, env=nothing(tmp_path), stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            port = server.stdout.readline().rpartition(":")[2].strip()
+            said = run([command, "cp", "data.bin", "127.0.0.1", "--port", port], tmp_path)
+        finally:
+            server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 130
+    assert said.startswith("100000 bytes in ")
+    assert (tmp_path / "incoming/data.bin").read_bytes() == data
+
+
+def test_command_shows_the_software_device_by_the_wheel(command: Path, tmp_path: Path) -> None:
+    assert "\nsoftware: " in "\n" + run([command, "info"], tmp_path)
+    assert run([command, "--version"], tmp_path) == f"aiordma {aiordma.__version__}\n"
