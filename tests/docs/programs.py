@@ -88,12 +88,12 @@ def run(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str
 
 
 @contextmanager
-def serving(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def serving(*arguments: str, folder: Path = ROOT) -> Iterator[subprocess.Popen[str]]:
     """Run a server from when it says that it listens to the end of the block. An example that is
     then interrupted must give no warning."""
     process = subprocess.Popen(
         _command(arguments),
-        cwd=ROOT,
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

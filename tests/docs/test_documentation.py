@@ -205,21 +205,35 @@ def _commands_of_the_page() -> list[list[str]]:
     return [line.removeprefix("$ aiordma ").split() for each in found for line in each.splitlines()]
 
 
+# The commands that have two sides, each with its server.
+SERVERS = {"ping": ["ping", "--serve", "-P"], "cp": ["cp", "--serve", "incoming"]}
+
+
 @pytest.mark.parametrize("words", _commands_of_the_page(), ids=" ".join)
-def test_command_of_the_page_runs(words: list[str]) -> None:
-    if words[0] == "ping":
-        server = ("ping", "--serve", "-P")
-        if tuple(words) == server:
-            with serving(*COMMAND_LINE, *server, "-a", ADDRESS, "-p", str(PORT)):
-                return  # it listens
-        with serving(*COMMAND_LINE, *server, "-a", ADDRESS, "-p", str(PORT)):
-            done = run(*COMMAND_LINE, *words, "-p", str(PORT))
-    else:
+def test_command_of_the_page_runs(words: list[str], tmp_path: Path) -> None:
+    server = SERVERS.get(words[0])
+    if server is None:
         done = run(*COMMAND_LINE, *words)
+    else:
+        (tmp_path / "incoming").mkdir()
+        (tmp_path / "data.bin").write_bytes(bytes(1000))
+        bind = "-a" if words[0] == "ping" else "--bind"
+        serve = (*COMMAND_LINE, *server, bind, ADDRESS, "-p", str(PORT))
+        with serving(*serve, folder=tmp_path):
+            if words == server:
+                return  # it listens
+            done = run(*COMMAND_LINE, *words, "-p", str(PORT), folder=tmp_path)
     assert "Traceback" not in done.stderr
     assert done.stdout
     permitted = (0, 1) if words[0] == "doctor" else (0,)  # 1: this machine has no RDMA device
     assert done.returncode in permitted, done.stderr
+    if words[0] == "cp":
+        name = words[-1].partition(":")[2] or "data.bin"
+        assert (tmp_path / "incoming" / name).stat().st_size == 1000
+
+
+def test_each_server_is_on_the_page() -> None:
+    assert [words for words in SERVERS.values() if words not in _commands_of_the_page()] == []
 
 
 @pytest.mark.parametrize(

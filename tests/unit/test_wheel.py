@@ -197,7 +197,16 @@ def test_command_copies_a_file_by_the_wheel(command: Path, tmp_path: Path) -> No
     (tmp_path / "incoming").mkdir()
     data = os.urandom(100_000)
     (tmp_path / "data.bin").write_bytes(data)
-    serve = [command, "cp", "--serve", "incoming", "--bind", "127.0.0.1", "--port", "0"]
+    serve: list[str | Path] = [
+        command,
+        "cp",
+        "--serve",
+        "incoming",
+        "--bind",
+        "127.0.0.1",
+        "--port",
+        "0",
+    ]
     with subprocess.Popen(
         serve, cwd=tmp_path, env=nothing(tmp_path), stdout=subprocess.PIPE, text=True
     ) as server:
