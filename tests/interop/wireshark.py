@@ -21,6 +21,7 @@ FIELDS = (
     "iwarp_rdma.opcode",
     "iwarp_mpa.key.req",
     "iwarp_mpa.key.rep",
+    "infiniband.bth.opcode",
     "_ws.malformed",
     "_ws.expert.severity",
     "_ws.expert.message",
@@ -108,9 +109,12 @@ async def captured(
         capture.decoded = await decode(capture.path, with_sums)
 
 
-async def decode(path: Path, with_sums: bool) -> Decoded:
+async def decode(path: Path, with_sums: bool, *options: str) -> Decoded:
+    """Decode a file; the options are tshark's, beside its usual ones here."""
     fields = [word for name in FIELDS for word in ("-e", name)]
-    ran = await anyio.run_process(["tshark", "-r", str(path), *OPTIONS, "-T", "json", *fields])
+    ran = await anyio.run_process(
+        ["tshark", "-r", str(path), *OPTIONS, *options, "-T", "json", *fields]
+    )
     found: list[dict[str, Any]] = json.loads(ran.stdout or b"[]")
     decoded = Decoded([packet["_source"]["layers"] for packet in found])
     if with_sums:  # only in words does it say which of them fit

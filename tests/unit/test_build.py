@@ -156,3 +156,69 @@ def test_source_distributions_hold_all_c_sources(source: Path, tmp_path: Path) -
     assert len(needed) > 50
     assert needed - held == set()
     assert {"aiordma/_native/_engine.pyi", "setup_binding.py"} <= held
+
+
+METADATA = (
+    "import sys; from setuptools.build_meta import prepare_metadata_for_build_wheel as prepare; "
+    "prepare(sys.argv[1])"
+)
+REPOSITORY = "https://example.invalid/aiordma"
+
+
+@pytest.mark.parametrize("repository", ["", REPOSITORY])
+def test_each_link_of_the_packages_page_is_absolute(
+    repository: str, source: Path, tmp_path: Path
+) -> None:
+    settings = source / "pyproject.toml"
+    text = settings.read_text()
+    assert text.count('\nrepository = ""\n') == 1
+    settings.write_text(text.replace('repository = ""', f'repository = "{repository}"'))
+    made = tmp_path / "made"
+    made.mkdir()
+    subprocess.run(
+        [sys.executable, "-c", METADATA, made],
+        cwd=source,
+        check=True,
+        timeout=120,
+        stdout=subprocess.DEVNULL,
+    )
+    (file,) = made.rglob("METADATA")
+    headers, _, page = file.read_text().partition("\n\n")
+    readme = (source / "README.md").read_text()
+    links = re.findall(r"\]\(([^)]+)\)", readme)
+    assert len(links) > 30
+    found = re.findall(r"\]\(([^)]+)\)", page)
+    assert [link for link in found if not link.startswith("https://")] == []
+    assert "Description-Content-Type: text/markdown" in headers
+    urls = re.findall("^Project-URL: (.*), (.*)$", headers, re.MULTILINE)
+    if repository:
+        assert f"{REPOSITORY}/blob/main/docs/install.md" in found
+        assert f"{REPOSITORY}/tree/main/examples/" in found
+        assert len(found) == len(links)
+        assert ("Repository", REPOSITORY) in urls
+        for link in (*found, *(url for _, url in urls)):
+            path = link.removeprefix(REPOSITORY).partition("#")[0].split("/main/")[-1]
+            assert path in ("", "/issues") or (ROOT / path).exists(), link
+    else:
+        assert urls == []
+        assert "docs/install.md has the rest" in page  # the text of a link remains
+
+
+def test_source_distribution_builds_a_wheel(
+    source: Path, tmp_path: Path, recording: dict[str, str]
+) -> None:
+    made = tmp_path / "made"
+    sdist = (sys.executable, "setup.py", "-q", "sdist", "--dist-dir", made)
+    subprocess.run(sdist, cwd=source, check=True, timeout=120)
+    (archive,) = made.iterdir()
+    words = ("--no-build-isolation", "--no-deps", "--no-index", "-q", "--wheel-dir", made)
+    command = (sys.executable, "-m", "pip", "wheel", *words, archive)
+    subprocess.run(command, cwd=tmp_path, env=recording, check=True, timeout=120)
+    (wheel,) = made.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        held = {name for name in packed.namelist() if name.startswith("aiordma/")}
+    ours = {str(path.relative_to(source)) for path in (source / "aiordma").rglob("*.py")}
+    assert {name for name in held if name.endswith(".py")} == ours
+    compiled = Path(recording["RECORD"]).read_text()
+    sources = [path for path in (ROOT / "aiordma").rglob("*.c") if path.name[0] != "_"]
+    assert [path.name for path in sources if f"/{path.name} " not in compiled] == []
