@@ -1,15 +1,19 @@
-"""The concurrent handshakes of a listener's `accept()`: a peer that does not finish its handshake
-does not delay other peers.
+"""The concurrent handshakes of a listener's `accept()`, and the bound of those of `serve()`: a peer
+that does not finish its handshake does not delay other peers.
 
-Each handshake runs in a task of the listener, because it can outlast the call that began it: that
-call may be cancelled, or return another peer. The next call returns a connection that is
-established then. When the listener is closed, it ends all handshakes, and waits for their end.
+Each handshake of `accept` runs in a task of the listener, because it can outlast the call that
+began it: that call may be cancelled, or return another peer. The next call returns a connection
+that is established then. When the listener is closed, it ends all handshakes, and waits for their
+end.
 """
 
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from functools import partial
+
+import anyio
 
 from aiordma._base.errors import ClosedError, cause_text
 from aiordma._base.fair_queue import FairQueue, source_of
@@ -21,7 +25,7 @@ from aiordma._connection.connection_request import ConnectionRequest
 from aiordma._loop.event_loop import EventLoop, Timer, Waiter
 from aiordma._loop.threads import Once, outwait
 
-__all__ = ("Handshake", "Handshakes")
+__all__ = ("Handshake", "Handshakes", "ServedHandshakes")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -30,6 +34,54 @@ SLOW_SECONDS = 0.1
 
 MOST_HANDSHAKES = 128
 """The maximum number of handshakes in progress. To begin one more, a slow handshake is ended."""
+
+
+class ServedHandshakes:
+    """The handshakes that `serve` has in progress, each in its own task. If there are too many, the
+    oldest of the address with the most is ended.
+    """
+
+    def __init__(self) -> None:
+        self._running: FairQueue[ConnectionRequest] = FairQueue()
+        self._began: dict[ConnectionRequest, float] = {}
+        self._ended = anyio.Event()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    async def room(self) -> None:
+        """Wait until one more handshake may begin: there are few, or `begin` ends a slow one."""
+        while len(self._running) >= MOST_HANDSHAKES:
+            age = time.monotonic() - self._began[self._running.greediest()]
+            if age >= SLOW_SECONDS:
+                return
+            with anyio.move_on_after(SLOW_SECONDS - age):
+                await self._ended.wait()
+
+    def begin(self, request: ConnectionRequest) -> None:
+        """Count a handshake, until `end`."""
+        if len(self._running) >= MOST_HANDSHAKES:
+            victim = self._running.greediest()
+            _log_victim(victim)
+            self.end(victim)
+            victim._abandon()
+        self._running.append(request, source_of(request.peer_address))
+        self._began[request] = time.monotonic()
+
+    def end(self, request: ConnectionRequest) -> None:
+        """Count a handshake no longer. Idempotent."""
+        if request in self._running:
+            self._running.remove(request)
+            del self._began[request]
+            self._ended.set()
+            self._ended = anyio.Event()
+
+
+def _log_victim(request: ConnectionRequest) -> None:
+    logger.info(
+        "%s did not finish its handshake, and gave way to another peer",
+        address_text(request.peer_address),
+    )
 
 
 class _Caller:
@@ -201,10 +253,7 @@ class Handshakes:
     def _begin(self, request: ConnectionRequest, caller: _Caller) -> None:
         if len(self._running) >= MOST_HANDSHAKES:
             victim = self._running.greediest()
-            logger.info(
-                "%s did not finish its handshake, and gave way to another peer",
-                address_text(victim.peer_address),
-            )
+            _log_victim(victim.request)
             self._end(victim)
         request._origin = caller.origin or request._origin
         handshake = Handshake(self._loop, request, caller.private_data)

@@ -42,7 +42,7 @@ from aiordma._base.statistics import ListenerStatistics
 from aiordma._connection.connection import Connection, ConnectionInfo
 from aiordma._connection.connection_request import ConnectionRequest, RequestTally
 from aiordma._connection.domain import DomainArgument
-from aiordma._connection.handshakes import Handshake, Handshakes
+from aiordma._connection.handshakes import Handshake, Handshakes, ServedHandshakes
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._connection.shared_source import ListenerReceives
 from aiordma._loop.event_loop import Waiter, require_here
@@ -246,6 +246,7 @@ class Listener(AbstractListener[Connection]):
         self._handshakes = Handshakes(
             reactor.loop, self._requests, self._count_leaving, self._has_left
         )
+        self._served = ServedHandshakes()
         self._origin: str = origin()
         at_end = AtLoopEnd(self._left_open, self._close, self.aclose)
         reactor.subscribe(identifier, self._handle, at_end)
@@ -466,6 +467,9 @@ class Listener(AbstractListener[Connection]):
         caused is logged in one line, with its first cause. This includes an exception group of such
         errors. Any other error is logged with its traceback.
 
+        At most 128 handshakes are in progress. To begin one more, the oldest slow handshake of the
+        address with the most handshakes is ended.
+
         Args:
             handler: an async function of one connection.
             task_group: the task group to run the handlers in; None: `serve` creates one.
@@ -493,28 +497,45 @@ class Listener(AbstractListener[Connection]):
         self._adopt(handler, group)
         with suppress(ClosedError):
             while True:
+                await self._served.room()
                 # In no variable, which would keep the last peer's connection until the next peer.
-                group.start_soon(self._handle_one, await self.request(), handler)
+                self._start_handling(group, await self.request(), handler)
 
     def _adopt(self, handler: Callable[[Connection], Any], group: TaskGroup) -> None:
         """Handle the connections of earlier calls of `accept`."""
         for handshake in self._handshakes.adopt():
-            group.start_soon(self._handle_one, handshake, handler)
+            self._start_handling(group, handshake, handler)
+
+    def _start_handling(
+        self,
+        group: TaskGroup,
+        accepting: ConnectionRequest | Handshake,
+        handler: Callable[[Connection], Any],
+    ) -> None:
+        request = accepting.request if isinstance(accepting, Handshake) else accepting
+        self._served.begin(request)
+        group.start_soon(self._handle_one, accepting, request, handler)
 
     async def _handle_one(
         self,
-        request: ConnectionRequest | Handshake,
+        accepting: ConnectionRequest | Handshake,
+        request: ConnectionRequest,
         handler: Callable[[Connection], Awaitable[Any]],
     ) -> None:
         try:
-            async with request.accept() as connection:
+            async with accepting.accept() as connection:
+                self._served.end(request)
                 await handler(connection)
         except Exception as error:
+            if request._abandoned:
+                return  # its handshake gave way to another peer, which was logged
             peer, fault = address_text(request.peer_address), _peers_fault(error)
             if fault is None:
                 logger.exception("the handler of %s failed", peer)
             else:
                 logger.info("%s ended: %s", peer, cause_text(fault))
+        finally:
+            self._served.end(request)
 
     @deferring_steps
     async def aclose(self) -> None:

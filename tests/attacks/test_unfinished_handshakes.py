@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 
@@ -9,8 +10,10 @@ import anyio
 import pytest
 
 import aiordma
+from aiordma._connection.handshakes import MOST_HANDSHAKES
 from tests.attacks.good_client import GoodClient
 from tests.attacks.peer import raw_socket
+from tests.attacks.test_accept import OTHER_HOST, is_open
 from tests.attacks.victim import HOST, Ready, Victim
 from tests.unit.mpa_peer import LOWER, UPPER, Frame, has_ended
 
@@ -32,6 +35,12 @@ async def serve_echo(ready: Ready) -> None:
 
 async def serve_echo_impatiently(ready: Ready) -> None:
     async with aiordma.listen(HOST, accept_timeout=0.2) as listener:
+        ready(listener.port)
+        await listener.serve(echo)
+
+
+async def serve_echo_patiently(ready: Ready) -> None:
+    async with aiordma.listen(HOST, accept_timeout=3600) as listener:
         ready(listener.port)
         await listener.serve(echo)
 
@@ -97,6 +106,29 @@ def test_peers_without_a_first_frame_delay_no_other() -> None:
             assert Frame.receive(peer).is_reply  # accepted, and now it says nothing
         with GoodClient(victim.port) as client:
             client.must_progress()
+
+
+def test_unfinished_handshakes_of_serve_are_bounded() -> None:
+    with Victim(serve_echo_patiently) as victim, ExitStack() as stack:
+        with GoodClient(victim.port, OTHER_HOST) as before:
+            silent = []
+            for _ in range(MOST_HANDSHAKES + 72):
+                peer = stack.enter_context(raw_socket(victim.port))
+                peer.sendall(REQUEST)
+                assert Frame.receive(peer).is_reply
+                silent.append(peer)
+            # The oldest ones give way, to each other and to a good peer, of whatever address.
+            for address in (HOST, OTHER_HOST):
+                with GoodClient(victim.port, address) as client:
+                    client.must_progress()
+            before.must_progress()
+        # The device itself ends such peers, after a minute.
+        deadline = time.monotonic() + 30
+        while any(is_open(peer) for peer in silent[:72]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(is_open(peer) for peer in silent[:72])
+        assert all(is_open(peer) for peer in silent[-100:])
+        assert "Traceback" not in victim.log()
 
 
 def test_peer_without_a_first_frame_is_dropped() -> None:
