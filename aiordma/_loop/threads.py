@@ -8,7 +8,8 @@ asyncio.run) ignores it, and ends the wait while the thread is still in C.
 All event loops of the process share the workers. Each `Lane` has its own workers, at most a fixed
 number, so that calls of one kind do not block calls of another kind: a call that waits for a peer
 (`PEERS`) delays neither creating calls (`CREATES`) nor destroying calls (`DESTROYS`). A lane starts
-a worker for a call if none is idle. A worker ends after `IDLE_SECONDS` without a call. Workers are
+a worker for a call if none is idle. A call that the program has abandoned (a connect that took too
+long) does not count while it lasts. A worker ends after `IDLE_SECONDS` without a call. Workers are
 daemons, because a call in C cannot be interrupted, and the program must be able to end. A forked
 child starts with no workers and no calls.
 
@@ -53,6 +54,9 @@ THREAD_NAME = "aiordma: a call into the driver"
 IDLE_SECONDS = 5.0
 """Seconds that a worker waits for another call before it ends."""
 
+MOST_ABANDONED = 448
+"""The maximum number of abandoned calls of a lane that delay no other call."""
+
 RETRY_SECONDS = 0.05
 """Seconds between the failed start of a thread and the first retry. The delay doubles for each
 further retry."""
@@ -66,10 +70,11 @@ Result = TypeVar("Result")
 class _Call:
     """A function that waits for a worker, or that a worker runs."""
 
-    __slots__ = ("run",)
+    __slots__ = ("is_abandoned", "run")
 
     def __init__(self, run: Callable[[], None]) -> None:
         self.run: Callable[[], None] = run
+        self.is_abandoned = False
 
 
 class _Workers:
@@ -81,6 +86,8 @@ class _Workers:
         self._waiting: deque[_Call] = deque()
         self._count = 0
         self._idle = 0
+        self._running: set[_Call] = set()
+        self._abandoned = 0
 
     @property
     def calls(self) -> int:
@@ -109,8 +116,21 @@ class _Workers:
                 return False
             return True
 
+    def abandon(self, call: _Call) -> bool:
+        """Withdraw a call, and return whether it had not begun. Otherwise another call may run in
+        addition until this one returns, for at most `MOST_ABANDONED` calls."""
+        if self.withdraw(call):
+            return True
+        with self._changed:
+            if call in self._running and not call.is_abandoned:
+                if self._abandoned < MOST_ABANDONED:
+                    call.is_abandoned = True
+                    self._abandoned += 1
+                self._ensure_worker()
+        return False
+
     def _ensure_worker(self) -> bool:
-        if self._idle < len(self._waiting) and self._count < self._most:
+        if self._idle < len(self._waiting) and self._count < self._most + self._abandoned:
             self._count += 1
             try:
                 Thread(target=self._work, name=THREAD_NAME, daemon=True).start()
@@ -132,10 +152,17 @@ class _Workers:
                     self._count -= 1
                     return
                 call = self._waiting.popleft()
+                self._running.add(call)
             try:
                 call.run()
             except BaseException:
                 logger.exception("a call into the driver could not report its end")
+            with self._changed:
+                self._running.discard(call)
+                self._abandoned -= call.is_abandoned
+                if self._count > self._most + self._abandoned:
+                    self._count -= 1
+                    return
             del call, found  # an idle worker must not keep objects alive
 
 
@@ -211,8 +238,9 @@ def start_call(
     called.
 
     Returns:
-        A function that withdraws the call if it has not begun, and returns whether it did. Neither
-        `function` nor `then` is then called.
+        A function that abandons the call. If it has not begun, it is withdrawn: the result is True,
+        and neither `function` nor `then` is called. Otherwise the call continues, and delays no
+        others.
 
     Raises:
         VerbsCallError: no thread could be started, and the lane has none. Nothing was done.
@@ -220,7 +248,7 @@ def start_call(
     call, workers = _reporting(loop, function, then), lane.workers
     if not workers.submit(call) and workers.withdraw(call):
         raise VerbsCallError(errno.EAGAIN, "pthread_create")
-    return lambda: workers.withdraw(call)
+    return lambda: workers.abandon(call)
 
 
 @deferring

@@ -291,6 +291,34 @@ async def test_a_lane_has_at_most_so_many_workers(starts: Starts) -> None:
 
 
 @pytest.mark.anyio
+async def test_abandoned_calls_delay_no_others(
+    starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "MOST_ABANDONED", 2)
+    loop, lane = current_event_loop(), Lane(2)
+    ended: list[BaseException | None] = []
+    work = [Work() for _ in range(6)]
+    for one in work[:4]:
+        abandon = start_call(loop, one, ended.append, lane)
+        await until(one.started.is_set)
+        assert not abandon()
+        assert not abandon()
+    start_call(loop, work[4], ended.append, lane)
+    abandon = start_call(loop, work[5], ended.append, lane)
+    await settle()
+    assert not work[4].started.is_set()  # so many abandoned calls, and no more
+    assert abandon()
+    for one in work[:4]:
+        one.may_end.set()
+    await until(work[4].started.is_set)
+    work[4].may_end.set()
+    await until(lambda: len(ended) == 5)
+    await until(lambda: not lane.workers.calls)
+    assert not work[5].started.is_set()
+    assert lane.workers._count <= 2
+
+
+@pytest.mark.anyio
 async def test_held_up_connects_delay_no_destroy(starts: Starts) -> None:
     loop = current_event_loop()
     ended: list[BaseException | None] = []
