@@ -805,11 +805,12 @@ class Endpoint:
         self.life.advance(Phase.ENDED)
         self.hub.counters.remove(self)
         self.life.ended.set()
-        self.unretrieved.end(self.name, self.cause)
-        for callback in self.life.on_end:
-            callback()
-        if self.life.is_closing:
-            self._give_back()
+        # All steps run, even if a callback raises, such as the program's exception handler.
+        with ExitStack() as last_first:
+            last_first.callback(self._give_back_if_closing)
+            for callback in reversed(self.life.on_end):
+                last_first.callback(callback)
+            last_first.callback(self.unretrieved.end, self.name, self.cause)
 
     async def until_ended(self) -> Exception:
         """Wait until the queue pair is destroyed and every request has completed. Return a copy of
@@ -843,11 +844,19 @@ class Endpoint:
         if self.life.has_ended:
             self._give_back()
 
+    def _give_back_if_closing(self) -> None:
+        if self.life.is_closing:
+            self._give_back()
+
     def _give_back(self) -> None:
         if not self.life.advance(Phase.CLOSED):
             return
-        for callback in self.life.on_close:
-            callback()
+        with ExitStack() as last_first:
+            last_first.callback(self._release)
+            for callback in reversed(self.life.on_close):
+                last_first.callback(callback)
+
+    def _release(self) -> None:
         self.reactor.unsubscribe(self.identifier)
         regions, self.regions = list(self.regions.values()), {}
         destroy_unused = self.hub.take_unused()

@@ -40,10 +40,11 @@ class Pair:
             in_flight=SimpleNamespace(take=lambda _: None),
             on_failure=set(),
             context=SimpleNamespace(device_name="numbers0"),
+            take_unused=lambda: lambda: None,
             counters=HubCounters("numbers0", Drain(None, 0, 0, InFlightTable[Any]())),
         )
         identifier: Any = SimpleNamespace(disconnect=lambda: None, peer_address=("192.0.2.1", 7471))
-        reactor: Any = SimpleNamespace()
+        reactor: Any = SimpleNamespace(unsubscribe=lambda _: None, destroy=lambda *_: None)
         chosen = ConnectionOptions(**{"linger": 3.0, **options})  # type: ignore[arg-type]
         self.endpoint = Endpoint(reactor, hub, identifier, chosen, ConnectionState.ESTABLISHED)
         self.endpoint.was_established = True
@@ -134,3 +135,15 @@ async def test_flush_timeout_bounds_the_flush(options: Any, seconds: float) -> N
     assert pair.flushes == [seconds]
     second._complete(SUCCESS)
     assert pair.flushes == [0]  # the last flushed request ends the wait
+
+
+@pytest.mark.parametrize("moment", ["on_end", "on_close"])
+async def test_callback_that_raises_stops_no_other(moment: str) -> None:
+    pair = Pair()
+    life, called = pair.endpoint.life, []
+    callbacks = life.on_end if moment == "on_end" else life.on_close
+    callbacks += [lambda: called.append(1), lambda: 1 // 0, lambda: called.append(2)]
+    with pytest.raises(ZeroDivisionError):
+        pair.endpoint._is_over() if moment == "on_end" else pair.endpoint._give_back()
+    assert called == [1, 2]
+    assert life.ended.is_set() or moment == "on_close"

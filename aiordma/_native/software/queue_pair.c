@@ -283,13 +283,13 @@ void sw_finish_receive(struct sw_queue_pair *pair, struct ibv_wc *what, int soli
 
 void sw_queue_pair_ready(struct sw_queue_pair *pair)
 {
-    pair->silence = 0;
     unsigned int access = IBV_ACCESS_REMOTE_WRITE;
 
     if (pair->attributes.max_dest_rd_atomic)
         access |= IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
     pair->attributes.qp_access_flags |= access;
     pair->attributes.port_num = 1;
+    pair->silence = 0;
     pair->ibv.state = IBV_QPS_RTS;
 }
 
