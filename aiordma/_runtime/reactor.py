@@ -386,7 +386,10 @@ class Reactor:
 def _warn_of(left: list[str]) -> None:
     if left:
         text = f"left open at the end of the event loop: {'; '.join(left)}"
-        warnings.warn(text, ResourceWarning, stacklevel=1)
+        try:
+            warnings.warn(text, ResourceWarning, stacklevel=1)
+        except ResourceWarning:  # by a filter of the program's; no caller of its own gets it
+            logger.error("ResourceWarning: %s", text)
 
 
 # The reactors by the name of their provider, with weak references. A RunVar keeps its value as long

@@ -59,7 +59,7 @@ def begin(
     device: DeviceUnderTest, loop: str, end: str, *flags: str, **environment: str
 ) -> "subprocess.Popen[str]":
     """Start the program, and return it when it has imported all that it needs."""
-    capable = [] if device.lacks("datagrams") else ["datagrams"]
+    capable = [each for each in ("datagrams", "rnr") if not device.lacks(each)]
     # A fork has no development mode: that is of Python's start.
     command = (sys.executable,) if "-X" in flags else python()
     arguments = [*flags, "-m", "tests.device.life_program", ADDRESS, loop, end, *capable]
