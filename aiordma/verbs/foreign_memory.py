@@ -18,6 +18,8 @@ _HOST = (1, 3, 11)
 """kDLCPU, kDLCUDAHost, kDLROCMHost: memory that the CPU accesses like any other."""
 _READ_ONLY = 1
 """DLPACK_FLAG_BITMASK_READ_ONLY"""
+_IS_COPIED = 2
+"""DLPACK_FLAG_BITMASK_IS_COPIED"""
 _VERSION = (1, 0)
 """The newest version of DLPack that is understood here."""
 
@@ -149,10 +151,11 @@ def _of_array_interface(thing: object, described: dict[str, Any]) -> _Found:
 def _of_dlpack(thing: Any) -> _Found:
     try:
         try:
-            capsule = thing.__dlpack__(max_version=_VERSION)
+            # A copy would not be the program's memory: what a peer writes would not reach it.
+            capsule = thing.__dlpack__(max_version=_VERSION, copy=False)
         except TypeError:  # older than DLPack 1.0
             capsule = thing.__dlpack__()
-    except BufferError as error:
+    except (BufferError, ValueError) as error:
         raise TypeError(f"{type(thing).__name__}.__dlpack__() refused: {error}") from error
     readonly = False
     # The capsule is never consumed. So its destructor frees the tensor, when the view has gone.
@@ -161,6 +164,11 @@ def _of_dlpack(thing: Any) -> _Found:
         if managed.major > _VERSION[0]:
             raise TypeError(
                 f"DLPack version {managed.major} of {type(thing).__name__} is not known"
+            )
+        if managed.flags & _IS_COPIED:
+            raise TypeError(
+                f"{type(thing).__name__}.__dlpack__(copy=False) made a copy, and a peer would not "
+                "reach the tensor: register memory that DLPack describes without a copy"
             )
         readonly, tensor = bool(managed.flags & _READ_ONLY), managed.tensor
     else:

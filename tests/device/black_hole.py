@@ -21,6 +21,9 @@ LONG = 1 << 22
 KEEPALIVE = 0.5
 """Seconds of the keepalive."""
 
+MEND_AFTER = 6.0
+"""Seconds: longer than the peer's end takes to be noticed, and some connects."""
+
 PATIENCE = 60.0
 """Seconds until those that nothing ends are given up."""
 
@@ -132,4 +135,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    {"main": main, "reconnect": reconnect}[sys.argv[1]](*sys.argv[2:])

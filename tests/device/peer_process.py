@@ -17,15 +17,16 @@ async def _echo(connection: aiordma.Connection) -> None:
         await connection.send(message)
 
 
-async def main(address: str, kind: str) -> None:
+async def main(address: str, kind: str, port: str) -> None:
     """Listen on an address.
 
     Args:
         address: the address.
+        port: the port; "0": any.
         kind: "echo", or "silent": post no receives, so that messages wait.
     """
     options: aiordma.ConnectionKeywords = {"receive_buffers": 0} if kind == "silent" else {}
-    async with aiordma.listen(address, 0, **options) as listener:
+    async with aiordma.listen(address, int(port), **options) as listener:
         print(listener.port, os.getpid(), flush=True)
         if kind == "silent":
             kept = []
@@ -35,4 +36,4 @@ async def main(address: str, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1], sys.argv[2])
+    anyio.run(main, sys.argv[1], sys.argv[2], sys.argv[3])

@@ -29,7 +29,7 @@ _CUT = "for end in 1 2; do tc qdisc replace dev veth$end root netem loss 100%; d
 _MEND = "for end in 1 2; do tc qdisc del dev veth$end root; done"
 
 _ALONE = """
-from tests.device.black_hole import main
+from tests.device import black_hole
 from tests.network import ip
 
 ip("link set lo up")
@@ -45,23 +45,22 @@ def shell(script: str) -> None:
     subprocess.run(["sh", "-c", script], cwd=ROOT, check=True)
 
 
-@pytest.fixture
-def found(device: DeviceUnderTest) -> Iterator[Found]:
-    """What became of a READ, a SEND and a WRITE of no bytes that were posted after the wire was
-    cut, with the default options, and on siw of a READ that was cut half way; and of sides that
-    only receive, with and without keepalive; without those whose connection did not end."""
+def play(device: DeviceUnderTest, function: str, *more: str) -> Found:
+    """Run a function of black_hole.py over a wire of its own, and return what it found.
+
+    Args:
+        more: its further arguments on the veth pair.
+    """
     if device.name == SOFTWARE:
         yield cut_loopback()
         return
     shell(UP.format(driver=device.driver))
     try:
-        program = [*python(), "-m", "tests.device.black_hole"]
-        # Where TCP retransmits, nothing of ours is to be acknowledged once a READ is half way.
-        slow = _SLOW if device.lacks("acknowledged_sends") else ""
-        program += ["10.2.2.2", "10.2.2.1", _CUT, _MEND, slow]
+        program = [*python(), "-m", "tests.device.black_hole", function]
+        program += ["10.2.2.2", "10.2.2.1", _CUT, _MEND, *more]
         ran = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=300)
         assert ran.returncode == 0, ran.stderr
-        yield json.loads(ran.stdout)
+        return found_by(ran.stdout)
     finally:
         shell(DOWN)
 
@@ -104,6 +103,10 @@ def test_a_black_hole_ends_every_connection(device: DeviceUnderTest, found: Foun
         assert became == ("PeerFlushedError" if flushes else "RetryExceededError")
         assert "retry_count=6" in text
         assert "ack_timeout=16" in text
+
+
+def test_reconnecting_outlives_a_black_hole(device: DeviceUnderTest) -> None:
+    assert play(device, "reconnect") == {"LOST": ["RetryExceededError", "2"]}
 
 
 @pytest.mark.anyio

@@ -117,6 +117,32 @@ async def test_read_only_array_permits_no_writing() -> None:
                 client.register(thing, aiordma.Access.REMOTE_WRITE)
 
 
+class Copies:
+    """A tensor whose DLPack is a copy, if copies are permitted; it can ignore that they are not."""
+
+    def __init__(self, array: Any, *, obeys: bool) -> None:
+        self.array = array
+        self.obeys = obeys
+
+    def __dlpack__(self, *, max_version: Any = None, copy: bool | None = None) -> Any:
+        if copy is False and self.obeys:
+            raise BufferError("this tensor can only be copied")
+        return self.array.__dlpack__(max_version=max_version, copy=True)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+@pytest.mark.parametrize(
+    ("obeys", "message"), [(True, "refused: .* only be copied"), (False, "made a copy")]
+)
+async def test_tensor_that_can_only_be_copied_is_refused(obeys: bool, message: str) -> None:
+    tensor = Copies(numpy.zeros(64, numpy.uint8), obeys=obeys)
+    async with connected() as (client, _):
+        with pytest.raises(TypeError, match=message):
+            client.register(tensor)
+
+
 @pytest.mark.parametrize("thing", [OnGpu(), TensorOnGpu()])
 async def test_memory_of_a_gpu_is_not_supported(thing: Any) -> None:
     async with connected() as (client, _):

@@ -1,10 +1,6 @@
 """Peers that end, that are stopped or cut off: PeerGoneError, keepalive, and its limits."""
 
-import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -12,44 +8,11 @@ import pytest
 
 import aiordma
 from aiordma._endpoint.endpoint import Endpoint
+from tests.device.peers import peer_process
 from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected, until
 from tests.devices import ADDRESS
-from tests.forked import python
 
 pytestmark = pytest.mark.anyio
-
-
-@dataclass
-class Peer:
-    """A process that accepts connections."""
-
-    port: int
-    pid: int
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process itself: what `python()` starts only passes some of them."""
-        os.kill(self.pid, number)
-
-
-@asynccontextmanager
-async def peer_process(kind: str = "echo") -> AsyncIterator[Peer]:
-    """Yield a process that accepts connections; it is killed at the end."""
-    command = [*python(), "-m", "tests.device.peer_process", ADDRESS, kind]
-    async with await anyio.open_process(command, stderr=None) as process:
-        pid = process.pid
-        try:
-            assert process.stdout is not None
-            line = b""
-            while not line.endswith(b"\n"):
-                line += await process.stdout.receive()
-            port, pid = map(int, line.split())
-            yield Peer(port, pid)
-        finally:
-            with anyio.CancelScope(shield=True):
-                with suppress(ProcessLookupError):  # a test may have killed it
-                    # What `python()` starts ends after the process, whose objects are gone then.
-                    os.kill(pid, signal.SIGKILL)
-                await process.wait()
 
 
 async def test_disconnect_of_the_peer_flushes_with_its_cause() -> None:

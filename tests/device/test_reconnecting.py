@@ -1,13 +1,14 @@
 """reconnecting(): connections to one peer, one after the other."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import anyio
 import pytest
 
 import aiordma
+from tests.device.peers import peer_process
 from tests.device.players import OWN_RECEIVES, until
 from tests.devices import ADDRESS
 
@@ -15,6 +16,7 @@ pytestmark = pytest.mark.anyio
 
 Handler = Callable[[aiordma.Connection], Awaitable[None]]
 
+SLOWER: dict[str, Any] = {"first_delay": 0.05, "max_delay": 0.5}
 FAST: dict[str, Any] = {"first_delay": 0.001, "max_delay": 0.01}
 
 
@@ -179,6 +181,29 @@ async def test_peer_that_returns_is_found() -> None:
         async with aiordma.listen(ADDRESS, port) as listener, await listener.accept():
             await until(lambda: bool(found))
     assert found == [1]
+
+
+async def test_killed_peer_is_replaced_by_another_process() -> None:
+    """kill -9 while the program waits for an answer; a process that listens at the same port takes
+    its place."""
+    async with AsyncExitStack() as later, AsyncExitStack() as first:
+        peer = await first.enter_async_context(peer_process())
+
+        async def replace() -> None:
+            await first.aclose()  # kills it
+            await later.enter_async_context(peer_process(port=peer.port))
+
+        async with anyio.create_task_group() as group:
+            async for session in aiordma.reconnecting(ADDRESS, peer.port, timeout=5, **SLOWER):
+                async with session as connection:
+                    await connection.send(b"%d" % session.number)
+                    assert await connection.receive() == b"%d" % session.number
+                    if session.number == 1:
+                        group.start_soon(replace)
+                        await connection.receive()
+                    assert isinstance(session.lost, aiordma.PeerGoneError)
+                    break
+            assert session.number == 2
 
 
 async def test_cancelled_pause_leaves_nothing() -> None:
