@@ -1,7 +1,10 @@
 """What anyio expects of a TCP stream and its listener (TestTCPStream and TestTCPListener), in our
-own words, on streams. Cases that need a socket or a name server are left out."""
+own words, on streams. docs/streams-suites.md has the table of the former's cases."""
 
+import gc
+import socket
 import ssl
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -149,10 +152,23 @@ async def test_a_closed_stream_refuses_both_directions() -> None:
 async def test_a_peer_that_breaks_off_breaks_the_stream() -> None:
     async with both() as (client, server):
         await server.connection.aclose()
+        with pytest.raises(anyio.BrokenResourceError, match="disconnected"):
+            await client.receive()
+        with pytest.raises(anyio.BrokenResourceError, match="disconnected"):
+            await client.send(b"x")
+
+
+async def test_a_peer_that_breaks_off_leaves_no_unretrieved_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with both() as (client, server):
+        await client.send(b"GET")
+        await server.connection.aclose()
         with pytest.raises(anyio.BrokenResourceError):
             await client.receive()
-        with pytest.raises(anyio.BrokenResourceError):
-            await client.send(b"x")
+    del client, server
+    gc.collect()
+    assert caplog.messages == []
 
 
 async def test_a_cancelled_scope_receives_and_sends_nothing_and_loses_nothing() -> None:
@@ -192,8 +208,22 @@ async def test_receiving_and_sending_let_other_tasks_run() -> None:
 async def test_a_port_without_a_listener_refuses() -> None:
     async with listen_stream(ADDRESS) as listener:
         port = listener.port
-    with pytest.raises(ConnectionRefusedError):
+    with pytest.raises(ConnectionRefusedError) as caught:
         await connect_stream(ADDRESS, port)
+    error = weakref.ref(caught.value)
+    caught.value.__traceback__ = None  # pytest's frames and this one refer to the error
+    del caught
+    assert error() is None, gc.get_referrers(error())
+
+
+async def test_a_stream_connects_from_a_given_port() -> None:
+    with socket.create_server((ADDRESS, 0)) as free:
+        port = free.getsockname()[1]
+    async with listen_stream(ADDRESS) as listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, Stream.send_eof)
+        async with connect_stream(ADDRESS, listener.port, source=(ADDRESS, port)) as client:
+            assert client.extra(SocketAttribute.local_address) == (ADDRESS, port)
+        group.cancel_scope.cancel()
 
 
 async def test_anyios_wrappers_take_a_stream() -> None:
@@ -228,6 +258,23 @@ async def test_anyios_tls_runs_over_a_stream() -> None:
             await secure.send(data)
             assert await BufferedByteReceiveStream(secure).receive_exactly(len(data)) == data
             await secure.aclose()
+
+
+async def test_anyios_tls_refuses_an_untrusted_certificate() -> None:
+    ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("stream.test").configure_cert(ours)
+
+    async with both() as (client, server):
+
+        async def serve() -> None:
+            with pytest.raises((ssl.SSLError, anyio.BrokenResourceError, anyio.EndOfStream)):
+                await TLSStream.wrap(server, server_side=True, ssl_context=ours)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(serve)
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await TLSStream.wrap(client, hostname="stream.test")
+            await client.aclose()
 
 
 # -- the listener ---------------------------------------------------------------------------------
