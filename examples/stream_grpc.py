@@ -1,39 +1,26 @@
-"""grpclib's server and client over RDMA: python examples/stream_grpc.py 192.0.2.1"""
+"""grpclib's server and client over RDMA: python examples/stream_grpc.py 192.0.2.1 50051"""
 
 import asyncio
 import sys
-from types import SimpleNamespace
 
-from grpclib.client import Channel, StreamStreamMethod
-from grpclib.const import Cardinality, Handler
-from grpclib.encoding.base import CodecBase
+from grpclib.client import Channel
+from grpclib.health.service import Health
+from grpclib.health.v1.health_grpc import HealthStub
+from grpclib.health.v1.health_pb2 import HealthCheckRequest
 from grpclib.server import Server
 
 import aiordma.streams  # for the event loop; nothing else knows of RDMA
 
 
-class Bytes(CodecBase):  # in place of protobuf's generated classes
-    __content_subtype__ = "bytes"
-    encode = decode = staticmethod(lambda message, _kind: bytes(message))  # type: ignore
-
-
-async def shout(stream):  # type: ignore[no-untyped-def]  # any grpclib handler
-    async for message in stream:
-        await stream.send_message(message.upper())
-
-
-async def main(host: str) -> None:
-    handlers = {"/demo/shout": Handler(shout, Cardinality.STREAM_STREAM, bytes, bytes)}
-    server = Server([SimpleNamespace(__mapping__=lambda: handlers)], codec=Bytes())
-    await server.start(host, 0)
-    port = server._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-    async with Channel(host, port, codec=Bytes()) as channel:
-        call = StreamStreamMethod(channel, "/demo/shout", bytes, bytes)
-        print(await call([b"hello", b"rdma"], timeout=5))
+async def main(host: str, port: int) -> None:
+    server = Server([Health()])  # gRPC's standard health service
+    await server.start(host, port)
+    async with Channel(host, port) as channel:
+        print(await HealthStub(channel).Check(HealthCheckRequest(), timeout=5))
     server.close()
     await server.wait_closed()
 
 
 if __name__ == "__main__":
     with asyncio.Runner(loop_factory=aiordma.streams.new_event_loop) as loop:
-        loop.run(main(sys.argv[1]))
+        loop.run(main(sys.argv[1], int(sys.argv[2])))
