@@ -13,6 +13,7 @@ from tests.devices import ADDRESS
 
 pytestmark = [
     pytest.mark.anyio,
+    pytest.mark.loop_and_device,
     pytest.mark.parametrize("anyio_backend", [pytest.param("trio", id="trio")]),
 ]
 
