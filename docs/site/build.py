@@ -24,7 +24,9 @@ SOURCE = TARGET / "source"
 _BLOCK = re.compile(r"^```(\w+) (\w+)\n", re.MULTILINE)
 _OUTPUT = re.compile(r"(^```python \w+\n(?:(?!^```).*\n)*^```\n\n)^```text\n", re.MULTILINE)
 _PICTURE = re.compile(r"^!\[([^\]]*)\]\((images/[\w-]+\.svg)\)$", re.MULTILINE)
-_BARE_LINK = re.compile(r"\[[\w./-]+\.md\]\(([\w./-]+\.md)\)")
+_BARE_LINK = re.compile(r"\[[\w./-]+\.md\]\(([\w./-]+\.md(?:#[\w-]+)?)\)")
+_FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+_EXAMPLE = re.compile(r"(?<![\w/(\[])`?examples/(\w+)\.py`?")
 _STYLE = re.compile(r"<style>.*?</style>\s*", re.DOTALL)
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:examples|tests|aiordma)[^)]*\)")
 CAPTIONS = {"test": "a test"}
@@ -35,9 +37,21 @@ def for_sphinx(text: str) -> str:
     not have."""
     text = _OUTPUT.sub("\\1```{code-block} text\n:caption: prints\n", text)
     text = _BLOCK.sub(_captioned, text)
-    text = _BARE_LINK.sub(r"[](\1)", text)  # Sphinx writes the page's title
+    text = _BARE_LINK.sub(r"[](\1)", text)  # Sphinx writes the title of the page or section
     text = _PICTURE.sub(_inline, text)
-    return _OUTSIDE.sub(r"\1", text)
+    text = _OUTSIDE.sub(r"\1", text)
+    parts = _FENCED.split(text)
+    parts[::2] = [_EXAMPLE.sub(r"[examples/\1.py](#example-\1)", each) for each in parts[::2]]
+    return "".join(parts)
+
+
+def examples() -> str:
+    """Return the page with the programs of examples/."""
+    parts = ["# Examples", "Each of these programs runs in the tests."]
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        source = path.read_text().rstrip()
+        parts += [f"(example-{path.stem})=", f"## {path.name}", f"```python\n{source}\n```"]
+    return "\n\n".join(parts) + "\n"
 
 
 def _inline(match: re.Match[str]) -> str:
@@ -123,6 +137,7 @@ def main() -> int:
     for key in reference.PAGES:
         pages[f"reference/{key}"] = reference.page(key)
     pages["reference/index"] = reference.INDEX
+    pages["examples"] = examples()
     pages["changelog"] = (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")
     with_contents(pages)
     for old in SOURCE.rglob("*.md"):
