@@ -1,17 +1,20 @@
 """Rows of this machine: the software device beside TCP, and what Python costs by itself."""
 
+import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 
-from aiordma import Connection, MemorySlice, RemoteMemory, connect
+from aiordma import Connection, MemorySlice, RemoteMemory, TracedRequest, connect, trace
 from aiordma.bench.loops import run
 from aiordma.bench.workload import Workload
 
@@ -110,6 +113,28 @@ def rows(here: Candidates) -> list[Row]:
             limit=1.0,
             note="post and await, on a device that takes no time",
         ),
+        *(
+            Row(
+                f"native/completed_await/{name}",
+                "us CPU",
+                partial(_watched_awaits, here, watched),
+                "the same without",
+                lambda: _watched_awaits(here, nullcontext),
+                note=note,
+            )
+            for name, watched, note in (
+                ("trace", partial(trace, _discard), "each request is passed to a function"),
+                ("trace_file", partial(trace, os.devnull), "each request is a line of JSON"),
+            )
+        ),
+        Row(
+            "native/statistics",
+            "us CPU",
+            lambda: _on_instant(here, partial(_snapshots, seconds=here.seconds)),
+            "a completed await, which has counted",
+            lambda: _watched_awaits(here, nullcontext),
+            note="one snapshot of a connection's counters",
+        ),
         *posting.rows(here),
         Row(
             "native/post_beside_busy_thread",
@@ -197,6 +222,34 @@ async def _completed_awaits(
         count = await windows(time.perf_counter() + seconds)
         cpu = time.process_time() - cpu
     return Reading(cpu / count * 1e6, extra={"count": count})
+
+
+def _discard(_requests: Sequence[TracedRequest]) -> None:
+    pass
+
+
+def _watched_awaits(here: Candidates, watched: Callable[[], Any]) -> Reading:
+    """Measure completed awaits inside a context, whose end counts: it writes the rest."""
+    cpu = time.process_time()
+    with watched():
+        found = _on_instant(here, partial(_completed_awaits, seconds=here.seconds))
+        inside = time.process_time() - cpu
+    outside = time.process_time() - cpu - inside
+    assert found.value is not None
+    return replace(found, value=found.value + outside / found.extra["count"] * 1e6)
+
+
+async def _snapshots(
+    connection: Connection, local: MemorySlice, remote: RemoteMemory, seconds: float
+) -> Reading:
+    await connection.post_write(local, remote)
+    count, cpu = 0, time.process_time()
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        for _ in range(WINDOW):
+            connection.statistics()
+        count += WINDOW
+    return Reading((time.process_time() - cpu) / count * 1e6, extra={"count": count})
 
 
 @contextmanager
