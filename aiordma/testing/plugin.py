@@ -4,20 +4,24 @@ pytest loads it by itself where aiordma is installed; `-p no:aiordma` leaves it 
 docs/testing.md.
 """
 
+import fcntl
 import functools
 import gc
 import inspect
 import os
+import socket
+import struct
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 
+from aiordma._base.errors import VerbsCallError
 from aiordma._connection.connection import Connection
 from aiordma._connection.listener import Listener
 from aiordma.streams import Stream
@@ -25,6 +29,7 @@ from aiordma.testing.faults import Faults
 from aiordma.testing.leaks import software_objects
 from aiordma.testing.pairs import Fabric, connected_pair, fabric, serving_listener, stream_pair
 from aiordma.verbs import Device
+from aiordma.verbs.identifier import EventChannel, Identifier
 
 __all__ = (
     "pytest_addoption",
@@ -43,6 +48,8 @@ __all__ = (
 
 SOFTWARE = "software"
 LOOPBACK = "127.0.0.1"
+SIOCGIFADDR = 0x8915
+"""man 7 netdevice: the address of an interface."""
 VARIABLE = "AIORDMA_DEVICE"
 COUNTED = {
     "queue_pairs": "queue pairs of connections",
@@ -128,11 +135,37 @@ def rdma_address(pytestconfig: pytest.Config, rdma_device: str) -> str:
         return LOOPBACK
     with Device(rdma_device).open() as context:
         found = [entry.address for entry in context.gid_table() if "." in entry.address]
+    found = found or [each for each in _local_addresses() if _device_at(each) == rdma_device]
     if not found:
         pytest.fail(
             f"{rdma_device} has no IPv4 address: give one with --rdma-address", pytrace=False
         )
     return found[0]
+
+
+# The GID of an iWARP device is its hardware address: the connection manager knows its addresses.
+
+
+def _local_addresses() -> list[str]:
+    """Return an IPv4 address of each network interface, without loopback."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            with suppress(OSError):  # it has no address
+                answer = fcntl.ioctl(any_socket, SIOCGIFADDR, request)
+                found.append(socket.inet_ntoa(answer[20:24]))
+    return [each for each in found if not each.startswith("127.")]
+
+
+def _device_at(address: str) -> str | None:
+    """Return the name of the RDMA device that has an address; None: there is none."""
+    with suppress(VerbsCallError), EventChannel() as channel, Identifier(channel) as identifier:
+        identifier.bind(address, 0)
+        if identifier.device_key:
+            with identifier.context() as context:
+                return context.device_name
+    return None
 
 
 # -- endpoints ------------------------------------------------------------------------------------

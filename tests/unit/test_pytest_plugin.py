@@ -1,62 +1,16 @@
 """The pytest plugin, as a project that has installed aiordma gets it."""
 
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import aiordma
-from aiordma.testing import connected_pair, fabric
-
-QUIET = ("-p", "no:cacheprovider", "-q", "--tb=line")
-
-ALL_FIXTURES = """
-import anyio, pytest, aiordma
-
-{marks}
-async def test_pair(rdma_pair):
-    async with rdma_pair(receive_buffers=4) as (client, server):
-        await client.send(b"x")
-        assert await server.receive() == b"x"
-
-{marks}
-async def test_streams(rdma_stream_pair):
-    async with rdma_stream_pair() as (client, server):
-        await client.send(b"abc")
-        assert await server.receive() == b"abc"
-
-{marks}
-async def test_fabric(rdma_fabric):
-    async with rdma_fabric(3) as fabric:
-        await fabric[0, 2].send(b"to 2")
-        assert await fabric[2, 0].receive() == b"to 2"
-        assert len(fabric) == 3 and set(fabric.of(1)) == {{0, 2}}
-
-async def echo(connection):
-    async for message in connection:
-        await connection.send(message)
-
-{marks}
-async def test_service(rdma_listener, rdma_address, rdma_device):
-    async with rdma_listener(echo) as listener:
-        # As a program connects that says nothing of a device.
-        async with await aiordma.connect(rdma_address, listener.port) as connection:
-            assert rdma_device in repr(connection)
-            await connection.send(b"y")
-            assert await connection.receive() == b"y"
-
-{marks}
-async def test_faults(rdma_pair, rdma_faults):
-    async with rdma_pair() as (client, server):
-        fault = rdma_faults.drop_connection(after_bytes=1000)
-        with pytest.raises(aiordma.RdmaError):
-            for _ in range(100):
-                await client.send(bytes(64))
-                await server.receive()
-        assert fault.struck == 1
-"""
+from aiordma.testing import connected_pair, fabric, plugin
+from tests.plugin_project import ALL_FIXTURES, run
 
 LEAK = """
 import aiordma, pytest
@@ -67,22 +21,6 @@ kept = []
 async def test_leak():
     kept.append(await aiordma.listen("127.0.0.1", 0))
 """
-
-
-def run(folder: Path, source: str, *words: str, settings: str = "") -> str:
-    """Run pytest in a project of its own; returns what it prints."""
-    (folder / "test_it.py").write_text(source)
-    (folder / "pytest.ini").write_text(f"[pytest]\n{settings}\n")
-    environment = {key: os.environ[key] for key in os.environ if key != "AIORDMA_DEVICE"}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *QUIET, *words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
-    return done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -120,11 +58,50 @@ def test_another_device_is_required_by_name(tmp_path: Path) -> None:
     assert "rxe9" in said.partition("NoDeviceError")[2]
 
 
-def test_a_device_without_an_address_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_address_of_an_unknown_device_is_an_error_with_its_name(tmp_path: Path) -> None:
     source = ALL_FIXTURES.format(marks="@pytest.mark.asyncio")
     said = run(tmp_path, source, "--rdma=rxe9", "-k", "pair")
-    assert "rxe9" in said
-    assert "NoDeviceError" in said
+    assert "NoDeviceError" in said, said
+    assert "rxe9" in said.partition("NoDeviceError")[2]
+
+
+class DeviceOfAddresses:
+    """Stands for a device: its GID table has these addresses."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.addresses = addresses
+
+    def __call__(self, _name: str) -> "DeviceOfAddresses":
+        return self
+
+    @contextmanager
+    def open(self) -> Iterator["DeviceOfAddresses"]:
+        yield self
+
+    def gid_table(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(address=each) for each in self.addresses]
+
+
+def address_of(device: str, given: str | None = None) -> str:
+    config: Any = SimpleNamespace(getoption=lambda _name: given)
+    fixture: Any = plugin.rdma_address
+    return str(fixture.__wrapped__(config, device))
+
+
+def test_address_is_the_first_ipv4_address_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "Device", DeviceOfAddresses("fe80::1", "192.0.2.1", "192.0.2.2"))
+    assert address_of("rxe0") == "192.0.2.1"
+    assert address_of("rxe0", "192.0.2.9") == "192.0.2.9"
+
+
+def test_device_without_an_ipv4_address_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plugin, "Device", DeviceOfAddresses("fe80::1"))
+    monkeypatch.setattr(plugin, "_device_at", lambda _address: None)
+    with pytest.raises(pytest.fail.Exception) as caught:
+        address_of("rxe0")
+    assert str(caught.value) == "rxe0 has no IPv4 address: give one with --rdma-address"
 
 
 @pytest.mark.anyio

@@ -1,0 +1,18 @@
+"""The fixtures of the pytest plugin on the device under test, named by --rdma alone."""
+
+from pathlib import Path
+
+from aiordma._base.provider import SOFTWARE
+from tests.devices import DeviceUnderTest
+from tests.plugin_project import ALL_FIXTURES, run
+
+WITHOUT = ("-p", "no:hypothesispytest", "-p", "no:valkey", "-p", "no:xdist", "--durations=0")
+"""Plugins that these tests do not use take the VM ten seconds."""
+
+
+def test_each_fixture_works_on_the_device(device: DeviceUnderTest, tmp_path: Path) -> None:
+    source = ALL_FIXTURES.format(marks="@pytest.mark.asyncio")
+    said = run(tmp_path, source, f"--rdma={device.name}", "-rs", *WITHOUT)
+    expected = "5 passed" if device.name == SOFTWARE else "4 passed, 1 skipped"
+    assert expected in said, said
+    assert device.name == SOFTWARE or f"{device.name} has no fault injection" in said
