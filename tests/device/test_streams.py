@@ -18,6 +18,7 @@ from aiordma._base.arguments import Buffer
 from aiordma._endpoint.capabilities import has_immediate
 from aiordma.streams import Stream, StreamOptions, connect_stream, listen_stream
 from aiordma.streams.protocol import Hello
+from aiordma.streams.stream import COPY_BYTES
 from tests.device.players import Outcome, one_loop, until
 from tests.devices import ADDRESS, DEVICE
 
@@ -140,6 +141,34 @@ async def test_registered_memory_is_sent_from_where_it_is() -> None:
         region = client.connection.register(bytearray(os.urandom(500_000)))
         group.start_soon(client.send, region[1000:])
         assert await receive_exactly(server, 499_000) == bytes(region.view[1000:])
+
+
+LARGE = COPY_BYTES + 1000
+"""Data of so many bytes is not copied."""
+
+
+async def test_large_data_is_sent_from_where_it_is() -> None:
+    data = os.urandom(LARGE)
+    async with streams() as (client, server), anyio.create_task_group() as group:
+        group.start_soon(client.send, data)
+        assert await receive_exactly(server, LARGE) == data
+        await client.send(b"behind it")
+        assert await receive_exactly(server, 9) == b"behind it"
+
+
+@one_loop
+async def test_a_cancelled_send_of_large_data_has_sent_its_beginning() -> None:
+    data = os.urandom(LARGE)
+    async with streams(buffer_size=65536) as (client, server):
+        with anyio.move_on_after(0.2) as scope:
+            await client.send(data)
+        assert scope.cancelled_caught
+        await client.send_eof()
+        received = bytearray()
+        async for part in server:
+            received += part
+        assert 0 < len(received) <= 65536
+        assert received == data[: len(received)]
 
 
 # -- back-pressure --------------------------------------------------------------------------------
