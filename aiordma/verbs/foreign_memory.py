@@ -143,21 +143,25 @@ def _of_array_interface(thing: object, described: dict[str, Any]) -> _Found:
     if not isinstance(data, tuple) or "O" in kind:
         raise TypeError(f"the __array_interface__ of {type(thing).__name__} has no plain memory")
     address, readonly = data
-    item = int(kind[2:]) * (4 if kind[1] == "U" else 1)  # a character of U has 4 bytes
+    size = kind[2:].partition("[")[0]  # M8[s]: eight bytes
+    item = int(size) * (4 if kind[1] == "U" else 1)  # a character of U has 4 bytes
     strides = described.get("strides")
     return _Found(address, described["shape"], strides, item, bool(readonly), thing)
 
 
 def _of_dlpack(thing: Any) -> _Found:
+    knows_flags = True
     try:
         try:
             # A copy would not be the program's memory: what a peer writes would not reach it.
             capsule = thing.__dlpack__(max_version=_VERSION, copy=False)
         except TypeError:  # older than DLPack 1.0
+            knows_flags = False
             capsule = thing.__dlpack__()
     except (BufferError, ValueError) as error:
         raise TypeError(f"{type(thing).__name__}.__dlpack__() refused: {error}") from error
-    readonly = False
+    # A library that knows the flags and gives none cannot say that memory is read-only (jax).
+    readonly = knows_flags
     # The capsule is never consumed. So its destructor frees the tensor, when the view has gone.
     if _capsule_is(capsule, b"dltensor_versioned"):
         managed = _Versioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))

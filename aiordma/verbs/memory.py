@@ -403,7 +403,7 @@ def _registrable_view(memory: RegistrableMemory) -> memoryview:
     """Return a view of the memory as bytes. Raises the errors of `flat_view` and `foreign_view`."""
     try:
         return flat_view(cast("Buffer", memory))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # ValueError: also elements that have no buffer format
         no_buffer = error
     try:
         view = foreign_view(memory)
@@ -469,20 +469,31 @@ def flat_view(buffer: Buffer, where: str = "buffer", place: int = 0) -> memoryvi
     """
     try:
         if isinstance(buffer, memoryview):
-            return _flat_memoryview(buffer)
+            try:
+                return _flat_memoryview(buffer)
+            except BufferError:
+                raise _not_contiguous(where.format(place)) from None
         # Unlike memoryview.cast, this ignores the type of the elements: it also works for arrays of
         # structures, and for foreign byte order.
-        return PickleBuffer(buffer).raw()
+        exported = PickleBuffer(buffer)
     except TypeError:
         raise TypeError(
             f"{where.format(place)}={shown(buffer)}: {type(buffer).__name__} has no buffer: give "
             "bytes, bytearray, memoryview, mmap, a numpy array, registered memory, or anything "
             "else with the buffer protocol"
         ) from None
-    except BufferError:
+    except BufferError as error:
         raise ValueError(
-            f"{where.format(place)}: the buffer is not contiguous: copy it, or register its base"
+            f"{where.format(place)}: {type(buffer).__name__} gives no buffer: {error}: register it"
         ) from None
+    try:
+        return exported.raw()
+    except BufferError:
+        raise _not_contiguous(where.format(place)) from None
+
+
+def _not_contiguous(what: str) -> ValueError:
+    return ValueError(f"{what}: the buffer is not contiguous: copy it, or register its base")
 
 
 def _flat_memoryview(view: memoryview) -> memoryview:

@@ -117,6 +117,29 @@ async def test_read_only_array_permits_no_writing() -> None:
                 client.register(thing, aiordma.Access.REMOTE_WRITE)
 
 
+class WithoutFlags(WithDLPack):
+    """A tensor of a library that knows DLPack 1.0, and gives a tensor without its flags (jax)."""
+
+    def __dlpack__(self, *, max_version: Any = None, copy: bool | None = None) -> Any:
+        return self.array.__dlpack__()
+
+
+async def test_tensor_without_flags_permits_no_writing() -> None:
+    tensor = WithoutFlags(numpy.zeros(64, numpy.uint8))
+    async with connected() as (client, _):
+        assert client.register(tensor).access == aiordma.Access(0)
+        with pytest.raises(TypeError, match="is read-only"):
+            client.register(tensor, aiordma.Access.REMOTE_WRITE)
+
+
+async def test_elements_without_a_buffer_format_are_registered() -> None:
+    array: Any = numpy.zeros(8, "datetime64[s]")
+    with pytest.raises(ValueError, match="buffer"):
+        memoryview(array)
+    async with connected() as (client, _):
+        assert client.register(array).address == array.ctypes.data
+
+
 class Copies:
     """A tensor whose DLPack is a copy, if copies are permitted; it can ignore that they are not."""
 
