@@ -15,7 +15,6 @@ The end runs in callbacks, not in a task. So no cancellation stops it half way.
 """
 
 import math
-import time
 from types import TracebackType
 from typing import Self
 
@@ -32,7 +31,6 @@ from aiordma._endpoint.staging import THREAD_LIMIT
 from aiordma._endpoint.windows import BoundWindow
 from aiordma._loop.event_loop import Timer
 from aiordma._loop.threads import Once, outwait
-from aiordma._native import lib
 from aiordma.verbs import LocalMemory, MemoryRegion, MemorySlice, MemoryWindow
 from aiordma.verbs.memory import flat_view
 
@@ -43,9 +41,6 @@ _WRITING = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _RXE = 0xFFFFFF
 """The vendor_id of rxe, which checks an access through a window against the bounds of the region,
 not of the window."""
-_LONGEST_PASS = 0.05
-"""Seconds that siw's receive path certainly has left a packet after. Only for kernels that refuse
-`membarrier`."""
 
 
 class Grant:
@@ -206,21 +201,16 @@ class Grant:
             self._finish(None)
             return
 
-        def close() -> None:
-            region.close()
-            if endpoint.hub.leaves_silence_to_tcp and not endpoint.hub.attributes.max_mw:
-                _outwait_receiving()
-
         if endpoint.hub.context.device_name == SOFTWARE and region.length <= THREAD_LIMIT:
             error: BaseException | None = None
             try:
-                close()
+                region.close()
             except VerbsCallError as raised:
                 error = raised
             self._finish(error)
             return
 
-        start_deregistering(endpoint.reactor, endpoint.domain_state, close, self._finish)
+        start_deregistering(endpoint.reactor, endpoint.domain_state, region.close, self._finish)
 
     def _finish(self, error: BaseException | None) -> None:
         if isinstance(error, Exception):
@@ -324,14 +314,3 @@ async def open_grant(
     grant = Grant(endpoint, memory, Access(access))
     await grant._open(posts, expires)
     return grant
-
-
-def _outwait_receiving() -> None:
-    """Wait until siw has left every packet that it was placing when its memory was deregistered.
-
-    siw checks for each piece of a packet whether its memory is registered, but deregistering does
-    not wait for the copy of a piece. siw copies with preemption disabled, and membarrier waits for
-    such sections on all CPUs.
-    """
-    if lib.aiordma_outwait_receiving():
-        time.sleep(_LONGEST_PASS)

@@ -1,7 +1,8 @@
 """Registered memory: memory regions of Python buffers, and their slices (man ibv_reg_mr)."""
 
+import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from mmap import PAGESIZE
 from pickle import PickleBuffer
 from typing import Any, TypeAlias, cast
@@ -31,6 +32,7 @@ __all__ = (
     "blank_bytes",
     "flat_view",
     "gather",
+    "retire_all",
 )
 
 _OUTLIVING: list[memoryview] = []
@@ -41,7 +43,11 @@ _NOT_EVERY_DEVICE = Access.ON_DEMAND | Access.HUGETLB | Access.MW_BIND
 _OPTIONAL = lib.IBV_ACCESS_OPTIONAL_RANGE
 _BYTES = "its bytes are its view, and bytes(...) copies them"
 _SIW = 0x626D74
-"""The vendor_id of siw, whose kernel module accepts an iova and ignores it."""
+"""The vendor_id of siw. Its kernel module accepts an iova and ignores it, and deregisters memory
+without waiting for the packet that it is placing there."""
+_LONGEST_PASS = 0.05
+"""Seconds that siw's receive path certainly has left a packet after. Only for kernels that refuse
+`membarrier`."""
 
 
 @given("memory_slice")
@@ -211,6 +217,10 @@ class MemoryRegion(RegionBase, Resource):
         self.view: memoryview = view
         self._users: int = 0  # posted requests that use a part of it
         self._retired: bool = False
+        self._outwaits: bool = (
+            bool(access & _NEED_LOCAL_WRITE) and domain.context.query().vendor_id == _SIW
+        )
+        """Whether deregistering has to wait until the device has placed what it was placing."""
         self._on_close: Callable[[], object] = lambda: None
         """Called when the region closes, to remove it from a list of regions."""
         self._start: int = address_of(view)
@@ -348,7 +358,9 @@ class MemoryRegion(RegionBase, Resource):
         self.lkey, self.rkey = self.pointer.lkey, self.pointer.rkey
 
     def close(self) -> None:
-        """Deregister the memory. Its rkeys are then invalid. Idempotent.
+        """Deregister the memory. Its rkeys are then invalid, and no byte of a peer's arrives in the
+        memory any more. Idempotent. (On siw, a region with REMOTE_WRITE takes up to some
+        hundredths of a second.)
 
         Raises:
             BusyError: posted requests, bound windows or grants still use the region; await or end
@@ -388,8 +400,34 @@ class MemoryRegion(RegionBase, Resource):
     def _destroy(self) -> None:
         self._on_close()
         check_positive_errno(self.domain.provider.dereg_mr(self.pointer), "ibv_dereg_mr")
+        if self._outwaits:
+            _outwait_receiving()
         with suppress(BufferError):  # another view of it exists: the export ends with that view
             self.view.release()
+
+
+def retire_all(regions: Iterable[MemoryRegion]) -> None:
+    """Close regions, and those in use when their last request has completed. On siw, the wait for
+    what the device was placing is one for all that are closed."""
+    outwaits = False
+    with ExitStack() as last_first:
+        last_first.callback(lambda: _outwait_receiving() if outwaits else None)
+        for region in regions:
+            if not region._users:
+                outwaits |= region._outwaits
+                region._outwaits = False
+            last_first.callback(region._retire)
+
+
+def _outwait_receiving() -> None:
+    """Wait until siw has left every packet that it was placing when its memory was deregistered.
+
+    siw checks for each piece of a packet whether its memory is registered, but deregistering does
+    not wait for the copy of a piece. siw copies with preemption disabled, and membarrier waits for
+    such sections on all CPUs.
+    """
+    if lib.aiordma_outwait_receiving():
+        time.sleep(_LONGEST_PASS)
 
 
 LocalMemory: TypeAlias = Buffer | MemoryRegion | MemorySlice

@@ -1,6 +1,8 @@
 """Registered memory: whose it is, for how long, and what a slice of it may be."""
 
+import random
 import threading
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -8,7 +10,9 @@ import pytest
 
 import aiordma
 from aiordma import Access, MemoryRegion
+from aiordma._base.provider import SOFTWARE
 from tests.device.players import OWN_RECEIVES, REMOTE, both_ways, connected, one_loop, until
+from tests.devices import DEVICE
 from tests.internals import endpoint_of
 
 pytestmark = pytest.mark.anyio
@@ -214,3 +218,34 @@ async def test_memory_registered_by_hand_in_another_domain_is_refused(device: An
             with pytest.raises(ValueError, match="another device or event loop"):
                 await client.send(region)
         await both_ways(client, server)
+
+
+# -- closing a region that a peer writes to -----------------------------------------------------
+
+CANARY = 0xC5
+CLOSES = {SOFTWARE: 200, "siw0": 20}.get(DEVICE, 5)
+
+
+async def write_until_refused(client: aiordma.Connection, remote: aiordma.RemoteMemory) -> None:
+    data = client.register(bytearray([1]) * remote.length)
+    with suppress(aiordma.RdmaError):
+        while True:
+            await client.write(data, remote)
+
+
+@one_loop
+async def test_no_late_byte_after_a_region_was_closed() -> None:
+    chance = random.Random(1)
+    size = 1 << 17
+    for _ in range(CLOSES):
+        async with connected() as (client, server), anyio.create_task_group() as group:
+            await both_ways(client, server)
+            buffer = bytearray(size)
+            region = server.register(buffer, Access.REMOTE_WRITE)
+            group.start_soon(write_until_refused, client, region.remote())
+            await until(lambda: buffer[-1] == 1)  # noqa: B023
+            await anyio.sleep(chance.random() * 0.002)
+            region.close()
+            buffer[:] = bytes([CANARY]) * size
+            await client.ended()
+            assert buffer.count(CANARY) == size
