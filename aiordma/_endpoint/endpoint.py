@@ -9,7 +9,7 @@ memory released. So no buffer is freed while the device can access it, and no re
 import errno
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Protocol, TypeVar
 
 from anyio.lowlevel import checkpoint_if_cancelled
@@ -21,7 +21,6 @@ from aiordma._base.enums import (
     QueuePairState,
     QueuePairType,
     WorkCompletionStatus,
-    WorkRequestOpcode,
 )
 from aiordma._base.errors import (
     ClosedError,
@@ -29,7 +28,6 @@ from aiordma._base.errors import (
     DisconnectedError,
     FlushedError,
     PeerGoneError,
-    RdmaError,
     VerbsCallError,
     check_positive_errno,
     completion_error,
@@ -40,12 +38,11 @@ from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.options import ConnectionOptions
 from aiordma._base.origin import warn_unclosed, with_origin
 from aiordma._base.process import forked, here
-from aiordma._base.ranges import RemoteMemory
 from aiordma._base.socket_address import address_text
 from aiordma._base.states import ConnectionState, next_state
 from aiordma._base.statistics import RequestStatistics
 from aiordma._endpoint.domain_state import DomainState
-from aiordma._endpoint.keepalive import Keepalive
+from aiordma._endpoint.keepalive import KEEPALIVE, Keepalive, Probe
 from aiordma._endpoint.lifecycle import Lifecycle, Phase
 from aiordma._endpoint.work_queues import ReceiveQueue, SendQueue
 from aiordma._loop.event_loop import EventLoop, Waiter, require_here
@@ -64,9 +61,9 @@ from aiordma.verbs import (
     ProtectionDomain,
     QueuePair,
     RawSharedReceiveQueue,
-    SendWork,
 )
 from aiordma.verbs.identifier import Event, Identifier
+from aiordma.verbs.memory import retire_all
 
 __all__ = ("Endpoint", "SharedReceives", "Window")
 
@@ -89,9 +86,6 @@ _LINGER, _CAUSE, _FLUSHED = "linger", "news", "flushed"
 """The names of an endpoint's timers."""
 
 _FLUSH = int(WorkCompletionStatus.WR_FLUSH_ERR)
-_WRITE = int(WorkRequestOpcode.RDMA_WRITE)
-_KEEPALIVE = "keepalive (WRITE)"
-"""The operation of the requests that a keepalive posts."""
 _SILENCE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
 """Errors of a CM event which say that the peer acknowledges nothing (the software device's)."""
 _CONNECTING = (ConnectionState.CONNECTING, ConnectionState.ACCEPTING)
@@ -206,6 +200,7 @@ class Endpoint:
         self._state_waiters: list[Waiter] = []
         self._silence: TcpSilence | None = None
         self._keepalive: Keepalive | None = None
+        self._spare = 0
         self.failed_sends: list[WorkRequest] | None = None
         """If not None: the requests of the send queue that were posted and have failed."""
         self._reported = False
@@ -258,11 +253,25 @@ class Endpoint:
             self.shared_receive, self._entries = shared_receive, self.options.max_send_wr
         self._check_depths()
         options = self.options
-        self._queue = await self.hub.reserve(self._entries, options.comp_vector, options.cqe)
+        self._spare = self._spare_entries()
+        self._entries += self._spare
+        cqe = None if options.cqe is None else options.cqe + self._spare
+        self._queue = await self.hub.reserve(self._entries, options.comp_vector, cqe)
         self.hub.on_failure.add(self.fail)
         await self.calls.run(self._create_queue_pair)
         self._open_port()
         self.port.has_pooled_receives = bool(self.options.receive_buffers)
+
+    def _spare_entries(self) -> int:
+        """Return the number of entries of the send queue beyond max_send_wr, for the probe."""
+        options, device = self.options, self.hub.attributes
+        probes = options.keepalive is not None or (
+            self.hub.leaves_silence_to_tcp and options.ack_timeout
+        )
+        has_space = options.max_send_wr < device.max_qp_wr and (
+            options.cqe is None or options.cqe < device.max_cqe
+        )
+        return int(bool(probes) and has_space)
 
     def _create_queue_pair(self) -> None:
         options = self.options
@@ -270,7 +279,8 @@ class Endpoint:
         sends = min(options.max_send_sge, most)
         receives = 0 if self.shared_receive else options.receive_queue
         parts = min(options.max_recv_sge + self.header_parts, most)
-        capacity = Capacity(options.max_send_wr, receives, sends, parts, options.max_inline_data)
+        depth = options.max_send_wr + self._spare
+        capacity = Capacity(depth, receives, sends, parts, options.max_inline_data)
         assert self._queue is not None
         shared, queue = self.shared_receive, self._queue.queue
         self.max_message = self.hub.context.query_port(self.identifier.port).max_msg_sz
@@ -467,7 +477,7 @@ class Endpoint:
 
     def _remember_failed(self, request: WorkRequest) -> None:
         # Without a wr_id it was never posted.
-        is_send = not request.is_receive and request.wr_id and request.operation != _KEEPALIVE
+        is_send = not request.is_receive and request.wr_id and request.operation != KEEPALIVE
         if self.failed_sends is not None and is_send:
             self.failed_sends.append(request)
 
@@ -639,6 +649,7 @@ class Endpoint:
         if not is_live or self.service is not QueuePairType.RC:
             return  # if it has disconnected already, there may be messages to receive
         assert self.queue_pair is not None
+        self._probe = Probe(self.sends, is_reserved=bool(self._spare))
         in_force = self.queue_pair.query(_IN_FORCE)
         self.max_read_depth = in_force.max_rd_atomic
         if not self.hub.is_iwarp:
@@ -676,21 +687,15 @@ class Endpoint:
     def _probe_reads(self) -> None:
         """Send a probe if a request on the send queue is outstanding."""
         if self._sends_open:
-            self._probe("WRITE")
+            self._probe.post("WRITE")
 
     def _probe_idle(self) -> None:
         """Send a probe if no request on the send queue is outstanding: the device detects a dead
-        peer by the others."""
-        if not self._sends_open:
-            self._probe(_KEEPALIVE)
-
-    def _probe(self, operation: str) -> None:
-        """Post a WRITE of zero bytes, which the peer's device must acknowledge (on iWARP, at least
-        its TCP), if there is a slot. Its failure ends the connection."""
-        if self.sends.slots.free:
-            with suppress(RdmaError):
-                work = SendWork(operation, _WRITE, remote=RemoteMemory(0, 0, 0))
-                self.sends.submit(work)._on_done(WorkRequest.exception)
+        peer by the others. A request that is not posted yet has a slot, too."""
+        if not self._sends_open or not any(
+            request.wr_id and not request.is_receive for request in self.requests
+        ):
+            self._probe.post(KEEPALIVE)
 
     def _silence_error(self) -> Exception:
         status, peer = int(WorkCompletionStatus.RETRY_EXC_ERR), self.identifier.peer_address
@@ -865,9 +870,8 @@ class Endpoint:
             with ExitStack() as last_first:
                 last_first.callback(destroy_unused)
                 last_first.callback(self.identifier.close)
-                for region in regions:
-                    # If a request of another connection uses the region, it closes with that.
-                    last_first.callback(region._retire)
+                # If a request of another connection uses a region, it closes with that.
+                last_first.callback(retire_all, regions)
 
         def closed() -> None:
             if self.domain_state is not None:

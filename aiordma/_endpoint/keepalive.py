@@ -1,10 +1,48 @@
-"""Calls a probe at fixed intervals, so that an idle connection detects a dead peer."""
+"""Probes of a peer, so that a connection detects that it is dead: the request, and a timer."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
+from aiordma._base.enums import WorkRequestOpcode
+from aiordma._base.errors import RdmaError
+from aiordma._base.ranges import RemoteMemory
+from aiordma._endpoint.work_queues import SendQueue
 from aiordma._loop.event_loop import EventLoop, Timer
+from aiordma._requests.request import WorkRequest
+from aiordma.verbs import SendWork
 
-__all__ = ("Keepalive",)
+__all__ = ("KEEPALIVE", "Keepalive", "Probe")
+
+KEEPALIVE = "keepalive (WRITE)"
+"""The operation of the requests that a keepalive posts."""
+
+
+class Probe:
+    """A WRITE of zero bytes, which the peer's device must acknowledge (on iWARP, at least its TCP).
+    Its failure ends the connection. One is in flight at a time.
+
+    Args:
+        sends: the send queue.
+        is_reserved: whether the queue pair has an entry for the probe, so that a full queue does
+            not prevent it.
+    """
+
+    def __init__(self, sends: SendQueue, *, is_reserved: bool) -> None:
+        self._sends = sends
+        self._is_reserved = is_reserved
+        self._request: WorkRequest | None = None
+
+    def post(self, operation: str) -> None:
+        """Post the probe, unless it is in flight, or has no entry."""
+        if self._request is not None and not self._request.done():
+            return
+        slots = self._sends.slots
+        if not self._is_reserved and slots.free <= 0:
+            return
+        work = SendWork(operation, int(WorkRequestOpcode.RDMA_WRITE), remote=RemoteMemory(0, 0, 0))
+        with suppress(RdmaError):
+            self._request = self._sends.submit(work, slot=slots.take_reserved())
+            self._request._on_done(WorkRequest.exception)
 
 
 class Keepalive:

@@ -63,7 +63,7 @@ class Credits(Slots):
 
     def try_take(self) -> bool:
         """Take a slot if one is free and no task waits."""
-        if self.free and not self.waiting:
+        if self.free > 0 and not self.waiting:
             self.free -= 1
             return True
         return False
@@ -74,6 +74,12 @@ class Credits(Slots):
             return False
         self.free -= count
         return True
+
+    def take_reserved(self) -> Slot:
+        """Take a slot in addition to all others. The queue must have an entry more than slots, and
+        no such slot may be taken."""
+        self.free -= 1
+        return Slot(self)
 
     async def take(self) -> Slot:
         """Take a slot, and wait for it if none is free. A cancelled wait takes none.
@@ -109,7 +115,7 @@ class Credits(Slots):
     def grant(self) -> None:
         """Give a free slot to the first waiting task. Idempotent: if an interrupt
         (KeyboardInterrupt) ends a call early, the next call completes it."""
-        if self._granted is None and self.free and self._turns:
+        if self._granted is None and self.free > 0 and self._turns:
             self._granted = self._turns.popleft()
             self.free -= 1
         if self._granted is not None:

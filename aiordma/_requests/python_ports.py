@@ -462,7 +462,7 @@ def _watch_over(drain: Drain) -> None:
 
 
 def _take_slot(slots: Slots) -> bool:
-    if not slots.free or slots.waiting:
+    if slots.free <= 0 or slots.waiting:
         return False
     slots.free -= 1
     return True

@@ -18,6 +18,9 @@ Found = dict[str, tuple[str, str, float]]
 LONG = 1 << 22
 """Bytes of a READ that is cut half way."""
 
+HALF_DEPTH = 2
+"""Slots of its send queue, which such READs fill."""
+
 KEEPALIVE = 0.5
 """Seconds of the keepalive."""
 
@@ -76,7 +79,8 @@ async def _run(
         aiordma.listen(server, 0, keepalive=KEEPALIVE, **options) as probing,
     ):
         # A connection for each, as the end of one ends the others on it.
-        pairs = [await _connected(listener, server, client, **options) for _ in range(4)]
+        pairs = [await _connected(listener, server, client, **options) for _ in range(3)]
+        pairs.append(await _connected(listener, server, client, max_send_wr=HALF_DEPTH, **options))
         memory = [each.register(bytearray(LONG), remote).remote() for _, each in pairs]
         (read, _), (send, _), (write, _), (half, _) = pairs
         idle = {
@@ -90,7 +94,8 @@ async def _run(
         watched: dict[str, tuple[aiordma.Connection, aiordma.WorkRequest | None]] = {}
         if slow:
             await anyio.run_process(["sh", "-ec", slow])
-            watched["HALF A READ"] = half, half.post_read(memory[3], bytearray(LONG))
+            reads = [half.post_read(memory[3], bytearray(LONG)) for _ in range(HALF_DEPTH)]
+            watched["HALF A READ"] = half, reads[-1]
             await anyio.sleep(1)
         await anyio.run_process(["sh", "-ec", cut])
         watch = _Watch()
@@ -117,6 +122,49 @@ async def _run(
                 for end in ends:
                     await end.aclose()
     return watch.found
+
+
+async def _reconnect(server: str, client: str, cut: str, mend: str) -> list[str]:
+    """Use a `reconnecting` loop over a wire that is cut, and mended after some failed connects."""
+    found: list[str] = []
+
+    async def echo(connection: aiordma.Connection) -> None:
+        async for message in connection:
+            await connection.send(message)
+
+    async def mend_later() -> None:
+        await anyio.sleep(MEND_AFTER)
+        await anyio.run_process(["sh", "-ec", mend])
+
+    async with (
+        aiordma.listen(server, 0, keepalive=KEEPALIVE) as listener,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(listener.serve, echo)
+        async for session in aiordma.reconnecting(
+            *(server, listener.port),
+            source=(client, 0),
+            timeout=2.0,
+            max_delay=1.0,
+            keepalive=KEEPALIVE,
+        ):
+            async with session as connection:
+                await connection.send(b"alive")
+                await connection.receive()
+                if session.number == 1:
+                    await anyio.run_process(["sh", "-ec", cut])
+                    group.start_soon(mend_later)
+                    await connection.receive()
+                lost = session.lost
+                found = [type(lost).__name__, str(session.number)]
+                break
+        group.cancel_scope.cancel()
+    return found
+
+
+def reconnect(server: str, client: str, cut: str, mend: str) -> None:
+    """As `main`, for a `reconnecting` loop."""
+    print(json.dumps(anyio.run(_reconnect, server, client, cut, mend)))
 
 
 def main(

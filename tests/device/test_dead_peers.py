@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,7 +32,8 @@ from tests.device import black_hole
 from tests.network import ip
 
 ip("link set lo up")
-main("127.0.0.1", "127.0.0.2", "ip link set lo down", "ip link set lo up", options='OPTIONS')
+up, down = "ip link set lo up", "ip link set lo down"
+black_hole.{function}("127.0.0.1", "127.0.0.2", down, up{options})
 """
 
 LATE = 3.0
@@ -45,30 +45,33 @@ def shell(script: str) -> None:
     subprocess.run(["sh", "-c", script], cwd=ROOT, check=True)
 
 
-def play(device: DeviceUnderTest, function: str, *more: str) -> Found:
+def play(device: DeviceUnderTest, function: str, *more: str) -> Any:
     """Run a function of black_hole.py over a wire of its own, and return what it found.
 
     Args:
         more: its further arguments on the veth pair.
     """
     if device.name == SOFTWARE:
-        yield cut_loopback()
-        return
+        return play_alone(function)
     shell(UP.format(driver=device.driver))
     try:
         program = [*python(), "-m", "tests.device.black_hole", function]
         program += ["10.2.2.2", "10.2.2.1", _CUT, _MEND, *more]
         ran = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=300)
         assert ran.returncode == 0, ran.stderr
-        return found_by(ran.stdout)
+        return json.loads(ran.stdout)
     finally:
         shell(DOWN)
 
 
+def play_alone(function: str, options: str = "") -> Any:
+    """As `play`, on the software device, with a loopback interface of its own."""
+    return json.loads(run_alone(_ALONE.format(function=function, options=options)))
+
+
 def cut_loopback(**options: Any) -> Found:
-    """Return what black_hole.py finds on the software device, with these options, on a loopback
-    interface of its own."""
-    found: Found = json.loads(run_alone(_ALONE.replace("OPTIONS", json.dumps(options))))
+    """Return what black_hole.py finds on the software device with these options."""
+    found: Found = play_alone("main", f", options={json.dumps(options)!r}")
     return found
 
 
@@ -83,7 +86,13 @@ def check_times(found: Found, options: ConnectionOptions) -> None:
         assert kind == "NO KEEPALIVE" or seconds <= bound + LATE, (kind, seconds)
 
 
-def test_a_black_hole_ends_every_connection(device: DeviceUnderTest, found: Found) -> None:
+def test_a_black_hole_ends_every_connection(device: DeviceUnderTest) -> None:
+    """A READ, a SEND and a WRITE of no bytes that were posted after the wire was cut, with the
+    default options, and on siw a READ that was cut half way; and sides that only receive, with and
+    without keepalive. Those whose connection did not end are not found."""
+    # Where TCP retransmits, nothing of ours is to be acknowledged once a READ is half way.
+    slow = [_SLOW] if device.lacks("acknowledged_sends") else []
+    found: Found = play(device, "main", *slow)
     half = ["HALF A READ"] if device.lacks("acknowledged_sends") else []
     idle = ["IDLE CLIENT", "IDLE SERVER"]
     assert set(found) == {*half, "READ", "SEND", "WRITE", *idle, "NO KEEPALIVE", "CLOSE"}
@@ -106,7 +115,7 @@ def test_a_black_hole_ends_every_connection(device: DeviceUnderTest, found: Foun
 
 
 def test_reconnecting_outlives_a_black_hole(device: DeviceUnderTest) -> None:
-    assert play(device, "reconnect") == {"LOST": ["RetryExceededError", "2"]}
+    assert play(device, "reconnect") == ["RetryExceededError", "2"]
 
 
 @pytest.mark.anyio

@@ -7,10 +7,11 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma._endpoint.endpoint import Endpoint
+from aiordma._endpoint.keepalive import Probe
 from tests.device.peers import peer_process
 from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected, until
 from tests.devices import ADDRESS
+from tests.internals import endpoint_of
 
 pytestmark = pytest.mark.anyio
 
@@ -107,13 +108,14 @@ async def test_keepalive_posts_nothing_while_requests_are_in_flight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     probes: list[bool] = []
-    probe = Endpoint._probe
+    post = Probe.post
 
-    def watched(endpoint: Endpoint, operation: str) -> None:
-        probes.append(endpoint._sends_open)
-        probe(endpoint, operation)
+    def watched(probe: Probe, operation: str) -> None:
+        slots = probe._sends.slots
+        probes.append(slots.free < slots.total)
+        post(probe, operation)
 
-    monkeypatch.setattr(Endpoint, "_probe", watched)
+    monkeypatch.setattr(Probe, "post", watched)
     async with connected(client={"keepalive": 0.01}, server=OWN_RECEIVES) as (client, _):
         await until(lambda: len(probes) >= 3)
         assert client.is_connected
@@ -121,6 +123,25 @@ async def test_keepalive_posts_nothing_while_requests_are_in_flight(
     count = len(probes)
     await anyio.sleep(0.05)
     assert len(probes) == count  # the end of the connection stops it
+
+
+@pytest.mark.parametrize("collected", [False, True])
+async def test_keepalive_needs_no_free_slot(collected: bool) -> None:
+    # A chain has the slots, whose requests are not in flight.
+    options: dict[str, Any] = {"keepalive": 0.05, "max_send_wr": 2}
+    async with connected(client=options) as (client, server):
+        await both_ways(client, server)
+        endpoint = endpoint_of(client)
+        with client.chain() as chain:
+            requests = [chain.post_send(b"later") for _ in range(2 * collected)]
+            assert endpoint.sends.slots.free == 2 - 2 * collected
+            posted = client.statistics().posted_sends
+            await until(lambda: client.statistics().posted_sends >= posted + 3)
+            if collected:
+                with pytest.raises(aiordma.QueueFullError):
+                    client.post_send(b"now")
+        for request in requests:
+            await request
 
 
 # -- a peer that is stopped -------------------------------------------------------------------

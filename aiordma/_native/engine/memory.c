@@ -153,7 +153,8 @@ PyTypeObject engine_handle_type = {
 
 static PyMemberDef slots_members[] = {
     {"total", T_PYSSIZET, offsetof(Slots, total), 0, "The queue's depth."},
-    {"free", T_PYSSIZET, offsetof(Slots, free), 0, "The number of free slots."},
+    {"free", T_PYSSIZET, offsetof(Slots, free), 0,
+     "The number of free slots; -1: none, and the reserved one is taken."},
     {"waiting", T_PYSSIZET, offsetof(Slots, waiting), 0,
      "The number of tasks that wait for a slot."},
     {NULL, 0, 0, 0, NULL},
@@ -169,7 +170,7 @@ PyTypeObject engine_slots_type = {
 
 int engine_take_slot(Slots *slots)
 {
-    if (!slots->free || slots->waiting)
+    if (slots->free <= 0 || slots->waiting)
         return 0;
     slots->free--;
     return 1;
