@@ -321,7 +321,7 @@ async def create_connection(
             after the other, those of IPv4 first. None: a ValueError.
         port: the peer's port, a number or the name of a service. None: a ValueError.
         ssl: TLS inside the stream: an ssl.SSLContext, or True for a default one; None: no TLS.
-        family, flags: as of `getaddrinfo`; 0: any.
+        family, flags: as of asyncio's; 0: any.
         all_errors: raise an exception group of the errors of all addresses, in place of one error.
         proto, happy_eyeballs_delay, interleave: accepted, without effect.
         sock: must be None.
@@ -415,7 +415,7 @@ async def create_server(
             on every address of each. None or "": all addresses.
         port: the port, a number or the name of a service; 0 or None: a free port, another one for
             each address.
-        family, flags: as of `getaddrinfo`.
+        family, flags: as of asyncio's.
         reuse_address, reuse_port, keep_alive: accepted, without effect.
         sock: must be None.
         backlog: how many peers can wait to be accepted.
