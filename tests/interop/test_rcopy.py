@@ -11,7 +11,7 @@ from aiordma.cli.copying import FileReceiver, send_file
 from aiordma.streams import connect_stream, listen_stream
 from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
 from tests.forked import python
-from tests.interop.programs import free_port, running
+from tests.interop.programs import SECONDS, free_port, running
 
 pytestmark = pytest.mark.anyio
 
@@ -64,9 +64,12 @@ async def test_the_command_copies_to_a_c_server(tmp_path: Path, device: DeviceUn
     source.write_bytes(os.urandom(300_000))
     kind = {"rxe": "roce", "siw": "iwarp"}[device.driver]
     options = ("-p", port, "--device", DEVICE, "--require", kind, "--timeout", 20)
-    async with running("rcopy", "-p", port, status=-signal.SIGTERM) as server:
+    # Two clients in Python beside it, and perhaps the start of the server that forks them.
+    limit = 2 * SECONDS
+    async with running("rcopy", "-p", port, status=-signal.SIGTERM, within=limit) as server:
         await server.listens(port)
-        async with running(*COMMAND, source, f"{ADDRESS}:{target}", *options) as client:
+        copied = f"{ADDRESS}:{target}"
+        async with running(*COMMAND, source, copied, *options, within=limit) as client:
             pass
         assert client.output.startswith("300000 bytes in ")
         await server.has_written("closing...done")
