@@ -115,7 +115,7 @@ def rows(here: Candidates) -> list[Row]:
         ),
         *(
             Row(
-                f"native/completed_await/{name}",
+                f"native/{name}",
                 "us CPU",
                 partial(_watched_awaits, here, watched),
                 "the same without",
@@ -231,12 +231,13 @@ def _discard(_requests: Sequence[TracedRequest]) -> None:
 def _watched_awaits(here: Candidates, watched: Callable[[], Any]) -> Reading:
     """Measure completed awaits inside a context, whose end counts: it writes the rest."""
     cpu = time.process_time()
-    with watched():
+    with watched() as traced:
         found = _on_instant(here, partial(_completed_awaits, seconds=here.seconds))
         inside = time.process_time() - cpu
     outside = time.process_time() - cpu - inside
     assert found.value is not None
-    return replace(found, value=found.value + outside / found.extra["count"] * 1e6)
+    extra = {**found.extra, "lost": getattr(traced, "lost", 0)}
+    return replace(found, value=found.value + outside / found.extra["count"] * 1e6, extra=extra)
 
 
 async def _snapshots(

@@ -46,8 +46,8 @@ def test_the_rows_of_this_machine_are_measured(tmp_path: Path) -> None:
         "software/messages/64/events/busy",
         "software/lag_beside_writers",
         "native/completed_await",
-        "native/completed_await/trace",
-        "native/completed_await/trace_file",
+        "native/trace",
+        "native/trace_file",
         "native/statistics",
         *(
             f"native/{kind}/{row}"
