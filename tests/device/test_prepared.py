@@ -213,3 +213,12 @@ async def test_a_peer_can_be_prepared_or_accepted_once() -> None:
             for answer in (request.prepare, request.accept, request.reject):
                 with pytest.raises(aiordma.ClosedError, match="answered"):
                     await answer()
+
+
+@pytest.mark.capability("slow_handshakes")
+async def test_prepared_connection_has_the_time_limit() -> None:
+    async with aiordma.listen(ADDRESS, 0) as listener:  # accepts nothing
+        prepared = aiordma.prepare_connection(ADDRESS, listener.port, timeout=0.5)
+        async with prepared as client:
+            with pytest.raises(aiordma.ConnectTimeoutError, match=r"took longer than 0\.5 s"):
+                await client.establish()
