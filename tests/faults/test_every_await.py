@@ -60,7 +60,24 @@ ON_KERNELS_DEVICES = {
 MODES_HERE = MODES if DEVICE == SOFTWARE else MODES[1:]
 NEVER_CANCELLED = {"Connection.send_eof"} if DEVICE == SOFTWARE else {"Connection.write"}
 """Their awaits need not suspend: `send_eof` is refused; rxe and siw complete a WRITE at once."""
-PACKAGES: tuple[Any, ...] = (aiordma, aiordma.streams, aiordma.testing)
+PACKAGES: dict[Any, str] = {
+    aiordma: "",
+    aiordma.streams: "",
+    aiordma.testing: "",
+}
+"""The public packages, and how the names of their awaits begin here."""
+if DEVICE == SOFTWARE:  # in the virtual machine, the imports take longer than all tests here
+    from tests.faults import integration_awaits
+
+    PACKAGES |= integration_awaits.PACKAGES
+OWN_LOOPS = [
+    pytest.param(("asyncio", {"loop_factory": factory}), id=name)
+    for name, factory in (
+        ("polling", aiordma.new_event_loop),
+        ("streams", aiordma.streams.new_event_loop),
+    )
+]
+"""aiordma's own event loops."""
 
 
 def _is_awaited(function: Any) -> bool:
@@ -72,17 +89,17 @@ def _is_awaited(function: Any) -> bool:
     return get_origin(returned) is aiordma.Opening or "AsyncContextManager" in str(returned)
 
 
-def _public() -> Iterator[tuple[str, Any]]:
-    for package in PACKAGES:
+def _public() -> Iterator[tuple[str, str, Any]]:
+    for package, prefix in PACKAGES.items():
         for name in package.__all__:
-            yield name, getattr(package, name)
+            yield prefix, name, getattr(package, name)
 
 
 def _public_awaits() -> Iterator[str]:
-    for name, thing in _public():
+    for prefix, name, thing in _public():
         if not inspect.isclass(thing):
             if callable(thing) and _is_awaited(thing):
-                yield name
+                yield prefix + name
             continue
         for member in dir(thing):
             if member.startswith("_") and member not in AWAITED:
@@ -94,7 +111,7 @@ def _public_awaits() -> Iterator[str]:
                     continue  # of anyio's base classes: they call the others
                 # Where it is defined; a class of the engine has no qualified names.
                 defined = next(each for each in thing.__mro__ if member in vars(each))
-                yield f"{defined.__name__}.{member}"
+                yield f"{prefix}{defined.__name__}.{member}"
 
 
 def test_every_public_await_has_a_scenario() -> None:
@@ -115,6 +132,14 @@ async def test_cancelled_at_each_suspension(scenario: Scenario) -> None:
 @one_loop
 @pytest.mark.parametrize("scenario", ASYNCIO)
 async def test_cancelled_at_each_suspension_on_asyncio(scenario: Scenario) -> None:
+    await _cancel_at_each(scenario)
+
+
+@pytest.mark.anyio
+@pytest.mark.natively
+@pytest.mark.parametrize("anyio_backend", OWN_LOOPS)
+@pytest.mark.parametrize("scenario", [*PARAMETERS, *ASYNCIO])
+async def test_cancelled_at_each_suspension_on_own_loops(scenario: Scenario) -> None:
     await _cancel_at_each(scenario)
 
 
