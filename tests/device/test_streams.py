@@ -150,9 +150,13 @@ LARGE = COPY_BYTES + 1000
 async def test_large_data_is_sent_from_where_it_is() -> None:
     data = os.urandom(LARGE)
     async with streams() as (client, server), anyio.create_task_group() as group:
-        group.start_soon(client.send, data)
+
+        async def send() -> None:
+            await client.send(data)
+            await client.send(b"behind it")
+
+        group.start_soon(send)
         assert await receive_exactly(server, LARGE) == data
-        await client.send(b"behind it")
         assert await receive_exactly(server, 9) == b"behind it"
 
 

@@ -52,14 +52,10 @@ REUSED = (
 
 STATUS = (
     "tests/device/test_bench.py::test_row_without_a_server_reports_it",
-    "tests/device/test_bench.py::test_an_unknown_operation_is_named",
     "tests/device/test_cli.py::test_doctor_reports_a_name_that_does_not_resolve",
     "tests/device/test_cli.py::test_doctor_tests_the_device",
-    "tests/device/test_cli.py::test_info_of_an_unknown_device_is_one_line",
-    "tests/device/test_cli.py::test_mistake_is_one_line",
-    "tests/device/test_cli.py::test_mistake_of_bench_has_no_traceback",
+    "tests/unit/test_cli_mistakes.py::test_mistake_has_a_reason_and_its_status",
     "tests/device/test_cli.py::test_ping_requires_rdma",
-    "tests/device/test_cli.py::test_wrong_arguments_have_status_2",
     "tests/device/test_cp.py::test_the_command_copies_a_file",
     "tests/unit/test_doctor.py::test_exit_status_and_json_agree",
 )

@@ -15,6 +15,7 @@ class PlainDomain(Resource):
     def __init__(self) -> None:
         super().__init__()
         self.pointer = ffi.NULL
+        self.context = SimpleNamespace(query=lambda: SimpleNamespace(vendor_id=0))
         self.provider = SimpleNamespace(reg_mr=self._register, dereg_mr=self._deregister)
         self.registered: dict[int, tuple[int, int, Access]] = {}
         self.history: list[str] = []
