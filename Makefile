@@ -18,6 +18,9 @@ export CMD
 
 # What pytest is given whatever runs it; $(1) names the results.
 report_to = --junitxml=$(RESULTS)/junit-$(1).xml $(ARGS)
+# The tests that it runs: $(1), unless ARGS names some.
+NAMED = $(filter tests/%,$(ARGS))
+tests_of = $(if $(NAMED),,$(1))
 
 .PHONY: help venv venv-built wheel demo test test-quick test-software test-rxe test-siw test-docs test-dask vm lint docs bench soak sanitize fuzz suites clean
 
@@ -39,7 +42,8 @@ help:
 	@echo "make docs            the documentation site, in build/docs/html; test-docs: its examples, on rxe"
 	@echo "make wheel           the wheel (manylinux) and the source distribution, tested, in dist/"
 	@echo "make venv clean      the virtual environment; remove everything built"
-	@echo "ARGS='-k name' goes to pytest. python3 -m tests.vm run --help lists the VM's settings."
+	@echo "ARGS='-k name' goes to pytest; ARGS=tests/device/test_echo.py runs that instead of a part's folders."
+	@echo " python3 -m tests.vm run --help lists the VM's settings."
 
 # One make at a time builds the environment; the others wait and find it done.
 venv:
@@ -129,14 +133,15 @@ PARALLEL = .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorde
 	--max-worker-restart=0
 # Clusters, in processes of their own, too, are test-dask's.
 DASK = $(addprefix tests/dask/test_, frames.py channel.py)
+IN_SOFTWARE = tests/unit tests/device $(DASK) $(addprefix tests/, valkey faults attacks docs soak)
 test-software: venv
 	@mkdir -p $(RESULTS)
 	@status=0; \
 	AIORDMA_RESULTS=$(RESULTS) AIORDMA_TEST_DEVICE=software $(PARALLEL) \
-		tests/unit tests/device $(DASK) tests/valkey tests/faults tests/attacks tests/docs tests/soak $(call report_to,software) \
+		$(call tests_of,$(IN_SOFTWARE)) $(call report_to,software) \
 		|| status=1; \
 	AIORDMA_BACKEND=python AIORDMA_TEST_LOOPS=asyncio AIORDMA_TEST_DEVICE=software $(PARALLEL) \
-		tests/unit $(addprefix --ignore=,$(ON_EITHER_BACKEND)) $(call report_to,python-backend) \
+		$(call tests_of,tests/unit) $(addprefix --ignore=,$(ON_EITHER_BACKEND)) $(call report_to,python-backend) \
 		|| test $$? = 5 || status=1; \
 	exit $$status
 
@@ -151,7 +156,7 @@ SLOW = $(addprefix tests/unit/test_, bench_native.py buffer_cycles.py build.py c
 test-quick: venv
 	@mkdir -p $(RESULTS)
 	@status=0; \
-	AIORDMA_TEST_LOOPS=asyncio AIORDMA_TEST_DEVICE=software $(PARALLEL) tests/unit tests/device \
+	AIORDMA_TEST_LOOPS=asyncio AIORDMA_TEST_DEVICE=software $(PARALLEL) $(call tests_of,tests/unit tests/device) \
 		$(addprefix --ignore=,$(SLOW)) $(call report_to,quick) || status=1; \
 	echo "make test-quick leaves out uvloop and trio; the backend in Python; rxe and siw with the"; \
 	echo "tests beside C programs; tests/faults, tests/attacks, tests/docs, tests/soak; and these slow modules:"; \
@@ -172,9 +177,9 @@ IN_VM = python -m pytest -p no:hypothesispytest -p no:valkey -p no:xdist -p no:c
 FAULTS_IN_VM = $(addprefix tests/faults/test_, network.py peers.py \
 	every_await.py::test_cancelled_at_each_suspension)
 # ARGS choose tests: then the doctor is left out.
-test-rxe: export TESTS = $(if $(ARGS),,tests/vm/guest/mended.sh &&) $(IN_VM) tests/device tests/interop $(FAULTS_IN_VM) tests/docs $(call report_to,rxe0)
-test-siw: export TESTS = $(IN_VM) tests/device tests/interop $(FAULTS_IN_VM) $(call report_to,siw0)
-test-docs: export TESTS = $(IN_VM) tests/docs $(call report_to,docs)
+test-rxe: export TESTS = $(if $(ARGS),,tests/vm/guest/mended.sh &&) $(IN_VM) $(call tests_of,tests/device tests/interop $(FAULTS_IN_VM) tests/docs) $(call report_to,rxe0)
+test-siw: export TESTS = $(IN_VM) $(call tests_of,tests/device tests/interop $(FAULTS_IN_VM)) $(call report_to,siw0)
+test-docs: export TESTS = $(IN_VM) $(call tests_of,tests/docs) $(call report_to,docs)
 
 # A real Valkey server with RDMA, for one module; without it, that module's tests say so and are skipped.
 test-rxe: build/valkey-server
@@ -187,11 +192,11 @@ test-rxe test-siw test-docs: venv
 # With DEVICE=rxe or DEVICE=siw, in a VM: what runs in one process.
 ifeq ($(DEVICE),software)
 test-dask: venv
-	@AIORDMA_TEST_DEVICE=software .venv/bin/python -m pytest tests/dask $(call report_to,dask)
+	@AIORDMA_TEST_DEVICE=software .venv/bin/python -m pytest $(call tests_of,tests/dask) $(call report_to,dask)
 else
 test-dask: export PROVIDER = $(DEVICE)
 test-dask: export AIORDMA_TEST_DEVICE = $(DEVICE)0
-test-dask: export TESTS = $(IN_VM) tests/dask $(call report_to,dask-$(DEVICE)0)
+test-dask: export TESTS = $(IN_VM) $(call tests_of,tests/dask) $(call report_to,dask-$(DEVICE)0)
 test-dask: venv
 	@$(TEST_BED) run "$$TESTS"
 endif

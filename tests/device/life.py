@@ -24,6 +24,7 @@ PATIENCE = 90
 
 AT_A_TIME = 2
 ERROR_LINE = re.compile(r"^(?:[ |+-]*)((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Warning|Group))\b")
+UNRETRIEVED = re.compile(r"^.*\bfailed, and the errors? never retrieved:.*\n.*\n", re.MULTILINE)
 INTERRUPTS = {"KeyboardInterrupt", "asyncio.exceptions.CancelledError"}
 """asyncio.run makes a KeyboardInterrupt of the main task's cancellation."""
 
@@ -87,7 +88,12 @@ def finish(child: "subprocess.Popen[str]", at: float = 0.0) -> End:
 
 
 def errors_in(said: str) -> set[str]:
-    """Return the classes of the errors and warnings at the starts of a standard error's lines."""
+    """Return the classes of the errors and warnings at the starts of a standard error's lines.
+
+    Without those of the report on requests that nobody awaits any more: an interrupt comes also
+    between the posts and the lines that would await them.
+    """
+    said = UNRETRIEVED.sub("", said)
     return {match[1] for line in said.splitlines() if (match := ERROR_LINE.match(line))}
 
 
