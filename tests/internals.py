@@ -34,6 +34,11 @@ def hub_of(user: User | SharedReceiveQueue) -> DeviceHub:
     return user._endpoint.hub
 
 
+def probes_of(user: User) -> int:
+    """How many entries it has reserved beyond its options, for the probe of a silent peer."""
+    return user._endpoint._spare
+
+
 def drain_of(user: User | SharedReceiveQueue) -> Drain:
     """The hub's drain, with its counters of polls, wake-ups and calls."""
     return user._endpoint.hub.steps

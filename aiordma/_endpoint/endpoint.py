@@ -269,7 +269,7 @@ class Endpoint:
             self.hub.leaves_silence_to_tcp and options.ack_timeout
         )
         has_space = options.max_send_wr < device.max_qp_wr and (
-            options.cqe is None or options.cqe < device.max_cqe
+            options.cqe is None or self._entries <= options.cqe < device.max_cqe
         )
         return int(bool(probes) and has_space)
 

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.anyio
 REGIONS = ["plain", "bindable", "buffer"]
 """The kinds of memory: registered without and with MW_BIND, and not registered."""
 
-ROUNDS = int(os.environ.get("AIORDMA_GRANT_ROUNDS", {SOFTWARE: 1000, "siw0": 40}.get(DEVICE, 6)))
+ROUNDS = int(os.environ.get("AIORDMA_GRANT_ROUNDS", {SOFTWARE: 400, "siw0": 20}.get(DEVICE, 6)))
 """How often a grant ends under a peer that writes: AIORDMA_GRANT_ROUNDS=10000 for long."""
-BATCH = 500 if DEVICE == SOFTWARE else 10
+BATCH = 200 if DEVICE == SOFTWARE else 10
 """At most so many rounds in one test."""
 
 
