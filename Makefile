@@ -125,10 +125,17 @@ test: venv
 	$(TEST_BED) summary software rxe0 siw0 || status=1; \
 	exit $$status
 
-# The second run: the unit tests on the backend in Python, without the slow ones that it does not
-# change: programs in C and their measurements, compiling the extension, what starts tests itself.
+# The second run: the unit tests on the backend in Python, without those that it does not change:
+# the software device and programs in C, pages, declarations, what starts tests itself, and what
+# takes each backend in turn.
 # 5: ARGS chose none of these.
-ON_EITHER_BACKEND = $(addprefix tests/unit/test_, bench_native.py build.py engines.py forked.py native.py wheel.py)
+ON_EITHER_BACKEND = $(wildcard tests/unit/test_software_*.py tests/unit/test_vm_*.py \
+	tests/unit/test_documentation*.py tests/unit/test_*_page.py) $(addprefix tests/unit/test_, \
+	bench_native.py bench_options.py bench_rows.py bench_statistics.py build.py capture.py \
+	cli_mistakes.py connection_manager_events.py descriptors.py \
+	docstrings.py doctor.py engines.py enums.py forked.py interrupts.py layers.py native.py \
+	parameters.py public_surface.py pytest_plugin.py rcopy.py rsocket_inputs.py sanitizers.py \
+	socket_address.py states.py stream_protocol.py stream_vectors.py typing.py wheel.py)
 PARALLEL = .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 	--max-worker-restart=0
 # Clusters, in processes of their own, too, are test-dask's.

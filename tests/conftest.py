@@ -81,11 +81,13 @@ def _bounded(test: Any) -> Any:
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run every test on each loop natively, and in the slow VM on one of them, unless its subject
-    is what the loop does with the device. A test that no device can change runs natively only."""
+    is what the loop does with the device. A test that no device can change runs natively only, and
+    one of what lies above the verbs on one of the kernel's devices."""
     out = [
         item
         for item in items
         if item.get_closest_marker("natively")
+        or (DEVICE == "siw0" and item.get_closest_marker("one_kernel_device"))
         or (_loop(item) in ("uvloop", "trio") and not item.get_closest_marker("loop_and_device"))
     ]
     if DEVICE != "software" and out:

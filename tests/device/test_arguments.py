@@ -24,7 +24,7 @@ from tests.device.test_bad_input import held
 from tests.devices import ADDRESS
 from tests.internals import hub_of, pool_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.natively]
 
 HUGE = 1 << 20_000  # more digits than Python prints
 BUFFER, PARTS, MANY = object(), object(), object()

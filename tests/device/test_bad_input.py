@@ -13,7 +13,7 @@ from aiordma import Access, Connection, RemoteMemory
 from tests.device.players import OWN_RECEIVES, REMOTE, connected, one_loop
 from tests.internals import endpoint_of, open_regions, pool_of, reactor_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.one_kernel_device]
 
 MAP_NORESERVE = 0x4000  # man mmap; Python's module has it from 3.13 on
 

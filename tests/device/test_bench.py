@@ -20,6 +20,8 @@ from tests.devices import ADDRESS, DEVICE, IPV6, DeviceUnderTest
 from tests.docs.programs import PORT, ROOT, serving
 from tests.forked import python
 
+pytestmark = pytest.mark.one_kernel_device
+
 COMMAND = ("-c", "from aiordma.cli.main import main; main()", "bench")
 NEEDS = {
     "datagrams": "datagrams",

@@ -13,6 +13,8 @@ from tests.docs.programs import PORT as OWN_PORT
 from tests.docs.programs import ROOT, serving
 from tests.forked import python
 
+pytestmark = pytest.mark.one_kernel_device
+
 COMMAND = ("-c", "from aiordma.cli.main import main; main()")
 KINDS = {"software": "software", "rxe": "roce", "siw": "iwarp"}
 PORT = str(OWN_PORT + 1)

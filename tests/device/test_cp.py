@@ -30,7 +30,7 @@ from tests.devices import ADDRESS
 from tests.docs.programs import PORT, ROOT, serving
 from tests.forked import python
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.one_kernel_device]
 
 COMMAND = ("-c", "from aiordma.cli.main import main; main()", "cp")
 OWN_PORT = str(PORT + 2)

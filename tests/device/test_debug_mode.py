@@ -9,6 +9,8 @@ import aiordma
 from aiordma import streams
 from tests.devices import ADDRESS
 
+pytestmark = pytest.mark.one_kernel_device
+
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [
     asyncio.new_event_loop,
     aiordma.new_event_loop,

@@ -21,6 +21,8 @@ from tests.connections import connect_to
 from tests.device.players import OWN_RECEIVES, both_ways, connected
 from tests.devices import ADDRESS, DEVICE, kernel_objects
 
+pytestmark = pytest.mark.one_kernel_device
+
 NAMES_BOTH = (
     r"belongs to the event loop .*'MainThread'.*and the event loop .*'elsewhere'.* runs here"
 )

@@ -18,7 +18,7 @@ from aiordma.streams import listen_stream
 from tests.device.players import one_loop
 from tests.devices import ADDRESS
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.one_kernel_device]
 
 
 class Server:

@@ -223,7 +223,7 @@ async def test_memory_registered_by_hand_in_another_domain_is_refused(device: An
 # -- closing a region that a peer writes to -----------------------------------------------------
 
 CANARY = 0xC5
-CLOSES = {SOFTWARE: 100, "siw0": 10}.get(DEVICE, 5)
+CLOSES = {SOFTWARE: 100, "siw0": 10}.get(DEVICE, 3)
 
 
 async def write_until_refused(client: aiordma.Connection, remote: aiordma.RemoteMemory) -> None:

@@ -15,7 +15,7 @@ from tests.device.players import connected, until
 from tests.devices import ADDRESS, provider_under_test
 from tests.internals import has_ended, hub_of, queues_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.loop_and_device]
+pytestmark = [pytest.mark.anyio, pytest.mark.loop_and_device, pytest.mark.one_kernel_device]
 
 SLOW = (
     "create_cq",

@@ -38,6 +38,7 @@ DESTROYED = ("Task was destroyed but it is pending!", "task: <Task pending")
 """
 
 
+@pytest.mark.one_kernel_device
 @pytest.mark.parametrize("loop", ONE_LOOP)
 def test_closed_program_is_silent_in_development_mode(loop: str, device: DeviceUnderTest) -> None:
     """With -X dev the event loops run in debug mode, and with -W error each warning is an error."""
@@ -84,6 +85,7 @@ def test_what_a_program_left_open_is_named_once(loop: str, device: DeviceUnderTe
     assert text.count("life_program.py:") == sum(expected.values()), text
 
 
+@pytest.mark.one_kernel_device
 @pytest.mark.parametrize("loop", ONE_LOOP)
 def test_sigint_at_any_moment_ends_the_program(loop: str, device: DeviceUnderTest) -> None:
     """Moments from the event loop's start to the last close: it ends, with Python's status for a

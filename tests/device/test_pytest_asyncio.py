@@ -28,7 +28,7 @@ from tests.internals import (
     requests_of,
 )
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.one_kernel_device]
 
 
 async def test_gather_over_work_requests() -> None:

@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from aiordma._base.provider import SOFTWARE
 from tests.devices import DeviceUnderTest
 from tests.plugin_project import ALL_FIXTURES, run
+
+pytestmark = pytest.mark.one_kernel_device
 
 WITHOUT = ("-p", "no:hypothesispytest", "-p", "no:valkey", "-p", "no:xdist", "--durations=0")
 """Plugins that these tests do not use take the VM ten seconds."""

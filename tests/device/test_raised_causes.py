@@ -14,7 +14,7 @@ from tests.device.players import OWN_RECEIVES, Outcome, connected, until
 from tests.devices import ADDRESS
 from tests.internals import fail
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.one_kernel_device]
 
 NOWHERE = aiordma.RemoteMemory(4096, 8, 1)
 

@@ -12,7 +12,7 @@ from tests.device.peers import peer_process
 from tests.device.players import OWN_RECEIVES, until
 from tests.devices import ADDRESS
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.one_kernel_device]
 
 Handler = Callable[[aiordma.Connection], Awaitable[None]]
 

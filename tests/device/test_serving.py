@@ -15,7 +15,7 @@ from tests.device.players import until
 from tests.devices import ADDRESS
 from tests.internals import endpoint_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.one_kernel_device]
 
 NOWHERE = aiordma.RemoteMemory(4096, 8, 1)
 

@@ -12,7 +12,7 @@ from aiordma import RequestStatistics, WorkCompletionOpcode, WorkCompletionStatu
 from tests.device.players import OWN_RECEIVES, REMOTE, connected, members, until
 from tests.devices import ADDRESS
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.one_kernel_device]
 
 Opcode = WorkCompletionOpcode
 FLUSH = WorkCompletionStatus.WR_FLUSH_ERR

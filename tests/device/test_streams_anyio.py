@@ -20,7 +20,7 @@ from anyio.streams.tls import TLSAttribute, TLSStream
 from aiordma.streams import Stream, StreamListener, connect_stream, listen_stream
 from tests.devices import ADDRESS
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.one_kernel_device]
 
 
 async def accepted_by(listener: StreamListener) -> tuple[Stream, Stream]:

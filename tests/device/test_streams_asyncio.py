@@ -26,6 +26,8 @@ from aiordma._base.provider import SOFTWARE
 from tests.device.transports import LOOPS, Recorder, Run, echo, on_loop, two
 from tests.devices import ADDRESS, DEVICE
 
+pytestmark = pytest.mark.one_kernel_device
+
 
 @pytest.fixture(params=LOOPS)
 def run(request: pytest.FixtureRequest) -> Run:

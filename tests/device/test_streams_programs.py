@@ -31,7 +31,10 @@ from tests.forked import python
 
 Call = Callable[..., Awaitable[Any]]
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.one_kernel_device,
+]
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -15,6 +15,8 @@ from aiordma import streams
 from tests.device.transports import LOOPS, Recorder, Run, echo, on_loop
 from tests.devices import ADDRESS, IPV6
 
+pytestmark = pytest.mark.one_kernel_device
+
 
 @pytest.fixture(params=LOOPS)
 def run(request: pytest.FixtureRequest) -> Run:

@@ -11,6 +11,8 @@ from aiordma import streams
 from tests.device.transports import LOOPS, Recorder, Run, on_loop, two
 from tests.devices import ADDRESS
 
+pytestmark = pytest.mark.one_kernel_device
+
 
 @pytest.fixture(params=LOOPS)
 def run(request: pytest.FixtureRequest) -> Run:

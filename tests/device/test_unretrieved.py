@@ -16,7 +16,7 @@ from aiordma._base.socket_address import address_text
 from tests.device.players import OWN_RECEIVES, REMOTE, connected
 from tests.devices import ADDRESS
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.one_kernel_device]
 
 NOWHERE = aiordma.RemoteMemory(4096, 8, 1)
 

@@ -226,6 +226,7 @@ def _commands_of_the_page() -> list[list[str]]:
 SERVERS = {"ping": ["ping", "--serve", "-P"], "cp": ["cp", "--serve", "incoming"]}
 
 
+@pytest.mark.natively  # in the VM, tests/interop runs each command beside its C counterpart
 @pytest.mark.parametrize("words", _commands_of_the_page(), ids=" ".join)
 def test_command_of_the_page_runs(words: list[str], tmp_path: Path) -> None:
     server = SERVERS.get(words[0])
