@@ -59,6 +59,12 @@ def goal(row: dict[str, Any]) -> str:
     return f"{'<=' if row['better'] == 'less' else '>='} {row['limit']:g}"
 
 
+def spread(row: dict[str, Any]) -> str:
+    """Return the smallest and the largest ratio of the rounds."""
+    ratios = [sample["ratio"] for sample in row["samples"] if sample["ratio"] is not None]
+    return f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
+
+
 def table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return the rows as a table."""
     shown = Table(title="aiordma beside its references, medians", title_justify="left")
@@ -103,13 +109,16 @@ def places(rows: Sequence[dict[str, Any]]) -> list[str]:
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """Return the table as docs/performance.md has it."""
     words = {True: "yes", False: "**no**", None: ""}
-    lines = ["| row | value | reference | ratio | goal | met |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| row | value | reference | ratio | ratios of the rounds | goal | met |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for row in rows:
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
         reference = f"{row['reference']}: {number(row['reference_value'])}"
         lines.append(
             f"| `{row['name']}` | {number(row['value'])} {row['unit']} | {reference} | {ratio} "
-            f"| {goal(row)} | {words[row['met']]} |"
+            f"| {spread(row)} | {goal(row)} | {words[row['met']]} |"
         )
     return "\n".join([*lines, "", *(f"{line}." for line in places(rows))]) + "\n"
 

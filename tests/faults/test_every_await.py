@@ -70,14 +70,8 @@ if DEVICE == SOFTWARE:  # in the virtual machine, the imports take longer than a
     from tests.faults import integration_awaits
 
     PACKAGES |= integration_awaits.PACKAGES
-OWN_LOOPS = [
-    pytest.param(("asyncio", {"loop_factory": factory}), id=name)
-    for name, factory in (
-        ("polling", aiordma.new_event_loop),
-        ("streams", aiordma.streams.new_event_loop),
-    )
-]
-"""aiordma's own event loops."""
+OWN_LOOP = ("asyncio", {"loop_factory": aiordma.streams.new_event_loop})
+"""The event loop of streams, which is the polling loop and more."""
 
 
 def _is_awaited(function: Any) -> bool:
@@ -137,9 +131,9 @@ async def test_cancelled_at_each_suspension_on_asyncio(scenario: Scenario) -> No
 
 @pytest.mark.anyio
 @pytest.mark.natively
-@pytest.mark.parametrize("anyio_backend", OWN_LOOPS)
+@pytest.mark.parametrize("anyio_backend", [pytest.param(OWN_LOOP, id="streams")])
 @pytest.mark.parametrize("scenario", [*PARAMETERS, *ASYNCIO])
-async def test_cancelled_at_each_suspension_on_own_loops(scenario: Scenario) -> None:
+async def test_cancelled_at_each_suspension_on_the_own_loop(scenario: Scenario) -> None:
     await _cancel_at_each(scenario)
 
 

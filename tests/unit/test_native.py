@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # A sanitizer's runtime is preloaded for Python. The compiler is slow with it, and a program that is
 # compiled for the sanitizer brings its own.
 WITHOUT_RUNTIME = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-Iaiordma/_native")
+FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'aiordma/_native'}")
 
 
 @pytest.mark.parametrize(
@@ -26,32 +26,43 @@ def test_program(program: str, sources: tuple[str, ...], tmp_path: Path) -> None
     assert (ran.returncode, ran.stdout) == (0, "")
 
 
-def build_with_device(program: str, folder: Path) -> Path:
-    """Compile a program with the whole software device, for the sanitizer that runs, if any."""
-    binary = folder / program
-    software = sorted((ROOT / "aiordma/_native/software").glob("*.c"))
-    flags = [*FLAGS, *os.environ.get("AIORDMA_SANITIZER_FLAGS", "").split()]
-    source = f"tests/native/{program}.c"
-    command = [*flags, source, *map(str, software), "-lpthread", "-o", str(binary)]
-    subprocess.run(["gcc", *command], cwd=ROOT, env=WITHOUT_RUNTIME, check=True)
-    return binary
+def compile_c(*arguments: str | Path, folder: Path) -> None:
+    """Compile for the sanitizer that runs, if any."""
+    sanitizer = os.environ.get("AIORDMA_SANITIZER_FLAGS", "").split()
+    command = ["gcc", *FLAGS, *sanitizer, *map(str, arguments)]
+    subprocess.run(command, cwd=folder, env=WITHOUT_RUNTIME, check=True)
 
 
-def test_many_timers_cost_no_more_than_few(tmp_path: Path) -> None:
-    binary = build_with_device("timers", tmp_path)
+@pytest.fixture(scope="module")
+def software_device(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The object files of the whole software device, compiled once."""
+    folder = tmp_path_factory.mktemp("software")
+    compile_c("-c", *sorted((ROOT / "aiordma/_native/software").glob("*.c")), folder=folder)
+    return sorted(folder.glob("*.o"))
+
+
+def build_with_device(program: str, device: list[Path], folder: Path) -> Path:
+    """Compile a program, and link it with the software device."""
+    source = ROOT / "tests/native" / f"{program}.c"
+    compile_c(source, *device, "-lpthread", "-o", program, folder=folder)
+    return folder / program
+
+
+def test_many_timers_cost_no_more_than_few(software_device: list[Path], tmp_path: Path) -> None:
+    binary = build_with_device("timers", software_device, tmp_path)
     ran = subprocess.run([binary], env=WITHOUT_RUNTIME, capture_output=True, text=True, timeout=120)
     assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
 
 
-def test_engine_takes_turns_with_threads(tmp_path: Path) -> None:
-    binary = build_with_device("turns", tmp_path)
+def test_engine_takes_turns_with_threads(software_device: list[Path], tmp_path: Path) -> None:
+    binary = build_with_device("turns", software_device, tmp_path)
     ran = subprocess.run([binary], env=WITHOUT_RUNTIME, capture_output=True, text=True, timeout=120)
     assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
 
 
-def test_echo(tmp_path: Path) -> None:
+def test_echo(software_device: list[Path], tmp_path: Path) -> None:
     """The program that measures the device, for a moment: each way of waiting ends."""
-    binary = build_with_device("echo", tmp_path)
+    binary = build_with_device("echo", software_device, tmp_path)
     ran = subprocess.run([binary, "64", "100", "1"], capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert [line.split()[0] for line in ran.stdout.splitlines()] == ["sleep", "spin", "tcp"]
