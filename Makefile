@@ -140,7 +140,8 @@ PARALLEL = .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorde
 	--max-worker-restart=0
 # Clusters, in processes of their own, too, are test-dask's.
 DASK = $(addprefix tests/dask/test_, frames.py channel.py)
-IN_SOFTWARE = tests/unit tests/device $(DASK) $(addprefix tests/, valkey faults attacks docs soak)
+IN_SOFTWARE = tests/unit tests/device $(DASK) $(addprefix tests/, valkey faults attacks docs soak \
+	interop/test_decoded.py)
 test-software: venv
 	@mkdir -p $(RESULTS)
 	@status=0; \

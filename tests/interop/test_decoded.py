@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.capability("iwarp"),
     pytest.mark.skipif(
         shutil.which("tshark") is None,
-        reason="this machine lacks tshark: apt-get install tshark, as `make test-siw` does",
+        reason="this machine lacks tshark: apt-get install tshark, as `make test` does",
     ),
 ]
 
@@ -33,6 +33,7 @@ PEER = Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE | Access.RE
  IMMEDIATE, IMMEDIATE_SOLICITED, ATOMIC_REQUEST, ATOMIC_RESPONSE) = range(12)  # fmt: skip
 
 
+@pytest.mark.natively
 async def test_every_operation_between_two_of_the_software_device() -> None:
     async with AsyncExitStack() as stack:
         listener = await stack.enter_async_context(
@@ -103,6 +104,7 @@ def framed(message: bytes, number: int, spoilt: int = 0) -> bytes:
     return frame + struct.pack("<I", crc32c(frame) ^ spoilt)
 
 
+@pytest.mark.natively
 @pytest.mark.parametrize("spoilt", [0, 1], ids=["right", "wrong"])
 async def test_sums_are_right_where_the_peer_asks_for_them(spoilt: int) -> None:
     """The peer is a plain socket, since the software device leaves sums out on its own machine."""

@@ -120,11 +120,13 @@ DEFAULTS = [
 ]
 
 
+@pytest.mark.one_kernel_device
 @pytest.mark.parametrize(("size", "rounds", "burst"), DEFAULTS)
 async def test_the_default_sizes_of_a_c_client(size: int, rounds: int, burst: int) -> None:
     await serve_one_client(size, rounds, burst)
 
 
+@pytest.mark.one_kernel_device
 @pytest.mark.parametrize(("size", "rounds", "burst"), DEFAULTS)
 async def test_the_default_sizes_of_a_c_server(size: int, rounds: int, burst: int) -> None:
     await be_one_client(size, rounds, burst)
@@ -143,11 +145,13 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.one_kernel_device
 @pytest.mark.parametrize("option", OPTIONS, ids="".join)
 async def test_options_of_a_c_client(option: tuple[str, str]) -> None:
     await serve_one_client(3000, 5, 4, *option)
 
 
+@pytest.mark.one_kernel_device
 @pytest.mark.parametrize("option", OPTIONS, ids="".join)
 async def test_options_of_a_c_server(option: tuple[str, str]) -> None:
     await be_one_client(3000, 5, 4, *option)
