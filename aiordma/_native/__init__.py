@@ -7,7 +7,7 @@ opened at import.
 
 `c_backend` is the hot path as Python objects written in C (engine/). Of it, the parts that posts
 look into are used in any case: registered memory, slots, completions, and what a task waits for.
-All else has a counterpart in Python, and `_requests/select.py` chooses.
+All else has a counterpart in Python, and `_base/backend.py` chooses.
 
 Both are the process's, and work in its main interpreter only: in another one importing aiordma is
 an ImportError. They need the GIL: a free-threaded build of Python turns it on as it imports them.

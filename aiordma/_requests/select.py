@@ -1,15 +1,15 @@
-"""Chooses the backend, by the environment variable AIORDMA_BACKEND: `c` (the default) is the engine
-in C (`_native/engine/`), `python` is the same in Python (`python`, `python_ports` and
-`python_arrivals`), for reading, comparing and debugging.
+"""The classes of the backend that the environment variable AIORDMA_BACKEND names (`_base/backend`):
+`c` (the default) is the engine in C (`_native/engine/`), `python` is the same in Python (`python`,
+`python_ports` and `python_arrivals`), for reading, comparing and debugging.
 
 Both have the same interface, which the Python modules document, and pass the same tests.
 """
 
-import os
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from aiordma._base.backend import BACKEND
 from aiordma._base.interrupts import deferring_steps
 from aiordma._native import c_backend
 from aiordma._requests import python, python_arrivals, python_ports
@@ -47,17 +47,6 @@ BACKENDS = {
     "python": {**vars(python), **vars(python_ports), **vars(python_arrivals)},
 }
 """The classes of each backend, by name."""
-
-
-def _backend_of_environment() -> str:
-    name = os.environ.get("AIORDMA_BACKEND", "c")
-    if name not in BACKENDS:
-        raise ImportError(f"AIORDMA_BACKEND={name!r}: it is one of {', '.join(BACKENDS)}")
-    return name
-
-
-BACKEND = _backend_of_environment()
-"""The name of the chosen backend."""
 
 if TYPE_CHECKING:
     from aiordma._requests.python import (

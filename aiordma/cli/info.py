@@ -55,7 +55,8 @@ def info(
     described: list[dict[str, Any]] = []
     errors: list[str] = []
     with reporting("info"):
-        devices = [Device(name) for name in device or Device.names()]
+        names = Device.names()  # here, a mistake in the environment is the command's
+        devices = [Device(name) for name in device or names]
     for each in devices:
         try:
             with each.open() as context:

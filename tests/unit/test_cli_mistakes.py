@@ -3,6 +3,7 @@ be right, 1 if the machine or the peer refuses; one line says why."""
 
 import os
 import subprocess
+import sys
 from dataclasses import dataclass, field
 
 import pytest
@@ -34,8 +35,8 @@ class Mistake:
         return f"{variables}{self.words}{self.without and f' without {self.without}'}"
 
 
-def with_environment(status: int, part: str, **environment: str) -> list[Mistake]:
-    """Return the mistake in each command that connects or listens."""
+def with_environment(status: int, part: str, *also: str, **environment: str) -> list[Mistake]:
+    """Return the mistake in each command that connects or listens, and in others."""
     commands = (
         "ping 127.0.0.1",
         "ping -s",
@@ -44,6 +45,7 @@ def with_environment(status: int, part: str, **environment: str) -> list[Mistake
         f"bench local {QUICK}",
         f"bench client 127.0.0.1 {QUICK}",
         "bench server",
+        *also,
     )
     return [Mistake(words, status, part, environment) for words in commands]
 
@@ -96,8 +98,16 @@ MISTAKES = [
     *with_environment(
         MISUSED, "/missing/x cannot be written", AIORDMA_CAPTURE="/missing/x", AIORDMA_REQUIRE="any"
     ),
-    Mistake("info", MISUSED, "AIORDMA_CAPTURE", {"AIORDMA_CAPTURE": "/missing/x"}),
-    Mistake("doctor", MISUSED, "AIORDMA_CAPTURE", {"AIORDMA_CAPTURE": "/missing/x"}),
+    *(
+        Mistake(words, MISUSED, "AIORDMA_CAPTURE", {"AIORDMA_CAPTURE": "/missing/x"})
+        for words in ("info", "info software", "doctor")
+    ),
+    *with_environment(
+        MISUSED,
+        "AIORDMA_BACKEND=dance: give one of 'c', 'python'",
+        *("info", "info software", "doctor"),
+        AIORDMA_BACKEND="dance",
+    ),
     Mistake("ping 127.0.0.1", MISUSED, "AIORDMA_TRACE", {"AIORDMA_TRACE": "/missing/x"}),
     # the machine and the peer
     Mistake("info rxe77", FAILED, "rxe77"),
@@ -130,8 +140,11 @@ def test_mistake_has_a_reason_and_its_status(mistake: Mistake) -> None:
     code = (WITHOUT.format(mistake.without) if mistake.without else "") + COMMAND
     # The rest of the environment must not decide: a device, or what it requires.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AIORDMA_")}
+    # The server that forks has imported aiordma, which reads the name of the backend.
+    is_early = "AIORDMA_BACKEND" in mistake.environment
+    python = (sys.executable,) if is_early else (str(CLIENT), server())
     done = subprocess.run(
-        [CLIENT, server(), "-c", code, *mistake.words.split(" ")],
+        [*python, "-c", code, *mistake.words.split(" ")],
         cwd=ROOT,
         capture_output=True,
         text=True,
