@@ -47,7 +47,6 @@ from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.identifiers import ROUTE_TIMEOUT_MS, milliseconds, new_identifier
 from aiordma._runtime.reactor import Reactor, acquire_reactor
-from aiordma.verbs.device import require_device
 from aiordma.verbs.identifier import (
     MAX_CONNECT_PRIVATE_DATA,
     ConnectionParameters,
@@ -356,7 +355,6 @@ class _Attempt:
         await self._until(_S.RESOLVING_ROUTE)
         hub = await reactor.hub(identifier)
         if self._device is not None and hub.context.device_name != self._device:
-            require_device(self._device)
             raise AddressError(
                 f"connect to {self.target}: {hub.context.device_name} reaches that address, "
                 f"not {self._device}, which was asked for"

@@ -17,7 +17,6 @@ from aiordma._runtime.address_lookup import checked_host, numeric_address
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.identifiers import milliseconds, new_identifier
 from aiordma._runtime.reactor import Reactor, acquire_reactor
-from aiordma.verbs.device import require_device
 from aiordma.verbs.identifier import Identifier
 
 __all__ = ("open_domain",)
@@ -77,7 +76,6 @@ async def open_domain(
             hub = await reactor.hub(identifier)
             name = hub.context.device_name
             if wanted is not None and name != wanted:
-                require_device(wanted)
                 raise AddressError(
                     f"open_domain: {host} belongs to {name}, not to {wanted}, which was asked for"
                 )

@@ -18,7 +18,6 @@ from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.identifiers import new_identifier
 from aiordma._runtime.reactor import acquire_reactor
 from aiordma.verbs import ProtectionDomain
-from aiordma.verbs.device import require_device
 
 __all__ = ("ListenerReceives", "open_shared_receive")
 
@@ -120,7 +119,6 @@ async def _open(
             )
         hub = await reactor.hub(identifier)
         if wanted is not None and hub.context.device_name != wanted:
-            require_device(wanted)
             raise AddressError(
                 f"{host} is on {hub.context.device_name}, not on {wanted}, which was asked for"
             )

@@ -25,13 +25,14 @@ from aiordma._base.options import (
     ConnectionOptions,
     refuses,
 )
-from aiordma._base.provider import Requirement, checked_device, provider_of
+from aiordma._base.provider import Requirement, checked_device
 from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import Connection
 from aiordma._connection.domain import DomainArgument, DomainChoice
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._endpoint.endpoint import Endpoint
+from aiordma._runtime.device_choice import required_device
 from aiordma._runtime.reactor import acquire_reactor
 from aiordma._runtime.unmanaged_identifier import Unmanaged
 from aiordma.verbs import MOST_LID, AddressVector
@@ -126,7 +127,8 @@ async def open_queue_pair(
     choice.device(device)
     choice.require_usable()
     chosen = ConnectionOptions._of(open_queue_pair, options)
-    reactor = await acquire_reactor(provider_of(device))
+    with required_device(device) as provider:
+        reactor = await acquire_reactor(provider)
     try:
         hub = await reactor.hub_of(device)
         requirement.check_kind(device, hub.context.kind)

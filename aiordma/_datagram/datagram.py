@@ -55,7 +55,6 @@ from aiordma.verbs import (
     SendWork,
 )
 from aiordma.verbs.address import MOST_GID_INDEX, MOST_SERVICE_LEVEL
-from aiordma.verbs.device import require_device
 from aiordma.verbs.identifier import (
     MAX_DATAGRAM_ACCEPT_PRIVATE_DATA,
     MAX_DATAGRAM_CONNECT_PRIVATE_DATA,
@@ -234,7 +233,6 @@ async def _bound(
         hub = await reactor.hub(identifier)
         name = hub.context.device_name
         if wanted is not None and name != wanted:
-            require_device(wanted)
             raise AddressError(f"{numeric} is {name}'s, not {wanted}'s, which was asked for")
         requirement.check_kind(name, hub.context.kind)
         if not hub.attributes.max_ah:

@@ -216,6 +216,7 @@ async def devices() -> list[Device]:
     Raises:
         VerbsCallError: no thread could be started.
         ForkError: this process is a forked child, and its parent has used real devices.
+        ValueError: as of `Device.names`.
 
     Cancellation: the call returns at once; the lookup continues in a thread, without effect.
 

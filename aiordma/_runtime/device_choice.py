@@ -3,7 +3,8 @@ address, else the built-in software device. The log states the last choice once.
 
 import errno
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import TypeVar
 
@@ -24,8 +25,9 @@ from aiordma._base.provider import (
     software,
     wanted_device,
 )
+from aiordma.verbs.device import require_device
 
-__all__ = ("with_device",)
+__all__ = ("required_device", "with_device")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -34,6 +36,8 @@ Result = TypeVar("Result")
 _FINDING = ("rdma_bind_addr", "rdma_resolve_addr", "rdma_resolve_route")
 """The calls that find the device for an address. (For a loopback address, Linux finds a device, but
 then no route.)"""
+
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 _said: set[str] = set()
 
@@ -71,7 +75,8 @@ async def with_device(
     wanted = wanted_device(device)
     requirement.check_device(wanted)
     if wanted is not None:
-        return await attempt(provider_of(wanted))
+        with required_device(wanted) as provider:
+            return await attempt(provider)
     loopback = ip_address(address.partition("%")[0]).is_loopback
     if real_devices_are_here() and not loopback:
         try:
@@ -102,6 +107,28 @@ async def with_device(
             "this machine has no RDMA device, so the built-in software device serves every address",
         )
     return await attempt(software())
+
+
+@contextmanager
+def required_device(name: str) -> Iterator[Provider]:
+    """Yield the provider of a device that is required by name. If the block does not find it, and
+    there is no such device, the error says that, with the block's error as its cause.
+
+    Raises:
+        NoDeviceError: there is no device of this name; the message lists the devices.
+    """
+    provider = provider_of(name)
+    try:
+        yield provider
+    except (NoDeviceError, RdmaConnectionError, VerbsCallError) as error:
+        # Without descriptors or memory, the list of the devices would be empty.
+        is_elsewhere = isinstance(error, AddressError) and error.errno not in _SHORTAGES
+        if is_elsewhere or _is_unreached(error):
+            try:
+                require_device(name)
+            except NoDeviceError as absent:
+                raise absent from error
+        raise
 
 
 def _is_unreached(error: BaseException | None) -> bool:

@@ -59,7 +59,9 @@ class Device:
         """Return the names of this machine's RDMA devices, and, last, the name of the built-in
         software device. If rdma-core is not installed, the software device is the only one.
 
-        Raises: nothing.
+        Raises:
+            ValueError: an environment variable of the software device, or AIORDMA_BACKEND, has a
+                wrong value; the message names it.
 
         See: man ibv_get_device_list.
         """
@@ -77,6 +79,7 @@ class Device:
 
         Raises:
             NoDeviceError: there is no device of this name; the message lists the devices.
+            ValueError: as of `names`.
         """
         provider = provider_of(self.name)
         with self._found(provider) as device:
@@ -89,6 +92,7 @@ class Device:
         Raises:
             NoDeviceError: there is no device of this name; the message lists the devices.
             VerbsCallError: the device could not be opened.
+            ValueError: as of `names`.
 
         See: man ibv_open_device.
         """

@@ -45,7 +45,7 @@ async def test_an_address_that_cannot_be_had_is_refused(device: DeviceUnderTest)
     text = f"rdma_bind_addr: .*{NOT_OURS} is no address of this machine"
     with pytest.raises(aiordma.VerbsCallError, match=text):
         await aiordma.open_datagram(NOT_OURS)
-    with pytest.raises(aiordma.NoDeviceError, match=r"mlx5_9|rdma_create_event_channel"):
+    with pytest.raises(aiordma.NoDeviceError, match="there is no RDMA device 'mlx5_9'"):
         await aiordma.open_datagram(ADDRESS, device="mlx5_9")
     assert not reactor_in_use()
 

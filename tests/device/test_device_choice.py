@@ -110,6 +110,27 @@ async def test_a_real_device_that_is_insisted_on_must_reach_the_address(
         await aiordma.connect(LOOPBACK, 7471, device=device.name)
 
 
+@pytest.mark.parametrize("address", [ADDRESS, LOOPBACK])
+async def test_every_opener_names_an_unknown_device(device: DeviceUnderTest, address: str) -> None:
+    unknown = "mlx5_9"
+    for opening in (
+        partial(aiordma.connect, address, 7471),
+        partial(aiordma.prepare_connection, address, 7471),
+        partial(aiordma.listen, address),
+        partial(aiordma.listen, "0.0.0.0"),
+        partial(aiordma.open_datagram, address),
+        partial(aiordma.open_shared_receive, address),
+        partial(aiordma.open_domain, address),
+        aiordma.open_queue_pair,
+        partial(connect_stream, address, 7471),
+        partial(listen_stream, address),
+    ):
+        with pytest.raises(aiordma.NoDeviceError) as caught:
+            await opening(device=unknown)
+        assert f"there is no RDMA device {unknown!r}" in str(caught.value), opening
+        assert device.name in str(caught.value)
+
+
 KINDS = {"software": "software", "rxe": "roce", "siw": "iwarp"}
 
 

@@ -3,6 +3,7 @@ software device, which is said once."""
 
 import errno
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -41,10 +42,14 @@ def anyio_backend() -> str:
 
 
 class Machine:
-    """Whether rdma-core is installed, and the kernel has a device."""
+    """Whether rdma-core is installed, and the kernel has a device, which is rxe0."""
 
     installed = True
     present = True
+
+    def require_device(self, name: str) -> None:
+        if name != "rxe0":
+            raise NoDeviceError(f"there is no {name!r}")
 
     def rdma_core(self) -> Provider:
         if not self.installed:
@@ -61,6 +66,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         monkeypatch.setattr(module, "rdma_core", machine.rdma_core)
         monkeypatch.setattr(module, "software", lambda: BUILT_IN)
         monkeypatch.setattr(module, "real_devices_are_here", lambda: machine.present)
+    monkeypatch.setattr(device_choice, "require_device", machine.require_device)
     monkeypatch.setattr(device_choice, "_said", set())
     return machine
 
@@ -196,6 +202,37 @@ async def test_a_name_insists(
     with pytest.raises(NoDeviceError, match="not installed"):
         await with_device(device("rxe0"), "192.0.2.1", Attempt())
     assert await with_device(device("software"), "192.0.2.1", Attempt()) == "built in"
+
+
+def with_errno(number: int) -> AddressError:
+    error = AddressError(f"resolving the address failed: {os.strerror(number)}")
+    error.errno = number
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [*UNREACHED, AddressError("that is on rxe0"), with_errno(errno.EINVAL)],
+    ids=lambda error: str(error)[:30],
+)
+async def test_unknown_device_is_named(machine: Machine, error: Exception) -> None:
+    with pytest.raises(NoDeviceError, match="there is no 'rxe9'") as unknown:
+        await with_device("rxe9", "192.0.2.1", Attempt(error))
+    assert unknown.value.__cause__ is error
+    with pytest.raises(type(error)) as caught:
+        await with_device("rxe0", "192.0.2.1", Attempt(error))
+    assert caught.value is error
+
+
+SHORTAGES = [with_errno(errno.EMFILE), VerbsCallError(errno.EMFILE, "rdma_create_event_channel")]
+
+
+@pytest.mark.parametrize("error", SHORTAGES, ids=lambda error: type(error).__name__)
+async def test_a_shortage_is_not_an_unknown_device(machine: Machine, error: Exception) -> None:
+    # Without descriptors, a list of the devices would be empty.
+    with pytest.raises(type(error)) as caught:
+        await with_device("rxe9", "192.0.2.1", Attempt(error))
+    assert caught.value is error
 
 
 def test_an_argument_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

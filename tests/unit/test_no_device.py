@@ -51,6 +51,10 @@ async def _open_shared_receive() -> None:
     await aiordma.open_shared_receive("127.0.0.1", device="rxe0")
 
 
+async def _open_domain() -> None:
+    await aiordma.open_domain("127.0.0.1", device="rxe0")
+
+
 async def _open_queue_pair() -> None:
     await aiordma.open_queue_pair("rxe0")
 
@@ -61,6 +65,7 @@ WAYS = [
     _listen,
     _open_datagram,
     _open_shared_receive,
+    _open_domain,
     _open_queue_pair,
 ]
 
@@ -72,12 +77,15 @@ async def test_every_way_in_names_the_command_that_helps(
 ) -> None:
     with pytest.raises(aiordma.NoDeviceError) as caught:
         await way()
+    assert "there is no RDMA device 'rxe0'; there is none at all" in str(caught.value)
     assert COMMAND in str(caught.value)
     assert "modprobe -a rdma_rxe rdma_ucm" in str(caught.value)
     assert 'device="software"' in str(caught.value)
     if way is not _listen:  # which looks at the names first
-        assert isinstance(caught.value.__cause__, aiordma.VerbsCallError)
-        assert caught.value.__cause__.call == "rdma_create_event_channel"
+        cause = caught.value.__cause__
+        assert isinstance(cause, aiordma.NoDeviceError)
+        assert isinstance(cause.__cause__, aiordma.VerbsCallError)
+        assert cause.__cause__.call == "rdma_create_event_channel"
 
 
 def _descriptors() -> set[str]:
