@@ -3,7 +3,9 @@
 import json
 import sys
 from collections.abc import Callable, Coroutine
-from functools import partial
+from dataclasses import dataclass, fields
+from functools import partial, wraps
+from inspect import Signature, signature
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -113,28 +115,82 @@ Cm = Annotated[
 Json = Annotated[Path | None, typer.Option("--json", help="Write the rows to this file, too.")]
 
 
+@dataclass
+class _Options:
+    """The options of a command that measures."""
+
+    operation: Operations = None
+    size: Sizes = None
+    depth: Depths = None
+    seconds: Seconds = 1.0
+    device: DeviceName = "auto"
+    loop: Loop = "auto"
+    polling: Polling = True
+    spin: Spin = SPIN * 1e6
+    tcp: Tcp = True
+    file: Json = None
+    iterations: Iterations = None
+    queue_pairs: QueuePairs = 1
+    both: Both = False
+    inline: Inline = None
+    mtu: PathMtu = None
+    gid_index: GidIndex = None
+    service_level: ServiceLevel = None
+    tos: Tos = None
+    rdma_cm: Cm = True
+
+    def __post_init__(self) -> None:
+        self.conditions = Conditions(
+            self.iterations, self.queue_pairs, self.tos, self.gid_index, self.service_level
+        )
+        self.works = _works(
+            self.operation, self.size, self.depth, both=self.both, inline=self.inline
+        )
+        _check(self.conditions, self.works, self.mtu)
+
+    def check_writable(self) -> None:
+        """Open the file before anything is measured, without a change.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self.file is not None:
+            self.file.open("a").close()
+
+    def report(self, where: str, host: str, rdma: int, streams: int, protocol: int) -> None:
+        """Measure over RDMA and TCP with the server at three ports of the host, and print it."""
+        tasks = _over_rdma(self.works, host, rdma, self.seconds, self.device, self.conditions)
+        if self.tcp and self.loop != "trio":
+            tasks += _over_tcp(self.works, host, streams, protocol, self.seconds)
+        title = f"{where} {host}, loop {self.loop}"
+        _report(title, tasks, self.loop, _seconds_of_polling(self.spin, self.polling), self.file)
+
+
+def _measuring(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a command whose last parameter is an `_Options`: the command line has a parameter
+    for each option in its place."""
+    names = [field.name for field in fields(_Options)]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        options = _Options(**{name: given.pop(name) for name in names})
+        command(**given, options=options)
+
+    *own, _ = signature(command).parameters.values()
+    run.__dict__["__signature__"] = Signature([*own, *signature(_Options).parameters.values()])
+    return run
+
+
+def _seconds_of_polling(spin: float, polling: bool) -> float:
+    return spin / 1e6 if polling else 0.0
+
+
 @bench.command()
+@_measuring
 def local(
-    operation: Operations = None,
-    size: Sizes = None,
-    depth: Depths = None,
-    seconds: Seconds = 1.0,
     host: Annotated[str, typer.Option(help="An address of this machine.")] = "127.0.0.1",
-    device: DeviceName = "auto",
-    loop: Loop = "auto",
-    polling: Polling = True,
-    spin: Spin = SPIN * 1e6,
-    tcp: Tcp = True,
-    file: Json = None,
-    iterations: Iterations = None,
-    queue_pairs: QueuePairs = 1,
-    both: Both = False,
-    inline: Inline = None,
-    mtu: PathMtu = None,
-    gid_index: GidIndex = None,
-    service_level: ServiceLevel = None,
-    tos: Tos = None,
-    rdma_cm: Cm = True,
+    *,
+    options: _Options,
 ) -> None:
     """Run server and client on this machine, in two processes.
 
@@ -145,20 +201,14 @@ def local(
 
     Example of bandwidth, as ib_write_bw: aiordma bench local -o write -s 65536 -d 16
     """
-    conditions = Conditions(iterations, queue_pairs, tos, gid_index, service_level)
-    works = _works(operation, size, depth, both=both, inline=inline)
-    _check(conditions, works, mtu)
-    seconds_of_polling = spin / 1e6 if polling else 0.0
+    spin = _seconds_of_polling(options.spin, options.polling)
     with reporting("bench"):
-        _check_writable(file)
+        options.check_writable()
     with (
         reporting("bench"),
-        serving(host, loop=loop, spin=seconds_of_polling, device=device) as ports,
+        serving(host, loop=options.loop, spin=spin, device=options.device) as ports,
     ):
-        tasks = _over_rdma(works, host, ports.rdma, seconds, device, conditions)
-        if tcp and loop != "trio":
-            tasks += _over_tcp(works, host, ports.streams, ports.protocol, seconds)
-        _report(f"on {host}, loop {loop}", tasks, loop, seconds_of_polling, file)
+        options.report("on", host, ports.rdma, ports.streams, ports.protocol)
 
 
 @bench.command()
@@ -180,32 +230,16 @@ def server(
 
     with reporting("bench"):
         served = partial(serve, bind, port, announce, device=device)
-        run(served, loop=loop, spin=spin / 1e6 if polling else 0.0)
+        run(served, loop=loop, spin=_seconds_of_polling(spin, polling))
 
 
 @bench.command()
+@_measuring
 def client(
     host: Annotated[str, typer.Argument(help="The server's address.")],
-    operation: Operations = None,
-    size: Sizes = None,
-    depth: Depths = None,
-    seconds: Seconds = 1.0,
     port: Port = PORT,
-    device: DeviceName = "auto",
-    loop: Loop = "auto",
-    polling: Polling = True,
-    spin: Spin = SPIN * 1e6,
-    tcp: Tcp = True,
-    file: Json = None,
-    iterations: Iterations = None,
-    queue_pairs: QueuePairs = 1,
-    both: Both = False,
-    inline: Inline = None,
-    mtu: PathMtu = None,
-    gid_index: GidIndex = None,
-    service_level: ServiceLevel = None,
-    tos: Tos = None,
-    rdma_cm: Cm = True,
+    *,
+    options: _Options,
 ) -> None:
     """Measure with `aiordma bench server` on another machine.
 
@@ -213,26 +247,10 @@ def client(
 
     Example with the rows in a file, too: aiordma bench client 192.0.2.1 --json rows.json
     """
-    conditions = Conditions(iterations, queue_pairs, tos, gid_index, service_level)
-    works = _works(operation, size, depth, both=both, inline=inline)
-    _check(conditions, works, mtu)
-    tasks = _over_rdma(works, host, port, seconds, device, conditions)
-    if tcp and loop != "trio":
-        tasks += _over_tcp(works, host, port + 1, port + 2, seconds)
     with reporting("bench"):
-        check_device(device)
-        _check_writable(file)
-        _report(f"with {host}, loop {loop}", tasks, loop, spin / 1e6 if polling else 0.0, file)
-
-
-def _check_writable(file: Path | None) -> None:
-    """Open the file before anything is measured, without a change.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    if file is not None:
-        file.open("a").close()
+        check_device(options.device)
+        options.check_writable()
+        options.report("with", host, port, port + 1, port + 2)
 
 
 Task = tuple[str, Callable[[], Coroutine[Any, Any, Measurement]]]
