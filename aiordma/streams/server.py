@@ -416,7 +416,8 @@ async def create_server(
         port: the port, a number or the name of a service; 0 or None: a free port, another one for
             each address.
         family, flags: as of asyncio's.
-        reuse_address, reuse_port, keep_alive: accepted, without effect.
+        reuse_address, keep_alive: accepted, without effect.
+        reuse_port: must not be true.
         sock: must be None.
         backlog: how many peers can wait to be accepted.
         ssl: TLS inside the streams: an ssl.SSLContext; None: no TLS.
@@ -427,13 +428,18 @@ async def create_server(
 
     Raises:
         as `listen_stream`.
-        TypeError, ValueError: neither `host` nor `port` is given, or `sock` is given, or the TLS
-            arguments do not fit together.
+        TypeError, ValueError: neither `host` nor `port` is given, or `sock` or `reuse_port` is, or
+            the TLS arguments do not fit together.
 
     Cancellation: nothing is left.
     """
     if sock is not None:
         raise ValueError("create_server(): a stream over RDMA has no socket: leave out sock")
+    if reuse_port:
+        raise ValueError(
+            "create_server(): a port over RDMA has one listener: leave out reuse_port, and give "
+            "each server a port of its own"
+        )
     if host is None and port is None:
         raise ValueError("create_server(): Neither host/port nor sock were specified")
     if ssl is not None and not isinstance(ssl, tls.SSLContext):

@@ -826,6 +826,7 @@ WRONG: Any = True
         (lambda: streams.create_connection(Recorder, "x", 1, sock=socket.socket()), "no socket"),
         (lambda: streams.create_connection(Recorder, "x", 1, server_hostname="y"), "with ssl"),
         (lambda: streams.create_server(Recorder, sock=socket.socket()), "no socket"),
+        (lambda: streams.create_server(Recorder, "x", 1, reuse_port=True), "has one listener"),
         (lambda: streams.create_server(Recorder), "Neither host/port"),
         (lambda: streams.create_server(Recorder, "x", ssl=WRONG), "SSLContext"),
         (lambda: streams.create_server(Recorder, "x", ssl_handshake_timeout=1), "with ssl"),
