@@ -6,10 +6,9 @@ import errno
 import os
 import select
 import socket
-import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -17,14 +16,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import trustme
-import uvloop
 
 import aiordma
 from aiordma import streams
-from aiordma._base.provider import SOFTWARE
 from tests.device.transports import LOOPS, Recorder, Run, echo, on_loop, two
-from tests.devices import ADDRESS, DEVICE
+from tests.devices import ADDRESS
 
 pytestmark = pytest.mark.one_kernel_device
 
@@ -648,169 +644,6 @@ def test_a_refused_connection_has_the_number_and_text_of_an_oserror() -> None:
         assert str(address[1]) in raised.value.strerror
 
     asyncio.run(main())
-
-
-# -- TLS ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """The server's context and the client's, with a certificate made for this test."""
-    authority = trustme.CA()
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("stream.test").configure_cert(server)
-    client = ssl.create_default_context()
-    authority.configure_trust(client)
-    return server, client
-
-
-def test_tls_runs_over_a_stream(run: Run, contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
-    data = os.urandom(200_000)
-
-    async def main() -> None:
-        server = await streams.start_server(echo, ADDRESS, 0, ssl=contexts[0])
-        reader, writer = await streams.open_connection(
-            *server.sockets[0].getsockname(), ssl=contexts[1], server_hostname="stream.test"
-        )
-        async with asyncio.TaskGroup() as group:
-            writer.write(data)
-            group.create_task(writer.drain())
-            assert await reader.readexactly(len(data)) == data
-        assert writer.get_extra_info("cipher")
-        writer.close()
-        await writer.wait_closed()
-        server.close()
-        await server.wait_closed()
-
-    run(main)
-
-
-def test_a_wrong_certificate_is_refused(
-    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
-) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda *_: None)  # the server's side of the failed handshake
-        server = await streams.start_server(echo, ADDRESS, 0, ssl=contexts[0])
-        with pytest.raises(ssl.SSLCertVerificationError):
-            await streams.open_connection(
-                *server.sockets[0].getsockname(), ssl=contexts[1], server_hostname="other.test"
-            )
-        server.close()
-        await server.wait_closed()
-
-    asyncio.run(main())
-
-
-async def shout_after_tls(
-    context: ssl.SSLContext, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> None:
-    """Answer in plain text until the client asks for TLS, and echo from then on."""
-    assert await reader.readline() == b"STARTTLS\n"
-    writer.write(b"go ahead\n")
-    await writer.drain()
-    await writer.start_tls(context)
-    await echo(reader, writer)
-
-
-UPGRADING = {name: loop for name, loop in LOOPS.items() if name != "uvloop"}
-"""uvloop's start_tls takes uvloop's own transports only."""
-
-
-def upgrading(
-    loop: Callable[[], asyncio.AbstractEventLoop],
-    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
-    client: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]],
-) -> list[BaseException]:
-    """Run a client of a server that upgrades to TLS; returns what the server's tasks ended with."""
-    ends: list[BaseException] = []
-    served = asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await shout_after_tls(contexts[0], reader, writer)
-        except Exception as error:
-            ends.append(error)
-            writer.close()
-        finally:
-            served.set()
-
-    async def main() -> None:
-        server = await streams.start_server(serve, ADDRESS, 0)
-        async with asyncio.timeout(60):
-            reader, writer = await streams.open_connection(*server.sockets[0].getsockname())
-            writer.write(b"STARTTLS\n")
-            assert await reader.readline() == b"go ahead\n"
-            await client(reader, writer)
-            await served.wait()
-            server.close()
-            await server.wait_closed()
-
-    with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(main())
-    return ends
-
-
-@pytest.mark.parametrize("loop", UPGRADING.values(), ids=UPGRADING)
-def test_a_stream_in_use_is_upgraded_to_tls(
-    loop: Callable[[], asyncio.AbstractEventLoop],
-    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
-) -> None:
-    data = os.urandom(1_500_000 if DEVICE == SOFTWARE else 200_000)
-
-    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await writer.start_tls(contexts[1], server_hostname="stream.test")
-        assert writer.get_extra_info("cipher")
-        async with asyncio.TaskGroup() as group:
-            writer.write(data)
-            group.create_task(writer.drain())
-            assert await reader.readexactly(len(data)) == data
-        writer.close()
-        await writer.wait_closed()
-
-    assert upgrading(loop, contexts, client) == []
-
-
-def test_uvloop_upgrades_no_transport_but_its_own(
-    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
-) -> None:
-    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with pytest.raises(TypeError, match="transport"):
-            await writer.start_tls(contexts[1], server_hostname="stream.test")
-        writer.close()
-        await writer.wait_closed()
-
-    (error,) = upgrading(uvloop.new_event_loop, contexts, client)
-    assert isinstance(error, TypeError)
-
-
-def test_an_upgrade_with_a_wrong_certificate_fails_on_both_sides(
-    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
-) -> None:
-    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with pytest.raises(ssl.SSLCertVerificationError):
-            await writer.start_tls(contexts[1], server_hostname="other.test")
-        assert writer.transport.is_closing()
-
-    (error,) = upgrading(asyncio.new_event_loop, contexts, client)
-    assert isinstance(error, ConnectionError)  # as over TCP: the client sends no alert
-
-
-def test_an_upgrade_that_is_cancelled_ends_the_connection(
-    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
-) -> None:
-    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        upgrade = asyncio.create_task(writer.start_tls(contexts[1], server_hostname="stream.test"))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert not upgrade.done()
-        upgrade.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await upgrade
-        assert writer.transport.is_closing()
-
-    (error,) = upgrading(asyncio.new_event_loop, contexts, client)
-    assert isinstance(error, ConnectionError)
 
 
 # -- arguments ------------------------------------------------------------------------------------
