@@ -14,7 +14,6 @@ from typing import Protocol, TypeVar
 
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from aiordma._base.connection_parameters import DEVICE_MAXIMUM
 from aiordma._base.enums import (
     CmEventType,
     QueuePairAttribute,
@@ -42,8 +41,10 @@ from aiordma._base.socket_address import address_text
 from aiordma._base.states import ConnectionState, next_state
 from aiordma._base.statistics import RequestStatistics
 from aiordma._endpoint.domain_state import DomainState
-from aiordma._endpoint.keepalive import KEEPALIVE, Keepalive, Probe
+from aiordma._endpoint.keepalive import KEEPALIVE
 from aiordma._endpoint.lifecycle import Lifecycle, Phase
+from aiordma._endpoint.peer_watch import PeerWatch
+from aiordma._endpoint.sizes import capacity_for, check_depths, probe_entries
 from aiordma._endpoint.work_queues import ReceiveQueue, SendQueue
 from aiordma._loop.event_loop import EventLoop, Waiter, require_here
 from aiordma._loop.threads import Calls, in_thread, outwait
@@ -53,7 +54,6 @@ from aiordma._requests.select import Port
 from aiordma._requests.unretrieved import Unretrieved
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
 from aiordma._runtime.reactor import Reactor
-from aiordma._runtime.tcp_silence import TcpSilence
 from aiordma._runtime.unmanaged_identifier import Unmanaged
 from aiordma.verbs import (
     Capacity,
@@ -198,8 +198,7 @@ class Endpoint:
         self._peer = identifier.peer_address
         self._cause_is_assumed = self._polls_events = False
         self._state_waiters: list[Waiter] = []
-        self._silence: TcpSilence | None = None
-        self._keepalive: Keepalive | None = None
+        self._watch: PeerWatch | None = None
         self._spare = 0
         self.failed_sends: list[WorkRequest] | None = None
         """If not None: the requests of the send queue that were posted and have failed."""
@@ -251,9 +250,10 @@ class Endpoint:
         if shared_receive is not None:
             shared_receive.join(self)
             self.shared_receive, self._entries = shared_receive, self.options.max_send_wr
-        self._check_depths()
-        options = self.options
-        self._spare = self._spare_entries()
+        options, limits = self.options, self.hub.attributes
+        check_depths(options, limits, self.hub.context.device_name)
+        if options.keepalive is not None or self._leaves_silence_to_tcp:
+            self._spare = probe_entries(options, limits, self._entries)
         self._entries += self._spare
         cqe = None if options.cqe is None else options.cqe + self._spare
         self._queue = await self.hub.reserve(self._entries, options.comp_vector, cqe)
@@ -262,25 +262,7 @@ class Endpoint:
         self._open_port()
         self.port.has_pooled_receives = bool(self.options.receive_buffers)
 
-    def _spare_entries(self) -> int:
-        """Return the number of entries of the send queue beyond max_send_wr, for the probe."""
-        options, device = self.options, self.hub.attributes
-        probes = options.keepalive is not None or (
-            self.hub.leaves_silence_to_tcp and options.ack_timeout
-        )
-        has_space = options.max_send_wr < device.max_qp_wr and (
-            options.cqe is None or self._entries <= options.cqe < device.max_cqe
-        )
-        return int(bool(probes) and has_space)
-
     def _create_queue_pair(self) -> None:
-        options = self.options
-        most = self.hub.attributes.max_sge
-        sends = min(options.max_send_sge, most)
-        receives = 0 if self.shared_receive else options.receive_queue
-        parts = min(options.max_recv_sge + self.header_parts, most)
-        depth = options.max_send_wr + self._spare
-        capacity = Capacity(depth, receives, sends, parts, options.max_inline_data)
         assert self._queue is not None
         shared, queue = self.shared_receive, self._queue.queue
         self.max_message = self.hub.context.query_port(self.identifier.port).max_msg_sz
@@ -288,27 +270,19 @@ class Endpoint:
             self.domain,
             queue,
             queue if shared is None else shared.queue.queue,
-            capacity=capacity,
+            capacity=capacity_for(
+                self.options,
+                self.hub.attributes.max_sge,
+                probes=self._spare,
+                header_parts=self.header_parts,
+                is_shared=shared is not None,
+            ),
             service=self.service,
             shared_receive=None if shared is None else shared.raw,
         )
         self.capacity = self.queue_pair.capacity
         self.qp_num = self.queue_pair.qp_num
         self.hub.on_queue_pair_error[self.queue_pair.key] = self.fail
-
-    def _check_depths(self) -> None:
-        """Check the options for outstanding READs against the device's limits.
-
-        Raises:
-            ValueError: an option exceeds the device's limit; the message has both.
-        """
-        for name, limit in (
-            ("initiator_depth", self.hub.attributes.max_qp_init_rd_atom),
-            ("responder_resources", self.hub.attributes.max_qp_rd_atom),
-        ):
-            value = getattr(self.options, name)
-            if value != DEVICE_MAXIMUM and value > limit:
-                raise ValueError(f"{name}={value}: {self.hub.context.device_name} has 0..{limit}")
 
     def _open_port(self) -> None:
         """Open the port for requests, once there is a queue pair."""
@@ -514,7 +488,7 @@ class Endpoint:
     @deferring
     def _shorten_waits(self, request: WorkRequest) -> None:
         if self.life.has_timer(_LINGER) and not request.is_receive:
-            self._linger(self.options.linger if self._sends_open else 0)
+            self._linger(self.options.linger if self.sends.is_in_use else 0)
         if self.life.has_timer(_FLUSHED) and not self.requests:
             self.life.set_timer(_FLUSHED, 0, self._destroy)
 
@@ -618,7 +592,7 @@ class Endpoint:
         self.hub.drain()
         self.loop.call_later(0, lambda: setattr(self, "_cause_is_assumed", False))
         disconnected = event.type is not CmEventType.DEVICE_REMOVAL
-        if self._sends_open and disconnected and not self.hub.is_iwarp:
+        if self.sends.is_in_use and disconnected and not self.hub.is_iwarp:
             # The acknowledgement of a send can arrive after the CM's message: do not flush it now.
             # (Not on iWARP, where both arrive in one TCP stream.)
             self.port.notifies_owner = True
@@ -649,24 +623,30 @@ class Endpoint:
         if not is_live or self.service is not QueuePairType.RC:
             return  # if it has disconnected already, there may be messages to receive
         assert self.queue_pair is not None
-        self._probe = Probe(self.sends, is_reserved=bool(self._spare))
         in_force = self.queue_pair.query(_IN_FORCE)
         self.max_read_depth = in_force.max_rd_atomic
         if not self.hub.is_iwarp:
             self.retries = in_force.retry_cnt, in_force.timeout
         self._shorten_rnr_timer()
         ours, peer = self.identifier.local_address, self.identifier.peer_address
-        if self.hub.leaves_silence_to_tcp and self.options.ack_timeout and ours and peer:
-            seconds = retry_seconds(*self.retries)
-            self._silence = TcpSilence(
+        keepalive, silence = self.options.keepalive, None
+        if self._leaves_silence_to_tcp and ours and peer:
+            silence = (ours, peer), retry_seconds(*self.retries)
+        if keepalive is not None or silence is not None:
+            self._watch = PeerWatch(
                 self.loop,
-                (ours, peer),
-                seconds,
-                self._probe_reads,
-                lambda: self.fail(self._silence_error()),
+                self.sends,
+                self.requests,
+                is_reserved=bool(self._spare),
+                keepalive=keepalive,
+                silence=silence,
+                on_silence=lambda: self.fail(self._silence_error()),
             )
-        if self.options.keepalive is not None:
-            self._keepalive = Keepalive(self.loop, self.options.keepalive, self._probe_idle)
+
+    @property
+    def _leaves_silence_to_tcp(self) -> bool:
+        """Whether this side, and not the device, limits the time of a peer's silence."""
+        return self.hub.leaves_silence_to_tcp and self.options.ack_timeout > 0
 
     def _shorten_rnr_timer(self) -> None:
         """Set the delay before the peer resends a message that finds no receive. Not on iWARP."""
@@ -683,19 +663,6 @@ class Endpoint:
         """Seconds after which a peer that acknowledges nothing ends the connection."""
         seconds = retry_seconds(*self.retries)
         return max(seconds, 1.0) if self.hub.is_iwarp else seconds
-
-    def _probe_reads(self) -> None:
-        """Send a probe if a request on the send queue is outstanding."""
-        if self._sends_open:
-            self._probe.post("WRITE")
-
-    def _probe_idle(self) -> None:
-        """Send a probe if no request on the send queue is outstanding: the device detects a dead
-        peer by the others. A request that is not posted yet has a slot, too."""
-        if not self._sends_open or not any(
-            request.wr_id and not request.is_receive for request in self.requests
-        ):
-            self._probe.post(KEEPALIVE)
 
     def _silence_error(self) -> Exception:
         status, peer = int(WorkCompletionStatus.RETRY_EXC_ERR), self.identifier.peer_address
@@ -716,10 +683,6 @@ class Endpoint:
         while self._state_waiters:
             self._state_waiters.pop().wake()
 
-    @property
-    def _sends_open(self) -> bool:
-        return self.sends.slots.free < self.sends.slots.total
-
     def _end_with(self, cause: Exception) -> None:
         if self.cause is None:
             self.cause = cause
@@ -729,10 +692,8 @@ class Endpoint:
         if not self.life.advance(Phase.FLUSHING):
             return
         assert self.cause is not None
-        if self._silence is not None:
-            self._silence.stop()
-        if self._keepalive is not None:
-            self._keepalive.stop()
+        if self._watch is not None:
+            self._watch.stop()
         self.life.cancel_timers(_CAUSE, _LINGER)
         if not self.in_handshake:
             self._disconnect()

@@ -81,6 +81,11 @@ class WorkQueue:
         self._owner = owner
         self.slots: Credits = Credits(owner.loop, depth)
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a request has a slot, or a coroutine that is about to post one."""
+        return self.slots.free < self.slots.total
+
     def _enter(self, request: WorkRequest) -> None:
         # Before the post, so that nothing (such as an interrupt) can happen between the two. Only a
         # refusal by the device removes the entry.
