@@ -232,6 +232,7 @@ class Listener(AbstractListener[Connection]):
         if self._domain is not None:
             self._domain.join(self, "listener", lambda: self._closed)
         self._identifier = identifier
+        self._local = identifier.local_address
         self._backlog = backlog
         self._device = device
         self._requirement = requirement
@@ -256,8 +257,8 @@ class Listener(AbstractListener[Connection]):
 
     @property
     def local_address(self) -> SocketAddress | None:
-        """The (host, port) that the listener is bound to."""
-        return self._identifier.local_address
+        """The (host, port) that the listener is bound to, also after it was closed."""
+        return self._local
 
     @property
     def port(self) -> int:

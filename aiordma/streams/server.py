@@ -93,14 +93,14 @@ class StreamServer(asyncio.AbstractServer):
 
         Raises: nothing.
         """
-        return bool(self._accepting) and not self._is_closed
+        return not self._is_closed and not all(task.done() for task in self._accepting)
 
     @property
     def sockets(self) -> tuple[StreamSocket, ...]:
-        """What stands in for listening sockets; empty once the server is closed."""
-        if self._is_closed:
-            return ()
-        addresses = (each.local_address for each in self._listeners)
+        """What stands in for listening sockets; empty once the server is closed, or its loop has
+        ended."""
+        open_ones = (each for each in self._listeners if not each._listener._closed)
+        addresses = (each.local_address for each in open_ones)
         return tuple(StreamSocket(each) for each in addresses if each is not None)
 
     async def start_serving(self) -> None:

@@ -198,3 +198,27 @@ def test_the_port_of_a_closed_server_can_be_used_again(run: Run) -> None:
         await server.wait_closed()
 
     run(main)
+
+
+def test_a_server_ends_with_all_tasks_of_its_loop(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio's own goes on: it has no task."""
+
+    async def main() -> None:
+        async with serving_one() as (server, peer):
+            cancelled = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in cancelled:
+                task.cancel()
+            await asyncio.wait(cancelled)
+            await peer.lost.wait()
+            assert isinstance(peer.error, aiordma.RdmaError)
+            peer.error = None
+            assert not server.is_serving()
+            assert server.sockets == ()
+            assert repr(server)
+        async with serving(ADDRESS, 0) as (address,):
+            await echoes(*address[:2])
+
+    run(main)
+    assert "left open at the end of the event loop: <Listener on" in caplog.text
