@@ -101,15 +101,18 @@ async def serving() -> AsyncIterator[str]:
         await task
 
 
-def run_curl(*arguments: str) -> None:
-    async def main() -> None:
+def run_curl(*arguments: str) -> str:
+    """Run curl, whose URL is the server's; return what it has written."""
+
+    async def main() -> str:
         async with serving() as url:
             words = [each.replace("URL", url) for each in arguments]
-            async with preloaded("curl", "--silent", "--show-error", "--fail", *words):
+            async with preloaded("curl", "--silent", "--show-error", "--fail", *words) as curl:
                 pass
+        return curl.output
 
     with asyncio.Runner(loop_factory=streams.new_event_loop) as runner:
-        runner.run(main())
+        return runner.run(main())
 
 
 def test_curl_gets_what_uvicorn_streams(tmp_path: Path) -> None:
@@ -127,5 +130,9 @@ def test_curl_posts_a_body_to_uvicorn(tmp_path: Path) -> None:
 
 def test_curl_keeps_its_connection(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    run_curl("--output", str(first), "URL/", "--output", str(second), "URL/")
+    made = run_curl(
+        *("--write-out", r"%{num_connects}\n"),
+        *("--output", str(first), "URL/", "--output", str(second), "URL/"),
+    )
     assert first.read_text() == second.read_text() == hashlib.sha256().hexdigest()
+    assert made.split() == ["1", "0"]  # connections, for each of the two
