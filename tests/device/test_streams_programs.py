@@ -5,9 +5,12 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -262,6 +265,36 @@ def test_uvicorns_command_line_serves_over_rdma(stop: signal.Signals) -> None:
     assert "Finished server process" in said
     assert "Traceback" not in said
     assert process.returncode in (0, -stop)  # uvicorn sends itself the signal again, at the end
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("option", ["--workers", "--reload", "--uds", "--fd"])
+def test_uvicorn_serves_by_tcp_where_it_has_a_socket(option: str, tmp_path: Path) -> None:
+    """As docs/streams.md warns: also on the streams' event loop, and without an error."""
+    path = str(tmp_path / "socket")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        values = {"--workers": "2", "--reload": "", "--uds": path, "--fd": str(listening.fileno())}
+        if option != "--fd":
+            listening.close()
+        command = [*(sys.executable, "-m", "uvicorn", "--loop", "aiordma.streams:new_event_loop")]
+        command += ["--port", str(port), *filter(None, (option, values[option]))]
+        command += ["--reload-dir", str(tmp_path)] if option == "--reload" else []
+        with subprocess.Popen(
+            [*command, "tests.device.asgi_program:app"],
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=[listening.fileno()] if option == "--fd" else [],
+        ) as process:
+            assert process.stderr is not None
+            try:
+                assert any("startup complete" in line for line in process.stderr)
+                transport = httpx.HTTPTransport(uds=path if option == "--uds" else None, retries=5)
+                with httpx.Client(transport=transport, timeout=60) as client:
+                    assert client.get(f"http://127.0.0.1:{port}/").text == "StreamEventLoop"
+            finally:
+                process.terminate()  # not killed, as it ends its workers
+                process.communicate(timeout=60)
 
 
 def test_aiohttp_speaks_to_uvicorn() -> None:
