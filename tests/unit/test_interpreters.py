@@ -6,36 +6,45 @@ import pytest
 
 from tests.unit.child import run_child
 
-pytestmark = pytest.mark.skipif(
-    sys.version_info >= (3, 13), reason="_xxsubinterpreters is called _interpreters since 3.13"
-)
-
 SECOND = """
-import _xxsubinterpreters as interpreters
+import sys
+if sys.version_info >= (3, 13):
+    import _interpreters as interpreters
+else:
+    import _xxsubinterpreters as interpreters
 
-def import_in_second(name):
-    second = interpreters.create()
+def create(is_isolated):
+    if sys.version_info >= (3, 13):
+        return interpreters.create("isolated" if is_isolated else "legacy")
+    return interpreters.create(isolated=is_isolated)
+
+def import_in_second(name, is_isolated):
+    second = create(is_isolated)
     try:
-        interpreters.run_string(second, "import " + name)
-    except interpreters.RunFailedError as error:
-        return str(error)
+        failed = interpreters.run_string(second, "import " + name)
+    except Exception as error:  # up to Python 3.12
+        failed = error
     finally:
         interpreters.destroy(second)
-    return "it was imported"
+    return str(failed)
 """
 
+OURS, PYTHONS = "main interpreter only", "does not support loading in subinterpreters"
 
+
+@pytest.mark.parametrize("is_isolated", [False, True], ids=["legacy", "isolated"])
 @pytest.mark.parametrize("engine", ["c", "python"])
 @pytest.mark.parametrize("name", ["aiordma", "aiordma._native._engine", "aiordma._native._binding"])
-def test_a_second_interpreter_is_refused(engine: str, name: str) -> None:
+def test_a_second_interpreter_is_refused(engine: str, name: str, is_isolated: bool) -> None:
+    reason = PYTHONS if is_isolated and sys.version_info >= (3, 12) else OURS
     run_child(
         SECOND,
         f"""
-        first = import_in_second({name!r})  # before and after the first interpreter has it
+        first = import_in_second({name!r}, {is_isolated})
         import aiordma, asyncio
-        for text in (first, import_in_second({name!r})):
+        for text in (first, import_in_second({name!r}, {is_isolated})):
             assert "ImportError" in text, text
-            assert "main interpreter only" in text, text
+            assert {reason!r} in text, text
 
         async def talk():
             async with await aiordma.listen("127.0.0.1", 0, device="software") as listener:
