@@ -49,20 +49,21 @@ DEFAULT_CAPTURE_MIB = "1024"
 _DEVICES = Path("/sys/class/infiniband")
 
 RDMA_CORE_VERSIONS = {
-    "join_multicast_ex": 16,
-    "establish": 23,
-    "init_qp_attr": 23,
-    "reg_mr_iova": 25,
-    "reg_mr_iova2": 28,
-    "set_local_ece": 31,
-    "get_remote_ece": 31,
-    "reject_ece": 31,
-    "query_gid_ex": 32,
-    "query_gid_table": 32,
-    "reg_dmabuf_mr": 34,
-    "query_qp_data_in_order": 41,
+    "join_multicast_ex": ("rdma_join_multicast_ex", 16),
+    "establish": ("rdma_establish", 23),
+    "init_qp_attr": ("rdma_init_qp_attr", 23),
+    "reg_mr_iova": ("ibv_reg_mr_iova", 25),
+    "reg_mr_iova2": ("ibv_reg_mr_iova2", 28),
+    "set_local_ece": ("rdma_set_local_ece", 31),
+    "get_remote_ece": ("rdma_get_remote_ece", 31),
+    "reject_ece": ("rdma_reject_ece", 31),
+    "query_gid_ex": ("ibv_query_gid_ex", 32),
+    "query_gid_table": ("ibv_query_gid_table", 32),
+    "reg_dmabuf_mr": ("ibv_reg_dmabuf_mr", 34),
+    "query_qp_data_in_order": ("ibv_query_qp_data_in_order", 41),
 }
-"""The first version of rdma-core with each slot's function; every version has the others."""
+"""Each slot's function, and the first version of rdma-core that has it; every version has the
+others."""
 
 
 class Provider:
@@ -71,7 +72,8 @@ class Provider:
     Args:
         name: its name in messages.
         table: the slots.
-        since: the first version of the library with a slot's function, for the message.
+        since: a slot's function, and the first version of the library that has it, for the
+            message.
         connects_at_once: the connect call of all its devices returns without waiting for the
             network.
         outlives_forks: a forked child can use the connection manager after its parent has used it.
@@ -84,7 +86,7 @@ class Provider:
         self,
         name: str,
         table: Any,
-        since: Mapping[str, int] = MappingProxyType({}),
+        since: Mapping[str, tuple[str, int]] = MappingProxyType({}),
         *,
         connects_at_once: bool = False,
         outlives_forks: bool = False,
@@ -119,9 +121,10 @@ class Provider:
     def __getattr__(self, slot: str) -> Callable[..., Any]:
         pointer: Any = getattr(self.table, slot)
         if not pointer:
-            version = self._since.get(slot)
+            function, _ = RDMA_CORE_VERSIONS.get(slot, (slot, 0))
+            _, version = self._since.get(slot, (slot, 0))
             remedy = f": install rdma-core {version} or newer" if version else ""
-            raise NotSupportedError(f"{self.name} has no {slot}{remedy}")
+            raise NotSupportedError(f"{self.name} has no {function}{remedy}")
         # The next access finds an ordinary attribute.
         call: Callable[..., Any] = pointer
         setattr(self, slot, call)

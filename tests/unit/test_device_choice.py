@@ -274,9 +274,9 @@ def test_the_kernel_says_whether_there_is_a_real_device(devices: Path) -> None:
 
 def test_empty_provider_slot_names_its_provider() -> None:
     table = ffi.new("struct aiordma_provider *")
-    with pytest.raises(NotSupportedError, match="has no establish: install rdma-core 23 or"):
+    with pytest.raises(NotSupportedError, match="has no rdma_establish: install rdma-core 23 or"):
         _ = Provider("the installed rdma-core", table, RDMA_CORE_VERSIONS).establish
-    with pytest.raises(NotSupportedError, match=r"software device has no establish$"):
+    with pytest.raises(NotSupportedError, match=r"software device has no rdma_establish$"):
         _ = Provider("the built-in software device", table).establish
 
 
