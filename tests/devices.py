@@ -33,6 +33,9 @@ NOT_OURS = "10.99.99.99"
 SILENT = "127.0.0.77" if DEVICE == SOFTWARE else "10.1.1.77"
 """An address from which no datagram is answered."""
 
+UDMABUF = "/dev/udmabuf"
+"""The kernel's dma-bufs of memory of the CPU."""
+
 UNREACHABLE = "fe80::1%lo" if DEVICE == SOFTWARE else "192.0.2.1"
 """An address to which no route leads."""
 
@@ -78,6 +81,7 @@ DEVICE_LACKS: dict[str, dict[str, str]] = {
         "moderation": "rxe cannot moderate completion events (cq_mod_caps 0)",
         "memory_advice": "rxe 6.1 has no on-demand paging, and takes no advice (ibv_advise_mr)",
         "reregistration": "rxe 6.1 cannot change a region (ibv_rereg_mr)",
+        "dmabuf": "rxe registers no dma-bufs (Linux 6.1, 7.3: no reg_user_mr_dmabuf)",
         "ignored_overruns": "rxe's completion queues cannot ignore an overrun",
         "iwarp": "RoCE is not iWARP, which the built-in software device speaks",
         "own_qkey": "rxe 6.1 sends a key whose highest bit is set as it is, not the queue pair's",
@@ -134,6 +138,7 @@ DEVICE_LACKS: dict[str, dict[str, str]] = {
         "moderation": "siw cannot moderate completion events (cq_mod_caps 0)",
         "memory_advice": "siw has no on-demand paging, and takes no advice (ibv_advise_mr)",
         "reregistration": "siw cannot change a region (ibv_rereg_mr)",
+        "dmabuf": "siw registers no dma-bufs (no reg_user_mr_dmabuf)",
         "ignored_overruns": "siw's completion queues cannot ignore an overrun",
         "extended_queues": "siw's library makes no extended completion queues, and so none with "
         "flags",
@@ -178,6 +183,10 @@ MACHINE_LACKS: dict[str, dict[str, str]] = {
         ),
     },
 }
+
+if not os.path.exists(UDMABUF):
+    for _names in MACHINE_LACKS.values():
+        _names["udmabuf"] = f"the kernel has no {UDMABUF} (CONFIG_UDMABUF), which makes dma-bufs"
 
 CAPABILITIES = frozenset(
     name for table in (DEVICE_LACKS, MACHINE_LACKS) for names in table.values() for name in names

@@ -37,7 +37,7 @@ class DmabufRegion(Resource):
     Raises:
         TypeError, ValueError: an argument has the wrong type, or is out of range.
         NotSupportedError: the device or the installed rdma-core (34 is the first) cannot register
-            dma-bufs. (On Linux 6.1, rxe and siw cannot. The software device cannot.)
+            dma-bufs, or the device cannot reach this one. (rxe and siw cannot.)
         VerbsCallError: the driver refused; for example, the descriptor is no dma-buf.
         ClosedError, ForkError: the domain is closed, or was opened by the parent of this process.
 

@@ -1,9 +1,6 @@
 """Verbs that not every device has: timestamps, moderation, advice, dma-bufs; and raw posts."""
 
 import errno
-import fcntl
-import os
-import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -29,34 +26,9 @@ from aiordma import (
     Sge,
     WorkRequestOpcode,
 )
+from tests.device.dmabufs import pages
 from tests.device.identifiers import expect, listening, resolved
 from tests.devices import DeviceUnderTest
-
-UDMABUF = "/dev/udmabuf"
-CREATE = 0x40187542
-"""UDMABUF_CREATE of linux/udmabuf.h: struct udmabuf_create {memfd, flags, offset, size}."""
-
-
-@contextmanager
-def dmabuf(length: int) -> Iterator[int]:
-    """A dma-buf of the kernel's udmabuf where there is one, else an ordinary file in memory."""
-    memory = os.memfd_create("pages", os.MFD_ALLOW_SEALING)
-    descriptor = -1
-    try:
-        os.ftruncate(memory, length)
-        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        if os.path.exists(UDMABUF):
-            made = os.open(UDMABUF, os.O_RDWR)
-            try:
-                wanted = struct.pack("=IIQQ", memory, 0, 0, length)
-                descriptor = int(fcntl.ioctl(made, CREATE, bytearray(wanted)))
-            finally:
-                os.close(made)
-        yield memory if descriptor < 0 else descriptor
-    finally:
-        for fd in (memory, descriptor):
-            if fd >= 0:
-                os.close(fd)
 
 
 @dataclass
@@ -294,13 +266,13 @@ def test_no_tested_device_promises_data_in_order() -> None:
         ours.pair.query_data_in_order(WorkRequestOpcode.RDMA_WRITE)
 
 
-def test_dmabuf_is_refused_by_name(device: DeviceUnderTest) -> None:
-    with Device(device.name).open() as context, context.alloc_pd() as domain:
-        with (
-            dmabuf(1 << 16) as fd,
-            pytest.raises(aiordma.NotSupportedError, match=r"dma-?buf"),
-        ):
-            DmabufRegion(domain, fd, 1 << 16)
+def test_dmabuf_is_registered_or_refused_by_name(device: DeviceUnderTest) -> None:
+    with Device(device.name).open() as context, context.alloc_pd() as domain, pages(2) as memory:
+        if device.lacks("dmabuf"):
+            with pytest.raises(aiordma.NotSupportedError, match="registering a dma-buf"):
+                DmabufRegion(domain, memory.fd, memory.length)
+        else:
+            DmabufRegion(domain, memory.fd, memory.length).close()
         with pytest.raises(ValueError, match="length=0"):
             DmabufRegion(domain, 0, 0)
         assert domain._children == {}

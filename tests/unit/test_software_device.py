@@ -268,6 +268,7 @@ with opened_domain() as (context, domain):
             lambda: table.alloc_pd(context), lambda: table.create_comp_channel(context),
             lambda: table.create_cq(context, 4, null, null, 0),
             lambda: table.reg_mr(domain, memory, 64, 0),
+            lambda: table.reg_dmabuf_mr(domain, 0, 64, 0, 0, 0),
             lambda: lib.aiordma_alloc_window(domain, 1),
             lambda: lib.aiordma_create_cq_ex(context, 4, null, 0, 0, 0),
         ):

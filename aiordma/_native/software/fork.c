@@ -139,6 +139,10 @@ GUARD_NULL(struct ibv_mr, reg_mr_iova2, FOREIGN(domain),
            (struct ibv_pd * domain, void *address, size_t length, uint64_t iova,
             unsigned int access),
            (domain, address, length, iova, access))
+GUARD_NULL(struct ibv_mr, reg_dmabuf_mr, FOREIGN(domain),
+           (struct ibv_pd * domain, uint64_t offset, size_t length, uint64_t iova, int fd,
+            int access),
+           (domain, offset, length, iova, fd, access))
 GUARD(int, IBV_REREG_MR_ERR_INPUT, rereg_mr, FOREIGN(region),
       (struct ibv_mr * region, int flags, struct ibv_pd *domain, void *address, size_t length,
        int access),
@@ -437,6 +441,7 @@ int sw_guard(struct aiordma_provider *table)
     ENTER(reg_mr);
     ENTER(reg_mr_iova);
     ENTER(reg_mr_iova2);
+    ENTER(reg_dmabuf_mr);
     ENTER(rereg_mr);
     ENTER(dereg_mr);
     ENTER(create_comp_channel);

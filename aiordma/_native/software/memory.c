@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #ifndef MADV_POPULATE_READ
@@ -19,6 +21,8 @@ enum {
     WRITING = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
     KNOWN = IBV_ACCESS_LOCAL_WRITE | REMOTE | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED |
         IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB,
+    KNOWN_FOR_DMABUF = IBV_ACCESS_LOCAL_WRITE | REMOTE | IBV_ACCESS_RELAXED_ORDERING,
+    DMABUF_MAGIC = 0x444d4142, /* DMA_BUF_MAGIC of linux/magic.h: the file system of dma-bufs */
     FIRST_BUCKETS = 1024,
 };
 
@@ -217,6 +221,14 @@ static int check_registration(const void *address, size_t length, uint64_t iova,
 
 /* -- regions ------------------------------------------------------------------------------ */
 
+/* A part of a descriptor, mapped from the beginning of its first page. */
+struct mapped {
+    void *start;
+    size_t size;
+    char *first; /* the first byte of the part */
+    int is_dmabuf;
+};
+
 static uint64_t base_of(const void *address, int access)
 {
     return access & IBV_ACCESS_ZERO_BASED ? 0 : (uintptr_t)address;
@@ -300,10 +312,76 @@ static struct ibv_mr *reg_mr_iova(struct ibv_pd *domain, void *address, size_t l
     return reg_mr_iova2(domain, address, length, iova, (unsigned int)access);
 }
 
+/*
+ * Map the part of a descriptor that is to be registered. The errors are those of the kernel's
+ * ibv_reg_dmabuf_mr: EBADF, EINVAL for what is no dma-buf, or ends before the part, and EOPNOTSUPP
+ * for memory that the device cannot reach. A file in memory (memfd) is taken as a dma-buf, too.
+ */
+static int map_part(int fd, uint64_t offset, size_t length, int access, struct mapped *mapped)
+{
+    const uint64_t before = offset & ((uint64_t)sysconf(_SC_PAGESIZE) - 1);
+    const int protection = PROT_READ | (access & IBV_ACCESS_LOCAL_WRITE ? PROT_WRITE : 0);
+    struct statfs system;
+    struct stat file;
+
+    if (fstat(fd, &file) || fstatfs(fd, &system))
+        return errno;
+    mapped->is_dmabuf = system.f_type == DMABUF_MAGIC;
+    if (!mapped->is_dmabuf && !S_ISREG(file.st_mode))
+        return EINVAL;
+    const uint64_t size = (uint64_t)file.st_size;
+    if (!length || offset > size || length > size - offset)
+        return EINVAL;
+    mapped->size = before + length;
+    mapped->start = mmap(NULL, mapped->size, protection, MAP_SHARED, fd, (off_t)(offset - before));
+    if (mapped->start != MAP_FAILED) {
+        mapped->first = (char *)mapped->start + before;
+        return 0;
+    }
+    return errno == ENODEV || errno == EINVAL ? EOPNOTSUPP : errno;
+}
+
+static struct ibv_mr *reg_dmabuf_mr(struct ibv_pd *domain, uint64_t offset, size_t length,
+                                    uint64_t iova, int fd, int access)
+{
+    struct ibv_mr *public = NULL;
+    struct mapped mapped = {0};
+    int is_of_file = 0, error = EINVAL;
+
+    if (domain && !(access & ~KNOWN_FOR_DMABUF))
+        error = check_access(access);
+    if (!error)
+        error = map_part(fd, offset, length, access, &mapped);
+    if (error) {
+        errno = error;
+        return NULL;
+    }
+    /* The size of a dma-buf does not change, and the kernel refuses to populate or copy some. */
+    if (mapped.is_dmabuf)
+        error = check_range(mapped.first, length, iova);
+    else
+        error = check_registration(mapped.first, length, iova, access, &is_of_file);
+    if (!error) {
+        public = register_region(domain, mapped.first, length, iova, access, is_of_file);
+        error = errno;
+    }
+    if (!public) {
+        munmap(mapped.start, mapped.size);
+        errno = error;
+        return NULL;
+    }
+    struct sw_region *region = (struct sw_region *)public;
+    region->mapping = mapped.start; /* without the lock: only dereg_mr and rereg_mr read it */
+    region->mapping_size = mapped.size;
+    return public;
+}
+
 /* Check what a region is to become, before anything is changed. */
 static int check_change(const struct sw_region *region, int flags, const struct ibv_pd *domain,
                         const void *address, size_t length, int access, int *is_of_file)
 {
+    if (region->mapping)
+        return EOPNOTSUPP; /* a dma-buf */
     if (!flags || flags & ~IBV_REREG_MR_FLAGS_SUPPORTED)
         return EINVAL;
     if (flags & IBV_REREG_MR_CHANGE_PD && (!domain || domain->context != region->ibv.context))
@@ -358,6 +436,8 @@ static int rereg_mr(struct ibv_mr *public, int flags, struct ibv_pd *domain, voi
 static int dereg_mr(struct ibv_mr *public)
 {
     struct sw_region *region = (struct sw_region *)public;
+    void *mapping = NULL;
+    size_t size = 0;
     int error = 0;
 
     if (!region)
@@ -366,6 +446,8 @@ static int dereg_mr(struct ibv_mr *public)
     if (region->windows) {
         error = EBUSY;
     } else {
+        mapping = region->mapping;
+        size = region->mapping_size;
         remove_key(&region->key);
         ((struct sw_domain *)public->pd)->objects--;
         sw_device.counts.regions--;
@@ -373,6 +455,8 @@ static int dereg_mr(struct ibv_mr *public)
         keys.free_regions = &region->key;
     }
     sw_unlock();
+    if (mapping)
+        munmap(mapping, size); /* each access has to find the key first */
     return error;
 }
 
@@ -659,6 +743,7 @@ void sw_fill_memory(struct aiordma_provider *table, struct verbs_context *operat
     table->reg_mr = reg_mr;
     table->reg_mr_iova = reg_mr_iova;
     table->reg_mr_iova2 = reg_mr_iova2;
+    table->reg_dmabuf_mr = reg_dmabuf_mr;
     table->rereg_mr = rereg_mr;
     table->dereg_mr = dereg_mr;
     operations->advise_mr = advise_mr;

@@ -24,6 +24,8 @@ struct sw_region {
     int access;
     int is_of_file;
     uint32_t windows; /* bound to it: they keep it from being deregistered (EBUSY) */
+    void *mapping;    /* of a dma-buf, or NULL: it is unmapped when the region is deregistered */
+    size_t mapping_size;
 };
 
 struct sw_window {
