@@ -37,7 +37,7 @@ from aiordma._connection.works import (
 )
 from aiordma._endpoint.capabilities import require_windows
 from aiordma._endpoint.endpoint import Endpoint, SharedReceives
-from aiordma._endpoint.registration import register, register_in_thread
+from aiordma._endpoint.registration import register, register_dmabuf, register_in_thread
 from aiordma._endpoint.staging import PARTS, THREAD_LIMIT, Staging, several
 from aiordma._endpoint.windows import BoundWindow
 from aiordma._requests.registrations import RegistrationCache
@@ -45,6 +45,7 @@ from aiordma._requests.request import WorkRequest
 from aiordma._requests.select import calls_port
 from aiordma.verbs import (
     Context,
+    DmabufRegion,
     LocalMemory,
     MemoryRegion,
     MemorySlice,
@@ -324,6 +325,35 @@ class Connection(ObjectStream[bytes]):
         See: man ibv_reg_mr.
         """
         return register(self._endpoint, buffer, access)
+
+    def register_dmabuf(
+        self,
+        fd: int,
+        length: int,
+        *,
+        offset: int = 0,
+        access: Access = Access.LOCAL_WRITE,
+        iova: int | None = None,
+    ) -> DmabufRegion:
+        """Register memory of another device by the descriptor of its dma-buf.
+
+        The region is used as other regions are, and its `DmabufRegion` says how it differs. It
+        stays registered until `region.close()` or until the connection closes.
+
+        Args:
+            fd, length, offset, access, iova: as of `DmabufRegion`.
+
+        Raises:
+            as `Connection.register`.
+            TypeError, ValueError: an argument has the wrong type, or is out of range; or the iova
+                does not fit.
+            NotSupportedError: the device or the installed rdma-core cannot register dma-bufs, or
+                the device cannot reach this one.
+            VerbsCallError: the driver refused; for example, the descriptor is no dma-buf.
+
+        See: man ibv_reg_dmabuf_mr.
+        """
+        return register_dmabuf(self._endpoint, fd, length, offset, access, iova)
 
     async def register_in_thread(
         self, buffer: RegistrableMemory, access: Access | None = None
@@ -1111,8 +1141,9 @@ class Connection(ObjectStream[bytes]):
         the connection ends. So let it report that it is done, as here.
 
         Where the device has memory windows, only this connection's peer has access, and the rkey
-        is of no use to others. Where it has none (siw), the memory is registered for the grant,
-        and other peers of the connection's domain can use the rkey while the grant lasts.
+        is of no use to others. Where it has none (siw), and for a DmabufRegion, the memory is
+        registered for the grant, and other peers of the connection's domain can use the rkey while
+        the grant lasts.
 
         Registering memory and binding a window take some time. If the region was registered with
         Access.MW_BIND, a grant need not register the memory again, on devices that check the bounds

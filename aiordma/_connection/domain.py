@@ -14,7 +14,13 @@ from aiordma._base.provider import checked_device
 from aiordma._endpoint.domain_state import DomainState, make_private
 from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.reactor import Reactor
-from aiordma.verbs import Context, MemoryRegion, ProtectionDomain, RegistrableMemory
+from aiordma.verbs import (
+    Context,
+    DmabufRegion,
+    MemoryRegion,
+    ProtectionDomain,
+    RegistrableMemory,
+)
 
 __all__ = ("Domain", "DomainArgument", "DomainChoice")
 
@@ -87,7 +93,33 @@ class Domain:
 
         See: man ibv_reg_mr.
         """
-        return await self._state.register(buffer, access)
+        return await self._state.register(lambda domain: MemoryRegion(domain, buffer, access))
+
+    async def register_dmabuf(
+        self,
+        fd: int,
+        length: int,
+        *,
+        offset: int = 0,
+        access: Access = Access.LOCAL_WRITE,
+        iova: int | None = None,
+    ) -> DmabufRegion:
+        """Register memory of another device by its dma-buf, as `register` does a buffer.
+
+        Args:
+            fd, length, offset, access, iova: as of `Connection.register_dmabuf`.
+
+        Raises:
+            as `Connection.register_dmabuf`.
+            ClosedError, DeviceRemovedError: the domain was closed, or its device removed.
+
+        Cancellation: as `Domain.register`.
+
+        See: man ibv_reg_dmabuf_mr.
+        """
+        return await self._state.register(
+            lambda domain: DmabufRegion(domain, fd, length, offset=offset, access=access, iova=iova)
+        )
 
     @deferring_steps
     async def aclose(self) -> None:

@@ -8,8 +8,9 @@ reports the end. Two objects of the device can give access:
   is freed at the end (ibv_dealloc_mw), not invalidated by a work request: a peer that acknowledges
   nothing can hold up the send queue, but not this call.
 - A registration that exists for the grant alone. It is deregistered at the end (ibv_dereg_mr).
-  Without windows it gives the access. With windows, it has none by itself, and the window is bound
-  to it, unless the caller's region permits binding and the device checks the bounds of windows.
+  Without windows it gives the access, and of a dma-buf, to which the kernel lets no window be
+  bound. Otherwise it has none by itself, and the window is bound to it, unless the caller's region
+  permits binding and the device checks the bounds of windows.
 
 The end runs in callbacks, not in a task. So no cancellation stops it half way.
 """
@@ -50,9 +51,12 @@ class Grant:
     `ended` has returned, no byte of the peer's arrives in the memory.
     """
 
-    def __init__(self, endpoint: Endpoint, memory: LocalMemory, access: Access) -> None:
+    def __init__(
+        self, endpoint: Endpoint, memory: LocalMemory, length: int, access: Access
+    ) -> None:
         self._endpoint = endpoint
         self._memory = memory
+        self._length = length
         self._remote: RemoteMemory
         self._access = access
         self._held: MemorySlice | None = None
@@ -97,6 +101,7 @@ class Grant:
         if isinstance(self._memory, MemorySlice):
             self._memory._hold()  # a closed region raises here
             self._held = self._memory
+            has_windows &= self._memory._is_accessible
         try:
             part = self._held if has_windows and self._is_bindable() else None
             if part is None:
@@ -130,14 +135,18 @@ class Grant:
         endpoint = self._endpoint
         if self._access & _WRITING:
             access |= Access.LOCAL_WRITE
-        buffer = self._memory if self._held is None else self._held.view
-        assert not isinstance(buffer, MemoryRegion | MemorySlice)
-        if flat_view(buffer, "grant(): memory").nbytes > THREAD_LIMIT:
-            region = await endpoint.make_in_thread(
-                lambda: MemoryRegion(endpoint.domain, buffer, access), MemoryRegion.close
-            )
+        held, buffer = self._held, self._memory
+
+        def make() -> MemoryRegion:
+            if held is not None:
+                return held._register_again(access)
+            assert not isinstance(buffer, MemoryRegion | MemorySlice)
+            return MemoryRegion(endpoint.domain, buffer, access)
+
+        if self._length > THREAD_LIMIT:
+            region = await endpoint.make_in_thread(make, MemoryRegion.close)
         else:
-            region = MemoryRegion(endpoint.domain, buffer, access)
+            region = make()
         # The end of the grant takes it from this list. So only one of the two ends closes it.
         endpoint.adopt(region)
         return region
@@ -311,6 +320,6 @@ async def open_grant(
         length = flat_view(memory, "grant(): memory").nbytes
     if not length:
         raise ValueError("grant(): memory: no bytes: give at least one")
-    grant = Grant(endpoint, memory, Access(access))
+    grant = Grant(endpoint, memory, length, Access(access))
     await grant._open(posts, expires)
     return grant

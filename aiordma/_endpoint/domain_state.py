@@ -10,10 +10,11 @@ A domain is closed when nothing uses it any more: its regions first, then the do
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import TypeVar
 
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from aiordma._base.enums import Access, CmEventType
+from aiordma._base.enums import CmEventType
 from aiordma._base.errors import BusyError, ClosedError, DeviceRemovedError, detached
 from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.origin import with_origin
@@ -25,10 +26,12 @@ from aiordma._loop.threads import in_thread, outwait, start_destroy
 from aiordma._requests.pool import SLAB, BufferPool
 from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.reactor import AtLoopEnd, Reactor
-from aiordma.verbs import MemoryRegion, ProtectionDomain, RegistrableMemory
+from aiordma.verbs import MemoryRegion, ProtectionDomain
 from aiordma.verbs.identifier import Event, Identifier
 
 __all__ = ("DomainState", "make_private", "make_raw", "start_deregistering", "wrong_domain")
+
+Region = TypeVar("Region", bound=MemoryRegion)
 
 PRIVATE_SLAB = 1 << 16
 """Bytes of a slab of a connection's own pool: a connection uses few blocks."""
@@ -122,14 +125,12 @@ class DomainState:
     # -- memory ---------------------------------------------------------------------------------
 
     @deferring_steps
-    async def register(self, buffer: RegistrableMemory, access: Access | None) -> MemoryRegion:
-        """Register a buffer until the domain's end, in a worker thread. See `Domain.register`."""
+    async def register(self, make: Callable[[ProtectionDomain], Region]) -> Region:
+        """Register memory until the domain's end, in a worker thread. See `Domain.register`."""
         self.require_usable()
         with self._used_by_registration():
             region = await in_thread(
-                self.loop,
-                lambda: MemoryRegion(self.raw, buffer, access),
-                on_cancelled=MemoryRegion.close,
+                self.loop, lambda: make(self.raw), on_cancelled=MemoryRegion.close
             )
             try:
                 await checkpoint_if_cancelled()  # a cancellation that the call outwaited

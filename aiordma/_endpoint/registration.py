@@ -4,9 +4,9 @@ from aiordma._base.enums import Access
 from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.staging import register_memory
-from aiordma.verbs import MemoryRegion, RegistrableMemory
+from aiordma.verbs import DmabufRegion, MemoryRegion, RegistrableMemory
 
-__all__ = ("register", "register_in_thread")
+__all__ = ("register", "register_dmabuf", "register_in_thread")
 
 
 @deferring
@@ -14,6 +14,17 @@ def register(endpoint: Endpoint, buffer: RegistrableMemory, access: Access | Non
     """Register a buffer until the endpoint's end. See `Connection.register`."""
     endpoint.require_usable()
     region = register_memory(endpoint, buffer, access)
+    endpoint.adopt(region)
+    return region
+
+
+@deferring
+def register_dmabuf(
+    endpoint: Endpoint, fd: int, length: int, offset: int, access: Access, iova: int | None
+) -> DmabufRegion:
+    """Register a dma-buf until the endpoint's end. See `Connection.register_dmabuf`."""
+    endpoint.require_usable()
+    region = DmabufRegion(endpoint.domain, fd, length, offset=offset, access=access, iova=iova)
     endpoint.adopt(region)
     return region
 

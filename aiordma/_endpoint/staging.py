@@ -1,8 +1,9 @@
 """Converts the caller's buffers to registered memory or inline bytes.
 
 Registered memory is posted as it is. Other buffers to be sent are copied if they are short, inline
-or to a pool block; long ones are registered for the one request. Other buffers to be filled are
-always registered, because the device writes to them directly. The registration cache keeps the
+or to a pool block; long ones are registered for the one request, and short ones if the request also
+has memory that the processor does not access (a dma-buf). Other buffers to be filled are always
+registered, because the device writes to them directly. The registration cache keeps the
 registrations of long numpy arrays for further requests.
 """
 
@@ -126,6 +127,8 @@ class Staging:
         self._check_count(len(given), "max_send_sge", where)
         if all(isinstance(part, MemoryRegion | MemorySlice) for part in given):
             return self._registered(given, where)
+        if any(_is_inaccessible(part) for part in given):
+            return self._register(given, where)
         views = [self._bytes_of(part, where, i) for i, part in enumerate(given)]
         length = sum(view.nbytes for view in views)
         self.check_length(length, where)
@@ -246,10 +249,10 @@ class Staging:
         lent: dict[int, LentRegistration] = {}
         slices: list[MemorySlice] = []
         try:
-            for part in parts:
+            for i, part in enumerate(parts):
                 if isinstance(part, MemoryRegion | MemorySlice):
                     slices.append(_as_slice(part))
-                elif flat_view(part).nbytes:
+                elif flat_view(part, where, i).nbytes:
                     slices.append(self._register_one(part, temporary, lent))
             staged = self._registered(slices, where)
             staged.held = [
@@ -345,7 +348,7 @@ class Staging:
 def register_memory(
     endpoint: Poster, buffer: RegistrableMemory, access: Access | None = None
 ) -> MemoryRegion:
-    """Register a buffer in the endpoint's domain, in any thread. If the device lacks memory for it,
+    """Register memory in the endpoint's domain, in any thread. If the device lacks memory for it,
     release what the registration cache keeps without use, and try once more.
 
     Raises: as the constructor of MemoryRegion.
@@ -382,7 +385,7 @@ def _not_writable(region: MemoryRegion) -> str:
         f"it was registered with {names_of(region.access)}, and for the device to write to it "
         "takes Access.LOCAL_WRITE"
     )
-    if region.view.readonly:
+    if region._start and region.view.readonly:
         text += ", which its read-only buffer rules out: register a bytearray"
     return text
 
@@ -398,3 +401,8 @@ def several(parts: Iterable[LocalMemory], call: str) -> list[LocalMemory]:
 
 def _as_slice(part: MemoryRegion | MemorySlice) -> MemorySlice:
     return part if isinstance(part, MemorySlice) else part[:]
+
+
+def _is_inaccessible(part: LocalMemory) -> bool:
+    """Return whether a part is memory that the processor does not access."""
+    return isinstance(part, MemoryRegion | MemorySlice) and not _as_slice(part)._is_accessible

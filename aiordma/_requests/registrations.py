@@ -52,7 +52,7 @@ class LentRegistration:
         self.part: MemorySlice = entry.region[:]
         self.view: memoryview | None = view
         entry.uses += 1  # the cache has its lock
-        entry.region.view = view
+        entry.region._view = view
 
     def drop(self) -> None:
         """End the use. Idempotent."""
@@ -63,7 +63,7 @@ class LentRegistration:
             self._entry.uses -= 1
             if self._entry.uses:
                 return
-            self._entry.region.view = _NOTHING
+            self._entry.region._view = _NOTHING
         self._cache._evict(self._cache.max_bytes)
 
     def _hold(self) -> None:

@@ -1,50 +1,67 @@
 """Regions of dma-bufs: memory of GPUs and other devices, without Python's buffer protocol."""
 
+import os
+from mmap import PAGESIZE
 from typing import Any
 
 from aiordma._base.arguments import resource, whole_number, wrong_type
-from aiordma._base.enums import Access
-from aiordma._base.errors import check_pointer, check_positive_errno, check_supported
+from aiordma._base.enums import Access, names_of
+from aiordma._base.errors import (
+    NotSupportedError,
+    VerbsCallError,
+    check_pointer,
+    check_supported,
+)
 from aiordma._base.interrupts import deferring
-from aiordma._base.provider import Provider
-from aiordma._base.ranges import RemoteMemory
 from aiordma._native import ffi
 from aiordma.verbs.device import ProtectionDomain
-from aiordma.verbs.resource import Resource
+from aiordma.verbs.foreign_memory import RegistrableMemory
+from aiordma.verbs.memory import MemoryRegion
 
 __all__ = ("DmabufRegion",)
 
+_WRITING = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
+_PERMITTED = Access.LOCAL_WRITE | Access.REMOTE_READ | _WRITING | Access.RELAXED_ORDERING
+"""What the kernel permits for a dma-buf (uverbs_std_types_mr.c): no windows can be bound to it."""
 
-class DmabufRegion(Resource):
+
+class DmabufRegion(MemoryRegion):
     """Memory of another device, registered by the descriptor of its dma-buf. The CPU need not be
-    able to reach it.
+    able to access it.
 
-    A peer reaches it with `remote()`. The raw post methods of `QueuePair` take it as a part. The
-    kernel keeps the memory while it is registered. The descriptor may be closed.
+    It is a MemoryRegion in everything except the memory itself: it and its slices are parts of work
+    requests, and `remote()` describes them to a peer. Nothing of it is copied by the CPU. So
+    `view`, `bytes(region)` and `reregister` raise NotSupportedError, and a request that also has
+    buffers that are not registered registers them for this request, however short they are.
+
+    The device keeps the memory while it is registered, and the region keeps a duplicate of the
+    descriptor (for `Connection.grant`). So you may close yours.
 
     `address` is the address of its first byte in work requests and for peers: the iova.
 
     Args:
         domain: the protection domain.
         fd: the descriptor of the dma-buf, from the driver of the memory: for CUDA,
-            cuMemGetHandleForAddressRange; for torch and others, their exporter.
+            cuMemGetHandleForAddressRange.
         length: bytes to register.
         offset: where the region begins in the dma-buf, in bytes.
-        access: the permitted access.
+        access: the permitted access: LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC,
+            RELAXED_ORDERING. LOCAL_WRITE is added if a remote permission requires it.
         iova: the region's `address`; commonly the address of the memory in the GPU's own space, so
-            that its pointers are the addresses of work requests.
+            that its pointers are the addresses of work requests. Its offset in a page must be that
+            of `offset`. None: the same number as `offset`.
 
     Raises:
-        TypeError, ValueError: an argument has the wrong type, or is out of range.
+        TypeError, ValueError: an argument has the wrong type, or is out of range; or the iova does
+            not fit.
         NotSupportedError: the device or the installed rdma-core (34 is the first) cannot register
             dma-bufs, or the device cannot reach this one. (rxe and siw cannot.)
-        VerbsCallError: the driver refused; for example, the descriptor is no dma-buf.
+        VerbsCallError: the driver refused. EBADF: there is no such descriptor; EINVAL: it is no
+            dma-buf, or ends before the region.
         ClosedError, ForkError: the domain is closed, or was opened by the parent of this process.
 
     See: man ibv_reg_mr, ibv_reg_dmabuf_mr.
     """
-
-    _closing_rank = 3
 
     @deferring
     def __init__(
@@ -55,51 +72,114 @@ class DmabufRegion(Resource):
         *,
         offset: int = 0,
         access: Access = Access.LOCAL_WRITE,
-        iova: int = 0,
+        iova: int | None = None,
     ) -> None:
-        call = "DmabufRegion"
-        resource(domain, "domain", "a ProtectionDomain", call)
-        fd = whole_number(fd, "fd", 0, 2**31 - 1, call)
-        length = whole_number(length, "length", 1, 2**63 - 1, call)
-        offset = whole_number(offset, "offset", 0, 2**63 - 1, call)
-        iova = whole_number(iova, "iova", 0, 2**64 - 1, call)
-        if not isinstance(access, int) or isinstance(access, bool):
-            raise wrong_type(access, "access", "flags such as Access.REMOTE_READ", call)
-        access = Access(whole_number(access, "access", 0, 2**31 - 1, call))
-        if access & (Access.REMOTE_WRITE | Access.REMOTE_ATOMIC):
-            access |= Access.LOCAL_WRITE
-        register = domain.provider.reg_dmabuf_mr
-        super().__init__(domain)
-        self.domain = domain
-        self.provider: Provider = domain.provider
-        self.access: Access = access
-        self.address: int = iova
-        self.length: int = length
+        resource(domain, "domain", "a ProtectionDomain", "DmabufRegion")
+        fd = whole_number(fd, "fd", 0, 2**31 - 1)
+        length = whole_number(length, "length", 1, 2**63 - 1)
+        offset = whole_number(offset, "offset", 0, 2**63 - 1)
+        access = _checked(access)
+        iova = offset if iova is None else whole_number(iova, "iova", 0, 2**64 - 1)
+        if iova + length > 2**64:
+            raise ValueError(f"iova={iova:#x}: the region would end beyond the address space")
+        if (iova - offset) % PAGESIZE:
+            raise ValueError(
+                f"iova={iova:#x}: it lies {iova % PAGESIZE} bytes into a page, and offset={offset} "
+                f"{offset % PAGESIZE}; they must be the same"
+            )
+        domain._require_open()
+        self._offset = offset
+        self._owner: object = None
+        """The object whose memory it is, so that this is not used for anything else."""
+        self._readonly = False
+        self._descriptor = _duplicate(fd)
         try:
-            self.pointer: Any = register(domain.pointer, offset, length, iova, fd, int(access))
-            if self.pointer == ffi.NULL:
-                check_supported(ffi.errno, "registering a dma-buf", domain.context.device_name)
-            check_pointer(self.pointer, "ibv_reg_dmabuf_mr", f"descriptor {fd}")
+            self._enter(domain, access, iova, length, 0, lambda: self._register_descriptor(fd))
         except BaseException:
-            self._abandon()
+            os.close(self._descriptor)
             raise
-        self.lkey: int = self.pointer.lkey
-        self.rkey: int = self.pointer.rkey
 
-    def __repr__(self) -> str:
-        return f"<DmabufRegion of {self.length} bytes>"
+    def _register_descriptor(self, fd: int) -> Any:
+        domain, what = self.domain, "registering a dma-buf"
+        try:
+            register = domain.provider.reg_dmabuf_mr
+        except NotSupportedError as error:
+            raise NotSupportedError(f"{what}: {error}") from None
+        pointer = register(
+            domain.pointer, self._offset, self.length, self.address, fd, int(self.access)
+        )
+        if pointer == ffi.NULL:
+            check_supported(ffi.errno, what, domain.context.device_name)
+        return check_pointer(pointer, "ibv_reg_dmabuf_mr", f"descriptor {fd}")
 
-    def __len__(self) -> int:
-        return self.length
-
-    def remote(self) -> RemoteMemory:
-        """Return the description of the region that a peer needs for one-sided operations.
+    @property
+    def view(self) -> memoryview:
+        """There is none: the CPU does not access the memory.
 
         Raises:
-            ClosedError, ForkError: it is closed, or was registered by the parent of this process.
+            NotSupportedError: always.
         """
-        self._require_open()
-        return RemoteMemory(self.address, self.length, self.rkey)
+        raise NotSupportedError(
+            f"{self!r} is memory of another device, which the CPU does not access: copy it with "
+            "that device's functions, or READ it into memory of the CPU"
+        )
+
+    def reregister(
+        self,
+        access: Access | None = None,
+        *,
+        domain: ProtectionDomain | None = None,
+        buffer: RegistrableMemory | None = None,
+    ) -> None:
+        """Refuse: a dma-buf's registration cannot be changed.
+
+        Args:
+            access, domain, buffer: as of `MemoryRegion.reregister`.
+
+        Raises:
+            NotSupportedError: always.
+        """
+        raise NotSupportedError(f"{self!r}: a dma-buf cannot be re-registered: register it anew")
+
+    def _register_part(self, offset: int, length: int, access: Access) -> MemoryRegion:
+        if self._readonly and access & Access.LOCAL_WRITE:
+            raise TypeError(f"{self!r} is read-only, and {names_of(access)} lets the device write")
+        return DmabufRegion(
+            self.domain,
+            self._descriptor,
+            length,
+            offset=self._offset + offset,
+            access=access,
+            iova=self.address + offset,
+        )
+
+    def _outlive(self) -> None:
+        """Do nothing: the device keeps the memory until it is deregistered."""
 
     def _destroy(self) -> None:
-        check_positive_errno(self.provider.dereg_mr(self.pointer), "ibv_dereg_mr")
+        try:
+            super()._destroy()
+        finally:
+            os.close(self._descriptor)
+
+    def _let_go(self) -> None:
+        self._owner = None
+
+
+def _checked(access: Any) -> Access:
+    if not isinstance(access, int) or isinstance(access, bool):
+        raise wrong_type(access, "access", "flags such as Access.REMOTE_READ")
+    flags = Access(whole_number(access, "access", 0, 2**31 - 1))
+    if int(flags) & ~int(_PERMITTED):
+        raise ValueError(
+            f"access={names_of(flags)}: for a dma-buf the kernel permits {names_of(_PERMITTED)}"
+        )
+    return flags | Access.LOCAL_WRITE if flags & _WRITING else flags
+
+
+def _duplicate(fd: int) -> int:
+    try:
+        return os.dup(fd)
+    except OSError as error:
+        number = error.errno or 0
+    raise VerbsCallError(number, "ibv_reg_dmabuf_mr", f"descriptor {fd}")

@@ -30,6 +30,7 @@ __all__ = (
     "MemorySlice",
     "address_of",
     "blank_bytes",
+    "checked_access",
     "flat_view",
     "gather",
     "retire_all",
@@ -55,7 +56,7 @@ class MemorySlice(Part):
     """A contiguous part of a memory region: the local memory of a work request.
 
     Slicing checks the bounds, and does not clamp them. `view` is the memory itself, `bytes(part)` a
-    copy of it.
+    copy of it. A part of a `DmabufRegion` has neither: they raise NotSupportedError.
     """
 
     __slots__ = ()
@@ -87,7 +88,10 @@ class MemorySlice(Part):
 
     @property
     def view(self) -> memoryview:
-        """The memory itself. While the device owns it, its contents may change at any time."""
+        """The memory itself. While the device owns it, its contents may change at any time.
+
+        Raises: as `MemoryRegion.view`.
+        """
         offset = self.address - self.region.address
         return self.region.view[offset : offset + self.length]
 
@@ -101,6 +105,17 @@ class MemorySlice(Part):
         and keeps the memory mapped, also after the region is closed."""
         offset = self.address - self.region.address
         return ffi.buffer(ffi.from_buffer(self.region.view[offset : offset + length]), length)
+
+    @property
+    def _is_accessible(self) -> bool:
+        """Whether the processor accesses the memory. (It does not access a dma-buf.)"""
+        return bool(self.region._start)
+
+    def _register_again(self, access: Access) -> "MemoryRegion":
+        """Register this part once more, as a region of its own. Raises the errors of the region's
+        constructor."""
+        offset = self.address - self.region.address
+        return self.region._register_part(offset, self.length, access)
 
     def remote(self) -> RemoteMemory:
         """Return the description of this part that a peer needs for one-sided operations.
@@ -206,15 +221,29 @@ class MemoryRegion(RegionBase, Resource):
         if not hasattr(domain, "pointer"):
             raise wrong_type(domain, "domain", "a ProtectionDomain")
         view = _registrable_view(buffer)
-        access = _checked_access(domain, buffer, view, access)
+        access = checked_access(domain, buffer, view.nbytes, view.readonly, access)
         if iova is not None:
             iova = whole_number(iova, "iova", -(2**64), 2**64)
+        self._view: memoryview = view
+        start = address_of(view)
+        self._enter(domain, access, start, len(view), start, lambda: self._register(iova))
+
+    def _enter(
+        self,
+        domain: ProtectionDomain,
+        access: Access,
+        address: int,
+        length: int,
+        start: int,
+        register: Callable[[], Any],
+    ) -> None:
+        """Become a child of the domain, and register. Arguments are the attributes' values, and the
+        function that returns the struct ibv_mr."""
         Resource.__init__(self, domain)
         self.domain: ProtectionDomain = domain
         self.access: Access = access
         self._writable: bool = bool(access & Access.LOCAL_WRITE)
         self._access: int = int(access)
-        self.view: memoryview = view
         self._users: int = 0  # posted requests that use a part of it
         self._retired: bool = False
         self._outwaits: bool = (
@@ -223,11 +252,11 @@ class MemoryRegion(RegionBase, Resource):
         """Whether deregistering has to wait until the device has placed what it was placing."""
         self._on_close: Callable[[], object] = lambda: None
         """Called when the region closes, to remove it from a list of regions."""
-        self._start: int = address_of(view)
-        self.address: int = self._start
-        self.length: int = len(view)
+        self._start: int = start
+        self.address: int = address
+        self.length: int = length
         try:
-            self.pointer: Any = self._register(iova)
+            self.pointer: Any = register()
         except BaseException:
             self._abandon()
             raise
@@ -260,11 +289,24 @@ class MemoryRegion(RegionBase, Resource):
             )
         return check_pointer(provider.reg_mr(pointer, start, length, access), "ibv_reg_mr")
 
+    def _register_part(self, offset: int, length: int, access: Access) -> "MemoryRegion":
+        """Register a part once more, as a region of its own."""
+        return MemoryRegion(self.domain, self.view[offset : offset + length], access)
+
     def __repr__(self) -> str:
-        return f"<MemoryRegion of {self.length} bytes>"
+        return f"<{type(self).__name__} of {self.length} bytes>"
 
     def __len__(self) -> int:
         return self.length
+
+    @property
+    def view(self) -> memoryview:
+        """The memory itself. While the device owns it, its contents may change at any time.
+
+        Raises:
+            NotSupportedError: it is a `DmabufRegion`, whose memory the processor does not access.
+        """
+        return self._view
 
     def __getitem__(self, key: slice) -> MemorySlice:
         """Return a part of the region.
@@ -327,7 +369,8 @@ class MemoryRegion(RegionBase, Resource):
             raise ValueError("the domain is of another opened device")
         view = self.view if buffer is None else _registrable_view(buffer)
         wanted = self.access if access is None else access
-        wanted = _checked_access(home, view if buffer is None else buffer, view, wanted)
+        given = view if buffer is None else buffer
+        wanted = checked_access(home, given, view.nbytes, view.readonly, wanted)
         if (wanted | self.access) & Access.ZERO_BASED:
             raise ValueError("a ZERO_BASED region cannot be changed: register anew")
         flags = 0
@@ -350,7 +393,7 @@ class MemoryRegion(RegionBase, Resource):
             check_positive_errno(-1, "ibv_rereg_mr", "the region can only be closed now")
         if home is not self.domain:
             self._move(home)
-        self.domain, self.access, self.view = home, wanted, view
+        self.domain, self.access, self._view = home, wanted, view
         self._usable, self._writable = True, bool(wanted & Access.LOCAL_WRITE)
         self._access = int(wanted)
         self._start = address_of(view)
@@ -391,19 +434,26 @@ class MemoryRegion(RegionBase, Resource):
 
     def _disown(self) -> None:
         if self._users:
-            # The region is collected together with the requests that use it, and their queue pair,
-            # in any order. The memory must outlive all of them.
-            _OUTLIVING.append(self.view)
+            self._outlive()
             self._users = 0
         super()._disown()
+
+    def _outlive(self) -> None:
+        # The region is collected together with the requests that use it, and their queue pair, in
+        # any order. The memory must outlive all of them.
+        _OUTLIVING.append(self._view)
 
     def _destroy(self) -> None:
         self._on_close()
         check_positive_errno(self.domain.provider.dereg_mr(self.pointer), "ibv_dereg_mr")
         if self._outwaits:
             _outwait_receiving()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Release the memory, which is deregistered."""
         with suppress(BufferError):  # another view of it exists: the export ends with that view
-            self.view.release()
+            self._view.release()
 
 
 def retire_all(regions: Iterable[MemoryRegion]) -> None:
@@ -452,22 +502,32 @@ def _registrable_view(memory: RegistrableMemory) -> memoryview:
     return view
 
 
-def _checked_access(
-    domain: ProtectionDomain, buffer: RegistrableMemory, view: memoryview, access: Access | None
+def checked_access(
+    domain: ProtectionDomain,
+    memory: RegistrableMemory,
+    length: int,
+    readonly: bool,
+    access: Access | None,
 ) -> Access:
-    """Return the access to register. Raises an error if the access or the buffer is unsuitable."""
-    if not view.nbytes:
+    """Return the access to register memory with: the argument, or the default for None.
+
+    Raises:
+        TypeError: `access` is no Access, or permits writing to memory that is read-only.
+        ValueError: the memory is empty, or HUGETLB is given without ON_DEMAND.
+        NotSupportedError: the device does not support the access.
+    """
+    if not length:
         raise ValueError("an empty buffer cannot be registered")
     if access is None:
-        return Access(0) if view.readonly else Access.LOCAL_WRITE
+        return Access(0) if readonly else Access.LOCAL_WRITE
     if isinstance(access, bool) or not isinstance(access, int):
         raise wrong_type(access, "access", "flags such as Access.REMOTE_READ | Access.REMOTE_WRITE")
     access = Access(whole_number(access, "access", 0, 2**32 - 1))
     if access & _NEED_LOCAL_WRITE:
         access |= Access.LOCAL_WRITE
-    if view.readonly and access & Access.LOCAL_WRITE:
+    if readonly and access & Access.LOCAL_WRITE:
         raise TypeError(
-            f"{type(buffer).__name__} is read-only, and {names_of(access)} lets the device write "
+            f"{type(memory).__name__} is read-only, and {names_of(access)} lets the device write "
             "to it: register a bytearray, or another writable buffer"
         )
     if access & _NOT_EVERY_DEVICE:

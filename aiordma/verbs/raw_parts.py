@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from aiordma._base.arguments import Buffer, whole_number, wrong_type
-from aiordma.verbs.dmabuf import DmabufRegion
 from aiordma.verbs.memory import MemoryRegion, MemorySlice, address_of, flat_view
 
 __all__ = ("RawPart", "Sge", "packed_parts")
@@ -26,7 +25,7 @@ class Sge(NamedTuple):
     lkey: int
 
 
-RawPart: TypeAlias = MemorySlice | MemoryRegion | DmabufRegion | Sge | Buffer
+RawPart: TypeAlias = MemorySlice | MemoryRegion | Sge | Buffer
 """Local memory of a raw work request. A buffer that is not registered needs SendFlag.INLINE."""
 
 _EXPECTED = "slices of registered memory, region[:], regions, or Sge"
@@ -45,21 +44,18 @@ def packed_parts(
 
     Raises:
         TypeError: a part is none of these, or a buffer without `inline`.
-        ValueError: a part is 4 GiB or longer, or not contiguous.
+        ValueError: a part is 4 GiB or longer, or not contiguous; or the part of an inline request
+            is a dma-buf, which the processor does not access.
         ClosedError, ForkError: a region is closed, or was registered by the parent of this process.
     """
-    if isinstance(parts, MemorySlice | MemoryRegion | DmabufRegion | Sge | bytes | bytearray):
+    if isinstance(parts, MemorySlice | MemoryRegion | Sge | bytes | bytearray):
         raise wrong_type(parts, "parts", f"a list of parts: {_EXPECTED}", call)
     sges: list[bytes] = []
     kept: list[memoryview] = []
     total = 0
     for part in parts:
-        if isinstance(part, MemorySlice):
-            part.region._require_open()
-            sge = Sge(part.address, part.length, part.region.lkey)
-        elif isinstance(part, MemoryRegion | DmabufRegion):
-            part._require_open()
-            sge = Sge(part.address, part.length, part.lkey)
+        if isinstance(part, MemorySlice | MemoryRegion):
+            sge = _registered(part, call, inline)
         elif isinstance(part, Sge):
             sge = part
         elif inline:
@@ -79,3 +75,17 @@ def packed_parts(
         total += length
         sges.append(_SGE.pack(address, length, lkey))
     return b"".join(sges), total, kept
+
+
+def _registered(part: MemorySlice | MemoryRegion, call: str, inline: bool) -> Sge:
+    region = part.region if isinstance(part, MemorySlice) else part
+    region._require_open()
+    if not inline:
+        return Sge(part.address, part.length, region.lkey)
+    if not region._start:
+        raise ValueError(
+            f"{call}(): {part!r}: SendFlag.INLINE copies the bytes, and the processor does not "
+            "access a dma-buf: post it without INLINE"
+        )
+    # The post copies from the address in this process, which is not that of a region with an iova.
+    return Sge(part.address - region.address + region._start, part.length, region.lkey)

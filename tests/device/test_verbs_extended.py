@@ -1,6 +1,7 @@
 """Verbs that not every device has: timestamps, moderation, advice, dma-bufs; and raw posts."""
 
 import errno
+import mmap
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -276,3 +277,32 @@ def test_dmabuf_is_registered_or_refused_by_name(device: DeviceUnderTest) -> Non
         with pytest.raises(ValueError, match="length=0"):
             DmabufRegion(domain, 0, 0)
         assert domain._children == {}
+
+
+@pytest.mark.capability("dmabuf")
+def test_dmabuf_is_a_part_of_raw_posts() -> None:
+    with connected() as (ours, theirs), pages(2) as memory:
+        source = DmabufRegion(ours.domain, memory.fd, 4096, iova=1 << 40)
+        target = DmabufRegion(
+            theirs.domain, memory.fd, 16, offset=4096, access=Access.REMOTE_WRITE, iova=2 << 40
+        )
+        memory.bytes[:8] = b"by parts"
+        write = WorkRequestOpcode.RDMA_WRITE
+        ours.pair.post_send(1, [source[:8]], opcode=write, remote=target[8:].remote())
+        assert ours.completion().ok
+        assert memory.bytes[4096:4112] == bytes(8) + b"by parts"
+
+
+@pytest.mark.capability("iova")
+def test_inline_post_copies_memory_that_has_an_iova() -> None:
+    with connected() as (ours, theirs):
+        page = mmap.mmap(-1, 4096)
+        page[:8] = b"by value"
+        source = MemoryRegion(ours.domain, page, iova=1 << 40)
+        target = MemoryRegion(theirs.domain, bytearray(8))
+        theirs.pair.post_recv(1, [target])
+        flags = SendFlag.INLINE | SendFlag.SIGNALED
+        ours.pair.post_send(2, [source[:8]], flags=flags)
+        assert theirs.completion().byte_len == 8
+        assert ours.completion().ok
+        assert bytes(target) == b"by value"

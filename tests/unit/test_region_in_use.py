@@ -1,12 +1,20 @@
 """A memory region in use by posted work requests stays open, and so does all that it needs."""
 
 import gc
+import os
+from collections.abc import Callable
 
 import pytest
 
 from aiordma._base.errors import BusyError
 from aiordma.testing import software_objects
-from aiordma.verbs import CompletionQueue, Device, MemoryRegion, ProtectionDomain
+from aiordma.verbs import (
+    CompletionQueue,
+    Device,
+    DmabufRegion,
+    MemoryRegion,
+    ProtectionDomain,
+)
 from tests.unit.software_device import nothing_left
 
 
@@ -38,11 +46,26 @@ def test_context_stays_open_while_a_region_is_in_use() -> None:
         context.close()
 
 
+def of_memfd(domain: ProtectionDomain) -> DmabufRegion:
+    memory = os.memfd_create("pages")
+    os.ftruncate(memory, 64)
+    region = DmabufRegion(domain, memory, 64)
+    os.close(memory)
+    return region
+
+
 @pytest.mark.filterwarnings("ignore:unclosed <:ResourceWarning")
-def test_collected_family_is_closed_though_a_region_is_in_use() -> None:
+@pytest.mark.parametrize(
+    "register",
+    [lambda domain: MemoryRegion(domain, bytearray(64)), of_memfd],
+    ids=["host", "memfd"],
+)
+def test_collected_family_is_closed_though_a_region_is_in_use(
+    register: Callable[[ProtectionDomain], MemoryRegion],
+) -> None:
     def forget() -> None:
         domain = ProtectionDomain(Device("software").open())
-        MemoryRegion(domain, bytearray(64))[:]._hold()
+        register(domain)[:]._hold()
 
     with nothing_left():
         forget()

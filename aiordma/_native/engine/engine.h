@@ -73,7 +73,7 @@ extern PyTypeObject engine_steps_type;
 /* The base of MemoryRegion: the fields that a post reads. */
 typedef struct {
     PyObject_HEAD PyObject *domain;
-    unsigned long long start;   /* the address of its first byte in this process */
+    unsigned long long start;   /* the address of its first byte in this process; 0: a dma-buf */
     unsigned long long address; /* the same in work requests: `start`, or the iova */
     Py_ssize_t length;
     unsigned int lkey;

@@ -41,7 +41,7 @@ static PyMemberDef region_members[] = {
     {"length", T_PYSSIZET, offsetof(RegionBase, length), 0, "The length in bytes."},
     {"lkey", T_UINT, offsetof(RegionBase, lkey), 0, "The key for local work requests."},
     {"_start", T_ULONGLONG, offsetof(RegionBase, start), 0,
-     "The address of the first byte in this process."},
+     "The address of the first byte in this process; 0: a dma-buf, which it does not access."},
     {"_mr", T_ULONGLONG, offsetof(RegionBase, mr), 0, "The address of its struct ibv_mr."},
     {"_access", T_UINT, offsetof(RegionBase, access), 0, "The permitted access, as a number."},
     {"_users", T_PYSSIZET, offsetof(RegionBase, users), 0,

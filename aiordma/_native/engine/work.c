@@ -95,16 +95,21 @@ static int read_parts(const Port *port, struct engine_work *work, PyObject *give
 }
 
 /* If a part is not registered, all bytes are copied. The sges then have the addresses in this
-   process's memory, which differ from a region's addresses if it has an iova. */
+   process's memory, which differ from a region's addresses if it has an iova. A dma-buf has none,
+   and the general path registers the other parts. */
 static int choose_copying(const Port *port, struct engine_work *work)
 {
     if (work->length > port->max_message)
         return 0;
     if (!work->view_count)
         return 1;
-    for (int i = 0; i < work->count; i++)
-        if (work->owners[i])
-            work->sges[i].addr += work->owners[i]->start - work->owners[i]->address;
+    for (int i = 0; i < work->count; i++) {
+        if (!work->owners[i])
+            continue;
+        if (!work->owners[i]->start)
+            return 0;
+        work->sges[i].addr += work->owners[i]->start - work->owners[i]->address;
+    }
     if (work->length <= (uint64_t)port->max_inline) {
         work->copying = ENGINE_INLINE;
         work->flags |= work->length ? IBV_SEND_INLINE : 0;
