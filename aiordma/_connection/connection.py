@@ -307,7 +307,10 @@ class Connection(ObjectStream[bytes]):
         Args:
             buffer: a bytearray, memoryview, mmap, array, numpy array or bytes; contiguous, not
                 empty. Also an array with `__array_interface__`, or a tensor with DLPack, in the
-                memory of the CPU (torch, jax): do not resize it while it is registered.
+                memory of the CPU (torch, jax): do not resize it while it is registered. Also an
+                array or tensor on a GPU of CUDA, with `__cuda_array_interface__` or DLPack: its
+                region is a DmabufRegion, which the CPU does not access. Wait until the GPU has
+                written the tensor before you post it (torch.cuda.synchronize).
             access: the permitted access; None is LOCAL_WRITE for a writable buffer. Remote access
                 is permitted only if named.
 
@@ -315,8 +318,9 @@ class Connection(ObjectStream[bytes]):
             TypeError: the object has no buffer, or the buffer is read-only and the access permits
                 writing.
             ValueError: the buffer is empty or not contiguous.
-            NotSupportedError: the device does not support a requested access (ON_DEMAND, MW_BIND),
-                or the memory is a GPU's.
+            NotSupportedError: the device does not support a requested access (ON_DEMAND, MW_BIND);
+                or the memory is a GPU's, and the device, the library or the GPU's driver cannot
+                register it.
             VerbsCallError: the driver refused; the message names the limit.
             ClosedError, DisconnectedError, DeviceEventError, WorkCompletionError: the connection
                 has ended; the error is its cause.

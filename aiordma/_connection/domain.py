@@ -21,6 +21,7 @@ from aiordma.verbs import (
     ProtectionDomain,
     RegistrableMemory,
 )
+from aiordma.verbs.gpu_memory import register_anywhere
 
 __all__ = ("Domain", "DomainArgument", "DomainChoice")
 
@@ -84,7 +85,9 @@ class Domain:
             TypeError: the object has no buffer, or the buffer is read-only and the access permits
                 writing.
             ValueError: the buffer is empty or not contiguous.
-            NotSupportedError: the device does not support a requested access (ON_DEMAND, MW_BIND).
+            NotSupportedError: the device does not support a requested access (ON_DEMAND, MW_BIND);
+                or the memory is a GPU's, and the device, the library or the GPU's driver cannot
+                register it.
             VerbsCallError: the driver refused; the message names the limit.
             ClosedError, DeviceRemovedError: the domain was closed, or its device removed.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
@@ -93,7 +96,7 @@ class Domain:
 
         See: man ibv_reg_mr.
         """
-        return await self._state.register(lambda domain: MemoryRegion(domain, buffer, access))
+        return await self._state.register(lambda domain: register_anywhere(domain, buffer, access))
 
     async def register_dmabuf(
         self,

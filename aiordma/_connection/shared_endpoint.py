@@ -62,6 +62,7 @@ from aiordma.verbs import (
     RawSharedReceiveQueue,
     WorkCompletion,
 )
+from aiordma.verbs.gpu_memory import register_anywhere
 from aiordma.verbs.identifier import Event, Identifier
 
 __all__ = ("SharedReceiveEndpoint",)
@@ -272,7 +273,7 @@ class SharedReceiveEndpoint:
     def register(self, buffer: Buffer) -> MemoryRegion:
         """Register memory for receives, until the region or this queue is closed."""
         self.require_usable()
-        region = MemoryRegion(self.domain, buffer)
+        region = register_anywhere(self.domain, buffer)
         self.adopt(region)
         return region
 

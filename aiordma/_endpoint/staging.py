@@ -34,6 +34,7 @@ from aiordma.verbs import (
     ProtectionDomain,
     RegistrableMemory,
 )
+from aiordma.verbs.gpu_memory import register_anywhere
 from aiordma.verbs.memory import address_of, flat_view, gather
 
 __all__ = (
@@ -351,14 +352,14 @@ def register_memory(
     """Register memory in the endpoint's domain, in any thread. If the device lacks memory for it,
     release what the registration cache keeps without use, and try once more.
 
-    Raises: as the constructor of MemoryRegion.
+    Raises: as `register_anywhere`.
     """
     try:
-        return MemoryRegion(endpoint.domain, buffer, access)
+        return register_anywhere(endpoint.domain, buffer, access)
     except VerbsCallError as error:
         if error.errno != errno.ENOMEM or not endpoint.pool.registrations._release_idle():
             raise
-    return MemoryRegion(endpoint.domain, buffer, access)
+    return register_anywhere(endpoint.domain, buffer, access)
 
 
 @deferring

@@ -42,7 +42,7 @@ class DmabufRegion(MemoryRegion):
     Args:
         domain: the protection domain.
         fd: the descriptor of the dma-buf, from the driver of the memory: for CUDA,
-            cuMemGetHandleForAddressRange.
+            cuMemGetHandleForAddressRange, which `Connection.register` calls for you.
         length: bytes to register.
         offset: where the region begins in the dma-buf, in bytes.
         access: the permitted access: LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC,

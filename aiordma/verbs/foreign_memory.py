@@ -1,6 +1,8 @@
-"""Memory of objects without Python's buffer protocol: `__array_interface__`, and DLPack on the CPU.
+"""Memory of objects without Python's buffer protocol: `__array_interface__`, DLPack, and
+`__cuda_array_interface__`.
 
-See: numpy's page "The array interface protocol"; the DLPack specification (dlpack.h).
+See: numpy's page "The array interface protocol"; the DLPack specification (dlpack.h); Numba's page
+"CUDA Array Interface".
 """
 
 import ctypes
@@ -12,10 +14,23 @@ from aiordma._base.arguments import Buffer
 from aiordma._base.errors import NotSupportedError
 from aiordma._native import ffi
 
-__all__ = ("HasArrayInterface", "HasDLPack", "RegistrableMemory", "foreign_view")
+__all__ = (
+    "Described",
+    "HasArrayInterface",
+    "HasCudaArrayInterface",
+    "HasDLPack",
+    "RegistrableMemory",
+    "described_on_gpu",
+    "foreign_view",
+)
 
 _HOST = (1, 3, 11)
 """kDLCPU, kDLCUDAHost, kDLROCMHost: memory that the CPU accesses like any other."""
+_CUDA = 2
+"""kDLCUDA"""
+_WITHOUT_WAITING = {"stream": -1}
+"""The argument of `__dlpack__` of a tensor on a GPU for which the tensor's library waits for no
+stream: no bytes are read here."""
 _READ_ONLY = 1
 """DLPACK_FLAG_BITMASK_READ_ONLY"""
 _IS_COPIED = 2
@@ -31,6 +46,13 @@ class HasArrayInterface(Protocol):
     def __array_interface__(self) -> dict[str, Any]: ...
 
 
+class HasCudaArrayInterface(Protocol):
+    """An array on a GPU with Numba's interface, version 3."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+
 class HasDLPack(Protocol):
     """A tensor that DLPack describes: of torch, jax, and others."""
 
@@ -39,8 +61,9 @@ class HasDLPack(Protocol):
     def __dlpack_device__(self) -> tuple[Any, int]: ...
 
 
-RegistrableMemory: TypeAlias = Buffer | HasArrayInterface | HasDLPack
-"""Memory that can be registered: an object with a buffer, or an array or tensor on the CPU."""
+RegistrableMemory: TypeAlias = Buffer | HasArrayInterface | HasDLPack | HasCudaArrayInterface
+"""Memory that can be registered: an object with a buffer, or an array or tensor, on the CPU or on a
+GPU of CUDA."""
 
 
 class _Tensor(ctypes.Structure):
@@ -81,13 +104,28 @@ _capsule_is.restype = ctypes.c_int
 _capsule_is.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
-class _Found(NamedTuple):
+class Described(NamedTuple):
+    """The memory of an array or tensor, as its own description has it."""
+
     address: int
     shape: Sequence[int]
     strides: Sequence[int] | None  # in bytes
     item: int  # bytes of an element
     readonly: bool
     owner: object  # keeps the memory
+
+    @property
+    def length(self) -> int:
+        """Its length in bytes."""
+        return prod(self.shape) * self.item
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie side by side, in C's or Fortran's order."""
+        if self.strides is None or 0 in self.shape:
+            return True
+        pairs = list(zip(self.shape, self.strides, strict=True))
+        return any(_is_dense(order, self.item) for order in (pairs[::-1], pairs))
 
 
 def foreign_view(thing: object) -> memoryview | None:
@@ -102,10 +140,9 @@ def foreign_view(thing: object) -> memoryview | None:
     found = _described(thing)
     if found is None:
         return None
-    if found.strides is not None and not _is_contiguous(found):
+    if not found.is_contiguous:
         raise BufferError("the memory is not contiguous")
-    length = prod(found.shape) * found.item
-    if not length:
+    if not found.length:
         return memoryview(b"")
     owner = found.owner
 
@@ -113,51 +150,65 @@ def foreign_view(thing: object) -> memoryview | None:
         """Do nothing. The pointer keeps the owner by this function."""
 
     pointer = ffi.gc(ffi.cast("char *", found.address), forget)
-    view = memoryview(ffi.buffer(pointer, length)).cast("B")
+    view = memoryview(ffi.buffer(pointer, found.length)).cast("B")
     return view.toreadonly() if found.readonly else view
 
 
-def _described(thing: Any) -> _Found | None:
-    kind = type(thing)
-    if hasattr(kind, "__dlpack_device__"):
+def described_on_gpu(thing: Any) -> Described | None:
+    """Return the description of memory of a GPU of CUDA. None: the object does not say that its
+    memory is on a GPU.
+
+    Raises:
+        NotSupportedError: the memory is another device's.
+        TypeError: the object's own function refused, or describes no plain memory.
+    """
+    if hasattr(type(thing), "__dlpack_device__"):
         device = int(thing.__dlpack_device__()[0])
-        if device not in _HOST:
-            raise _on_gpu(thing, f"DLPack device type {device}")
-    elif hasattr(thing, "__cuda_array_interface__"):
-        raise _on_gpu(thing, "__cuda_array_interface__")
+        if device in _HOST:
+            return None
+        if device != _CUDA:
+            raise NotSupportedError(
+                f"registering memory of a GPU: {type(thing).__name__} is on a device of DLPack's "
+                f"type {device}, and CUDA's type {_CUDA} is supported: copy it to the CPU"
+            )
+        return _of_dlpack(thing, _WITHOUT_WAITING)
+    described = getattr(thing, "__cuda_array_interface__", None)
+    return None if described is None else _of_array_interface(thing, described)
+
+
+def _described(thing: Any) -> Described | None:
+    if described_on_gpu(thing) is not None:
+        raise NotSupportedError(
+            f"MemoryRegion registers memory of the CPU, and {type(thing).__name__} is on a GPU: "
+            "use Connection.register or Domain.register, or copy it to the CPU"
+        )
     described = getattr(thing, "__array_interface__", None)
     if described is not None:
         return _of_array_interface(thing, described)
-    return _of_dlpack(thing) if hasattr(kind, "__dlpack__") else None
+    return _of_dlpack(thing, {}) if hasattr(type(thing), "__dlpack__") else None
 
 
-def _on_gpu(thing: object, where: str) -> NotSupportedError:
-    return NotSupportedError(
-        f"registering memory of a GPU: {type(thing).__name__} is not in the CPU's memory ({where}),"
-        " and aiordma registers no memory by dmabuf (ibv_reg_dmabuf_mr): copy it to the CPU"
-    )
-
-
-def _of_array_interface(thing: object, described: dict[str, Any]) -> _Found:
+def _of_array_interface(thing: object, described: dict[str, Any]) -> Described:
+    """Read numpy's description, or Numba's, which is the same."""
     data, kind = described.get("data"), str(described["typestr"])
     if not isinstance(data, tuple) or "O" in kind:
-        raise TypeError(f"the __array_interface__ of {type(thing).__name__} has no plain memory")
+        raise TypeError(f"the array interface of {type(thing).__name__} has no plain memory")
     address, readonly = data
     size = kind[2:].partition("[")[0]  # M8[s]: eight bytes
     item = int(size) * (4 if kind[1] == "U" else 1)  # a character of U has 4 bytes
     strides = described.get("strides")
-    return _Found(address, described["shape"], strides, item, bool(readonly), thing)
+    return Described(address, described["shape"], strides, item, bool(readonly), thing)
 
 
-def _of_dlpack(thing: Any) -> _Found:
+def _of_dlpack(thing: Any, how: dict[str, int]) -> Described:
     knows_flags = True
     try:
         try:
             # A copy would not be the program's memory: what a peer writes would not reach it.
-            capsule = thing.__dlpack__(max_version=_VERSION, copy=False)
+            capsule = thing.__dlpack__(max_version=_VERSION, copy=False, **how)
         except TypeError:  # older than DLPack 1.0
             knows_flags = False
-            capsule = thing.__dlpack__()
+            capsule = thing.__dlpack__(**how)
     except (BufferError, ValueError) as error:
         raise TypeError(f"{type(thing).__name__}.__dlpack__() refused: {error}") from error
     # A library that knows the flags and gives none cannot say that memory is read-only (jax).
@@ -185,16 +236,7 @@ def _of_dlpack(thing: Any) -> _Found:
     if tensor.strides:
         strides = [stride * bits // 8 for stride in tensor.strides[: tensor.ndim]]
     address = (tensor.data or 0) + tensor.byte_offset
-    return _Found(address, shape, strides, bits // 8, readonly, capsule)
-
-
-def _is_contiguous(found: _Found) -> bool:
-    """Whether the elements lie side by side, in C's or Fortran's order."""
-    assert found.strides is not None
-    if 0 in found.shape:
-        return True
-    pairs = list(zip(found.shape, found.strides, strict=True))
-    return any(_is_dense(order, found.item) for order in (pairs[::-1], pairs))
+    return Described(address, shape, strides, bits // 8, readonly, capsule)
 
 
 def _is_dense(pairs: Sequence[tuple[int, int]], item: int) -> bool:

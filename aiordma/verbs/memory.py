@@ -203,7 +203,7 @@ class MemoryRegion(RegionBase, Resource):
         ValueError: the buffer is empty or not contiguous, the iova does not fit, or HUGETLB is
             given without ON_DEMAND.
         NotSupportedError: the device does not support on-demand paging, memory windows, or iovas;
-            or the memory is a GPU's.
+            or the memory is a GPU's: `Connection.register` and `Domain.register` take that.
         VerbsCallError: the driver refused; the message names the limit.
     """
 

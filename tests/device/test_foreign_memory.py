@@ -45,22 +45,6 @@ class WithNewDLPack(WithDLPack):
             pytest.skip(f"this numpy lacks DLPack 1.0: {error}")
 
 
-class OnGpu:
-    """An array on a GPU."""
-
-    __cuda_array_interface__: dict[str, Any] = {"data": (4096, False), "shape": (8,)}  # noqa: RUF012
-
-
-class TensorOnGpu:
-    """A tensor on a GPU."""
-
-    def __dlpack__(self) -> Any:
-        pytest.fail("there is no need to ask for it")
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, 0
-
-
 KINDS = [WithArrayInterface, WithDLPack, WithNewDLPack]
 
 
@@ -164,13 +148,6 @@ async def test_tensor_that_can_only_be_copied_is_refused(obeys: bool, message: s
     async with connected() as (client, _):
         with pytest.raises(TypeError, match=message):
             client.register(tensor)
-
-
-@pytest.mark.parametrize("thing", [OnGpu(), TensorOnGpu()])
-async def test_memory_of_a_gpu_is_not_supported(thing: Any) -> None:
-    async with connected() as (client, _):
-        with pytest.raises(aiordma.NotSupportedError, match="not in the CPU's memory"):
-            client.register(thing)
 
 
 async def test_objects_are_no_memory() -> None:
