@@ -1,6 +1,7 @@
 """Dma-bufs as memory of connections: parts of requests, memory of the peer's, grants."""
 
 import mmap
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -148,6 +149,17 @@ async def test_closed_region_is_refused_to_the_peer() -> None:
         request.add_done_callback(aiordma.WorkRequest.exception)
         await client.ended()
         assert memory.bytes[PAGE + 64 : PAGE + 68] == bytes(4)
+
+
+async def test_truncated_memory_fails_the_access() -> None:
+    """It is a file here, and its pages are gone. A dma-buf cannot be truncated."""
+    async with registered() as (client, server, memory, region):
+        os.ftruncate(memory.fd, PAGE)
+        request = client.post_write(b"gone", region[:4].remote())
+        request.add_done_callback(aiordma.WorkRequest.exception)
+        await client.ended()
+        await server.ended()
+        assert os.fstat(memory.fd).st_size == PAGE
 
 
 async def test_region_ends_with_its_connection() -> None:

@@ -21,6 +21,7 @@ from aiordma.verbs import gpu_memory
 from tests.device.dmabufs import Pages, pages
 from tests.device.players import REMOTE, connected, one_loop
 from tests.devices import ADDRESS, DeviceUnderTest
+from tests.unit.test_native import WITHOUT_RUNTIME
 
 pytestmark = [pytest.mark.anyio, pytest.mark.natively]
 
@@ -48,7 +49,7 @@ def compiled(folder: Path, *flags: str) -> Path:
     made = folder / "libcuda.so.1"
     folder.mkdir(exist_ok=True)
     command = ["gcc", "-shared", "-fPIC", "-Wall", "-Werror", *flags, str(SOURCE), "-o", str(made)]
-    subprocess.run(command, check=True)
+    subprocess.run(command, env=WITHOUT_RUNTIME, check=True)
     return made
 
 

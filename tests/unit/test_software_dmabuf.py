@@ -4,6 +4,8 @@ import errno
 import mmap
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import pytest
 from aiordma._base.provider import software
 from aiordma._native import ffi, lib
 from tests.unit.software_device import failed, nothing_left, opened_domain
+from tests.unit.sources import ROOT
+from tests.unit.test_native import FLAGS, WITHOUT_RUNTIME
 
 LOCAL = lib.IBV_ACCESS_LOCAL_WRITE
 READ, WRITE = lib.IBV_ACCESS_REMOTE_READ, lib.IBV_ACCESS_REMOTE_WRITE
@@ -154,3 +158,39 @@ def test_memory_of_a_descriptor_cannot_be_reregistered(domain: Any, fd: int) -> 
     result = software().rereg_mr(region, change, ffi.NULL, ffi.NULL, 0, LOCAL | READ)
     assert (result, ffi.errno) == (lib.IBV_REREG_MR_ERR_INPUT, errno.EOPNOTSUPP)
     assert software().dereg_mr(region) == 0
+
+
+ACCESSES = """
+import asyncio, mmap, os
+import aiordma, aiordma.testing
+
+async def main():
+    fd = os.memfd_create("dmabuf")
+    os.ftruncate(fd, 2 * mmap.PAGESIZE)
+    access = aiordma.Access.REMOTE_READ | aiordma.Access.REMOTE_WRITE
+    async with aiordma.testing.connected_pair() as (client, server):
+        region = server.register_dmabuf(fd, mmap.PAGESIZE, offset=mmap.PAGESIZE, access=access)
+        await client.write(b"by the peer", region[:11].remote())
+        assert await client.read_bytes(region[:11].remote()) == b"by the peer"
+        await server.send(region[3:6])
+        assert await client.receive() == b"the"
+    assert os.pread(fd, 11, mmap.PAGESIZE) == b"by the peer"
+
+asyncio.run(main())
+"""
+
+
+def test_pages_that_the_kernel_does_not_copy_are_accessed(tmp_path: Path) -> None:
+    """As those of some GPUs' dma-bufs: tests/native/dmabuf.c makes the memory of files such."""
+    library = tmp_path / "dmabuf.so"
+    command = ["gcc", *FLAGS, "-shared", "-fPIC", "tests/native/dmabuf.c", "-o", str(library)]
+    subprocess.run(command, cwd=ROOT, env=WITHOUT_RUNTIME, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", ACCESSES],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert out.returncode == 0, out.stderr
