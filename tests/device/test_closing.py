@@ -21,6 +21,7 @@ from tests.device.players import (
     Outcome,
     both_ways,
     connected,
+    one_loop,
     reactor_in_use,
     until,
 )
@@ -314,6 +315,7 @@ def test_a_loop_is_not_kept_alive_by_what_it_once_opened() -> None:
     assert loops[0]() is None
 
 
+@one_loop
 async def test_connections_that_left_keep_one_queue(device: DeviceUnderTest) -> None:
     def queues() -> int:
         return kernel_objects(device.name)["cq"]
