@@ -47,8 +47,6 @@ _MOST_BUFFER_BYTES = 1 << 30
 _LEAST_BUFFER_BYTES = 4096
 _LEAST_DEPTH = 16
 _MOST_CLOSE_TIMEOUT = 3600
-KEEPALIVE_SLOTS = 1
-"""A keepalive posts one WRITE at a time, and a stream has to find all of its own slots free."""
 RETRY_SECONDS = 1.0
 """The pause after an accept that failed because this process lacks descriptors or memory."""
 
@@ -93,7 +91,7 @@ class StreamSettings:
         self.keywords: ConnectionKeywords = {
             "receive_buffers": 0,
             "max_recv_wr": depth,
-            "max_send_wr": depth + CONTROL_SLOTS + KEEPALIVE_SLOTS,
+            "max_send_wr": depth + CONTROL_SLOTS,
             "rnr_retry_count": 7,
             "responder_resources": 0,
         }

@@ -10,8 +10,9 @@ import pytest
 import aiordma
 from aiordma._base.provider import software
 from aiordma._native import ffi
+from aiordma.streams import connect_stream, listen_stream
 from aiordma.testing import Faults
-from tests.device.players import OWN_RECEIVES, REMOTE, both_ways, connected, until
+from tests.device.players import OWN_RECEIVES, REMOTE, Outcome, both_ways, connected, until
 from tests.devices import ADDRESS
 
 pytestmark = pytest.mark.anyio
@@ -112,6 +113,28 @@ async def test_completions_of_one_queue_pair_keep_their_order(faults: Faults) ->
                 assert await server.receive() == b"%d" % number
             await requests[-1]
             assert all(request.done() for request in requests)
+
+
+async def test_keepalive_takes_no_slot_of_a_stream(faults: Faults) -> None:
+    """A stream counts on each of its slots while a probe is in flight, too."""
+    accepted = Outcome()
+    async with (
+        listen_stream(ADDRESS, queue_depth=64) as listener,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(accepted.of, listener.accept)
+        client = await connect_stream(ADDRESS, listener.port, queue_depth=16, keepalive=0.05)
+    async with client, accepted.value as server:
+        await client.send(b"x")
+        fault = faults.delay_completions(0.3)
+        await until(lambda: fault.struck > 0)  # the probe's
+        for _ in range(40):
+            await client.send(b"x")
+        fault.end()
+        received = b""
+        while len(received) < 41:
+            received += await server.receive()
+        assert received == b"x" * 41
 
 
 async def test_spurious_events_do_no_harm(faults: Faults) -> None:

@@ -34,7 +34,7 @@ BUFFER_BYTES = 256 * 1024
 OPTIONS: Any = {
     "receive_buffers": 0,
     "max_recv_wr": RECEIVES,
-    "max_send_wr": DATA_SLOTS + CONTROL_SLOTS + 1,
+    "max_send_wr": DATA_SLOTS + CONTROL_SLOTS,
 }
 
 

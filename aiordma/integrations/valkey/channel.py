@@ -60,7 +60,7 @@ class ValkeyChannel:
 
     Args:
         connection: a prepared one, with `receive_buffers=0`, RECEIVES receives, and DATA_SLOTS +
-            CONTROL_SLOTS requests (one more for the keepalive).
+            CONTROL_SLOTS requests.
         buffer_bytes: of the memory that the peer writes to.
 
     Raises:

@@ -28,7 +28,6 @@ CLOSE_TIMEOUT = 5.0
 _MOST_CLOSE_TIMEOUT = 3600
 LIMIT = 64 * 1024
 """asyncio's own limit of a StreamReader, in bytes."""
-KEEPALIVE_SLOTS = 1
 
 
 class ValkeyOptions(TypedDict, total=False):
@@ -121,7 +120,7 @@ async def open_connection(
     keywords: ConnectionKeywords = {
         "receive_buffers": 0,
         "max_recv_wr": RECEIVES,
-        "max_send_wr": DATA_SLOTS + CONTROL_SLOTS + KEEPALIVE_SLOTS,
+        "max_send_wr": DATA_SLOTS + CONTROL_SLOTS,
         "rnr_retry_count": 7,
         "responder_resources": 0,
         "initiator_depth": 0,
