@@ -6,8 +6,9 @@ import socket
 import struct
 import zlib
 from dataclasses import dataclass
+from functools import cache
 
-__all__ = ("Packet", "Question", "answer_of", "pack", "unpack")
+__all__ = ("Packet", "Question", "address_bytes", "answer_of", "icrc", "pack", "unpack")
 
 SERVICES_QKEY = 0x80010000
 UDP_SERVICES = 0x0000000001110000
@@ -28,19 +29,24 @@ Ends = tuple[tuple[str, int], tuple[str, int]]
 """(address, port) of the sender and of the receiver."""
 
 
-def _icrc(roce: bytes, ends: Ends) -> bytes:
-    """Annex 17: ones in place of what changes on the way."""
+@cache
+def address_bytes(host: str) -> bytes:
+    """An address in network order."""
+    return ipaddress.ip_address(host).packed
+
+
+def icrc(roce: bytes, ends: Ends) -> bytes:
+    """The invariant CRC (annex A17): ones stand for what changes on the way."""
     (source, source_port), (target, target_port) = ends
-    ip = ipaddress.ip_address
     length = 8 + len(roce) + 4
-    if ip(source).version == 4:
+    if "." in source:
         dont_fragment = 0x4000
         header = struct.pack(
             ">BBHHHBBH", 0x45, 0xFF, 20 + length, 0, dont_fragment, 0xFF, 17, 0xFFFF
         )
     else:
         header = struct.pack(">IHBB", 0x6FFFFFFF, length, 17, 0xFF)
-    header += ip(source).packed + ip(target).packed
+    header += address_bytes(source) + address_bytes(target)
     udp = struct.pack(">HHHH", source_port, target_port, length, 0xFFFF)
     masked = b"\xff" * 8 + header + udp + roce[:4] + b"\xff" + roce[5:]
     return struct.pack("<I", zlib.crc32(masked))
@@ -63,12 +69,12 @@ def pack(packet: Packet, ends: Ends) -> bytes:
     if packet.immediate is not None:
         roce += struct.pack(">I", packet.immediate)
     roce += packet.payload + bytes(padding)
-    return roce + _icrc(roce, ends)
+    return roce + icrc(roce, ends)
 
 
 def unpack(data: bytes, ends: Ends) -> Packet:
     """The other way round; an AssertionError is what is wrong with it."""
-    assert data[-4:] == _icrc(data[:-4], ends)
+    assert data[-4:] == icrc(data[:-4], ends)
     opcode, flags, pkey, to_qpn, psn, qkey, from_qpn = struct.unpack(">BBHIIII", data[:20])
     assert opcode in (0x64, 0x65)
     assert pkey == 0xFFFF

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.capability("wire")
 
 SERVER, CLIENT = "10.2.2.2", "10.2.2.1"
 SECONDS = 100
+GROWN_KIB = 2048
+"""What a process may grow by when the garbage comes again: its allocators' fragments."""
 
 WIRE = {
     "loss of 1 %": "loss 1%",
@@ -97,6 +99,37 @@ def test_deleted_device_ends_its_connections(wire: None, device: DeviceUnderTest
     for outcome in found.values():
         assert "PeerGoneError" in outcome or outcome[0] == "EndOfStream", found
     assert "DeviceRemovedError" in found["client's receive"]
+
+
+class TestGarbage:
+    """Of strangers and of peers, while a connection echoes and a listener accepts: garbage.py."""
+
+    @pytest.mark.capability("datagrams")
+    @pytest.mark.parametrize("group", ["packets", "messages", "peers"])
+    def test_garbage_to_a_roce_device_harms_nothing(self, group: str, wire: None) -> None:
+        found = ran("tests.faults.garbage", "rxe", group)
+        # What is sent is understood, except for what is wrong in it.
+        assert found["a right request"] == "a right request"
+        if group == "packets":
+            outcomes = found["attacks"]
+            assert outcomes["wrong_sequence_number"]["duplicate_request"] > 0
+            assert outcomes["wrong_sequence_number"]["out_of_seq_request"] > 0
+            assert outcomes["stranger"]["out_of_seq_request"] == 0
+        check_garbage(found)
+
+    @pytest.mark.capability("iwarp")
+    def test_garbage_to_an_iwarp_listener_harms_nothing(self, wire: None) -> None:
+        check_garbage(ran("tests.faults.garbage", "siw", "streams"))
+
+
+def check_garbage(found: dict[str, Any]) -> None:
+    """Each echo and each connect under garbage was right, and nothing is left of it."""
+    for each in (found["attacks"], found.get("again", {})):
+        assert [name for name, outcome in each.items() if "error" in outcome] == [], each
+        assert all(outcome["echoes"] and outcome["accepted"] for outcome in each.values()), each
+    assert found.get("grown_kib", 0) <= GROWN_KIB, found
+    assert set(found["objects"].values()) == {0}, found
+    assert found["taint"] == 0
 
 
 def test_memlock_limit_is_named(device: DeviceUnderTest) -> None:
