@@ -411,6 +411,8 @@ PyObject *engine_stop_iteration(PyObject *result);
  */
 PyObject *engine_throw_into(PyObject *inner, PyObject *arguments);
 PyObject *engine_close_inner(PyObject *inner);
+/* What `send` and `__next__` return after a step: its result, or NULL with an exception. */
+PyObject *engine_after_step(PySendResult step, PyObject *result);
 
 /* datagrams.c: */
 int engine_datagram_names(void);

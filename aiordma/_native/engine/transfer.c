@@ -244,18 +244,18 @@ static PySendResult transfer_send(Transfer *transfer, PyObject *value, PyObject 
     }
 }
 
-static PyObject *transfer_next(Transfer *transfer)
+/* From Python 3.12 on, a coroutine passes on a value by this method, and not by am_send. */
+static PyObject *transfer_send_value(Transfer *transfer, PyObject *value)
 {
     PyObject *result;
+    PySendResult step = transfer_send(transfer, value, &result);
 
-    switch (transfer_send(transfer, Py_None, &result)) {
-    case PYGEN_NEXT:
-        return result;
-    case PYGEN_RETURN:
-        return engine_stop_iteration(result);
-    default:
-        return NULL;
-    }
+    return engine_after_step(step, result);
+}
+
+static PyObject *transfer_next(Transfer *transfer)
+{
+    return transfer_send_value(transfer, Py_None);
 }
 
 static PyObject *transfer_throw(Transfer *transfer, PyObject *arguments)
@@ -313,6 +313,7 @@ static PyObject *transfer_itself(PyObject *transfer)
 }
 
 static PyMethodDef transfer_methods[] = {
+    {"send", (PyCFunction)transfer_send_value, METH_O, NULL},
     {"throw", (PyCFunction)transfer_throw, METH_VARARGS, NULL},
     {"close", (PyCFunction)transfer_close, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -351,18 +351,18 @@ static PyObject *view_close(ArrivalView *view, PyObject *none)
     return result;
 }
 
-static PyObject *view_next(ArrivalView *view)
+/* From Python 3.12 on, a coroutine passes on a value by this method, and not by am_send. */
+static PyObject *view_send_value(ArrivalView *view, PyObject *value)
 {
     PyObject *result;
+    PySendResult step = view_send(view, value, &result);
 
-    switch (view_send(view, Py_None, &result)) {
-    case PYGEN_NEXT:
-        return result;
-    case PYGEN_RETURN:
-        return engine_stop_iteration(result);
-    default:
-        return NULL;
-    }
+    return engine_after_step(step, result);
+}
+
+static PyObject *view_next(ArrivalView *view)
+{
+    return view_send_value(view, Py_None);
 }
 
 static PyObject *view_itself(PyObject *view)
@@ -373,6 +373,7 @@ static PyObject *view_itself(PyObject *view)
 static PyMethodDef view_methods[] = {
     {"__aenter__", (PyCFunction)view_enter, METH_NOARGS, NULL},
     {"__aexit__", (PyCFunction)(void (*)(void))view_exit, METH_FASTCALL, NULL},
+    {"send", (PyCFunction)view_send_value, METH_O, NULL},
     {"throw", (PyCFunction)view_throw, METH_VARARGS, NULL},
     {"close", (PyCFunction)view_close, METH_NOARGS, NULL},
     {"_open", (PyCFunction)view_open, METH_NOARGS,

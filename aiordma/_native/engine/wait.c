@@ -318,6 +318,18 @@ PyObject *engine_close_inner(PyObject *inner)
     return inner ? PyObject_CallMethodNoArgs(inner, engine_given.close) : Py_NewRef(Py_None);
 }
 
+PyObject *engine_after_step(PySendResult step, PyObject *result)
+{
+    switch (step) {
+    case PYGEN_NEXT:
+        return result;
+    case PYGEN_RETURN:
+        return engine_stop_iteration(result);
+    default:
+        return NULL;
+    }
+}
+
 /* -- the future that the task sees -------------------------------------------------------- */
 
 static PyObject *waiter_add_done_callback(Waiter *waiter, PyObject *const *arguments,
