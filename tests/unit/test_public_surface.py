@@ -132,7 +132,7 @@ def test_connecting_and_listening_take_the_options_and_explain_the_rest(
     signature = inspect.signature(function)
     assert signature.parameters["options"].annotation == typing.Unpack[ConnectionKeywords]
     for name in signature.parameters:
-        assert f"        {name}: " in (function.__doc__ or "")
+        assert f"\n    {name}: " in (inspect.getdoc(function) or "")
 
 
 # -- the compiled binding -------------------------------------------------------------------------
