@@ -417,7 +417,7 @@ async def create_server(
             each address.
         family, flags: as of asyncio's.
         reuse_address, keep_alive: accepted, without effect.
-        reuse_port: must not be true.
+        reuse_port: None or false; a port has one listener.
         sock: must be None.
         backlog: how many peers can wait to be accepted.
         ssl: TLS inside the streams: an ssl.SSLContext; None: no TLS.
