@@ -1,5 +1,6 @@
 """Build the fuzzers with clang's libFuzzer, address and undefined-behaviour sanitizers; run them.
-Those of rsockets' protocol and of a stream's calls, which are in Python, use libFuzzer by Atheris.
+Those of rsockets' protocol and of a stream's calls, which are in Python, use libFuzzer by Atheris;
+the engine below them is compiled with the same sanitizers, and explored as Python's code is.
 
     python -m tests.fuzz [RUNS]
 
@@ -11,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +22,19 @@ from tests.vm import packages
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-SOFTWARE = ROOT / "aiordma" / "_native" / "software"
+NATIVE = ROOT / "aiordma" / "_native"
+SOFTWARE = NATIVE / "software"
 BUILD = ROOT / "build" / "fuzz"
+ENGINE = BUILD / "engine"
 
-# The last two are in Python, and so slower; one of them runs an event loop.
+# The last two are in Python, and so slower: some dozens of inputs per second. One of them runs an
+# event loop.
 SHARES = {
     "stream": 400,
     "handshake": 200,
     "datagrams": 200,
     "codecs": 200,
-    "rsocket": 20,
+    "rsocket": 5,
     "calls": 1,
 }
 LONGEST = {
@@ -49,6 +54,8 @@ FLAGS = (
     *("-DSW_SHORT_TURN=1024u", "-DSW_LONG_TURN=2048u"),
 )
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+# What the engine does wrong ends Python, which has no runtime for undefined behaviour in it.
+IN_PYTHONS_PROCESS = ("-fsanitize=address,undefined,fuzzer-no-link", "-fsanitize-trap=undefined")
 # The device's, in whose place is engine.c: threads, and what each of them serves.
 WITHOUT = ("engine.c", "progress.c")
 # The system's, in whose place the fuzzers have their own: engine.c, sockets.c.
@@ -62,6 +69,14 @@ OPTIONS = {
     "ASAN_OPTIONS": "quarantine_size_mb=16:detect_leaks=1:detect_stack_use_after_return=0"
     ":malloc_context_size=20:handle_abort=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
+}
+# Python and its libraries leave memory at their end. An object is an allocation of its own, so that
+# it has its own red zones.
+OPTIONS_IN_PYTHON = {
+    "ASAN_OPTIONS": OPTIONS["ASAN_OPTIONS"].replace("detect_leaks=1", "detect_leaks=0"),
+    "PYTHONMALLOC": "malloc",
+    "PYTHONPATH": str(ROOT / "tests" / "sanitizers" / "inject"),
+    "AIORDMA_SANITIZED": str(ENGINE),
 }
 
 
@@ -78,7 +93,10 @@ def main() -> int:
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
     chosen = sys.argv[2:] or list(SHARES)
     BUILD.mkdir(parents=True, exist_ok=True)
+    packages.ensure(packages.FUZZ)
     build([name for name in chosen if name not in IN_PYTHON])
+    if any(name in IN_PYTHON for name in chosen):
+        build_engine()
     whole = sum(SHARES[name] for name in chosen)
     waiting = [(name, -(-runs * SHARES[name] // whole)) for name in chosen]
     running: list[Running] = []
@@ -101,7 +119,6 @@ def build(chosen: list[str]) -> None:
     """Compile what changed, and link every target."""
     if not chosen:
         return
-    packages.ensure(packages.FUZZ)
     objects = BUILD / "objects"
     objects.mkdir(exist_ok=True)
     headers = [*SOFTWARE.glob("*.h"), *HERE.glob("*.h"), *SOFTWARE.parent.rglob("*.h")]
@@ -123,6 +140,33 @@ def build(chosen: list[str]) -> None:
         parts = [*shared, compiled[HERE / f"{name}.c"]]
         flags = ["-fsanitize=fuzzer,address,undefined", *wraps]
         subprocess.run(["clang", *flags, *parts, "-lpthread", "-o", BUILD / name], check=True)
+
+
+def build_engine() -> None:
+    """Compile the engine for the targets in Python; the binding stays as it is."""
+    ENGINE.mkdir(exist_ok=True)
+    (binding,) = NATIVE.glob("_binding.*.so")
+    link = ENGINE / binding.name
+    link.unlink(missing_ok=True)
+    link.symlink_to(binding)
+    library = ENGINE / f"_engine{sysconfig.get_config_var('EXT_SUFFIX')}"
+    sources = sorted((NATIVE / "engine").glob("*.c"))
+    newest = max(path.stat().st_mtime for path in (*sources, *NATIVE.rglob("*.h")))
+    if library.exists() and library.stat().st_mtime > newest:
+        return
+    flags = [*FLAGS, "-Wno-cast-function-type", "-Wno-missing-field-initializers"]
+    flags += ["-shared", "-fPIC", "-fvisibility=hidden", *IN_PYTHONS_PROCESS]
+    flags += [f"-I{NATIVE}", f"-I{sysconfig.get_path('include')}"]
+    subprocess.run(["clang", *flags, *sources, "-o", library], check=True)
+
+
+def environment_of(name: str) -> dict[str, str]:
+    """Return what is set for a target."""
+    if name not in IN_PYTHON:
+        return os.environ | OPTIONS
+    # Atheris brings libFuzzer and the address sanitizer in one library, for extensions in C.
+    (runtime,) = Path(sysconfig.get_path("platlib")).glob("asan_with_fuzzer.so")
+    return os.environ | OPTIONS_IN_PYTHON | {"LD_PRELOAD": str(runtime)}
 
 
 def how_to_watch(source: Path) -> tuple[str, ...]:
@@ -156,7 +200,7 @@ def start(name: str, runs: int) -> Running:
     ]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | OPTIONS, cwd=ROOT
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment_of(name), cwd=ROOT
         )
     return Running(name, runs, process, log, time.monotonic())
 
