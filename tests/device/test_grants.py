@@ -17,6 +17,7 @@ from tests.device.late_writes import CANARY, SIZES, end_under_writes, memory_of,
 from tests.device.players import OWN_RECEIVES, REMOTE, both_ways, connected, one_loop, until
 from tests.devices import ADDRESS, DEVICE, kernel_objects
 from tests.internals import endpoint_of
+from tests.soak.expiry import lateness
 
 pytestmark = pytest.mark.anyio
 
@@ -27,6 +28,10 @@ ROUNDS = int(os.environ.get("AIORDMA_GRANT_ROUNDS", {SOFTWARE: 400, "siw0": 20}.
 """How often a grant ends under a peer that writes: AIORDMA_GRANT_ROUNDS=10000 for long."""
 BATCH = 200 if DEVICE == SOFTWARE else 10
 """At most so many rounds in one test."""
+
+LATEST = 10.0
+"""Seconds after which an end counts as one that does not come (docs/guarantees.md). It is no
+measure of speed."""
 
 
 async def refused(client: aiordma.Connection, remote: RemoteMemory) -> None:
@@ -346,6 +351,13 @@ async def test_a_grant_expires_within_its_block(kind: str) -> None:
             buffer[:] = bytes([CANARY]) * len(buffer)
             await client.ended()
             assert buffer.count(CANARY) == len(buffer)
+
+
+@one_loop
+async def test_expiry_is_not_delayed_by_a_peer_that_writes() -> None:
+    async with aiordma.listen(ADDRESS, 0) as listener:
+        for _ in range(3):
+            assert await lateness(listener, ADDRESS, is_written=True) < LATEST
 
 
 @one_loop

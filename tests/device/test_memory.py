@@ -2,7 +2,8 @@
 
 import random
 import threading
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -11,8 +12,9 @@ import pytest
 import aiordma
 from aiordma import Access, MemoryRegion
 from aiordma._base.provider import SOFTWARE
+from tests.connections import connect_to
 from tests.device.players import OWN_RECEIVES, REMOTE, both_ways, connected, one_loop, until
-from tests.devices import DEVICE
+from tests.devices import ADDRESS, DEVICE
 from tests.internals import endpoint_of
 
 pytestmark = pytest.mark.anyio
@@ -249,3 +251,28 @@ async def test_no_late_byte_after_a_region_was_closed() -> None:
             buffer[:] = bytes([CANARY]) * size
             await client.ended()
             assert buffer.count(CANARY) == size
+
+
+def pinned_kib() -> int:
+    """The pinned memory of this process, which RLIMIT_MEMLOCK limits."""
+    (line,) = [
+        line for line in Path("/proc/self/status").read_text().splitlines() if "VmPin" in line
+    ]
+    return int(line.split()[1])
+
+
+@one_loop
+@pytest.mark.capability("kernel")
+@pytest.mark.parametrize(("options", "each"), [({}, 256), ({"receive_size": 1024}, 16)])
+async def test_connections_pin_their_receives_only(options: dict[str, Any], each: int) -> None:
+    """As docs/memory.md says: and what is not used any more is given back, but for a part."""
+    count, slab = 8, 1024
+    async with aiordma.listen(ADDRESS, 0, **options) as listener, AsyncExitStack() as stack:
+        before = pinned_kib()
+        for _ in range(count):
+            for end in await connect_to(listener, ADDRESS, **options):
+                await stack.enter_async_context(end)
+        grown = pinned_kib() - before
+        assert 2 * count * each <= grown <= 2 * count * each + slab
+        await stack.aclose()
+        assert pinned_kib() - before <= slab
