@@ -48,8 +48,8 @@ class DmabufRegion(MemoryRegion):
         access: the permitted access: LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC,
             RELAXED_ORDERING. LOCAL_WRITE is added if a remote permission requires it.
         iova: the region's `address`; commonly the address of the memory in the GPU's own space, so
-            that its pointers are the addresses of work requests. It must lie as many bytes into a
-            page as `offset` does. None: `offset`, the same number.
+            that its pointers are the addresses of work requests. It and `offset` lie the same
+            number of bytes into a page. None: the number of `offset`.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type, or is out of range; or the iova does
