@@ -21,6 +21,7 @@ from aiordma.verbs import (
     ProtectionDomain,
     RegistrableMemory,
 )
+from aiordma.verbs.dmabuf import checked_part
 from aiordma.verbs.gpu_memory import register_anywhere
 
 __all__ = ("Domain", "DomainArgument", "DomainChoice")
@@ -120,6 +121,7 @@ class Domain:
 
         See: man ibv_reg_dmabuf_mr.
         """
+        fd, length, offset, iova = checked_part(fd, length, offset, iova, "register_dmabuf")
         return await self._state.register(
             lambda domain: DmabufRegion(domain, fd, length, offset=offset, access=access, iova=iova)
         )

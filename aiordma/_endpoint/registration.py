@@ -5,6 +5,7 @@ from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.staging import register_memory
 from aiordma.verbs import DmabufRegion, MemoryRegion, RegistrableMemory
+from aiordma.verbs.dmabuf import checked_part
 
 __all__ = ("register", "register_dmabuf", "register_in_thread")
 
@@ -24,6 +25,7 @@ def register_dmabuf(
 ) -> DmabufRegion:
     """Register a dma-buf until the endpoint's end. See `Connection.register_dmabuf`."""
     endpoint.require_usable()
+    fd, length, offset, iova = checked_part(fd, length, offset, iova, "register_dmabuf")
     region = DmabufRegion(endpoint.domain, fd, length, offset=offset, access=access, iova=iova)
     endpoint.adopt(region)
     return region

@@ -18,7 +18,7 @@ from aiordma.verbs.device import ProtectionDomain
 from aiordma.verbs.foreign_memory import RegistrableMemory
 from aiordma.verbs.memory import MemoryRegion
 
-__all__ = ("DmabufRegion",)
+__all__ = ("DmabufRegion", "checked_part")
 
 _WRITING = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _PERMITTED = Access.LOCAL_WRITE | Access.REMOTE_READ | _WRITING | Access.RELAXED_ORDERING
@@ -75,11 +75,8 @@ class DmabufRegion(MemoryRegion):
         iova: int | None = None,
     ) -> None:
         resource(domain, "domain", "a ProtectionDomain", "DmabufRegion")
-        fd = whole_number(fd, "fd", 0, 2**31 - 1)
-        length = whole_number(length, "length", 1, 2**63 - 1)
-        offset = whole_number(offset, "offset", 0, 2**63 - 1)
+        fd, length, offset, iova = checked_part(fd, length, offset, iova, "DmabufRegion")
         access = _checked(access)
-        iova = offset if iova is None else whole_number(iova, "iova", 0, 2**64 - 1)
         if iova + length > 2**64:
             raise ValueError(f"iova={iova:#x}: the region would end beyond the address space")
         if (iova - offset) % PAGESIZE:
@@ -164,6 +161,21 @@ class DmabufRegion(MemoryRegion):
 
     def _let_go(self) -> None:
         self._owner = None
+
+
+def checked_part(
+    fd: Any, length: Any, offset: Any, iova: Any, call: str
+) -> tuple[int, int, int, int]:
+    """Return the numbers that describe a part of a dma-buf, after checking them.
+
+    Raises:
+        TypeError, ValueError: one has the wrong type, or is out of range.
+    """
+    fd = whole_number(fd, "fd", 0, 2**31 - 1, call)
+    length = whole_number(length, "length", 1, 2**63 - 1, call)
+    offset = whole_number(offset, "offset", 0, 2**63 - 1, call)
+    iova = offset if iova is None else whole_number(iova, "iova", 0, 2**64 - 1, call)
+    return fd, length, offset, iova
 
 
 def _checked(access: Any) -> Access:

@@ -2,9 +2,12 @@
 of the call, by the parameter's name, and nothing of it is left."""
 
 import inspect
+import os
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from mmap import PAGESIZE
 from typing import Any
 
 import anyio
@@ -73,6 +76,14 @@ def bad_values(kind: object) -> list[tuple[Any, type[Exception]]]:
         assert kind is An
         wrong = [5, "x", b"x", object()]
     return [(value, TypeError) for value in wrong] + [(value, ValueError) for value in beyond]
+
+
+@cache
+def page() -> int:
+    """Return the descriptor of a page of memory, which stays open."""
+    memory = os.memfd_create("page")
+    os.ftruncate(memory, PAGESIZE)
+    return memory
 
 
 @dataclass
@@ -186,6 +197,18 @@ CONNECTION: dict[str, Call] = {
         lambda w, **k: w.client.register(**k),
         lambda w: {"buffer": bytearray(8)},
         {"buffer": BUFFER, "access": ACCESS},
+    ),
+    "register_dmabuf": Call(
+        lambda w, **k: w.client.register_dmabuf(**k),
+        lambda w: {"fd": page(), "length": PAGESIZE},
+        {
+            "fd": Whole(31),
+            "length": Whole(63),
+            "offset": Whole(63),
+            "access": ACCESS,
+            "iova": Whole(64, none=True),
+        },
+        "dmabuf",
     ),
     "register_in_thread": Call(
         lambda w, **k: w.client.register_in_thread(**k),

@@ -13,6 +13,7 @@ import pytest
 
 import aiordma
 from aiordma._endpoint import staging
+from aiordma.verbs import gpu_memory
 from tests.device.players import OWN_RECEIVES, connected, until
 from tests.devices import ADDRESS, DEVICE, kernel_objects
 
@@ -214,14 +215,15 @@ async def test_lack_of_memory_releases_idle_registrations(monkeypatch: pytest.Mo
         cache, data = client.registrations, array(1)
         await client.send(data.data)
         await server.receive()
+        register_anywhere = gpu_memory.register_anywhere
         lacking = [aiordma.VerbsCallError(errno.ENOMEM, "ibv_reg_mr")]
 
         def register(*arguments: Any) -> aiordma.MemoryRegion:
             if lacking:
                 raise lacking.pop()
-            return aiordma.MemoryRegion(*arguments)
+            return register_anywhere(*arguments)
 
-        monkeypatch.setattr(staging, "MemoryRegion", register)
+        monkeypatch.setattr(staging, "register_anywhere", register)
         region = client.register(bytearray(8))
         assert len(region) == 8
         assert len(cache) == 0

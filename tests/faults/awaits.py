@@ -11,6 +11,7 @@ import pytest
 import aiordma
 from aiordma import Access
 from tests.cells import Arena
+from tests.device.dmabufs import pages
 from tests.device.players import connected, reactor_in_use, until
 from tests.devices import ADDRESS, own_group
 from tests.faults.suspensions import CANCELLED, Cut
@@ -389,9 +390,9 @@ async def aclose(cut: Cut) -> None:
         cut.reached |= ended.reached
 
 
-@of("Domain.aclose", "Domain.__aexit__", "Domain.register")
+@of("Domain.aclose", "Domain.__aexit__", "Domain.register", "Domain.register_dmabuf")
 async def domain(cut: Cut) -> None:
-    for name in ("aclose", "__aexit__", "register"):
+    for name in ("aclose", "__aexit__", "register", "register_dmabuf"):
         own = Cut(cut.at, cut.mode)
         opened = await aiordma.open_domain(ADDRESS)
         buffer = bytearray(4096)
@@ -399,6 +400,9 @@ async def domain(cut: Cut) -> None:
             await own.run(opened.aclose())
         elif name == "__aexit__":
             await own.run(opened.__aexit__(None, None, None))
+        elif name == "register_dmabuf":
+            with pages(1) as memory:  # the region keeps a descriptor of its own
+                await own.run(opened.register_dmabuf(memory.fd, memory.length))
         else:
             region = await own.run(opened.register(buffer))
             if region is CANCELLED:

@@ -1,18 +1,17 @@
-"""A program: send garbage to a device of the kernel's while a connection of it echoes and a
-listener accepts, and compare every byte.
+"""A program: send garbage to a device of rxe while a connection of it echoes and a listener
+accepts, and compare every byte.
 
-On RoCE the garbage is packets to UDP port 4791: for the queue pair of the connection, and for the
-connection manager. On iWARP it is bytes to the listener's TCP port. It prints, as JSON, what became
+The garbage is packets to UDP port 4791: for the queue pair of the connection, for those of other
+connections, and for the connection manager. It prints, as JSON, what became
 of the connection and of the listener under each kind of garbage, and how the process has grown when
 it came once more.
 """
 
 import json
 import random
-import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,6 @@ from tests.connections import connect_to
 from tests.internals import endpoint_of
 from tests.kernel_objects import kernel_counts
 from tests.soak.process import resident_kib
-from tests.unit.mpa_peer import CRC, MARKERS, Frame
 
 from .roce import (
     ACKNOWLEDGE,
@@ -257,53 +255,6 @@ def flipped_requests(aim: Aim) -> Iterator[Send]:
         yield to_manager(aim, bytes(mad))
 
 
-# -- bytes to a listener of iWARP -----------------------------------------------------------------
-
-
-def _to_listener(aim: Aim, *parts: bytes) -> None:
-    """Connect by TCP, send, and leave."""
-    with (
-        suppress(OSError),  # the device may have reset the connection
-        socket.create_connection((SERVER, aim.port), SECONDS, (CLIENT, 0)) as peer,
-    ):
-        for part in parts:
-            peer.sendall(part)
-
-
-def other_protocols(aim: Aim) -> Iterator[Send]:
-    for data in (b"", b"\0", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n"):
-        yield partial(_to_listener, aim, data)
-    for _ in range(20):
-        yield partial(_to_listener, aim, aim.chance.randbytes(aim.chance.randrange(2000)))
-
-
-def truncated_frames(aim: Aim) -> Iterator[Send]:
-    whole = Frame(private_data=b"who I am").pack()
-    for length in range(len(whole)):
-        yield partial(_to_listener, aim, whole[:length])
-
-
-def absurd_frames(aim: Aim) -> Iterator[Send]:
-    frames = [
-        Frame(is_reply=True),
-        *(Frame(revision=revision) for revision in (0, 3, 255)),
-        *(Frame(flags=flags) for flags in (0, MARKERS, CRC, 0xFF)),
-        Frame(inbound=0xFFFF, outbound=0xFFFF),
-        Frame(private_data=bytes(512)),
-        Frame(private_data=bytes(65531)),
-    ]
-    for frame in frames:
-        yield partial(_to_listener, aim, frame.pack())
-    claimed = Frame().pack()
-    for size in (3, 513, 0xFFFF):  # of the private data
-        yield partial(_to_listener, aim, claimed[:18] + size.to_bytes(2, "big") + claimed[20:])
-
-
-def random_after_handshake(aim: Aim) -> Iterator[Send]:
-    for _ in range(20):
-        yield partial(_to_listener, aim, Frame().pack(), aim.chance.randbytes(300))
-
-
 # -- a hostile peer -------------------------------------------------------------------------------
 
 
@@ -347,12 +298,6 @@ MESSAGES: tuple[Kind, ...] = (
     absurd_requests,
     flipped_requests,
 )
-STREAMS: tuple[Kind, ...] = (
-    other_protocols,
-    truncated_frames,
-    absurd_frames,
-    random_after_handshake,
-)
 
 COUNTERS = ("duplicate_request", "out_of_seq_request")
 """Of rxe: what it counts of a packet that is right, except for its sequence number."""
@@ -362,7 +307,7 @@ class Victim:
     """A connection that echoes, and a listener that accepts.
 
     Args:
-        driver: "rxe" or "siw".
+        driver: that of the devices, rxe.
         listener: it serves, by echoing.
         quiet: a listener without a task.
         near, far: both ends of the connection; `far` is the server's.
@@ -459,9 +404,8 @@ GROUPS: dict[str, dict[str, Attack]] = {
     "packets": _attacks(*PACKETS),
     "messages": _attacks(*MESSAGES),
     "peers": {hostile_peers.__name__: hostile_peers},
-    "streams": _attacks(*STREAMS),
 }
-REACHING_PROGRAMS = ("messages", "streams")
+REACHES_PROGRAMS = "messages"
 """These come twice, which shows whether the process grows."""
 
 
@@ -509,8 +453,6 @@ def _text(error: BaseException) -> str:
 
 
 def _counters(driver: str) -> dict[str, int]:
-    if driver != "rxe":
-        return {}
     folder = Path(f"/sys/class/infiniband/{driver}2/ports/1/hw_counters")
     return {name: int((folder / name).read_text()) for name in COUNTERS}
 
@@ -559,10 +501,9 @@ async def _run(driver: str, name: str) -> Found:
     taint, objects = _taint(), kernel_counts(f"{driver}2")
     found: Found = {}
     async with anyio.create_task_group() as group, _victim(driver, group) as victim:
-        if driver == "rxe":
-            found["a right request"] = (await _request_arrives(victim)).decode()
+        found["a right request"] = (await _request_arrives(victim)).decode()
         found["attacks"] = await _attack(victim, name)
-        if name in REACHING_PROGRAMS:
+        if name == REACHES_PROGRAMS:
             before = resident_kib()
             found["again"] = await _attack(victim, name)
             found["grown_kib"] = resident_kib() - before

@@ -117,10 +117,6 @@ class TestGarbage:
             assert outcomes["stranger"]["out_of_seq_request"] == 0
         check_garbage(found)
 
-    @pytest.mark.capability("iwarp")
-    def test_garbage_to_an_iwarp_listener_harms_nothing(self, wire: None) -> None:
-        check_garbage(ran("tests.faults.garbage", "siw", "streams"))
-
 
 def check_garbage(found: dict[str, Any]) -> None:
     """Each echo and each connect under garbage was right, and nothing is left of it."""

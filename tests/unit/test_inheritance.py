@@ -18,6 +18,11 @@ from tests.unit.sources import PACKAGE, modules
 MOST = 2
 """Levels of inheritance among classes of ours: a class and its base."""
 
+DEEPER = {"DmabufRegion"}
+"""What programs take for its base (isinstance), as they do with exceptions: a MemoryRegion whose
+memory the CPU does not access. Its base has two bases itself, the storage in C and the life of a
+kernel object."""
+
 C_TYPES = f"{PACKAGE}._native._engine"
 
 
@@ -71,11 +76,14 @@ def test_the_classes_are_found() -> None:
     # Else the next tests could not fail.
     names = {kind.__name__ for kind in classes()}
     assert {"Connection", "Endpoint", "Port", "SharedPort", "Drain", "_RefusedCall"} <= names
-    assert {depth(kind) for kind in classes()} == {1, MOST}
+    flat = {kind for kind in classes() if kind.__name__ not in DEEPER}
+    assert {depth(kind) for kind in flat} == {1, MOST}
+    assert {kind.__name__ for kind in classes() - flat} == DEEPER
 
 
 def test_no_class_inherits_through_more_than_two_levels() -> None:
-    assert sorted(repr(kind) for kind in classes() if depth(kind) > MOST) == []
+    deep = {kind.__name__ for kind in classes() if depth(kind) > MOST}
+    assert deep == DEEPER
 
 
 def test_no_class_inherits_from_two_of_ours() -> None:
