@@ -150,8 +150,9 @@ class DmabufRegion(MemoryRegion):
             iova=self.address + offset,
         )
 
-    def _outlive(self) -> None:
-        """Do nothing: the device keeps the memory until it is deregistered."""
+    def _owner_of_memory(self) -> object:
+        # The device keeps the pages. A GPU's allocator could give them to another tensor.
+        return self._owner
 
     def _destroy(self) -> None:
         try:

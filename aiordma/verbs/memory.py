@@ -36,7 +36,7 @@ __all__ = (
     "retire_all",
 )
 
-_OUTLIVING: list[memoryview] = []
+_OUTLIVING: list[object] = []
 """Memory that the device may still access after its region was collected; never freed."""
 _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _NEED_LOCAL_WRITE = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
@@ -434,14 +434,15 @@ class MemoryRegion(RegionBase, Resource):
 
     def _disown(self) -> None:
         if self._users:
-            self._outlive()
+            # The region is collected together with the requests that use it, and their queue pair,
+            # in any order. The memory must outlive all of them.
+            _OUTLIVING.append(self._owner_of_memory())
             self._users = 0
         super()._disown()
 
-    def _outlive(self) -> None:
-        # The region is collected together with the requests that use it, and their queue pair, in
-        # any order. The memory must outlive all of them.
-        _OUTLIVING.append(self._view)
+    def _owner_of_memory(self) -> object:
+        """Return what has to live as long as the device uses the memory."""
+        return self._view
 
     def _destroy(self) -> None:
         self._on_close()

@@ -8,6 +8,7 @@ import gc
 import mmap
 import os
 import subprocess
+import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -249,6 +250,25 @@ async def test_region_keeps_the_tensor_and_gives_it_back(gpu: Gpu, kind: Any) ->
         tensor = None
         gc.collect()
         assert gone() is None
+
+
+class Lent(WithInterface):
+    """One that is counted."""
+
+
+def test_tensor_outlives_a_collected_region_in_use(gpu: Gpu) -> None:
+    """A GPU's allocator could give the tensor's memory to another one, while the device writes."""
+
+    def forget() -> None:
+        domain = aiordma.ProtectionDomain(aiordma.Device("software").open())
+        gpu_memory.register_anywhere(domain, Lent(), None)[:]._hold()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        forget()
+        gc.collect()
+    # A weak reference would be cleared: the collector found the tensor, which was then kept.
+    assert [type(each) for each in gc.get_objects() if isinstance(each, Lent)] == [Lent]
 
 
 async def test_read_only_tensor_permits_no_writing(gpu: Gpu) -> None:
