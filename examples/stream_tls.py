@@ -14,15 +14,15 @@ async def shout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-async def main(host: str, certificate: str, key: str) -> None:
-    ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
-    ours.load_cert_chain(certificate, key)
-    theirs.load_verify_locations(certificate)
+async def main(host: str, cert: str, key: str) -> None:
+    ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=cert)
+    ours.load_cert_chain(cert, key)
     async with await start_server(shout, host, 0, ssl=ours) as server:
         reader, writer = await open_connection(*server.sockets[0].getsockname(), ssl=theirs)
         writer.write(b"hello\n")
         print(writer.get_extra_info("cipher")[1], await reader.read())
         writer.close()
+        await writer.wait_closed()
 
 
 if __name__ == "__main__":
