@@ -853,9 +853,14 @@ class Endpoint:
         self.close()
         await outwait(self.life.closed)
 
+    def expect_close(self) -> None:
+        """The program has closed what is built on this connection, which closes it in turn once the
+        peer has everything: until then it is not one that the program left open."""
+        self._reported = True
+
     def left_open(self) -> str:
         """Return its name for the warning that the program did not close it; "" once it has been
-        reported, or is being closed."""
+        reported, or is being closed, or is expected to be."""
         return "" if self._reported or self.life.is_closing else with_origin(self, self.life.origin)
 
     @deferring

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import suppress
 from threading import current_thread, get_ident, main_thread
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -255,7 +256,11 @@ class _AsyncioEventLoop(_Face):
             self._loop.add_reader(fd, callback if hot else uninterrupted(callback))
 
     def unwatch(self, fd: int) -> None:
-        if not self._loop.is_closed():
+        if self._loop.is_closed():
+            return
+        # From Python 3.13 on, the debug mode imports a module to describe the callback that it has
+        # taken out, and an interpreter that ends imports none.
+        with suppress(ImportError):
             self._loop.remove_reader(fd)
 
     def poll(self, drain: object) -> bool:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import warnings
 import weakref
 from asyncio.constants import _SendfileMode
 from asyncio.transports import _FlowControlMixin
@@ -15,6 +14,7 @@ from typing import Any, Protocol, cast
 from aiordma._base.arguments import Buffer
 from aiordma._base.errors import RdmaError
 from aiordma._base.interrupts import deferring, uninterrupted
+from aiordma._base.origin import warn_unclosed, with_origin
 from aiordma._connection.connection import Connection
 from aiordma.streams.sockets import Readiness, StreamSocket, socket_name
 from aiordma.verbs.memory import flat_view
@@ -192,7 +192,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
     def _schedule(self) -> None:
         # A completion can be delivered inside a task or a protocol's call: asyncio's protocols
         # expect to be called from the loop.
-        if not self._scheduled and not self._loop.is_closed():
+        if not self._scheduled and not self._has_loop_ended():
             self._scheduled = True
             # A SIGINT is handled when the protocol has what was read. The protocol is called in
             # the context in which the transport was made, as by asyncio: the completion may be
@@ -432,7 +432,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         """
         if self._closing:
             return
-        self._closing = True
+        self._note_closing()
         if not self._backlog:
             self._finish()
 
@@ -443,6 +443,14 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         Raises: nothing.
         """
         self._force_close(None)
+
+    def _has_loop_ended(self) -> bool:
+        # A loop that was never closed has ended, too, when its tasks are collected.
+        return self._connection._endpoint.loop.has_ended
+
+    def _note_closing(self) -> None:
+        self._closing = True
+        self._connection._endpoint.expect_close()
 
     def _fatal(self, error: BaseException) -> None:
         """End the connection with an error, as asyncio's transports do: its protocol's
@@ -458,7 +466,8 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             return
         self._backlog.clear()
         self._backlog_bytes = 0
-        self._closing = self._lost = True
+        self._lost = True
+        self._note_closing()
         self._lose_soon(error)
 
     def _finish(self) -> None:
@@ -475,7 +484,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             lose()
 
     def _lose_soon(self, error: BaseException | None) -> None:
-        if self._losing or self._loop.is_closed():
+        if self._losing or self._has_loop_ended():
             return
         self._losing = True
         if self._end_timer is not None:
@@ -507,5 +516,10 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             self._on_lost(self)
 
     def __del__(self) -> None:
-        if not getattr(self, "_closing", True):
-            warnings.warn(f"unclosed transport {self!r}", ResourceWarning, 2, self)
+        if getattr(self, "_closing", True):
+            return
+        endpoint = self._connection._endpoint
+        if endpoint.left_open():  # else the end of the loop has named the connection
+            endpoint.expect_close()  # one warning for both
+            place = endpoint.life.origin
+            warn_unclosed(f"unclosed transport {with_origin(self, place)}", self)

@@ -15,7 +15,7 @@ from tests.devices import ADDRESS, DeviceUnderTest
 from tests.forked import python
 from tests.unit.sources import ROOT
 
-__all__ = ("LOOPS", "PATIENCE", "End", "begin", "errors_in", "finish", "interrupt")
+__all__ = ("LOOPS", "PATIENCE", "End", "begin", "errors_in", "finish", "interrupt", "said_by_us")
 
 LOOPS = ["asyncio", "uvloop", "polling", "trio"]
 
@@ -25,8 +25,21 @@ PATIENCE = 90
 AT_A_TIME = 2
 ERROR_LINE = re.compile(r"^(?:[ |+-]*)((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Warning|Group))\b")
 UNRETRIEVED = re.compile(r"^.*\bfailed, and the errors? never retrieved:.*\n.*\n", re.MULTILINE)
+STREAM_WRITER = re.compile(
+    r"^(?:Exception ignored (?:in|while)\b.*<function StreamWriter\.__del__.*\n"
+    r"(?:Traceback .*\n)?(?:  .*\n)*)(?:\w*Warning|\w*Error): .*\n",
+    re.MULTILINE,
+)
+"""From Python 3.12 on, asyncio's StreamWriter itself warns when it is collected unclosed."""
 INTERRUPTS = {"KeyboardInterrupt", "asyncio.exceptions.CancelledError"}
 """asyncio.run makes a KeyboardInterrupt of the main task's cancellation."""
+
+
+def said_by_us(said: str) -> list[str]:
+    """Return the lines of a standard error, without what asyncio says by itself: of slow callbacks,
+    which a busy machine has, and of its StreamWriter."""
+    lines = STREAM_WRITER.sub("", said).splitlines()
+    return [line for line in lines if not line.startswith("Executing <")]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from tests.conftest import BACKENDS
-from tests.device.life import LOOPS, PATIENCE, begin, errors_in, finish, interrupt
+from tests.device.life import LOOPS, PATIENCE, begin, errors_in, finish, interrupt, said_by_us
 from tests.device.players import both_ways, connected
 from tests.devices import DEVICE, DeviceUnderTest
 
@@ -43,9 +43,7 @@ DESTROYED = ("Task was destroyed but it is pending!", "task: <Task pending")
 def test_closed_program_is_silent_in_development_mode(loop: str, device: DeviceUnderTest) -> None:
     """With -X dev the event loops run in debug mode, and with -W error each warning is an error."""
     ended = finish(begin(device, loop, "close", "-X", "dev", "-W", "error"))
-    # asyncio's debug mode reports slow callbacks, which a busy machine has.
-    lines = [line for line in ended.said.splitlines() if not line.startswith("Executing <")]
-    assert (ended.status, ended.printed, lines) == (0, "open\n", [])
+    assert (ended.status, ended.printed, said_by_us(ended.said)) == (0, "open\n", [])
 
 
 @pytest.mark.parametrize(("loop", "end"), ENDS)
@@ -68,7 +66,7 @@ def test_requests_in_flight_harm_no_end_in_development_mode(
     # "Exception ignored in" is how Python reports a finalizer's.
     assert errors_in(ended.said) <= {"ResourceWarning", "Exception"}, ended.said
     if end in ("return", "exit"):
-        (line,) = [each for each in ended.said.splitlines() if not each.startswith("Executing <")]
+        (line,) = said_by_us(ended.said)
         assert line.startswith("ResourceWarning: left open at the end of the event loop: ")
 
 

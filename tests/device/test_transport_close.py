@@ -123,3 +123,45 @@ def test_the_end_of_the_peers_data_fails_a_close_with_a_backlog(run: Run) -> Non
             assert isinstance(client.error, ConnectionError)
 
     run(main)
+
+
+# -- warnings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backlog", [0, 500_000])
+@pytest.mark.parametrize("kind", ["the one that connected", "the one that was accepted"])
+def test_a_transport_that_still_closes_at_the_end_of_the_loop_is_not_called_left_open(
+    run: Run, kind: str, backlog: int, recwarn: pytest.WarningsRecorder
+) -> None:
+    """With or without a backlog, its close waits for a peer that does not read."""
+    kept: list[Any] = []
+
+    async def main() -> None:
+        servers: list[Recorder] = []
+
+        def make() -> Recorder:
+            servers.append(Recorder())
+            return servers[-1]
+
+        server = await streams.create_server(make, ADDRESS, 0, buffer_size=8192)
+        address = server.sockets[0].getsockname()
+        _, client = await streams.create_connection(Recorder, *address, buffer_size=8192)
+        kept.append(server)
+        client.transport.write(b"?")
+        while not servers:
+            await asyncio.sleep(0.001)
+        await servers[0].until(lambda: bool(servers[0].data))
+        ends = [client, servers[0]]
+        if kind != "the one that connected":
+            ends.reverse()
+        closing, reading = ends
+        reading.transport.pause_reading()
+        closing.transport.write(bytes(backlog))
+        closing.transport.close()
+        kept.extend(ends)
+        server.close()
+
+    run(main)
+    text = "; ".join(str(each.message) for each in recwarn)
+    # The side that does not read was left open, and the other one was not.
+    assert text.count("<Connection ") == 1, text
