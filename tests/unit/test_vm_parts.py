@@ -16,6 +16,7 @@ from tests.waiting import wait_until
 MAKEFILE = """
 one: ; @echo this is one; echo >was-here-one; while ! test -e was-here-two; do sleep 0.01; done
 two: ; @echo this is two; echo >was-here-two; while ! test -e was-here-one; do sleep 0.01; done
+later: ; @sleep 0.3
 bad: ; @echo this is bad; exit 3
 endless: ; @echo $$$$ >pid; mv pid was-here-endless; exec sleep 600
 """
@@ -62,8 +63,22 @@ def test_progress_is_reported_while_a_part_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(parts, "PROGRESS_SECONDS", 0.001)
-    assert parts.run("make", ["one", "two"], tmp_path) == 0
-    assert re.search(r" \d+ s: one prepares", capfd.readouterr().out)
+    assert parts.run("make", ["one", "two", "later"], tmp_path) == 0
+    assert re.search(r" \d+ s: later prepares", capfd.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("processors", "asked", "given"),
+    [(2, None, "1"), (2, "2", "2"), (4, None, None), (None, None, "1")],
+)
+def test_guests_get_one_processor_where_the_machine_has_few(
+    monkeypatch: pytest.MonkeyPatch, processors: int | None, asked: str | None, given: str | None
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: processors)
+    monkeypatch.delenv("VM_SMP", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("VM_SMP", asked)
+    assert parts.environment().get("VM_SMP") == given
 
 
 @pytest.mark.parametrize(

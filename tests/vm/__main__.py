@@ -15,7 +15,8 @@ SETTINGS = """settings, by environment:
   BED=qemu|uml            Debian's stock kernel in QEMU (the default), or a user-mode kernel
   VM_TIMEOUT=seconds      after which the command is ended; 600
   VM_VETH=1               two more devices, joined by a veth pair
-  VM_SMP=processors       2; siw: 1, because it has faults with more (docs/devices.md)
+  VM_SMP=processors       2; siw: 1, because it has faults with more (docs/devices.md). `make test`
+                          on fewer than four processors: 1 (a second would spin while it waits)
   VM_MEM=megabytes        2048
   VM_KERNEL=              kept from the first use; "apt" asks apt again. A release of Debian's
                           kernel for QEMU (6.1.0-50-amd64), a series for BED=uml (6.1)
