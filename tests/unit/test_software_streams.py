@@ -5,6 +5,7 @@ import fcntl
 import os
 import select
 import socket
+import stat
 import struct
 import sys
 import termios
@@ -282,9 +283,11 @@ def device_socket(peer: socket.socket) -> socket.socket:
     """Return the device's end of a connection, as a second descriptor of the same socket."""
     for name in os.listdir("/proc/self/fd"):
         try:
+            if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
+                continue
             found = socket.socket(fileno=os.dup(int(name)))
         except OSError:
-            continue  # not a socket, or closed by now
+            continue  # closed by now
         with suppress(OSError):
             if found.getpeername() == peer.getsockname():
                 return found

@@ -49,7 +49,9 @@ class Guest:
         """QEMU's arguments. It dies with this process, however that ends (setpriv)."""
         arguments = ["setpriv", "--pdeathsig", "KILL", PROGRAM, *accelerator]
         arguments += ["-nodefaults", "-display", "none", "-no-reboot"]
-        arguments += ["-smp", self.processors, "-m", self.memory]
+        # A second one that is never there still gives rxe a second completion vector.
+        arguments += ["-smp", f"{self.processors},maxcpus={max(2, int(self.processors))}"]
+        arguments += ["-m", self.memory]
         arguments += ["-kernel", str(self.image), "-initrd", str(self.initramfs)]
         parameters = [KERNEL_PARAMETERS]
         if accelerator == EMULATION:
