@@ -23,6 +23,7 @@ HERE = [
     for block in ALL
     if DEVICE == SOFTWARE or not any(each in block.source for each in NATIVELY)
 ]
+PRINTING = [b for b in HERE if b.role in ("client", "alone") and b.page != "README.md"]
 SECONDS = "1" if DEVICE == SOFTWARE else "2"
 AT_PORT = ("--port", str(PORT))
 ELSEWHERE = {
@@ -35,7 +36,7 @@ def test_every_block_of_python_says_what_it_is() -> None:
     assert [str(block) for block in ALL if block.role not in ROLES] == []
 
 
-@pytest.mark.parametrize("block", [b for b in HERE if b.role in ("client", "alone")], ids=str)
+@pytest.mark.parametrize("block", PRINTING, ids=str)
 def test_a_program_prints_what_its_page_says(block: Block) -> None:
     if OF_VALKEY in block.source:
         with serving("-m", "tests.valkey.server", str(PORT)):
@@ -61,14 +62,15 @@ def test_a_test_in_a_page_passes_in_a_project_of_its_own(block: Block, tmp_path:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_first_program_of_the_readme_serves_the_example_client() -> None:
-    (block,) = [b for b in ALL if b.page == "README.md"]
-    # It prints nothing; say when it listens, as the examples do.
-    source = block.source.replace("as listener:\n", "as listener:\n        print('listening')\n")
-    with serving("-u", "-c", source):
+def test_the_first_programs_of_the_readme_understand_each_other_and_the_example() -> None:
+    server, client = [b for b in ALL if b.page == "README.md"]
+    with serving("-u", "-c", server.source):
         done = run("examples/echo_client.py", ADDRESS, "--count", "2", *AT_PORT)
-    assert done.returncode == 0, done.stderr
-    assert "received b'hello 1 over RDMA'" in done.stdout
+        assert done.returncode == 0, done.stderr
+        assert "received b'hello 1 over RDMA'" in done.stdout
+        done = run("-c", client.source)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"b'hello over RDMA' through {DEVICE}\n"
 
 
 def test_the_echo_examples_understand_each_other() -> None:
