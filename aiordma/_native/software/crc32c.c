@@ -10,7 +10,8 @@
 
 #include <string.h>
 
-enum { REVERSED_POLYNOMIAL = 0x82f63b78u, SLICES = 8 };
+enum { REVERSED_POLYNOMIAL = 0x82f63b78u }; /* in C23 its values are unsigned */
+enum { SLICES = 8 };
 
 /* slices[n][byte]: the checksum of that byte with n bytes of zeros behind it. */
 static uint32_t slices[SLICES][256];
