@@ -13,6 +13,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
+from functools import partial
 from typing import Any
 
 import anyio
@@ -244,13 +245,17 @@ async def serving_protocols(
         await server.wait_closed()
 
 
-SERVERS = [serving, serving_protocols] if DEVICE == "software" else [serving]
-"""On rxe, each waits for the handshake's time limit."""
+SERVERS: dict[str, Callable[[DeviceUnderTest], AbstractAsyncContextManager[Victim]]] = {
+    "stream": serving,
+    "asyncio": serving_protocols,
+}
+if DEVICE != "software":  # On rxe, each waits for the handshake's time limit.
+    SERVERS = {"stream": partial(serving, accept_timeout=5.0)}
 
 
 @pytest.mark.capability("slow_handshakes")
 @pytest.mark.parametrize("message", ["long", "write"])
-@pytest.mark.parametrize("serves", SERVERS)
+@pytest.mark.parametrize("serves", SERVERS.values(), ids=SERVERS)
 @one_loop
 async def test_a_message_in_place_of_the_handshakes_end_stops_no_server(
     serves: Callable[[DeviceUnderTest], AbstractAsyncContextManager[Victim]],
