@@ -27,6 +27,11 @@ READ_BYTES = 256 * 1024
 """The most bytes of one data_received."""
 READS_AT_ONCE = 16
 """After so many calls of the protocol, other callbacks run."""
+UPGRADE_BYTES = 64 * 1024
+"""The most bytes of one, and of one call, once the protocol was replaced, as start_tls does. What
+comes with the handshake's end still goes to the old transport's reader. If that is more than the
+reader's limit (twice 64 KiB), it pauses the old transport, and asyncio from 3.13 on resumes the new
+one only."""
 _WARN_AFTER = 5
 """Writes to a lost connection are logged after so many, as asyncio does."""
 
@@ -150,6 +155,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         self._scheduled = False
         self._context = copy_context()
         self.set_protocol(protocol)
+        self._most_bytes, self._most_reads = READ_BYTES, READS_AT_ONCE
         # Separate callbacks, as in asyncio: the loop reports an error of connection_made, and the
         # transport goes on.
         loop.call_soon(protocol.connection_made, self)
@@ -179,6 +185,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         """
         self._protocol = protocol
         self._is_buffered = isinstance(protocol, asyncio.BufferedProtocol)
+        self._most_bytes, self._most_reads = UPGRADE_BYTES, 1
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         """As asyncio.BaseTransport.get_protocol.
@@ -240,13 +247,13 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
 
     def _deliver(self) -> None:
         path = self._path
-        for _ in range(READS_AT_ONCE):
+        for _ in range(self._most_reads):
             if self._paused or self._closing or not path.readable:
                 break
             if self._is_buffered:
                 self._fill_buffer(cast(asyncio.BufferedProtocol, self._protocol))
             else:
-                cast(asyncio.Protocol, self._protocol).data_received(path.read(READ_BYTES))
+                cast(asyncio.Protocol, self._protocol).data_received(path.read(self._most_bytes))
         if self._paused or self._closing:
             return
         if path.readable:
@@ -263,7 +270,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         view = flat_view(buffer, "get_buffer()")
         if not len(view):
             raise RuntimeError("get_buffer() returned an empty buffer")
-        protocol.buffer_updated(self._path.read_into(view))
+        protocol.buffer_updated(self._path.read_into(view[: self._most_bytes]))
 
     def _deliver_eof(self) -> None:
         if self._eof_delivered:
