@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager
 from types import GenericAlias, TracebackType
@@ -103,6 +104,10 @@ def opens(
 
     signature = inspect.signature(function)
     opened = GenericAlias(Opening, (signature.return_annotation,))
-    opener.__annotations__ = {**function.__annotations__, "return": opened}
+    annotations = {**function.__annotations__, "return": opened}
+    if sys.version_info >= (3, 14):  # from where another decorator's functools.wraps takes them
+        opener.__annotate__ = lambda _format: annotations
+    else:
+        opener.__annotations__ = annotations
     opener.__dict__["__signature__"] = signature.replace(return_annotation=opened)
     return opener

@@ -292,7 +292,9 @@ class _AsyncioEventLoop(_Face):
 
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         # The loop itself has only weak references to tasks.
-        task = self._loop.create_task(_Begun(_logged(function, name)), name=name)
+        # A name in the call would reach a program's task factory, which may not take one.
+        task = self._loop.create_task(_Begun(_logged(function, name)))
+        task.set_name(name)
         # A program may close its loop without cancelling its tasks. asyncio would then log an
         # error about this task, which the program did not create.
         task._log_destroy_pending = False  # type: ignore[attr-defined]

@@ -185,10 +185,15 @@ EFFECTS = """
 import json, logging, os, signal, sys, threading, warnings
 import anyio, anyio.abc, anyio.lowlevel, anyio.to_thread, asyncio, cffi, resource, socket
 
+def is_ours(number):
+    # libffi keeps its own file open from when cffi's part in C is imported.
+    path = "/proc/self/fd/" + number
+    return os.path.lexists(path) and "libffi" not in os.readlink(path)
+
 def look():
     return {
         "environment": dict(os.environ),
-        "descriptors": sorted(os.listdir("/proc/self/fd")),
+        "descriptors": sorted(number for number in os.listdir("/proc/self/fd") if is_ours(number)),
         "threads": threading.active_count(),
         "log handlers": [repr(handler) for handler in logging.root.handlers]
             + [repr(handler) for handler in logging.getLogger("aiordma").handlers],
