@@ -82,7 +82,7 @@ def memory_of(message: bytes) -> RemoteMemory:
         ValkeyProtocolError: there is no such memory: it is empty, or ends beyond the addresses.
     """
     _, address, length, rkey = _MEMORY.unpack(message)
-    if not length or address + length > 1 << 64:
+    if not length or address + length >= 1 << 64:  # as RemoteMemory
         raise ValkeyProtocolError(
             f"the peer announced impossible memory: {length} bytes at {address:#x}"
         )
