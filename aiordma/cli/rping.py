@@ -29,6 +29,7 @@ __all__ = (
     "next_message",
     "payload",
     "ping",
+    "shown",
 )
 
 PORT = 7174
@@ -61,14 +62,23 @@ def described(message: bytes, least: int = 1) -> RemoteMemory:
     """Return the buffer that a message describes.
 
     Raises:
-        PingError: the message describes none, or one of less than `least` or more than MOST bytes.
+        PingError: the message describes none, or one of less than `least` or more than MOST bytes,
+            or beyond the address space.
     """
     if len(message) != DESCRIPTION.size:
         raise PingError(f"{len(message)} bytes describe no buffer: {DESCRIPTION.size} do")
     address, rkey, length = DESCRIPTION.unpack(message)
     if not least <= length <= MOST:
         raise PingError(f"the peer's buffer has {length} bytes, not {least}..{MOST}")
-    return RemoteMemory(address, length, rkey)
+    try:
+        return RemoteMemory(address, length, rkey)
+    except ValueError as error:
+        raise PingError(f"the peer's buffer: {error}") from None
+
+
+def shown(text: bytes) -> str:
+    """Return a peer's text for a terminal: what is no printable ASCII is escaped."""
+    return "".join(chr(each) if 0x20 <= each < 0x7F else f"\\x{each:02x}" for each in text)
 
 
 def payload(number: int, size: int) -> bytes:
@@ -126,7 +136,7 @@ async def answer(connection: Connection, *, verify: bool = False, show: bool = F
 
         received = bytes(text.view)
         if show:
-            print(f"server ping data: {received.rstrip(bytes(1)).decode(errors='replace')}")
+            print(f"server ping data: {shown(received.rstrip(bytes(1)))}")
         if verify and received != payload(rounds, source.length):
             raise PingError(f"round {rounds}: the client's data is not the text of that round")
 
@@ -181,6 +191,6 @@ async def ping(
         if verify and sink.view != source.view:
             raise PingError(f"round {number}: data mismatch")
         if show:
-            print(f"ping data: {bytes(sink.view[:-1]).decode(errors='replace')}")
+            print(f"ping data: {shown(bytes(sink.view[:-1]))}")
         if on_round is not None:
             on_round(took)
