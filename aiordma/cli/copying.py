@@ -117,7 +117,8 @@ class _Incoming:
         self._part = target.with_name(f".aiordma-{secrets.token_hex(8)}.part")
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(self._part, flags, mode & 0o777)
-        self._is_open, self._is_committed = True, False
+        self._is_open = True
+        self._is_named = False
 
     def write(self, data: memoryview) -> None:
         while data:
@@ -126,13 +127,13 @@ class _Incoming:
     def commit(self) -> None:
         self._close()
         self._part.replace(self.target)
-        self._is_committed = True
+        self._is_named = True
 
     def discard(self) -> None:
         """Remove the file, unless it was committed."""
         if self._is_open:
             self._close()
-        if not self._is_committed:
+        if not self._is_named:
             self._part.unlink(missing_ok=True)
 
     def _close(self) -> None:

@@ -141,5 +141,8 @@ async def _handle(receiver: FileReceiver, stream: Stream) -> None:
 
 
 def _received(path: Path, size: int) -> None:
-    # repr() escapes what a client may have put into the name.
-    print(f"received {str(path)!r}, {size} bytes", flush=True)
+    # The client chose the name. repr() escapes what is not printable; what standard output cannot
+    # encode would end the server.
+    encoding = sys.stdout.encoding
+    name = repr(str(path)).encode(encoding, "backslashreplace").decode(encoding)
+    print(f"received {name}, {size} bytes", flush=True)

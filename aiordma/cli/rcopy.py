@@ -33,6 +33,7 @@ HEADER_BYTES = _HEADER.size
 _SIZE = struct.Struct("=Q")
 SIZE_BYTES = _SIZE.size
 _REPLY = 0x80
+_MOST_ERRNO = 0x7FFFFFFF
 _VERSION = 0
 _MOST_PATH_BYTES = 0xFFFF - HEADER_BYTES - 8
 
@@ -97,7 +98,7 @@ class Header:
         """Return the error number in the reply to a command.
 
         Raises:
-            RcopyError: this is not the reply to that command.
+            RcopyError: this is not the reply to that command, or has a number that is none of C's.
         """
         if (self.command, self.is_reply, self.length) != (command, True, HEADER_BYTES):
             kind = "reply to" if self.is_reply else "request for"
@@ -105,6 +106,8 @@ class Header:
                 f"the server sent a {kind} command {self.command} of {self.length} bytes instead "
                 f"of a reply to {command.name}"
             )
+        if self.data > _MOST_ERRNO:
+            raise RcopyError(f"the server replied to {command.name} with error number {self.data}")
         return self.data
 
 

@@ -1,5 +1,6 @@
 """`aiordma cp` on the device: files that arrive whole, or not at all."""
 
+import errno
 import fcntl
 import os
 import pty
@@ -154,6 +155,18 @@ async def test_a_file_that_is_not_sent_whole_is_removed(served: Path) -> None:
 
 
 @one_loop
+async def test_a_file_whose_name_is_taken_meanwhile_is_removed(served: Path) -> None:
+    async with connected(served) as (stream, server):
+        await stream.send(open_message("target", 0o644))
+        assert await status_of(stream, Command.OPEN) == 0
+        (served / "target").mkdir()
+        await stream.send(write_message(4) + b"data")
+        assert await status_of(stream, Command.WRITE) == errno.EISDIR
+    assert isinstance(server.error, IsADirectoryError)
+    assert names_in(served) == ["target"]
+
+
+@one_loop
 @pytest.mark.parametrize(
     ("message", "number", "error"),
     [
@@ -226,6 +239,21 @@ def test_the_command_copies_a_file(served: Path, tmp_path: Path) -> None:
         finally:
             server.send_signal(signal.SIGINT)
         assert server.wait(30) == 130
+
+
+@pytest.mark.natively
+def test_a_name_that_cannot_be_printed_ends_no_server(
+    served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    source = tmp_path / "source"
+    source.write_bytes(b"data")
+    server = (*COMMAND, "--serve", str(served), "--bind", ADDRESS, "--port", OWN_PORT)
+    with serving(*server):
+        for name in ("h\u00e9", "\x1b[31m", "last"):
+            done = cp(str(source), f"{ADDRESS}:{name}", "--port", OWN_PORT)
+            assert done.returncode == 0, done.stderr
+    assert names_in(served) == ["\x1b[31m", "h\u00e9", "last"]
 
 
 def in_terminal(*arguments: str) -> tuple[int, str]:

@@ -81,6 +81,8 @@ def test_a_wrong_size_is_refused() -> None:
         (Header(Command.OPEN), "a request for command 1 of 16 bytes"),
         (Header(Command.CLOSE, True), "a reply to command 2 of 16 bytes"),
         (Header(Command.OPEN, True, 24), "a reply to command 1 of 24 bytes"),
+        (Header(Command.OPEN, True, data=2**31), "error number 2147483648"),
+        (Header(Command.OPEN, True, data=2**32 - 1), "error number 4294967295"),
     ],
 )
 def test_a_wrong_reply_is_refused(reply: Header, said: str) -> None:
