@@ -264,9 +264,8 @@ class StreamListener(AnyListener[Stream]):
             except (EventLoopError, ForkError):
                 raise
             except Exception as error:
-                # A handshake can fail with these errors, too. Then others can be accepted.
                 if isinstance(error, RdmaError) and self._listener._has_ended:
-                    raise
+                    raise self._listener._end_error() from None  # this may be a handshake's
                 is_peers = isinstance(error, ConnectionError)
                 level = logging.INFO if is_peers else logging.WARNING
                 logger.log(level, "a stream was not accepted: %s", cause_text(error))

@@ -1,6 +1,7 @@
 """The addresses of asyncio's servers and connections over RDMA, and how a server ends."""
 
 import asyncio
+import contextlib
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -180,6 +181,45 @@ def test_wait_closed_of_an_open_server_waits_for_streams(run: Run) -> None:
             assert not waiting.done()
             server.close_clients()
             await waiting
+
+    run(main)
+
+
+def fail_handshake_before_close(listener: streams.StreamListener, close: Any) -> None:
+    """Let the listener's next handshake fail, and be closed before its `accept` can raise that."""
+    establish = listener._listener._handshakes.establish
+
+    async def fail(request: Any, private_data: bytes) -> aiordma.Connection:
+        connection = await establish(request, private_data)
+        await connection.aclose()
+        asyncio.get_running_loop().call_soon(close)
+        raise aiordma.RdmaConnectionError("the peer's handshake failed")
+
+    listener._listener._handshakes.establish = fail
+
+
+def test_a_server_that_is_closed_when_a_handshake_fails_ends_in_order(run: Run) -> None:
+    async def main() -> None:
+        server = await streams.start_server(echo, ADDRESS, 0)
+        (accepting,) = server._accepting
+        fail_handshake_before_close(server._listeners[0], server.close)
+        with contextlib.suppress(aiordma.RdmaError):
+            await echoes(*server.sockets[0].getsockname()[:2])
+        await server.wait_closed()
+        await accepting
+
+    run(main)
+
+
+def test_serve_of_a_listener_that_is_closed_when_a_handshake_fails_returns(run: Run) -> None:
+    async def main() -> None:
+        listener = await streams.listen_stream(ADDRESS, 0)
+        fail_handshake_before_close(listener, listener._listener._close)
+        serving = asyncio.create_task(listener.serve(streams.Stream.aclose))
+        with contextlib.suppress(aiordma.RdmaError):
+            await echoes(ADDRESS, listener.port)
+        await serving
+        await listener.aclose()
 
     run(main)
 
