@@ -203,6 +203,9 @@ class Endpoint:
         self.failed_sends: list[WorkRequest] | None = None
         """If not None: the requests of the send queue that were posted and have failed."""
         self._reported = False
+        self.is_ending_above: Callable[[], bool] | None = None
+        """Whether the program has closed what is built on this connection, which has not said so by
+        `expect_close` yet."""
         self._queue: CompletionQueueShare | None = None
         self._entries = options.max_send_wr + options.receive_queue
         hub.counters.add(self)
@@ -861,7 +864,11 @@ class Endpoint:
     def left_open(self) -> str:
         """Return its name for the warning that the program did not close it; "" once it has been
         reported, or is being closed, or is expected to be."""
-        return "" if self._reported or self.life.is_closing else with_origin(self, self.life.origin)
+        if self._reported or self.life.is_closing:
+            return ""
+        if self.is_ending_above is not None and self.is_ending_above():
+            return ""
+        return with_origin(self, self.life.origin)
 
     @deferring
     def forget(self) -> None:

@@ -4,12 +4,13 @@ import asyncio
 import logging
 import weakref
 from asyncio.constants import _SendfileMode
+from asyncio.sslproto import SSLProtocol
 from asyncio.transports import _FlowControlMixin
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from aiordma._base.arguments import Buffer
 from aiordma._base.errors import RdmaError
@@ -35,6 +36,7 @@ one only."""
 _WARN_AFTER = 5
 """Writes to a lost connection are logged after so many, as asyncio does."""
 
+Result = TypeVar("Result")
 Release = Callable[["StreamTransport"], None]
 
 
@@ -91,13 +93,13 @@ class TransportChannel(Protocol):
         written, or at the end. Return False, and do nothing, if that is so now."""
 
 
-def _call_weakly(method: Callable[[], int]) -> Callable[[], int]:
-    """Return a function that calls a method, or returns -1 once its object is gone."""
+def _call_weakly(method: Callable[[], Result], gone: Result) -> Callable[[], Result]:
+    """Return a function that calls a method, or returns `gone` once its object is gone."""
     reference = weakref.WeakMethod(method)
 
-    def call() -> int:
+    def call() -> Result:
         found = reference()
-        return -1 if found is None else found()
+        return gone if found is None else found()
 
     return call
 
@@ -130,7 +132,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         waiter: "asyncio.Future[None] | None" = None,
     ) -> None:
         local, peer = connection.local_address, connection.peer_address
-        below = local and StreamSocket(local, peer, _call_weakly(self._descriptor))
+        below = local and StreamSocket(local, peer, _call_weakly(self._descriptor, -1))
         known = {
             "peername": peer and socket_name(peer),
             "sockname": local and socket_name(local),
@@ -154,6 +156,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         self._eof_written = self._eof_delivered = False
         self._scheduled = False
         self._context = copy_context()
+        connection._endpoint.is_ending_above = _call_weakly(self._is_tls_ending, False)
         self.set_protocol(protocol)
         self._most_bytes, self._most_reads = READ_BYTES, READS_AT_ONCE
         # Separate callbacks, as in asyncio: the loop reports an error of connection_made, and the
@@ -454,6 +457,15 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
     def _has_loop_ended(self) -> bool:
         # A loop that was never closed has ended, too, when its tasks are collected.
         return self._connection._endpoint.loop.has_ended
+
+    def _is_tls_ending(self) -> bool:
+        """Whether the program has closed the TLS above, which closes this transport once the peer
+        has answered."""
+        protocol: Any = self._protocol
+        if not isinstance(protocol, SSLProtocol):
+            return False
+        secured = protocol._app_transport
+        return secured is not None and secured.is_closing()
 
     def _note_closing(self) -> None:
         self._closing = True

@@ -57,6 +57,69 @@ def test_tls_runs_over_a_stream(run: Run, contexts: tuple[ssl.SSLContext, ssl.SS
     run(main)
 
 
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <function _SSLProtocolTransport.__del__")
+@pytest.mark.parametrize("is_client_closed", [True, False])
+def test_a_transport_whose_tls_still_closes_at_the_end_of_the_loop_is_not_called_left_open(
+    run: Run,
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+    is_client_closed: bool,
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    """The server's close waits for TLS's last message, and the client does not read."""
+    kept: list[asyncio.StreamWriter] = []
+
+    async def main() -> None:
+        async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            kept.append(writer)
+            writer.close()
+
+        server = await streams.start_server(close, ADDRESS, 0, ssl=contexts[0])
+        _, writer = await streams.open_connection(
+            *server.sockets[0].getsockname(), ssl=contexts[1], server_hostname="stream.test"
+        )
+        writer.transport._ssl_protocol._transport.pause_reading()  # type: ignore[attr-defined]
+        while not kept:
+            await asyncio.sleep(0.001)
+        kept.append(writer)
+        if is_client_closed:
+            writer.close()
+        server.close()
+
+    run(main)
+    text = "; ".join(str(each.message) for each in recwarn)
+    assert text.count("<Connection ") == (not is_client_closed), text
+
+
+@pytest.mark.parametrize("name", ["asyncio", "polling"])
+def test_an_upgraded_transport_whose_tls_still_closes_is_not_called_left_open(
+    name: str, contexts: tuple[ssl.SSLContext, ssl.SSLContext], recwarn: pytest.WarningsRecorder
+) -> None:
+    kept: list[Any] = []
+
+    async def main() -> None:
+        async def upgrade(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readline()
+            writer.write(b"\n")
+            await writer.start_tls(contexts[0])
+            kept.append(writer)
+
+        server = await streams.start_server(upgrade, ADDRESS, 0)
+        reader, writer = await streams.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"\n")
+        await reader.readline()
+        await writer.start_tls(contexts[1], server_hostname="stream.test")
+        while not kept:
+            await asyncio.sleep(0.001)
+        kept.append(writer)
+        for each in kept:
+            each.transport._ssl_protocol._transport.pause_reading()
+            each.close()
+        server.close()
+
+    on_loop(LOOPS[name], main)
+    assert [str(each.message) for each in recwarn] == []
+
+
 def test_a_wrong_certificate_is_refused(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext],
 ) -> None:
