@@ -558,7 +558,7 @@ class Listener(AbstractListener[Connection]):
     @deferring
     def _close(self) -> None:
         """Start `aclose` in the background."""
-        if self._closed:
+        if self._closed or self._process != here.pid:  # else it belongs to the parent process
             return
         self._closed = True
         self._receives.close()

@@ -21,6 +21,7 @@ from aiordma._base.errors import (
 )
 from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.options import ConnectionOptions
+from aiordma._base.process import here
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
 from aiordma._connection.listener import Listener
@@ -69,6 +70,7 @@ class StreamServer(asyncio.AbstractServer):
         listeners: list[StreamListener],
         make: Callable[[Connection, Rsocket, "StreamServer"], object],
     ) -> None:
+        self._pid = here.pid
         self._loop = loop
         self._listeners = listeners
         self._make = make
@@ -219,6 +221,8 @@ class StreamServer(asyncio.AbstractServer):
 
         Cancellation: has no effect on the server.
         """
+        if self._pid != here.pid:
+            return  # the server belongs to the parent process
         if not self._is_closed or (_WAITS_FOR_STREAMS and self._transports):
             waiter = self._loop.create_future()
             self._idle.append(waiter)

@@ -16,6 +16,7 @@ from aiordma._base.arguments import Buffer
 from aiordma._base.errors import RdmaError
 from aiordma._base.interrupts import deferring, uninterrupted
 from aiordma._base.origin import warn_unclosed, with_origin
+from aiordma._base.process import here
 from aiordma._connection.connection import Connection
 from aiordma.streams.sockets import Readiness, StreamSocket, socket_name
 from aiordma.verbs.memory import flat_view
@@ -141,6 +142,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         }
         super().__init__(known, loop)
         self._readiness: Readiness | None = None  # for programs that poll
+        self._pid = here.pid
         self._connection = connection
         self._channel = channel
         self._path: TransportPath = channel.path
@@ -323,6 +325,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         Raises:
             TypeError: the object has no buffer.
             RuntimeError: `write_eof` was called.
+            ForkError: called in a forked child.
         """
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise TypeError(
@@ -330,6 +333,8 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             )
         if self._eof_written:
             raise RuntimeError("Cannot call write() after write_eof()")
+        if self._pid != here.pid:
+            self._connection._endpoint.require_same_process()
         if self._lost or (self._closing and self._channel.write_error() is not None):
             if self._writes_after_loss >= _WARN_AFTER:
                 logger.warning("a stream that has ended is written to")
@@ -396,10 +401,12 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
     def write_eof(self) -> None:
         """As asyncio.WriteTransport.write_eof.
 
-        Raises: nothing.
+        Raises:
+            ForkError: called in a forked child.
         """
         if self._closing or self._eof_written:
             return
+        self._connection._endpoint.require_same_process()
         self._eof_written = True
         if not self._backlog:
             self._path.close_write(False)
@@ -480,6 +487,9 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         self._force_close(error)
 
     def _force_close(self, error: BaseException | None) -> None:
+        if self._pid != here.pid:
+            self._note_closing()
+            return
         if self._lost:
             self._lose_soon(error)  # a close may be waiting
             return
@@ -492,7 +502,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
     def _finish(self) -> None:
         """Call connection_lost as soon as the peer's device has everything. By callbacks only: a
         task would be cancelled at the end of the loop, or by the program."""
-        if self._lost:
+        if self._lost or self._pid != here.pid:
             return
         self._lost = True
         self._path.close_write(True)
@@ -535,7 +545,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             self._on_lost(self)
 
     def __del__(self) -> None:
-        if getattr(self, "_closing", True):
+        if getattr(self, "_closing", True) or self._pid != here.pid:
             return
         endpoint = self._connection._endpoint
         if endpoint.left_open():  # else the end of the loop has named the connection

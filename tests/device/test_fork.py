@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
@@ -16,8 +17,10 @@ import anyio
 import pytest
 
 import aiordma
+from aiordma import streams
 from aiordma._base.provider import SOFTWARE
 from tests.device.players import both_ways, connected, one_loop
+from tests.device.transports import echo
 from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
 from tests.forked import python
 from tests.unit.sources import ROOT
@@ -112,6 +115,53 @@ def step_to_end(made: object) -> None:
 async def accept_and_close(listener: aiordma.Listener) -> None:
     async with await listener.accept():
         pass
+
+
+@pytest.mark.anyio
+@one_loop
+async def test_transports_and_servers_of_asyncio_are_the_parents_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = await streams.start_server(echo, ADDRESS, 0)
+    address = server.sockets[0].getsockname()
+    reader, writer = await streams.open_connection(*address)
+    transport: Any = writer.transport
+
+    def use() -> None:
+        refused(lambda: writer.write(b"hello"))
+        refused(lambda: writer.write(bytes(1 << 20)))
+        refused(lambda: writer.writelines([b"hello"]))
+        refused(writer.write_eof)
+        transport.pause_reading()
+        transport.resume_reading()
+        for close in (transport.close, transport.abort, server.close_clients, server.abort_clients):
+            close()
+        server.close()
+        step_to_end(server.wait_closed())
+        gc.collect()
+        assert caplog.text == ""
+
+    def forget() -> None:
+        nonlocal server, reader, writer, transport
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            del server, reader, writer, transport
+            gc.collect()
+
+    writer.write(b"before")  # both sides have sent something when the process is forked
+    assert await reader.readexactly(6) == b"before"
+    assert in_child(use) == ""
+    assert in_child(forget) == ""
+    writer.write(b"after")
+    assert await reader.readexactly(5) == b"after"
+    other_reader, other = await streams.open_connection(*address)
+    other.write(b"hello")
+    assert await other_reader.readexactly(5) == b"hello"
+    for each in (writer, other):
+        each.close()
+        await each.wait_closed()
+    server.close()
+    await server.wait_closed()
 
 
 def test_synchronous_objects_are_the_parents_too() -> None:
