@@ -9,7 +9,17 @@ import errno
 from types import TracebackType
 from typing import Any
 
-from aiordma._base.arguments import nearest
+from aiordma._base.arguments import (
+    instance,
+    member,
+    nearest,
+    resource,
+    seconds_within,
+    shown,
+    text,
+    whole_number,
+    wrong_type,
+)
 from aiordma._base.enums import AsyncEventType
 from aiordma._base.errors import NotSupportedError, check_negative_errno, check_positive_errno
 from aiordma._base.provider import Provider, software
@@ -40,6 +50,11 @@ _FROM_C = frozenset(
 
 _CANNOT_FAIL = frozenset({"get_device_guid", "get_device_name"})
 """Calls whose result cannot report an error, besides those without a result."""
+
+_MOST = 0xFFFFFFFF
+"""The largest count, and the longest time in milliseconds."""
+_MOST_ERRNO = 4095
+_MOST_BYTES = 0xFFFFFFFFFFFFFFFF
 
 _OTHER_FAULTS = {
     "post_send": "refuse_post",
@@ -80,11 +95,11 @@ class _RefusedCall(Fault):
     def __init__(self, slot: str, error: int, after: int, times: int) -> None:
         super().__init__(-1)
         self._provider = software()
-        self._slot = slot
+        self._slot = text(slot, "slot", "the name of a call", "refuse_call")
         self._call = _refusable(self._provider, slot)
-        self._error = error
-        self._after = after
-        self._times = times
+        self._error = whole_number(error, "error", 1, _MOST_ERRNO, "refuse_call")
+        self._after = whole_number(after, "after", 0, _MOST, "refuse_call")
+        self._times = whole_number(times, "times", 0, _MOST, "refuse_call")
         self._has_ended = False
         setattr(self._provider, slot, self)
 
@@ -150,14 +165,27 @@ def _refusable(provider: Provider, slot: str) -> Any:
     return call
 
 
+def _chance_of(chance: Any, call: str) -> int:
+    """Return a probability in 65536ths; 0: always."""
+    if isinstance(chance, bool) or not hasattr(type(chance), "__float__"):
+        raise wrong_type(chance, "chance", "a number above 0, at most 1", call)
+    if not 0 < chance <= 1:
+        raise ValueError(f"{call}(): chance={shown(chance)} is not in (0, 1]")
+    return 0 if chance == 1 else max(1, int(chance * 65536))
+
+
 class Faults:
     """The faults of a `with` block. The end of the block removes all of them.
 
     Args:
         seed: the seed of the random numbers, for `chance` and `spread`.
+
+    Raises:
+        TypeError: the seed is not an int.
     """
 
     def __init__(self, seed: int = 0) -> None:
+        instance(seed, "seed", int, "Faults", "a whole number")
         self._seed = seed
         self._faults: list[Fault] = []
 
@@ -176,6 +204,7 @@ class Faults:
 
     def _add(
         self,
+        call: str,
         kind: int,
         *,
         after: int = 0,
@@ -185,13 +214,17 @@ class Faults:
         chance: float = 1.0,
         error: int = 0,
         size: int = 0,
+        after_name: str = "after",
     ) -> Fault:
-        if not 0 < chance <= 1:
-            raise ValueError(f"chance={chance} is not in (0, 1]")
+        most = _MOST / 1000
         raw = ffi.new("struct aiordma_fault *")
-        raw.kind, raw.after, raw.times, raw.error, raw.bytes = kind, after, times, error, size
-        raw.milliseconds, raw.spread = round(seconds * 1000), round(spread * 1000)
-        raw.chance = 0 if chance == 1 else max(1, int(chance * 65536))
+        raw.kind, raw.error = kind, error
+        raw.after = whole_number(after, after_name, 0, _MOST, call)
+        raw.times = whole_number(times, "times", 0, _MOST, call)
+        raw.bytes = whole_number(size, "after_bytes", 0, _MOST_BYTES, call)
+        raw.milliseconds = round(seconds_within(seconds, "seconds", 0, most, call) * 1000)
+        raw.spread = round(seconds_within(spread, "spread", 0, most, call) * 1000)
+        raw.chance = _chance_of(chance, call)
         number = check_negative_errno(
             lib.aiordma_software_add_fault(raw), "aiordma_software_add_fault"
         )
@@ -206,9 +239,13 @@ class Faults:
             after: how many connects to spare first.
             times: how many connects to refuse; 0: all.
 
-        Raises: nothing.
+        Raises:
+            TypeError, ValueError: an argument is not a number, or out of range.
+            VerbsCallError: there are 64 faults already.
         """
-        return self._add(lib.AIORDMA_FAULT_CONNECT_REFUSED, after=after, times=times)
+        return self._add(
+            "refuse_connection", lib.AIORDMA_FAULT_CONNECT_REFUSED, after=after, times=times
+        )
 
     def delay_connection(self, seconds: float, *, after: int = 0, times: int = 1) -> Fault:
         """Delay the reply to a connect by `seconds`.
@@ -218,10 +255,16 @@ class Faults:
             after: how many connects to spare first.
             times: how many connects to delay; 0: all.
 
-        Raises: nothing.
+        Raises:
+            TypeError, ValueError: an argument is not a number, or out of range.
+            VerbsCallError: there are 64 faults already.
         """
         return self._add(
-            lib.AIORDMA_FAULT_CONNECT_DELAYED, seconds=seconds, after=after, times=times
+            "delay_connection",
+            lib.AIORDMA_FAULT_CONNECT_DELAYED,
+            seconds=seconds,
+            after=after,
+            times=times,
         )
 
     def drop_connection(
@@ -237,14 +280,24 @@ class Faults:
             times: how many connections to reset; 0: all.
 
         Raises:
-            ValueError: both of `after_bytes` and `after_requests` are given, or neither.
+            TypeError, ValueError: an argument is not a number, or out of range; or both of
+                `after_bytes` and `after_requests` are given, or neither.
+            VerbsCallError: there are 64 faults already.
         """
         if (after_bytes is None) == (after_requests is None):
             raise ValueError("one of after_bytes and after_requests is needed")
         if after_bytes is not None:
-            return self._add(lib.AIORDMA_FAULT_DROP_AFTER_BYTES, size=after_bytes, times=times)
+            return self._add(
+                "drop_connection", lib.AIORDMA_FAULT_DROP_AFTER_BYTES, size=after_bytes, times=times
+            )
         assert after_requests is not None
-        return self._add(lib.AIORDMA_FAULT_DROP_AFTER_REQUESTS, after=after_requests, times=times)
+        return self._add(
+            "drop_connection",
+            lib.AIORDMA_FAULT_DROP_AFTER_REQUESTS,
+            after=after_requests,
+            times=times,
+            after_name="after_requests",
+        )
 
     def silence_peer(self, seconds: float, *, after: int = 0, times: int = 1) -> Fault:
         """Silence a peer: the connection that posts next transfers nothing more, and breaks after
@@ -256,9 +309,13 @@ class Faults:
             after: how many posts to spare first.
             times: how many connections to silence; 0: all.
 
-        Raises: nothing.
+        Raises:
+            TypeError, ValueError: an argument is not a number, or out of range.
+            VerbsCallError: there are 64 faults already.
         """
-        return self._add(lib.AIORDMA_FAULT_DEAD_PEER, seconds=seconds, after=after, times=times)
+        return self._add(
+            "silence_peer", lib.AIORDMA_FAULT_DEAD_PEER, seconds=seconds, after=after, times=times
+        )
 
     def delay_completions(
         self,
@@ -280,9 +337,11 @@ class Faults:
             times: how many completions to delay; 0: all.
 
         Raises:
-            ValueError: `chance` is not in (0, 1].
+            TypeError, ValueError: an argument is not a number, or out of range.
+            VerbsCallError: there are 64 faults already.
         """
         return self._add(
+            "delay_completions",
             lib.AIORDMA_FAULT_COMPLETION_DELAYED,
             seconds=seconds,
             spread=spread,
@@ -300,9 +359,12 @@ class Faults:
             times: how many events to add; 0: without limit.
 
         Raises:
-            ValueError: `chance` is not in (0, 1].
+            TypeError, ValueError: an argument is not a number, or out of range.
+            VerbsCallError: there are 64 faults already.
         """
-        return self._add(lib.AIORDMA_FAULT_SPURIOUS_EVENT, chance=chance, times=times)
+        return self._add(
+            "spurious_events", lib.AIORDMA_FAULT_SPURIOUS_EVENT, chance=chance, times=times
+        )
 
     def merge_events(self, seconds: float, *, chance: float = 1.0, times: int = 0) -> Fault:
         """Delay a completion channel's event. One event then announces every completion until it
@@ -314,10 +376,15 @@ class Faults:
             times: how many events to delay; 0: all.
 
         Raises:
-            ValueError: `chance` is not in (0, 1].
+            TypeError, ValueError: an argument is not a number, or out of range.
+            VerbsCallError: there are 64 faults already.
         """
         return self._add(
-            lib.AIORDMA_FAULT_EVENT_DELAYED, seconds=seconds, chance=chance, times=times
+            "merge_events",
+            lib.AIORDMA_FAULT_EVENT_DELAYED,
+            seconds=seconds,
+            chance=chance,
+            times=times,
         )
 
     def refuse_post(
@@ -332,10 +399,16 @@ class Faults:
             times: how many posts to refuse; 0: all.
 
         Raises:
-            ValueError: `chance` is not in (0, 1].
+            TypeError, ValueError: an argument is not a number, or out of range.
+            VerbsCallError: there are 64 faults already.
         """
         return self._add(
-            lib.AIORDMA_FAULT_POST_REFUSED, error=error, chance=chance, after=after, times=times
+            "refuse_post",
+            lib.AIORDMA_FAULT_POST_REFUSED,
+            error=whole_number(error, "error", 1, _MOST_ERRNO, "refuse_post"),
+            chance=chance,
+            after=after,
+            times=times,
         )
 
     def refuse_call(
@@ -353,6 +426,7 @@ class Faults:
         Raises:
             NotSupportedError: the device has no call of that name, the call cannot report an error,
                 or aiordma makes it from C.
+            TypeError, ValueError: an argument is not a number, or out of range.
         """
         fault = _RefusedCall(slot, error, after, times)
         self._faults.append(fault)
@@ -366,17 +440,26 @@ class Faults:
             after: how many messages to spare first.
             times: how many messages to hold back; 0: all.
 
-        Raises: nothing.
+        Raises:
+            TypeError, ValueError: an argument is not a number, or out of range.
+            VerbsCallError: there are 64 faults already.
         """
-        return self._add(lib.AIORDMA_FAULT_NOT_READY, seconds=seconds, after=after, times=times)
+        return self._add(
+            "receiver_not_ready",
+            lib.AIORDMA_FAULT_NOT_READY,
+            seconds=seconds,
+            after=after,
+            times=times,
+        )
 
     def want_crc(self) -> Fault:
         """Not a fault: request a CRC on every frame of connections made from now on. Without it,
         the device requests a CRC only from peers on other machines.
 
-        Raises: nothing.
+        Raises:
+            VerbsCallError: there are 64 faults already.
         """
-        return self._add(lib.AIORDMA_FAULT_CRC_WANTED, times=0)
+        return self._add("want_crc", lib.AIORDMA_FAULT_CRC_WANTED, times=0)
 
     def corrupt_frame(self, *, after: int = 0, times: int = 1) -> Fault:
         """Corrupt a frame that has a CRC. Its receiver ends the connection.
@@ -385,9 +468,11 @@ class Faults:
             after: how many frames to spare first.
             times: how many frames to corrupt; 0: all.
 
-        Raises: nothing.
+        Raises:
+            TypeError, ValueError: an argument is not a number, or out of range.
+            VerbsCallError: there are 64 faults already.
         """
-        return self._add(lib.AIORDMA_FAULT_CORRUPTED, after=after, times=times)
+        return self._add("corrupt_frame", lib.AIORDMA_FAULT_CORRUPTED, after=after, times=times)
 
     def raise_event(
         self,
@@ -402,7 +487,11 @@ class Faults:
             target: the object that the event belongs to; None: the device or its port.
 
         Raises:
+            TypeError, ValueError: the event or the target is none.
             VerbsCallError: EINVAL: this event needs a target.
         """
+        event = member(event, "event", AsyncEventType, "raise_event")
+        if target is not None:
+            resource(target, "target", "a queue pair, or one of the queues", "raise_event")
         pointer = ffi.NULL if target is None else ffi.cast("void *", target.pointer)
         check_positive_errno(lib.aiordma_software_raise(event, pointer), "aiordma_software_raise")

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import re
+from collections.abc import Callable
 from contextlib import suppress
 
 import anyio
@@ -333,3 +335,47 @@ def test_a_call_can_be_refused_by_two_faults(first_to_end: int) -> None:
         assert ffi.errno == [errno.EMFILE, errno.ENOMEM][first_to_end]
         made[1 - first_to_end].end()
         assert provider.create_comp_channel == device
+
+
+WRONG: dict[str, tuple[Callable[[Faults], object], type[Exception], str]] = {
+    "type": (lambda f: f.refuse_connection(times="a"), TypeError, "times='a' (str)"),  # type: ignore[arg-type]
+    "after": (lambda f: f.refuse_connection(after=-1), ValueError, "after=-1 is not in 0.."),
+    "times": (lambda f: f.corrupt_frame(times=1 << 32), ValueError, "times=4294967296 is not in"),
+    "seconds": (lambda f: f.silence_peer(-1), ValueError, "seconds=-1 is not in 0.."),
+    "nan": (lambda f: f.delay_connection(float("nan")), ValueError, "seconds=nan"),
+    "long": (lambda f: f.receiver_not_ready(1e30), ValueError, "seconds=1e+30 is not in"),
+    "spread": (lambda f: f.delay_completions(0, spread=-1), ValueError, "spread=-1 is not in"),
+    "chance": (lambda f: f.merge_events(1, chance=0), ValueError, "chance=0 is not in (0, 1]"),
+    "no chance": (lambda f: f.spurious_events(chance="1"), TypeError, "chance='1' (str)"),  # type: ignore[arg-type]
+    "bytes": (lambda f: f.drop_connection(after_bytes=-1), ValueError, "after_bytes=-1 is not"),
+    "requests": (lambda f: f.drop_connection(after_requests=-1), ValueError, "after_requests=-1"),
+    "error": (lambda f: f.refuse_post(0), ValueError, "error=0 is not in 1.."),
+    "slot": (lambda f: f.refuse_call(5), TypeError, "slot=5 (int)"),  # type: ignore[arg-type]
+    "call after": (lambda f: f.refuse_call("connect", after=-1), ValueError, "after=-1 is not in"),
+    "call times": (lambda f: f.refuse_call("connect", times=-1), ValueError, "times=-1 is not in"),
+    "call error": (lambda f: f.refuse_call("connect", -12), ValueError, "error=-12 is not in 1.."),
+    "event": (lambda f: f.raise_event(99), ValueError, "event=99"),  # type: ignore[arg-type]
+    "seed": (lambda _: Faults("x"), TypeError, "seed='x' (str)"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize(("make", "error", "said"), WRONG.values(), ids=WRONG)
+def test_a_wrong_argument_is_named_and_makes_no_fault(
+    make: Callable[[Faults], object], error: type[Exception], said: str
+) -> None:
+    connect = software().connect
+    with Faults() as faults:
+        with pytest.raises(error, match=re.escape(said)):
+            make(faults)
+        assert faults._faults == []
+        assert software().connect == connect
+
+
+def test_more_faults_than_the_device_has_places_for_are_refused() -> None:
+    with Faults() as faults:
+        for _ in range(64):
+            faults.refuse_connection()
+        with pytest.raises(aiordma.VerbsCallError):
+            faults.refuse_connection()
+    with Faults() as faults:
+        assert faults.refuse_connection().struck == 0
