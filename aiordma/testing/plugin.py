@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -61,6 +61,8 @@ COUNTED = {
 """What a test has to close. The rest belongs to the event loop, or to one of these."""
 CLOSING_SECONDS = 5.0
 """How long what was closed may take to go away in the background."""
+AGAIN_SECONDS = 0.1
+"""The same in a test that has leaked: hypothesis runs it again and again, to simplify it."""
 
 _before: pytest.StashKey[str | None] = pytest.StashKey()
 
@@ -232,21 +234,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getini("rdma_leak_check"):
         return
     for item in items:
-        if (
-            isinstance(item, pytest.Function)
-            and inspect.iscoroutinefunction(item.obj)
-            and item.get_closest_marker("rdma_leaks") is None
-        ):
+        if not isinstance(item, pytest.Function) or item.get_closest_marker("rdma_leaks"):
+            continue
+        if inspect.iscoroutinefunction(item.obj):
             item.obj = _checked(item.obj)
+        else:
+            _check_examples(item.obj)
+
+
+def _check_examples(test: Any) -> None:
+    """Check each example of an asynchronous test of hypothesis, whose plugins run its inner
+    test."""
+    handle = getattr(test, "hypothesis", None)
+    inner = getattr(handle, "inner_test", None)
+    # Parametrized tests are several items with the same inner test.
+    if inspect.iscoroutinefunction(inner) and not hasattr(inner, "_is_leak_checked"):
+        checked: Any = _checked(inner)
+        checked._is_leak_checked = True
+        cast(Any, handle).inner_test = checked
 
 
 def _checked(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    limit = CLOSING_SECONDS
+
     @functools.wraps(test)
     async def checked(*arguments: Any, **keywords: Any) -> None:
+        nonlocal limit
         before = _counts()
         await test(*arguments, **keywords)
-        left = await _left(before)
+        left = await _left(before, limit)
         if left:
+            limit = AGAIN_SECONDS
             said = ", ".join(f"{count} {COUNTED[name]}" for name, count in sorted(left.items()))
             pytest.fail(
                 f"the test has left open: {said}. Close them (`async with`), or mark the test "
@@ -262,9 +280,9 @@ def _counts() -> dict[str, int]:
     return {name: found[name] for name in COUNTED}
 
 
-async def _left(before: dict[str, int]) -> dict[str, int]:
+async def _left(before: dict[str, int], limit: float) -> dict[str, int]:
     """Return what is there beyond the counts before, once the background has had its time."""
-    deadline = time.monotonic() + CLOSING_SECONDS
+    deadline = time.monotonic() + limit
     while True:
         now = _counts()
         left = {name: now[name] - before[name] for name in now if now[name] > before[name]}

@@ -35,6 +35,32 @@ def test_each_fixture_works_with_each_way_to_run_tests(
     assert "failed" not in said
 
 
+HYPOTHESIS = """
+import aiordma, pytest
+from hypothesis import Phase, given, settings, strategies
+kept = []
+
+@pytest.mark.parametrize("leaks", [False, True])
+@{mark}
+@settings(max_examples=3, deadline=None, database=None, phases=[Phase.generate])
+@given(number=strategies.integers())
+async def test_leak(leaks, number):
+    listener = await aiordma.listen("127.0.0.1", 0)
+    if leaks:
+        kept.append(listener)
+    else:
+        await listener.aclose()
+"""
+
+
+@pytest.mark.parametrize("mark", ["pytest.mark.asyncio", "pytest.mark.anyio"])
+def test_a_leak_of_a_test_of_hypothesis_fails_it(mark: str, tmp_path: Path) -> None:
+    said = run(tmp_path, HYPOTHESIS.format(mark=mark), "-W", "ignore")
+    assert "the test has left open: 1 connections or listeners" in said, said
+    assert "passed" in said
+    assert "failed" in said
+
+
 def test_a_leak_fails_the_test_and_says_what_was_left(tmp_path: Path) -> None:
     said = run(tmp_path, LEAK.format(mark=""), "-W", "ignore")
     assert "the test has left open: 1 connections or listeners" in said, said
