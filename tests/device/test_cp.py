@@ -102,21 +102,6 @@ async def test_a_file_arrives_with_its_mode(size: int, served: Path, tmp_path: P
 
 
 @one_loop
-async def test_a_file_that_cannot_get_its_name_is_removed(served: Path, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.write_bytes(bytes(3_000_001))
-
-    def stand_in_the_way(_done: int, _size: int) -> None:
-        (served / "target").mkdir(exist_ok=True)
-
-    async with connected(served) as (stream, server):
-        with pytest.raises(IsADirectoryError, match="the server's reply"):
-            await send_file(stream, source, "target", stand_in_the_way)
-    assert isinstance(server.error, IsADirectoryError)
-    assert names_in(served) == ["target"]
-
-
-@one_loop
 @pytest.mark.parametrize(
     ("path", "error"),
     [
