@@ -189,6 +189,8 @@ if not os.path.exists(UDMABUF):
         _names["udmabuf"] = f"the kernel has no {UDMABUF} (CONFIG_UDMABUF), which makes dma-bufs"
 
 CAPABILITIES = frozenset(
+    ("udmabuf",)  # which only some machines lack
+) | frozenset(
     name for table in (DEVICE_LACKS, MACHINE_LACKS) for names in table.values() for name in names
 )
 
