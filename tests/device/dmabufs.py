@@ -1,4 +1,5 @@
-"""Memory for the tests of dma-bufs: a file in memory, or the kernel's udmabuf of one."""
+"""Memory for the tests of dma-bufs: a file in memory, which the software device takes for one, or
+the kernel's udmabuf of it."""
 
 import fcntl
 import mmap
@@ -7,10 +8,18 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.devices import UDMABUF
+import pytest
+
+from aiordma._base.provider import SOFTWARE
+from tests.devices import DEVICE, UDMABUF
 
 CREATE = 0x40187542
 """UDMABUF_CREATE of linux/udmabuf.h: struct udmabuf_create {memfd, flags, offset, size}."""
+
+
+only_software = pytest.mark.skipif(
+    DEVICE != SOFTWARE, reason="a file in memory is a dma-buf to the software device only"
+)
 
 
 class Pages:
@@ -23,8 +32,15 @@ class Pages:
 
 
 @contextmanager
-def pages(count: int, *, udmabuf: bool = False) -> Iterator[Pages]:
-    """Yield pages that can be registered by their descriptor."""
+def pages(count: int, *, udmabuf: bool | None = None) -> Iterator[Pages]:
+    """Yield pages that can be registered by their descriptor.
+
+    Args:
+        udmabuf: whether it is a dma-buf; None: for other devices than the software device, if the
+            kernel makes some.
+    """
+    if udmabuf is None:
+        udmabuf = DEVICE != SOFTWARE and os.path.exists(UDMABUF)
     length = count * mmap.PAGESIZE
     memory = os.memfd_create("pages", os.MFD_ALLOW_SEALING)
     descriptor = memory

@@ -10,7 +10,7 @@ import pytest
 
 import aiordma
 from aiordma import Access, RemoteMemory
-from tests.device.dmabufs import Pages, pages
+from tests.device.dmabufs import Pages, only_software, pages
 from tests.device.players import OWN_RECEIVES, REMOTE, both_ways, connected, one_loop
 from tests.device.test_streams import streams
 from tests.devices import ADDRESS
@@ -22,13 +22,18 @@ PAGE = mmap.PAGESIZE
 IOVA = 0x1000_0000_0000 + 64
 """An address at which this process has no memory: the processor would fault there."""
 MEMORY = pytest.mark.parametrize(
-    "udmabuf", [False, pytest.param(True, marks=pytest.mark.capability("udmabuf"))], ids=str
+    "udmabuf",
+    [
+        pytest.param(False, marks=only_software),
+        pytest.param(True, marks=pytest.mark.capability("udmabuf")),
+    ],
+    ids=str,
 )
 
 
 @asynccontextmanager
 async def registered(
-    *, udmabuf: bool = False, access: Access = REMOTE, **options: Any
+    *, udmabuf: bool | None = None, access: Access = REMOTE, **options: Any
 ) -> AsyncIterator[tuple[aiordma.Connection, aiordma.Connection, Pages, aiordma.DmabufRegion]]:
     """Yield (client, server), and memory of the server's that begins 64 bytes into the second page.
 
@@ -151,6 +156,7 @@ async def test_closed_region_is_refused_to_the_peer() -> None:
         assert memory.bytes[PAGE + 64 : PAGE + 68] == bytes(4)
 
 
+@only_software
 async def test_truncated_memory_fails_the_access() -> None:
     """It is a file here, and its pages are gone. A dma-buf cannot be truncated."""
     async with registered() as (client, server, memory, region):
