@@ -1,9 +1,13 @@
 """A program: connect over a wire, cut it, and tell what becomes of the requests in flight, and
-after how many seconds the connections ended."""
+after how many seconds the connections ended. It ends itself after LIMIT seconds, and prints where
+each of its tasks and threads hangs."""
 
+import asyncio
+import faulthandler
 import json
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -27,8 +31,15 @@ KEEPALIVE = 0.5
 MEND_AFTER = 6.0
 """Seconds: longer than the peer's end takes to be noticed, and some connects."""
 
-PATIENCE = 60.0
+PATIENCE = 30.0
 """Seconds until those that nothing ends are given up."""
+
+LIMIT = 50.0
+"""Seconds after which the program has hung. It needs PATIENCE at most, and less than 10 s beside:
+see `run_alone` and `play`, which end it later."""
+
+THREADS_LATER = 5.0
+"""Seconds from the tasks' stacks, which the event loop prints, until those of all threads."""
 
 
 class _Watch:
@@ -59,6 +70,39 @@ class _Watch:
             self.note(kind, "done", type(cause).__name__)
         else:
             self.note(kind, type(outcome).__name__, str(outcome))
+
+
+def _print_tasks() -> None:
+    """Print what each task awaits, from its coroutine down to what it does not see into."""
+    print(f"black_hole: still running after {LIMIT:g} s", file=sys.stderr)
+    for task in asyncio.all_tasks():
+        print(f"  {task.get_name()}:", file=sys.stderr)
+        awaited: Any = task.get_coro()
+        while awaited is not None:
+            frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+            if frame is None:
+                print(f"    {awaited!r}", file=sys.stderr)
+                break
+            print(
+                f"    {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}",
+                file=sys.stderr,
+            )
+            awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+
+
+def _run_bounded(main: Callable[[], Awaitable[Any]]) -> None:
+    """Run it, and print what it returned. Print stacks, and end with status 1, after LIMIT and
+    THREADS_LATER."""
+    faulthandler.dump_traceback_later(LIMIT + THREADS_LATER, exit=True)
+
+    async def watched() -> Any:
+        watch = asyncio.get_running_loop().call_later(LIMIT, _print_tasks)
+        try:
+            return await main()
+        finally:
+            watch.cancel()
+
+    print(json.dumps(anyio.run(watched)))
 
 
 async def _connected(
@@ -164,7 +208,7 @@ async def _reconnect(server: str, client: str, cut: str, mend: str) -> list[str]
 
 def reconnect(server: str, client: str, cut: str, mend: str) -> None:
     """As `main`, for a `reconnecting` loop."""
-    print(json.dumps(anyio.run(_reconnect, server, client, cut, mend)))
+    _run_bounded(partial(_reconnect, server, client, cut, mend))
 
 
 def main(
@@ -178,8 +222,7 @@ def main(
         slow: another, to make it so slow that a READ can be cut half way; "" for no such READ.
         options: of all connections, as JSON. With an initiator_depth of 0 there are no READs.
     """
-    run = partial(_run, server, client, cut, mend, slow, json.loads(options))
-    print(json.dumps(anyio.run(run)))
+    _run_bounded(partial(_run, server, client, cut, mend, slow, json.loads(options)))
 
 
 if __name__ == "__main__":

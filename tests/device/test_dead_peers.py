@@ -10,7 +10,7 @@ import aiordma
 from aiordma._base.errors import retry_seconds
 from aiordma._base.options import ConnectionOptions
 from aiordma._base.provider import SOFTWARE
-from tests.device.black_hole import KEEPALIVE, Found
+from tests.device.black_hole import KEEPALIVE, LIMIT, THREADS_LATER, Found
 from tests.device.players import both_ways, connected
 from tests.devices import DEVICE, DeviceUnderTest
 from tests.forked import python
@@ -41,8 +41,13 @@ LATE = 3.0 if DEVICE == SOFTWARE else 10.0
 a second, and an emulated machine is slow. Without a bound, nothing ends within a minute."""
 
 
+HUNG = LIMIT + THREADS_LATER + 70
+"""Seconds: black_hole.py has ended itself by then, and said where it hung, also where an emulated
+machine takes a minute to start Python."""
+
+
 def shell(script: str) -> None:
-    subprocess.run(["sh", "-c", script], cwd=ROOT, check=True)
+    subprocess.run(["sh", "-c", script], cwd=ROOT, check=True, timeout=HUNG)
 
 
 def play(device: DeviceUnderTest, function: str, *more: str) -> Any:
@@ -57,7 +62,7 @@ def play(device: DeviceUnderTest, function: str, *more: str) -> Any:
     try:
         program = [*python(), "-m", "tests.device.black_hole", function]
         program += ["10.2.2.2", "10.2.2.1", _CUT, _MEND, *more]
-        ran = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        ran = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=HUNG)
         assert ran.returncode == 0, ran.stderr
         return json.loads(ran.stdout)
     finally:
