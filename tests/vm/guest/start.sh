@@ -54,9 +54,8 @@ exec >/run/aiordma-output 2>&1
 if [ -n "$modules" ]; then
     mkdir -p "/lib/modules/$(uname -r)"
     mount --bind "$modules" "/lib/modules/$(uname -r)"
-else   # all is built in
-    modprobe() { :; }
-    insmod() { :; }
+else   # all is built in, and the tests' shells are not this one
+    for program in modprobe insmod; do ln -sf /bin/true /usr/local/sbin/$program; done
 fi
 hostname aiordma-vm
 rm -f /etc/hosts /etc/resolv.conf   # a copy in the guest: there is no network to ask for names
