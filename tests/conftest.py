@@ -2,8 +2,9 @@
 
 AIORDMA_TEST_DEVICE names the RDMA device under test (rxe0, siw0; else "software", the built-in
 one). AIORDMA_TEST_LOOPS names the event loops, of asyncio, uvloop, trio (all three are crossed
-with the tests) and polling, aiordma's own. AIORDMA_RESULTS names the folder for
-summary-<device>.json, which tests/vm/summary.py reads.
+with the tests) and polling, aiordma's own. AIORDMA_TEST_ALL=1 crosses all tests with them in the
+virtual machine, too, and runs on siw those that run on rxe only. AIORDMA_RESULTS names the folder
+for summary-<device>.json, which tests/vm/summary.py reads.
 """
 
 import functools
@@ -27,6 +28,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DEVICE = os.environ.get("AIORDMA_TEST_DEVICE", "software")
+EVERYTHING = os.environ.get("AIORDMA_TEST_ALL", "0") not in ("", "0")
 RESULTS = os.environ.get("AIORDMA_RESULTS")
 KINDS = ("unit", "device", "dask", "valkey", "interop", "faults", "attacks", "docs", "soak")
 
@@ -87,8 +89,12 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
         item
         for item in items
         if item.get_closest_marker("natively")
-        or (DEVICE == "siw0" and item.get_closest_marker("one_kernel_device"))
-        or (_loop(item) in ("uvloop", "trio") and not item.get_closest_marker("loop_and_device"))
+        or (not EVERYTHING and DEVICE == "siw0" and item.get_closest_marker("one_kernel_device"))
+        or (
+            not EVERYTHING
+            and _loop(item) in ("uvloop", "trio")
+            and not item.get_closest_marker("loop_and_device")
+        )
     ]
     if DEVICE != "software" and out:
         config.hook.pytest_deselected(items=out)
