@@ -14,7 +14,7 @@ from rich.console import Console
 
 from aiordma import RdmaError
 from aiordma.cli.copying import FileReceiver, send_file
-from aiordma.cli.options import DeviceName, Port, Require, check_device
+from aiordma.cli.options import KEEPALIVE, DeviceName, Port, Require, check_device
 from aiordma.cli.rcopy import PORT, RcopyError
 from aiordma.cli.running import run_command
 from aiordma.streams import Stream, connect_stream, listen_stream
@@ -124,7 +124,9 @@ def _show(shown: rich.progress.Progress, task: rich.progress.TaskID, done: int, 
 
 async def _serve(directory: Path, bind: str, port: int, device: str, require: str | None) -> None:
     receiver = FileReceiver(directory, _received)
-    async with listen_stream(bind, port, device=device, require=require) as listener:
+    async with listen_stream(
+        bind, port, device=device, require=require, keepalive=KEEPALIVE
+    ) as listener:
         print(f"listening on {bind}:{listener.port}", flush=True)
         await listener.serve(partial(_handle, receiver))
 

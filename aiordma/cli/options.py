@@ -7,7 +7,11 @@ import typer
 
 from aiordma import Device
 
-__all__ = ("KINDS", "DeviceName", "Port", "Require", "check_device", "device_names")
+__all__ = ("KEEPALIVE", "KINDS", "DeviceName", "Port", "Require", "check_device", "device_names")
+
+KEEPALIVE: float = 30.0
+"""The `keepalive` of the commands' servers, in seconds: a client that vanished does not keep its
+connection, or its part of a file, until the server ends."""
 
 KINDS: tuple[str, ...] = ("any", "rdma", "infiniband", "roce", "iwarp")
 """The values of `require=`."""

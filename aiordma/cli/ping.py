@@ -9,8 +9,8 @@ import anyio
 import typer
 
 import aiordma
-from aiordma import Connection
-from aiordma.cli.options import DeviceName, Port, Require, check_device
+from aiordma import Connection, ConnectionKeywords
+from aiordma.cli.options import KEEPALIVE, DeviceName, Port, Require, check_device
 from aiordma.cli.rping import MOST, OPTIONS, PORT, answer
 from aiordma.cli.rping import ping as ping_peer
 from aiordma.cli.running import fail, run_command
@@ -147,7 +147,8 @@ async def _serve(
         except (aiordma.RdmaError, anyio.BrokenResourceError) as error:
             print(f"{connection.peer_address}: {error}", flush=True)
 
-    async with aiordma.listen(host, port, device=device, require=require, **OPTIONS) as listener:
+    options: ConnectionKeywords = {**OPTIONS, "keepalive": KEEPALIVE}
+    async with aiordma.listen(host, port, device=device, require=require, **options) as listener:
         print(f"listening on {host}:{listener.port}", flush=True)
         if persistent:
             await listener.serve(serve_and_report)
