@@ -26,6 +26,10 @@ INCLUDES = """
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
 """
+GROWS_AT_START = "struct verbs_context"
+"""Its new members come first: a device's driver has its members counted from the end."""
+GROWS_AT_END = "struct ibv_port_attr"
+"""The caller says how large its own is (rdma-core 65 has one member more)."""
 SAME = "__builtin_types_compatible_p"
 
 
@@ -57,10 +61,14 @@ def layout(kind: str, ctype: Any) -> Iterator[str]:
             if field.type.kind in ("struct", "union") and "$" in field.type.cname:
                 yield from members(field.type, where, at)
             if name:
-                yield f"offsetof({kind}, {where}) == {at}"
+                if kind == GROWS_AT_START:
+                    yield f"sizeof({kind}) - offsetof({kind}, {where}) == {ffi.sizeof(ctype) - at}"
+                else:
+                    yield f"offsetof({kind}, {where}) == {at}"
                 yield f"sizeof((({kind} *)0)->{where}) == {ffi.sizeof(field.type)}"
 
-    yield f"sizeof({kind}) == {ffi.sizeof(ctype)}"
+    grows = kind in (GROWS_AT_START, GROWS_AT_END)
+    yield f"sizeof({kind}) {'>=' if grows else '=='} {ffi.sizeof(ctype)}"
     yield from members(ctype, "", 0)
 
 
