@@ -202,7 +202,8 @@ class Endpoint:
         self._spare = 0
         self.failed_sends: list[WorkRequest] | None = None
         """If not None: the requests of the send queue that were posted and have failed."""
-        self._reported = False
+        self._is_accounted_for = False
+        """Its end needs no warning: one was given, or the program has closed what is on top."""
         self.is_ending_above: Callable[[], bool] | None = None
         """Whether the program has closed what is built on this connection, which has not said so by
         `expect_close` yet."""
@@ -859,12 +860,12 @@ class Endpoint:
     def expect_close(self) -> None:
         """The program has closed what is built on this connection, which closes it in turn once the
         peer has everything: until then it is not one that the program left open."""
-        self._reported = True
+        self._is_accounted_for = True
 
     def left_open(self) -> str:
         """Return its name for the warning that the program did not close it; "" once it has been
         reported, or is being closed, or is expected to be."""
-        if self._reported or self.life.is_closing:
+        if self._is_accounted_for or self.life.is_closing:
             return ""
         if self.is_ending_above is not None and self.is_ending_above():
             return ""
@@ -874,7 +875,7 @@ class Endpoint:
     def forget(self) -> None:
         """Close an endpoint that the program did not close, with a warning. Works in every thread,
         and after the loop's end."""
-        text, self._reported = self.left_open(), True
+        text, self._is_accounted_for = self.left_open(), True
         try:
             if text:
                 warn_unclosed(f"unclosed {text}", self)

@@ -70,7 +70,7 @@ class StreamServer(asyncio.AbstractServer):
         listeners: list[StreamListener],
         make: Callable[[Connection, Rsocket, "StreamServer"], object],
     ) -> None:
-        self._pid = here.pid
+        self._process = here.pid
         self._loop = loop
         self._listeners = listeners
         self._make = make
@@ -221,7 +221,7 @@ class StreamServer(asyncio.AbstractServer):
 
         Cancellation: has no effect on the server.
         """
-        if self._pid != here.pid:
+        if self._process != here.pid:
             return  # the server belongs to the parent process
         if not self._is_closed or (_WAITS_FOR_STREAMS and self._transports):
             waiter = self._loop.create_future()

@@ -16,7 +16,6 @@ from aiordma._base.arguments import Buffer
 from aiordma._base.errors import RdmaError
 from aiordma._base.interrupts import deferring, uninterrupted
 from aiordma._base.origin import warn_unclosed, with_origin
-from aiordma._base.process import here
 from aiordma._connection.connection import Connection
 from aiordma.streams.sockets import Readiness, StreamSocket, socket_name
 from aiordma.verbs.memory import flat_view
@@ -30,10 +29,10 @@ READ_BYTES = 256 * 1024
 READS_AT_ONCE = 16
 """After so many calls of the protocol, other callbacks run."""
 UPGRADE_BYTES = 64 * 1024
-"""The most bytes of one, and of one call, once the protocol was replaced, as start_tls does. What
-comes with the handshake's end still goes to the old transport's reader. If that is more than the
-reader's limit (twice 64 KiB), it pauses the old transport, and asyncio from 3.13 on resumes the new
-one only."""
+"""The most bytes of one data_received, and of one turn of the loop, once the protocol was replaced,
+as start_tls does. What comes with the handshake's end still goes to the old transport's reader. If
+that is more than the reader's limit (twice 64 KiB), it pauses the old transport, and asyncio from
+3.13 on resumes the new one only."""
 _WARN_AFTER = 5
 """Writes to a lost connection are logged after so many, as asyncio does."""
 
@@ -142,7 +141,6 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         }
         super().__init__(known, loop)
         self._readiness: Readiness | None = None  # for programs that poll
-        self._pid = here.pid
         self._connection = connection
         self._channel = channel
         self._path: TransportPath = channel.path
@@ -333,8 +331,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             )
         if self._eof_written:
             raise RuntimeError("Cannot call write() after write_eof()")
-        if self._pid != here.pid:
-            self._connection._endpoint.require_same_process()
+        self._connection._endpoint.require_same_process()
         if self._lost or (self._closing and self._channel.write_error() is not None):
             if self._writes_after_loss >= _WARN_AFTER:
                 logger.warning("a stream that has ended is written to")
@@ -487,7 +484,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         self._force_close(error)
 
     def _force_close(self, error: BaseException | None) -> None:
-        if self._pid != here.pid:
+        if self._connection._endpoint.is_inherited:
             self._note_closing()
             return
         if self._lost:
@@ -502,7 +499,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
     def _finish(self) -> None:
         """Call connection_lost as soon as the peer's device has everything. By callbacks only: a
         task would be cancelled at the end of the loop, or by the program."""
-        if self._lost or self._pid != here.pid:
+        if self._lost or self._connection._endpoint.is_inherited:
             return
         self._lost = True
         self._path.close_write(True)
@@ -545,10 +542,12 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             self._on_lost(self)
 
     def __del__(self) -> None:
-        if getattr(self, "_closing", True) or self._pid != here.pid:
+        if getattr(self, "_closing", True):
             return
         endpoint = self._connection._endpoint
-        if endpoint.left_open():  # else the end of the loop has named the connection
+        if (
+            not endpoint.is_inherited and endpoint.left_open()
+        ):  # else the end of the loop has named the connection
             endpoint.expect_close()  # one warning for both
             place = endpoint.life.origin
             warn_unclosed(f"unclosed transport {with_origin(self, place)}", self)
