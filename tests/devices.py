@@ -82,6 +82,7 @@ DEVICE_LACKS: dict[str, dict[str, str]] = {
         "memory_advice": "rxe 6.1 has no on-demand paging, and takes no advice (ibv_advise_mr)",
         "reregistration": "rxe 6.1 cannot change a region (ibv_rereg_mr)",
         "dmabuf": "rxe registers no dma-bufs (Linux 6.1, 7.3: no reg_user_mr_dmabuf)",
+        "dmabuf_of_file": "rxe registers no dma-bufs, and the kernel takes no other file for one",
         "ignored_overruns": "rxe's completion queues cannot ignore an overrun",
         "iwarp": "RoCE is not iWARP, which the built-in software device speaks",
         "own_qkey": "rxe 6.1 sends a key whose highest bit is set as it is, not the queue pair's",
@@ -95,6 +96,7 @@ DEVICE_LACKS: dict[str, dict[str, str]] = {
         "have been sent, as the verbs have it; the built-in device copies it at the post",
     },
     "siw": {
+        "dmabuf_of_file": "siw registers no dma-bufs, and the kernel takes no other file for one",
         "datagrams": "iWARP has no datagrams",
         "plain_peers": "iWARP has no datagrams",
         "rnr": "iWARP has no receiver-not-ready: a message without a receive ends the connection",

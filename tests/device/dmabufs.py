@@ -8,18 +8,11 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
-
 from aiordma._base.provider import SOFTWARE
 from tests.devices import DEVICE, UDMABUF
 
 CREATE = 0x40187542
 """UDMABUF_CREATE of linux/udmabuf.h: struct udmabuf_create {memfd, flags, offset, size}."""
-
-
-only_software = pytest.mark.skipif(
-    DEVICE != SOFTWARE, reason="a file in memory is a dma-buf to the software device only"
-)
 
 
 class Pages:

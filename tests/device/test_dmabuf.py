@@ -10,7 +10,7 @@ import pytest
 
 import aiordma
 from aiordma import Access, RemoteMemory
-from tests.device.dmabufs import Pages, only_software, pages
+from tests.device.dmabufs import Pages, pages
 from tests.device.players import OWN_RECEIVES, REMOTE, both_ways, connected, one_loop
 from tests.device.test_streams import streams
 from tests.devices import ADDRESS
@@ -24,7 +24,7 @@ IOVA = 0x1000_0000_0000 + 64
 MEMORY = pytest.mark.parametrize(
     "udmabuf",
     [
-        pytest.param(False, marks=only_software),
+        pytest.param(False, marks=pytest.mark.capability("dmabuf_of_file")),
         pytest.param(True, marks=pytest.mark.capability("udmabuf")),
     ],
     ids=str,
@@ -156,7 +156,7 @@ async def test_closed_region_is_refused_to_the_peer() -> None:
         assert memory.bytes[PAGE + 64 : PAGE + 68] == bytes(4)
 
 
-@only_software
+@pytest.mark.capability("dmabuf_of_file")
 async def test_truncated_memory_fails_the_access() -> None:
     """It is a file here, and its pages are gone. A dma-buf cannot be truncated."""
     async with registered() as (client, server, memory, region):
