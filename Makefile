@@ -253,7 +253,7 @@ bench: venv
 	@.venv/bin/python -m tests.bench --rows '$(BENCH)' --rounds $(BENCH_ROUNDS) \
 		--seconds $(BENCH_SECONDS)
 
-# Eight minutes. The figures are printed, and written to build/soak.json.
+# About eight minutes. The figures are printed, and written to build/soak.json.
 SOAK ?=
 export SOAK_SCALE ?= 1
 soak: venv

@@ -34,17 +34,8 @@ def tests(session: nox.Session) -> None:
     os.makedirs("build", exist_ok=True)
     session.run("make", "-s", "build/fork-client", external=True)
     session.run(
-        *(
-            "python",
-            "-m",
-            "pytest",
-            "-q",
-            "-n",
-            "2",
-            "--dist",
-            "loadfile",
-            "--no-loadscope-reorder",
-        ),
+        *("python", "-m", "pytest", "-q", "-n", "2"),
+        *("--dist", "loadfile", "--no-loadscope-reorder"),
         *(session.posargs or ("tests/unit", "tests/device")),
         env={
             "AIORDMA_TEST_DEVICE": "software",
