@@ -22,6 +22,7 @@ from aiordma._loop.threads import THREAD_NAME, calls_under_way
 from aiordma.testing import software_objects
 from aiordma.verbs.identifier import EventChannel, Identifier
 from tests.conftest import DEVICE as DEVICE
+from tests.forked import wait_for_the_killed
 from tests.kernel_objects import kernel_counts
 
 # The test bed's interface has the former; the software device has every address.
@@ -317,6 +318,7 @@ def nothing_is_left(device: DeviceUnderTest) -> Iterator[None]:
     before = _baseline[0]
     yield
     gc.collect()
+    wait_for_the_killed()
     left = (kernel_objects(device.name), _descriptors(), _threads())
     # The end of a stream of the software device, said to a peer that has not ended its own, takes
     # its socket with it after two seconds.

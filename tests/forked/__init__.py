@@ -4,7 +4,8 @@ In the VM a Python process takes seconds to start, nearly all of them for import
 subject is what a program does, not how Python starts it, puts `python()` where `sys.executable`
 would be. The client (client.c), a program in C that starts at once, then stands for the process:
 it has its arguments, environment, folder and descriptors, gets its signals and ends with its
-status. If the client is killed, the process is killed.
+status. If the client is killed, the process is killed, after the client has ended: what the process
+had may still be there when the client was waited for, until `wait_for_the_killed` returns.
 
 A benchmark's own server is forked in the same way: `aiordma bench local` starts `sys.executable`.
 
@@ -26,11 +27,13 @@ from pathlib import Path
 from aiordma._base.provider import SOFTWARE
 from tests.conftest import DEVICE
 
-__all__ = ("python",)
+__all__ = ("python", "wait_for_the_killed")
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "build" / "fork-client"
 END_SECONDS = 30
+QUESTION = b"?"
+"""What is sent instead of a client's first byte, to ask for the end of those that were killed."""
 
 
 def python() -> tuple[str, ...]:
@@ -66,6 +69,16 @@ def server() -> str:
         )
     atexit.register(end, process)
     return name
+
+
+def wait_for_the_killed() -> None:
+    """Wait until the processes have ended whose clients were killed, and so freed what they had."""
+    if server.cache_info().currsize:
+        with socket.socket(socket.AF_UNIX) as question:
+            question.settimeout(END_SECONDS)
+            question.connect(f"\0{server()}")
+            question.sendall(QUESTION)
+            assert question.recv(1) == b"", "the server closes the connection, for an answer"
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

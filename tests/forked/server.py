@@ -1,9 +1,10 @@
 """The server: python3 -m tests.forked.server DESCRIPTOR EXECUTABLE: the listening socket, and a
 program that is a client, with the arguments of python3.
 
-It imports what most programs import, opens no device and starts no thread; each connection is a
-client (client.c) that asks for a program. The fork returns from `serve` in the child, which then
-runs the program and ends as any Python process does.
+It imports what most programs import, opens no device and starts no thread. Each connection is a
+client (client.c) that asks for a program, or asks to be told when those that were killed have
+ended. The fork returns from `serve` in the child, which then runs the program and ends as any
+Python process does.
 """
 
 import builtins
@@ -21,6 +22,8 @@ import types
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
+
+from tests.forked import QUESTION
 
 PRELOADED = (
     "aiordma",
@@ -75,6 +78,7 @@ def serve(listener: socket.socket) -> Program | None:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     clients: dict[int, socket.socket] = {}  # by the child's process identifier
     killed = set[int]()  # the children of clients that were killed
+    asking: list[socket.socket] = []  # when those have ended
     with selectors.DefaultSelector() as selector:
         selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
         selector.register(listener, selectors.EVENT_READ)
@@ -88,9 +92,12 @@ def serve(listener: socket.socket) -> Program | None:
                     except ConnectionResetError:
                         client.close()
                         continue
+                    if program is None:
+                        asking.append(client)
+                        continue
                     process = os.fork()
                     if not process:
-                        for mine in (listener, client, *clients.values()):
+                        for mine in (listener, client, *asking, *clients.values()):
                             mine.close()
                         signal.set_wakeup_fd(-1)
                         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -119,11 +126,19 @@ def serve(listener: socket.socket) -> Program | None:
                     os.kill(key.data, signal.SIGKILL)
                     killed.add(key.data)
                     selector.unregister(key.fileobj)
+            # Here: a client's end comes in one batch with the question that follows it.
+            while asking and not killed:
+                asking.pop().close()
 
 
-def received(client: socket.socket) -> Program:
-    """Receive what client.c sends. Raises ConnectionResetError where the client is killed."""
-    _, streams, _, _ = socket.recv_fds(client, 1, 3)
+def received(client: socket.socket) -> Program | None:
+    """Receive what client.c sends, None for a question.
+
+    Raises ConnectionResetError where the client is killed.
+    """
+    first, streams, _, _ = socket.recv_fds(client, 1, 3)
+    if first == QUESTION:
+        return None
     words, environment, (folder,) = (received_words(client) for _ in range(3))
     settings = dict(word.split("=", 1) for word in environment)
     return Program(list(streams), words, settings, folder)

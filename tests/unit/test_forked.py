@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from tests.forked import CLIENT, server
+from tests.forked import CLIENT, server, wait_for_the_killed
 from tests.waiting import wait_until
 
 SAYS_WHAT_IT_IS = "import os, sys; print(sys.argv, os.getcwd(), os.environ.get('WORD'), input())"
@@ -89,6 +90,24 @@ def test_signals_reach_the_program(number: int, waiting: subprocess.Popen[str]) 
         waiting.send_signal(number)
         assert waiting.wait(30) == -number
         wait_until(lambda: not program.exists())
+
+
+def test_a_killed_client_ends_first_and_its_program_can_be_waited_for(
+    waiting: subprocess.Popen[str],
+) -> None:
+    with waiting:
+        assert waiting.stdout is not None
+        program = Path("/proc", waiting.stdout.readline().strip())
+        forker = int(program.joinpath("stat").read_text().split()[3])
+        os.kill(forker, signal.SIGSTOP)
+        try:
+            waiting.kill()
+            assert waiting.wait(30) == -signal.SIGKILL
+            assert program.exists()
+        finally:
+            threading.Timer(0.2, os.kill, (forker, signal.SIGCONT)).start()
+        wait_for_the_killed()
+        assert not program.exists()
 
 
 def test_killed_program_ends_its_client(waiting: subprocess.Popen[str]) -> None:
