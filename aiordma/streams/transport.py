@@ -503,11 +503,19 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             return
         self._lost = True
         self._path.close_write(True)
+        self._loop.call_soon(uninterrupted(self._settle), context=self._context)
+
+    def _settle(self) -> None:
+        """The step after `_finish`, in the loop's next turn: a loop that polls has heard of most
+        peers' devices by then, and connection_lost is called when asyncio's own transports do."""
+        if self._losing or self._has_loop_ended():
+            return
         lose = uninterrupted(partial(self._lose_soon, None))
-        if self._channel.notify_drained(lose) and not self._losing:
+        if self._channel.notify_drained(lose):
             self._end_timer = self._loop.call_later(self._channel.close_timeout, lose)
         else:
-            lose()
+            self._losing = True
+            self._lose(None)
 
     def _lose_soon(self, error: BaseException | None) -> None:
         if self._losing or self._has_loop_ended():

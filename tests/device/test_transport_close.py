@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aiordma import streams
+from aiordma.streams.rsocket import Rsocket
 from tests.device.transports import LOOPS, Recorder, Run, on_loop, two
 from tests.devices import ADDRESS
 
@@ -87,6 +88,23 @@ def test_connection_lost_is_called_once(run: Run, first: str, second: str) -> No
             await asyncio.sleep(0.05)
             assert (client.calls, server.calls) == (1, 1)
             assert client.error is None
+
+    run(main)
+
+
+def test_connection_lost_comes_in_the_next_turn_if_the_peer_has_everything_by_then(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in asyncio: drain() raises after a close, so that a task that writes on ends."""
+
+    async def main() -> None:
+        async with two(Counts) as (client, _):
+            client.transport.write(b"the last")
+            client.transport.close()
+            with monkeypatch.context() as patched:
+                patched.setattr(Rsocket, "notify_drained", lambda self, callback: False)
+                await asyncio.sleep(0)
+            assert client.calls == 1
 
     run(main)
 
