@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +91,55 @@ def test_completion_lists_commands_devices_and_values(shell: str, device: Device
     assert completed(shell, "cp --require r") == {"rdma", "roce"}
     assert "views" in completed(shell, "bench local -o ")
     assert "uvloop" in completed(shell, "bench local --loop ")
+
+
+@pytest.mark.natively
+def test_bash_completes_at_the_tab(tmp_path: Path) -> None:
+    """In a shell that has a terminal, as --install-completion leaves it behind."""
+    command = tmp_path / "aiordma"
+    command.write_text(f'#!/bin/sh\nexec {shlex.join([*python(), *COMMAND])} "$@"\n')
+    command.chmod(0o755)
+    (tmp_path / ".bashrc").write_text("PS1='ready> '\n")
+    environment = os.environ | {
+        "HOME": str(tmp_path),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "TERM": "dumb",
+    }
+    # The command finds out which shell has started it.
+    install = ["bash", "-c", "aiordma --install-completion; exit $?"]
+    _ = subprocess.run(install, cwd=tmp_path, env=environment, check=True, timeout=120)
+    ours, its = os.openpty()
+    shell = subprocess.Popen(
+        ["bash", "-i"],
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        cwd=tmp_path,
+        env=environment,
+        start_new_session=True,  # it leaves the terminal of the tests alone
+    )
+    os.close(its)
+    seen = ""
+
+    def see(text: str) -> None:
+        nonlocal seen
+        while text not in seen:
+            seen += os.read(ours, 4096).decode()  # EIO once the shell has ended
+
+    try:
+        see("ready> ")
+        for typed, completed in (
+            ("aiordma inf", "aiordma info "),
+            ("soft", "aiordma info software "),
+            ("--js", "aiordma info software --json "),
+        ):
+            _ = os.write(ours, f"{typed}\t".encode())
+            see(completed)
+    finally:
+        shell.kill()
+        _ = shell.wait()
+        os.close(ours)
 
 
 def test_info_describes_the_device(device: DeviceUnderTest) -> None:
