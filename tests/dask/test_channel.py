@@ -1,7 +1,8 @@
 """Channels and comms on the device under test: what arrives, who waits, how they end."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import struct
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -143,6 +144,81 @@ async def test_second_large_message_waits_for_a_peer_that_does_not_read() -> Non
         assert (await server.read()).sum() == BULK
         await writing
         assert (await server.read()).sum() == 0
+
+
+# -- many frames ----------------------------------------------------------------------------------
+
+FRAMES = 1 << 16
+TURN = 1 << 12
+"""The most frames that may be handled before other tasks run."""
+SHAPES: dict[str, list[int]] = {
+    "empty": [0] * FRAMES,
+    "small": [1] * FRAMES,
+    "shards": [BULK] + [1 << 63] * (FRAMES - 1),
+}
+
+
+async def rounds_until(condition: Callable[[], object]) -> int:
+    """Count how often this task runs until the condition is true."""
+    rounds = 0
+    while not condition():
+        await asyncio.sleep(0)
+        rounds += 1
+    return rounds
+
+
+@pytest.mark.parametrize("lengths", SHAPES.values(), ids=SHAPES)
+async def test_other_tasks_run_while_many_frames_arrive(
+    lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = sum(length for length in lengths if length < BULK)
+    head = struct.pack(f"!{FRAMES}Q", *lengths) + bytes(small)
+
+    async def take(buffers: Sequence[memoryview]) -> None:
+        for buffer in buffers:
+            buffer[:] = head if buffer.nbytes == len(head) else bytes(buffer.nbytes)
+
+    async with channel_and_peer() as (channel, _):
+        monkeypatch.setattr(channel, "_take", take)
+        announcement = wire.parse_announcement(
+            announced(FRAMES, len(head), BULK * lengths.count(BULK)), 1 << 30
+        )
+        receiving = asyncio.create_task(channel._receive(announcement))
+        rounds = await rounds_until(receiving.done)
+        assert len(await receiving) == FRAMES
+        assert rounds >= 2 * FRAMES // TURN  # the table is checked, and then the frames are made
+
+
+async def test_other_tasks_run_while_many_frames_are_packed() -> None:
+    async with channel_and_peer() as (channel, peer):
+        await peer.send(announced(0, 0, 0))  # an accepted side sends nothing before
+        await channel.read()
+        writing = asyncio.create_task(channel.write([memoryview(b"")] * FRAMES))
+        assert await rounds_until(lambda: channel._sent) >= FRAMES // TURN
+        channel.abort()
+        with suppress(aiordma.RdmaError):
+            await writing
+
+
+async def test_abort_ends_the_unpacking_of_many_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def take(buffers: Sequence[memoryview]) -> None:
+        for buffer in buffers:
+            buffer[:] = bytes(buffer.nbytes)
+
+    async with channel_and_peer() as (channel, peer):
+        monkeypatch.setattr(channel, "_take", take)
+        await peer.send(announced(1 << 20, 8 << 20, 0))
+        await rounds_until(lambda: channel._fetching)
+        channel.abort()
+        assert await rounds_until(lambda: channel._fetching is None) <= 2
+
+
+async def test_many_frames_arrive_as_they_were() -> None:
+    sent = [number.to_bytes(4) for number in range(FRAMES)]
+    async with comms() as (client, server):
+        writing = asyncio.create_task(client._channel.write(sent))
+        assert list(map(bytes, await server._channel.read())) == sent
+        await writing
 
 
 # -- the end --------------------------------------------------------------------------------------

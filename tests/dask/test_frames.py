@@ -22,7 +22,7 @@ MOST = 1 << 30
 
 def _transferred(views: list[memoryview]) -> list[memoryview]:
     """Send frames, as two channels do: the bulk is copied here."""
-    message = frames.pack(views)
+    message = frames.at_once(frames.pack(views))
     assert len(message.announcement) <= MESSAGE_BYTES
     announcement = frames.parse_announcement(message.announcement, MOST)
     head = announcement.head
@@ -31,11 +31,10 @@ def _transferred(views: list[memoryview]) -> list[memoryview]:
         assert message.head is not None
         assert len(message.head) == announcement.head_length
         head = memoryview(message.head)
-    groups = frames.parse_table(announcement, head)
-    sizes = [sum(group) for group in groups if group[0] >= BULK]
+    sizes = frames.at_once(frames.parse_table(announcement, head))
     buffers = [memoryview(bytearray(b"".join(parts))) for parts in message.bulk]
     assert sizes == [buffer.nbytes for buffer in buffers]
-    return frames.assembled(groups, head, buffers)
+    return frames.at_once(frames.assembled(announcement, head, buffers))
 
 
 sizes = st.one_of(
@@ -74,7 +73,7 @@ def test_neighbours_of_different_owners_are_no_shards() -> None:
 
 def test_too_many_frames_are_not_sent() -> None:
     with pytest.raises(ValueError, match="at most 1048576"):
-        frames.pack([memoryview(b"")] * (frames.MOST_FRAMES + 1))
+        frames.at_once(frames.pack([b""] * (frames.MOST_FRAMES + 1)))
 
 
 MESSAGE = struct.Struct("!B3xIQQ")
@@ -122,7 +121,7 @@ def test_table_is_refused(table: bytes, head: int, bulk: int, text: str) -> None
     found = frames.parse_announcement(announced(len(table) // 8, head, bulk, rest), MOST)
     assert found.head is not None
     with pytest.raises(ProtocolError, match=text):
-        frames.parse_table(found, found.head)
+        frames.at_once(frames.parse_table(found, found.head))
 
 
 def test_ready_carries_its_ranges() -> None:
@@ -160,7 +159,7 @@ def test_credit_for_more_than_was_sent_is_refused() -> None:
 def _parse_all(data: bytes) -> None:
     announcement = frames.parse_announcement(data, MOST)
     if announcement.head is not None:
-        frames.parse_table(announcement, announcement.head)
+        frames.at_once(frames.parse_table(announcement, announcement.head))
 
 
 PARSERS: list[Callable[[bytes], object]] = [

@@ -31,7 +31,6 @@ from aiordma._connection.connector import connect
 from aiordma._connection.listener import Listener, listen
 from aiordma.integrations.dask.channel import BROKEN, Channel
 from aiordma.integrations.dask.frames import CONTROLS, CREDITS, HELLO, MESSAGE_BYTES
-from aiordma.verbs.memory import flat_view
 
 __all__ = ("RdmaBackend", "RdmaComm", "RdmaConnector", "RdmaListener")
 
@@ -70,15 +69,6 @@ def _refuse_encryption(address: str, connection_args: dict[str, Any]) -> None:
             f"Dask's configuration requires encryption, and {address!r} has none: use tls://, or "
             "set require_encryption=False and keep the RDMA network private"
         )
-
-
-def _flat(frame: Any) -> memoryview:
-    """Return a view of a frame's bytes, whose `obj` is the array that has them: the registration
-    cache knows arrays."""
-    try:
-        return flat_view(frame)
-    except ValueError:
-        return memoryview(memoryview(frame).tobytes())  # not contiguous
 
 
 def _text(address: SocketAddress | None) -> str:
@@ -177,7 +167,7 @@ class RdmaComm(Comm):
             frame_split_size=self.max_shard_size,
         )
         try:
-            return await self._channel.write([_flat(frame) for frame in frames])
+            return await self._channel.write(frames)
         except BROKEN as error:
             raise self._broken(error) from error
         except BaseException:

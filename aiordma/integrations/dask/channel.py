@@ -12,6 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
+from typing import Any, TypeVar
 
 import anyio
 from distributed.protocol.utils import host_array
@@ -23,7 +24,6 @@ from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.connection import Connection
 from aiordma.integrations.dask.frames import (
     BATCH,
-    BULK,
     CREDIT,
     CREDITS,
     DONE,
@@ -31,7 +31,9 @@ from aiordma.integrations.dask.frames import (
     READY,
     Announcement,
     ProtocolError,
+    Turns,
     assembled,
+    at_once,
     credit,
     pack,
     parse_announcement,
@@ -56,6 +58,8 @@ FLUSH_SECONDS = 5.0
 """How long `close` waits for a message that another task is sending."""
 
 _DONE = bytes([DONE])
+
+Result = TypeVar("Result")
 
 
 class Channel:
@@ -190,8 +194,9 @@ class Channel:
         while self._inbox and self._fetching is None:
             announcement = parse_announcement(self._inbox[0], self._most)
             if announcement.head is not None and not announcement.bulk_length:
-                groups = parse_table(announcement, announcement.head)
-                self._complete.append((assembled(groups, announcement.head, []), False))
+                at_once(parse_table(announcement, announcement.head))
+                frames = at_once(assembled(announcement, announcement.head, []))
+                self._complete.append((frames, False))
             elif self._bulk_is_ahead or self.cause is not None:
                 return
             else:
@@ -220,14 +225,30 @@ class Channel:
         if head is None:
             head = host_array(announcement.head_length)
             await self._take([head])
-        groups = parse_table(announcement, head)
-        sizes = [sum(group) for group in groups if group[0] >= BULK]
+        sizes = await self._in_turns(parse_table(announcement, head))
         buffers: list[memoryview] = []
         for start in range(0, len(sizes), BATCH):
             batch = [host_array(size) for size in sizes[start : start + BATCH]]
             await self._take(batch)
             buffers += batch
-        return assembled(groups, head, buffers)
+        return await self._in_turns(assembled(announcement, head, buffers))
+
+    async def _in_turns(self, turns: Turns[Result]) -> Result:
+        """Do a work, and let other tasks run after each turn. A peer chooses the number of frames
+        of a message, and the program that of its own.
+
+        Raises:
+            Exception: the work's; and the cause, once the channel is aborted.
+        """
+        while True:
+            try:
+                next(turns)
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+            await asyncio.sleep(0)
+            if self._is_aborted and self.cause is not None:
+                raise detached(self.cause)
 
     async def _return_credit(self) -> None:
         self._taken += 1
@@ -252,8 +273,8 @@ class Channel:
 
     # -- sending ----------------------------------------------------------------------------------
 
-    async def write(self, frames: Sequence[memoryview]) -> int:
-        """Send a message, and return the bytes of its frames.
+    async def write(self, frames: Sequence[Any]) -> int:
+        """Send a message, and return the bytes of its frames, which are anything with a buffer.
 
         Returns when the peer's device has the message. Until its program takes it, at most CREDITS
         messages are sent, and nothing of the bulk of the second one that has any.
@@ -265,7 +286,7 @@ class Channel:
 
         Cancellation: the channel cannot be used any more; `abort` it.
         """
-        message = pack(frames)
+        message = await self._in_turns(pack(frames))
         async with self._writing:
             await self._until(lambda: self._may_send and self._sent - self._peer_took < CREDITS)
             if self.cause is not None:

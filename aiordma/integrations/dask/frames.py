@@ -11,15 +11,18 @@ shards of a large array) arrive in the same buffer.
     DONE     kind: the ranges of the last READY are written
     CREDIT   kind, number of MESSAGEs that the program has taken, modulo 2**32
 
-Every number of the peer's is checked here, before memory is allocated for it.
+Every number of the peer's is checked here, before memory is allocated for it. The functions whose
+work grows with the number of frames are generators: each yields after `TURN` frames, where the
+event loop can run other tasks, and returns its result.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from aiordma._base.ranges import RemoteMemory
-from aiordma.verbs.memory import address_of
+from aiordma.verbs.memory import address_of, flat_view
 
 __all__ = (
     "BATCH",
@@ -32,11 +35,15 @@ __all__ = (
     "MESSAGE",
     "MESSAGE_BYTES",
     "READY",
+    "TURN",
     "Announcement",
     "Outgoing",
     "ProtocolError",
+    "Turns",
     "assembled",
+    "at_once",
     "credit",
+    "flat",
     "pack",
     "parse_announcement",
     "parse_credit",
@@ -67,6 +74,10 @@ BATCH = 16
 MOST_FRAMES = 1 << 20
 """The largest number of frames of a message."""
 
+TURN = 2048
+"""The number of frames after which the work on a message yields. A head within a MESSAGE has
+fewer."""
+
 MESSAGE = 1
 READY = 2
 DONE = 3
@@ -77,6 +88,10 @@ _COUNT = struct.Struct("!B3xI")
 _LENGTH = struct.Struct("!Q")
 _CONTINUES = 1 << 63
 """In the table: the frame continues the memory of the frame before it."""
+
+_Result = TypeVar("_Result")
+Turns = Generator[None, None, _Result]
+"""Work that yields after `TURN` frames, and returns a result."""
 
 
 class ProtocolError(ValueError):
@@ -116,8 +131,21 @@ class Announcement:
     head: memoryview | None
 
 
-def pack(frames: Sequence[memoryview]) -> Outgoing:
-    """Arrange frames to be sent. The frames are flat views of bytes.
+def at_once(turns: Turns[_Result]) -> _Result:
+    """Do all turns of a work, and return its result."""
+    while True:
+        try:
+            next(turns)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
+
+
+def pack(frames: Sequence[Any]) -> Turns[Outgoing]:
+    """Arrange frames to be sent.
+
+    Args:
+        frames: anything that `flat` takes.
 
     Raises:
         ValueError: there are too many frames.
@@ -127,27 +155,41 @@ def pack(frames: Sequence[memoryview]) -> Outgoing:
     table: list[bytes] = []
     small: list[memoryview] = []
     bulk: list[list[memoryview]] = []
+    length = small_length = 0
     before: memoryview | None = None  # the last frame, if it is bulk
-    for frame in frames:
+    for number, each in enumerate(frames, 1):
+        frame = flat(each)
+        size = frame.nbytes
+        length += size
         if before is not None and _continues(before, frame):
-            table.append(_LENGTH.pack(frame.nbytes | _CONTINUES))
+            table.append(_LENGTH.pack(size | _CONTINUES))
             bulk[-1].append(frame)
             before = frame
-            continue
-        table.append(_LENGTH.pack(frame.nbytes))
-        if frame.nbytes >= BULK:
-            bulk.append([frame])
-            before = frame
         else:
-            small.append(frame)
-            before = None
+            table.append(_LENGTH.pack(size))
+            if size >= BULK:
+                bulk.append([frame])
+                before = frame
+            else:
+                small.append(frame)
+                small_length += size
+                before = None
+        if number % TURN == 0:
+            yield
     head = b"".join([*table, *small])
-    bulk_length = sum(part.nbytes for buffer in bulk for part in buffer)
-    announcement = _ANNOUNCEMENT.pack(MESSAGE, len(frames), len(head), bulk_length)
-    length = len(head) - len(table) * _LENGTH.size + bulk_length
+    announcement = _ANNOUNCEMENT.pack(MESSAGE, len(frames), len(head), length - small_length)
     if len(announcement) + len(head) <= MESSAGE_BYTES:
         return Outgoing(announcement + head, None, bulk, length)
     return Outgoing(announcement, head, bulk, length)
+
+
+def flat(frame: Any) -> memoryview:
+    """Return a view of a frame's bytes, whose `obj` is the array that has them: the registration
+    cache knows arrays."""
+    try:
+        return flat_view(frame)
+    except ValueError:
+        return memoryview(memoryview(frame).tobytes())  # not contiguous
 
 
 def _continues(before: memoryview, frame: memoryview) -> bool:
@@ -189,62 +231,72 @@ def parse_announcement(data: bytes, most: int) -> Announcement:
     return Announcement(frames, head_length, bulk_length, head)
 
 
-def parse_table(announcement: Announcement, head: memoryview) -> list[list[int]]:
-    """Return the lengths of the frames, in order: a list for each buffer, and for each small frame.
+def parse_table(announcement: Announcement, head: memoryview) -> Turns[list[int]]:
+    """Check the lengths of the frames, and return those of the bulk's buffers, in order.
 
     Raises:
         ProtocolError: the lengths are not those that were announced.
     """
-    lengths = struct.unpack_from(f"!{announcement.frames}Q", head)
-    groups: list[list[int]] = []
-    small = len(lengths) * _LENGTH.size
-    bulk = 0
-    for length in lengths:
+    buffers: list[int] = []
+    small = announcement.frames * _LENGTH.size
+    follows_bulk = False
+    for number, (length,) in enumerate(_table(announcement, head), 1):
         if length & _CONTINUES:
-            if not groups or groups[-1][0] < BULK:
+            if not follows_bulk:
                 raise ProtocolError("a frame continues a frame that is not bulk")
-            groups[-1].append(length ^ _CONTINUES)
-            bulk += length ^ _CONTINUES
+            buffers[-1] += length ^ _CONTINUES
+        elif length < BULK:
+            small += length
+            follows_bulk = False
         else:
-            groups.append([length])
-            if length < BULK:
-                small += length
-            else:
-                bulk += length
+            buffers.append(length)
+            follows_bulk = True
+        if number % TURN == 0:
+            yield
+    bulk = sum(buffers)
     if small != announcement.head_length or bulk != announcement.bulk_length:
         raise ProtocolError(
             f"a table of {small} bytes in the head and {bulk} of bulk: announced were "
             f"{announcement.head_length} and {announcement.bulk_length}"
         )
-    return groups
+    return buffers
+
+
+def _table(announcement: Announcement, head: memoryview) -> Iterator[tuple[int]]:
+    """Iterate over the entries of the table."""
+    return _LENGTH.iter_unpack(head[: announcement.frames * _LENGTH.size])
 
 
 def assembled(
-    groups: list[list[int]], head: memoryview, buffers: Sequence[memoryview]
-) -> list[memoryview]:
+    announcement: Announcement, head: memoryview, buffers: Sequence[memoryview]
+) -> Turns[list[memoryview]]:
     """Return the frames of a message that has arrived.
 
     Small frames are copied, so that no object that the program makes of one keeps the others in
     memory.
 
     Args:
-        groups: as of `parse_table`.
-        head: the head.
-        buffers: the buffers of the bulk, in order.
+        announcement, head: as `parse_table` has checked them.
+        buffers: the buffers of the bulk, of the lengths that `parse_table` has returned.
     """
     frames: list[memoryview] = []
-    place = _LENGTH.size * sum(map(len, groups))
+    place = announcement.frames * _LENGTH.size
     rest = iter(buffers)
-    for group in groups:
-        if group[0] < BULK:
-            frames.append(memoryview(bytearray(head[place : place + group[0]])))
-            place += group[0]
-            continue
-        buffer = next(rest)
-        start = 0
-        for length in group:
-            frames.append(buffer[start : start + length])
-            start += length
+    buffer = memoryview(b"")
+    start = 0
+    for number, (length,) in enumerate(_table(announcement, head), 1):
+        if length & _CONTINUES:
+            end = start + (length ^ _CONTINUES)
+            frames.append(buffer[start:end])
+            start = end
+        elif length < BULK:
+            frames.append(memoryview(bytearray(head[place : place + length])))
+            place += length
+        else:
+            buffer, start = next(rest), length
+            frames.append(buffer[:length])
+        if number % TURN == 0:
+            yield
     return frames
 
 
