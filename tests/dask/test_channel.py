@@ -1,12 +1,14 @@
 """Channels and comms on the device under test: what arrives, who waits, how they end."""
 
 import asyncio
+import re
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
+import dask
 import numpy
 import pytest
 from distributed.comm.core import CommClosedError, connect, listen
@@ -500,3 +502,31 @@ async def test_refused_connection_names_the_reason() -> None:
 async def test_encryption_is_not_promised() -> None:
     with pytest.raises(RuntimeError, match="requires encryption"):
         await connect(f"rdma://{ADDRESS}:1", require_encryption=True)
+
+
+# -- configuration --------------------------------------------------------------------------------
+
+WRONG_SIZES = ["20 gigs", "all", -1, 0, "0", True, float("inf"), float("nan"), "1e999", {"GiB": 20}]
+
+
+@pytest.mark.parametrize("value", WRONG_SIZES, ids=str)
+async def test_wrong_max_message_size_is_named_before_anything_is_opened(value: object) -> None:
+    async with listen(f"rdma://{ADDRESS}", lambda comm: None) as listener:
+        text = (
+            r"distributed\.comm\.rdma\.max-message-size in Dask's configuration is "
+            rf"{re.escape(repr(value))}: expected .* such as \"20GiB\""
+        )
+        with dask.config.set({"distributed.comm.rdma.max-message-size": value}):
+            with pytest.raises(ValueError, match=text):
+                await connect(listener.contact_address, timeout=30)
+            with pytest.raises(ValueError, match=text):
+                await listen(f"rdma://{ADDRESS}", lambda comm: None)
+
+
+@pytest.mark.parametrize("value", [1 << 20, "1MiB", "1048576", 1048576.0])
+async def test_max_message_size_limits_a_message(value: object) -> None:
+    async with listen(f"rdma://{ADDRESS}", lambda comm: None) as listener:
+        with dask.config.set({"distributed.comm.rdma.max-message-size": value}):
+            comm = await connect(listener.contact_address)
+        assert comm._channel._most == 1 << 20
+        await comm.close()

@@ -5,6 +5,7 @@ import inspect
 import logging
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import dask
@@ -22,6 +23,7 @@ from distributed.comm.utils import ensure_concrete_host, from_frames, to_frames
 from distributed.system import MEMORY_LIMIT
 from distributed.utils import ensure_ip, get_ip
 
+from aiordma._base.arguments import shown
 from aiordma._base.errors import ClosedError, NoDeviceError, RdmaError, RejectedError
 from aiordma._base.options import ConnectionKeywords
 from aiordma._base.socket_address import SocketAddress
@@ -59,8 +61,24 @@ def _options() -> ConnectionKeywords:
 
 
 def _most_bytes() -> int:
+    """Return the most bytes of a message that is received.
+
+    Raises:
+        ValueError: what Dask's configuration says is no number of bytes.
+    """
     configured = dask.config.get(MAX_MESSAGE_SIZE, default=None)
-    return int(MEMORY_LIMIT // 2 if configured is None else parse_bytes(configured))
+    if configured is None:
+        return int(MEMORY_LIMIT // 2)
+    most = 0
+    if isinstance(configured, str | int | float) and not isinstance(configured, bool):
+        with suppress(ValueError, OverflowError):
+            most = int(parse_bytes(configured))
+    if most < 1:
+        raise ValueError(
+            f"{MAX_MESSAGE_SIZE} in Dask's configuration is {shown(configured)}: expected a "
+            'positive number of bytes, such as "20GiB" or 21474836480'
+        )
+    return most
 
 
 def _refuse_encryption(address: str, connection_args: dict[str, Any]) -> None:
@@ -93,11 +111,12 @@ class RdmaComm(Comm):
         deserialize: bool = True,
         *,
         is_first: bool,
+        most: int,
     ) -> None:
         super().__init__(deserialize=deserialize)
         self._local_addr = local_address  # the names that distributed's connect() reads
         self._peer_addr = peer_address
-        self._channel = Channel(connection, _most_bytes(), is_first)
+        self._channel = Channel(connection, most, is_first)
         self._closed = False
         loop = asyncio.get_running_loop()
         self._finalizer = weakref.finalize(self, _abandon, self._channel, loop, repr(self))
@@ -233,11 +252,13 @@ class RdmaConnector(Connector):
             FatalCommClosedError: it makes no sense to try again: no device is permitted, or the
                 peer is none of Dask's.
             RuntimeError: Dask's configuration requires encryption.
+            ValueError: max-message-size in Dask's configuration is no number of bytes.
 
         Cancellation: nothing is left.
         """
         prefix = self.comm_class.prefix
         _refuse_encryption(prefix + address, connection_args)
+        most = _most_bytes()
         host, port = parse_host_port(address)
         try:
             connection = await connect(host, port, private_data=HELLO, timeout=None, **_options())
@@ -254,7 +275,9 @@ class RdmaConnector(Connector):
                 f"of a comm they would be {HELLO!r}: another program, or another version of aiordma"
             )
         local = prefix + _text(connection.local_address)
-        return self.comm_class(connection, local, prefix + address, deserialize, is_first=True)
+        return self.comm_class(
+            connection, local, prefix + address, deserialize, is_first=True, most=most
+        )
 
 
 class RdmaListener(BaseListener):
@@ -284,6 +307,7 @@ class RdmaListener(BaseListener):
         self.allow_offload = allow_offload
         self._listener: Listener | None = None
         self._bound: tuple[str, int] | None = None
+        self._most = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -292,9 +316,11 @@ class RdmaListener(BaseListener):
         Raises:
             OSError: the address or the port is not available.
             NoDeviceError: no device is permitted, or the one that was required is missing.
+            ValueError: max-message-size in Dask's configuration is no number of bytes.
 
         Cancellation: nothing is left.
         """
+        self._most = _most_bytes()
         seconds = parse_timedelta(
             dask.config.get("distributed.comm.timeouts.connect"), default="seconds"
         )
@@ -350,7 +376,9 @@ class RdmaListener(BaseListener):
             logger.info("%s could not be accepted: %s", peer, error)
             return
         local = self.prefix + _text(connection.local_address)
-        comm = self.comm_class(connection, local, peer, self.deserialize, is_first=False)
+        comm = self.comm_class(
+            connection, local, peer, self.deserialize, is_first=False, most=self._most
+        )
         comm.allow_offload = self.allow_offload
         await self._handle(comm)
 
