@@ -6,6 +6,8 @@ random numbers come from the seed, in the order of the device's calls.
 """
 
 import errno
+import weakref
+from collections.abc import Collection
 from types import TracebackType
 from typing import Any
 
@@ -22,11 +24,12 @@ from aiordma._base.arguments import (
 )
 from aiordma._base.enums import AsyncEventType
 from aiordma._base.errors import NotSupportedError, check_negative_errno, check_positive_errno
+from aiordma._base.origin import origin, warn_unclosed, with_origin
 from aiordma._base.provider import Provider, software
 from aiordma._native import ffi, lib
 from aiordma.verbs import CompletionQueue, QueuePair, RawSharedReceiveQueue
 
-__all__ = ("Fault", "Faults")
+__all__ = ("Fault", "Faults", "end_left", "entered")
 
 _MINUS_ONE = frozenset(
     {
@@ -175,7 +178,8 @@ def _chance_of(chance: Any, call: str) -> int:
 
 
 class Faults:
-    """The faults of a `with` block. The end of the block removes all of them.
+    """The faults of a `with` block. The end of the block removes all of them. Outside of the block,
+    the methods that make a fault raise RuntimeError.
 
     Args:
         seed: the seed of the random numbers, for `chance` and `spread`.
@@ -185,12 +189,17 @@ class Faults:
     """
 
     def __init__(self, seed: int = 0) -> None:
+        self._faults: list[Fault] = []
+        self._is_entered = False
+        self._origin = ""
         instance(seed, "seed", int, "Faults", "a whole number")
         self._seed = seed
-        self._faults: list[Fault] = []
 
     def __enter__(self) -> "Faults":
         lib.aiordma_software_seed_faults(self._seed & (1 << 63) - 1)
+        self._is_entered = True
+        self._origin = origin()
+        _entered.add(self)
         return self
 
     def __exit__(
@@ -199,8 +208,29 @@ class Faults:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._is_entered = False
+        _entered.discard(self)
         while self._faults:
             self._faults.pop().end()
+
+    def __del__(self) -> None:
+        if self._faults:
+            text = with_origin(self, self._origin)
+            self._end()
+            warn_unclosed(f"the `with` block of faults was never left: {text}", self)
+
+    def __repr__(self) -> str:
+        return f"<Faults: {len(self._faults)} armed>"
+
+    def _require_entered(self, call: str) -> None:
+        if not self._is_entered:
+            raise RuntimeError(
+                f"{call}(): outside of the `with` block of these Faults, whose end removes the "
+                f"fault: with aiordma.testing.Faults() as faults: faults.{call}(...)"
+            )
 
     def _add(
         self,
@@ -216,6 +246,7 @@ class Faults:
         size: int = 0,
         after_name: str = "after",
     ) -> Fault:
+        self._require_entered(call)
         most = _MOST / 1000
         raw = ffi.new("struct aiordma_fault *")
         raw.kind, raw.error = kind, error
@@ -242,6 +273,7 @@ class Faults:
         Raises:
             TypeError, ValueError: an argument is not a number, or out of range.
             VerbsCallError: there are 64 faults already.
+            RuntimeError: outside of the `with` block.
         """
         return self._add(
             "refuse_connection", lib.AIORDMA_FAULT_CONNECT_REFUSED, after=after, times=times
@@ -258,6 +290,7 @@ class Faults:
         Raises:
             TypeError, ValueError: an argument is not a number, or out of range.
             VerbsCallError: there are 64 faults already.
+            RuntimeError: outside of the `with` block.
         """
         return self._add(
             "delay_connection",
@@ -283,6 +316,7 @@ class Faults:
             TypeError, ValueError: an argument is not a number, or out of range; or both of
                 `after_bytes` and `after_requests` are given, or neither.
             VerbsCallError: there are 64 faults already.
+            RuntimeError: outside of the `with` block.
         """
         if (after_bytes is None) == (after_requests is None):
             raise ValueError("one of after_bytes and after_requests is needed")
@@ -312,6 +346,7 @@ class Faults:
         Raises:
             TypeError, ValueError: an argument is not a number, or out of range.
             VerbsCallError: there are 64 faults already.
+            RuntimeError: outside of the `with` block.
         """
         return self._add(
             "silence_peer", lib.AIORDMA_FAULT_DEAD_PEER, seconds=seconds, after=after, times=times
@@ -339,6 +374,7 @@ class Faults:
         Raises:
             TypeError, ValueError: an argument is not a number, or out of range.
             VerbsCallError: there are 64 faults already.
+            RuntimeError: outside of the `with` block.
         """
         return self._add(
             "delay_completions",
@@ -361,6 +397,7 @@ class Faults:
         Raises:
             TypeError, ValueError: an argument is not a number, or out of range.
             VerbsCallError: there are 64 faults already.
+            RuntimeError: outside of the `with` block.
         """
         return self._add(
             "spurious_events", lib.AIORDMA_FAULT_SPURIOUS_EVENT, chance=chance, times=times
@@ -378,6 +415,7 @@ class Faults:
         Raises:
             TypeError, ValueError: an argument is not a number, or out of range.
             VerbsCallError: there are 64 faults already.
+            RuntimeError: outside of the `with` block.
         """
         return self._add(
             "merge_events",
@@ -401,6 +439,7 @@ class Faults:
         Raises:
             TypeError, ValueError: an argument is not a number, or out of range.
             VerbsCallError: there are 64 faults already.
+            RuntimeError: outside of the `with` block.
         """
         return self._add(
             "refuse_post",
@@ -427,7 +466,9 @@ class Faults:
             NotSupportedError: the device has no call of that name, the call cannot report an error,
                 or aiordma makes it from C.
             TypeError, ValueError: an argument is not a number, or out of range.
+            RuntimeError: outside of the `with` block.
         """
+        self._require_entered("refuse_call")
         fault = _RefusedCall(slot, error, after, times)
         self._faults.append(fault)
         return fault
@@ -443,6 +484,7 @@ class Faults:
         Raises:
             TypeError, ValueError: an argument is not a number, or out of range.
             VerbsCallError: there are 64 faults already.
+            RuntimeError: outside of the `with` block.
         """
         return self._add(
             "receiver_not_ready",
@@ -458,6 +500,7 @@ class Faults:
 
         Raises:
             VerbsCallError: there are 64 faults already.
+            RuntimeError: outside of the `with` block.
         """
         return self._add("want_crc", lib.AIORDMA_FAULT_CRC_WANTED, times=0)
 
@@ -471,6 +514,7 @@ class Faults:
         Raises:
             TypeError, ValueError: an argument is not a number, or out of range.
             VerbsCallError: there are 64 faults already.
+            RuntimeError: outside of the `with` block.
         """
         return self._add("corrupt_frame", lib.AIORDMA_FAULT_CORRUPTED, after=after, times=times)
 
@@ -495,3 +539,28 @@ class Faults:
             resource(target, "target", "a queue pair, or one of the queues", "raise_event")
         pointer = ffi.NULL if target is None else ffi.cast("void *", target.pointer)
         check_positive_errno(lib.aiordma_software_raise(event, pointer), "aiordma_software_raise")
+
+
+_entered: "weakref.WeakSet[Faults]" = weakref.WeakSet()
+"""Those within their `with` blocks."""
+
+
+def end_left(before: Collection[Faults]) -> list[str]:
+    """End the faults that are armed now, and whose blocks were entered since.
+
+    Args:
+        before: `entered()` of that time.
+
+    Returns:
+        a text for each object, with the place where its block begins.
+    """
+    left = [each for each in entered() if each not in before and each._faults]
+    texts = [with_origin(each, each._origin) for each in left]
+    for each in left:
+        each._end()
+    return texts
+
+
+def entered() -> list[Faults]:
+    """Return the objects whose `with` blocks are entered."""
+    return list(_entered)

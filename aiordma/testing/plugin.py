@@ -25,7 +25,7 @@ from aiordma._base.errors import VerbsCallError
 from aiordma._connection.connection import Connection
 from aiordma._connection.listener import Listener
 from aiordma.streams import Stream
-from aiordma.testing.faults import Faults
+from aiordma.testing.faults import Faults, end_left, entered
 from aiordma.testing.leaks import software_objects
 from aiordma.testing.pairs import Fabric, connected_pair, fabric, serving_listener, stream_pair
 from aiordma.verbs import Device
@@ -36,6 +36,7 @@ __all__ = (
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_report_header",
+    "pytest_runtest_call",
     "pytest_unconfigure",
     "rdma_address",
     "rdma_device",
@@ -89,7 +90,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addini(
         "rdma_leak_check",
-        "fail a test that leaves RDMA connections or listeners open (on the software device)",
+        "fail a test that leaves RDMA connections or listeners open (on the software device), or "
+        "faults armed",
         type="bool",
         default=True,
     )
@@ -98,7 +100,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Make the chosen device the one that the tested program takes, too."""
     config.addinivalue_line(
-        "markers", "rdma_leaks(reason): the test leaves RDMA connections open, and says why"
+        "markers",
+        "rdma_leaks(reason): the test leaves RDMA connections open, or faults armed, and says why",
     )
     config.stash[_before] = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = config.getoption("--rdma")
@@ -252,6 +255,25 @@ def _check_examples(test: Any) -> None:
         checked: Any = _checked(inner)
         checked._is_leak_checked = True
         cast(Any, handle).inner_test = checked
+
+
+@pytest.hookimpl(hookwrapper=True)  # `wrapper` needs pytest 8
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Let each test fail that leaves faults armed, and end them: the next tests are not theirs."""
+    if not item.config.getini("rdma_leak_check") or item.get_closest_marker("rdma_leaks"):
+        yield
+        return
+    before = entered()
+    outcome: Any = yield
+    left = end_left(before)
+    if left and outcome.excinfo is None:
+        failure = pytest.fail.Exception(
+            f"the test has left faults armed: {', '.join(left)}. Use aiordma.testing.Faults in a "
+            "`with` block, or the fixture rdma_faults, or mark the test with "
+            "@pytest.mark.rdma_leaks('why')",
+            pytrace=False,
+        )
+        outcome.force_exception(failure)
 
 
 def _checked(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:

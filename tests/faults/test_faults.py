@@ -1,6 +1,7 @@
 """What a program sees, and what becomes of everything else, when the device misbehaves."""
 
 import errno
+import inspect
 import os
 import re
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import aiordma
 from aiordma._base.provider import software
 from aiordma._native import ffi
 from aiordma.streams import connect_stream, listen_stream
-from aiordma.testing import Faults
+from aiordma.testing import Fault, Faults
 from tests.device.players import OWN_RECEIVES, REMOTE, Outcome, both_ways, connected, until
 from tests.devices import ADDRESS
 
@@ -379,3 +380,56 @@ def test_more_faults_than_the_device_has_places_for_are_refused() -> None:
             faults.refuse_connection()
     with Faults() as faults:
         assert faults.refuse_connection().struck == 0
+
+
+ARMING: dict[str, Callable[[Faults], object]] = {
+    "refuse_connection": lambda f: f.refuse_connection(),
+    "delay_connection": lambda f: f.delay_connection(1),
+    "drop_connection": lambda f: f.drop_connection(after_bytes=1),
+    "silence_peer": lambda f: f.silence_peer(1),
+    "delay_completions": lambda f: f.delay_completions(1),
+    "spurious_events": lambda f: f.spurious_events(),
+    "merge_events": lambda f: f.merge_events(1),
+    "refuse_post": lambda f: f.refuse_post(),
+    "refuse_call": lambda f: f.refuse_call("connect"),
+    "receiver_not_ready": lambda f: f.receiver_not_ready(1),
+    "want_crc": lambda f: f.want_crc(),
+    "corrupt_frame": lambda f: f.corrupt_frame(),
+}
+
+
+def test_every_method_that_makes_a_fault_is_tested_outside_of_the_block() -> None:
+    made = {
+        name
+        for name, member in vars(Faults).items()
+        if not name.startswith("_") and inspect.signature(member).return_annotation is Fault
+    }
+    assert made == set(ARMING)
+
+
+@pytest.mark.parametrize("name", ARMING)
+def test_fault_outside_of_the_block_is_refused(name: str) -> None:
+    connect = software().connect
+    faults = Faults()
+    text = re.escape(f"{name}(): outside of the `with` block of these Faults")
+    with pytest.raises(RuntimeError, match=text):
+        ARMING[name](faults)
+    with faults:
+        ARMING[name](faults)
+    with pytest.raises(RuntimeError, match=text):
+        ARMING[name](faults)
+    assert faults._faults == []
+    assert software().connect == connect
+
+
+def test_dropped_faults_end_with_a_warning() -> None:
+    connect = software().connect
+    faults = Faults()
+    faults.__enter__()
+    faults.refuse_call("connect")
+    line = inspect.currentframe()
+    assert line is not None
+    place = f"{__file__}:{line.f_lineno - 4}"
+    with pytest.warns(ResourceWarning, match=re.escape(f"opened at {place}")):
+        del faults
+    assert software().connect == connect

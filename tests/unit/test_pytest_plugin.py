@@ -76,6 +76,72 @@ def test_a_leak_can_be_permitted(mark: str, settings: str, tmp_path: Path) -> No
     assert "1 passed" in said, said
 
 
+ARMED = """
+import aiordma, aiordma.testing, pytest, unittest
+kept = []
+
+def leave():
+    kept.append(aiordma.testing.Faults())
+    kept[-1].__enter__().refuse_connection()
+
+{mark}
+def test_plain():
+    leave()
+
+{mark}
+@pytest.mark.asyncio
+async def test_coroutine():
+    leave()
+
+{mark}
+class TestCase(unittest.TestCase):
+    def test_method(self):
+        leave()
+
+@pytest.mark.asyncio
+async def test_next(rdma_pair, rdma_faults):
+    fault = rdma_faults.drop_connection(after_bytes=1 << 20)
+    async with rdma_pair():
+        assert not fault.struck
+"""
+
+
+def test_faults_left_armed_fail_the_test_and_end(tmp_path: Path) -> None:
+    said = run(tmp_path, ARMED.format(mark=""), "-W", "ignore")
+    assert "3 failed, 1 passed" in said, said
+    place = f"{tmp_path / 'test_it.py'}:7"
+    assert f"the test has left faults armed: <Faults: 1 armed>, opened at {place}. Use" in said
+    assert "`with`" in said
+
+
+@pytest.mark.parametrize(
+    ("mark", "settings"),
+    [("@pytest.mark.rdma_leaks('on purpose')", ""), ("", "rdma_leak_check = false")],
+)
+def test_faults_left_armed_can_be_permitted(mark: str, settings: str, tmp_path: Path) -> None:
+    said = run(tmp_path, ARMED.format(mark=mark), "-k", "plain", "-W", "ignore", settings=settings)
+    assert "1 passed" in said, said
+
+
+def test_faults_of_a_wider_fixture_stay_armed(tmp_path: Path) -> None:
+    source = """
+import aiordma.testing, pytest
+
+@pytest.fixture(scope="module")
+def faults():
+    with aiordma.testing.Faults() as found:
+        yield found
+
+def test_first(faults):
+    faults.refuse_call("connect")
+
+def test_second(faults):
+    assert len(faults._faults) == 1
+"""
+    said = run(tmp_path, source)
+    assert "2 passed" in said, said
+
+
 def test_another_device_is_required_by_name(tmp_path: Path) -> None:
     source = ALL_FIXTURES.format(marks="@pytest.mark.asyncio")
     said = run(tmp_path, source, "--rdma=rxe9", "--rdma-address=127.0.0.1", "-rs")
