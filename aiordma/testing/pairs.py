@@ -80,19 +80,24 @@ async def serving_listener(
         address, device: as of `connected_pair`.
         options: as of `aiordma.listen`.
 
-    Raises: as `aiordma.listen`.
+    Raises: as `aiordma.listen`; and the block's error itself, without a group.
 
     Cancellation: the listener and its connections are closed.
     """
-    async with (
-        await listen(address, 0, device=device, **options) as listener,
-        anyio.create_task_group() as group,
-    ):
-        group.start_soon(listener.serve, handler)
-        try:
-            yield listener
-        finally:
-            group.cancel_scope.cancel()
+    failed: BaseException | None = None
+    async with await listen(address, 0, device=device, **options) as listener:
+        async with anyio.create_task_group() as group:
+            group.start_soon(listener.serve, handler)
+            try:
+                yield listener
+            except (anyio.get_cancelled_exc_class(), GeneratorExit):
+                raise
+            except BaseException as error:  # pytest's skip and fail are no Exceptions
+                failed = error
+            finally:
+                group.cancel_scope.cancel()
+        if failed is not None:
+            raise failed
 
 
 class Fabric:

@@ -6,10 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import pytest
 
 import aiordma
-from aiordma.testing import connected_pair, fabric, plugin
+from aiordma.testing import connected_pair, fabric, plugin, serving_listener
 from tests.plugin_project import ALL_FIXTURES, run
 
 LEAK = """
@@ -218,3 +219,22 @@ async def test_a_pair_that_cannot_connect_raises_the_error_itself() -> None:
     with pytest.raises(aiordma.NoDeviceError, match="rxe9"):
         async with connected_pair(device="rxe9"):
             pass
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", [AssertionError, pytest.skip.Exception, KeyboardInterrupt])
+async def test_error_of_a_test_leaves_a_serving_listener_as_it_is(kind: type[Exception]) -> None:
+    # Not in a group of errors: pytest shows an assertion, and skips.
+    error = kind("of the test")
+    with pytest.raises(kind) as caught:
+        async with serving_listener(lambda connection: connection.ended()):
+            raise error
+    assert caught.value is error
+
+
+@pytest.mark.anyio
+async def test_cancelled_serving_listener_is_cancelled() -> None:
+    with anyio.move_on_after(0) as scope:
+        async with serving_listener(lambda connection: connection.ended()):
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
