@@ -71,11 +71,15 @@ _REJECT = (MAX_REJECT_PRIVATE_DATA, MAX_DATAGRAM_ACCEPT_PRIVATE_DATA)
 
 
 @contextmanager
-def _explaining(host: str) -> Iterator[None]:
-    """Add a hint to the error of a bind to an address that no interface, or no device, has."""
+def _explaining(host: str, port: int | None = None) -> Iterator[None]:
+    """Add a hint to the error of a bind to an address that no interface, or no device, has, or to a
+    port that is taken."""
     try:
         yield
     except VerbsCallError as error:
+        if error.errno == errno.EADDRINUSE and port is not None:
+            hint = f"The address was {host} port {port}"
+            raise VerbsCallError(error.errno, error.call, hint) from None
         if error.errno not in (errno.ENODEV, errno.EADDRNOTAVAIL):
             raise
         raise VerbsCallError(error.errno, error.call, cannot_bind(host, error.errno)) from None
@@ -246,7 +250,7 @@ class Identifier(Resource):
         See: man rdma_bind_addr.
         """
         address = ffi.from_buffer(pack_address(host, port))
-        with _explaining(host):
+        with _explaining(host, port):
             self._call("bind_addr", ffi.cast("struct sockaddr *", address))
 
     def listen(self, backlog: int) -> None:
@@ -262,7 +266,10 @@ class Identifier(Resource):
 
         See: man rdma_listen.
         """
-        self._call("listen", whole_number(backlog, "backlog", 0, _MOST_INT, "listen"))
+        backlog = whole_number(backlog, "backlog", 0, _MOST_INT, "listen")
+        bound = self.local_address
+        with _explaining(*bound[:2]) if bound else nullcontext():  # some ports are found taken here
+            self._call("listen", backlog)
 
     def resolve_address(
         self, host: str, port: int, source: tuple[str, int] | None, timeout_ms: int

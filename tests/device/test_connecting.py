@@ -191,6 +191,7 @@ async def test_a_port_in_use_is_named() -> None:
         with pytest.raises(aiordma.VerbsCallError, match="Another listener") as caught:
             await aiordma.listen(ADDRESS, listener.port)
         assert caught.value.errno == errno.EADDRINUSE
+        assert f"{ADDRESS} port {listener.port}" in str(caught.value)
 
 
 async def test_listen_on_foreign_address_names_it() -> None:
