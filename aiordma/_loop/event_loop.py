@@ -23,7 +23,14 @@ from aiordma._native import Waiter as AsyncioWaiter
 if TYPE_CHECKING:
     import trio
 
-__all__ = ("EventLoop", "Timer", "Waiter", "current_event_loop", "require_here")
+__all__ = (
+    "EventLoop",
+    "Timer",
+    "Waiter",
+    "asyncio_event_loop",
+    "current_event_loop",
+    "require_here",
+)
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -465,3 +472,21 @@ def current_event_loop() -> EventLoop:
         if module is not None and module.lowlevel.in_trio_run():
             return _TrioEventLoop(module)
     raise RuntimeError("aiordma was called outside a running asyncio or trio event loop")
+
+
+def asyncio_event_loop(call: str, instead: str) -> asyncio.AbstractEventLoop:
+    """Return asyncio's event loop that runs this task.
+
+    Args:
+        call: the function that needs it, for the message.
+        instead: what to use on trio.
+
+    Raises:
+        RuntimeError: no asyncio loop is running here.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            f"{call}() needs a running asyncio event loop: on trio, {instead}"
+        ) from None

@@ -25,6 +25,7 @@ from aiordma._base.process import here
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
 from aiordma._connection.listener import Listener
+from aiordma._loop.event_loop import asyncio_event_loop
 from aiordma._runtime.address_lookup import addresses_of
 from aiordma.streams.opening import (
     StreamListener,
@@ -57,6 +58,9 @@ _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 LIMIT = 64 * 1024
 """asyncio's own limit of a StreamReader, in bytes."""
+
+ON_TRIO_CONNECT = "use aiordma.streams.connect_stream"
+ON_TRIO_LISTEN = "use aiordma.streams.listen_stream"
 
 ProtocolT = TypeVar("ProtocolT", bound=asyncio.BaseProtocol)
 
@@ -352,7 +356,7 @@ async def create_connection(
     if server_hostname is not None and not ssl:
         raise ValueError("server_hostname is only meaningful with ssl")
     _check_tls(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
-    loop = asyncio.get_running_loop()
+    loop = asyncio_event_loop("create_connection", ON_TRIO_CONNECT)
     settings = StreamSettings("create_connection", **options)
     ConnectionOptions._of(create_connection, settings.keywords)
     connection, rsocket = await _first_connected(
@@ -449,7 +453,7 @@ async def create_server(
     if ssl is not None and not isinstance(ssl, tls.SSLContext):
         raise TypeError("ssl argument must be an SSLContext or None")
     _check_tls(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
-    loop = asyncio.get_running_loop()
+    loop = asyncio_event_loop("create_server", ON_TRIO_LISTEN)
 
     def make(connection: Connection, rsocket: Rsocket, server: StreamServer) -> None:
         protocol = protocol_factory()
@@ -520,7 +524,7 @@ async def open_connection(
 
     Cancellation: nothing is left.
     """
-    loop = asyncio.get_running_loop()
+    loop = asyncio_event_loop("open_connection", ON_TRIO_CONNECT)
     reader = asyncio.StreamReader(limit=limit, loop=loop)
     protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
     transport, _ = await create_connection(lambda: protocol, host, port, **keywords)
@@ -547,7 +551,7 @@ async def start_server(
 
     Cancellation: nothing is left.
     """
-    loop = asyncio.get_running_loop()
+    loop = asyncio_event_loop("start_server", ON_TRIO_LISTEN)
 
     def make() -> asyncio.StreamReaderProtocol:
         reader = asyncio.StreamReader(limit=limit, loop=loop)

@@ -1,15 +1,19 @@
 """Timers, waiters and background tasks: the same promises on asyncio, uvloop and trio."""
 
+import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import anyio
 import pytest
+import trio
 
 from aiordma._loop.event_loop import EventLoop, Timer, current_event_loop
+from aiordma.streams import create_connection, create_server, open_connection, start_server
 from tests.unit.loops import settle, until
 
 pytestmark = pytest.mark.anyio
@@ -197,3 +201,27 @@ def test_a_thread_calls_in_vain_after_the_loops_end(backend: str) -> None:
     loop = anyio.run(main, backend=backend)
     loop.call_from_thread(lambda: called.append(True))
     assert called == []
+
+
+# -- asyncio only ---------------------------------------------------------------------------------
+
+OF_ASYNCIO: dict[str, tuple[Callable[[], Any], str]] = {
+    "open_connection": (lambda: open_connection("127.0.0.1", 1), "connect_stream"),
+    "create_connection": (
+        lambda: create_connection(asyncio.Protocol, "127.0.0.1", 1),
+        "connect_stream",
+    ),
+    "start_server": (
+        lambda: start_server(lambda reader, writer: None, "127.0.0.1", 0),
+        "listen_stream",
+    ),
+    "create_server": (lambda: create_server(asyncio.Protocol, "127.0.0.1", 0), "listen_stream"),
+}
+
+
+@pytest.mark.parametrize("name", OF_ASYNCIO)
+def test_functions_of_asyncio_name_those_for_trio(name: str) -> None:
+    call, instead = OF_ASYNCIO[name]
+    text = rf"{name}\(\) needs a running asyncio event loop: on trio, use aiordma.streams.{instead}"
+    with pytest.raises(RuntimeError, match=text):
+        trio.run(call)

@@ -10,6 +10,7 @@ from aiordma._base.errors import ConnectTimeoutError
 from aiordma._base.options import ConnectionKeywords
 from aiordma._connection.connector import prepare_connection
 from aiordma._endpoint.capabilities import require_immediate
+from aiordma._loop.event_loop import asyncio_event_loop
 from aiordma.integrations.valkey.channel import (
     CONTROL_SLOTS,
     DATA_SLOTS,
@@ -102,7 +103,7 @@ async def open_connection(
     See: valkey.io/topics/RDMA.
     """
     call = "open_connection"
-    loop = asyncio.get_running_loop()
+    loop = asyncio_event_loop(call, "valkey-py has no client")
     buffer_bytes = whole_number(
         options.pop("buffer_size", BUFFER_BYTES),
         "buffer_size",
