@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import anyio
 import pytest
@@ -180,13 +180,45 @@ def _device_at(address: str) -> str | None:
 # opened in a test's task is closed in it.
 
 
+class _Opener:
+    """The function that a fixture is. A use without a call is a mistake, and says so.
+
+    Args:
+        example: a call of the fixture.
+        function: returns an asynchronous context manager.
+        arguments, keywords: of the function, before those of a call.
+    """
+
+    def __init__(
+        self, example: str, function: Callable[..., Any], *arguments: Any, **keywords: Any
+    ) -> None:
+        self._example = example
+        self._open = partial(function, *arguments, **keywords)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._open(*arguments, **keywords)
+
+    def _mistaken(self) -> TypeError:
+        name = self._example.partition("(")[0]
+        return TypeError(f"{name} is a function: `async with {self._example} as ...:`")
+
+    async def __aenter__(self) -> NoReturn:
+        raise self._mistaken()
+
+    async def __aexit__(self, *_: object) -> None:
+        raise self._mistaken()
+
+    def __iter__(self) -> NoReturn:
+        raise self._mistaken()
+
+
 @pytest.fixture
 def rdma_pair(
     rdma_address: str, rdma_device: str
 ) -> Callable[..., AbstractAsyncContextManager[tuple[Connection, Connection]]]:
     """`async with rdma_pair() as (client, server)`: a connected pair, with options as of
     `aiordma.connect`."""
-    return partial(connected_pair, rdma_address, rdma_device)
+    return _Opener("rdma_pair()", connected_pair, rdma_address, rdma_device)
 
 
 @pytest.fixture
@@ -194,7 +226,7 @@ def rdma_stream_pair(
     rdma_address: str, rdma_device: str
 ) -> Callable[..., AbstractAsyncContextManager[tuple[Stream, Stream]]]:
     """`async with rdma_stream_pair() as (client, server)`: two ends of a byte stream."""
-    return partial(stream_pair, rdma_address, rdma_device)
+    return _Opener("rdma_stream_pair()", stream_pair, rdma_address, rdma_device)
 
 
 @pytest.fixture
@@ -203,7 +235,9 @@ def rdma_listener(
 ) -> Callable[..., AbstractAsyncContextManager[Listener]]:
     """`async with rdma_listener(handler) as listener`: the handler serves at
     (rdma_address, listener.port)."""
-    return partial(serving_listener, address=rdma_address, device=rdma_device)
+    return _Opener(
+        "rdma_listener(handler)", serving_listener, address=rdma_address, device=rdma_device
+    )
 
 
 @pytest.fixture
@@ -212,7 +246,7 @@ def rdma_fabric(
 ) -> Callable[..., AbstractAsyncContextManager[Fabric]]:
     """`async with rdma_fabric(4) as fabric`: endpoints that are all connected; `fabric[i, j]` is
     the end of `i` of its connection with `j`."""
-    return partial(fabric, address=rdma_address, device=rdma_device)
+    return _Opener("rdma_fabric(2)", fabric, address=rdma_address, device=rdma_device)
 
 
 @pytest.fixture
