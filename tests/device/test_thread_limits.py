@@ -48,9 +48,14 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
     monkeypatch.setattr(threading.Thread, "start", lambda thread: starts.start(thread))
     monkeypatch.setattr(threads, "IDLE_SECONDS", 0.0)
     monkeypatch.setattr(threads, "RETRY_SECONDS", 0.001)
-    for lane in (PEERS, CREATES, DESTROYS):
-        lane.reset()  # no idle worker is left of earlier tests
+    forget_workers()
     return starts
+
+
+def forget_workers() -> None:
+    """Let the next call start a thread, also where the one of an earlier call has not ended yet."""
+    for lane in (PEERS, CREATES, DESTROYS):
+        lane.reset()
 
 
 async def use_everything() -> None:
@@ -122,6 +127,7 @@ async def test_no_more_threads_still_closes_everything(starts: Starts) -> None:
 @pytest.mark.anyio
 async def test_close_without_threads_ends(starts: Starts) -> None:
     async with connected() as (client, server):
+        forget_workers()
         starts.fails = lambda number: True
         await bounded(client.aclose)
         await bounded(server.aclose)
@@ -132,6 +138,7 @@ async def test_close_without_threads_ends(starts: Starts) -> None:
 @pytest.mark.anyio
 async def test_connect_names_the_thread_limit(starts: Starts) -> None:
     async with await aiordma.listen(ADDRESS, 0) as listener:
+        forget_workers()
         starts.fails = lambda number: True
         with pytest.raises(aiordma.RdmaConnectionError, match=r"thread.*ulimit -u"):
             await aiordma.connect(ADDRESS, listener.port)
