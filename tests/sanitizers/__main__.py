@@ -38,6 +38,7 @@ MEASURED = (
     "tests/attacks/test_memory.py::test_unanswered_reads_share_a_limit",
     "tests/attacks/test_memory.py::test_idle_connections_cost_little_memory",
     "tests/attacks/test_memory.py::test_memory_is_given_back_when_peers_leave",
+    "tests/device/test_streams_programs.py::test_large_bodies_need_little_memory",
     "tests/device/test_thread_limits.py::test_real_memory_limit_still_closes_everything",
     "tests/unit/test_software_idle.py::test_idle_connection_costs_little_memory",
 )
@@ -56,11 +57,13 @@ REUSED = (
 
 
 STATUS = (
+    "tests/device/test_bench.py::test_gid_index_that_the_port_lacks_is_named",
     "tests/device/test_bench.py::test_row_without_a_server_reports_it",
     "tests/device/test_cli.py::test_doctor_reports_a_name_that_does_not_resolve",
     "tests/device/test_cli.py::test_doctor_tests_the_device",
     "tests/unit/test_cli_mistakes.py::test_mistake_has_a_reason_and_its_status",
     "tests/device/test_cli.py::test_ping_requires_rdma",
+    "tests/device/test_cp.py::test_an_error_in_a_terminal_leaves_no_bar",
     "tests/device/test_cp.py::test_the_command_copies_a_file",
     "tests/unit/test_doctor.py::test_exit_status_and_json_agree",
 )
