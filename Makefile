@@ -182,7 +182,7 @@ test-siw: export AIORDMA_TEST_DEVICE = siw0
 # Without plugins that these tests do not use: they take the VM ten seconds.
 IN_VM = python -m pytest -p no:hypothesispytest -p no:valkey -p no:xdist -p no:cacheprovider
 # The other ones inject faults into the software device.
-FAULTS_IN_VM = $(addprefix tests/faults/test_, network.py peers.py \
+FAULTS_IN_VM = $(addprefix tests/faults/test_, network.py peers.py hostile_bytes.py \
 	every_await.py::test_cancelled_at_each_suspension)
 # ARGS choose tests: then the doctor is left out.
 test-rxe: export TESTS = $(if $(ARGS),,tests/vm/guest/mended.sh &&) $(IN_VM) $(call tests_of,tests/device tests/interop $(FAULTS_IN_VM) tests/docs) $(call report_to,rxe0)

@@ -120,6 +120,14 @@ DEVICE_LACKS: dict[str, dict[str, str]] = {
         "fenced_reads": "siw ends a connection that fences a READ (siw_activate_tx_from_sq)",
         "short_reads_across_pages": "siw answers a READ of up to 32 bytes that lies on two "
         "pages with wrong bytes, unless one half is on each (siw_try_1seg)",
+        "listener_kept": "siw 6.1 takes the end of a TCP connection that it has not accepted yet "
+        "for its listener's (siw_cm_llp_state_change): nothing listens then, and nothing says so",
+        "silent_after_accept": "siw 6.1 stops the kernel (cm_close_handler, a BUG) if a peer that "
+        "was accepted leaves before its first frame",
+        "half_handshakes": "siw 6.1 waits for the rest of a request's header in the one thread "
+        "that serves all connects (siw_recv_mpa_rr)",
+        "divided_headers": "siw 6.1 takes bytes behind a header for a part of it, if the header "
+        "arrived in two parts (siw_get_hdr)",
         "malformed_answers": "siw 6.1 stops the kernel (siw_cm_upcall, a null pointer in "
         "kmemdup) if its peer answers a request to connect with something other than MPA",
         "read_permission": "siw lets a READ through that the region does not permit",

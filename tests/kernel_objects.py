@@ -4,8 +4,9 @@ third of a second in the VM, before and after each test."""
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
-__all__ = ("kernel_counts", "kernel_listens")
+__all__ = ("kernel_counts", "kernel_listens", "kernel_taint")
 
 # linux/netlink.h and rdma/rdma_netlink.h
 NETLINK_RDMA = 20
@@ -42,6 +43,11 @@ def kernel_listens(device: str, port: int) -> bool:
             ):
                 return True
     return False
+
+
+def kernel_taint() -> int:
+    """Return the kernel's taint, which grows when it has warned, or has lost a process."""
+    return int(Path("/proc/sys/kernel/tainted").read_text())
 
 
 def _device(name: str) -> dict[int, bytes]:

@@ -24,7 +24,7 @@ import aiordma
 from aiordma._base.enums import QueuePairAttribute
 from tests.connections import connect_to
 from tests.internals import endpoint_of
-from tests.kernel_objects import kernel_counts
+from tests.kernel_objects import kernel_counts, kernel_taint
 from tests.soak.process import resident_kib
 
 from .roce import (
@@ -492,13 +492,8 @@ async def _victim(driver: str, group: TaskGroup) -> AsyncIterator[Victim]:
             yield Victim(driver, listener, quiet, near, far)
 
 
-def _taint() -> int:
-    """A kernel that has warned, or lost a process, says so."""
-    return int(Path("/proc/sys/kernel/tainted").read_text())
-
-
 async def _run(driver: str, name: str) -> Found:
-    taint, objects = _taint(), kernel_counts(f"{driver}2")
+    taint, objects = kernel_taint(), kernel_counts(f"{driver}2")
     found: Found = {}
     async with anyio.create_task_group() as group, _victim(driver, group) as victim:
         found["a right request"] = (await _request_arrives(victim)).decode()
@@ -517,7 +512,7 @@ async def _run(driver: str, name: str) -> Found:
         for kind, count in kernel_counts(f"{driver}2").items()
         if kind != "ctx"  # librdmacm keeps the device open
     }
-    found["taint"] = _taint() - taint
+    found["taint"] = kernel_taint() - taint
     return found
 
 
