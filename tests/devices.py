@@ -120,6 +120,8 @@ DEVICE_LACKS: dict[str, dict[str, str]] = {
         "fenced_reads": "siw ends a connection that fences a READ (siw_activate_tx_from_sq)",
         "short_reads_across_pages": "siw answers a READ of up to 32 bytes that lies on two "
         "pages with wrong bytes, unless one half is on each (siw_try_1seg)",
+        "regions_kept": "siw lets a message invalidate every region of its domain "
+        "(siw_invalidate_stag), also one that permits no remote access",
         "listener_kept": "siw 6.1 takes the end of a TCP connection that it has not accepted yet "
         "for its listener's (siw_cm_llp_state_change): nothing listens then, and nothing says so",
         "silent_after_accept": "siw 6.1 stops the kernel (cm_close_handler, a BUG) if a peer that "

@@ -26,6 +26,7 @@ __all__ = (
     "WRONG_FRAMES",
     "RawConnection",
     "ended",
+    "invalidation",
     "operations",
     "raw_socket",
     "read_request",
@@ -126,6 +127,11 @@ def _write(memory: RemoteMemory, offset: int, length: int, *, wrong_key: int = 0
     return tagged(WRITE, memory.rkey ^ wrong_key, memory.address + offset, b"e" * length)
 
 
+def invalidation(rkey: int) -> bytes:
+    """The second SEND of a connection, which invalidates an rkey."""
+    return frame(struct.pack(">BBIIII", 0x41, 0x40 | SEND_INVALIDATE, rkey, 0, 2, 0), b"evil")
+
+
 def _announced(length: int, composed: bytes) -> bytes:
     """The same with another length in its header."""
     return length.to_bytes(2, "big") + composed[2:] + bytes(64)
@@ -170,9 +176,7 @@ WRONG_FRAMES: dict[str, Composed] = {
         read_request(memory.rkey ^ 0x100, memory.address, 4, number) for number in range(1, 70)
     ),
     "the end of a connection": lambda memory: numbered(TERMINATE, 2, 1, bytes(4)),
-    "an unknown STag to invalidate": lambda memory: frame(
-        struct.pack(">BBIIII", 0x41, 0x40 | SEND_INVALIDATE, memory.rkey ^ 0x100, 0, 2, 0), b"evil"
-    ),
+    "an unknown STag to invalidate": lambda memory: invalidation(memory.rkey ^ 0x100),
     "zeros": lambda memory: bytes(300),
     "ones": lambda memory: b"\xff" * 70000,
 }

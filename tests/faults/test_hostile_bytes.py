@@ -30,6 +30,7 @@ from .raw_iwarp import (
     WRONG_FRAMES,
     RawConnection,
     ended,
+    invalidation,
     operations,
     raw_socket,
     read_request,
@@ -166,6 +167,29 @@ async def test_wrong_frames_end_their_connection_only(uses_crc: bool) -> None:
         await victim.attacked_by(attack)
 
 
+async def test_peer_cannot_invalidate_a_region(device: DeviceUnderTest) -> None:
+    """One that another peer of the domain uses; siw permits it (docs/devices.md)."""
+
+    def attack() -> None:
+        owner, hostile = (RawConnection(victim.port) for _ in range(2))
+        with closing(owner.socket), closing(hostile.socket):
+            memory = owner.memory()
+            hostile.memory()
+            hostile.socket.sendall(invalidation(memory.rkey))
+            if device.lacks("regions_kept"):
+                assert hostile.receive() == b"evil"
+            else:
+                ended(hostile.socket)
+            owner.socket.sendall(read_request(memory.rkey, memory.address, 4))
+            if device.lacks("regions_kept"):
+                ended(owner.socket)
+            else:
+                assert owner.receive(READ_RESPONSE) == bytes(4)
+
+    async with serving() as victim:
+        await victim.attacked_by(attack)
+
+
 async def test_unfinished_peers_delay_no_other() -> None:
     """They send nothing, or a part of what they should, and stay; then they reset their
     connections."""
@@ -257,5 +281,7 @@ async def test_header_may_arrive_in_two_segments(device: DeviceUnderTest) -> Non
         found = {cut: await anyio.to_thread.run_sync(exchange, cut) for cut in range(15, 22)}
     expected = dict.fromkeys(found, b"message")
     if device.lacks("divided_headers"):
-        expected |= {17: b"essage", 18: b"ssage", 19: b"sage"}
-    assert found == expected
+        wrong = expected | {17: b"essage", 18: b"ssage", 19: b"sage"}
+        assert found in (expected, wrong)  # Linux 7.3 has it right
+    else:
+        assert found == expected
