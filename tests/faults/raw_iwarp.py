@@ -7,6 +7,7 @@ Its functions block, so that tests call them in threads.
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from typing import TypeAlias
 
 from aiordma import RemoteMemory
@@ -59,16 +60,14 @@ def reset(peer: socket.socket) -> None:
     peer.close()
 
 
-def ended(peer: socket.socket) -> bytes:
-    """Wait until the victim has ended the connection; return what it sent before."""
+def ended(peer: socket.socket, last: bytes = b"") -> bytes:
+    """Send the last bytes, and wait until the victim has ended the connection, which may be in the
+    middle of them. Return what it sent before."""
     found = b""
-    try:
+    with closing(peer), suppress(ConnectionError):
+        peer.sendall(last)
         while more := peer.recv(1 << 16):
             found += more
-    except ConnectionResetError:
-        pass
-    finally:
-        peer.close()
     return found
 
 

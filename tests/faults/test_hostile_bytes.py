@@ -125,9 +125,7 @@ async def serving() -> AsyncIterator[Victim]:
 async def test_bytes_instead_of_a_handshake_harm_nothing() -> None:
     def attack() -> None:
         for name, data in NO_HANDSHAKES.items():
-            peer = raw_socket(victim.port)
-            peer.sendall(data)
-            assert b"Req" not in ended(peer), name
+            assert b"Req" not in ended(raw_socket(victim.port), data), name
 
     async with serving() as victim:
         await victim.attacked_by(attack)
@@ -149,8 +147,8 @@ async def test_wrong_frames_end_their_connection_only(uses_crc: bool) -> None:
     def attack() -> None:
         for name, compose in frames.items():
             peer = RawConnection(victim.port, uses_crc=uses_crc)
-            peer.socket.sendall(compose(peer.memory()))
-            assert READ_RESPONSE not in operations(ended(peer.socket)), name
+            sent = ended(peer.socket, compose(peer.memory()))
+            assert READ_RESPONSE not in operations(sent), name
 
     def corrupted(composed: bytes) -> bytes:
         return composed[:-1] + bytes([composed[-1] ^ 1])
@@ -175,15 +173,14 @@ async def test_peer_cannot_invalidate_a_region(device: DeviceUnderTest) -> None:
         with closing(owner.socket), closing(hostile.socket):
             memory = owner.memory()
             hostile.memory()
-            hostile.socket.sendall(invalidation(memory.rkey))
+            read = read_request(memory.rkey, memory.address, 4)
             if device.lacks("regions_kept"):
+                hostile.socket.sendall(invalidation(memory.rkey))
                 assert hostile.receive() == b"evil"
+                assert READ_RESPONSE not in operations(ended(owner.socket, read))
             else:
-                ended(hostile.socket)
-            owner.socket.sendall(read_request(memory.rkey, memory.address, 4))
-            if device.lacks("regions_kept"):
-                ended(owner.socket)
-            else:
+                ended(hostile.socket, invalidation(memory.rkey))
+                owner.socket.sendall(read)
                 assert owner.receive(READ_RESPONSE) == bytes(4)
 
     async with serving() as victim:
