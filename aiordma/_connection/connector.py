@@ -66,6 +66,10 @@ __all__ = (
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
+PORT_ATTEMPTS = 8
+"""How many local ports `connect` tries. The kernel's connection manager chooses one at random,
+without regard to TCP. siw binds a socket of TCP to it, which fails if another socket has it."""
+
 _S = ConnectionState
 
 
@@ -133,8 +137,14 @@ async def connect(
     attempt.take(source, reuse_address, shared_receive)
     attempt.choose(device, domain)
     with attempt.limited():
-        connection = await attempt.prepare()
-        await connection.establish(private_data=private_data)
+        for left in reversed(range(PORT_ATTEMPTS)):
+            connection = await attempt.prepare()
+            try:
+                await connection.establish(private_data=private_data)
+                break
+            except RdmaConnectionError as error:
+                if error.errno != errno.EADDRINUSE or attempt.has_source_port or not left:
+                    raise
     return connection
 
 
@@ -239,6 +249,11 @@ class _Attempt:
         if shared_receive is not None:
             instance(shared_receive, "shared_receive", SharedReceiveQueue, self._call)
             self.shared_receive = shared_receive._endpoint
+
+    @property
+    def has_source_port(self) -> bool:
+        """Whether the program chose the local port."""
+        return self.source is not None and self.source[1] != 0
 
     def choose(self, device: str, domain: DomainArgument) -> None:
         """Check and set the device and the domain. Call this after `take`."""

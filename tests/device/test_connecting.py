@@ -12,8 +12,10 @@ import anyio
 import pytest
 
 import aiordma
+from aiordma import Identifier, VerbsCallError
 from aiordma._base.provider import SOFTWARE
-from tests.device.players import connected, one_loop, reactor_in_use, until
+from aiordma._connection.connector import PORT_ATTEMPTS
+from tests.device.players import both_ways, connected, one_loop, reactor_in_use, until
 from tests.device.second_device import second_device
 from tests.devices import (
     ADDRESS,
@@ -235,6 +237,42 @@ async def test_server_without_iwarp_is_named(answer: bytes) -> None:
         pytest.raises(aiordma.RdmaConnectionError, match=r"does not speak iWARP \(MPA\)"),
     ):
         await aiordma.connect(ADDRESS, port, timeout=30)
+
+
+class BusyPorts:
+    """The driver finds the local port in use, so many times: siw does, if a socket has it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, times: int) -> None:
+        self.times, self.calls = times, 0
+        real = Identifier.connect
+
+        def connect(identifier: Identifier, *arguments: Any) -> None:
+            self.calls += 1
+            if self.calls <= self.times:
+                raise VerbsCallError(errno.EADDRINUSE, "rdma_connect")
+            real(identifier, *arguments)
+
+        patch.setattr(Identifier, "connect", connect)
+
+
+async def test_local_port_that_is_in_use_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = BusyPorts(monkeypatch, 3)
+    async with connected() as (client, server):
+        await both_ways(client, server)
+    assert ports.calls == 4
+
+
+@pytest.mark.parametrize(("source_port", "calls"), [(0, PORT_ATTEMPTS), (34567, 1)])
+async def test_local_port_in_use_is_an_error(
+    source_port: int, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the program chose it, and if each other one is in use."""
+    ports = BusyPorts(monkeypatch, 1000)
+    async with await aiordma.listen(ADDRESS, 0) as listener:
+        with pytest.raises(aiordma.RdmaConnectionError, match="Address already in use") as caught:
+            await aiordma.connect(ADDRESS, listener.port, source=(ADDRESS, source_port))
+    assert caught.value.errno == errno.EADDRINUSE
+    assert ports.calls == calls
 
 
 @pytest.mark.capability("second_device")
