@@ -56,9 +56,11 @@ from aiordma.verbs.identifier import (
 )
 
 __all__ = (
+    "PORT_ATTEMPTS",
     "connect",
     "failed_event",
     "failed_handshake",
+    "is_other_port_possible",
     "numeric_address",
     "parameters",
     "prepare_connection",
@@ -67,8 +69,9 @@ __all__ = (
 logger: logging.Logger = logging.getLogger("aiordma")
 
 PORT_ATTEMPTS = 8
-"""How many local ports `connect` tries. The kernel's connection manager chooses one at random,
-without regard to TCP. siw binds a socket of TCP to it, which fails if another socket has it."""
+"""How many local ports `connect` and streams try. The kernel's connection manager chooses one at
+random, without regard to TCP. siw binds a socket of TCP to it: this fails if another socket has it.
+"""
 
 _S = ConnectionState
 
@@ -143,7 +146,7 @@ async def connect(
                 await connection.establish(private_data=private_data)
                 break
             except RdmaConnectionError as error:
-                if error.errno != errno.EADDRINUSE or attempt.has_source_port or not left:
+                if not left or not is_other_port_possible(error, source):
                     raise
     return connection
 
@@ -249,11 +252,6 @@ class _Attempt:
         if shared_receive is not None:
             instance(shared_receive, "shared_receive", SharedReceiveQueue, self._call)
             self.shared_receive = shared_receive._endpoint
-
-    @property
-    def has_source_port(self) -> bool:
-        """Whether the program chose the local port."""
-        return self.source is not None and self.source[1] != 0
 
     def choose(self, device: str, domain: DomainArgument) -> None:
         """Check and set the device and the domain. Call this after `take`."""
@@ -433,6 +431,12 @@ class _Attempt:
                 raise failed_event(f"connect to {self.target}", self._event)
             self._changed = anyio.Event()
             await self._changed.wait()
+
+
+def is_other_port_possible(error: BaseException, source: tuple[str, int] | None) -> bool:
+    """Whether an establish failed because of a local port that the program did not choose."""
+    is_in_use = isinstance(error, RdmaConnectionError) and error.errno == errno.EADDRINUSE
+    return is_in_use and (source is None or source[1] == 0)
 
 
 def _refused_call(what: str, error: VerbsCallError) -> RdmaConnectionError:

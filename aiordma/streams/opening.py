@@ -23,7 +23,11 @@ from aiordma._base.options import ConnectionKeywords
 from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._connection.connection import Connection
 from aiordma._connection.connection_request import ConnectionRequest
-from aiordma._connection.connector import prepare_connection
+from aiordma._connection.connector import (
+    PORT_ATTEMPTS,
+    is_other_port_possible,
+    prepare_connection,
+)
 from aiordma._connection.listener import Listener, listen
 from aiordma.streams.path import CONTROL_SLOTS
 from aiordma.streams.protocol import CREDIT_LIMIT
@@ -148,23 +152,26 @@ async def connect_rsocket(
     require: str | None = None,
 ) -> tuple[Connection, Rsocket]:
     """Do the work of `connect_stream`."""
-    connection = await prepare_connection(
-        host,
-        port,
-        source=source,
-        timeout=timeout,
-        device=device,
-        require=require,
-        **settings.keywords,
-    )
-    try:
-        rsocket = Rsocket(connection, settings.ring_bytes, close_timeout=settings.close_timeout)
-        await connection.establish(private_data=rsocket.hello())
-        rsocket.start(connection.private_data)
-        rsocket.begin(is_first=True)
-    except BaseException:
-        await connection.aclose()
-        raise
+    for left in reversed(range(PORT_ATTEMPTS)):
+        connection = await prepare_connection(
+            host,
+            port,
+            source=source,
+            timeout=timeout,
+            device=device,
+            require=require,
+            **settings.keywords,
+        )
+        try:
+            rsocket = Rsocket(connection, settings.ring_bytes, close_timeout=settings.close_timeout)
+            await connection.establish(private_data=rsocket.hello())
+            rsocket.start(connection.private_data)
+            rsocket.begin(is_first=True)
+            break
+        except BaseException as error:
+            await connection.aclose()
+            if not left or not is_other_port_possible(error, source):
+                raise
     return connection, rsocket
 
 

@@ -15,6 +15,7 @@ import aiordma
 from aiordma import Identifier, VerbsCallError
 from aiordma._base.provider import SOFTWARE
 from aiordma._connection.connector import PORT_ATTEMPTS
+from aiordma.streams import Stream, connect_stream, listen_stream
 from tests.device.players import both_ways, connected, one_loop, reactor_in_use, until
 from tests.device.second_device import second_device
 from tests.devices import (
@@ -259,6 +260,21 @@ async def test_local_port_that_is_in_use_is_replaced(monkeypatch: pytest.MonkeyP
     ports = BusyPorts(monkeypatch, 3)
     async with connected() as (client, server):
         await both_ways(client, server)
+    assert ports.calls == 4
+
+
+async def test_local_port_of_a_stream_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = BusyPorts(monkeypatch, 3)
+
+    async def serve(stream: Stream) -> None:
+        await stream.send(await stream.receive())
+
+    async with listen_stream(ADDRESS, 0) as listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, serve)
+        async with connect_stream(ADDRESS, listener.port) as stream:
+            await stream.send(b"here")
+            assert await stream.receive() == b"here"
+        group.cancel_scope.cancel()
     assert ports.calls == 4
 
 
