@@ -69,6 +69,17 @@ STATUS = (
 )
 
 
+MISTAKE = "tests/unit/test_cli_mistakes.py::test_mistake_has_a_reason_and_its_status"
+SHELLS = (
+    "",
+    "AIORDMA_REQUIRE=dance ",
+    "AIORDMA_REQUIRE=rdma ",
+    "AIORDMA_DEVICE=rxe77 ",
+    "AIORDMA_CAPTURE=/missing/x AIORDMA_REQUIRE=any ",
+)
+"""The benchmark's server is a process of tests.forked there, whose executable is a shell script."""
+
+
 @dataclass(frozen=True)
 class Sanitizer:
     name: str
@@ -131,8 +142,11 @@ THREAD = Sanitizer(
         "tests/unit/test_trace.py::test_a_forked_child_writes_to_a_file_of_its_own",
         "tests/device/test_fork.py::test_a_child_opens_anew",
         "tests/device/test_fork.py::test_multiprocessing_starts_children_that_work[fork]",
-        # It runs a shell, and Debian 12's crashes at its start with the runtime in it.
+        # They run a shell, and Debian 12's can crash at its start with the runtime in it.
         "tests/device/test_dead_peers.py::test_a_black_hole_ends_every_connection",
+        "tests/device/test_dead_peers.py::test_reconnecting_outlives_a_black_hole",
+        "tests/unit/test_software_silence.py::test_silence_is_noticed_without_confirmations",
+        *(f"{MISTAKE}[{beginning}bench local" for beginning in SHELLS),
         # The runtime has a thread of its own, which wakes all the time.
         "tests/unit/test_software_progress.py::test_idle_connection_wakes_no_thread",
         "tests/unit/test_software_identifiers.py::test_idle_connection_stops_the_dead_peer_check",
