@@ -1,6 +1,7 @@
 """Opening streams: connect_stream, listen_stream and the listener."""
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Self, TypedDict, Unpack
@@ -152,12 +153,13 @@ async def connect_rsocket(
     require: str | None = None,
 ) -> tuple[Connection, Rsocket]:
     """Do the work of `connect_stream`."""
+    began, remaining = time.monotonic(), timeout
     for left in reversed(range(PORT_ATTEMPTS)):
         connection = await prepare_connection(
             host,
             port,
             source=source,
-            timeout=timeout,
+            timeout=remaining,
             device=device,
             require=require,
             **settings.keywords,
@@ -172,6 +174,10 @@ async def connect_rsocket(
             await connection.aclose()
             if not left or not is_other_port_possible(error, source):
                 raise
+            if timeout is not None:
+                remaining = timeout - (time.monotonic() - began)
+                if remaining <= 0:
+                    raise
     return connection, rsocket
 
 
