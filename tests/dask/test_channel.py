@@ -202,6 +202,21 @@ async def test_other_tasks_run_while_many_frames_are_packed() -> None:
             await writing
 
 
+async def test_messages_arrive_in_the_order_of_their_writes() -> None:
+    """Also if arranging the frames of the first one takes several turns."""
+    frames = [b"frame"] * (3 * wire.TURN)
+    async with channel_and_peer() as (channel, peer):
+        other = Channel(peer, 1 << 30, is_first=True)
+        await other.write([b"hello"])
+        assert await channel.read() == [b"hello"]
+        async with anyio.create_task_group() as group:
+            group.start_soon(other.write, frames)
+            group.start_soon(other.write, [b"the second"])
+            assert await channel.read() == frames
+            assert await channel.read() == [b"the second"]
+        await other.aclose()
+
+
 async def test_abort_ends_the_unpacking_of_many_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     async def take(buffers: Sequence[memoryview]) -> None:
         for buffer in buffers:

@@ -286,8 +286,8 @@ class Channel:
 
         Cancellation: the channel cannot be used any more; `abort` it.
         """
-        message = await self._in_turns(pack(frames))
-        async with self._writing:
+        async with self._writing:  # before the frames are arranged: messages go in the calls' order
+            message = await self._in_turns(pack(frames))
             await self._until(lambda: self._may_send and self._sent - self._peer_took < CREDITS)
             if self.cause is not None:
                 raise detached(self.cause)
