@@ -117,21 +117,24 @@ int aiordma_arm_queues(struct aiordma_drain *drain)
 
 int aiordma_poll_queues(struct aiordma_drain *drain)
 {
-    uint32_t count = 0;
+    uint32_t count = 0, first = drain->next;
 
     drain->more = 0;
-    for (uint32_t i = 0; i < drain->queue_count; i++) {
+    for (uint32_t polled = 0; polled < drain->queue_count; polled++) {
+        uint32_t i = (first + polled) % drain->queue_count;
         int room = (int)(drain->capacity - count);
         int found = aiordma_poll(drain->queues[i].queue, drain->batch + count, room);
         if (found < 0) {
             if (!count)
                 return -EIO;
             drain->more = 1; /* the completions are delivered first; the next call fails */
+            drain->next = i;
             break;
         }
         count += (uint32_t)found;
         if (found == room) {
             drain->more = 1;
+            drain->next = (i + 1) % drain->queue_count;
             break;
         }
     }

@@ -106,7 +106,8 @@ class Driver:
         self.threads: set[int] = set()
         self.armed: list[int] = []
         """Which queues were armed, by number, in order."""
-        self.polls = 0
+        self.polled: list[int] = []
+        """Which queues were polled, by number, in order."""
         self.failure = 0
         self.posted: list[int] = []
         """The wr_ids that it was given."""
@@ -130,6 +131,10 @@ class Driver:
             self._kept.append(callback)
             setattr(place, name, callback)
 
+    @property
+    def polls(self) -> int:
+        return len(self.polled)
+
     def complete(self, wr_id: int, status: int = 0) -> None:
         self.waiting.append((wr_id, status))
 
@@ -137,9 +142,9 @@ class Driver:
         self.queues.append(ffi.new("struct ibv_cq *", {"context": self.raw}))
         return self.queues[-1]
 
-    def _poll(self, _queue: Any, most: int, found: Any) -> int:
+    def _poll(self, queue: Any, most: int, found: Any) -> int:
         self.threads.add(threading.get_ident())
-        self.polls += 1
+        self.polled.append(1 + self.queues.index(queue))
         if self.failure:
             return -1
         count = min(len(self.waiting), most)

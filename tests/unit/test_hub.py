@@ -162,6 +162,21 @@ async def test_a_new_queue_is_armed_at_once_and_the_old_ones_are_not_again(devic
 
 
 @pytest.mark.anyio
+async def test_a_queue_that_fills_each_batch_keeps_no_other_from_being_polled(
+    device: Device,
+) -> None:
+    hub, loop = device.hub()
+    await hub.reserve(4096)
+    await hub.reserve(4096)
+    device.polled.clear()
+    for _ in range(3 * BATCH):
+        device.complete(hub.in_flight.add(Request()))
+    loop.watched[Channel.fd]()
+    assert device.polled.index(2) <= len(device.polled) // 3  # behind the first of the batches
+    assert len(hub.in_flight) == 0
+
+
+@pytest.mark.anyio
 async def test_reservations_at_once_share_the_new_queue(device: Device) -> None:
     hub, _ = device.hub()
     await hub.reserve(4096)

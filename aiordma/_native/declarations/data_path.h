@@ -36,7 +36,7 @@ struct aiordma_drain {
     uint32_t queue_count;
     uint32_t capacity; /* of batch */
     uint32_t more;     /* out: the last poll filled the batch; poll again */
-    uint32_t reserved;
+    uint32_t next;     /* the queue that is polled first, behind the one that filled a batch */
     uint64_t events; /* out: taken from the channel in total */
 };
 
@@ -49,7 +49,10 @@ struct aiordma_drain {
 int aiordma_take_events(struct aiordma_drain *drain);
 /* Request a notification from each queue that is not armed. 0 or -errno. */
 int aiordma_arm_queues(struct aiordma_drain *drain);
-/* Poll the queues until they are empty or the batch is full. The number of completions, or -EIO. */
+/*
+ * Poll the queues until they are empty or the batch is full. The number of completions, or -EIO. A
+ * queue that fills every batch does not keep the others from being polled.
+ */
 int aiordma_poll_queues(struct aiordma_drain *drain);
 
 /* Poll one queue until it is empty or the batch is full. The number of completions, or -errno. */
