@@ -14,9 +14,18 @@ import pytest
 from aiordma import Access, CompletionChannel, MemoryRegion, QueuePairState
 from tests.unit.engine_thread import EngineThread
 from tests.unit.software_device import Aside, take_event
-from tests.unit.stream_peer import READ_REQUEST, READ_RESPONSE, SEND, Wire, tagged, untagged
+from tests.unit.stream_peer import (
+    READ_REQUEST,
+    READ_RESPONSE,
+    SEND,
+    TERMINATE,
+    Wire,
+    tagged,
+    untagged,
+)
 from tests.waiting import wait_until
 
+WRITE = 0
 PATIENCE = 10.0
 ROUNDS = 60  # so that one in which the test itself was held up does not matter
 
@@ -283,6 +292,22 @@ def test_an_answer_that_waits_goes_before_the_end(stack: ExitStack) -> None:
     talk.wire.pair.modify(QueuePairState.ERR)
     assert talk.wire.hear().operation == READ_RESPONSE
     assert talk.wire.peer.recv(1) == b""
+
+
+def test_an_answer_that_waits_takes_none_of_bytes_with_it_at_the_end(stack: ExitStack) -> None:
+    """The peer asks for bytes meanwhile, and violates the protocol in the same packet."""
+    for _ in range(5):
+        with ExitStack() as inner:
+            talk = Talk(inner)
+            region = talk.wire.region(bytearray(8), Access.REMOTE_READ)
+            held(talk)
+            ask = struct.pack(">IQIIQ", 7, 0, 8, region.rkey, region.address)
+            wrong = tagged(WRITE, region.rkey ^ 1, region.address, b"wrong")
+            talk.wire.peer.sendall(untagged(READ_REQUEST, 1, talk.asked + 1, ask) + wrong)
+            talk.channel.events()  # serves the sockets
+            heard = [talk.wire.hear() for _ in range(2)]
+            assert [one.operation for one in heard] == [READ_RESPONSE, TERMINATE]
+            assert talk.wire.peer.recv(1) == b""
 
 
 def test_unanswered_message_is_acknowledged_at_once(stack: ExitStack) -> None:

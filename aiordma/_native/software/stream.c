@@ -178,7 +178,10 @@ static int send_held(struct sw_stream *stream)
 
     sw_unhold(&sending->held);
     while (sending->answer_count && !stream->is_dead && !stream->is_reset) {
-        const struct sw_read_request *read = &sending->answers[sending->answer_first].read;
+        const struct sw_answer *answer = &sending->answers[sending->answer_first];
+        const struct sw_read_request *read = &answer->read;
+        if (answer->is_atomic || read->size)
+            break; /* it was asked for while the others waited, and is not carried out any more */
         struct sw_frame what = {
             .operation = SW_READ_RESPONSE,
             .is_tagged = 1,
