@@ -210,6 +210,20 @@ CASES = {
     ask()
     until(is_asked)
 """,
+    "listener_that_cannot_be_watched_ends_with_a_peer_in_its_handshake": """
+    listener, port = device.listener(backlog=1)
+    silent = stack.enter_context(socket.create_connection((HOST, port)))
+    peer = stack.enter_context(socket.create_connection((HOST, port)))
+    peer.sendall(Frame(inbound=UPPER | 4, outbound=UPPER | LOWER | 4).pack())
+    until(lambda: select.select([device.channel.fd], [], [], 0)[0])
+    stack.enter_context(socket.create_connection((HOST, port)))
+    time.sleep(0.3)  # it waits in TCP's queue, and the listener is not watched
+    no_memory(WATCHES)
+    request = device.identifier(expect(device.channel, CmEventType.CONNECT_REQUEST).new_key)
+    listener.close()  # both would let it accept again
+    assert has_ended(silent)
+    time.sleep(0.3)  # no timer is left of it
+""",
 }
 
 

@@ -463,6 +463,7 @@ static void forget_listener(struct sw_connection *listener)
 {
     struct sw_handshake *each = sw_oldest_handshake(), *newer;
 
+    listener->backlog = 0; /* or each handshake that is dropped would let it accept again */
     sw_cancel(&listener->calm);
     for (; each; each = newer) {
         newer = each->newer;
