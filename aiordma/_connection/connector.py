@@ -73,6 +73,9 @@ PORT_ATTEMPTS = 8
 random, without regard to TCP. siw binds a socket of TCP to it: this fails if another socket has it.
 """
 
+_PORT_IN_USE = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+"""The second one: the port can be shared, but the same connection is still in TIME_WAIT."""
+
 _S = ConnectionState
 
 
@@ -435,7 +438,7 @@ class _Attempt:
 
 def is_other_port_possible(error: BaseException, source: tuple[str, int] | None) -> bool:
     """Whether an establish failed because of a local port that the program did not choose."""
-    is_in_use = isinstance(error, RdmaConnectionError) and error.errno == errno.EADDRINUSE
+    is_in_use = isinstance(error, RdmaConnectionError) and error.errno in _PORT_IN_USE
     return is_in_use and (source is None or source[1] == 0)
 
 

@@ -243,21 +243,26 @@ async def test_server_without_iwarp_is_named(answer: bytes) -> None:
 class BusyPorts:
     """The driver finds the local port in use, so many times: siw does, if a socket has it."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, times: int) -> None:
+    def __init__(
+        self, patch: pytest.MonkeyPatch, times: int, error: int = errno.EADDRINUSE
+    ) -> None:
         self.times, self.calls = times, 0
         real = Identifier.connect
 
         def connect(identifier: Identifier, *arguments: Any) -> None:
             self.calls += 1
             if self.calls <= self.times:
-                raise VerbsCallError(errno.EADDRINUSE, "rdma_connect")
+                raise VerbsCallError(error, "rdma_connect")
             real(identifier, *arguments)
 
         patch.setattr(Identifier, "connect", connect)
 
 
-async def test_local_port_that_is_in_use_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    ports = BusyPorts(monkeypatch, 3)
+@pytest.mark.parametrize("error", [errno.EADDRINUSE, errno.EADDRNOTAVAIL])
+async def test_local_port_that_is_in_use_is_replaced(
+    error: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports = BusyPorts(monkeypatch, 3, error)
     async with connected() as (client, server):
         await both_ways(client, server)
     assert ports.calls == 4
