@@ -249,6 +249,7 @@ def table(rows: list[Row]) -> str:
         uses = [row for row in ran if row.uses]
         others = [row for row in ran if not row.uses]
         bad = [row for row in ran if row.ours != "passed"]
+        bad += [row for row in of if row.ours == "skipped" != row.stock]
         counts = (
             len(uses),
             sum(row.ours == "passed" for row in uses),
@@ -262,7 +263,9 @@ def table(rows: list[Row]) -> str:
         lines.append(f"| {suite.name} | " + " | ".join(map(str, counts)) + " |")
     lines += ["", "| test | ours | asyncio | |", "|---|---|---|---|"]
     for row in rows:
-        if row.ours != "skipped" and (row.uses or row.ours != "passed"):
+        if row.ours == "skipped" == row.stock:
+            continue
+        if row.uses or row.ours != "passed":
             why = row.reason if row.ours != "passed" else ""
             why = f"departure: {why}" if row.departs else why
             peer = "socket, through the gateway" if row.through_gateway and not why else ""
