@@ -167,7 +167,7 @@ test-quick: venv
 	AIORDMA_TEST_LOOPS=asyncio AIORDMA_TEST_DEVICE=software $(PARALLEL) $(call tests_of,tests/unit tests/device) \
 		$(addprefix --ignore=,$(SLOW)) $(call report_to,quick) || status=1; \
 	echo "make test-quick leaves out uvloop and trio; the backend in Python; rxe and siw with the"; \
-	echo "tests beside C programs; tests/faults, tests/attacks, tests/docs, tests/soak; and these slow modules:"; \
+	echo "tests beside C programs; tests/dask, tests/valkey, tests/faults, tests/attacks, tests/docs, tests/soak; and these slow modules:"; \
 	echo "$(SLOW)" | fmt -w 96; \
 	echo "make test runs them all."; \
 	exit $$status

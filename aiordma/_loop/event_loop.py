@@ -1,4 +1,5 @@
-"""One interface to asyncio, uvloop and trio. No other module imports an event loop.
+"""One interface to asyncio, uvloop and trio. Of other modules, only what is asyncio's by nature
+imports an event loop: polling, streams' transports and servers, Dask, Valkey, the benchmark.
 
 The rest of the package watches file descriptors, waits and sleeps through an `EventLoop`, and does
 not depend on the loop. Callbacks run on the loop's thread, between tasks.

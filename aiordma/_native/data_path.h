@@ -1,6 +1,6 @@
 /*
- * The data path: each verbs call of a post, of a drain and of a CM event is made here, and nowhere
- * else. It is compiled into the binding. The engine calls it through the table below.
+ * The data path: each verbs call of a post (but ibv_bind_mw, in posting.c), of a drain and of a CM
+ * event is made here, and nowhere else. It is compiled into the binding. The engine calls it through the table below.
  */
 #ifndef AIORDMA_DATA_PATH_H
 #define AIORDMA_DATA_PATH_H

@@ -318,10 +318,10 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         """As asyncio.WriteTransport.write: returns at once.
 
         Args:
-            data: an object with a buffer; it is copied.
+            data: bytes, a bytearray or a memoryview; it is copied.
 
         Raises:
-            TypeError: the object has no buffer.
+            TypeError: it is something else, as of asyncio's transports.
             RuntimeError: `write_eof` was called.
             ForkError: called in a forked child.
         """

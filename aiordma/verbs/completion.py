@@ -245,7 +245,7 @@ class CompletionQueue(Resource):
 
         Raises:
             TypeError, ValueError: `entries` is not a number, or exceeds the device's max_cqe.
-            NotSupportedError: the device cannot resize (iWARP devices cannot).
+            NotSupportedError: the device cannot resize (siw cannot).
             VerbsCallError: the driver refused; for example, the queue holds more completions.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 

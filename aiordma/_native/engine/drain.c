@@ -283,8 +283,8 @@ static PyMethodDef methods[] = {
      "Set the completion queues, by their addresses. Queues that it has stay armed."},
     {"step", (PyCFunction)drain_step, METH_VARARGS,
      "step($self, arm, direct, /)\n--\n\n"
-     "Take the channel's events, arm the queues that are not armed, if asked, poll a batch, and\n"
-     "deliver it. With `direct`, run the woken tasks at once. Return the number of completions,\n"
+     "Take the channel's events, poll a batch and deliver it; then arm the queues that are not\n"
+     "armed, if asked, and poll and deliver once more. With `direct`, run the woken tasks at once. Return the number of completions,\n"
      "or -errno."},
     {"forget_arming", (PyCFunction)drain_forget_arming, METH_NOARGS,
      "forget_arming($self, /)\n--\n\n"

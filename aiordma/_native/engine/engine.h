@@ -3,7 +3,7 @@
  * ports of queue pairs, the drain. A class that _requests/python.py or python_ports.py also has,
  * under the same name, has the same interface there. docs/performance.md has the measurements.
  * These functions hold the GIL, because releasing it costs more than their work. Only the spinner
- * releases it, while it sleeps.
+ * releases it, while it sleeps and now and then while it polls.
  */
 #ifndef AIORDMA_ENGINE_H
 #define AIORDMA_ENGINE_H
