@@ -37,7 +37,7 @@ struct aiordma_drain {
     uint32_t capacity; /* of batch */
     uint32_t more;     /* out: the last poll filled the batch; poll again */
     uint32_t next;     /* the queue that is polled first, behind the one that filled a batch */
-    uint64_t events; /* out: taken from the channel in total */
+    uint64_t events;   /* out: taken from the channel in total */
 };
 
 /*
