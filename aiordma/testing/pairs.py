@@ -160,25 +160,29 @@ async def fabric(
 async def _both(
     connecting: Awaitable[End], accept: Callable[[], Awaitable[End]]
 ) -> tuple[End, End]:
-    """Return (client, server). If connecting fails, its error is raised, without a group;
-    no end is left open."""
+    """Return (client, server). If a side fails, its error is raised, without a group; if both do,
+    that of connecting. No end is left open."""
     connected: list[End] = []
     accepted: list[End] = []
-    failed: Exception | None = None
+    failed: list[Exception] = []
 
-    async def take() -> None:
-        accepted.append(await accept())
+    async def take(scope: anyio.CancelScope) -> None:
+        try:
+            accepted.append(await accept())
+        except Exception as error:
+            failed.append(error)
+            scope.cancel()
 
     try:
         async with anyio.create_task_group() as group:
-            group.start_soon(take)
+            group.start_soon(take, group.cancel_scope)
             try:
                 connected.append(await connecting)
             except Exception as error:
-                failed = error
+                failed.insert(0, error)
                 group.cancel_scope.cancel()
-        if failed is not None:
-            raise failed
+        if failed:
+            raise failed[0]
     except BaseException:
         # A cancellation can come when only one end is connected, and nobody else has it.
         for end in connected + accepted:

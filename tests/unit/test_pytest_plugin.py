@@ -254,6 +254,32 @@ async def test_error_of_a_test_leaves_a_serving_listener_as_it_is(kind: type[Exc
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_error_of_the_accepting_side_of_a_pair_is_raised_as_it_is(
+    is_cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in a group of errors; and a cancellation, which can be the reason, goes before it."""
+    error = aiordma.RdmaConnectionError("of the accepting side")
+    scope = anyio.CancelScope()
+
+    async def accept(_listener: aiordma.Listener) -> None:
+        if is_cancelled:
+            scope.cancel()
+        raise error
+
+    monkeypatch.setattr(aiordma.Listener, "accept", accept)
+    raised: list[Exception] = []
+    with scope:
+        try:
+            async with connected_pair():
+                raise AssertionError("it was connected")
+        except Exception as caught:
+            raised.append(caught)
+    assert scope.cancelled_caught == is_cancelled
+    assert raised == ([] if is_cancelled else [error])
+
+
+@pytest.mark.anyio
 async def test_cancelled_serving_listener_is_cancelled() -> None:
     with anyio.move_on_after(0) as scope:
         async with serving_listener(lambda connection: connection.ended()):
