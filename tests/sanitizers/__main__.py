@@ -147,6 +147,7 @@ THREAD = Sanitizer(
         "tests/device/test_dead_peers.py::test_a_black_hole_ends_every_connection",
         "tests/device/test_dead_peers.py::test_reconnecting_outlives_a_black_hole",
         "tests/unit/test_software_silence.py::test_silence_is_noticed_without_confirmations",
+        "tests/device/test_cli.py::test_bash_completes_at_the_tab",
         *(f"{MISTAKE}[{beginning}bench local" for beginning in SHELLS),
         # The runtime has a thread of its own, which wakes all the time.
         "tests/unit/test_software_progress.py::test_idle_connection_wakes_no_thread",
