@@ -311,16 +311,30 @@ class _AsyncioEventLoop(_Face):
 
 
 class _TrioWaiter:
-    __slots__ = ("_event",)
+    """The wait is a protected generator, not the event's coroutine: a SIGINT between the making of
+    a coroutine and its first step would leave one that "was never awaited", with a warning."""
 
-    def __init__(self, event: "trio.Event") -> None:
+    __slots__ = ("_event", "_wait")
+
+    def __init__(self, event: "trio.Event", wait: "_TrioWait") -> None:
         self._event = event
+        self._wait = wait
 
     def wake(self) -> None:
         self._event.set()
 
     def wait(self) -> Awaitable[None]:
-        return self._event.wait()
+        return self
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._wait(self._event)
+
+
+_TrioWait = Callable[["trio.Event"], Generator[Any, Any, None]]
+
+
+def _wait_for(event: "trio.Event") -> Generator[Any, Any, None]:
+    yield from event.wait().__await__()
 
 
 class _TrioEventLoop(_Face):
@@ -333,6 +347,7 @@ class _TrioEventLoop(_Face):
         super().__init__()
         self._trio = module
         self._token: trio.lowlevel.TrioToken = module.lowlevel.current_trio_token()
+        self._wait: _TrioWait = module.lowlevel.enable_ki_protection(_wait_for)
         self._watched: dict[int, trio.CancelScope] = {}
 
     def __repr__(self) -> str:
@@ -421,7 +436,7 @@ class _TrioEventLoop(_Face):
 
     def waiter(self) -> Waiter:
         require_here(self, "what this task waits for")
-        return _TrioWaiter(self._trio.Event())
+        return _TrioWaiter(self._trio.Event(), self._wait)
 
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         self._trio.lowlevel.spawn_system_task(_logged, function, name, name=name)

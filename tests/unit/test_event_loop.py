@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,6 +25,16 @@ pytestmark = pytest.mark.anyio
 def hold_up(seconds: float) -> None:
     """Hold up the loop until timers of different deadlines are due in the same round."""
     time.sleep(seconds)
+
+
+async def test_wait_that_a_signal_keeps_from_its_first_step_warns_of_nothing() -> None:
+    """A coroutine would say that it was never awaited."""
+    waiter = current_event_loop().waiter()
+    with warnings.catch_warnings(record=True) as warned:
+        waiter.wait()
+    assert [str(each.message) for each in warned] == []
+    waiter.wake()
+    await waiter.wait()
 
 
 async def test_a_timer_calls_once() -> None:
