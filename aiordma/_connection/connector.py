@@ -38,6 +38,7 @@ from aiordma._base.provider import Provider, Requirement, wanted_device
 from aiordma._base.states import ConnectionState, next_state
 from aiordma._connection.connection import Connection
 from aiordma._connection.domain import DomainArgument, DomainChoice
+from aiordma._connection.local_ports import LocalPorts
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._endpoint.endpoint import Endpoint
@@ -56,25 +57,15 @@ from aiordma.verbs.identifier import (
 )
 
 __all__ = (
-    "PORT_ATTEMPTS",
     "connect",
     "failed_event",
     "failed_handshake",
-    "is_other_port_possible",
     "numeric_address",
     "parameters",
     "prepare_connection",
 )
 
 logger: logging.Logger = logging.getLogger("aiordma")
-
-PORT_ATTEMPTS = 8
-"""How many local ports `connect` and streams try. The kernel's connection manager chooses one at
-random, without regard to TCP. siw binds a socket of TCP to it: this fails if another socket has it.
-"""
-
-_PORT_IN_USE = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
-"""The second one: the port can be shared, but the same connection is still in TIME_WAIT."""
 
 _S = ConnectionState
 
@@ -142,16 +133,16 @@ async def connect(
     attempt = _Attempt("connect", host, port, chosen, timeout, require)
     attempt.take(source, reuse_address, shared_receive)
     attempt.choose(device, domain)
+    ports = LocalPorts(source)
     with attempt.limited():
-        for left in reversed(range(PORT_ATTEMPTS)):
+        while True:
             connection = await attempt.prepare()
             try:
                 await connection.establish(private_data=private_data)
-                break
+                return connection
             except RdmaConnectionError as error:
-                if not left or not is_other_port_possible(error, source):
+                if not ports.has_another(error):
                     raise
-    return connection
 
 
 @refuses(DECIDED_BY_CM)
@@ -434,12 +425,6 @@ class _Attempt:
                 raise failed_event(f"connect to {self.target}", self._event)
             self._changed = anyio.Event()
             await self._changed.wait()
-
-
-def is_other_port_possible(error: BaseException, source: tuple[str, int] | None) -> bool:
-    """Whether an establish failed because of a local port that the program did not choose."""
-    is_in_use = isinstance(error, RdmaConnectionError) and error.errno in _PORT_IN_USE
-    return is_in_use and (source is None or source[1] == 0)
 
 
 def _refused_call(what: str, error: VerbsCallError) -> RdmaConnectionError:

@@ -1,7 +1,6 @@
 """Opening streams: connect_stream, listen_stream and the listener."""
 
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Self, TypedDict, Unpack
@@ -24,12 +23,9 @@ from aiordma._base.options import ConnectionKeywords
 from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._connection.connection import Connection
 from aiordma._connection.connection_request import ConnectionRequest
-from aiordma._connection.connector import (
-    PORT_ATTEMPTS,
-    is_other_port_possible,
-    prepare_connection,
-)
+from aiordma._connection.connector import prepare_connection
 from aiordma._connection.listener import Listener, listen
+from aiordma._connection.local_ports import LocalPorts
 from aiordma.streams.path import CONTROL_SLOTS
 from aiordma.streams.protocol import CREDIT_LIMIT
 from aiordma.streams.rsocket import CLOSE_TIMEOUT, Rsocket
@@ -153,13 +149,13 @@ async def connect_rsocket(
     require: str | None = None,
 ) -> tuple[Connection, Rsocket]:
     """Do the work of `connect_stream`."""
-    began, remaining = time.monotonic(), timeout
-    for left in reversed(range(PORT_ATTEMPTS)):
+    ports = LocalPorts(source, timeout)
+    while True:
         connection = await prepare_connection(
             host,
             port,
             source=source,
-            timeout=remaining,
+            timeout=ports.remaining,
             device=device,
             require=require,
             **settings.keywords,
@@ -169,16 +165,11 @@ async def connect_rsocket(
             await connection.establish(private_data=rsocket.hello())
             rsocket.start(connection.private_data)
             rsocket.begin(is_first=True)
-            break
+            return connection, rsocket
         except BaseException as error:
             await connection.aclose()
-            if not left or not is_other_port_possible(error, source):
+            if not ports.has_another(error):
                 raise
-            if timeout is not None:
-                remaining = timeout - (time.monotonic() - began)
-                if remaining <= 0:
-                    raise
-    return connection, rsocket
 
 
 @opens

@@ -14,7 +14,7 @@ import pytest
 import aiordma
 from aiordma import Identifier, VerbsCallError
 from aiordma._base.provider import SOFTWARE
-from aiordma._connection.connector import PORT_ATTEMPTS
+from aiordma._connection.local_ports import MOST_ATTEMPTS
 from aiordma.streams import Stream, connect_stream, listen_stream
 from tests.device.players import both_ways, connected, one_loop, reactor_in_use, until
 from tests.device.second_device import second_device
@@ -283,7 +283,7 @@ async def test_local_port_of_a_stream_is_replaced(monkeypatch: pytest.MonkeyPatc
     assert ports.calls == 4
 
 
-@pytest.mark.parametrize(("source_port", "calls"), [(0, PORT_ATTEMPTS), (34567, 1)])
+@pytest.mark.parametrize(("source_port", "calls"), [(0, MOST_ATTEMPTS), (34567, 1)])
 async def test_local_port_in_use_is_an_error(
     source_port: int, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,47 @@
+"""Which attempts to connect are worth another local port."""
+
+import errno
+import time
+
+from aiordma._base.errors import RdmaConnectionError
+
+__all__ = ("MOST_ATTEMPTS", "LocalPorts")
+
+MOST_ATTEMPTS = 8
+"""How many local ports are tried for a connection."""
+
+_IN_USE = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+"""The second one: the port can be shared, but the same connection is still in TIME_WAIT."""
+
+
+class LocalPorts:
+    """The attempts of one connect. The kernel's connection manager chooses the local port at
+    random, without regard to TCP. siw binds a socket of TCP to it: this fails if another socket has
+    it, and a connection that is prepared anew gets another one.
+
+    Args:
+        source: as of `connect`. A port that the program chose has no substitute.
+        timeout: seconds for all attempts together; None: no limit.
+
+    Attributes:
+        remaining: seconds for the next attempt; None: no limit.
+    """
+
+    def __init__(self, source: tuple[str, int] | None, timeout: float | None = None) -> None:
+        self._source = source
+        self._timeout = self.remaining = timeout
+        self._began = time.monotonic()
+        self._failed = 0
+
+    def has_another(self, error: BaseException) -> bool:
+        """Count an establish that failed, and return whether to prepare and establish again."""
+        self._failed += 1
+        if self._timeout is not None:
+            self.remaining = self._timeout - (time.monotonic() - self._began)
+        return (
+            isinstance(error, RdmaConnectionError)
+            and error.errno in _IN_USE
+            and (self._source is None or self._source[1] == 0)
+            and self._failed < MOST_ATTEMPTS
+            and (self.remaining is None or self.remaining > 0)
+        )

@@ -1,0 +1,46 @@
+"""Which failed attempts to connect are made again, from another local port."""
+
+import errno
+
+import pytest
+
+from aiordma import RdmaConnectionError
+from aiordma._connection.local_ports import MOST_ATTEMPTS, LocalPorts
+
+
+def failed(number: int) -> RdmaConnectionError:
+    error = RdmaConnectionError("connect")
+    error.errno = number
+    return error
+
+
+IN_USE = failed(errno.EADDRINUSE)
+
+
+@pytest.mark.parametrize("source", [None, ("10.1.1.1", 0)])
+@pytest.mark.parametrize("number", [errno.EADDRINUSE, errno.EADDRNOTAVAIL])
+def test_port_in_use_has_a_substitute_some_times(
+    number: int, source: tuple[str, int] | None
+) -> None:
+    ports = LocalPorts(source)
+    found = [ports.has_another(failed(number)) for _ in range(MOST_ATTEMPTS)]
+    assert found == [True] * (MOST_ATTEMPTS - 1) + [False]
+    assert ports.remaining is None
+
+
+@pytest.mark.parametrize("error", [failed(errno.ECONNREFUSED), OSError(errno.EADDRINUSE, "")])
+def test_other_errors_are_final(error: BaseException) -> None:
+    assert not LocalPorts(None).has_another(error)
+
+
+def test_port_of_the_programs_own_has_no_substitute() -> None:
+    assert not LocalPorts(("10.1.1.1", 7471)).has_another(IN_USE)
+
+
+def test_attempts_share_the_timeout() -> None:
+    ports = LocalPorts(None, 100)
+    assert ports.has_another(IN_USE)
+    assert ports.remaining is not None
+    assert 0 < ports.remaining < 100
+    spent = LocalPorts(None, 0.0)
+    assert not spent.has_another(IN_USE)
