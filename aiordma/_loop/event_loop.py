@@ -310,13 +310,16 @@ class _AsyncioEventLoop(_Face):
         task.add_done_callback(self._tasks.discard)
 
 
+_TrioWait = Callable[["trio.Event"], Generator[Any, Any, None]]
+
+
 class _TrioWaiter:
     """The wait is a protected generator, not the event's coroutine: a SIGINT between the making of
     a coroutine and its first step would leave one that "was never awaited", with a warning."""
 
     __slots__ = ("_event", "_wait")
 
-    def __init__(self, event: "trio.Event", wait: "_TrioWait") -> None:
+    def __init__(self, event: "trio.Event", wait: _TrioWait) -> None:
         self._event = event
         self._wait = wait
 
@@ -328,9 +331,6 @@ class _TrioWaiter:
 
     def __await__(self) -> Generator[Any, Any, None]:
         return self._wait(self._event)
-
-
-_TrioWait = Callable[["trio.Event"], Generator[Any, Any, None]]
 
 
 def _wait_for(event: "trio.Event") -> Generator[Any, Any, None]:

@@ -553,9 +553,8 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         if getattr(self, "_closing", True):
             return
         endpoint = self._connection._endpoint
-        if (
-            not endpoint.is_inherited and endpoint.left_open()
-        ):  # else the end of the loop has named the connection
+        # If it is not left open, the loop's end has named the connection, or the program closed it.
+        if not endpoint.is_inherited and endpoint.left_open():
             endpoint.expect_close()  # one warning for both
             place = endpoint.life.origin
             warn_unclosed(f"unclosed transport {with_origin(self, place)}", self)
