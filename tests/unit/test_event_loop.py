@@ -135,6 +135,16 @@ async def test_a_wake_after_a_cancelled_wait_does_nothing() -> None:
     await settle()
 
 
+async def test_wait_that_a_signal_keeps_from_its_first_step_warns_of_nothing() -> None:
+    """A coroutine would say that it was never awaited."""
+    waiter = current_event_loop().waiter()
+    with warnings.catch_warnings(record=True) as warned:
+        waiter.wait()
+    assert [str(each.message) for each in warned] == []
+    waiter.wake()
+    await waiter.wait()
+
+
 # -- background tasks -----------------------------------------------------------------------------
 
 
@@ -202,19 +212,6 @@ def test_a_thread_calls_in_vain_after_the_loops_end(backend: str) -> None:
     loop = anyio.run(main, backend=backend)
     loop.call_from_thread(lambda: called.append(True))
     assert called == []
-
-
-# -- waiting ---------------------------------------------------------------------------------------
-
-
-async def test_wait_that_a_signal_keeps_from_its_first_step_warns_of_nothing() -> None:
-    """A coroutine would say that it was never awaited."""
-    waiter = current_event_loop().waiter()
-    with warnings.catch_warnings(record=True) as warned:
-        waiter.wait()
-    assert [str(each.message) for each in warned] == []
-    waiter.wake()
-    await waiter.wait()
 
 
 # -- asyncio only ---------------------------------------------------------------------------------
