@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import cache
+from . import cache, clock_rate
 from .report import say
 
 PROGRAM = "qemu-system-x86_64"
@@ -56,6 +56,8 @@ class Guest:
         parameters = [KERNEL_PARAMETERS]
         if accelerator == EMULATION:
             parameters.append(EMULATION_PARAMETERS)
+            if (rate := clock_rate.kilohertz()) is not None:
+                parameters.append(f"tsc_early_khz={rate}")
         arguments += ["-append", " ".join(parameters)]
         arguments += ["-serial", f"file:{self.control / 'console'}"]
         arguments += share(self.control, "control")
