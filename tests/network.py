@@ -1,9 +1,11 @@
 """A network of its own for a program of a test: a namespace, with what the program makes in it."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,9 @@ import pytest
 from tests.unit.sources import ROOT
 
 _ALONE = ("unshare", "--map-root-user", "--net")
+
+ADDRESS_SECONDS = 10.0
+"""Within which an interface that was taken up has its address."""
 
 _HOW = (
     "run as root, or let users have them (sysctl user.max_user_namespaces and, on Debian and "
@@ -61,4 +66,9 @@ def ethernet() -> str:
         "link set theirs up",
         "link set ours up",
     )
+    # The kernel gives an interface its address after it was taken up, when its link is.
+    deadline = time.monotonic() + ADDRESS_SECONDS
+    while not re.search(r"\bours$", Path("/proc/net/if_inet6").read_text(), re.MULTILINE):
+        assert time.monotonic() < deadline, "the interface got no IPv6 address"
+        time.sleep(0.01)
     return "ours"
