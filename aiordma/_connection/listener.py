@@ -21,6 +21,7 @@ from aiordma._base.errors import (
     FlushedError,
     RdmaConnectionError,
     RdmaError,
+    VerbsCallError,
     cause_text,
     detached,
 )
@@ -43,6 +44,7 @@ from aiordma._connection.connection import Connection, ConnectionInfo
 from aiordma._connection.connection_request import ConnectionRequest, RequestTally
 from aiordma._connection.domain import DomainArgument
 from aiordma._connection.handshakes import Handshake, Handshakes, ServedHandshakes
+from aiordma._connection.local_ports import LocalPorts
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._connection.shared_source import ListenerReceives
 from aiordma._loop.event_loop import Waiter, require_here
@@ -147,6 +149,26 @@ async def listen(
 
     async def attempt(provider: Provider) -> Listener:
         receives = ListenerReceives(shared_receive, chosen, domain)
+        ports = LocalPorts((numeric, port))
+        while True:
+            try:
+                reactor, identifier = await listening(provider)
+            except VerbsCallError as error:
+                if error.call != "rdma_listen" or not ports.has_another(error):
+                    raise
+            else:
+                return Listener(
+                    reactor,
+                    identifier,
+                    chosen,
+                    backlog,
+                    wanted,
+                    requirement,
+                    accept_timeout,
+                    receives,
+                )
+
+    async def listening(provider: Provider) -> tuple[Reactor, Identifier]:
         reactor = await acquire_reactor(provider)
         async with new_identifier(reactor) as identifier:
             if chosen.tos is not None:
@@ -160,9 +182,7 @@ async def listen(
             # The kernel silently drops requests beyond its backlog. The listener's own, smaller
             # backlog rejects them before that.
             identifier.listen(backlog + KERNEL_BACKLOG_RESERVE)
-            return Listener(
-                reactor, identifier, chosen, backlog, wanted, requirement, accept_timeout, receives
-            )
+            return reactor, identifier
 
     return await with_device(device, numeric, attempt, requirement)
 

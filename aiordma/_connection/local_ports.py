@@ -1,26 +1,26 @@
-"""Which attempts to connect are worth another local port."""
+"""Which attempts to connect or to listen are worth another local port."""
 
 import errno
 import time
 
-from aiordma._base.errors import RdmaConnectionError
+from aiordma._base.errors import RdmaConnectionError, VerbsCallError
 
 __all__ = ("MOST_ATTEMPTS", "LocalPorts")
 
 MOST_ATTEMPTS = 8
-"""How many local ports are tried for a connection."""
+"""How many local ports are tried for a connection or a listener."""
 
 _IN_USE = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 """The second one: the port can be shared, but the same connection is still in TIME_WAIT."""
 
 
 class LocalPorts:
-    """The attempts of one connect. The kernel's connection manager chooses the local port at
-    random, without regard to TCP. siw binds a socket of TCP to it: this fails if another socket has
-    it, and a connection that is prepared anew gets another one.
+    """The attempts of one connect or listen. The kernel's connection manager chooses the local port
+    at random, without regard to TCP. siw binds a socket of TCP to it: this fails if another socket
+    has it, and what is prepared anew gets another one.
 
     Args:
-        source: as of `connect`. A port that the program chose has no substitute.
+        source: the local (host, port). A port that the program chose, so not 0, has no substitute.
         timeout: seconds for all attempts together; None: no limit.
 
     Attributes:
@@ -34,12 +34,12 @@ class LocalPorts:
         self._failed = 0
 
     def has_another(self, error: BaseException) -> bool:
-        """Count an establish that failed, and return whether to prepare and establish again."""
+        """Count an attempt that failed, and return whether to prepare another one."""
         self._failed += 1
         if self._timeout is not None:
             self.remaining = self._timeout - (time.monotonic() - self._began)
         return (
-            isinstance(error, RdmaConnectionError)
+            isinstance(error, (RdmaConnectionError, VerbsCallError))
             and error.errno in _IN_USE
             and (self._source is None or self._source[1] == 0)
             and self._failed < MOST_ATTEMPTS

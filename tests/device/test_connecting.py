@@ -12,11 +12,8 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma import Identifier, VerbsCallError
 from aiordma._base.provider import SOFTWARE
-from aiordma._connection.local_ports import MOST_ATTEMPTS
-from aiordma.streams import Stream, connect_stream, listen_stream
-from tests.device.players import both_ways, connected, one_loop, reactor_in_use, until
+from tests.device.players import connected, one_loop, reactor_in_use, until
 from tests.device.second_device import second_device
 from tests.devices import (
     ADDRESS,
@@ -238,62 +235,6 @@ async def test_server_without_iwarp_is_named(answer: bytes) -> None:
         pytest.raises(aiordma.RdmaConnectionError, match=r"does not speak iWARP \(MPA\)"),
     ):
         await aiordma.connect(ADDRESS, port, timeout=30)
-
-
-class BusyPorts:
-    """The driver finds the local port in use, so many times: siw does, if a socket has it."""
-
-    def __init__(
-        self, patch: pytest.MonkeyPatch, times: int, error: int = errno.EADDRINUSE
-    ) -> None:
-        self.times, self.calls = times, 0
-        real = Identifier.connect
-
-        def connect(identifier: Identifier, *arguments: Any) -> None:
-            self.calls += 1
-            if self.calls <= self.times:
-                raise VerbsCallError(error, "rdma_connect")
-            real(identifier, *arguments)
-
-        patch.setattr(Identifier, "connect", connect)
-
-
-@pytest.mark.parametrize("error", [errno.EADDRINUSE, errno.EADDRNOTAVAIL])
-async def test_local_port_that_is_in_use_is_replaced(
-    error: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ports = BusyPorts(monkeypatch, 3, error)
-    async with connected() as (client, server):
-        await both_ways(client, server)
-    assert ports.calls == 4
-
-
-async def test_local_port_of_a_stream_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    ports = BusyPorts(monkeypatch, 3)
-
-    async def serve(stream: Stream) -> None:
-        await stream.send(await stream.receive())
-
-    async with listen_stream(ADDRESS, 0) as listener, anyio.create_task_group() as group:
-        group.start_soon(listener.serve, serve)
-        async with connect_stream(ADDRESS, listener.port) as stream:
-            await stream.send(b"here")
-            assert await stream.receive() == b"here"
-        group.cancel_scope.cancel()
-    assert ports.calls == 4
-
-
-@pytest.mark.parametrize(("source_port", "calls"), [(0, MOST_ATTEMPTS), (34567, 1)])
-async def test_local_port_in_use_is_an_error(
-    source_port: int, calls: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If the program chose it, and if each other one is in use."""
-    ports = BusyPorts(monkeypatch, 1000)
-    async with await aiordma.listen(ADDRESS, 0) as listener:
-        with pytest.raises(aiordma.RdmaConnectionError, match="Address already in use") as caught:
-            await aiordma.connect(ADDRESS, listener.port, source=(ADDRESS, source_port))
-    assert caught.value.errno == errno.EADDRINUSE
-    assert ports.calls == calls
 
 
 @pytest.mark.capability("second_device")
