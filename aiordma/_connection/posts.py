@@ -172,7 +172,7 @@ class Posts:
         instance(window, "window", BoundWindow, call)
         self._endpoint.require_usable()
         require_windows(self._endpoint)
-        memory, flags = window._require_bound(), send_flags(fence)
+        memory, flags = window._require_valid(), send_flags(fence)
         if window._window.kind is MemoryWindowType.TYPE_1:
             request = self._sink.bind(window._window, memory[:0], 0, flags, slot)
         else:

@@ -99,7 +99,7 @@ def read_work(
         NotSupportedError: the connection permits no READs, or the device none of so many parts.
     """
     check_remote(remote, call)
-    endpoint.require_usable()
+    endpoint.require_sendable()
     require_reads(endpoint, parts)
     return SendWork("RDMA_READ", _READ, flags=flags, remote=remote)
 
@@ -116,7 +116,7 @@ def compare_swap_work(
     """
     operand = _operand(remote, compare, "compare", call)
     new = _operand(remote, swap, "swap", call)
-    endpoint.require_usable()
+    endpoint.require_sendable()
     require_atomics(endpoint)
     return SendWork(
         "COMPARE_SWAP", _COMPARE_SWAP, flags=flags, remote=remote, compare_add=operand, swap=new
@@ -128,7 +128,7 @@ def fetch_add_work(
 ) -> SendWork:
     """Describe a fetch and add. Errors are as of `compare_swap_work`."""
     operand = _operand(remote, add, "add", call)
-    endpoint.require_usable()
+    endpoint.require_sendable()
     require_atomics(endpoint)
     return SendWork("FETCH_ADD", _FETCH_ADD, flags=flags, remote=remote, compare_add=operand)
 

@@ -66,6 +66,18 @@ class BoundWindow(WindowBase):
             raise ValueError(f"{self!r}: bind it first")
         return memory
 
+    def _require_valid(self) -> MemorySlice:
+        """Return the memory of a bound window that no posted request invalidates: a device that
+        finds nothing to invalidate breaks the connection.
+
+        Raises:
+            ValueError: the window is not bound, or will not be.
+        """
+        memory = self._require_bound()
+        if self._invalidating:
+            raise ValueError(f"{self!r}: its invalidation is posted already")
+        return memory
+
     def _note_bind(self, request: WorkRequest, memory: MemorySlice, rkey: int) -> None:
         """Record a posted bind. If it fails, the window is unbound again."""
         self._bind_to(memory, rkey)
@@ -82,8 +94,10 @@ class BoundWindow(WindowBase):
     def _note_invalidate(self, request: WorkRequest) -> None:
         """Record a posted invalidate."""
         self._last = request
+        self._invalidating = True
 
         def ended(_: WorkRequest) -> None:
+            self._invalidating = False
             if request.exception() is None:
                 self._let_go()
 

@@ -251,6 +251,7 @@ class Part:
 
 class WindowBase:
     _endpoint: Any
+    _invalidating: bool
     _last: Any
     _pointer: int
     def __new__(cls, *args: object, **kwargs: object) -> Self: ...

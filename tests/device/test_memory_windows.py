@@ -5,7 +5,7 @@ import pytest
 
 import aiordma
 from aiordma import Access, MemoryWindowType, RemoteMemory, WorkCompletionOpcode
-from tests.device.players import connected, one_loop
+from tests.device.players import both_ways, connected, one_loop
 from tests.internals import endpoint_of, free_sends
 
 pytestmark = [pytest.mark.anyio, pytest.mark.capability("memory_windows")]
@@ -88,6 +88,23 @@ async def test_a_window_can_be_bound_again_with_another_rkey(kind: MemoryWindowT
             assert await client.read_bytes(window.remote) == memory[4 * i : 4 * i + 4]
             await server.revoke(window)
         assert len(rkeys) == 3
+
+
+@pytest.mark.parametrize("kind", TYPES)
+async def test_a_window_is_invalidated_once(kind: MemoryWindowType) -> None:
+    """A device that finds nothing to invalidate breaks the connection."""
+    async with connected() as (client, server):
+        region = server.register(bytearray(64), BINDABLE)
+        window = await server.bind(region[:], BOTH, kind)
+        request = server.post_invalidate(window)
+        with pytest.raises(ValueError, match="posted already"):
+            server.post_invalidate(window)
+        with pytest.raises(ValueError, match="posted already"):
+            await server.revoke(window)
+        await request
+        with pytest.raises(ValueError, match="bind it first"):
+            server.post_invalidate(window)
+        await both_ways(client, server)
 
 
 async def test_the_peers_send_revokes_what_it_was_given() -> None:

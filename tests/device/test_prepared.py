@@ -1,9 +1,12 @@
 """Connections that are prepared first: receives are posted before the handshake."""
 
+from collections.abc import Callable
+
 import anyio
 import pytest
 
 import aiordma
+from aiordma import RemoteMemory
 from tests.device.players import OWN_RECEIVES, Outcome, both_ways, until
 from tests.devices import ADDRESS
 from tests.internals import endpoint_of, requests_of
@@ -186,11 +189,24 @@ async def test_a_connection_is_established_once() -> None:
             await both_ways(client, server)
 
 
-async def test_a_prepared_connection_does_not_send() -> None:
+@pytest.mark.parametrize(
+    "post",
+    [
+        lambda client: client.post_send(b"too early"),
+        lambda client: client.post_write(b"too early", RemoteMemory(0, 9, 1)),
+        lambda client: client.post_read(RemoteMemory(0, 8, 1), bytearray(8)),
+        lambda client: client.post_fetch_add(bytearray(8), RemoteMemory(0, 8, 1), 1),
+        lambda client: client.post_compare_swap(bytearray(8), RemoteMemory(0, 8, 1), 1, 2),
+    ],
+    ids=["send", "write", "read", "fetch_add", "compare_swap"],
+)
+async def test_a_prepared_connection_posts_nothing(
+    post: Callable[[aiordma.Connection], object],
+) -> None:
     async with aiordma.listen(ADDRESS, 0) as listener:
         client = await aiordma.prepare_connection(ADDRESS, listener.port)
         with pytest.raises(ValueError, match="not connected yet"):
-            client.post_send(b"too early")
+            post(client)
         await client.aclose()
 
 

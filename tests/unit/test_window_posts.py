@@ -155,6 +155,26 @@ async def test_bind_of_a_chain_that_is_not_posted_is_undone() -> None:
         assert_free(client, window, region)
 
 
+async def test_invalidation_that_was_not_posted_can_be_posted_again() -> None:
+    async with opened() as (client, window, region):
+
+        def collect() -> None:
+            with client.chain() as chain:
+                chain.post_invalidate(window).add_done_callback(aiordma.WorkRequest.exception)
+                for post in (chain.post_invalidate, client.post_invalidate):
+                    with pytest.raises(ValueError, match="posted already"):
+                        post(window)
+                raise KeyError
+
+        with instant(client):
+            await client.post_bind_window(window, region[:], ACCESS)
+            with pytest.raises(KeyError):
+                collect()
+            assert window.is_bound
+            await client.post_invalidate(window)
+        assert_free(client, window, region)
+
+
 async def test_failed_doorbell_of_a_bind_ends_the_connection() -> None:
     async with opened() as (client, window, region):
         with instant(client):

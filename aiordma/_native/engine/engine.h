@@ -128,6 +128,7 @@ typedef struct {
     PyObject *last;         /* the last request that bound or invalidated it, or NULL */
     struct ibv_mw *pointer; /* NULL: it is freed, or of type 1 */
     unsigned int rkey;      /* of the last bind */
+    char invalidating;      /* a posted request invalidates it, and has not ended */
 } Window;
 
 extern PyTypeObject engine_window_type;

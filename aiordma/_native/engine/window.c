@@ -94,7 +94,7 @@ int engine_read_local_invalidate(const Port *port, struct engine_work *work, PyO
 {
     Window *window = read_window(port, given[ENGINE_WINDOW]);
 
-    if (!window || !window->memory)
+    if (!window || !window->memory || window->invalidating)
         return 0;
     work->window = window;
     work->immediate = window->rkey;
@@ -104,8 +104,11 @@ int engine_read_local_invalidate(const Port *port, struct engine_work *work, PyO
 int engine_window_is_still_usable(const struct engine_work *work)
 {
     const Window *window = work->window;
-    return window->pointer &&
-           (work->bound ? !window->memory : window->memory && window->rkey == work->immediate);
+    if (!window->pointer)
+        return 0;
+    if (work->bound)
+        return !window->memory;
+    return window->memory && window->rkey == work->immediate && !window->invalidating;
 }
 
 void engine_fill_bind(const struct engine_work *work, struct ibv_send_wr *send)
@@ -134,8 +137,11 @@ static void bind_ended(Request *request)
 
 static void invalidate_ended(Request *request)
 {
+    Window *window = (Window *)request->subject;
+
+    window->invalidating = 0;
     if (request->state != FAILED)
-        let_go_and_log((Window *)request->subject);
+        let_go_and_log(window);
 }
 
 void engine_note_window(const struct engine_work *work, Request *request)
@@ -144,6 +150,7 @@ void engine_note_window(const struct engine_work *work, Request *request)
 
     request->subject = Py_NewRef(window);
     request->on_end = work->bound ? bind_ended : invalidate_ended;
+    window->invalidating = !work->bound;
     if (work->bound && bind_to(window, work->bound, work->rkey))
         engine_log("%r was bound twice", (PyObject *)window); /* it was checked before the post */
     Py_XSETREF(window->last, Py_NewRef(request));
@@ -208,6 +215,8 @@ static PyMemberDef members[] = {
     {"_memory", T_OBJECT, offsetof(Window, memory), READONLY, "The memory that it is bound to."},
     {"_last", T_OBJECT, offsetof(Window, last), 0,
      "The last request that bound or invalidated it."},
+    {"_invalidating", T_BOOL, offsetof(Window, invalidating), 0,
+     "Whether a posted request invalidates it, and has not ended."},
     {"_pointer", T_ULONGLONG, offsetof(Window, pointer), 0,
      "The address of its struct ibv_mw; 0: the port cannot bind it."},
     {"rkey", T_UINT, offsetof(Window, rkey), READONLY,
