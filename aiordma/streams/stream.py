@@ -15,6 +15,7 @@ from aiordma._base.errors import ClosedError, DisconnectedError
 from aiordma._base.interrupts import deferring_steps
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
+from aiordma._loop.threads import Once
 from aiordma._requests.select import awaits_path
 from aiordma.streams.rsocket import Rsocket
 from aiordma.verbs.memory import MemoryRegion, MemorySlice, flat_view
@@ -43,6 +44,7 @@ class Stream(ByteStream):
         self._path = rsocket.path
         self._endpoint = connection._endpoint
         self._eof_sent = False
+        self._closing: Once | None = None  # the close that waits has ended
         self._path.is_cancelled = _is_cancelled
 
     def __repr__(self) -> str:
@@ -288,18 +290,22 @@ class Stream(ByteStream):
         Cancellation: nothing more is waited for, and the peer may miss the end of the data. The
         stream is closed when the call returns.
         """
-        if self._path.closed:
-            await self._connection.aclose()
-            await checkpoint()
-            return
         try:
-            if not self._endpoint.is_inherited:
-                self._require_here()
-                self._path.closed = True
-                self._path.wake()
-                self._path.close_write(True)
+            if self._endpoint.is_inherited:
+                return
+            self._require_here()
+            if self._closing is not None:
+                await self._closing.wait()
+                return
+            self._closing = Once(self._endpoint.loop)
+            self._path.closed = True
+            self._path.wake()
+            self._path.close_write(True)
+            try:
                 with anyio.move_on_after(self._rsocket.close_timeout):
                     await self._rsocket.drained()
+            finally:
+                self._closing.set()
         finally:
             await self._connection.aclose()
 

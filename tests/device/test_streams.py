@@ -264,6 +264,36 @@ async def test_a_closed_stream_is_closed() -> None:
                 await call
 
 
+async def test_second_close_waits_for_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where both tasks of a proxy close the stream while its data is on the way."""
+    arrived = anyio.Event()
+    async with streams() as (client, server):
+        with monkeypatch.context() as patch:
+            patch.setattr(client._rsocket, "drained", arrived.wait)
+            async with anyio.create_task_group() as group:
+                group.start_soon(client.aclose)
+                group.start_soon(client.aclose)
+                with pytest.raises(anyio.EndOfStream):
+                    await server.receive()
+                assert client.connection.is_connected
+                arrived.set()
+            assert not client.connection.is_connected
+
+
+async def test_cancelled_second_close_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with streams() as (client, _server):
+        with monkeypatch.context() as patch:
+            patch.setattr(client._rsocket, "drained", anyio.Event().wait)
+            async with anyio.create_task_group() as group:
+                group.start_soon(client.aclose)
+                await anyio.wait_all_tasks_blocked()
+                with anyio.CancelScope() as scope:
+                    scope.cancel()
+                    await client.aclose()
+                assert not client.connection.is_connected
+                group.cancel_scope.cancel()
+
+
 async def test_closing_ends_the_calls_that_wait() -> None:
     async with streams() as (client, _server), anyio.create_task_group() as group:
         waiting = Outcome()
