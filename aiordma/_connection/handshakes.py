@@ -175,6 +175,7 @@ class Handshakes:
         self._running: FairQueue[Handshake] = FairQueue()
         self._finished: deque[Handshake] = deque()
         self._callers: deque[_Caller] = deque()
+        self._is_closed = False
         self.establish: Callable[[ConnectionRequest, bytes], Awaitable[Connection]] = _accept
         """Answers a request, and returns the established connection."""
 
@@ -201,6 +202,8 @@ class Handshakes:
             elif caller.result is not None:
                 self._finished.appendleft(caller.result)
                 self.advance()
+                if self._is_closed:
+                    self.close()  # it was not there to be closed
             raise
         return None if caller.result is None else caller.result.take()
 
@@ -222,6 +225,7 @@ class Handshakes:
     def close(self) -> None:
         """End every handshake, and close connections that no call has returned, in the
         background."""
+        self._is_closed = True
         for handshake in [*self._running, *self._finished]:
             self._end(handshake)
         self.release()

@@ -1,9 +1,10 @@
 """`Listener.accept()` while peers do not finish their handshakes: which peer it returns, and what
 becomes of the others."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -11,7 +12,8 @@ import pytest
 
 import aiordma
 from aiordma._connection import handshakes
-from tests.device.players import Outcome, both_ways, reactor_in_use, until
+from aiordma._connection.handshakes import Handshakes
+from tests.device.players import Outcome, both_ways, one_loop, reactor_in_use, until
 from tests.device.silent_peer import silent_peer
 from tests.devices import ADDRESS
 from tests.internals import handshakes_of, requests_of
@@ -89,6 +91,32 @@ async def test_accept_cancelled_at_any_turn_loses_no_peer(turns: int) -> None:
             await until(lambda: bool(connecting.value or connecting.error))
             async with connecting.value as client:
                 await both_ways(client, server)
+    assert not reactor_in_use()
+
+
+@one_loop
+async def test_accept_cancelled_as_its_listener_closes_leaves_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In one turn of the loop, the call gets its peer, and is cancelled before it runs."""
+    async with listen() as listener:
+        accepting = asyncio.create_task(listener.accept())
+        hand_over = Handshakes._hand_over
+
+        def hand_over_and_close(handshakes: Handshakes) -> None:
+            had_caller = bool(handshakes._callers)
+            hand_over(handshakes)
+            if had_caller and not handshakes._callers:
+                accepting.cancel()
+                listener._close()
+
+        monkeypatch.setattr(Handshakes, "_hand_over", hand_over_and_close)
+        with anyio.fail_after(30), suppress(aiordma.RdmaConnectionError):
+            async with aiordma.connect(ADDRESS, listener.port) as client:
+                await client.ended()
+        with suppress(asyncio.CancelledError):
+            await accepting
+        assert accepting.cancelled()
     assert not reactor_in_use()
 
 
