@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
@@ -65,6 +65,7 @@ class Trace:
         self._lost = 0
         self._has_failed = False
         self._stop = Event()
+        self._was_closed_here = False  # by its own function
         # Between the two clocks. The system's clock can be set during the trace.
         self._epoch = time.time_ns() - time.monotonic_ns()
         self._thread = Thread(target=self._run, name="aiordma: the trace", daemon=True)
@@ -83,6 +84,9 @@ class Trace:
     def close(self) -> None:
         """End the trace, and write what has been recorded. Blocks until it is written. Idempotent.
 
+        If the trace's own function calls it, that was its last call: what was recorded since is
+        dropped.
+
         Raises: nothing.
         """
         if not self._is_open:
@@ -90,7 +94,9 @@ class Trace:
         self._is_open = False
         begin_trace(0)
         self._stop.set()
-        self._thread.join()
+        self._was_closed_here = self._thread is current_thread()
+        if not self._was_closed_here:
+            self._thread.join()
         _active.clear()
         self._close_file()
 
@@ -108,7 +114,8 @@ class Trace:
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL_SECONDS):
             self._pass_on()
-        self._pass_on()
+        if not self._was_closed_here:  # else the next records may be another trace's
+            self._pass_on()
 
     def _pass_on(self) -> None:
         records, lost = take_trace()

@@ -124,6 +124,27 @@ async def test_requests_posted_before_the_trace_are_not_in_it() -> None:
     assert [each.operation for each in found] == ["SEND"]
 
 
+async def test_trace_closed_by_its_own_function_makes_room_for_another() -> None:
+    called: list[Sequence[TracedRequest]] = []
+
+    def once(records: Sequence[TracedRequest]) -> None:
+        called.append(records)
+        trace.close()
+
+    async with aiordma.testing.connected_pair() as (client, server):
+        trace = aiordma.trace(once)
+        with anyio.fail_after(30):
+            while not called:
+                await client.send(b"a")
+                await server.receive()
+        found: list[TracedRequest] = []
+        with aiordma.trace(found.extend):
+            await client.send(b"b")
+            await server.receive()
+    assert len(called) == 1
+    assert "SEND" in {each.operation for each in found}
+
+
 async def test_one_trace_runs_at_a_time() -> None:
     with aiordma.trace(lambda _: None), pytest.raises(aiordma.BusyError, match="running"):
         aiordma.trace(lambda _: None)
