@@ -39,7 +39,7 @@ from aiordma._endpoint.capabilities import require_windows
 from aiordma._endpoint.endpoint import Endpoint, SharedReceives
 from aiordma._endpoint.registration import register, register_dmabuf, register_in_thread
 from aiordma._endpoint.staging import PARTS, THREAD_LIMIT, Staging, several
-from aiordma._endpoint.windows import BoundWindow
+from aiordma._endpoint.windows import BoundWindow, check_window_memory
 from aiordma._requests.registrations import RegistrationCache
 from aiordma._requests.request import WorkRequest
 from aiordma._requests.select import calls_port
@@ -746,8 +746,8 @@ class Connection(ObjectStream[bytes]):
                 requests before it. This saves the device and the CPU the other completions.
 
         Raises:
-            ClosedError, DisconnectedError, DeviceEventError, WorkCompletionError: the connection
-                has ended; the error is its cause.
+            ClosedError, DisconnectedError, DeviceEventError, WorkCompletionError, VerbsCallError:
+                the connection has ended; the error is its cause.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
         See: man ibv_post_send.
@@ -823,8 +823,8 @@ class Connection(ObjectStream[bytes]):
             ValueError: the connection has receive_buffers=0, or takes its receives from a shared
                 receive queue with buffers=0.
             ClosedError: you closed the connection.
-            WorkCompletionError, DeviceRemovedError, DeviceEventError: the connection broke; the
-                error is its cause.
+            WorkCompletionError, DeviceRemovedError, DeviceEventError, VerbsCallError: the
+                connection broke; the error is its cause.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
         Cancellation: no message is lost; the next call returns it.
@@ -1091,6 +1091,7 @@ class Connection(ObjectStream[bytes]):
         Cancellation: a posted bind may still be carried out; the window is closed once the bind has
         completed.
         """
+        check_window_memory(self._endpoint, memory, access, "bind")  # before a window is made
         window = await self.open_window(kind)
         try:
             with await self._endpoint.sends.slots.take() as slot:

@@ -485,10 +485,11 @@ class SharedReceiveEndpoint:
         if self._resizing:
             raise BusyError("another task is resizing this queue")
         most, before = self.hub.attributes.max_srq_wr, self.depth
-        if not max(1, self.posted) <= depth <= most:
+        least = max(1, self.posted, self.buffers)  # a message's block is posted again later
+        if not least <= depth <= most:
             raise ValueError(
-                f"depth={depth} is not in {max(1, self.posted)}..{most}: {self.posted} are "
-                f"posted, and {self.device_name} has {most}"
+                f"depth={depth} is not in {least}..{most}: {self.posted} are posted, buffers is "
+                f"{self.buffers}, and {self.device_name} has {most}"
             )
         if depth > before:
             self.hub.reserve_more(self.queue, depth - before)

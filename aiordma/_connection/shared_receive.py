@@ -10,6 +10,7 @@ from typing import Self
 
 from aiordma._base.arguments import Buffer, whole_number, wrong_type
 from aiordma._base.arguments import buffers as as_list
+from aiordma._base.errors import detached
 from aiordma._base.interrupts import deferring_steps
 from aiordma._base.statistics import RequestStatistics
 from aiordma._connection.connection import Connection
@@ -68,8 +69,9 @@ class SharedReceiveQueue:
 
     @property
     def cause(self) -> Exception | None:
-        """Why the queue has ended; None while it works."""
-        return self._endpoint.cause
+        """Why the queue has ended; None while it works. Each access returns a new exception."""
+        cause = self._endpoint.cause
+        return None if cause is None else detached(cause)
 
     @property
     def device_name(self) -> str:
@@ -129,7 +131,8 @@ class SharedReceiveQueue:
                 the requests before it, which are posted. The later ones are not posted either.
             ValueError, TypeError: a buffer is invalid, or the queue posts its own receives; nothing
                 was posted.
-            ClosedError, DeviceEventError, VerbsCallError: the queue was closed, or has failed.
+            ClosedError, DeviceRemovedError, DeviceEventError, VerbsCallError: the queue was closed,
+                or has failed.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
         See: man ibv_post_srq_recv.
@@ -175,7 +178,7 @@ class SharedReceiveQueue:
         Raises:
             TypeError, ValueError: `count` is not in 1..`depth`.
             BusyError: another task waits for a limit; a queue has only one.
-            ClosedError, DeviceEventError: the queue was closed, or has failed.
+            ClosedError, DeviceRemovedError, DeviceEventError: the queue was closed, or has failed.
             VerbsCallError: the driver refused.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
@@ -197,10 +200,10 @@ class SharedReceiveQueue:
 
         Raises:
             TypeError, ValueError: `depth` exceeds the device's limit or the free entries of the
-                completion queue, or is less than the number of posted receives.
+                completion queue, or is less than the number of posted receives, or of `buffers`.
             BusyError: another task is resizing the queue.
             NotSupportedError: the device cannot resize a shared receive queue.
-            ClosedError, DeviceEventError: the queue was closed, or has failed.
+            ClosedError, DeviceRemovedError, DeviceEventError: the queue was closed, or has failed.
             VerbsCallError: the driver refused.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 

@@ -13,7 +13,7 @@ from aiordma._native import WindowBase, ffi
 from aiordma._requests.request import WorkRequest
 from aiordma.verbs import MemorySlice, MemoryWindow
 
-__all__ = ("BoundWindow", "check_bindable")
+__all__ = ("BoundWindow", "check_bindable", "check_window_memory")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -165,24 +165,35 @@ def check_bindable(
     """Check a bind, including mistakes that a device would not refuse.
 
     Raises:
-        ValueError: the window is bound, or belongs to another connection; the memory is empty, or
-            of another device or domain; or the access is not permitted by the region.
-        TypeError: an argument has the wrong type.
-        ClosedError: the window or the region is closed.
+        as `check_window_memory`.
+        ValueError: the window is bound, or belongs to another connection.
+        ClosedError: the window is closed.
     """
     instance(window, "window", BoundWindow, call, "a BoundWindow of open_window()")
     window._window._require_open()
+    if window._endpoint is not endpoint:
+        raise ValueError(f"{window!r} belongs to another connection")
+    if window.is_bound:
+        raise ValueError(f"{window!r} is bound: revoke it first")
+    check_window_memory(endpoint, memory, access, call)
+
+
+def check_window_memory(endpoint: Endpoint, memory: MemorySlice, access: Access, call: str) -> None:
+    """Check what a window of a connection will be bound to.
+
+    Raises:
+        ValueError: the memory is empty, or of another device or domain; or the access is not
+            permitted by the region.
+        TypeError: an argument has the wrong type.
+        ClosedError: the region is closed.
+    """
     expected = "a slice of registered memory, such as region[:]"
     instance(memory, "memory", MemorySlice, call, expected)
     if isinstance(access, bool) or not isinstance(access, int):
         raise wrong_type(access, "access", "Access flags", call)
     memory.region._require_open()
-    if window._endpoint is not endpoint:
-        raise ValueError(f"{window!r} belongs to another connection")
     if not memory.length:
         raise ValueError("a window of no bytes: bind it to at least one")
-    if window.is_bound:
-        raise ValueError(f"{window!r} is bound: revoke it first")
     if not access or int(access) & ~int(_REMOTE):
         raise ValueError(
             f"{call}(): access={names_of(Access(access))}: a window gives REMOTE_READ, "
@@ -199,5 +210,5 @@ def check_bindable(
             f"the region was registered with {names_of(given)}: a window that is written to takes "
             "Access.LOCAL_WRITE"
         )
-    if memory.region.domain is not window._window.domain:
-        raise wrong_domain(memory.region, window._window.domain)
+    if memory.region.domain is not endpoint.domain:
+        raise wrong_domain(memory.region, endpoint.domain)

@@ -90,6 +90,20 @@ async def test_a_window_can_be_bound_again_with_another_rkey(kind: MemoryWindowT
         assert len(rkeys) == 3
 
 
+@one_loop
+async def test_what_a_window_cannot_be_bound_to_is_refused_before_one_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[None] = []
+    async with connected() as (_, server):
+        region = server.register(bytearray(64))
+        monkeypatch.setattr(aiordma.Connection, "open_window", lambda *_: made.append(None))
+        for memory in (region[:], bytearray(64)):
+            with pytest.raises((TypeError, ValueError)):
+                await server.bind(memory, BOTH)  # type: ignore[arg-type]
+    assert not made
+
+
 @pytest.mark.parametrize("kind", TYPES)
 async def test_a_window_is_invalidated_once(kind: MemoryWindowType) -> None:
     """A device that finds nothing to invalidate breaks the connection."""

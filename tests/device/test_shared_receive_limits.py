@@ -147,6 +147,26 @@ async def test_a_queue_can_be_resized_while_it_is_used() -> None:
 
 
 @one_loop
+@pytest.mark.capability("srq_resize")
+async def test_depth_has_room_for_the_buffers_of_unread_messages() -> None:
+    async with (
+        await aiordma.open_shared_receive(ADDRESS, buffers=8, buffer_size=64) as shared,
+        members(1, shared) as (clients, servers),
+    ):
+        for _ in range(4):
+            await clients[0].send(b"not read yet")
+        await until(lambda: shared.posted < 8)
+        with pytest.raises(ValueError, match=r"not in 8\.\."):
+            await shared.resize(7)
+        await shared.resize(8)
+        assert await servers[0].receive() == b"first"
+        for _ in range(20):
+            await clients[0].send(b"one more")
+            await servers[0].receive()
+        assert servers[0].is_connected
+
+
+@one_loop
 async def test_unsupported_resize_names_the_device(
     device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
