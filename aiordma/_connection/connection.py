@@ -746,8 +746,9 @@ class Connection(ObjectStream[bytes]):
                 requests before it. This saves the device and the CPU the other completions.
 
         Raises:
-            ClosedError, DisconnectedError, DeviceEventError, WorkCompletionError, VerbsCallError:
-                the connection has ended; the error is its cause.
+            ClosedError, DisconnectedError, DeviceEventError, WorkCompletionError: the connection
+                has ended; the error is its cause.
+            VerbsCallError: it has ended, because the device refused a receive.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
 
         See: man ibv_post_send.
@@ -1091,7 +1092,9 @@ class Connection(ObjectStream[bytes]):
         Cancellation: a posted bind may still be carried out; the window is closed once the bind has
         completed.
         """
-        check_window_memory(self._endpoint, memory, access, "bind")  # before a window is made
+        # Check everything before a window is made.
+        kind = member(kind, "kind", MemoryWindowType, "bind")
+        check_window_memory(self._endpoint, memory, access, "bind")
         window = await self.open_window(kind)
         try:
             with await self._endpoint.sends.slots.take() as slot:
