@@ -18,10 +18,12 @@ from aiordma import (
     MemorySlice,
     NotSupportedError,
     RdmaError,
+    VerbsCallError,
     WorkRequest,
     listen,
     open_datagram,
 )
+from aiordma._base.connection_parameters import MAX_REJECT_PRIVATE_DATA
 from aiordma.bench.tcp import serve_protocol, serve_streams
 from aiordma.bench.workload import Workload
 
@@ -54,9 +56,9 @@ async def serve(
     async with (
         anyio.create_task_group() as group,
         await listen(host, port, device=device) as listener,
+        serve_streams(host, port + 1 if port else 0) as streams,
+        serve_protocol(host, port + 2 if port else 0) as protocol,
     ):
-        streams = await serve_streams(host, port + 1 if port else 0)
-        protocol = await serve_protocol(host, port + 2 if port else 0)
         await group.start(_answer_datagrams, host, listener.port, device)
         announce(listener.port, streams, protocol)
         while True:
@@ -64,17 +66,10 @@ async def serve(
 
 
 async def _serve_one(request: ConnectionRequest) -> None:
+    name = "a request"
     try:
-        work = Workload.unpack(request.private_data)
-    except ValueError as error:
-        await request.reject(str(error).encode())
-        return
-    needed = _memory(work)
-    if needed > MOST_BYTES:
-        text = f"{work.name} takes {needed} bytes here, and a client gets {MOST_BYTES}"
-        await request.reject(text.encode())
-        return
-    try:
+        work = _wanted(request.private_data)
+        name = work.name
         async with request.accept(**_options(work)) as connection:
             if work.is_one_sided:
                 await _offer_memory(connection, work)
@@ -91,9 +86,34 @@ async def _serve_one(request: ConnectionRequest) -> None:
     except DisconnectedError:
         pass  # clients end by disconnecting
     except (RdmaError, ValueError, OSError, MemoryError) as error:  # the server keeps running
-        logger.info("%s of %s ended: %s", work.name, request.peer_address, error)
+        logger.info("%s of %s ended: %s", name, request.peer_address, error)
+    except _UnwantedError as refusal:
+        with suppress(RdmaError):  # the peer has left
+            await request.reject(str(refusal).encode()[:MAX_REJECT_PRIVATE_DATA])
     finally:
         await request.aclose()  # rejects a request that was not accepted
+
+
+class _UnwantedError(Exception):
+    """A client asks for what this server does not do."""
+
+
+def _wanted(private_data: bytes) -> Workload:
+    """Return the workload that a client asks for.
+
+    Raises:
+        _UnwantedError: it is none, or takes too much memory; the text is for the client.
+    """
+    try:
+        work = Workload.unpack(private_data)
+    except ValueError as error:
+        raise _UnwantedError(str(error)) from error
+    needed = _memory(work)
+    if needed > MOST_BYTES:
+        raise _UnwantedError(
+            f"{work.name} takes {needed} bytes here, and a client gets {MOST_BYTES}"
+        )
+    return work
 
 
 def _memory(work: Workload) -> int:
@@ -269,4 +289,7 @@ async def _answer_datagrams(
         task_status.started()
         while True:
             message = await socket.receive()
-            await socket.send(message.data, message.source)
+            try:
+                await socket.send(message.data, message.source)
+            except VerbsCallError as error:
+                logger.info("a datagram was not answered: %s", error)

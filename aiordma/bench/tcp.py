@@ -2,12 +2,13 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import cast
 
 from aiordma.bench.meter import Measurement, Meter
 from aiordma.bench.timing import deadline, perf_counter_ns
+from aiordma.bench.workload import MOST_BYTES
 
 __all__ = ("measure_protocol", "measure_streams", "serve_protocol", "serve_streams")
 
@@ -15,33 +16,38 @@ LENGTH = 4
 """Bytes of the first field on a connection: the size of its messages."""
 
 
-async def serve_streams(host: str, port: int) -> int:
-    """Start an echo server by asyncio's streams, and return its port. On trio, start no server and
-    return 0."""
-    return await _serve(lambda: asyncio.start_server(_echo, host, port))
+def serve_streams(host: str, port: int) -> AbstractAsyncContextManager[int]:
+    """Run an echo server by asyncio's streams for the block, which gets its port. On trio there is
+    no server, and the port is 0."""
+    return _serving(lambda: asyncio.start_server(_echo, host, port))
 
 
-async def serve_protocol(host: str, port: int) -> int:
-    """Start an echo server by an asyncio protocol, as `serve_streams` does."""
-    return await _serve(lambda: asyncio.get_running_loop().create_server(_Echo, host, port))
+def serve_protocol(host: str, port: int) -> AbstractAsyncContextManager[int]:
+    """Run an echo server by an asyncio protocol, as `serve_streams` does."""
+    return _serving(lambda: asyncio.get_running_loop().create_server(_Echo, host, port))
 
 
-async def _serve(start: Callable[[], Awaitable[asyncio.Server]]) -> int:
+@asynccontextmanager
+async def _serving(start: Callable[[], Awaitable[asyncio.Server]]) -> AsyncIterator[int]:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return 0
+        yield 0
+        return
     server = await start()
-    found: int = server.sockets[0].getsockname()[1]
-    return found
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
 
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with suppress(asyncio.IncompleteReadError, ConnectionError):
         size = int.from_bytes(await reader.readexactly(LENGTH), "big")
-        while True:
+        while 1 <= size <= MOST_BYTES:
             writer.write(await reader.readexactly(size))
+            await writer.drain()
     writer.close()
 
 
@@ -54,6 +60,15 @@ class _Echo(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass
+
+    def pause_writing(self) -> None:
+        """Read no more from a client that does not read."""
+        assert self._transport is not None
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        assert self._transport is not None
+        self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None

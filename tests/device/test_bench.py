@@ -1,7 +1,12 @@
 """`aiordma bench` on the device: every operation it has, server and client in two processes."""
 
+import asyncio
 import json
+import os
+import socket
 import subprocess
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 import aiordma
+from aiordma._base.connection_parameters import MAX_REJECT_PRIVATE_DATA
 from aiordma._base.provider import SOFTWARE
-from aiordma.bench import server
+from aiordma.bench import server, tcp
 from aiordma.bench.workload import OPERATIONS, Workload
 from aiordma.cli import bench as cli_bench
 from aiordma.cli import main as command
@@ -29,6 +35,9 @@ NEEDS = {
     "echo": "rnr",
     "send": "rnr",
 }
+MOST_BUFFERED = 256 << 20
+"""More bytes than the socket buffers of a TCP connection take."""
+
 QUICK = ("--seconds", "0.05", "--size", "64")
 
 
@@ -179,10 +188,26 @@ def test_a_client_measures_with_a_server_of_its_own_loop() -> None:
 ASKS_TOO_MUCH = [Workload("echo", 1 << 30, 4096), Workload("messages", 1 << 20, 4096)]
 
 
+def test_client_that_asks_for_nonsense_leaves_the_server_running() -> None:
+    """The reason is longer than what goes with a refusal."""
+    nonsense = Workload.WIRE.pack(Workload.MAGIC, list(OPERATIONS).index("read"), True, 1, 64, -1)
+    with pytest.raises(ValueError, match="-b: read") as caught:
+        Workload.unpack(nonsense)
+    assert len(str(caught.value)) > MAX_REJECT_PRIVATE_DATA
+    anyio.run(_is_rejected, nonsense)
+
+
 @one_loop
 @pytest.mark.anyio
 @pytest.mark.parametrize("work", ASKS_TOO_MUCH, ids=str)
 async def test_a_client_that_asks_for_too_much_is_rejected(work: Workload) -> None:
+    text = await _is_rejected(work.pack())
+    if DEVICE == SOFTWARE:  # siw pads and cuts what goes with a refusal
+        assert b" bytes here, and a client gets " in text
+
+
+async def _is_rejected(private_data: bytes) -> bytes:
+    """Ask the server, and then modestly; return the reason of the refusal."""
     async with aiordma.listen(ADDRESS, 0) as listener, anyio.create_task_group() as group:
 
         async def serve() -> None:
@@ -191,14 +216,57 @@ async def test_a_client_that_asks_for_too_much_is_rejected(work: Workload) -> No
 
         group.start_soon(serve)
         with pytest.raises(aiordma.RejectedError) as caught:
-            await aiordma.connect(ADDRESS, listener.port, private_data=work.pack())
-        if DEVICE == SOFTWARE:  # siw pads and cuts what goes with a refusal
-            assert b" bytes here, and a client gets " in caught.value.private_data
+            await aiordma.connect(ADDRESS, listener.port, private_data=private_data)
         modest = Workload("messages", 64).pack()
         async with aiordma.connect(ADDRESS, listener.port, private_data=modest) as connection:
             await connection.send(b"hello")
             assert await connection.receive() == b"hello"
         await listener.aclose()
+    return caught.value.private_data
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("size", [0, (1 << 30) + 1])
+def test_size_that_no_message_has_ends_its_tcp_client_alone(size: int) -> None:
+    async def talk() -> None:
+        async with tcp.serve_streams("127.0.0.1", 0) as port, asyncio.timeout(30):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(size.to_bytes(tcp.LENGTH, "big"))
+            assert await reader.read() == b""
+            assert (await tcp.measure_streams("127.0.0.1", port, 64, 0.01)).count > 0
+            writer.close()
+            await writer.wait_closed()
+
+    asyncio.run(talk())
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("serve", [tcp.serve_streams, tcp.serve_protocol])
+def test_tcp_client_that_does_not_read_is_read_no_more(
+    serve: Callable[[str, int], AbstractAsyncContextManager[int]],
+) -> None:
+    async def talk() -> None:
+        async with serve("127.0.0.1", 0) as port, asyncio.timeout(30):
+            before = len(os.listdir("/proc/self/fd"))
+            client.connect(("127.0.0.1", port))
+            client.setblocking(False)
+            client.sendall((1 << 10).to_bytes(tcp.LENGTH, "big"))
+            sent = idle = 0
+            while idle < 20:
+                try:
+                    sent += client.send(bytes(1 << 20))
+                    idle = 0
+                except BlockingIOError:
+                    idle += 1
+                await asyncio.sleep(0.01)
+                # What the buffers of the two sockets take, on both ways.
+                assert sent < MOST_BUFFERED
+            client.close()
+            while len(os.listdir("/proc/self/fd")) >= before:  # until the server's socket is closed
+                await asyncio.sleep(0.01)
+
+    with socket.socket() as client:
+        asyncio.run(talk())
 
 
 @pytest.mark.natively
