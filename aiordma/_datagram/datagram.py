@@ -642,12 +642,14 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         solicited: bool,
     ) -> None:
         work, way = self._describe(parts, where, peer, immediate, solicited)
-        with await self._endpoint.sends.slots.take() as slot:
-            handle = await self._endpoint.handles.obtain(way)
-            try:
+        # First the handle: the lookup of a peer that does not answer takes long, and with a slot it
+        # would hold up what is sent to others.
+        handle = await self._endpoint.handles.obtain(way)
+        try:
+            with await self._endpoint.sends.slots.take() as slot:
                 request = self._post(work, peer, handle, parts, where, slot)
-            finally:
-                handle.release()
+        finally:
+            handle.release()
         await request
 
     def _describe(

@@ -196,6 +196,27 @@ static void transmit(struct sw_queue_pair *pair)
 
 /* -- receiving ----------------------------------------------------------------------- */
 
+/*
+ * Whether a queue pair receives what was sent to an address: its own, and the others of the same
+ * interface, as on rxe, whose device is an interface. A queue pair without an address has those of
+ * all interfaces. Its socket gets more: broadcasts, and what was sent to other interfaces.
+ */
+static int is_for(const struct sw_queue_pair *pair, const struct sw_roce_path *path)
+{
+    static const union ibv_gid none;
+    struct ibv_gid_entry entry, own;
+    union ibv_gid destination;
+
+    memcpy(&destination, &path->destination, sizeof(destination));
+    if (!memcmp(&destination, &pair->source, sizeof(destination)))
+        return 1;
+    if (sw_gid_entry(sw_gid_index(&destination), &entry))
+        return 0;
+    return !memcmp(&pair->source, &none, sizeof(none)) ||
+           (!sw_gid_entry(sw_gid_index(&pair->source), &own) &&
+            own.ndev_ifindex == entry.ndev_ifindex);
+}
+
 static int can_receive(const struct sw_queue_pair *pair)
 {
     switch (pair->ibv.state) {
@@ -268,7 +289,7 @@ static void receive(struct sw_datagrams *datagrams, const struct sw_udp *udp,
             (group && memcmp(group, &way.path.destination, sizeof(*group))) ||
             sw_roce_read(packet, (size_t)size, &way.path, &datagram))
             continue;
-        if (datagram.destination_qpn == number)
+        if (datagram.destination_qpn == number && (group || is_for(datagrams->pair, &way.path)))
             deliver(datagrams->pair, &way.path, &datagram, (size_t)size);
     }
 }
