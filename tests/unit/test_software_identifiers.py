@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
+from typing import Any
 
 import anyio
 import pytest
@@ -27,9 +28,11 @@ from aiordma import (
     QueuePairState,
     QueuePairType,
 )
+from aiordma._base.provider import Provider
 from aiordma._native import ffi, lib
+from aiordma.testing import software_objects
 from tests.unit.engine_thread import EngineThread
-from tests.unit.mpa_peer import HOST, Frame, expect
+from tests.unit.mpa_peer import HOST, REJECTS, Frame, expect, has_ended
 from tests.unit.mpa_peer import Device as Players
 from tests.waiting import wait_until
 
@@ -232,6 +235,14 @@ def test_a_queue_pair_of_the_programs_own_is_connected_by_its_number(players: Pl
         assert pair.state is QueuePairState.ERR
 
 
+def next_event(table: Provider, channel: Any) -> tuple[Any, int]:
+    """Take the first event of a channel, which has one: its identifier and its type."""
+    assert select.select([channel.fd], [], [], 10)[0]
+    event = ffi.new("struct aiordma_cm_event *")
+    assert lib.aiordma_next_cm_event(table.table, channel, event) == 1
+    return ffi.cast("struct rdma_cm_id *", event.id), event.event
+
+
 def test_request_follows_its_listener_to_a_new_channel(players: Players) -> None:
     """The new channel counts both identifiers, so its destruction leaves no pointer to it."""
     listener, port = players.listener()
@@ -241,13 +252,65 @@ def test_request_follows_its_listener_to_a_new_channel(players: Players) -> None
         select.select([players.channel.fd], [], [], 10)
         new = table.create_event_channel()
         assert table.migrate_id(listener.pointer, new) == 0
-        event = ffi.new("struct aiordma_cm_event *")
-        assert lib.aiordma_next_cm_event(table.table, new, event) == 1
-        request = ffi.cast("struct rdma_cm_id *", event.id)
+        request, kind = next_event(table, new)
+        assert kind == CmEventType.CONNECT_REQUEST
         assert request.channel == listener.pointer.channel == new
         table.destroy_id(request)
         table.destroy_event_channel(new)
     assert listener.pointer.channel == ffi.NULL
+
+
+def test_events_of_a_request_follow_its_listener(players: Players) -> None:
+    """A request whose peer has left has two events, which only its own channel may have."""
+    listener, port = players.listener()
+    table = listener.provider
+    engine = players.stack.enter_context(closing(EngineThread()))
+    for _ in range(2):
+        with closing(socket.create_connection((HOST, port), timeout=5)) as peer:
+            peer.sendall(Frame().pack())
+    wait_until(engine.is_resting)  # it has reported that both peers left
+    new = table.create_event_channel()
+    assert table.migrate_id(listener.pointer, new) == 0
+    assert not select.select([players.channel.fd], [], [], 0)[0]
+    kinds: dict[Any, list[int]] = {}
+    for _ in range(4):
+        identifier, kind = next_event(table, new)
+        kinds.setdefault(identifier, []).append(kind)
+    assert not select.select([new.fd], [], [], 0)[0]
+    assert len(kinds) == 2
+    for request, found in kinds.items():
+        assert found == [CmEventType.CONNECT_REQUEST, CmEventType.CONNECT_ERROR]
+        assert request.channel == new
+        table.destroy_id(request)
+    table.destroy_event_channel(new)
+
+
+def test_request_without_a_channel_leaves_nothing(players: Players) -> None:
+    """A listener whose channel was destroyed drops its requests, and may get another channel."""
+    listener, port = players.listener(backlog=1)
+    table = listener.provider
+    engine = players.stack.enter_context(closing(EngineThread()))
+    old, new = table.create_event_channel(), table.create_event_channel()
+    before = software_objects()
+    assert table.migrate_id(listener.pointer, old) == 0
+    with closing(socket.create_connection((HOST, port), timeout=5)) as peer:
+        peer.sendall(Frame().pack())
+        assert select.select([old.fd], [], [], 10)[0]
+        table.destroy_event_channel(old)  # drops the request
+        assert Frame.receive(peer).flags & REJECTS
+        assert has_ended(peer)
+    with closing(socket.create_connection((HOST, port), timeout=5)) as peer:
+        peer.sendall(Frame().pack())
+        assert Frame.receive(peer).flags & REJECTS
+        assert has_ended(peer)
+    wait_until(engine.is_resting)
+    assert software_objects() == {**before, "event_channels": before["event_channels"] - 1}
+    assert table.migrate_id(listener.pointer, new) == 0
+    with closing(socket.create_connection((HOST, port), timeout=5)) as peer:
+        peer.sendall(Frame().pack())
+        request, _ = next_event(table, new)
+        table.destroy_id(request)
+    table.destroy_event_channel(new)
 
 
 # -- TCP's own ways --------------------------------------------------------------------------------

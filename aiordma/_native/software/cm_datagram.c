@@ -162,14 +162,17 @@ static void set_address(struct sockaddr_storage *to, const struct in6_addr *addr
         ((struct sockaddr_in6 *)(void *)to)->sin6_scope_id = interface;
 }
 
-/* Create an identifier and an event for a request. Returns 0 or an errno. */
-static int put_to_program(struct sw_service *asked, const struct sw_udp_way *from,
-                          const struct sw_sidr_request *request)
+/*
+ * Create an identifier and an event for a request, and remember it. Without memory the request is
+ * dropped: the peer will repeat it.
+ */
+static void put_to_program(struct sw_service *asked, const struct sw_udp_way *from,
+                           const struct sw_sidr_request *request)
 {
     struct sw_identifier *identifier = sw_new_requesting(asked->identifier);
 
     if (!identifier)
-        return ENOMEM;
+        return;
     struct rdma_addr *addresses = &identifier->ibv.route.addr;
     struct sw_service *service = calloc(1, sizeof(*service));
     struct sw_event *event = sw_new_request_event(asked->identifier, identifier);
@@ -185,7 +188,7 @@ static int put_to_program(struct sw_service *asked, const struct sw_udp_way *fro
         free(event);
         free(service);
         sw_drop_identifier(identifier);
-        return error;
+        return;
     }
     service->identifier = identifier;
     service->listener = asked->identifier;
@@ -195,8 +198,8 @@ static int put_to_program(struct sw_service *asked, const struct sw_udp_way *fro
     service->way.path.traffic_class = identifier->has_tos ? identifier->tos : 0;
     identifier->service = service;
     sw_set_private_data(event, request->private_data, SW_SIDR_REQUEST_DATA);
+    remember(asked, request);
     sw_report(event);
-    return 0;
 }
 
 static void asked(struct sw_service *service, const struct sw_udp_way *from,
@@ -229,9 +232,8 @@ static void asked(struct sw_service *service, const struct sw_udp_way *from,
         return;
     }
     /* Beyond the backlog the request is dropped: the peer will repeat it. */
-    if (count_waiting(service->identifier) < service->backlog &&
-        !put_to_program(service, from, request))
-        remember(service, request);
+    if (count_waiting(service->identifier) < service->backlog)
+        put_to_program(service, from, request);
 }
 
 static int answer(struct sw_identifier *identifier, enum sw_sidr_status status)

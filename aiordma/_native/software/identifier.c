@@ -96,6 +96,16 @@ struct sw_event *sw_last_event(struct sw_identifier *identifier, enum rdma_cm_ev
     return fill_event(event, identifier, type, status);
 }
 
+/* Free an event that the program did not take. Refuse the peer's request that it reports. */
+static void drop_event(struct sw_event *event)
+{
+    if (event->ibv.event == RDMA_CM_EVENT_CONNECT_REQUEST) {
+        event->counted->space->request_taken(event->counted);
+        sw_drop_identifier(sw_identifier_of(event->ibv.id));
+    }
+    free(event);
+}
+
 void sw_report(struct sw_event *event)
 {
     struct rdma_event_channel *channel = event->counted->ibv.channel;
@@ -103,7 +113,7 @@ void sw_report(struct sw_event *event)
     if (channel)
         append(channel_of(channel), event);
     else
-        free(event); /* its channel was destroyed: the program cannot take the event */
+        drop_event(event); /* its channel was destroyed: the program cannot take the event */
 }
 
 void sw_report_last(struct sw_identifier *identifier, enum rdma_cm_event_type type, int status)
@@ -132,11 +142,8 @@ void sw_drop_events(struct sw_identifier *identifier)
     struct rdma_event_channel *channel = identifier->ibv.channel;
     struct sw_event *event;
 
-    while (channel && (event = take_one_of(channel_of(channel), identifier))) {
-        if (event->ibv.event == RDMA_CM_EVENT_CONNECT_REQUEST)
-            sw_drop_identifier((struct sw_identifier *)event->ibv.id);
-        free(event);
-    }
+    while (channel && (event = take_one_of(channel_of(channel), identifier)))
+        drop_event(event);
 }
 
 void sw_drop_group_events(struct sw_identifier *identifier, const union ibv_gid *group)
@@ -297,6 +304,23 @@ static void move_to(struct rdma_cm_id *id, struct rdma_event_channel *channel)
         channel_of(channel)->identifiers++;
 }
 
+/*
+ * Move an identifier with its events: all of them are always in the list of its own channel. With a
+ * CONNECT_REQUEST moves the identifier that the program has not seen, which can have events, too.
+ */
+static void move_with_events(struct sw_identifier *identifier, struct rdma_event_channel *channel)
+{
+    struct rdma_event_channel *old = identifier->ibv.channel;
+    struct sw_event *event;
+
+    move_to(&identifier->ibv, channel);
+    while (old && old != channel && (event = take_one_of(channel_of(old), identifier))) {
+        append(channel_of(channel), event);
+        if (event->ibv.event == RDMA_CM_EVENT_CONNECT_REQUEST)
+            move_with_events(sw_identifier_of(event->ibv.id), channel);
+    }
+}
+
 static struct sw_identifier *any_on(const struct rdma_event_channel *channel)
 {
     struct sw_identifier *each = sw_identifiers;
@@ -366,7 +390,6 @@ static int ack_cm_event(struct rdma_cm_event *raw)
 static int migrate_id(struct rdma_cm_id *id, struct rdma_event_channel *raw)
 {
     struct sw_identifier *identifier = sw_identifier_of(id);
-    struct sw_event *event;
 
     /* Without a channel rdma_migrate_id makes a synchronous identifier, which is not supported. */
     if (!id || !raw) {
@@ -374,12 +397,7 @@ static int migrate_id(struct rdma_cm_id *id, struct rdma_event_channel *raw)
         return -1;
     }
     sw_lock();
-    struct rdma_event_channel *old = id->channel;
-    move_to(id, raw);
-    while (old && old != raw && (event = take_one_of(channel_of(old), identifier))) {
-        move_to(event->ibv.id, raw); /* of a request, this is the new identifier */
-        append(channel_of(raw), event);
-    }
+    move_with_events(identifier, raw);
     while (identifier->unacknowledged)
         sw_wait();
     sw_unlock();

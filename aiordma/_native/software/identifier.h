@@ -54,7 +54,7 @@ struct sw_port_space {
     int (*accept)(struct sw_identifier *identifier);
     int (*reject)(struct sw_identifier *identifier);
     int (*disconnect)(struct sw_identifier *identifier);
-    void (*request_taken)(struct sw_identifier *listener); /* the program took a CONNECT_REQUEST */
+    void (*request_taken)(struct sw_identifier *listener); /* no more in the channel, or dropped */
     void (*forget)(struct sw_identifier *identifier);      /* the identifier is being destroyed */
     void (*forked)(struct sw_identifier *identifier);      /* in a fork's child: close its socket */
     struct sw_told told; /* reports of the identifier's queue pair */
@@ -117,7 +117,8 @@ void sw_lose_queue_pair(struct sw_identifier *identifier);
 /* Create an event, without reporting it. NULL: out of memory. */
 struct sw_event *sw_new_event(struct sw_identifier *identifier, enum rdma_cm_event_type type,
                               int status);
-/* Append an event to its identifier's channel. */
+/* Append an event to its identifier's channel. Without a channel, drop it, and refuse the request
+ * that it reports. */
 void sw_report(struct sw_event *event);
 /* The event that ends an attempt or a connection: one for each identifier, always available. */
 struct sw_event *sw_last_event(struct sw_identifier *identifier, enum rdma_cm_event_type type,
