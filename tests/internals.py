@@ -8,6 +8,7 @@ from aiordma._base.fair_queue import FairQueue
 from aiordma._connection.handshakes import Handshakes
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._datagram.endpoint import DatagramEndpoint
+from aiordma._endpoint.arrivals import Arrivals
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._requests.pool import BufferPool
 from aiordma._requests.select import Drain
@@ -47,6 +48,11 @@ def drain_of(user: User | SharedReceiveQueue) -> Drain:
 def pool_of(user: User) -> BufferPool:
     """The hub's registered blocks."""
     return user._endpoint.hub.pool
+
+
+def arrivals_of(connection: Connection) -> Arrivals:
+    """What its pooled receives got, and what the engine asks for on behalf of its views."""
+    return connection._messages
 
 
 def unposted_of(connection: Connection) -> int:

@@ -177,15 +177,18 @@ class Arrivals:
         if not self._endpoint.is_inherited:
             self._endpoint.loop.call_from_thread(view._end)
 
-    def replace(self, lease: Lease) -> Callable[[], None]:
-        """Post another block in place of one that the program still uses. Return a function to call
-        when it does not: in any thread."""
+    def release_later(self, lease: Lease) -> Callable[[], None]:
+        """Return a function that returns a block to the pool: in any thread."""
+        return partial(self._endpoint.loop.call_from_thread, lease.release)
+
+    def replace(self, lease: Lease) -> None:
+        """Post another block in place of one that the program still uses."""
         endpoint = self._endpoint
-        if endpoint.cause is None:
-            try:
-                another = endpoint.pool.lease(lease.memory.length)
-            except RdmaError as error:
-                endpoint.fail(error)
-            else:
-                self.receives.give_back(another)
-        return partial(endpoint.loop.call_from_thread, lease.release)
+        if endpoint.cause is not None:
+            return
+        try:
+            another = endpoint.pool.lease(lease.memory.length)
+        except (RdmaError, OSError, MemoryError) as error:  # OSError: no memory could be mapped
+            endpoint.fail(error)
+        else:
+            self.receives.give_back(another)

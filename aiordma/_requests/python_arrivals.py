@@ -17,7 +17,7 @@ from weakref import finalize, ref
 from aiordma._base.enums import WorkCompletionFlag, WorkCompletionOpcode
 from aiordma._loop.event_loop import Waiter
 from aiordma._native import Lease, Pool
-from aiordma._requests.python import WorkRequest
+from aiordma._requests.python import WorkRequest, logger
 from aiordma._requests.python_ports import Port, SharedPort
 from aiordma.verbs import WorkCompletion
 
@@ -128,7 +128,7 @@ class ArrivalQueue:
 
     Args:
         owner: the Arrivals (`_endpoint/arrivals.py`), which wait for an arrival, and raise the
-            errors. Views call `enter`, `end_elsewhere` and `replace`.
+            errors. Views call `enter`, `end_elsewhere`, `release_later` and `replace`.
         receives: posts the blocks.
         port: the endpoint's port.
         pause: how many arrivals are handed out before other tasks run.
@@ -285,11 +285,17 @@ class ArrivalView:
         if lease is None:
             return
         self._queue.views -= 1
-        used = self._exporter()
+        used, owner = self._exporter(), self._queue._owner
         if used is None:
             self._queue._receives.give_back(lease)
-        else:
-            finalize(used, self._queue._owner.replace(lease)).atexit = False
+            return
+        # First, so that the block is returned at last, whatever becomes of its replacement.
+        finalize(used, owner.release_later(lease)).atexit = False
+        del used  # a traceback that is logged must not keep it
+        try:
+            owner.replace(lease)
+        except Exception:
+            logger.exception("replacing a block of %r failed", self)
 
 
 def _contents_length(completion: WorkCompletion) -> int:

@@ -1,5 +1,6 @@
 """`receive_view`: a message as a view of its receive buffer, which is posted again afterwards."""
 
+import errno
 import gc
 from contextlib import AsyncExitStack, suppress
 from pickle import PickleBuffer
@@ -10,13 +11,23 @@ import anyio.lowlevel
 import pytest
 
 import aiordma
+from aiordma._requests.pool import BufferPool
 from tests.device.players import connected, members
 from tests.devices import ADDRESS
-from tests.internals import endpoint_of, pool_of
+from tests.internals import arrivals_of, endpoint_of, pool_of
 
 pytestmark = pytest.mark.anyio
 
 SMALL: dict[str, Any] = {"receive_buffers": 4, "receive_size": 256}
+
+
+async def settled(pool: BufferPool, leased: int) -> None:
+    """Let the event loop return blocks, until so many are leased."""
+    for _ in range(1000):
+        if pool.leased == leased:
+            break
+        await anyio.lowlevel.checkpoint()
+    assert pool.leased == leased
 
 
 async def test_view_is_the_message_and_read_only() -> None:
@@ -62,6 +73,69 @@ async def test_kept_slice_is_not_overwritten() -> None:
         gc.collect()
         while pool_of(server).leased != leased:
             await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("ends_in", ["release_later", "replace"])
+async def test_slice_that_goes_as_its_block_is_replaced(
+    ends_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code of the program can run meanwhile: of a collection, for example."""
+    async with connected(server=SMALL) as (client, server):
+        pool, leased, kept = pool_of(server), pool_of(server).leased, list[memoryview]()
+        call = getattr(arrivals_of(server), ends_in)
+
+        def drop(lease: Any) -> Any:
+            result = call(lease)
+            kept.clear()
+            gc.collect()
+            return result
+
+        monkeypatch.setattr(arrivals_of(server), ends_in, drop)
+        for number in range(2 * SMALL["receive_buffers"]):
+            await client.send(b"keep %d" % number)
+            async with server.receive_view() as view:
+                kept.append(view[5:])
+                del view
+            assert not kept
+        await settled(pool, leased)
+
+
+async def test_block_is_returned_if_its_replacement_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connected(server=SMALL) as (client, server):
+        pool, leased = pool_of(server), pool_of(server).leased
+
+        def fail(lease: Any) -> None:
+            raise KeyError("no replacement")
+
+        monkeypatch.setattr(arrivals_of(server), "replace", fail)
+        await client.send(b"keep this")
+        async with server.receive_view() as view:
+            kept = view[5:]
+        assert "no replacement" in caplog.text
+        assert bytes(kept) == b"this"
+        assert pool.leased == leased
+        del kept, view
+        gc.collect()
+        await settled(pool, leased - 1)  # one receive fewer
+
+
+async def test_connection_ends_if_no_block_can_replace_a_kept_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with connected(server=SMALL) as (client, server):
+
+        def lease(size: int) -> None:
+            raise OSError(errno.ENOMEM, "no memory to map")
+
+        await client.send(b"keep this")
+        async with server.receive_view() as view:
+            kept = view[5:]
+            monkeypatch.setattr(pool_of(server), "lease", lease)
+        assert bytes(kept) == b"this"
+        with pytest.raises(OSError, match="no memory to map"):
+            await server.receive()
 
 
 async def test_export_of_a_view_is_not_overwritten() -> None:

@@ -4,7 +4,8 @@
  */
 #include "arrivals.h"
 
-static PyObject *view_name, *enter_name, *end_elsewhere_name, *replace_name, *release_name;
+static PyObject *view_name, *enter_name, *end_elsewhere_name, *release_later_name, *replace_name,
+    *release_name;
 
 int engine_view_names(void)
 {
@@ -15,6 +16,7 @@ int engine_view_names(void)
         {&view_name, "view"},
         {&enter_name, "enter"},
         {&end_elsewhere_name, "end_elsewhere"},
+        {&release_later_name, "release_later"},
         {&replace_name, "replace"},
         {&release_name, "release"},
     };
@@ -26,10 +28,11 @@ int engine_view_names(void)
 
 /*
  * WAITING: for an arrival, here; IN_GENERAL: by Arrivals.enter in Python.
+ * ENDING: end_view calls Python code, which can release the buffer, or end the view again.
  * KEPT: the block of the `async with` has ended, and the program still uses a part of the view. The
  * last release of the buffer then returns the block to the pool.
  */
-enum view_state { NEW, ENTERED, WAITING_TO_ENTER, IN_GENERAL, OPEN, ENDED, KEPT };
+enum view_state { NEW, ENTERED, WAITING_TO_ENTER, IN_GENERAL, OPEN, ENDING, ENDED, KEPT };
 
 /* The context manager. It is also the exporter of the memoryview, and its own awaitable. */
 typedef struct {
@@ -165,27 +168,47 @@ static PyObject *open_view(ArrivalView *view)
     return NULL;
 }
 
+/* Post another block in place of the view's, which the program still uses. */
+static void replace_block(ArrivalView *view)
+{
+    ArrivalQueue *queue = view->queue;
+    PyObject *lease = (PyObject *)view->lease;
+
+    /* First, so that the block is returned at last, whatever becomes of its replacement. */
+    view->after = PyObject_CallMethodOneArg(queue->owner, release_later_name, lease);
+    PyObject *result =
+        view->after ? PyObject_CallMethodOneArg(queue->owner, replace_name, lease) : NULL;
+    if (!result)
+        engine_log("replacing a block of %r failed", queue->port->owner);
+    Py_XDECREF(result);
+}
+
 /* Give back the block of a view that is released, or another one while the program uses it. */
 static void end_view(ArrivalView *view)
 {
     ArrivalQueue *queue = view->queue;
-    Lease *lease = view->lease;
+    int is_replaced = view->exports > 0;
 
     queue->views--;
-    if (!view->exports) {
-        view->state = ENDED;
-        view->lease = NULL;
-        PyBuffer_Release(&view->mapping);
-        engine_give_back(queue->receives, lease);
+    if (is_replaced) {
+        view->state = ENDING;
+        replace_block(view);
+    }
+    if (view->exports) {
+        view->state = KEPT;
+        view->queue = NULL;
+        Py_DECREF(queue);
         return;
     }
-    Py_XSETREF(view->after,
-               PyObject_CallMethodOneArg(queue->owner, replace_name, (PyObject *)lease));
-    if (!view->after)
-        engine_log("replacing a block of %r failed", queue->port->owner);
-    view->state = KEPT;
-    view->queue = NULL;
-    Py_DECREF(queue);
+    Lease *lease = view->lease;
+    view->state = ENDED;
+    view->lease = NULL;
+    Py_CLEAR(view->after);
+    PyBuffer_Release(&view->mapping);
+    if (is_replaced)
+        engine_return_block(lease); /* its last part has gone meanwhile */
+    else
+        engine_give_back(queue->receives, lease);
 }
 
 static PyObject *view_enter(ArrivalView *view, PyObject *none)
