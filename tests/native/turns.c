@@ -260,9 +260,11 @@ static void write_all(int fd, const char *bytes, size_t size, struct sw_stream *
 /* The number of frames that have arrived and are not processed yet. */
 static uint32_t frames_left(const struct sw_receiving *receiving)
 {
-    uint32_t bytes = receiving->kept_end - (receiving->kept ? receiving->kept->start : 0);
+    uint32_t bytes = receiving->in ? sw_waiting_size(receiving->in) : 0;
 
-    return (bytes + (receiving->in ? sw_waiting_size(receiving->in) : 0)) / (SW_TAGGED_HEADER + 4);
+    for (const struct sw_block *block = receiving->kept; block; block = block->next)
+        bytes += sw_waiting_size(block);
+    return bytes / (SW_TAGGED_HEADER + 4);
 }
 
 /*

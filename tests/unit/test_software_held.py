@@ -4,7 +4,7 @@ message finds no receive, buffers, and their limit for all connections together.
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
@@ -27,7 +27,7 @@ from tests.unit.stream_peer import (
 from tests.waiting import wait_until
 
 SUCCESS = WorkCompletionStatus.SUCCESS
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 ONE_KEEPS = 4 * MIB
 """What a connection that waits for no answer may keep (SW_KEPT_SIZE)."""
 
@@ -95,11 +95,18 @@ class Flood:
         self._left = memoryview(b"")
 
 
-def ask(wire: Wire) -> None:
-    """Post a READ that the peer does not answer."""
+def ask(wire: Wire) -> Callable[[], None]:
+    """Post a READ that the peer does not answer. Return a function with which it does."""
     region = wire.region(bytearray(64))
     wire.send(99, region, opcode=WorkRequestOpcode.RDMA_READ, remote=RemoteMemory(0, 64, 0))
-    assert wire.hear().operation == READ_REQUEST
+    question = wire.hear()
+    assert question.operation == READ_REQUEST
+
+    def answer() -> None:
+        wire.peer.sendall(tagged(READ_RESPONSE, question.sink, 0, bytes(64)))
+        assert wire.completions(1) == [(99, SUCCESS)]
+
+    return answer
 
 
 def drain_async_events(wire: Wire) -> list[int]:
@@ -245,6 +252,53 @@ def test_connection_that_holds_most_ends_first(stack: ExitStack) -> None:
         assert greedy.hear().operation == TERMINATE
         receive_in_order(modest, 50, 3000)
         receive_in_order(slow, 50, 3000)
+
+
+def test_peers_that_do_not_answer_end_before_a_modest_one(stack: ExitStack) -> None:
+    """Two of them fill the limit, and each holds no more than a slow reader may."""
+    with limited(8 * MIB):
+        greedy = [Wire(stack) for _ in range(2)]
+        for wire in greedy:
+            ask(wire)
+            assert Flood(wire, 3000).send(ONE_KEEPS - 256 * KIB)
+        wait_until(lambda: memory("held") > 8 * MIB - 512 * KIB)
+        modest = Wire(stack)
+        ask(modest)
+        flood = Flood(modest, 3000)
+        assert flood.send(500 * KIB)
+        flood.finish()
+        wait_until(lambda: memory("held") < 5 * MIB)
+        receive_in_order(modest, 500 * KIB // 3100, 3000)
+        assert sum(bool(drain_async_events(wire)) for wire in greedy) == 1
+
+
+def test_answered_connection_keeps_no_right_to_its_excess(stack: ExitStack) -> None:
+    """It waits for no answer any more, and keeps more than the half for such connections."""
+    with limited(8 * MIB):
+        slow, asking = Wire(stack), Wire(stack)
+        assert not Flood(slow, 3000).send()  # it fills its half
+        answer = ask(asking)
+        flood = Flood(asking, 3000)
+        assert flood.send(ONE_KEEPS - 256 * KIB)
+        flood.finish()
+        wait_until(lambda: memory("held") > 8 * MIB - 512 * KIB)
+        answer()
+        modest = Wire(stack)
+        ask(modest)
+        flood = Flood(modest, 3000)
+        assert flood.send(500 * KIB)
+        flood.finish()
+        expect(asking.channel, CmEventType.DISCONNECTED)
+        receive_in_order(modest, 500 * KIB // 3100, 3000)
+        receive_in_order(slow, 50, 3000)
+
+
+@pytest.mark.parametrize("size", [3000, 36_840])
+def test_connection_holds_no_more_than_its_limit(stack: ExitStack, size: int) -> None:
+    """Blocks are counted whole: of the larger messages, two do not fit in one."""
+    wire = Wire(stack)
+    assert not Flood(wire, size).send()
+    assert ONE_KEEPS - 72 * KIB < memory("held") <= ONE_KEEPS
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "", "many", "1.5", "1e3", "9" * 20])

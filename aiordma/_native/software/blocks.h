@@ -7,6 +7,7 @@
 struct sw_block {
     struct sw_block *next;
     uint32_t start, end; /* the kept bytes are [start, end) */
+    uint32_t is_excess;  /* of a stream's kept blocks (stream.h) */
     char bytes[];
 };
 

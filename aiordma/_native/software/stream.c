@@ -335,47 +335,62 @@ static int waits_for_answer(const struct sw_sending *sending)
     return sending->asked || sending->has_word_due;
 }
 
-static uint32_t most_kept(const struct sw_sending *sending)
+/* Whether the stream may keep so many blocks, by the limit of each stream. */
+static int may_keep(const struct sw_stream *stream, uint32_t blocks)
 {
-    return waits_for_answer(sending) ? SW_KEPT_FOR_ANSWERS : SW_KEPT_SIZE;
+    uint32_t most =
+        waits_for_answer(&stream->sending) ? SW_KEPT_FOR_ANSWERS : SW_KEPT_SIZE; /* in bytes */
+
+    return blocks <= most / SW_BLOCK_SIZE;
 }
 
-static uint32_t kept_size(const struct sw_receiving *receiving)
+/* Whether all streams together may keep another block in this part of their limit. */
+static int is_within(uint64_t most)
 {
-    return receiving->kept ? receiving->kept_end - receiving->kept->start : 0;
-}
-
-/* Whether another block may be kept, by the limit of all streams together. */
-static int has_share(const struct sw_sending *sending)
-{
-    uint64_t most = sw_device.memory.most_held;
-
-    if (!waits_for_answer(sending))
-        most /= 2;
     return sw_device.memory.held + SW_BLOCK_SIZE <= most;
 }
 
-/* End the stream that keeps most, if it keeps more than this many bytes. */
-static int end_one_that_keeps(uint32_t least)
+/* The half of the common limit that is for all streams, and not only for answers. */
+static uint64_t common_half(void)
+{
+    return sw_device.memory.most_held / 2;
+}
+
+/* Whether the stream may keep another block now, which can end other streams. */
+static int has_room(const struct sw_stream *stream)
+{
+    return may_keep(stream, stream->receiving.kept_blocks + 1) &&
+           (waits_for_answer(&stream->sending) || is_within(common_half()));
+}
+
+/*
+ * Whether the stream never ends to make space for others: it keeps no more than a stream may that
+ * waits for no answer, and all of that in the half for such streams. So these streams fill at most
+ * that half, and at the common limit there are always others.
+ */
+static int is_spared(const struct sw_receiving *receiving)
+{
+    return !receiving->excess_blocks && receiving->kept_blocks <= SW_KEPT_SIZE / SW_BLOCK_SIZE;
+}
+
+/* End the stream that keeps most, if it keeps more than this many blocks. */
+static int end_one_that_keeps(uint32_t least, int ends_spared)
 {
     struct sw_receiving *most = NULL;
 
     for (struct sw_receiving *keeper = keepers; keeper; keeper = keeper->next_keeper)
-        if (keeper->kept_end > (most ? most->kept_end : least))
+        if (keeper->kept_blocks > (most ? most->kept_blocks : least) &&
+            (ends_spared || !is_spared(keeper)))
             most = keeper;
     if (most)
         sw_stream_starved(SW_CONTAINER(most, struct sw_stream, receiving));
     return most != NULL;
 }
 
-/* A stream that waits for no answer may keep SW_KEPT_SIZE: it does not end to make space. */
-static int make_share(struct sw_stream *stream)
+static int make_share(const struct sw_receiving *receiving)
 {
-    struct sw_receiving *receiving = &stream->receiving;
-    uint32_t least = receiving->kept_end > SW_KEPT_SIZE ? receiving->kept_end : SW_KEPT_SIZE;
-
-    while (!has_share(&stream->sending))
-        if (!end_one_that_keeps(least))
+    while (!is_within(sw_device.memory.most_held))
+        if (!end_one_that_keeps(receiving->kept_blocks, 0))
             return 0;
     return 1;
 }
@@ -384,7 +399,7 @@ struct sw_block *sw_stream_block(const struct sw_receiving *receiving)
 {
     struct sw_block *block = sw_take_block();
 
-    while (!block && end_one_that_keeps(receiving->kept_end))
+    while (!block && end_one_that_keeps(receiving->kept_blocks, 1))
         block = sw_take_block();
     return block;
 }
@@ -406,6 +421,9 @@ static int add_block(struct sw_receiving *receiving)
         receiving->kept_last->next = block;
     }
     receiving->kept_last = block;
+    block->is_excess = !is_within(common_half());
+    receiving->kept_blocks++;
+    receiving->excess_blocks += block->is_excess;
     sw_device.memory.held += SW_BLOCK_SIZE;
     return 1;
 }
@@ -413,19 +431,15 @@ static int add_block(struct sw_receiving *receiving)
 enum sw_keeping sw_keep(struct sw_stream *stream, const char *frame, uint32_t size)
 {
     struct sw_receiving *receiving = &stream->receiving;
-    const struct sw_sending *sending = &stream->sending;
 
-    if (kept_size(receiving) + size > most_kept(sending))
-        return SW_NO_ROOM;
     if (!receiving->kept || receiving->kept_last->end + size > SW_BLOCK_ROOM) {
-        if (!waits_for_answer(sending) && !has_share(sending))
+        if (!has_room(stream))
             return SW_NO_ROOM;
-        if (!make_share(stream) || !add_block(receiving))
+        if (!make_share(receiving) || !add_block(receiving))
             return SW_NO_MEMORY;
     }
     memcpy(receiving->kept_last->bytes + receiving->kept_last->end, frame, size);
     receiving->kept_last->end += size;
-    receiving->kept_end += size;
     return SW_KEPT;
 }
 
@@ -436,7 +450,8 @@ void sw_kept_is_read(struct sw_receiving *receiving)
     if (first->start < first->end)
         return;
     receiving->kept = first->next;
-    receiving->kept_end -= first->end;
+    receiving->kept_blocks--;
+    receiving->excess_blocks -= first->is_excess;
     sw_device.memory.held -= SW_BLOCK_SIZE;
     sw_give_block(first);
     if (receiving->kept)
@@ -455,11 +470,8 @@ void sw_streams_forked(void)
 int sw_finds_room(const struct sw_stream *stream)
 {
     const struct sw_receiving *receiving = &stream->receiving;
-    const struct sw_sending *sending = &stream->sending;
 
-    return stream->pair && receiving->is_full && !receiving->has_ended &&
-           kept_size(receiving) + SW_MOST_FRAME <= most_kept(sending) &&
-           (waits_for_answer(sending) || has_share(sending));
+    return stream->pair && receiving->is_full && !receiving->has_ended && has_room(stream);
 }
 
 /* -- faults -------------------------------------------------------------------------------- */

@@ -84,7 +84,8 @@ struct sw_receiving {
     struct sw_block *in;   /* bytes from TCP; NULL: none wait */
     struct sw_block *kept; /* a list of whole frames, after a message that waits for its receive */
     struct sw_block *kept_last;
-    uint32_t kept_end; /* bytes in kept, including those of the first block that have been read */
+    uint32_t kept_blocks, excess_blocks; /* in kept; those of them that are beyond the half of the
+                                            common limit that all streams may use */
     struct sw_receiving *next_keeper, **keeper_link; /* in the list of streams that keep frames */
     struct sw_block *from;                           /* the frame is read from kept or from in */
     int is_full;                                     /* no more is kept: TCP holds the peer back */
@@ -153,10 +154,11 @@ enum sw_keeping { SW_KEPT, SW_NO_ROOM, SW_NO_MEMORY };
 
 /*
  * Keep a whole frame for later, after the frames that are already kept. NO_ROOM: the stream keeps
- * as much as it may; or it waits for no answer, and all streams together keep as much as they may.
- * If it waits for an answer, holding it back could last for ever: the answer can come after the
- * frames that are held back. So at the common limit, the stream that keeps most ends, if it keeps
- * more than this one and more than SW_KEPT_SIZE. Otherwise this one has to end: NO_MEMORY.
+ * as much as it may; or it waits for no answer, and all streams together keep half of what they
+ * may. If it waits for an answer, holding it back could last for ever: the answer can come after
+ * the frames that are held back. So at the common limit, the stream that keeps most ends, if it
+ * keeps more than this one, and more than SW_KEPT_SIZE or anything beyond that half. Otherwise this
+ * one has to end: NO_MEMORY. All sizes are those of whole blocks.
  */
 enum sw_keeping sw_keep(struct sw_stream *stream, const char *frame, uint32_t size);
 /* Return the first kept block if it has been read. */
