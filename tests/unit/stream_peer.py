@@ -53,8 +53,11 @@ def untagged(operation: int, queue: int, number: int, payload: bytes = b"") -> b
     return frame(struct.pack(">BBIIII", 0x41, 0x40 | operation, 0, queue, number, 0), payload)
 
 
-def tagged(operation: int, key: int, offset: int, payload: bytes = b"") -> bytes:
-    return frame(struct.pack(">BBIQ", 0xC1, 0x40 | operation, key, offset), payload)
+def tagged(
+    operation: int, key: int, offset: int, payload: bytes = b"", *, is_last: bool = True
+) -> bytes:
+    first = 0xC1 if is_last else 0x81
+    return frame(struct.pack(">BBIQ", first, 0x40 | operation, key, offset), payload)
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,12 @@ def test_engine_takes_turns_with_threads(software_device: list[Path], tmp_path: 
     assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
 
 
+def test_answer_needs_no_search_of_the_queue(software_device: list[Path], tmp_path: Path) -> None:
+    binary = build_with_device("answers", software_device, tmp_path)
+    ran = subprocess.run([binary], env=WITHOUT_RUNTIME, capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
+
+
 def test_echo(software_device: list[Path], tmp_path: Path) -> None:
     """The program that measures the device, for a moment: each way of waiting ends."""
     binary = build_with_device("echo", software_device, tmp_path)

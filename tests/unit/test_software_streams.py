@@ -198,6 +198,46 @@ def test_requests_before_one_that_fails_here_have_their_own_end(stack: ExitStack
     assert wire.hear().operation == TERMINATE
 
 
+def test_answers_in_pieces_belong_to_their_reads(stack: ExitStack) -> None:
+    wire = Wire(stack)
+    parts = [bytearray(size) for size in (64, 5, 64, 3)]
+    first, second, third, fourth = (wire.region(part) for part in parts)
+    wire.send(1, first)
+    assert wire.hear().operation == SEND
+    word = wire.hear()  # of the first request, before the READs
+    for wr_id, region in ((2, second), (4, fourth)):
+        remote = RemoteMemory(0, len(region), 0)
+        wire.send(wr_id, region, opcode=WorkRequestOpcode.RDMA_READ, remote=remote)
+        wire.send(wr_id + 1, third)
+    asked = [wire.hear() for _ in range(4)]
+    assert [each.operation for each in asked] == [READ_REQUEST, SEND] * 2
+    wire.peer.sendall(tagged(READ_RESPONSE, word.sink, 0))
+    assert wire.completions(1) == [(1, SUCCESS)]
+    for read, answer in ((asked[0], b"hello"), (asked[2], b"you")):
+        for at in range(len(answer)):
+            is_last = at == len(answer) - 1
+            piece = answer[at : at + 1]
+            wire.peer.sendall(tagged(READ_RESPONSE, read.sink, at, piece, is_last=is_last))
+    word = wire.hear()
+    wire.peer.sendall(tagged(READ_RESPONSE, word.sink, 0))
+    assert wire.completions(4) == [(number, SUCCESS) for number in range(2, 6)]
+    assert parts[1] == b"hello"
+    assert parts[3] == b"you"
+
+
+def test_empty_piece_of_an_answer_is_refused(stack: ExitStack) -> None:
+    """Any number of them could come, and the answer would always be due."""
+    wire = Wire(stack)
+    region = wire.region(bytearray(64))
+    wire.send(1, region, opcode=WorkRequestOpcode.RDMA_READ, remote=RemoteMemory(0, 64, 0))
+    sink = wire.hear().sink
+    wire.peer.sendall(tagged(READ_RESPONSE, sink, 0, bytes(32), is_last=False))
+    wire.peer.sendall(tagged(READ_RESPONSE, sink, 32, is_last=False))
+    heard = wire.hear()
+    assert (heard.operation, heard.payload[:2]) == (TERMINATE, b"\x11\x01")  # DDP: bounds
+    assert wire.completions(1) == [(1, FLUSHED)]
+
+
 def test_a_peers_read_of_memory_that_changes_has_a_sum_that_is_right(stack: ExitStack) -> None:
     wire = Wire(stack, crc=True, backlog=4096)
     memory = bytearray(8 << 20)

@@ -137,6 +137,9 @@ static int begin_read_response(struct sw_stream *stream)
     if (frame->offset != send->progress || frame->payload > send->length - send->progress ||
         (frame->is_last && frame->payload != send->length - send->progress))
         return refuse(stream, tagged_reason(SW_BOUNDS));
+    /* It carries nothing, and there is no limit to such frames: they would keep the answer due. */
+    if (!frame->payload && !frame->is_last)
+        return refuse(stream, tagged_reason(SW_BOUNDS));
     return 1;
 }
 
@@ -499,7 +502,7 @@ static int end_atomic_request(struct sw_stream *stream, const char *payload)
 /* An answer confirms everything that was sent before its request. */
 static void answered(struct sw_stream *stream, struct sw_send *send, uint32_t counter)
 {
-    stream->sending.asked--;
+    sw_is_answered(stream);
     sw_end_sent(stream->pair, counter);
     sw_end_send(stream->pair, send, IBV_WC_SUCCESS);
 }

@@ -238,21 +238,37 @@ void sw_stream_end(struct sw_queue_pair *pair)
         pair->told->ended(pair->identifier);
 }
 
+/* A peer decides how many frames an answer has, so this is not searched for in the queue. */
 struct sw_send *sw_first_asked(struct sw_stream *stream, uint32_t *counter)
 {
     struct sw_sending *sending = &stream->sending;
     struct sw_queue_pair *pair = stream->pair;
 
-    for (uint32_t at = pair->oldest; sending->asked && at != pair->next_send; at++) {
-        struct sw_send *send = &pair->sends[at % pair->send_size];
-        if (sending->has_word_due && at == sending->word_covers)
-            return NULL;
-        if (send->stage == SW_ASKED) {
-            *counter = at;
-            return send;
-        }
-    }
-    return NULL;
+    if (!sending->asked)
+        return NULL;
+    /* The READ of no bytes was sent before all requests that it does not cover. */
+    if (sending->has_word_due && (int32_t)(sending->word_covers - sending->first_asked) <= 0)
+        return NULL;
+    *counter = sending->first_asked;
+    return &pair->sends[sending->first_asked % pair->send_size];
+}
+
+void sw_is_asked(struct sw_stream *stream, uint32_t counter)
+{
+    if (!stream->sending.asked++)
+        stream->sending.first_asked = counter;
+}
+
+void sw_is_answered(struct sw_stream *stream)
+{
+    struct sw_sending *sending = &stream->sending;
+    struct sw_queue_pair *pair = stream->pair;
+
+    if (!--sending->asked)
+        return;
+    do
+        sending->first_asked++;
+    while (pair->sends[sending->first_asked % pair->send_size].stage != SW_ASKED);
 }
 
 struct sw_send *sw_first_unended(struct sw_stream *stream)

@@ -71,6 +71,7 @@ struct sw_sending {
     int is_unanswered;    /* a message has arrived since the last post */
     int chats;            /* recent messages that were answered by a post */
     uint32_t asked;       /* READs and atomics that wait for an answer */
+    uint32_t first_asked; /* ... the counter of the oldest of them, if there is one */
     int needs_word;       /* requests have been sent that no READ covers yet */
     int has_word_due;     /* a READ of no bytes is outstanding. Its answer confirms everything that
                              was sent before it */
@@ -201,6 +202,9 @@ void sw_stream_failed_send(struct sw_stream *stream, struct sw_send *send,
  * there is none, or the READ of no bytes is answered first.
  */
 struct sw_send *sw_first_asked(struct sw_stream *stream, uint32_t *counter);
+/* A request has been sent that waits for its answer, or the oldest of them has been answered. */
+void sw_is_asked(struct sw_stream *stream, uint32_t counter);
+void sw_is_answered(struct sw_stream *stream);
 /* Find the oldest request that has been sent and has not ended, or NULL. */
 struct sw_send *sw_first_unended(struct sw_stream *stream);
 

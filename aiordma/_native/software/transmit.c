@@ -354,7 +354,7 @@ static int compose_question(struct sw_stream *stream, struct sw_send *send)
         sw_atomic_request_write(own, &request);
     }
     add_frame(stream, frame, &what, size); /* own bytes: this cannot fail */
-    sending->asked++;
+    sw_is_asked(stream, pair->next_send);
     pair->next_send++;
     return 1;
 }
