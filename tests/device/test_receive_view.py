@@ -12,6 +12,7 @@ import pytest
 
 import aiordma
 from aiordma._requests.pool import BufferPool
+from aiordma.verbs import MemoryRegion
 from tests.device.players import connected, members
 from tests.devices import ADDRESS
 from tests.internals import arrivals_of, endpoint_of, pool_of
@@ -147,6 +148,27 @@ async def test_export_of_a_view_is_not_overwritten() -> None:
             await client.send(b"x" * 256)
             await server.receive()
         assert bytes(export) == b"keep this"
+
+
+async def test_arrivals_dropped_while_a_view_opens_leave_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python code finds the block's memory: a signal handler or a collection can run there."""
+    async with connected(server=SMALL) as (client, server):
+        queue, region = arrivals_of(server).queue, vars(MemoryRegion)["view"].fget
+
+        def view_of(self: MemoryRegion) -> memoryview:
+            queue.discard()
+            view: memoryview = region(self)
+            return view
+
+        await client.send(b"first")
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryRegion, "view", property(view_of))
+            async with server.receive_view() as view:
+                assert bytes(view) == b"first"
+        await client.send(b"second")
+        assert await server.receive() == b"second"
 
 
 async def test_several_views_are_held_at_the_same_time() -> None:

@@ -138,6 +138,21 @@ static void view_release_buffer(ArrivalView *view, Py_buffer *buffer)
     PyErr_Restore(type, value, trace);
 }
 
+/* Give back the block of an arrival that could not be opened. Keeps the exception. */
+static void close_again(ArrivalView *view)
+{
+    PyObject *type, *value, *trace;
+    Lease *lease = view->lease;
+
+    PyErr_Fetch(&type, &value, &trace);
+    view->state = ENDED;
+    view->lease = NULL;
+    if (view->mapping.obj)
+        PyBuffer_Release(&view->mapping);
+    engine_give_back(view->queue->receives, lease);
+    PyErr_Restore(type, value, trace);
+}
+
 /* Take the first arrival, which exists. Returns the memoryview. */
 static PyObject *open_view(ArrivalView *view)
 {
@@ -146,26 +161,23 @@ static PyObject *open_view(ArrivalView *view)
         PyErr_SetString(PyExc_RuntimeError, "there is no arrival: wait until there is one");
         return NULL;
     }
-    PyObject *memory = PyObject_GetAttr(
-        (PyObject *)engine_leased_region(engine_arrival_at(queue, 0)->lease), view_name);
+    view->length = engine_contents_length(queue);
+    view->lease = engine_pop_arrival(queue); /* first: finding its memory runs Python code */
+    PyObject *memory = PyObject_GetAttr((PyObject *)engine_leased_region(view->lease), view_name);
     int failed = !memory || PyObject_GetBuffer(memory, &view->mapping, PyBUF_SIMPLE);
     Py_XDECREF(memory);
-    if (failed)
+    if (failed) {
+        close_again(view);
         return NULL;
-    view->length = engine_contents_length(queue);
-    view->lease = engine_pop_arrival(queue);
+    }
     view->state = OPEN;
-    queue->views++;
     view->view = PyMemoryView_FromObject((PyObject *)view);
-    if (view->view)
-        return Py_NewRef(view->view);
-    queue->views--;
-    view->state = ENDED;
-    Lease *lease = view->lease;
-    view->lease = NULL;
-    engine_give_back(queue->receives, lease);
-    PyBuffer_Release(&view->mapping);
-    return NULL;
+    if (!view->view) {
+        close_again(view);
+        return NULL;
+    }
+    queue->views++;
+    return Py_NewRef(view->view);
 }
 
 /* Post another block in place of the view's, which the program still uses. */
