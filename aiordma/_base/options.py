@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ParamSpec, Self, TypedDict, TypeVar
 
@@ -17,6 +17,7 @@ __all__ = (
     "ConnectionOptions",
     "check_queue",
     "refuses",
+    "unknown_parameter",
 )
 
 Parameters = ParamSpec("Parameters")
@@ -263,10 +264,7 @@ class ConnectionOptions:
         known_options = {*_RANGES, *_SECONDS, *_FLAGS}
         for name, value in keywords.items():
             if name not in known_options:
-                known = {*known_options, *inspect.signature(call).parameters} - {"self", "options"}
-                raise TypeError(
-                    f"{call.__name__}() has no parameter {name!r}: {nearest(name, known)}"
-                )
+                raise unknown_parameter(name, call, known_options)
             _checked(name, value, call.__name__)
         return cls(**keywords)
 
@@ -274,6 +272,13 @@ class ConnectionOptions:
     def receive_queue(self) -> int:
         """The depth of the receive queue."""
         return self.receive_buffers or self.max_recv_wr
+
+
+def unknown_parameter(name: str, call: Callable[..., object], options: Iterable[str]) -> TypeError:
+    """Return the error for a keyword argument that a function does not have. It has the nearest
+    name of the function's parameters and options."""
+    known = {*options, *inspect.signature(call).parameters} - {"self", "options"}
+    return TypeError(f"{call.__name__}() has no parameter {name!r}: {nearest(name, known)}")
 
 
 def _retries(seconds: float) -> tuple[int, int]:

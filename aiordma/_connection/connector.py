@@ -61,8 +61,10 @@ __all__ = (
     "failed_event",
     "failed_handshake",
     "numeric_address",
+    "checked_source",
     "parameters",
     "prepare_connection",
+    "prepare_with",
 )
 
 logger: logging.Logger = logging.getLogger("aiordma")
@@ -188,11 +190,55 @@ async def prepare_connection(
     Cancellation: nothing is left, and the peer was not contacted.
     """
     chosen = ConnectionOptions._of(prepare_connection, options)
-    attempt = _Attempt("prepare_connection", host, port, chosen, timeout, require)
+    return await prepare_with(
+        "prepare_connection",
+        chosen,
+        host,
+        port,
+        source=source,
+        timeout=timeout,
+        device=device,
+        require=require,
+        reuse_address=reuse_address,
+        shared_receive=shared_receive,
+        domain=domain,
+    )
+
+
+async def prepare_with(
+    call: str,
+    options: ConnectionOptions,
+    host: str,
+    port: int,
+    *,
+    source: tuple[str, int] | None,
+    timeout: float | None,
+    device: str,
+    require: str | None,
+    reuse_address: bool = False,
+    shared_receive: SharedReceiveQueue | None = None,
+    domain: DomainArgument = None,
+) -> Connection:
+    """Do the work of `prepare_connection`, for a function whose name the errors have."""
+    attempt = _Attempt(call, host, port, options, timeout, require)
     attempt.take(source, reuse_address, shared_receive)
     attempt.choose(device, domain)
     with attempt.limited():
         return await attempt.prepare()
+
+
+def checked_source(source: object, name: str, call: str) -> tuple[str, int] | None:
+    """Return the local (host, port) to connect from, or None.
+
+    Raises:
+        TypeError, ValueError: the value is neither that nor None.
+    """
+    if source is None:
+        return None
+    if not isinstance(source, tuple | list) or len(source) != 2:
+        raise wrong_type(source, name, "(host, port), with port 0 for any", call)
+    host, port = source
+    return checked_host(host, f"{name}[0]", call), checked_port(port, f"{name}[1]", call)
 
 
 class _Attempt:
@@ -233,15 +279,7 @@ class _Attempt:
         shared_receive: SharedReceiveQueue | None,
     ) -> None:
         """Check and set the optional arguments."""
-        if source is not None:
-            if not isinstance(source, tuple | list) or len(source) != 2:
-                expected = "(host, port), with port 0 for any"
-                raise wrong_type(source, "source", expected, self._call)
-            host, port = source
-            self.source = (
-                checked_host(host, "source[0]", self._call),
-                checked_port(port, "source[1]", self._call),
-            )
+        self.source = checked_source(source, "source", self._call)
         self.reuse_address = reuse_address
         if shared_receive is not None:
             instance(shared_receive, "shared_receive", SharedReceiveQueue, self._call)

@@ -37,7 +37,7 @@ from aiordma._base.options import (
 )
 from aiordma._base.origin import origin, warn_unclosed, with_origin
 from aiordma._base.process import here, require_same_process
-from aiordma._base.provider import Provider, Requirement, wanted_device
+from aiordma._base.provider import Provider, Requirement, checked_device, wanted_device
 from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._base.statistics import ListenerStatistics
 from aiordma._connection.connection import Connection, ConnectionInfo
@@ -56,7 +56,7 @@ from aiordma._runtime.reactor import AtLoopEnd, Reactor, acquire_reactor
 from aiordma.verbs.device import Context, require_device
 from aiordma.verbs.identifier import Event, Identifier
 
-__all__ = ("Listener", "listen")
+__all__ = ("Listener", "listen", "listen_with")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -128,17 +128,46 @@ async def listen(
 
     See: man rdma_bind_addr, rdma_listen.
     """
-    call = "listen"
+    return await listen_with(
+        "listen",
+        ConnectionOptions._of(listen, options),
+        host,
+        port,
+        backlog=backlog,
+        device=device,
+        require=require,
+        accept_timeout=accept_timeout,
+        ipv6_only=ipv6_only,
+        shared_receive=shared_receive,
+        domain=domain,
+    )
+
+
+async def listen_with(
+    call: str,
+    options: ConnectionOptions,
+    host: str,
+    port: int,
+    *,
+    backlog: int,
+    device: str,
+    require: str | None,
+    accept_timeout: float,
+    ipv6_only: bool | None,
+    shared_receive: SharedReceiveQueue | int | None = None,
+    domain: DomainArgument = None,
+) -> "Listener":
+    """Do the work of `listen`, for a function whose name the errors have."""
     host, port = checked_host(host, "host", call), checked_port(port, "port", call)
     # rdma_listen takes 0 as a system default, beyond which the kernel silently drops requests.
     backlog = whole_number(backlog, "backlog", 1, MOST_BACKLOG, call)
+    checked_device(device, call)
     requirement = Requirement(require, call)
     accept_timeout = seconds(accept_timeout, "accept_timeout", call)
     if ipv6_only is not None and ":" not in host:
         raise ValueError(f"ipv6_only={ipv6_only}: {host!r} is no numeric IPv6 address")
-    chosen = ConnectionOptions._of(listen, options)
     # Check the arguments before anything is opened.
-    choice = ListenerReceives(shared_receive, chosen, domain).domain
+    choice = ListenerReceives(shared_receive, options, domain).domain
     device = choice.device(device)
     choice.require_usable()
     wanted = wanted_device(device)
@@ -148,7 +177,7 @@ async def listen(
     numeric = await numeric_address(host)
 
     async def attempt(provider: Provider) -> Listener:
-        receives = ListenerReceives(shared_receive, chosen, domain)
+        receives = ListenerReceives(shared_receive, options, domain)
         ports = LocalPorts((numeric, port))
         while True:
             try:
@@ -160,7 +189,7 @@ async def listen(
                 return Listener(
                     reactor,
                     identifier,
-                    chosen,
+                    options,
                     backlog,
                     wanted,
                     requirement,
@@ -171,8 +200,8 @@ async def listen(
     async def listening(provider: Provider) -> tuple[Reactor, Identifier]:
         reactor = await acquire_reactor(provider)
         async with new_identifier(reactor) as identifier:
-            if chosen.tos is not None:
-                identifier.set_tos(chosen.tos)
+            if options.tos is not None:
+                identifier.set_tos(options.tos)
             if ipv6_only is not None:
                 identifier.set_ipv6_only(ipv6_only)
             identifier.bind(numeric, port)

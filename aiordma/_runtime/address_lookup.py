@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from aiordma._base.arguments import member, text, whole_number, wrong_type
+from aiordma._base.arguments import member, text, whole_number, wrong_type, wrong_value
 from aiordma._base.enums import PortSpace, QueuePairType
 from aiordma._base.errors import AddressError, NoDeviceError
 from aiordma._base.hints import descriptors_hint
@@ -24,6 +24,7 @@ __all__ = (
     "addresses_of",
     "checked_host",
     "checked_port",
+    "checked_service",
     "devices",
     "numeric_address",
     "resolve",
@@ -121,12 +122,8 @@ async def resolve(
     call = "resolve"
     if host is not None:
         host = checked_host(host, "host", call)
-    if isinstance(service, str):
-        service = text(service, "service", _SERVICE, call)
-    elif service is not None:
-        if isinstance(service, bool) or not isinstance(service, int):
-            raise wrong_type(service, "service", _SERVICE, call)
-        service = whole_number(service, "service", 0, 0xFFFF, call)
+    if service is not None:
+        service = checked_service(service, "service", call)
     port_space = member(port_space, "port_space", PortSpace, call)
     if port_space not in _SERVICES:
         raise ValueError(f"port_space={port_space!r}: only TCP and UDP have addresses to resolve")
@@ -288,6 +285,27 @@ def checked_port(port: object, name: str, call: str) -> int:
         TypeError, ValueError: the value is not in 0..65535.
     """
     return whole_number(port, name, 0, 0xFFFF, call)
+
+
+def checked_service(service: object, name: str, call: str) -> int | str:
+    """Return a port's number, or the name of a service, without checking that the service exists.
+
+    Raises:
+        TypeError, ValueError: the value is neither a text nor a number in 0..65535, or it is the
+            text of another number, which getaddrinfo would truncate.
+    """
+    if not isinstance(service, str):
+        if isinstance(service, bool) or not hasattr(type(service), "__index__"):
+            raise wrong_type(service, name, _SERVICE, call)
+        return checked_port(service, name, call)
+    service = text(service, name, _SERVICE, call)
+    try:
+        number = int(service)
+    except ValueError:
+        return service
+    if not 0 <= number <= 0xFFFF:
+        raise wrong_value(service, name, _SERVICE, call)
+    return service
 
 
 async def numeric_address(host: str, family: int = socket.AF_UNSPEC) -> str:

@@ -5,7 +5,7 @@ async with httpx.AsyncClient(transport=aiordma.integrations.httpcore.StreamTrans
 """
 
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, Unpack
 
@@ -15,7 +15,9 @@ import httpx
 from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.tls import TLSAttribute, TLSStream
 
+from aiordma._base.provider import Requirement, checked_device
 from aiordma.streams import Stream, StreamOptions, connect_stream
+from aiordma.streams.opening import StreamSettings
 
 __all__ = ("StreamBackend", "StreamTransport")
 
@@ -45,6 +47,14 @@ def _translated(table: tuple[tuple[Any, type[Exception]], ...]) -> Any:
             if isinstance(error, kinds):
                 raise translation(str(error)) from error
         raise
+
+
+def _check(
+    kind: type[object], device: str, require: str | None, options: Mapping[str, Any]
+) -> None:
+    checked_device(device, kind.__name__)
+    Requirement(require, kind.__name__)
+    StreamSettings(kind, options)
 
 
 class _NetworkStream(httpcore.AsyncNetworkStream):
@@ -102,11 +112,15 @@ class StreamBackend(httpcore.AsyncNetworkBackend):
 
     Args:
         device, require, options: as of `aiordma.streams.connect_stream`.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid; the message names it and the expected value.
     """
 
     def __init__(
         self, device: str = "auto", require: str | None = None, **options: Unpack[StreamOptions]
     ) -> None:
+        _check(StreamBackend, device, require, options)
         self._device = device
         self._require = require
         self._options = options
@@ -167,6 +181,9 @@ class StreamTransport(httpx.AsyncHTTPTransport):
         limits: as of httpx.AsyncHTTPTransport. (httpx.AsyncClient ignores its own if it is given a
             transport.)
         device, require, options: as of `aiordma.streams.connect_stream`.
+
+    Raises:
+        as `StreamBackend`.
     """
 
     def __init__(
@@ -179,6 +196,7 @@ class StreamTransport(httpx.AsyncHTTPTransport):
         require: str | None = None,
         **options: Unpack[StreamOptions],
     ) -> None:
+        _check(StreamTransport, device, require, options)
         # In place of the base class's constructor, which makes a pool of TCP connections.
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=httpx.create_ssl_context(verify=verify),

@@ -10,7 +10,6 @@ from typing import Any, Unpack
 from weakref import WeakKeyDictionary
 
 from aiordma._base.arguments import seconds
-from aiordma._base.options import ConnectionOptions
 from aiordma._loop.polling import SPIN, PollingEventLoop
 from aiordma.streams.opening import StreamOptions, StreamSettings
 from aiordma.streams.server import create_connection, create_server
@@ -234,8 +233,7 @@ def new_event_loop(
     spin = seconds(spin, "spin", "new_event_loop")
     if not 0 <= spin <= 1:
         raise ValueError(f"new_event_loop(): spin={spin} is not in 0..1 (seconds)")
-    settings = StreamSettings("new_event_loop", **options)
-    ConnectionOptions._of(new_event_loop, settings.keywords)
+    StreamSettings(new_event_loop, options)
     if hosts is None:
         hosts = os.environ.get(VARIABLE, "*")
     names = hosts.split(",") if isinstance(hosts, str) else hosts

@@ -9,7 +9,7 @@ import anyio
 from anyio.abc import Listener as AnyListener
 from anyio.abc import SocketAttribute, TaskGroup
 
-from aiordma._base.arguments import seconds, seconds_within, whole_number
+from aiordma._base.arguments import optional_seconds, seconds_within, whole_number
 from aiordma._base.errors import (
     ClosedError,
     EventLoopError,
@@ -19,12 +19,12 @@ from aiordma._base.errors import (
     cause_text,
 )
 from aiordma._base.opening import opens
-from aiordma._base.options import ConnectionKeywords
+from aiordma._base.options import ConnectionKeywords, ConnectionOptions, unknown_parameter
 from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._connection.connection import Connection
 from aiordma._connection.connection_request import ConnectionRequest
-from aiordma._connection.connector import prepare_connection
-from aiordma._connection.listener import Listener, listen
+from aiordma._connection.connector import checked_source, prepare_with
+from aiordma._connection.listener import Listener, listen_with
 from aiordma._connection.local_ports import LocalPorts
 from aiordma.streams.path import CONTROL_SLOTS
 from aiordma.streams.protocol import CREDIT_LIMIT
@@ -37,6 +37,7 @@ __all__ = (
     "StreamSettings",
     "connect_rsocket",
     "connect_stream",
+    "listen_for_rsockets",
     "listen_stream",
 )
 
@@ -44,6 +45,7 @@ logger: logging.Logger = logging.getLogger("aiordma")
 
 BUFFER_BYTES = 256 * 1024
 QUEUE_DEPTH = 128
+ACCEPT_TIMEOUT = 30.0
 _MOST_BUFFER_BYTES = 1 << 30
 _LEAST_BUFFER_BYTES = 4096
 _LEAST_DEPTH = 16
@@ -69,34 +71,48 @@ class StreamSettings:
     """The checked options of a stream.
 
     Args:
-        call: the function that was called, for messages.
+        function: the function that was called. The errors have its name, and the nearest one of its
+            parameters.
+        options: those of its keyword arguments that set up the stream.
+
+    Raises:
+        TypeError: an option is unknown, or has an unsuitable type.
+        ValueError: an option is out of range.
     """
 
-    def __init__(
-        self,
-        call: str,
-        buffer_size: int = BUFFER_BYTES,
-        queue_depth: int = QUEUE_DEPTH,
-        close_timeout: float = CLOSE_TIMEOUT,
-        **others: Unpack[ConnectionKeywords],
-    ) -> None:
-        given = whole_number(
-            buffer_size, "buffer_size", _LEAST_BUFFER_BYTES, _MOST_BUFFER_BYTES, call
+    def __init__(self, function: Callable[..., object], options: Mapping[str, Any]) -> None:
+        for name in options:
+            if name not in StreamOptions.__annotations__:
+                raise unknown_parameter(name, function, StreamOptions.__annotations__)
+        call = self.call = function.__name__
+        others = dict(options)
+        buffer_bytes = whole_number(
+            others.pop("buffer_size", BUFFER_BYTES),
+            "buffer_size",
+            _LEAST_BUFFER_BYTES,
+            _MOST_BUFFER_BYTES,
+            call,
         )
-        self.ring_bytes: int = given - given % 2
+        self.ring_bytes: int = buffer_bytes - buffer_bytes % 2
         self.close_timeout: float = seconds_within(
-            close_timeout, "close_timeout", 0, _MOST_CLOSE_TIMEOUT, call
+            others.pop("close_timeout", CLOSE_TIMEOUT),
+            "close_timeout",
+            0,
+            _MOST_CLOSE_TIMEOUT,
+            call,
         )
-        depth = whole_number(queue_depth, "queue_depth", _LEAST_DEPTH, CREDIT_LIMIT, call)
+        depth = whole_number(
+            others.pop("queue_depth", QUEUE_DEPTH), "queue_depth", _LEAST_DEPTH, CREDIT_LIMIT, call
+        )
         # What the protocol needs: own receives, retries without limit where the peer has none.
-        self.keywords: ConnectionKeywords = {
+        needed: ConnectionKeywords = {
             "receive_buffers": 0,
             "max_recv_wr": depth,
             "max_send_wr": depth + CONTROL_SLOTS,
             "rnr_retry_count": 7,
             "responder_resources": 0,
         }
-        self.keywords.update(others)
+        self.options: ConnectionOptions = ConnectionOptions._of(function, {**others, **needed})
 
 
 @opens
@@ -135,7 +151,7 @@ async def connect_stream(
 
     See: man 7 rsocket.
     """
-    settings = StreamSettings("connect_stream", **options)
+    settings = StreamSettings(connect_stream, options)
     return Stream(*await connect_rsocket(settings, host, port, source, timeout, device, require))
 
 
@@ -149,16 +165,19 @@ async def connect_rsocket(
     require: str | None = None,
 ) -> tuple[Connection, Rsocket]:
     """Do the work of `connect_stream`."""
+    optional_seconds(timeout, "timeout", settings.call)
+    checked_source(source, "source", settings.call)
     ports = LocalPorts(source, timeout)
     while True:
-        connection = await prepare_connection(
+        connection = await prepare_with(
+            settings.call,
+            settings.options,
             host,
             port,
             source=source,
             timeout=ports.remaining,
             device=device,
             require=require,
-            **settings.keywords,
         )
         try:
             rsocket = Rsocket(connection, settings.ring_bytes, close_timeout=settings.close_timeout)
@@ -180,7 +199,7 @@ async def listen_stream(
     backlog: int = 128,
     device: str = "auto",
     require: str | None = None,
-    accept_timeout: float = 30.0,
+    accept_timeout: float = ACCEPT_TIMEOUT,
     ipv6_only: bool | None = None,
     **options: Unpack[StreamOptions],
 ) -> "StreamListener":
@@ -197,9 +216,8 @@ async def listen_stream(
 
     See: man 7 rsocket.
     """
-    settings = StreamSettings("listen_stream", **options)
-    seconds(accept_timeout, "accept_timeout", "listen_stream")
-    listener = await listen(
+    return await listen_for_rsockets(
+        StreamSettings(listen_stream, options),
         host,
         port,
         backlog=backlog,
@@ -207,7 +225,31 @@ async def listen_stream(
         require=require,
         accept_timeout=accept_timeout,
         ipv6_only=ipv6_only,
-        **settings.keywords,
+    )
+
+
+async def listen_for_rsockets(
+    settings: StreamSettings,
+    host: str,
+    port: int,
+    *,
+    backlog: int,
+    device: str,
+    require: str | None,
+    accept_timeout: float = ACCEPT_TIMEOUT,
+    ipv6_only: bool | None,
+) -> "StreamListener":
+    """Do the work of `listen_stream`."""
+    listener = await listen_with(
+        settings.call,
+        settings.options,
+        host,
+        port,
+        backlog=backlog,
+        device=device,
+        require=require,
+        accept_timeout=accept_timeout,
+        ipv6_only=ipv6_only,
     )
     return StreamListener(listener, settings)
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
+from aiordma._base.arguments import optional_seconds, whole_number, wrong_type
 from aiordma._base.errors import (
     ClosedError,
     DeviceRemovedError,
@@ -20,18 +21,19 @@ from aiordma._base.errors import (
     cause_text,
 )
 from aiordma._base.interrupts import deferring, deferring_steps
-from aiordma._base.options import ConnectionOptions
 from aiordma._base.process import here
+from aiordma._base.provider import Requirement, checked_device
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
-from aiordma._connection.listener import Listener
+from aiordma._connection.connector import checked_source
+from aiordma._connection.listener import MOST_BACKLOG, Listener
 from aiordma._loop.event_loop import asyncio_event_loop
-from aiordma._runtime.address_lookup import addresses_of
+from aiordma._runtime.address_lookup import addresses_of, checked_host, checked_service
 from aiordma.streams.opening import (
     StreamListener,
     StreamSettings,
     connect_rsocket,
-    listen_stream,
+    listen_for_rsockets,
 )
 from aiordma.streams.rsocket import Rsocket
 from aiordma.streams.sockets import StreamSocket
@@ -357,8 +359,12 @@ async def create_connection(
         raise ValueError("server_hostname is only meaningful with ssl")
     _check_tls(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
     loop = asyncio_event_loop("create_connection", ON_TRIO_CONNECT)
-    settings = StreamSettings("create_connection", **options)
-    ConnectionOptions._of(create_connection, settings.keywords)
+    settings = StreamSettings(create_connection, options)
+    call = settings.call
+    host, port = checked_host(host, "host", call), checked_service(port, "port", call)
+    local_addr = checked_source(local_addr, "local_addr", call)
+    optional_seconds(timeout, "timeout", call)
+    _check_device(device, require, call)
     connection, rsocket = await _first_connected(
         await addresses_of(host, port, family, flags),
         lambda host, port: connect_rsocket(
@@ -469,17 +475,25 @@ async def create_server(
             )
         server.attach(StreamTransport(loop, connection, rsocket, protocol, server.detach))
 
-    ConnectionOptions._of(create_server, StreamSettings("create_server", **options).keywords)
-    hosts = [host] if host is None or isinstance(host, str) else host
+    settings = StreamSettings(create_server, options)
+    call = settings.call
+    hosts = _checked_hosts(host, call)
+    port = checked_service(0 if port is None or port == "" else port, "port", call)
+    whole_number(backlog, "backlog", 1, MOST_BACKLOG, call)
+    _check_device(device, require, call)
     listeners: list[StreamListener] = []
-    settings: dict[str, Any] = {"backlog": backlog, "device": device, "require": require, **options}
     try:
-        for address in await _all_addresses(hosts, port or 0, family, flags):
+        for address in await _all_addresses(hosts, port, family, flags):
             await _until_free(address[1])
             is_ipv6 = ":" in address[0]
             try:
-                listener = await listen_stream(
-                    *address, ipv6_only=True if is_ipv6 else None, **settings
+                listener = await listen_for_rsockets(
+                    settings,
+                    *address,
+                    backlog=backlog,
+                    device=device,
+                    require=require,
+                    ipv6_only=True if is_ipv6 else None,
                 )
             except VerbsCallError as error:
                 if not (is_ipv6 and listeners and error.errno in _NO_IPV6):
@@ -497,10 +511,27 @@ async def create_server(
     return server
 
 
+def _check_device(device: str, require: str | None, call: str) -> None:
+    checked_device(device, call)
+    Requirement(require, call)
+
+
+def _checked_hosts(host: object, call: str) -> list[str | None]:
+    """Return the hosts that a server listens on. None, also for "", is all addresses."""
+    if host is None or isinstance(host, str):
+        hosts: list[object] = [host]
+    elif isinstance(host, Iterable) and not isinstance(host, bytes | bytearray):
+        hosts = list(host)
+    else:
+        raise wrong_type(host, "host", "a host, a list of hosts, or None", call)
+    empty = (None, "")
+    return [None if each in empty else checked_host(each, "host", call) for each in hosts]
+
+
 async def _all_addresses(
     hosts: Iterable[str | None], port: int | str, family: int, flags: int
 ) -> list[SocketAddress]:
-    found = [await addresses_of(each or None, port, family, flags) for each in hosts]
+    found = [await addresses_of(each, port, family, flags) for each in hosts]
     return list(dict.fromkeys(address for each in found for address in each))
 
 

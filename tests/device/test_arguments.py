@@ -1,6 +1,7 @@
 """Whatever is passed to the public functions and methods: what will not do is refused in the terms
 of the call, by the parameter's name, and nothing of it is left."""
 
+import asyncio
 import inspect
 import os
 from array import array
@@ -14,7 +15,7 @@ import anyio
 import pytest
 
 import aiordma
-from aiordma import RemoteMemory
+from aiordma import RemoteMemory, streams
 from tests.device.players import (
     OWN_RECEIVES,
     REMOTE,
@@ -33,6 +34,7 @@ HUGE = 1 << 20_000  # more digits than Python prints
 BUFFER, PARTS, MANY = object(), object(), object()
 REMOTE_RANGE, TEXT, DATA, SECONDS, ACCESS = object(), object(), object(), object(), object()
 FLAG = object()
+MAYBE_TEXT, HOST, SERVICE = object(), object(), object()
 
 
 class Whole:
@@ -64,6 +66,12 @@ def bad_values(kind: object) -> list[tuple[Any, type[Exception]]]:
         wrong = [None, 5, b"twenty bytes in here", (0, 8, 1)]
     elif kind is TEXT:
         wrong, beyond = [None, 5, b"127.0.0.1", ["127.0.0.1"]], ["", "a\0b"]
+    elif kind is MAYBE_TEXT:
+        wrong, beyond = [5, b"rdma", ["rdma"]], ["", "a\0b"]
+    elif kind is HOST:  # of asyncio's functions, some of which take several, or ""
+        wrong, beyond = [5, b"127.0.0.1", [5], [b"127.0.0.1"]], ["a\0b"]
+    elif kind is SERVICE:  # a port's number, or a name
+        wrong, beyond = [b"1", 1.0, True, object(), [1]], [1 << 16, HUGE, -1, "70000", "-1"]
     elif kind is DATA:
         wrong = ["text", 5, [1, 2], 1.5]
     elif kind is SECONDS:
@@ -588,6 +596,98 @@ async def test_an_opener_refuses_before_anything_is_opened(name: str) -> None:
     call = Call(lambda w, **k: getattr(aiordma, name)(**k), lambda w: arguments, kinds)
     for parameter in kinds:
         await refuses(call, name, parameter, None)  # type: ignore[arg-type]
+    assert not reactor_in_use()
+
+
+STREAM_OPTIONS: dict[str, object] = {
+    "buffer_size": Whole(31),
+    "queue_depth": Whole(16),
+    "close_timeout": SECONDS,
+    **{name: OPTIONS[name] for name in ("tos", "ack_timeout", "retry_count")},
+    "peer_timeout": SECONDS,
+    "keepalive": SECONDS,
+}
+STREAM_OPENERS: dict[str, tuple[dict[str, Any], dict[str, object]]] = {
+    "connect_stream": (
+        {"host": ADDRESS, "port": 1},
+        {
+            "host": TEXT,
+            "port": Whole(16),
+            "source": An,
+            "timeout": SECONDS,
+            "device": TEXT,
+            "require": MAYBE_TEXT,
+            **STREAM_OPTIONS,
+        },
+    ),
+    "listen_stream": (
+        {"host": ADDRESS, "port": 0},
+        {
+            "host": TEXT,
+            "port": Whole(16),
+            "backlog": Whole(31),
+            "device": TEXT,
+            "require": MAYBE_TEXT,
+            "accept_timeout": SECONDS,
+            **STREAM_OPTIONS,
+        },
+    ),
+    "create_connection": (
+        {"protocol_factory": asyncio.Protocol, "host": ADDRESS, "port": 1},
+        {
+            "host": HOST,
+            "port": SERVICE,
+            "local_addr": An,
+            "timeout": SECONDS,
+            "device": TEXT,
+            "require": MAYBE_TEXT,
+            **STREAM_OPTIONS,
+        },
+    ),
+    "create_server": (
+        {"protocol_factory": asyncio.Protocol, "host": ADDRESS, "port": 0},
+        {
+            "host": HOST,
+            "port": SERVICE,
+            "backlog": Whole(31),
+            "device": TEXT,
+            "require": MAYBE_TEXT,
+            **STREAM_OPTIONS,
+        },
+    ),
+    "new_event_loop": ({}, {"spin": SECONDS, **STREAM_OPTIONS}),
+}
+NO_STREAM_OPTIONS = sorted({*OPTIONS} - {*STREAM_OPTIONS})
+"""Options of connections whose values the protocol of streams decides, or does not use."""
+
+
+def _opener_of_streams(name: str) -> tuple[Call, dict[str, object]]:
+    arguments, kinds = STREAM_OPENERS[name]
+    return Call(lambda w, **k: getattr(streams, name)(**k), lambda w: arguments, kinds), kinds
+
+
+@one_loop
+@pytest.mark.parametrize("name", STREAM_OPENERS)
+async def test_an_opener_of_streams_refuses_before_anything_is_opened(name: str) -> None:
+    call, kinds = _opener_of_streams(name)
+    for parameter in kinds:
+        await refuses(call, name, parameter, None)  # type: ignore[arg-type]
+    assert not reactor_in_use()
+
+
+@one_loop
+@pytest.mark.parametrize("name", STREAM_OPENERS)
+async def test_an_opener_of_streams_has_only_the_options_of_streams(name: str) -> None:
+    call, _ = _opener_of_streams(name)
+    for option in (*NO_STREAM_OPTIONS, "buffer_sise"):
+        given: Any = {**call.arguments(None), option: 16}  # type: ignore[arg-type]
+        with pytest.raises(TypeError) as caught:
+            await _used(call, None, given)  # type: ignore[arg-type]
+        assert str(caught.value).startswith(f"{name}() has no parameter {option!r}: ")
+        for other in NO_STREAM_OPTIONS:
+            assert f"mean {other!r}" not in str(caught.value)
+        if option == "buffer_sise":
+            assert str(caught.value).endswith("did you mean 'buffer_size'?")
     assert not reactor_in_use()
 
 

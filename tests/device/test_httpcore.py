@@ -108,6 +108,23 @@ async def test_silent_server_is_a_connect_timeout_of_tls(
 
 
 @one_loop
+@pytest.mark.parametrize("kind", [StreamBackend, StreamTransport])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"close_timeout": -1}, r"\(\): close_timeout=-1 "),
+        ({"keepalive": 0}, r"\(\): keepalive=0 "),
+        ({"receive_buffers": 16}, r"\(\) has no parameter 'receive_buffers': "),
+        ({"device": ""}, r"\(\): device='': "),
+        ({"require": 5}, r"\(\): require=5 "),
+    ],
+)
+async def test_wrong_arguments_are_refused(kind: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{kind.__name__}{said}"):
+        kind(**options)
+
+
+@one_loop
 async def test_limits_are_those_of_httpx(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[dict[str, Any]] = []
     pool = httpcore.AsyncConnectionPool

@@ -13,6 +13,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -436,7 +437,7 @@ async def test_a_peer_that_leaves_inside_a_message_is_no_end(device: DeviceUnder
 @pytest.mark.capability("passive_side_first")
 @one_loop
 async def test_messages_before_the_handshakes_end_are_limited(device: DeviceUnderTest) -> None:
-    settings = StreamSettings("connect_stream", queue_depth=16)
+    options: Any = asdict(StreamSettings(connect_stream, {"queue_depth": 16}).options)
 
     async def attack(connection: aiordma.Connection) -> None:
         attacker = Attacker(connection, connection.register(bytearray(16))[:], uses_words)
@@ -453,7 +454,7 @@ async def test_messages_before_the_handshakes_end_are_limited(device: DeviceUnde
     async with (
         aiordma.listen(ADDRESS) as listener,
         anyio.create_task_group() as group,
-        aiordma.prepare_connection(ADDRESS, listener.port, **settings.keywords) as connection,
+        aiordma.prepare_connection(ADDRESS, listener.port, **options) as connection,
     ):
         group.start_soon(accept)
         rsocket = Rsocket(connection, RING)

@@ -180,12 +180,20 @@ async def test_one_direction_cannot_be_ended() -> None:
         ({"buffer_size": 4096}, r"open_connection\(\): buffer_size"),
         ({"buffer_size": 1 << 25}, r"open_connection\(\): buffer_size"),
         ({"close_timeout": -1}, r"open_connection\(\): close_timeout"),
-        ({"keepalive": -1}, "keepalive"),
+        ({"keepalive": -1}, r"open_connection\(\): keepalive"),
+        ({"port": 1 << 16}, r"open_connection\(\): port"),
     ],
 )
 async def test_options_out_of_range_are_named(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        await open_connection(ADDRESS, 1, **options)
+    with pytest.raises(ValueError, match=f"^{text}"):
+        await open_connection(ADDRESS, **{"port": 1, **options})
+
+
+async def test_options_that_the_protocol_decides_are_unknown() -> None:
+    for option in ("receive_buffers", "rnr_retry_count", "queue_depth"):
+        given: dict[str, Any] = {option: 16}
+        with pytest.raises(TypeError, match=rf"^open_connection\(\) has no parameter '{option}': "):
+            await open_connection(ADDRESS, 1, **given)
 
 
 async def test_a_peer_that_announces_nothing_is_not_waited_for() -> None:

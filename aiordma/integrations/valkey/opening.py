@@ -7,8 +7,8 @@ import anyio
 
 from aiordma._base.arguments import seconds_within, whole_number
 from aiordma._base.errors import ConnectTimeoutError
-from aiordma._base.options import ConnectionKeywords
-from aiordma._connection.connector import prepare_connection
+from aiordma._base.options import ConnectionKeywords, ConnectionOptions, unknown_parameter
+from aiordma._connection.connector import prepare_with
 from aiordma._endpoint.capabilities import require_immediate
 from aiordma._loop.event_loop import asyncio_event_loop
 from aiordma.integrations.valkey.channel import (
@@ -103,6 +103,9 @@ async def open_connection(
     See: valkey.io/topics/RDMA.
     """
     call = "open_connection"
+    for name in options:
+        if name not in ValkeyOptions.__annotations__:
+            raise unknown_parameter(name, open_connection, ValkeyOptions.__annotations__)
     loop = asyncio_event_loop(call, "valkey-py has no client")
     buffer_bytes = whole_number(
         options.pop("buffer_size", BUFFER_BYTES),
@@ -118,7 +121,7 @@ async def open_connection(
         _MOST_CLOSE_TIMEOUT,
         call,
     )
-    keywords: ConnectionKeywords = {
+    needed: ConnectionKeywords = {
         "receive_buffers": 0,
         "max_recv_wr": RECEIVES,
         "max_send_wr": DATA_SLOTS + CONTROL_SLOTS,
@@ -126,15 +129,15 @@ async def open_connection(
         "responder_resources": 0,
         "initiator_depth": 0,
     }
-    keywords.update(options)  # type: ignore[typeddict-item]
-    connection = await prepare_connection(
+    connection = await prepare_with(
+        call,
+        ConnectionOptions._of(open_connection, {**options, **needed}),
         host,
         port,
         source=source,
         timeout=timeout,
         device=device,
         require=require,
-        **keywords,
     )
     try:
         require_immediate(connection._endpoint)
