@@ -63,6 +63,8 @@ logger: logging.Logger = logging.getLogger("aiordma")
 KERNEL_BACKLOG_RESERVE = 128
 BACKLOG_IS_FULL: bytes = b"the listener's backlog is full"
 """The private data of a rejection because of a full backlog."""
+NOT_SERVING: bytes = b"the server does not serve yet"
+"""The private data of a rejection before a server of streams was started."""
 
 MOST_BACKLOG = (1 << 31) - 1 - KERNEL_BACKLOG_RESERVE
 """The maximum backlog: rdma_listen takes an int."""
@@ -289,6 +291,7 @@ class Listener(AbstractListener[Connection]):
         self._waiters: deque[Waiter] = deque()
         self._closed = False
         self._failure: DeviceRemovedError | None = None
+        self._is_serving = True
         self._leaving = 0
         self._tally = RequestTally()
         self._arrived = self._backlog_full = 0
@@ -354,6 +357,9 @@ class Listener(AbstractListener[Connection]):
         source = source_of(request.peer_address)
         if self._closed or not self._is_ours(identifier):
             self._turn_away(request)
+            return
+        if not self._is_serving:
+            self._turn_away(request, NOT_SERVING)
             return
         if not self._has_room(source):
             self._turn_away(request, BACKLOG_IS_FULL)

@@ -122,6 +122,8 @@ class StreamServer(asyncio.AbstractServer):
         if self._is_closed:
             raise RuntimeError(f"server {self!r} is closed")
         if not self._accepting:
+            for listener in self._listeners:
+                listener._listener._is_serving = True
             self._accepting = [
                 self._loop.create_task(self._accept(listener)) for listener in self._listeners
             ]
@@ -437,7 +439,8 @@ async def create_server(
         ssl: TLS inside the streams: an ssl.SSLContext; None: no TLS.
         ssl_handshake_timeout: seconds for the TLS handshake; None: 60.
         ssl_shutdown_timeout: seconds for the end of TLS before the transport is aborted; None: 30.
-        start_serving: accept at once; False: `StreamServer.start_serving` begins.
+        start_serving: accept at once; False: peers are refused until
+            `StreamServer.start_serving`.
         device, require, options: as of `listen_stream`.
 
     Raises:
@@ -500,6 +503,9 @@ async def create_server(
                     raise
                 logger.warning("the server does not listen on it: %s", cause_text(error))
                 continue
+            # asyncio's server listens only from `start_serving` on. A port of RDMA's is reserved by
+            # listening on it.
+            listener._listener._is_serving = False
             listeners.append(listener)
     except BaseException:
         for listener in listeners:

@@ -136,6 +136,26 @@ def test_each_address_of_a_name_is_tried(run: Run, monkeypatch: pytest.MonkeyPat
     run(main)
 
 
+@pytest.mark.parametrize("begin", ["start_serving", "serve_forever"])
+def test_a_server_refuses_peers_until_it_serves(run: Run, begin: str) -> None:
+    async def main() -> None:
+        server = await streams.start_server(echo, ADDRESS, 0, start_serving=False)
+        address = server.sockets[0].getsockname()
+        for _ in range(2):
+            assert not server.is_serving()
+            with pytest.raises(ConnectionRefusedError):
+                await echoes(*address[:2])
+        beginning = asyncio.create_task(getattr(server, begin)())
+        await asyncio.sleep(0)
+        assert server.is_serving()
+        assert (await echoes(*address[:2]))[1] == address
+        server.close()
+        await asyncio.wait([beginning])
+        await server.wait_closed()
+
+    run(main)
+
+
 # -- the end --------------------------------------------------------------------------------------
 
 
