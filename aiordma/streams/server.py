@@ -8,6 +8,7 @@ import ssl as tls
 import sys
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Awaitable, Callable, Iterable
+from contextvars import copy_context
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -160,7 +161,8 @@ class StreamServer(asyncio.AbstractServer):
                 logger.error("%r accepts no more streams: %s", self, cause_text(error))
                 return
             try:
-                self._make(connection, rsocket, self)
+                # asyncio's server makes each protocol in a task, and so in a context, of its own.
+                copy_context().run(self._make, connection, rsocket, self)
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:

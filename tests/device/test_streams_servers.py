@@ -6,7 +6,9 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -151,6 +153,41 @@ def test_a_server_refuses_peers_until_it_serves(run: Run, begin: str) -> None:
         assert (await echoes(*address[:2]))[1] == address
         server.close()
         await asyncio.wait([beginning])
+        await server.wait_closed()
+
+    run(main)
+
+
+def test_each_accepted_stream_has_a_context_of_its_own(run: Run) -> None:
+    """As in asyncio, it is a copy of the one in which the server was started."""
+    number: ContextVar[int] = ContextVar("number", default=0)
+    numbers = count(1)
+    made: list[int] = []
+    seen: list[int] = []
+
+    class Server(asyncio.Protocol):
+        def __init__(self) -> None:
+            made.append(number.get())
+            number.set(next(numbers))
+
+        def connection_made(self, transport: Any) -> None:
+            self.transport = transport
+
+        def data_received(self, data: bytes) -> None:
+            seen.append(number.get())
+            self.transport.write(data)
+
+    async def main() -> None:
+        number.set(-1)
+        server = await streams.create_server(Server, ADDRESS, 0)
+        address = server.sockets[0].getsockname()
+        number.set(-2)
+        for _ in range(2):
+            await echoes(*address[:2])
+        assert (made, seen) == ([-1, -1], [1, 2])
+        assert number.get() == -2
+        server.close()
+        server.close_clients()
         await server.wait_closed()
 
     run(main)
