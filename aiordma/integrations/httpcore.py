@@ -34,7 +34,10 @@ _WRITE = (
 )
 _CONNECT = (
     (TimeoutError, httpcore.ConnectTimeout),
-    ((OSError, anyio.BrokenResourceError, ssl.SSLError), httpcore.ConnectError),
+    (
+        (OSError, anyio.BrokenResourceError, anyio.EndOfStream, ssl.SSLError),
+        httpcore.ConnectError,
+    ),
 )
 
 

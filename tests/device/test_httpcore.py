@@ -11,7 +11,7 @@ import httpx
 import pytest
 import trustme
 from anyio.abc import ByteStream
-from anyio.streams.tls import TLSListener
+from anyio.streams.tls import TLSListener, TLSStream
 
 from aiordma.integrations.httpcore import StreamBackend, StreamTransport
 from aiordma.streams import listen_stream
@@ -92,6 +92,32 @@ async def test_wrong_certificate_is_a_connect_error(
         with pytest.raises(httpx.ConnectError, match="certificate"):
             await client.get(url)
         assert server.connections == 0
+
+
+@pytest.mark.parametrize("is_end_of_stream", [False, True])
+async def test_end_during_the_handshake_is_a_connect_error(
+    is_end_of_stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With some versions of OpenSSL, anyio raises EndOfStream then, with others an SSLError."""
+
+    async def close(stream: ByteStream) -> None:
+        async with stream:
+            await stream.receive()
+
+    async def end(stream: ByteStream, **_: Any) -> None:
+        await stream.send(b"hello")
+        with pytest.raises(anyio.EndOfStream):
+            await stream.receive()
+        raise anyio.EndOfStream
+
+    if is_end_of_stream:
+        monkeypatch.setattr(TLSStream, "wrap", end)
+    async with listen_stream(ADDRESS) as listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, close)
+        async with httpx.AsyncClient(transport=StreamTransport(), timeout=60) as client:
+            with pytest.raises(httpx.ConnectError):
+                await client.get(f"https://{ADDRESS}:{listener.port}/")
+        group.cancel_scope.cancel()
 
 
 async def test_silent_server_is_a_connect_timeout_of_tls(
