@@ -29,7 +29,7 @@ from aiordma._connection.local_ports import LocalPorts
 from aiordma.streams.path import CONTROL_SLOTS
 from aiordma.streams.protocol import CREDIT_LIMIT
 from aiordma.streams.rsocket import CLOSE_TIMEOUT, Rsocket
-from aiordma.streams.stream import Stream
+from aiordma.streams.stream import Stream, family_of
 
 __all__ = (
     "StreamListener",
@@ -280,6 +280,7 @@ class StreamListener(AnyListener[Stream]):
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
         """anyio's typed attributes of listening sockets (without `raw_socket`)."""
         return {
+            SocketAttribute.family: lambda: family_of(self.local_address),
             SocketAttribute.local_address: lambda: self.local_address,
             SocketAttribute.local_port: lambda: self.port,
         }

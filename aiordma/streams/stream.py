@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from math import inf
-from socket import AF_INET, AF_INET6
+from socket import AF_INET, AF_INET6, AddressFamily
 from threading import get_ident
 from typing import Any
 
@@ -20,7 +20,7 @@ from aiordma._requests.select import awaits_path
 from aiordma.streams.rsocket import Rsocket
 from aiordma.verbs.memory import MemoryRegion, MemorySlice, flat_view
 
-__all__ = ("Stream",)
+__all__ = ("Stream", "family_of")
 
 COPY_BYTES = 4 * 1024 * 1024
 """Data of more bytes is registered and written from where it is. Below that, a copy is cheaper."""
@@ -61,7 +61,7 @@ class Stream(ByteStream):
         local, peer = self._connection.local_address, self._connection.peer_address
         return {
             **self._connection.extra_attributes,
-            SocketAttribute.family: lambda: AF_INET6 if ":" in _host(local) else AF_INET,
+            SocketAttribute.family: lambda: family_of(local),
             SocketAttribute.local_address: lambda: local,
             SocketAttribute.remote_address: lambda: peer,
             SocketAttribute.local_port: lambda: _port(local),
@@ -345,8 +345,9 @@ def _is_cancelled() -> bool:
     return anyio.current_effective_deadline() == -inf
 
 
-def _host(address: SocketAddress | None) -> str:
-    return "" if address is None else address[0]
+def family_of(address: SocketAddress | None) -> AddressFamily:
+    """Return the family of a local address."""
+    return AF_INET6 if address is not None and ":" in address[0] else AF_INET
 
 
 def _port(address: SocketAddress | None) -> int:

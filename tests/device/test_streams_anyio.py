@@ -8,6 +8,7 @@ import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from socket import AF_INET, AF_INET6
 
 import anyio
 import pytest
@@ -18,7 +19,7 @@ from anyio.streams.text import TextStream
 from anyio.streams.tls import TLSAttribute, TLSStream
 
 from aiordma.streams import Stream, StreamListener, connect_stream, listen_stream
-from tests.devices import ADDRESS
+from tests.devices import ADDRESS, IPV6
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_kernel_device]
 
@@ -280,11 +281,13 @@ async def test_anyios_tls_refuses_an_untrusted_certificate() -> None:
 # -- the listener ---------------------------------------------------------------------------------
 
 
-async def test_a_listener_has_the_attributes_of_its_address() -> None:
-    async with listen_stream(ADDRESS) as listener:
+@pytest.mark.parametrize(("host", "family"), [(ADDRESS, AF_INET), (IPV6, AF_INET6)])
+async def test_a_listener_has_the_attributes_of_its_address(host: str, family: int) -> None:
+    async with listen_stream(host) as listener:
+        assert listener.extra(SocketAttribute.family) == family
         address = listener.extra(SocketAttribute.local_address)
         assert address is not None
-        assert address[:2] == (ADDRESS, listener.port)
+        assert address[:2] == (host, listener.port)
         assert listener.extra(SocketAttribute.local_port) == listener.port
 
 
