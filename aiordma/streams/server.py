@@ -128,6 +128,8 @@ class StreamServer(asyncio.AbstractServer):
             self._accepting = [
                 self._loop.create_task(self._accept(listener)) for listener in self._listeners
             ]
+            for task in self._accepting:
+                task.set_name("aiordma: accepting streams")
 
     async def serve_forever(self) -> None:
         """Accept peers until cancelled; then close.

@@ -297,6 +297,18 @@ def test_the_port_of_a_closed_server_can_be_used_again(run: Run) -> None:
     run(main)
 
 
+def test_tasks_of_servers_and_connections_are_named(run: Run) -> None:
+    """So that a program that waits for all tasks of its loop can leave them out."""
+
+    async def main() -> None:
+        async with serving_one():
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            assert others
+            assert [each for each in others if not each.get_name().startswith("aiordma: ")] == []
+
+    run(main)
+
+
 def test_a_server_ends_with_all_tasks_of_its_loop(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
