@@ -265,13 +265,15 @@ class Requirement:
 
     def __init__(self, require: object = None, call: str = "") -> None:
         self.text: str = f'require="{require}"'
-        if require is None:
+        is_environments = require is None
+        if is_environments:
             require = os.environ.get("AIORDMA_REQUIRE") or "any"
             self.text = f"AIORDMA_REQUIRE={require}"
         kinds = ", ".join(map(repr, self.KINDS))
         self.kind: str = text(require, "require", f"one of {kinds}, or None", call)
         if self.kind not in self.KINDS:
-            raise ValueError(f"{self.text}: give one of {kinds}")
+            where = f"{call}(): " if call and not is_environments else ""
+            raise ValueError(f"{where}{self.text}: give one of {kinds}")
 
     @property
     def permits_software(self) -> bool:

@@ -167,7 +167,7 @@ async def listen_with(
     requirement = Requirement(require, call)
     accept_timeout = seconds(accept_timeout, "accept_timeout", call)
     if ipv6_only is not None and ":" not in host:
-        raise ValueError(f"ipv6_only={ipv6_only}: {host!r} is no numeric IPv6 address")
+        raise ValueError(f"{call}(): ipv6_only={ipv6_only}: {host!r} is no numeric IPv6 address")
     # Check the arguments before anything is opened.
     choice = ListenerReceives(shared_receive, options, domain).domain
     device = choice.device(device)

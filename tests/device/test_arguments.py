@@ -699,6 +699,11 @@ async def test_more_of_what_openers_refuse() -> None:
     for shared in ("4", 4.0, True, object()):
         with pytest.raises(TypeError, match=r"^listen\(\): shared_receive="):
             await aiordma.listen(ADDRESS, 0, shared_receive=shared)  # type: ignore[arg-type]
+    for name in ("listen", "listen_stream"):
+        module = aiordma if name == "listen" else streams
+        for given in ({"ipv6_only": True}, {"require": "dance"}):
+            with pytest.raises(ValueError, match=rf"^{name}\(\): {next(iter(given))}="):
+                await getattr(module, name)(ADDRESS, **given)
     for service in (1.0, True, b"80", ["80"]):
         with pytest.raises(TypeError, match=r"^resolve\(\): service="):
             await aiordma.resolve(ADDRESS, service)  # type: ignore[arg-type]
