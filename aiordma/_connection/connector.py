@@ -57,11 +57,11 @@ from aiordma.verbs.identifier import (
 )
 
 __all__ = (
+    "checked_source",
     "connect",
     "failed_event",
     "failed_handshake",
     "numeric_address",
-    "checked_source",
     "parameters",
     "prepare_connection",
     "prepare_with",

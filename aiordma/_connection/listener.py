@@ -56,7 +56,7 @@ from aiordma._runtime.reactor import AtLoopEnd, Reactor, acquire_reactor
 from aiordma.verbs.device import Context, require_device
 from aiordma.verbs.identifier import Event, Identifier
 
-__all__ = ("Listener", "listen", "listen_with")
+__all__ = ("MOST_BACKLOG", "Listener", "listen", "listen_with")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 

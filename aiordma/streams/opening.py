@@ -84,7 +84,8 @@ class StreamSettings:
         for name in options:
             if name not in StreamOptions.__annotations__:
                 raise unknown_parameter(name, function, StreamOptions.__annotations__)
-        call = self.call = function.__name__
+        self.call: str = function.__name__
+        call = self.call
         others = dict(options)
         buffer_bytes = whole_number(
             others.pop("buffer_size", BUFFER_BYTES),
