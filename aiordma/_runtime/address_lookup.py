@@ -300,10 +300,10 @@ def checked_service(service: object, name: str, call: str) -> int | str:
         return checked_port(service, name, call)
     service = text(service, name, _SERVICE, call)
     try:
-        number = int(service)
+        is_known = 0 <= int(service) <= 0xFFFF
     except ValueError:
-        return service
-    if not 0 <= number <= 0xFFFF:
+        is_known = not service.isdecimal()  # a name, and not more digits than Python reads
+    if not is_known:
         raise wrong_value(service, name, _SERVICE, call)
     return service
 

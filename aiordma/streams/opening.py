@@ -23,7 +23,7 @@ from aiordma._base.options import ConnectionKeywords, ConnectionOptions, unknown
 from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._connection.connection import Connection
 from aiordma._connection.connection_request import ConnectionRequest
-from aiordma._connection.connector import checked_source, prepare_with
+from aiordma._connection.connector import prepare_with
 from aiordma._connection.listener import Listener, listen_with
 from aiordma._connection.local_ports import LocalPorts
 from aiordma.streams.path import CONTROL_SLOTS
@@ -166,8 +166,7 @@ async def connect_rsocket(
     require: str | None = None,
 ) -> tuple[Connection, Rsocket]:
     """Do the work of `connect_stream`."""
-    optional_seconds(timeout, "timeout", settings.call)
-    checked_source(source, "source", settings.call)
+    timeout = optional_seconds(timeout, "timeout", settings.call)
     ports = LocalPorts(source, timeout)
     while True:
         connection = await prepare_with(

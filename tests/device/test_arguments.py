@@ -71,7 +71,10 @@ def bad_values(kind: object) -> list[tuple[Any, type[Exception]]]:
     elif kind is HOST:  # of asyncio's functions, some of which take several, or ""
         wrong, beyond = [5, b"127.0.0.1", [5], [b"127.0.0.1"]], ["a\0b"]
     elif kind is SERVICE:  # a port's number, or a name
-        wrong, beyond = [b"1", 1.0, True, object(), [1]], [1 << 16, HUGE, -1, "70000", "-1"]
+        wrong, beyond = (
+            [b"1", 1.0, True, object(), [1]],
+            [1 << 16, HUGE, -1, "70000", "-1", "9" * 5000],
+        )
     elif kind is DATA:
         wrong = ["text", 5, [1, 2], 1.5]
     elif kind is SECONDS:
