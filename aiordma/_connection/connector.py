@@ -27,6 +27,7 @@ from aiordma._base.errors import (
     detached,
 )
 from aiordma._base.hints import descriptors_hint
+from aiordma._base.interrupts import deferring_steps
 from aiordma._base.opening import opens
 from aiordma._base.options import (
     DECIDED_BY_CM,
@@ -205,6 +206,7 @@ async def prepare_connection(
     )
 
 
+@deferring_steps
 async def prepare_with(
     call: str,
     options: ConnectionOptions,

@@ -145,6 +145,7 @@ async def listen(
     )
 
 
+@deferring_steps
 async def listen_with(
     call: str,
     options: ConnectionOptions,

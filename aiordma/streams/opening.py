@@ -18,6 +18,7 @@ from aiordma._base.errors import (
     VerbsCallError,
     cause_text,
 )
+from aiordma._base.interrupts import deferring_steps
 from aiordma._base.opening import opens
 from aiordma._base.options import ConnectionKeywords, ConnectionOptions, unknown_parameter
 from aiordma._base.socket_address import SocketAddress, address_text
@@ -156,6 +157,7 @@ async def connect_stream(
     return Stream(*await connect_rsocket(settings, host, port, source, timeout, device, require))
 
 
+@deferring_steps
 async def connect_rsocket(
     settings: StreamSettings,
     host: str,
@@ -228,6 +230,7 @@ async def listen_stream(
     )
 
 
+@deferring_steps
 async def listen_for_rsockets(
     settings: StreamSettings,
     host: str,
