@@ -227,6 +227,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             if self._backlog:
                 self._flush()
             self._deliver()
+            self._end_if_stuck()
             self._show_readiness()
         except (SystemExit, KeyboardInterrupt):
             self._schedule()  # the loop can run again: what is left is delivered then
@@ -362,30 +363,36 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             return self._channel.write(view)
         except RdmaError:
             self._schedule()  # the error is delivered from the loop
-            return len(view)
+            return 0
 
     def _flush(self) -> None:
         while self._backlog:
             view = self._backlog[0]
-            done = self._channel.write(view)
+            done = self._write_now(view)
             self._backlog_bytes -= done
             if done < len(view):
                 self._backlog[0] = view[done:]
                 break
             self._backlog.popleft()
         self._watch_room()
-        if self._backlog and (error := self._channel.write_error()) is not None:
-            if self._closing or self._paused or self._eof_delivered:
-                self._force_close(error)  # reading will not report it
-                return
-            self._backlog.clear()  # nobody will read it
-            self._backlog_bytes = 0
+        if self._backlog and self._channel.write_error() is not None:
+            return  # as of asyncio's, no resume_writing: see _end_if_stuck
         self._maybe_resume_protocol()  # it may write more, also while the transport is closing
         if not self._backlog:
             if self._eof_written:
                 self._path.close_write(False)
             if self._closing:
                 self._finish()
+
+    def _end_if_stuck(self) -> None:
+        """End the connection with the error that keeps the backlog from being posted, once the
+        protocol has what can be read, and the end of the data. (If it does not read, at once.)"""
+        if self._lost or not self._backlog:
+            return
+        if self._paused or self._closing or self._eof_delivered:
+            error = self._channel.write_error()
+            if error is not None:
+                self._force_close(error)
 
     def can_write_eof(self) -> bool:
         """True.
