@@ -270,11 +270,14 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
                 self._force_close(error)
 
     def _fill_buffer(self, protocol: asyncio.BufferedProtocol) -> None:
-        buffer = protocol.get_buffer(-1)
+        # No view of the buffer is left when buffer_updated runs: it may resize the buffer.
+        protocol.buffer_updated(self._read_into(protocol.get_buffer(-1)))
+
+    def _read_into(self, buffer: Buffer) -> int:
         view = flat_view(buffer, "get_buffer()")
         if not len(view):
             raise RuntimeError("get_buffer() returned an empty buffer")
-        protocol.buffer_updated(self._path.read_into(view[: self._most_bytes]))
+        return self._path.read_into(view[: self._most_bytes])
 
     def _deliver_eof(self) -> None:
         if self._eof_delivered:
@@ -343,6 +346,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         if done < len(view):
             self._backlog.append(memoryview(bytes(view[done:])))
             self._backlog_bytes += len(view) - done
+            del view  # pause_writing may resize the program's buffer
             self._watch_room()
             self._maybe_pause_protocol()
             if self._channel.write_error() is not None:

@@ -197,3 +197,82 @@ def test_a_half_closed_peer_takes_the_backlog(run: Run) -> None:
             assert not client.lost.is_set()
 
     run(main)
+
+
+# -- buffers of the program -----------------------------------------------------------------------
+
+
+class CutsItsBuffer(asyncio.BufferedProtocol):
+    """Resizes the buffer that it gave to the length of what has arrived, and sends it back."""
+
+    def __init__(self) -> None:
+        self.buffer = bytearray()
+        self.transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        self.buffer = bytearray(1000)
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        del self.buffer[nbytes:]
+        self.transport.write(self.buffer)
+        self.buffer.clear()
+
+
+class CutsItsViewedBuffer(CutsItsBuffer):
+    """Gives a view of it, and ends the view."""
+
+    view: memoryview
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # type: ignore[override]
+        self.view = memoryview(super().get_buffer(sizehint))
+        return self.view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.view.release()
+        super().buffer_updated(nbytes)
+
+
+@pytest.mark.parametrize("make", [CutsItsBuffer, CutsItsViewedBuffer])
+def test_a_protocol_may_resize_the_buffer_that_was_filled(
+    run: Run, make: type[CutsItsBuffer]
+) -> None:
+    async def main() -> None:
+        server = await streams.create_server(make, ADDRESS, 0)
+        reader, writer = await streams.open_connection(*server.sockets[0].getsockname())
+        for data in (b"hello", bytes(3000)):
+            writer.write(data)
+            assert await reader.readexactly(len(data)) == data
+        writer.close()
+        await writer.wait_closed()
+        server.close()
+        await server.wait_closed()
+
+    run(main)
+
+
+class ClearsWhatItWrote(Recorder):
+    """Uses its buffer again when it has to pause."""
+
+    buffer = bytearray()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.buffer.clear()
+
+
+def test_pause_writing_may_resize_the_buffer_that_was_written(run: Run) -> None:
+    async def main() -> None:
+        async with two(ClearsWhatItWrote, buffer_size=8192) as (client, server):
+            server.transport.pause_reading()
+            client.buffer = bytearray(b"x" * 500_000)
+            client.transport.write(client.buffer)
+            assert client.buffer == b""
+            server.transport.resume_reading()
+            await server.until(lambda: len(server.data) == 500_000)
+            assert set(server.data) == set(b"x")
+
+    run(main)
