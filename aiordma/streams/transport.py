@@ -382,6 +382,8 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         if self._backlog and self._channel.write_error() is not None:
             return  # as of asyncio's, no resume_writing: see _end_if_stuck
         self._maybe_resume_protocol()  # it may write more, also while the transport is closing
+        if self._lost:
+            return  # it has aborted: what is left was dropped, and the data has no end
         if not self._backlog:
             if self._eof_written:
                 self._path.close_write(False)
@@ -537,14 +539,10 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         self._loop.call_soon(uninterrupted(partial(self._lose, error)), context=self._context)
 
     def _lose(self, error: BaseException | None) -> None:
-        protocol = self._protocol
-        # What refers to the protocol or to this object ends here, as in asyncio: the program's
-        # objects are freed without a garbage collection.
-        self._protocol = cast(Any, None)
-        self._readiness = self._end_timer = None
         self._path.on_readable = self._path.on_writable = None
+        self._show_readiness()
         try:
-            protocol.connection_lost(cast("Exception | None", error))
+            self._protocol.connection_lost(cast("Exception | None", error))
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as fault:
@@ -553,10 +551,14 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
                     "message": "protocol.connection_lost() failed",
                     "exception": fault,
                     "transport": self,
-                    "protocol": protocol,
+                    "protocol": self._protocol,
                 }
             )
         finally:
+            # What refers to the protocol or to this object ends here, as in asyncio: the program's
+            # objects are freed without a garbage collection.
+            self._protocol = cast(Any, None)
+            self._readiness = self._end_timer = None
             self._connection._endpoint.close()
             self._on_lost(self)
 

@@ -4,7 +4,6 @@ device under test."""
 import asyncio
 import errno
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import pytest
 
 import aiordma
 from aiordma import streams
-from tests.device.transports import LOOPS, Recorder, Run, echo, on_loop, two
+from tests.device.transports import LOOPS, Recorder, Run, echo, is_readable, on_loop, two
 from tests.devices import ADDRESS
 
 pytestmark = pytest.mark.one_kernel_device
@@ -100,12 +99,6 @@ def test_extra_info_has_the_addresses(run: Run) -> None:
             assert isinstance(writer.get_extra_info("connection"), aiordma.Connection)
 
     run(main)
-
-
-def is_readable(below: Any) -> bool:
-    poll = select.poll()
-    poll.register(below.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def test_the_descriptor_is_readable_while_there_is_something_to_read(run: Run) -> None:

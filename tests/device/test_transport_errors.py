@@ -12,7 +12,7 @@ import pytest
 import aiordma
 from aiordma import streams
 from aiordma.streams.rsocket import Rsocket
-from tests.device.transports import LOOPS, Recorder, Run, on_loop, two
+from tests.device.transports import LOOPS, Recorder, Run, is_readable, on_loop, two
 from tests.devices import ADDRESS
 
 pytestmark = pytest.mark.one_kernel_device
@@ -274,5 +274,63 @@ def test_pause_writing_may_resize_the_buffer_that_was_written(run: Run) -> None:
             server.transport.resume_reading()
             await server.until(lambda: len(server.data) == 500_000)
             assert set(server.data) == set(b"x")
+
+    run(main)
+
+
+# -- the end in a call of the transport -----------------------------------------------------------
+
+
+class AbortsInResume(Recorder):
+    """Aborts while there is something left to be sent."""
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.left = self.transport.get_write_buffer_size()
+        self.transport.abort()
+
+
+def test_abort_in_resume_writing_sends_no_end_of_the_data(run: Run) -> None:
+    """A part of the data was dropped. So the peer does not get an end, as if it had all of it."""
+
+    async def main() -> None:
+        async with two(AbortsInResume, buffer_size=8192) as (client, server):
+            client.transport.set_write_buffer_limits(high=200_000, low=100_000)
+            server.transport.pause_reading()
+            client.transport.write(bytes(500_000))
+            client.transport.write_eof()
+            server.transport.resume_reading()
+            await client.lost.wait()
+            await server.lost.wait()
+            assert client.left > 0
+            assert not server.eof
+            assert isinstance(server.error, ConnectionResetError)
+
+    run(main)
+
+
+class LooksInLost(Recorder):
+    """Asks its transport in connection_lost."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        below = self.transport.get_extra_info("socket")
+        self.protocol = self.transport.get_protocol()
+        self.is_readable = is_readable(below)
+        super().connection_lost(exc)
+
+
+@pytest.mark.parametrize("ending", ["close", "abort"])
+def test_connection_lost_finds_its_protocol_and_descriptor(run: Run, ending: str) -> None:
+    """As in asyncio, whose transports forget them afterwards."""
+
+    async def main() -> None:
+        async with two(LooksInLost) as (client, server):
+            getattr(client.transport, ending)()
+            for each in (client, server):
+                await each.lost.wait()
+                assert each.protocol is each
+                assert each.is_readable
+                assert each.transport.get_protocol() is None
+                assert each.transport.get_extra_info("socket").fileno() == -1
 
     run(main)

@@ -2,6 +2,7 @@
 transports share."""
 
 import asyncio
+import select
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -42,6 +43,13 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         writer.write(data)
         await writer.drain()
     writer.close()
+
+
+def is_readable(below: Any) -> bool:
+    """Whether poll() finds the descriptor of what stands in for a socket readable."""
+    poll = select.poll()
+    poll.register(below.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class Recorder(asyncio.Protocol):
