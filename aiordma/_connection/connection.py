@@ -1222,6 +1222,7 @@ class Connection(ObjectStream[bytes]):
 
         See: man rdma_disconnect.
         """
+        self._endpoint.closes_soon = False  # the program does not wait for a transport's end
         await self._endpoint.aclose()
 
     def __del__(self) -> None:

@@ -207,6 +207,9 @@ class Endpoint:
         self.is_ending_above: Callable[[], bool] | None = None
         """Whether the program has closed what is built on this connection, which has not said so by
         `expect_close` yet."""
+        self.closes_soon: bool = False
+        """What is built on this connection waits for the peer's device, for a limited time, and
+        calls `close` then. The end of the event loop waits for that."""
         self._queue: CompletionQueueShare | None = None
         self._entries = options.max_send_wr + options.receive_queue
         hub.counters.add(self)
@@ -854,7 +857,8 @@ class Endpoint:
         """
         if not (self.life.closed.is_set() or self.is_inherited):
             self.reactor.require_here(self, self.close)
-        self.close()
+        if not self.closes_soon or self.is_inherited:
+            self.close()
         await outwait(self.life.closed)
 
     def expect_close(self) -> None:

@@ -104,6 +104,23 @@ def _call_weakly(method: Callable[[], Result], gone: Result) -> Callable[[], Res
     return call
 
 
+def _close_once_drained(
+    loop: asyncio.AbstractEventLoop, connection: Connection, channel: TransportChannel
+) -> None:
+    """Close a connection as soon as the peer's device has everything that was written, or after
+    `close_timeout` seconds."""
+    held = [connection]  # without this, it would be collected, and closed, now
+
+    def close() -> None:
+        timer.cancel()
+        while held:
+            held.pop()._endpoint.close()
+
+    timer = loop.call_later(channel.close_timeout, uninterrupted(close))
+    if not channel.notify_drained(uninterrupted(close)):
+        close()
+
+
 class StreamTransport(_FlowControlMixin, asyncio.Transport):
     """A connected stream as an asyncio.Transport. `create_connection` and `create_server` make it.
 
@@ -151,6 +168,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         self._closing = False
         self._lost = False  # connection_lost was called, or will be
         self._losing = False  # its call is scheduled
+        self._is_cut = False  # the peer gets no end of the data
         self._end_timer: asyncio.TimerHandle | None = None
         self._writes_after_loss = 0
         self._eof_written = self._eof_delivered = False
@@ -465,7 +483,11 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
 
     @deferring
     def abort(self) -> None:
-        """As asyncio.WriteTransport.abort: nothing more is sent.
+        """As asyncio.WriteTransport.abort: connection_lost is called in the loop's next turn.
+
+        If some of what was written is not posted yet, it is dropped, and the peer gets an error. If
+        not, the peer gets everything, and the end of the data: the connection closes in the
+        background, as soon as the peer's device has it, or after `close_timeout` seconds.
 
         Raises: nothing.
         """
@@ -503,11 +525,19 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         if self._lost:
             self._lose_soon(error)  # a close may be waiting
             return
+        self._is_cut = bool(self._backlog)
         self._backlog.clear()
         self._backlog_bytes = 0
         self._lost = True
         self._note_closing()
+        if not self._is_cut:
+            self._end_data()
         self._lose_soon(error)
+
+    def _end_data(self) -> None:
+        """End both directions. From here on, the connection is closed within `close_timeout`."""
+        self._path.close_write(True)
+        self._connection._endpoint.closes_soon = True
 
     def _finish(self) -> None:
         """Call connection_lost as soon as the peer's device has everything. By callbacks only: a
@@ -515,7 +545,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         if self._lost or self._connection._endpoint.is_inherited:
             return
         self._lost = True
-        self._path.close_write(True)
+        self._end_data()
         self._loop.call_soon(uninterrupted(self._settle), context=self._context)
 
     def _settle(self) -> None:
@@ -525,10 +555,15 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             return
         lose = uninterrupted(partial(self._lose_soon, None))
         if self._channel.notify_drained(lose):
-            self._end_timer = self._loop.call_later(self._channel.close_timeout, lose)
+            give_up = uninterrupted(self._give_up)
+            self._end_timer = self._loop.call_later(self._channel.close_timeout, give_up)
         else:
             self._losing = True
             self._lose(None)
+
+    def _give_up(self) -> None:
+        self._is_cut = True
+        self._lose_soon(None)
 
     def _lose_soon(self, error: BaseException | None) -> None:
         if self._losing or self._has_loop_ended():
@@ -559,7 +594,10 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             # objects are freed without a garbage collection.
             self._protocol = cast(Any, None)
             self._readiness = self._end_timer = None
-            self._connection._endpoint.close()
+            if self._is_cut:
+                self._connection._endpoint.close()
+            else:
+                _close_once_drained(self._loop, self._connection, self._channel)
             self._on_lost(self)
 
     def __del__(self) -> None:

@@ -230,6 +230,27 @@ def test_anyio_connects_by_its_own_function() -> None:
     run(main)
 
 
+def test_anyios_own_socket_stream_closes_in_order() -> None:
+    """Its aclose() is a close and an abort: the peer has everything, and the end."""
+
+    async def main() -> None:
+        read: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            read.put_nowait(await reader.read())
+            writer.close()
+
+        server = await asyncio.start_server(accepted, ADDRESS, 0)
+        for size in (5, 200_000, 1_000_000):
+            async with await anyio.connect_tcp(*server.sockets[0].getsockname()) as stream:
+                await stream.send(bytes(size))
+            assert len(await read.get()) == size
+        server.close()
+        await server.wait_closed()
+
+    run(main)
+
+
 @contextmanager
 def uvicorn_program() -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run uvicorn's command line in a process; yields it and its URL."""

@@ -1,9 +1,10 @@
 """How asyncio's transports over RDMA end: connection_lost is called once, whatever happens."""
 
 import asyncio
-from collections.abc import Coroutine
+import sys
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -141,6 +142,152 @@ def test_the_end_of_the_peers_data_fails_a_close_with_a_backlog(run: Run) -> Non
             assert isinstance(client.error, ConnectionError)
 
     run(main)
+
+
+# -- an abort with nothing left to be posted ------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_closed_first", [False, True])
+def test_abort_sends_what_was_posted_and_the_end(run: Run, is_closed_first: bool) -> None:
+    """As over TCP, where the kernel sends what it has. anyio's sockets close by an abort."""
+
+    async def main() -> None:
+        async with two(Counts) as (client, server):
+            client.transport.write(bytes(100_000))
+            assert client.transport.get_write_buffer_size() == 0
+            if is_closed_first:
+                client.transport.close()
+            client.transport.abort()
+            await asyncio.sleep(0)
+            assert (client.calls, client.error) == (1, None)
+            await server.lost.wait()
+            assert (len(server.data), server.eof, server.error) == (100_000, True, None)
+
+    run(main)
+
+
+class AnswersAndFails(Counts):
+    """Answers, and raises an error."""
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if data != b"?":
+            self.transport.write(b"no")
+            raise OSError("a fault of the program")
+
+
+def test_the_peer_of_a_protocol_that_fails_gets_what_was_written(run: Run) -> None:
+    async def main() -> None:
+        async with two(AnswersAndFails) as (client, server):
+            client.data_received = partial(Counts.data_received, client)
+            client.transport.write(b"request")
+            await client.lost.wait()
+            assert (client.data, client.eof, client.error) == (b"no", True, None)
+            assert str(server.error) == "a fault of the program"
+
+    run(main)
+
+
+def test_close_timeout_ends_the_connection_of_an_abort(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The peer's device never has everything."""
+
+    async def main() -> None:
+        async with two(Counts, close_timeout=0.05) as (client, _server):
+            connection = client.transport.get_extra_info("connection")
+            with monkeypatch.context() as patched:
+                patched.setattr(Rsocket, "notify_drained", lambda self, callback: True)
+                client.transport.abort()
+                await client.lost.wait()
+            await connection._endpoint.life.closed.wait()
+
+    run(main)
+
+
+def test_closing_the_connection_ends_the_wait_of_an_abort(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with two(Counts, close_timeout=3600) as (client, _server):
+            connection = client.transport.get_extra_info("connection")
+            with monkeypatch.context() as patched:
+                patched.setattr(Rsocket, "notify_drained", lambda self, callback: True)
+                client.transport.abort()
+                await client.lost.wait()
+            await connection.aclose()
+
+    run(main)
+
+
+ENDS_AT_ONCE = """
+import asyncio, sys
+from aiordma import streams
+
+async def main():
+    host, port, ending = sys.argv[1:]
+    _, writer = await streams.open_connection(host, int(port))
+    writer.write(bytes(100_000))
+    getattr(writer.transport, ending)()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("ending", ["close", "abort"])
+def test_a_program_that_ends_at_once_has_sent_what_it_wrote(ending: str) -> None:
+    """As over TCP. The end of the event loop waits for it."""
+
+    async def main() -> None:
+        servers: asyncio.Queue[Counts] = asyncio.Queue()
+
+        class Accepted(Counts):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                super().connection_made(transport)
+                servers.put_nowait(self)
+
+        server = await streams.create_server(Accepted, ADDRESS, 0)
+        host, port = server.sockets[0].getsockname()
+        program = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-W", "error", "-c", ENDS_AT_ONCE, host, str(port), ending)
+        )
+        accepted = await servers.get()
+        await accepted.lost.wait()
+        assert (len(accepted.data), accepted.eof, accepted.error) == (100_000, True, None)
+        assert await program.wait() == 0
+        server.close()
+        await server.wait_closed()
+
+    on_loop(asyncio.new_event_loop, main)
+
+
+@pytest.mark.parametrize("ending", ["close", "abort"])
+def test_the_end_of_the_loop_waits_for_the_peers_device(
+    run: Run, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most `close_timeout` seconds, and only if everything was posted."""
+    ours: list[Any] = []
+    drained: list[Rsocket] = []
+
+    def drain_later(rsocket: Rsocket, callback: Callable[[], object]) -> bool:
+        def drain() -> None:
+            drained.append(rsocket)
+            callback()
+
+        asyncio.get_running_loop().call_later(0.1, drain)
+        return True
+
+    async def main() -> None:
+        server = await streams.create_server(Counts, ADDRESS, 0)
+        address = server.sockets[0].getsockname()
+        transport, _ = await streams.create_connection(Counts, *address)
+        server.close()
+        ours.append(cast(Any, transport)._channel)
+        monkeypatch.setattr(Rsocket, "notify_drained", drain_later)
+        getattr(transport, ending)()
+
+    run(main)
+    assert ours[0] in drained
 
 
 # -- warnings -------------------------------------------------------------------------------------

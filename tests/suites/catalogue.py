@@ -106,8 +106,6 @@ SUITES: tuple[Suite, ...] = (
         reasons={
             "*test_async_writer_api_exception_after_close": CONFIRMED,
             "*test_start_server_1": PRIVATE,
-            "*TestSSL::test_ssl_handshake_timeout": ABORTED,
-            "*SelectorStartTLSTests::test_handshake_timeout": ABORTED,
         },
     ),
     Suite(
