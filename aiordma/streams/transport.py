@@ -33,6 +33,8 @@ UPGRADE_BYTES = 64 * 1024
 as start_tls does. What comes with the handshake's end still goes to the old transport's reader. If
 that is more than the reader's limit (twice 64 KiB), it pauses the old transport, and asyncio from
 3.13 on resumes the new one only."""
+ABORT_SECONDS = 5.0
+"""The longest time for which a connection outlives an abort, however long a close may wait."""
 _WARN_AFTER = 5
 """Writes to a lost connection are logged after so many, as asyncio does."""
 
@@ -108,7 +110,7 @@ def _close_once_drained(
     loop: asyncio.AbstractEventLoop, connection: Connection, channel: TransportChannel
 ) -> None:
     """Close a connection as soon as the peer's device has everything that was written, or after
-    `close_timeout` seconds."""
+    `close_timeout` seconds, at most ABORT_SECONDS."""
     held = [connection]  # without this, it would be collected, and closed, now
 
     def close() -> None:
@@ -116,7 +118,8 @@ def _close_once_drained(
         while held:
             held.pop()._endpoint.close()
 
-    timer = loop.call_later(channel.close_timeout, uninterrupted(close))
+    most = min(channel.close_timeout, ABORT_SECONDS)
+    timer = loop.call_later(most, uninterrupted(close))
     if not channel.notify_drained(uninterrupted(close)):
         close()
 
@@ -487,7 +490,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
 
         If some of what was written is not posted yet, it is dropped, and the peer gets an error. If
         not, the peer gets everything, and the end of the data: the connection closes in the
-        background, as soon as the peer's device has it, or after `close_timeout` seconds.
+        background, once the peer's device has it, or after `close_timeout` seconds, at most 5.
 
         Raises: nothing.
         """
