@@ -22,7 +22,10 @@ async def serve(bind: str, port: int) -> None:
         print(f"listening on {bind}:{socket.port}, queue pair {socket.qp_num:#x}", flush=True)
         async for question in socket:
             answer = question.data.upper()
-            await socket.send(answer, question.source, immediate=question.immediate)
+            try:
+                await socket.send(answer, question.source, immediate=question.immediate)
+            except aiordma.VerbsCallError as error:  # nobody has the address that the sender gave
+                print(f"not answered: {error}")
 
 
 async def ask(socket: aiordma.Datagram, peer: aiordma.DatagramPeer, number: int, text: str) -> str:

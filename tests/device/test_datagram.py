@@ -1,7 +1,9 @@
 """Datagram sockets: resolving, sending, replying, losing, and what is left afterwards."""
 
+import errno
 import gc
 import ipaddress
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,7 +13,9 @@ import pytest
 
 import aiordma
 from aiordma._base.enums import CmEventType
+from aiordma._datagram import address_handles
 from aiordma._datagram.peer import UDP_QKEY
+from aiordma.verbs import AddressHandle, ProtectionDomain
 from aiordma.verbs.identifier import Event
 from tests.device.players import Outcome, one_loop, reactor_in_use, silent_taker, until
 from tests.devices import ADDRESS, IPV6
@@ -367,3 +371,35 @@ def removal(key: int) -> Event:
         rnr_retry_count=0,
         qp_num=0,
     )
+
+
+@one_loop
+async def test_lookups_of_silent_peers_hold_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as the send queue has slots. Their addresses are looked up by the kernel."""
+    silent, answered = bytes(15) + b"\x01", threading.Event()
+
+    def looked_up(domain: ProtectionDomain, vector: aiordma.AddressVector) -> AddressHandle:
+        if vector.gid == silent:
+            assert answered.wait(30)
+            raise aiordma.VerbsCallError(errno.ETIMEDOUT, "ibv_create_ah")
+        return AddressHandle(domain, vector)
+
+    monkeypatch.setattr(address_handles, "AddressHandle", looked_up)
+    async with (
+        await aiordma.open_datagram(ADDRESS, max_send_wr=4) as socket,
+        await aiordma.open_datagram(ADDRESS) as other,
+        anyio.create_task_group() as group,
+    ):
+        peer = await socket.resolve(ADDRESS, other.port)
+        nobody = socket.peer(silent, 7)
+        outcomes = [Outcome() for _ in range(4)]
+        try:
+            for outcome in outcomes:
+                group.start_soon(outcome.of, lambda: socket.send(b"to nobody", nobody))
+            await anyio.wait_all_tasks_blocked()
+            with anyio.fail_after(20):
+                await socket.send(b"to a peer", peer)
+                assert (await other.receive()).data == b"to a peer"
+        finally:
+            answered.set()
+        await until(lambda: all(outcome.error is not None for outcome in outcomes))

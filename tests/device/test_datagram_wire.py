@@ -254,3 +254,48 @@ asyncio.run(main())
 def test_datagram_larger_than_the_mtu_arrives() -> None:
     """In a network namespace, whose loopback interface has the packets of an Ethernet."""
     assert run_alone(FRAGMENTED).split() == ["1400", "1500", "4096", "1400"] * 2
+
+
+OTHER_ADDRESSES = """
+import asyncio
+import socket as plain
+
+import aiordma
+from aiordma._datagram.peer import UDP_QKEY
+from tests.device.wire import Packet, pack, plain_socket
+from tests.network import ethernet, ip
+
+PATH_MTU_DISCOVER, ALWAYS = 10, 2  # of IPPROTO_IP, for what the ICRC takes for granted
+
+
+def send(text, source, target, socket):
+    with plain_socket(source) as sender:
+        sender.setsockopt(plain.SOL_SOCKET, plain.SO_BROADCAST, 1)
+        sender.setsockopt(plain.IPPROTO_IP, PATH_MTU_DISCOVER, ALWAYS)
+        ends = (source, sender.getsockname()[1]), (target, socket.qp_num & 0xFFFF)
+        sender.sendto(pack(Packet(text, socket.qp_num, 1, UDP_QKEY), ends), ends[1])
+
+
+async def main():
+    async with (
+        await aiordma.open_datagram("127.0.0.1", device="software") as inside,
+        await aiordma.open_datagram("10.9.9.1", device="software") as outside,
+    ):
+        for target in ("127.0.0.2", "127.255.255.255", "10.9.9.1"):
+            send(b"not for this socket", "127.0.0.1", target, inside)
+        send(b"its own address", "127.0.0.1", "127.0.0.1", inside)
+        send(b"another interface", "127.0.0.1", "127.0.0.1", outside)
+        send(b"another address", "10.9.9.1", "10.9.9.2", outside)
+        for socket in (inside, outside):
+            message = await asyncio.wait_for(socket.receive(), 30)
+            await socket.send(b"answer", message.source)
+            print(message.data.decode())
+
+ethernet()
+ip("address add 10.9.9.1/24 dev ours", "address add 10.9.9.2/24 dev ours")
+asyncio.run(main())
+"""
+
+
+def test_only_datagrams_to_addresses_of_the_own_interface_arrive() -> None:
+    assert run_alone(OTHER_ADDRESSES).splitlines() == ["its own address", "another address"]
