@@ -3,6 +3,7 @@
 import logging
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -147,4 +148,5 @@ def _received(path: Path, size: int) -> None:
     # encode would end the server.
     encoding = sys.stdout.encoding
     name = repr(str(path)).encode(encoding, "backslashreplace").decode(encoding)
-    print(f"received {name}, {size} bytes", flush=True)
+    with suppress(OSError):  # the file is stored, also if nobody reads this or the disk is full
+        print(f"received {name}, {size} bytes", flush=True)

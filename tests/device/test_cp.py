@@ -8,6 +8,7 @@ import re
 import signal
 import struct
 import subprocess
+import sys
 import termios
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -16,6 +17,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from aiordma.cli import cp as command
 from aiordma.cli.copying import FileReceiver, send_file
 from aiordma.cli.rcopy import (
     HEADER_BYTES,
@@ -290,3 +292,18 @@ def test_an_error_in_a_terminal_leaves_no_bar(served: Path, tmp_path: Path) -> N
     assert status == 1
     assert "\x1b[2Kaiordma cp: " in written.splitlines()[-1]
     assert "(the server's reply)" in written
+
+
+def test_file_is_stored_also_if_nobody_reads_the_servers_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error of the log would be sent to the client, as one of its file."""
+    stored: list[bool] = []
+    reader, writer = os.pipe()
+    os.close(reader)
+    with pytest.raises(BrokenPipeError), open(writer, "w") as log:
+        monkeypatch.setattr(sys, "stdout", log)
+        command._received(Path("stored"), 5)
+        monkeypatch.undo()
+        stored.append(True)
+    assert stored
