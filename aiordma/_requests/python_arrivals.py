@@ -6,6 +6,7 @@ gets its contents, and it is posted again, in a chain with others. The engine in
 """
 
 import errno
+import logging
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -17,11 +18,13 @@ from weakref import finalize, ref
 from aiordma._base.enums import WorkCompletionFlag, WorkCompletionOpcode
 from aiordma._loop.event_loop import Waiter
 from aiordma._native import Lease, Pool
-from aiordma._requests.python import WorkRequest, logger
+from aiordma._requests.python import WorkRequest
 from aiordma._requests.python_ports import Port, SharedPort
 from aiordma.verbs import WorkCompletion
 
 __all__ = ("ArrivalQueue", "ArrivalView", "DatagramReceive", "PooledReceives")
+
+logger = logging.getLogger("aiordma")
 
 _WRITTEN = int(WorkCompletionOpcode.RECV_RDMA_WITH_IMM)
 

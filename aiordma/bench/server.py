@@ -23,13 +23,15 @@ from aiordma import (
     listen,
     open_datagram,
 )
-from aiordma._base.connection_parameters import MAX_REJECT_PRIVATE_DATA
 from aiordma.bench.tcp import serve_protocol, serve_streams
 from aiordma.bench.workload import Workload
 
 __all__ = ("RECEIVES", "serve")
 
 logger: logging.Logger = logging.getLogger("aiordma")
+
+MOST_REASON_BYTES = 148
+"""What goes with a refusal: man rdma_reject."""
 
 RECEIVES = 512
 """Receives posted for a workload without answers: as many as perftest posts."""
@@ -89,7 +91,7 @@ async def _serve_one(request: ConnectionRequest) -> None:
         logger.info("%s of %s ended: %s", name, request.peer_address, error)
     except _UnwantedError as refusal:
         with suppress(RdmaError):  # the peer has left
-            await request.reject(str(refusal).encode()[:MAX_REJECT_PRIVATE_DATA])
+            await request.reject(str(refusal).encode()[:MOST_REASON_BYTES])
     finally:
         await request.aclose()  # rejects a request that was not accepted
 

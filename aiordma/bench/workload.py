@@ -4,7 +4,7 @@ import struct
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-__all__ = ("OPERATIONS", "Workload")
+__all__ = ("MOST_BYTES", "OPERATIONS", "Workload")
 
 OPERATIONS = ("echo", "messages", "send", "read", "write", "chain", "datagrams", "views")
 """

@@ -15,7 +15,6 @@ import pytest
 from typer.testing import CliRunner
 
 import aiordma
-from aiordma._base.connection_parameters import MAX_REJECT_PRIVATE_DATA
 from aiordma._base.provider import SOFTWARE
 from aiordma.bench import server, tcp
 from aiordma.bench.workload import OPERATIONS, Workload
@@ -193,7 +192,7 @@ def test_client_that_asks_for_nonsense_leaves_the_server_running() -> None:
     nonsense = Workload.WIRE.pack(Workload.MAGIC, list(OPERATIONS).index("read"), True, 1, 64, -1)
     with pytest.raises(ValueError, match="-b: read") as caught:
         Workload.unpack(nonsense)
-    assert len(str(caught.value)) > MAX_REJECT_PRIVATE_DATA
+    assert len(str(caught.value)) > server.MOST_REASON_BYTES
     anyio.run(_is_rejected, nonsense)
 
 

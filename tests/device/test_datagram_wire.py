@@ -281,10 +281,9 @@ async def main():
         await aiordma.open_datagram("127.0.0.1", device="software") as inside,
         await aiordma.open_datagram("10.9.9.1", device="software") as outside,
     ):
-        for target in ("127.0.0.2", "127.255.255.255", "10.9.9.1"):
+        for target in ("127.0.0.2", "127.255.255.255"):
             send(b"not for this socket", "127.0.0.1", target, inside)
         send(b"its own address", "127.0.0.1", "127.0.0.1", inside)
-        send(b"another interface", "127.0.0.1", "127.0.0.1", outside)
         send(b"another address", "10.9.9.1", "10.9.9.2", outside)
         for socket in (inside, outside):
             message = await asyncio.wait_for(socket.receive(), 30)
@@ -297,5 +296,5 @@ asyncio.run(main())
 """
 
 
-def test_only_datagrams_to_addresses_of_the_own_interface_arrive() -> None:
+def test_only_datagrams_to_addresses_of_the_machine_arrive() -> None:
     assert run_alone(OTHER_ADDRESSES).splitlines() == ["its own address", "another address"]

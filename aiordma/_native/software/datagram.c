@@ -197,24 +197,17 @@ static void transmit(struct sw_queue_pair *pair)
 /* -- receiving ----------------------------------------------------------------------- */
 
 /*
- * Whether a queue pair receives what was sent to an address: its own, and the others of the same
- * interface, as on rxe, whose device is an interface. A queue pair without an address has those of
- * all interfaces. Its socket gets more: broadcasts, and what was sent to other interfaces.
+ * Whether a datagram was sent to an address of this machine, as on rxe: the socket also gets
+ * broadcasts and the rest of 127.0.0.0/8, whose GID a receiver could not find. The machine's other
+ * addresses count, too: a program chooses the one that its peer answers to (gid_index).
  */
-static int is_for(const struct sw_queue_pair *pair, const struct sw_roce_path *path)
+static int is_for_us(const struct sw_queue_pair *pair, const struct sw_roce_path *path)
 {
-    static const union ibv_gid none;
-    struct ibv_gid_entry entry, own;
     union ibv_gid destination;
 
     memcpy(&destination, &path->destination, sizeof(destination));
-    if (!memcmp(&destination, &pair->source, sizeof(destination)))
-        return 1;
-    if (sw_gid_entry(sw_gid_index(&destination), &entry))
-        return 0;
-    return !memcmp(&pair->source, &none, sizeof(none)) ||
-           (!sw_gid_entry(sw_gid_index(&pair->source), &own) &&
-            own.ndev_ifindex == entry.ndev_ifindex);
+    return !memcmp(&destination, &pair->source, sizeof(destination)) ||
+           sw_gid_index(&destination) >= 0;
 }
 
 static int can_receive(const struct sw_queue_pair *pair)
@@ -289,7 +282,7 @@ static void receive(struct sw_datagrams *datagrams, const struct sw_udp *udp,
             (group && memcmp(group, &way.path.destination, sizeof(*group))) ||
             sw_roce_read(packet, (size_t)size, &way.path, &datagram))
             continue;
-        if (datagram.destination_qpn == number && (group || is_for(datagrams->pair, &way.path)))
+        if (datagram.destination_qpn == number && (group || is_for_us(datagrams->pair, &way.path)))
             deliver(datagrams->pair, &way.path, &datagram, (size_t)size);
     }
 }
