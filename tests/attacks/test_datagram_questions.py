@@ -3,6 +3,7 @@
 import itertools
 import socket
 import threading
+import time
 from types import TracebackType
 
 import anyio
@@ -14,6 +15,9 @@ from tests.device.wire import Question
 
 ASKED = 20_000
 MOST_IDENTIFIERS = 1_000
+BURST, PAUSE = 32, 0.005
+"""So many questions, then seconds without one. Without a pause the kernel's buffer of the socket is
+always full, and loses the good client's questions before the device sees them."""
 
 
 async def serve_datagrams(ready: Ready) -> None:
@@ -26,7 +30,7 @@ async def serve_datagrams(ready: Ready) -> None:
 
 
 class Questions:
-    """Asks without pause, from a thread, until the end of the block. No two questions are alike."""
+    """Asks, from a thread, until the end of the block. No two questions are alike."""
 
     def __init__(self, port: int, source: str) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -43,6 +47,8 @@ class Questions:
             question = Question(self._ends, number, number).pack()
             self._socket.sendto(question, self._ends[1])
             self.asked += 1
+            if not number % BURST:
+                time.sleep(PAUSE)
 
     def __enter__(self) -> "Questions":
         self._thread.start()
