@@ -16,35 +16,9 @@
 #include "software/engine.h"
 #include "software/stream.h"
 
+#include "queue_pair.h"
+
 enum { BEFORE = 20000, SIZE = 64, PATIENCE = 60000 /* milliseconds */ };
-
-static void check(int is_well, const char *what)
-{
-    if (is_well)
-        return;
-    printf("%s\n", what);
-    exit(1);
-}
-
-static struct ibv_qp *make_queue_pair(const struct aiordma_provider *table, struct ibv_pd *domain)
-{
-    struct ibv_cq *queue = table->create_cq(domain->context, 64, NULL, NULL, 0);
-    struct ibv_qp_init_attr init = {
-        .send_cq = queue,
-        .recv_cq = queue,
-        .qp_type = IBV_QPT_RC,
-        .cap = {.max_send_wr = BEFORE + 1, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1},
-    };
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1};
-
-    check(queue != NULL, "create_cq failed");
-    struct ibv_qp *queue_pair = table->create_qp(domain, &init);
-    check(queue_pair != NULL, "create_qp failed");
-    check(!table->modify_qp(queue_pair, &attr,
-                            IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
-          "modify_qp failed");
-    return queue_pair;
-}
 
 /* Post many SENDs of no bytes, and a READ after them, in one call. */
 static void post(struct ibv_qp *queue_pair, struct ibv_sge *part)
@@ -136,7 +110,7 @@ static void check_answer(const struct aiordma_provider *table, struct ibv_pd *do
 {
     static char memory[SIZE];
     struct ibv_mr *region = table->reg_mr(domain, memory, SIZE, IBV_ACCESS_LOCAL_WRITE);
-    struct ibv_qp *queue_pair = make_queue_pair(table, domain);
+    struct ibv_qp *queue_pair = make_queue_pair(table, domain, BEFORE + 1);
     struct sw_queue_pair *pair = (struct sw_queue_pair *)queue_pair;
     struct sw_terms terms = {.gives_word = 1, .inbound_depth = 4, .outbound_depth = 4};
     struct ibv_cq *queue = queue_pair->send_cq;

@@ -17,6 +17,8 @@
 #include "software/engine.h"
 #include "software/stream.h"
 
+#include "queue_pair.h"
+
 enum {
     ROUNDS = 200,
     WATCHES = 3,
@@ -27,14 +29,6 @@ enum {
     CHUNK = 1000,   /* frames written at a time */
     PATIENCE = 60,  /* seconds */
 };
-
-static void check(int is_well, const char *what)
-{
-    if (is_well)
-        return;
-    printf("%s\n", what);
-    exit(1);
-}
 
 /* -- how long a thread waits ------------------------------------------------------------------- */
 
@@ -224,26 +218,6 @@ static void check_empty_poll_needs_no_lock(const struct aiordma_provider *table,
 
 /* -- how much work a peer causes --------------------------------------------------------------- */
 
-static struct ibv_qp *make_queue_pair(const struct aiordma_provider *table, struct ibv_pd *domain)
-{
-    struct ibv_cq *queue = table->create_cq(domain->context, 64, NULL, NULL, 0);
-    struct ibv_qp_init_attr init = {
-        .send_cq = queue,
-        .recv_cq = queue,
-        .qp_type = IBV_QPT_RC,
-        .cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1},
-    };
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1};
-
-    check(queue != NULL, "create_cq failed");
-    struct ibv_qp *queue_pair = table->create_qp(domain, &init);
-    check(queue_pair != NULL, "create_qp failed");
-    check(!table->modify_qp(queue_pair, &attr,
-                            IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
-          "modify_qp failed");
-    return queue_pair;
-}
-
 static void write_all(int fd, const char *bytes, size_t size, struct sw_stream *stream)
 {
     while (size) {
@@ -301,7 +275,7 @@ static void *wait_for_turn(void *unused)
    processes no more frames than it may. */
 static void check_turn(const struct aiordma_provider *table, struct ibv_pd *domain, int is_awaited)
 {
-    struct ibv_qp *queue_pair = make_queue_pair(table, domain);
+    struct ibv_qp *queue_pair = make_queue_pair(table, domain, 4);
     struct sw_queue_pair *pair = (struct sw_queue_pair *)queue_pair;
     struct sw_terms terms = {.inbound_depth = 4, .outbound_depth = 4};
     struct ibv_recv_wr receive = {.wr_id = 1};
