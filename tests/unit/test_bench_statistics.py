@@ -1,5 +1,6 @@
 """The benchmark's numbers: percentiles, medians, what a measurement holds."""
 
+import io
 import json
 import time
 from array import array
@@ -11,9 +12,11 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from aiordma.bench.meter import Measurement, Meter
 from aiordma.bench.statistics import median, percentile, ratio
+from aiordma.bench.table import print_table
 from aiordma.bench.timing import deadline, one_by_one, pipelined, timed_pipeline
 from aiordma.bench.workload import OPERATIONS, Workload
 
@@ -203,3 +206,22 @@ def test_turns_round_up_to_whole_chains() -> None:
     assert len(list(meter.turns(4, 4))) == 2
     assert list(meter.turns(12)) == []
     assert next(Meter("", 1).turns(5, 3)) is True
+
+
+@pytest.mark.parametrize("width", [20, 80])
+def test_table_loses_no_digit_on_a_narrow_terminal(width: int) -> None:
+    samples = array("Q", [123_456_700] * 10)
+    row = Measurement("messages/65536/window16", 65536, 9_876_543, 1.0, 1000.0, 123_456, samples)
+    file = io.StringIO()
+    print_table(Console(file=file, width=width), "on 127.0.0.1", [row, ("echo/64", "refused")])
+    printed = "".join(file.getvalue().split())
+    for part in ("123457" * 4, "9,876,543", "647,269.1", "101.3", "0.012", row.name, "echo/64"):
+        assert part in printed
+
+
+def test_table_of_usual_numbers_fits_80_columns() -> None:
+    samples = array("Q", [1_234_500] * 10)
+    row = Measurement("messages/65536/window16", 65536, 123_456, 1.0, 10.0, 123_456, samples)
+    file = io.StringIO()
+    print_table(Console(file=file, width=80), "on 127.0.0.1", [row])
+    assert max(len(line.rstrip()) for line in file.getvalue().splitlines()) <= 80
