@@ -31,6 +31,7 @@ from aiordma.bench.conditions import Conditions
 from aiordma.bench.meter import Measurement, Meter
 from aiordma.bench.mistakes import first_error
 from aiordma.bench.timing import (
+    abandoning,
     deadline,
     one_by_one,
     perf_counter_ns,
@@ -240,16 +241,18 @@ async def _echo(
 ) -> None:
     post_recv, post_send, samples = connection.post_recv, connection.post_send, meter.samples
     before = perf_counter_ns()
-    for _ in meter.turns():
-        if before >= until:
-            break
-        answer = post_recv(place)
-        sent = post_send(ours)
-        await answer
-        await sent
-        now = perf_counter_ns()
-        samples.append(now - before)
-        before = now
+    answer = sent = None
+    with abandoning(lambda: (answer, sent)):
+        for _ in meter.turns():
+            if before >= until:
+                break
+            answer = post_recv(place)
+            sent = post_send(ours)
+            await answer
+            await sent
+            now = perf_counter_ns()
+            samples.append(now - before)
+            before = now
 
 
 async def _echo_window(
@@ -267,14 +270,16 @@ async def _echo_window(
         to_send = bytes(size) if work.is_inline else memory[at : at + size]
         start(to_send, memory[at + size : at + 2 * size])
     turns = meter.turns(work.depth)
-    while window:
-        began, ours, place, answer, sent = window.popleft()
-        await answer
-        await sent
-        now = perf_counter_ns()
-        samples.append(now - began)
-        if now < until and next(turns, False):
-            start(ours, place)
+    sent = None
+    with abandoning(lambda: (sent, *(each for _, _, _, *both in window for each in both))):
+        while window:
+            began, ours, place, answer, sent = window.popleft()
+            await answer
+            await sent
+            now = perf_counter_ns()
+            samples.append(now - began)
+            if now < until and next(turns, False):
+                start(ours, place)
 
 
 async def _messages(connection: Connection, work: Workload, until: int, meter: Meter) -> None:
@@ -314,13 +319,13 @@ async def _chains(
     for _ in range(work.depth // length):
         post()
     turns = meter.turns(work.depth // length * length, length)
-    while chains:
-        requests = chains.popleft()
-        for request in requests:
-            await request
-        meter.count += len(requests)
-        if perf_counter_ns() < until and next(turns, False):
-            post()
+    with abandoning(lambda: (request for requests in chains for request in requests)):
+        while chains:
+            for request in chains[0]:
+                await request
+            meter.count += len(chains.popleft())
+            if perf_counter_ns() < until and next(turns, False):
+                post()
 
 
 def _both(connection: Connection, work: Workload, local: LocalMemory) -> Drive:

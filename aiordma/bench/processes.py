@@ -1,12 +1,15 @@
 """Servers in separate processes on this machine."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from threading import Thread
 from typing import Any
 
 from aiordma.bench.loops import SPIN, run
@@ -17,7 +20,6 @@ __all__ = ("Ports", "announcing", "main", "serving")
 
 WORDS = "import sys; from aiordma.bench.processes import main; main(sys.argv[1])"
 
-START_SECONDS = 60.0
 END_SECONDS = 10.0
 
 
@@ -39,6 +41,7 @@ def main(settings: str) -> None:
     given = json.loads(settings)
     loop, spin = given.pop("loop"), given.pop("spin")
     announced = False
+    Thread(target=_end_with_parent, daemon=True).start()
 
     def announce(*ports: int) -> None:
         nonlocal announced
@@ -54,6 +57,14 @@ def main(settings: str) -> None:
             raise
         reason = {"reason": one_line(first_error(error)), "status": status}
         print(json.dumps(reason), flush=True)
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it has ended, in whatever way: the other end of
+    standard input is its."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
@@ -76,13 +87,15 @@ def serving(
 @contextmanager
 def announcing(words: list[str]) -> Iterator[tuple[Any, int]]:
     """Run a program during the block that prints a line of JSON when it is ready. Yield the value
-    of that line, and the process's pid.
+    of that line, and the process's pid. Its standard input ends when this process ends.
 
     Raises:
         ServerEndedError: the program ended without the line. Its own messages are on standard
             error.
     """
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()

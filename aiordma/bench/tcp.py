@@ -4,16 +4,22 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import cast
+from typing import TypeVar, cast
 
+from aiordma import ConnectTimeoutError
 from aiordma.bench.meter import Measurement, Meter
 from aiordma.bench.timing import deadline, perf_counter_ns
 from aiordma.bench.workload import MOST_BYTES
 
 __all__ = ("measure_protocol", "measure_streams", "serve_protocol", "serve_streams")
 
+CONNECT_SECONDS = 10.0
+
 LENGTH = 4
 """Bytes of the first field on a connection: the size of its messages."""
+
+
+Opened = TypeVar("Opened")
 
 
 def serve_streams(host: str, port: int) -> AbstractAsyncContextManager[int]:
@@ -78,9 +84,21 @@ class _Echo(asyncio.Protocol):
             self._transport.write(data)
 
 
+async def _connecting(host: str, port: int, opening: Awaitable[Opened]) -> Opened:
+    try:
+        return await asyncio.wait_for(opening, CONNECT_SECONDS)
+    except TimeoutError:
+        text = f"TCP to {host} port {port}: no answer within {CONNECT_SECONDS:g} s"
+        raise ConnectTimeoutError(text) from None
+
+
 async def measure_streams(host: str, port: int, size: int, seconds: float) -> Measurement:
-    """Measure the round trip of `size` bytes by streams, one at a time."""
-    reader, writer = await asyncio.open_connection(host, port)
+    """Measure the round trip of `size` bytes by streams, one at a time.
+
+    Raises:
+        ConnectTimeoutError: the server does not answer.
+    """
+    reader, writer = await _connecting(host, port, asyncio.open_connection(host, port))
     writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     writer.write(size.to_bytes(LENGTH, "big"))
     payload = bytes(size)
@@ -155,9 +173,13 @@ class _Exchange(asyncio.Protocol):
 
 
 async def measure_protocol(host: str, port: int, size: int, seconds: float) -> Measurement:
-    """Measure the round trip of `size` bytes by a protocol: callbacks, without an await."""
-    loop = asyncio.get_running_loop()
-    _, exchange = await loop.create_connection(lambda: _Exchange(size), host, port)
+    """Measure the round trip of `size` bytes by a protocol: callbacks, without an await.
+
+    Raises:
+        ConnectTimeoutError: the server does not answer.
+    """
+    opening = asyncio.get_running_loop().create_connection(lambda: _Exchange(size), host, port)
+    _, exchange = await _connecting(host, port, opening)
     exchange.begin(Meter("", size), deadline(seconds / 10))
     await exchange.done
     meter = Meter(f"tcp protocol/{size}", size)

@@ -1,13 +1,22 @@
 """The loops that run and time operations, for any awaitable."""
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import Any
 
+from aiordma import WorkRequest
 from aiordma.bench.meter import Meter
 
-__all__ = ("deadline", "one_by_one", "perf_counter_ns", "pipelined", "timed_pipeline")
+__all__ = (
+    "abandoning",
+    "deadline",
+    "one_by_one",
+    "perf_counter_ns",
+    "pipelined",
+    "timed_pipeline",
+)
 
 BETWEEN_LOOKS = 64
 """Operations between two readings of the clock, if only the rate is measured."""
@@ -16,6 +25,24 @@ BETWEEN_LOOKS = 64
 def deadline(seconds: float) -> int:
     """Return the time in so many seconds, on the clock of perf_counter_ns."""
     return perf_counter_ns() + round(seconds * 1e9)
+
+
+@contextmanager
+def abandoning(unawaited: Callable[[], Iterable[Any]]) -> Iterator[None]:
+    """Retrieve the errors of requests that nobody awaits, because the block ended with an error or
+    an interrupt: they say nothing new, and would each be reported.
+
+    Args:
+        unawaited: returns the block's operations that were not awaited. Those that are no
+            WorkRequests are left alone.
+    """
+    try:
+        yield
+    except BaseException:
+        for operation in unawaited():
+            if isinstance(operation, WorkRequest):
+                operation.add_done_callback(WorkRequest.exception)
+        raise
 
 
 async def one_by_one(start: Callable[[], Awaitable[Any]], until: int, meter: Meter) -> None:
@@ -38,13 +65,14 @@ async def pipelined(
     """Keep `depth` operations in flight until the deadline, and count the completed ones."""
     window: deque[Awaitable[Any]] = deque(start() for _ in range(depth))
     count = depth
-    while perf_counter_ns() < until:
-        for _ in range(BETWEEN_LOOKS):
-            await window.popleft()
-            window.append(start())
-        count += BETWEEN_LOOKS
-    for operation in window:
-        await operation
+    with abandoning(lambda: window):
+        while perf_counter_ns() < until:
+            for _ in range(BETWEEN_LOOKS):
+                await window.popleft()
+                window.append(start())
+            count += BETWEEN_LOOKS
+        for operation in window:
+            await operation
     meter.count += count
 
 
@@ -56,14 +84,15 @@ async def timed_pipeline(
     samples = meter.samples
     window = deque((perf_counter_ns(), start()) for _ in range(depth))
     now = 0
-    for _ in meter.turns(depth):
-        if now >= until:
-            break
-        began, operation = window.popleft()
-        await operation
-        now = perf_counter_ns()
-        samples.append(now - began)
-        window.append((now, start()))
-    for began, operation in window:
-        await operation
-        samples.append(perf_counter_ns() - began)
+    with abandoning(lambda: (operation for _, operation in window)):
+        for _ in meter.turns(depth):
+            if now >= until:
+                break
+            began, operation = window.popleft()
+            await operation
+            now = perf_counter_ns()
+            samples.append(now - began)
+            window.append((now, start()))
+        for began, operation in window:
+            await operation
+            samples.append(perf_counter_ns() - began)

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from aiordma import ConnectTimeoutError, UnreachableError
 from aiordma.bench.client import measure
 from aiordma.bench.conditions import MTU_REFUSED, Conditions
 from aiordma.bench.loops import LOOPS, SPIN, check_loop, run
@@ -21,10 +22,10 @@ from aiordma.bench.meter import Measurement
 from aiordma.bench.mistakes import FAILED, first_error, one_line, status_of
 from aiordma.bench.processes import serving
 from aiordma.bench.server import serve
-from aiordma.bench.table import Failure, table_of
+from aiordma.bench.table import Failure, print_table
 from aiordma.bench.tcp import measure_protocol, measure_streams
 from aiordma.bench.workload import OPERATIONS, Workload
-from aiordma.cli.options import DeviceName, check_device
+from aiordma.cli.options import DeviceName, check_device, finite
 from aiordma.cli.running import fail, reporting
 
 __all__ = ("bench",)
@@ -66,7 +67,7 @@ Sizes = Annotated[list[int] | None, typer.Option("--size", "-s", help="Bytes; ca
 Depths = Annotated[
     list[int] | None, typer.Option("--depth", "-d", help="In flight at a time; can be repeated.")
 ]
-Seconds = Annotated[float, typer.Option(help="For each row.", min=0.001)]
+Seconds = Annotated[float, typer.Option(help="For each row.", min=0.001, callback=finite)]
 Port = Annotated[
     int,
     typer.Option(
@@ -82,7 +83,9 @@ Loop = Annotated[
 Polling = Annotated[
     bool, typer.Option(help="With --loop auto: look for completions before sleeping.")
 ]
-Spin = Annotated[float, typer.Option(help="Microseconds of that, at most.", min=0, max=1e6)]
+Spin = Annotated[
+    float, typer.Option(help="Microseconds of that, at most.", min=0, max=1e6, callback=finite)
+]
 Tcp = Annotated[bool, typer.Option(help="Compare with asyncio over TCP.")]
 Iterations = Annotated[
     int | None,
@@ -320,6 +323,7 @@ def _over_tcp(
 def _report(title: str, tasks: list[Task], loop: str, spin: float, file: Path | None) -> None:
     found: list[Measurement | Failure] = []
     statuses: list[int] = []
+    silent: dict[str, str] = {}  # by the way to the server: the row that waited in vain
     console = Console()
     with Progress(
         console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
@@ -327,13 +331,19 @@ def _report(title: str, tasks: list[Task], loop: str, spin: float, file: Path | 
         shown = progress.add_task("", total=len(tasks))
         for name, task in tasks:
             progress.update(shown, description=name)
+            way = _way(name)
             try:
+                if way in silent:
+                    raise UnreachableError(f"not tried: {silent[way]} reached no server")
                 found.append(run(task, loop=loop, spin=spin))
             except Exception as error:
                 status = status_of(error)
                 if status is None:
                     raise
-                found.append((name, one_line(first_error(error))))
+                first = first_error(error)
+                if isinstance(first, ConnectTimeoutError | UnreachableError):
+                    silent.setdefault(way, name)
+                found.append((name, one_line(first)))
                 statuses.append(status)
             progress.advance(shown)
     if file is not None:
@@ -345,11 +355,14 @@ def _report(title: str, tasks: list[Task], loop: str, spin: float, file: Path | 
     failures = _failures(found)
     if len(statuses) == len(found):
         fail("bench", "; ".join(failures), min(statuses, default=FAILED))
-    if not console.is_terminal:
-        console.width = max(console.width, 120)
-    console.print(table_of(title, found))
+    print_table(console, title, found)
     for failure in failures:
         console.print(failure, markup=False, highlight=False, soft_wrap=True)
+
+
+def _way(row: str) -> str:
+    """Return which way to the server a row takes: if one of them is closed, others can be open."""
+    return next((way for way in ("tcp", "datagrams") if row.startswith(way)), "connections")
 
 
 def _failures(found: list[Measurement | Failure]) -> list[str]:

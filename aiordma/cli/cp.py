@@ -15,7 +15,7 @@ from rich.console import Console
 
 from aiordma import RdmaError
 from aiordma.cli.copying import FileReceiver, send_file
-from aiordma.cli.options import KEEPALIVE, DeviceName, Port, Require, check_device
+from aiordma.cli.options import KEEPALIVE, DeviceName, Port, Require, check_device, finite
 from aiordma.cli.rcopy import PORT, RcopyError
 from aiordma.cli.running import run_command
 from aiordma.streams import Stream, connect_stream, listen_stream
@@ -34,7 +34,8 @@ def cp(
     bind: Annotated[str, typer.Option(help="With --serve: the local address.")] = "0.0.0.0",
     port: Port = PORT,
     timeout: Annotated[
-        float, typer.Option("--timeout", "-t", min=0.001, help="Seconds to connect.")
+        float,
+        typer.Option("--timeout", "-t", min=0.001, callback=finite, help="Seconds to connect."),
     ] = 30.0,
     device: DeviceName = "auto",
     require: Require = None,

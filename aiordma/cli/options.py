@@ -1,5 +1,6 @@
 """Options that several commands have."""
 
+import math
 import os
 from typing import Annotated
 
@@ -7,7 +8,16 @@ import typer
 
 from aiordma import Device
 
-__all__ = ("KEEPALIVE", "KINDS", "DeviceName", "Port", "Require", "check_device", "device_names")
+__all__ = (
+    "KEEPALIVE",
+    "KINDS",
+    "DeviceName",
+    "Port",
+    "Require",
+    "check_device",
+    "device_names",
+    "finite",
+)
 
 KEEPALIVE: float = 30.0
 """The `keepalive` of the commands' servers, in seconds: a client that vanished does not keep its
@@ -38,6 +48,17 @@ def check_device(device: str) -> None:
         device = os.environ.get("AIORDMA_DEVICE") or "auto"
     if device not in ("", "auto"):
         _ = Device(device).guid
+
+
+def finite(number: float) -> float:
+    """Return a number of the command line, unless it is inf or nan.
+
+    Raises:
+        typer.BadParameter: it is.
+    """
+    if not math.isfinite(number):
+        raise typer.BadParameter(f"{number} is not a finite number")
+    return number
 
 
 def _kinds() -> list[str]:

@@ -10,7 +10,7 @@ import typer
 
 import aiordma
 from aiordma import Connection, ConnectionKeywords
-from aiordma.cli.options import KEEPALIVE, DeviceName, Port, Require, check_device
+from aiordma.cli.options import KEEPALIVE, DeviceName, Port, Require, check_device, finite
 from aiordma.cli.rping import MOST, OPTIONS, PORT, answer
 from aiordma.cli.rping import ping as ping_peer
 from aiordma.cli.running import fail, run_command
@@ -41,10 +41,14 @@ def ping(
         int, typer.Option("--size", "-S", min=1, max=MOST, help="Bytes of a client's round.")
     ] = 64,
     interval: Annotated[
-        float, typer.Option("--interval", "-i", min=0, help="Seconds between a client's rounds.")
+        float,
+        typer.Option(
+            "--interval", "-i", min=0, callback=finite, help="Seconds between a client's rounds."
+        ),
     ] = 0.0,
     timeout: Annotated[
-        float, typer.Option("--timeout", "-t", min=0.001, help="Seconds to connect.")
+        float,
+        typer.Option("--timeout", "-t", min=0.001, callback=finite, help="Seconds to connect."),
     ] = 5.0,
     show: Annotated[bool, typer.Option("-v", help="Print the data.")] = False,
     verify: Annotated[bool, typer.Option("--verify", "-V", help="Compare the data.")] = False,

@@ -3,8 +3,12 @@
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
+import sys
+import time
+from array import array
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -17,6 +21,7 @@ from typer.testing import CliRunner
 import aiordma
 from aiordma._base.provider import SOFTWARE
 from aiordma.bench import server, tcp
+from aiordma.bench.meter import Measurement
 from aiordma.bench.workload import OPERATIONS, Workload
 from aiordma.cli import bench as cli_bench
 from aiordma.cli import main as command
@@ -273,6 +278,89 @@ def test_row_without_a_server_reports_it() -> None:
     done = bench("client", ADDRESS, "--port", "7469", *QUICK, "-o", "echo", "-d", "1", "--no-tcp")
     assert done.returncode == 1
     assert done.stderr.startswith(f"aiordma bench: echo/64: connect to {ADDRESS}:7469")
+
+
+@pytest.mark.natively
+def test_silent_host_is_tried_once_on_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    async def silent(_host: str, _port: int, work: Workload, *_: Any, **__: Any) -> Measurement:
+        tried.append(work.operation)
+        raise aiordma.ConnectTimeoutError("no answer")
+
+    async def measured(*_: Any) -> Measurement:
+        tried.append("tcp")
+        return Measurement("tcp", 64, 1, 1.0, 1.0, 1, array("Q", [1]))
+
+    monkeypatch.setattr(cli_bench, "measure", silent)
+    monkeypatch.setattr(cli_bench, "measure_streams", measured)
+    monkeypatch.setattr(cli_bench, "measure_protocol", measured)
+    chosen = [word for name in ("echo", "write", "datagrams") for word in ("-o", name)]
+    done = CliRunner().invoke(cli_bench.bench, ["client", ADDRESS, "-s", "64", *chosen])
+    assert done.exit_code == 0
+    assert tried == ["echo", "datagrams", "tcp", "tcp"]
+    assert "echo/64, datagrams/64: no answer" in done.output
+    assert "not tried: echo/64 reached no server" in done.output
+
+
+@pytest.mark.natively
+def test_tcp_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "CONNECT_SECONDS", 0.2)
+    with socket.socket() as full, socket.socket() as first:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        first.connect(full.getsockname())  # more, and the kernel ignores them
+        host, port = full.getsockname()
+        for measure in (tcp.measure_streams, tcp.measure_protocol):
+            with pytest.raises(aiordma.ConnectTimeoutError, match=r"TCP to 127\.0\.0\.1 port"):
+                asyncio.run(measure(host, port, 64, 0.1))
+
+
+def local_bench(*arguments: str) -> "subprocess.Popen[str]":
+    """Start `bench local`, in a process group of its own, and wait for its server."""
+    process = subprocess.Popen(
+        [sys.executable, *COMMAND, "local", "--host", ADDRESS, "--no-tcp", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not children(process.pid):
+        assert process.poll() is None
+        time.sleep(0.01)
+    return process
+
+
+def children(pid: int) -> list[int]:
+    return [
+        int(child)
+        for thread in Path(f"/proc/{pid}/task").iterdir()
+        for child in (thread / "children").read_text().split()
+    ]
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_server_ends_with_the_command_that_started_it(end: signal.Signals) -> None:
+    with local_bench("-o", "echo", "-d", "1", "--seconds", "100") as process:
+        (served,) = children(process.pid)
+        process.send_signal(end)
+        assert process.wait(30) == -end
+        while Path(f"/proc/{served}").exists():  # or the test's time limit ends it
+            time.sleep(0.01)
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize(
+    "words", ["-o echo -d 1", "-o echo -d 8", "-o write -d 8", "-o chain -d 8", "-b -d 8"]
+)
+def test_interrupt_ends_it_without_a_report_of_requests(words: str) -> None:
+    with local_bench(*words.split(), "-s", "64", "--seconds", "100") as process:
+        time.sleep(1.5)  # the connection, the warm-up
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+        assert (process.returncode, said) == (130, "")
 
 
 @pytest.mark.natively
