@@ -323,8 +323,8 @@ def _checked(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[No
             limit = AGAIN_SECONDS
             said = ", ".join(f"{count} {COUNTED[name]}" for name, count in sorted(left.items()))
             pytest.fail(
-                f"the test has left open: {said}. Close them (`async with`), or mark the test "
-                "with @pytest.mark.rdma_leaks('why')",
+                f"the test has left open: {said}. Close them (`async with`); or, if a fixture "
+                "closes them after the test, mark the test with @pytest.mark.rdma_leaks('why')",
                 pytrace=False,
             )
 
