@@ -84,6 +84,7 @@ WHICH = import sys; print(sys.base_prefix, sys.version)
 # editable_mode=compat: a plain path instead of an import hook, which costs each Python in the VM
 # a third of a second.
 .venv/.installed: .venv/.base | .venv/.native
+	@$(TEST_BED) test-packages
 	.venv/bin/pip install -qq --no-build-isolation --config-settings editable_mode=compat -e '.[test,lint]'
 	@touch $@
 
@@ -264,7 +265,8 @@ soak: venv
 	.venv/bin/pip install -qq --no-build-isolation --config-settings editable_mode=compat -e '.[test,lint,bench]'
 	@touch $@
 
-# Fetches the tests, runs them, and writes docs/streams-suites.md.
+# Fetches the tests, runs them, and writes docs/streams-suites.md and the tables at the ends of
+# docs/dask.md and docs/valkey.md.
 suites: venv
 	@.venv/bin/python -m tests.suites run --write
 

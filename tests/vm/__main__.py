@@ -45,6 +45,7 @@ def main() -> int:
         "prepare", help="fetch or build what `run` boots (BED, PROVIDER, VM_KERNEL)"
     )
     commands.add_parser("build-packages", help="install what compiling the extension needs")
+    commands.add_parser("test-packages", help="install the headers that the tests need")
     commands.add_parser(
         "valkey-server", help="build Valkey's server with RDMA, as build/valkey-server"
     )
@@ -67,6 +68,9 @@ def main() -> int:
             return summary.report(PROJECT / "build" / "vm", options.devices)
         if options.task == "parts":
             return parts.run(options.make, options.targets, PROJECT / "build")
+        if options.task == "test-packages":
+            packages.ensure(packages.HEADERS)
+            return 0
         packages.ensure((*packages.BUILD, *packages.python_packages()))
     except TestBedError as error:
         say(str(error))
