@@ -155,7 +155,7 @@ class ConnectionOptions:
             peer sets the value for this side's sends (man rdma_connect).
         ack_timeout: exponent n of 4.096 us x 2^n, the time before a retransmission, 1..31; 16 is
             268 ms. 0: no limit, so that the device never retransmits and never detects a dead
-            peer. While requests are in flight, a dead peer is detected within
+            peer (iWARP: after 900 s). While requests are in flight, a dead peer is detected within
             (retry_count + 1) x 4.096 us x 2^n, 1.9 s by default; hardware may take up to four times
             as long (IBTA 9.7.6.1.3).
         min_rnr_timer: code of the delay before a peer resends a message for which no receive is
@@ -176,8 +176,8 @@ class ConnectionOptions:
             a PeerGoneError, while requests are in flight: retry_count and ack_timeout as one
             number. It chooses both, so give it without them. Their time is at most this, and at
             least four fifths of it. None: their values. `Connection.peer_timeout` is the time in
-            force. iWARP (siw, the software device) needs one second at least, hardware may take up
-            to four times as long.
+            force. iWARP (siw, the software device) needs one second at least, and takes 900 at
+            most, as TCP gives up then; hardware may take up to four times as long.
         keepalive: seconds after which an idle connection posts a WRITE of no bytes, which the
             peer's device acknowledges, so that a peer that has vanished is detected within
             keepalive + peer_timeout also if this side only receives. None: no keepalive. It says

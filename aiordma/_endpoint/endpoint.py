@@ -82,8 +82,12 @@ _IN_FORCE = (
 
 Made = TypeVar("Made")
 
-_LINGER, _CAUSE, _FLUSHED = "linger", "news", "flushed"
+_LINGER, _CAUSE, _FLUSHED = "linger", "cause", "flushed"
 """The names of an endpoint's timers."""
+
+_TCP_LEAST, _TCP_MOST = 1.0, 900.0
+"""Seconds of a peer's silence that TCP, and so an iWARP device, can bear: its clock is coarse, and
+it gives up by itself."""
 
 _FLUSH = int(WorkCompletionStatus.WR_FLUSH_ERR)
 _SILENCE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
@@ -669,7 +673,9 @@ class Endpoint:
     def peer_timeout(self) -> float:
         """Seconds after which a peer that acknowledges nothing ends the connection."""
         seconds = retry_seconds(*self.retries)
-        return max(seconds, 1.0) if self.hub.is_iwarp else seconds
+        if not self.hub.is_iwarp:
+            return seconds
+        return min(max(seconds, _TCP_LEAST), _TCP_MOST)
 
     def _silence_error(self) -> Exception:
         status, peer = int(WorkCompletionStatus.RETRY_EXC_ERR), self.identifier.peer_address

@@ -1,15 +1,17 @@
 """What two sides ask of each other as they connect, and what is in force then."""
 
 import logging
+import math
 from typing import Any
 
 import anyio
 import pytest
 
 import aiordma
+from aiordma._base.provider import SOFTWARE
 from aiordma._connection import connection_request
 from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected
-from tests.devices import ADDRESS, DeviceUnderTest
+from tests.devices import ADDRESS, DEVICE, DeviceUnderTest
 
 pytestmark = pytest.mark.anyio
 
@@ -144,3 +146,23 @@ async def test_connection_keeps_its_number_and_objects_after_close() -> None:
         client.context.query()
     with pytest.raises(aiordma.ClosedError):
         aiordma.MemoryRegion(client.domain, bytearray(8))
+
+
+@pytest.mark.parametrize(
+    ("options", "most", "on_iwarp"),
+    [
+        ({"peer_timeout": 3600.0}, 3600.0, 900.0),
+        ({"ack_timeout": 0}, math.inf, 900.0),
+        ({"retry_count": 0, "ack_timeout": 1}, 0.0001, 1.0),
+    ],
+    ids=["an hour", "no limit", "at once"],
+)
+async def test_peer_timeout_is_within_what_tcp_can_do_on_iwarp(
+    options: dict[str, Any], most: float, on_iwarp: float
+) -> None:
+    async with connected(client=options) as (client, _):
+        if DEVICE in (SOFTWARE, "siw0"):
+            assert client.peer_timeout == on_iwarp
+        else:
+            assert client.peer_timeout <= most
+            assert (client.peer_timeout == math.inf) == (most == math.inf)
