@@ -248,7 +248,7 @@ async def _bound(
 
 
 class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
-    """A datagram socket: messages of up to the path MTU, to any peer. A lost message is not
+    """A datagram socket: messages of up to the port's MTU, to any peer. A lost message is not
     reported. Made by `open_datagram`. An anyio UnreliableObjectReceiveStream.
 
         peer = await socket.resolve("192.0.2.1", 7174)
@@ -520,7 +520,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
 
         Raises:
             QueueFullError: `max_send_wr` sends are in flight; nothing was posted.
-            TypeError, ValueError: the data is longer than the path MTU, or an argument is invalid;
+            TypeError, ValueError: the data is longer than the MTU, or an argument is invalid;
                 nothing was posted.
             NotSupportedError: the device has no immediate data.
             MulticastError: the network ended the membership of the group.
@@ -586,7 +586,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
             data, peer, immediate, solicited: as of `post_ud_send`.
 
         Raises:
-            TypeError, ValueError: the data is longer than the path MTU, or an argument is invalid;
+            TypeError, ValueError: the data is longer than the MTU, or an argument is invalid;
                 nothing was posted.
             NotSupportedError: the device has no immediate data.
             MulticastError: the network ended the membership of the group.
@@ -666,8 +666,8 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         length = _length(parts, where)
         if length > self._endpoint.mtu:
             raise ValueError(
-                f"{call}(): {length} bytes in one datagram: the path MTU of {self.device_name} is "
-                f"{self._endpoint.mtu}"
+                f"{call}(): {length} bytes in one datagram: the MTU of {self.device_name}'s port "
+                f"is {self._endpoint.mtu}"
             )
         to = peer.peer if isinstance(peer, MulticastGroup) else peer
         if not isinstance(to, DatagramPeer):
@@ -749,7 +749,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         length = _length(given, where)
         if length < endpoint.mtu:
             raise ValueError(
-                f"room for {length} bytes: a datagram can have {endpoint.mtu} (the path MTU), and "
+                f"room for {length} bytes: a datagram can have {endpoint.mtu}, the port's MTU, and "
                 "on most devices one that does not fit ends the socket"
             )
         header = endpoint.pool.lease(GRH_BYTES)

@@ -108,7 +108,7 @@ async def test_every_length_up_to_the_mtu_arrives_and_no_longer_one_is_posted() 
             await one.send(data[:length], peer)
             assert (await other.receive()).data == data[:length]
         for send in (one.send, one.post_ud_send):
-            with pytest.raises(ValueError, match=f"the path MTU of .* is {one.mtu}"):
+            with pytest.raises(ValueError, match=f"the MTU of .*port is {one.mtu}"):
                 await send(bytes(one.mtu + 1), peer)
         await one.send(b"the socket works on", peer)
         assert (await other.receive()).data == b"the socket works on"
