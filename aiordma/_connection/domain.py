@@ -212,11 +212,6 @@ class DomainChoice:
         self._state = theirs
 
     @property
-    def is_each(self) -> bool:
-        """Whether each connection gets a domain of its own."""
-        return self._each
-
-    @property
     def state(self) -> DomainState | None:
         """The given domain, if any."""
         return self._state

@@ -167,6 +167,8 @@ async def listen_with(
     checked_device(device, call)
     requirement = Requirement(require, call)
     accept_timeout = seconds(accept_timeout, "accept_timeout", call)
+    if ipv6_only is not None and not isinstance(ipv6_only, bool):
+        raise wrong_type(ipv6_only, "ipv6_only", "a bool or None", call)
     if ipv6_only is not None and ":" not in host:
         raise ValueError(f"{call}(): ipv6_only={ipv6_only}: {host!r} is no numeric IPv6 address")
     # Check the arguments before anything is opened.

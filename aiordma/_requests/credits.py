@@ -68,13 +68,6 @@ class Credits(Slots):
             return True
         return False
 
-    def try_take_many(self, count: int) -> bool:
-        """Take several slots at once, or none."""
-        if self.free < count or (count and self.waiting):
-            return False
-        self.free -= count
-        return True
-
     def take_reserved(self) -> Slot:
         """Take a slot in addition to all others. The queue must have an entry more than slots, and
         no such slot may be taken."""

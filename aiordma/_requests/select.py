@@ -2,7 +2,8 @@
 `c` (the default) is the engine in C (`_native/engine/`), `python` is the same in Python (`python`,
 `python_ports` and `python_arrivals`), for reading, comparing and debugging.
 
-Both have the same interface, which the Python modules document, and pass the same tests.
+Both have the same interface, which the Python modules document. The one in Python passes the unit
+tests and ten modules of tests/device (tests/unit/test_engines.py).
 """
 
 from collections.abc import Callable, Coroutine

@@ -118,6 +118,13 @@ async def test_one_port_of_each_version_with_ipv6_only() -> None:
 
 
 @one_loop
+async def test_ipv6_only_is_a_bool_or_none() -> None:
+    wrong: Any = "no"
+    with pytest.raises(TypeError, match=r"listen\(\): ipv6_only='no'"):
+        await aiordma.listen("::", 0, ipv6_only=wrong)
+
+
+@one_loop
 @pytest.mark.parametrize("host", ["0.0.0.0", ADDRESS, "localhost"])
 async def test_ipv6_only_is_for_ipv6_addresses(host: str) -> None:
     with pytest.raises(ValueError, match="ipv6_only=True"):

@@ -10,7 +10,7 @@ import pytest
 
 import aiordma
 from aiordma._native import c_backend
-from aiordma._requests import python, python_ports
+from aiordma._requests import python, python_arrivals, python_ports
 from aiordma._requests.select import BACKEND
 
 CLASSES = (
@@ -21,6 +21,8 @@ CLASSES = (
     python_ports.Port,
     python_ports.SharedPort,
     python_ports.ChainPort,
+    python_arrivals.PooledReceives,
+    python_arrivals.ArrivalQueue,
 )
 """Of the backend in Python; the classes of the one in C have the same names."""
 
@@ -56,6 +58,13 @@ def test_backends_have_the_same_methods(in_python: type) -> None:
     in_c = getattr(c_backend, in_python.__name__)
     assert methods(in_c) == methods(in_python)
     assert internal(in_c) <= internal(in_python)
+
+
+def test_views_have_the_same_methods_but_those_of_a_coroutine() -> None:
+    """In C, a view is what its own `__aenter__` returns."""
+    in_c, in_python = c_backend.ArrivalView, python_arrivals.ArrivalView
+    assert methods(in_c) - methods(in_python) == {"close", "send", "throw"}
+    assert internal(in_c) == internal(in_python)
 
 
 @pytest.mark.parametrize("in_python", CLASSES)

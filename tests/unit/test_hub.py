@@ -310,7 +310,7 @@ def is_closed(shared: CompletionQueueShare) -> bool:
 
 
 @given(st.lists(st.integers(min_value=1, max_value=6000), max_size=40), st.data())
-def test_no_queue_is_spoken_for_beyond_its_size(sizes: list[int], data: st.DataObject) -> None:
+def test_no_queue_has_more_reserved_than_its_size(sizes: list[int], data: st.DataObject) -> None:
     device = Device()
     with pytest.MonkeyPatch.context() as patch:
         device.install(patch)

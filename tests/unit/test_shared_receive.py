@@ -188,7 +188,7 @@ def test_a_device_without_them_is_named() -> None:
         SharedReceiveSettings().check(hub)
 
 
-def test_more_of_a_completion_queue_is_spoken_for_up_to_its_size(
+def test_more_of_a_completion_queue_is_reserved_up_to_its_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device = Device()
