@@ -1,4 +1,4 @@
-"""The hub: completions find their requests, queues are never spoken for beyond their size, a lost
+"""The hub: completions find their requests, no more of a queue is reserved than its size, a lost
 event is looked for, and a device's failure reaches every user."""
 
 import errno
