@@ -144,6 +144,21 @@ class Identifier(Resource):
         self._require_open()
         check_minus_one(getattr(self.provider, name)(self.pointer, *arguments), f"rdma_{name}")
 
+    def _require_device(
+        self, call: str, first: str = "call resolve_address, and take ADDR_RESOLVED, first"
+    ) -> None:
+        """Check that a device is bound. Some functions of librdmacm use the device without this
+        check, and would follow a null pointer.
+
+        Raises:
+            VerbsCallError: no device is bound; the message has what to do `first`.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+        """
+        self._require_open()
+        if not self.pointer.verbs:
+            hint = f"No device is bound to this identifier: {first}"
+            raise VerbsCallError(errno.EINVAL, call, hint)
+
     def set_option(self, name: int, value: bytes) -> None:
         """Set an option of level RDMA_OPTION_ID.
 
@@ -313,6 +328,7 @@ class Identifier(Resource):
         See: man rdma_resolve_route.
         """
         timeout_ms = whole_number(timeout_ms, "timeout_ms", 0, _MOST_INT, "resolve_route")
+        self._require_device("rdma_resolve_route")
         self._call("resolve_route", timeout_ms)
 
     @property
@@ -331,9 +347,10 @@ class Identifier(Resource):
         """Return the device of a resolved or requesting identifier. librdmacm owns the context.
 
         Raises:
+            VerbsCallError: no device is bound.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
         """
-        self._require_open()
+        self._require_device("rdma_cm_id")
         return Context(self.provider, self.pointer.verbs, owned=False)
 
     @deferring
@@ -354,12 +371,12 @@ class Identifier(Resource):
 
         Raises:
             ValueError: the capacity exceeds the device's limits; the message names the attribute.
-            VerbsCallError: the driver refused.
+            VerbsCallError: no device is bound, or the driver refused.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man rdma_create_qp.
         """
-        self._require_open()
+        self._require_device("rdma_create_qp")
 
         def make(request: Any) -> Any:
             check_minus_one(
@@ -405,6 +422,7 @@ class Identifier(Resource):
         instance(parameters, "parameters", ConnectionParameters, "connect")
         parameters._check(self._private_data_limit(*_CONNECT), "a connection request")
         raw, _data = parameters._to_c()
+        self._require_device("rdma_connect")
         self._call("connect", raw)
 
     def accept(self, parameters: ConnectionParameters) -> None:
@@ -417,7 +435,7 @@ class Identifier(Resource):
 
         Raises:
             TypeError, ValueError: a parameter is invalid; the message names it.
-            VerbsCallError: the peer has disconnected, or librdmacm refused.
+            VerbsCallError: it is not of a request, the peer has disconnected, or librdmacm refused.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man rdma_accept.
@@ -425,6 +443,7 @@ class Identifier(Resource):
         instance(parameters, "parameters", ConnectionParameters, "accept")
         parameters._check(self._private_data_limit(*_ACCEPT), "an accept")
         raw, _data = parameters._to_c()
+        self._require_device("rdma_accept", "only the identifier of a CONNECT_REQUEST can accept")
         self._call("accept", raw)
 
     def _accept_with_own_retries(self, parameters: ConnectionParameters) -> None:

@@ -5,6 +5,7 @@ import errno
 import gc
 import select
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -24,6 +25,32 @@ from tests.devices import ADDRESS, DeviceUnderTest
 from tests.internals import queue_pair_of
 
 anyio_test = pytest.mark.anyio
+
+# -- states ---------------------------------------------------------------------------------------
+
+
+def test_calls_that_need_a_device_are_refused_without_one() -> None:
+    """librdmacm would follow a null pointer."""
+    parameters = aiordma.ConnectionParameters()
+    with EventChannel() as channel, Identifier(channel) as identifier:
+        uses: dict[str, Callable[[], object]] = {
+            "rdma_cm_id": identifier.context,
+            "rdma_resolve_route": lambda: identifier.resolve_route(1000),
+            "rdma_connect": lambda: identifier.connect(parameters),
+            "rdma_accept": lambda: identifier.accept(parameters),
+        }
+        for call, use in uses.items():
+            with pytest.raises(aiordma.VerbsCallError, match=f"{call}: .*No device is bound") as no:
+                use()
+            assert no.value.errno == errno.EINVAL
+        with pytest.raises(aiordma.VerbsCallError, match="rdma_disconnect") as no:
+            identifier.disconnect()
+        assert no.value.errno == errno.EINVAL
+        with pytest.raises(aiordma.VerbsCallError, match="rdma_init_qp_attr"):
+            identifier.init_qp_attr(aiordma.QueuePairState.INIT)
+        with pytest.raises(aiordma.VerbsCallError, match="rdma_join_multicast"):
+            identifier.join_multicast("239.1.2.3")
+
 
 # -- options --------------------------------------------------------------------------------------
 
