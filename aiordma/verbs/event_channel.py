@@ -89,6 +89,8 @@ class EventChannel(Resource):
         self.fd: int = self.pointer.fd
         os.set_blocking(self.fd, False)
         self._raw = ffi.new("struct aiordma_cm_event *")
+        self._requests: set[int] = set()
+        """The keys of identifiers that CONNECT_REQUEST events made, and that were not adopted."""
 
     def events(self) -> Iterator[Event]:
         """Take the pending events one by one. Each is acknowledged before it is returned.
@@ -110,6 +112,8 @@ class EventChannel(Resource):
             except ValueError:  # an event of a newer librdmacm, acknowledged and ignored
                 continue
             request = kind is CmEventType.CONNECT_REQUEST
+            if request:
+                self._requests.add(raw.id)
             yield Event(
                 type=kind,
                 status=raw.status,

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from aiordma._base.arguments import instance, member, resource, whole_number
+from aiordma._base.arguments import instance, member, resource, whole_number, wrong_value
 from aiordma._base.connection_parameters import (
     DEVICE_MAXIMUM,
     MAX_ACCEPT_PRIVATE_DATA,
@@ -98,10 +98,12 @@ class Identifier(Resource):
     Args:
         channel: the channel that gets its events, which have its `key`.
         port_space: the port space, such as TCP for connections and UDP for datagrams.
-        key: adopt the identifier that a CONNECT_REQUEST event made, instead of creating one.
+        key: adopt the identifier that a CONNECT_REQUEST event of the channel made (`new_key`),
+            instead of creating one. Each can be adopted once.
 
     Raises:
-        TypeError, ValueError: an argument has the wrong type.
+        TypeError, ValueError: an argument has the wrong type; or no event of the channel has this
+            `new_key`, or its identifier was adopted.
         VerbsCallError: librdmacm refused.
         ClosedError, ForkError: the channel is closed, or was opened by the parent of this process.
 
@@ -116,11 +118,18 @@ class Identifier(Resource):
     ) -> None:
         resource(channel, "channel", "an EventChannel", "Identifier")
         port_space = member(port_space, "port_space", PortSpace, "Identifier")
+        key = whole_number(key, "key", 0, 2**64 - 1, "Identifier")
         super().__init__(channel)
         self.provider: Provider = channel.provider
         self.channel: EventChannel = channel
         self.queue_pair: QueuePair | None = None
         if key:
+            try:
+                channel._requests.remove(key)
+            except KeyError:
+                self._abandon()
+                expected = "the new_key of a CONNECT_REQUEST of this channel, not adopted before"
+                raise wrong_value(key, "key", expected, "Identifier") from None
             self.pointer: Any = ffi.cast("struct rdma_cm_id *", key)
         else:
             out = ffi.new("struct rdma_cm_id **")

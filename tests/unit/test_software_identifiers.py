@@ -77,6 +77,25 @@ def test_calls_out_of_turn_are_refused_and_change_nothing(players: Players) -> N
     assert list(players.channel.events()) == []
 
 
+def test_identifier_of_a_request_is_adopted_once(players: Players) -> None:
+    _, port = players.listener()
+    with closing(socket.create_connection((HOST, port), timeout=5)) as peer:
+        peer.sendall(Frame().pack())
+        key = expect(players.channel, CmEventType.CONNECT_REQUEST).new_key
+        other = players.stack.enter_context(aiordma.EventChannel("software"))
+        with pytest.raises(ValueError, match=r"^Identifier\(\): key=.* of this channel"):
+            Identifier(other, key=key)
+        request = players.identifier(key)
+        for wrong in (key, players.identifier().key, 12345):
+            with pytest.raises(ValueError, match=r"^Identifier\(\): key=.* not adopted before"):
+                players.identifier(wrong)
+        request.close()
+        with pytest.raises(ValueError, match="not adopted before"):
+            players.identifier(key)
+    with pytest.raises(TypeError, match=r"^Identifier\(\): key="):
+        Identifier(players.channel, key="1")  # type: ignore[arg-type]
+
+
 def test_a_listener_does_nothing_but_listen(players: Players) -> None:
     listener, _ = players.listener()
     for call in (
