@@ -429,7 +429,8 @@ class QueuePair(Resource):
         swap: int = 0,
     ) -> None:
         """Post one request to the send queue: SEND, RDMA READ and WRITE, SEND and WRITE with
-        immediate data, and the atomic operations.
+        immediate data, and the atomic operations. A datagram, which has an address, is posted with
+        `post_send_chain`.
 
         Args:
             wr_id: a number of 64 bits, for the completion.
@@ -444,7 +445,8 @@ class QueuePair(Resource):
             swap: 64 bits: the value to write if the comparison succeeds.
 
         Raises:
-            TypeError, ValueError: an argument is invalid; the message names it.
+            TypeError, ValueError: an argument is invalid; the message names it. Or this is a queue
+                pair of datagrams (UD).
             NotSupportedError: the opcode needs other arguments.
             VerbsCallError: the device refused the request. With `was_taken`, the request is in the
                 queue, but the device could not be notified: it may still execute the request.
@@ -464,6 +466,11 @@ class QueuePair(Resource):
         swap = whole_number(swap, "swap", 0, 2**64 - 1, call)
         if opcode not in _PLAIN_OPCODES + _ATOMIC_OPCODES:
             raise NotSupportedError(f"{opcode.name} cannot be posted with these arguments")
+        if self.service == QueuePairType.UD:  # not every driver checks for the address
+            raise ValueError(
+                f"{call}(): {self!r} sends datagrams, and this has no address: "
+                "post_send_chain([SendWork(..., address=AddressHandle(...))], ...)"
+            )
         sges, length, kept = packed_parts(parts, call, inline=bool(flags & SendFlag.INLINE))
         if opcode in _ATOMIC_OPCODES and (remote is None or length != _ATOMIC_BYTES):
             raise ValueError(
@@ -487,13 +494,19 @@ class QueuePair(Resource):
                 completion.
 
         Raises:
-            TypeError, ValueError: an argument is invalid; the message names it.
+            TypeError, ValueError: an argument is invalid; the message names it. Or the queue pair
+                has a shared receive queue.
             VerbsCallError: the device refused the receive.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man ibv_post_recv.
         """
         wr_id = whole_number(wr_id, "wr_id", 0, 2**64 - 1, "post_recv")
+        if self.has_shared_receive:  # not every driver checks this
+            raise ValueError(
+                f"post_recv(): {self!r} takes receives from its shared receive queue: post them "
+                "with RawSharedReceiveQueue.post_srq_recv"
+            )
         sges, _, _ = packed_parts(parts, "post_recv")
         self._post_recv_raw(wr_id, sges, len(parts))
 
@@ -558,13 +571,15 @@ class QueuePair(Resource):
                 but the device could not be notified (see `post_send`).
 
         Raises:
+            ValueError: a BIND_MW has no window or no memory; or, on a UD queue pair, a request has
+                no address, or is no SEND. Nothing was posted.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man ibv_post_send.
         """
         posted = ffi.new("uint32_t *")
         sges = b"".join([work.sges for work in works])
-        packed = pack_chain(works, wr_ids, flags)
+        packed = pack_chain(works, wr_ids, flags, self.service)
         self._require_open()  # checked after pack_chain, which may run the program's code
         error = lib.aiordma_post_send_chain(
             self.pointer, packed, len(works), sges, len(sges), posted

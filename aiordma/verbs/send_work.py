@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiordma._base.enums import Access, SendFlag
+from aiordma._base.enums import Access, QueuePairType, SendFlag, WorkRequestOpcode
 from aiordma._base.ranges import RemoteMemory
 from aiordma._native import ffi
 from aiordma.verbs.address import AddressHandle
@@ -19,6 +19,8 @@ _SEND_REQUEST = struct.Struct("=QIIIIQII QQIIQQQQQ")
 _NO_DATAGRAM_OR_WINDOW = (0,) * 7
 RECEIVE_REQUEST = struct.Struct("=QII")
 """The layout of struct aiordma_receive_request: wr_id, number of parts, reserved."""
+_BIND = int(WorkRequestOpcode.BIND_MW)
+_DATAGRAM_OPCODES = (int(WorkRequestOpcode.SEND), int(WorkRequestOpcode.SEND_WITH_IMM))
 
 
 @dataclass(slots=True)
@@ -99,18 +101,44 @@ class SendWork:
             raw.region = self.bound.region.pointer
 
 
-def pack_chain(works: Sequence[SendWork], wr_ids: Sequence[int], flags: Sequence[int]) -> Any:
+def pack_chain(
+    works: Sequence[SendWork],
+    wr_ids: Sequence[int],
+    flags: Sequence[int],
+    service: int = QueuePairType.RC,
+) -> Any:
     """Return an array of struct aiordma_send_request.
+
+    Args:
+        works, wr_ids, flags: as of `QueuePair.post_send_chain`.
+        service: the type of the queue pair.
 
     Raises:
         ClosedError: an address handle, a window or a region of a request is closed.
+        ValueError: a request has no object that its operation needs. Not every driver checks this:
+            rxe's follows a null pointer.
     """
     raw = ffi.new("struct aiordma_send_request[]", len(works))
+    is_datagram = service == QueuePairType.UD
     for i, work in enumerate(works):
         work._fill(raw[i], wr_ids[i], flags[i])
     for i, work in enumerate(works):
-        work._fill_objects(raw[i])
+        filled = raw[i]
+        work._fill_objects(filled)
+        if filled.opcode == _BIND and not (filled.window and filled.region):
+            raise ValueError(f"{work.operation}: a bind needs window= and bound=")
+        if is_datagram:
+            _check_datagram(work.operation, filled)
     return raw
+
+
+def _check_datagram(operation: str, raw: Any) -> None:
+    if raw.opcode not in _DATAGRAM_OPCODES:
+        raise ValueError(
+            f"{operation}: a UD queue pair sends datagrams only: opcode SEND or SEND_WITH_IMM"
+        )
+    if not raw.address_handle:
+        raise ValueError(f"{operation}: a datagram needs address=AddressHandle(...)")
 
 
 def pack_plain(

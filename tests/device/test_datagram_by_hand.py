@@ -23,6 +23,7 @@ from aiordma import (
     QueuePairState,
     QueuePairType,
     RawSharedReceiveQueue,
+    RemoteMemory,
     SendFlag,
     WorkCompletionStatus,
     WorkRequestOpcode,
@@ -251,6 +252,30 @@ def test_a_receive_that_is_too_small_stays_for_another_or_ends_the_queue_pair(
             end.send(end.region[:length])
         received = [each for each in end.completions(4) if each.wr_id == 1]
         assert [each.byte_len for each in received] == [GRH_BYTES + 5]
+
+
+def test_post_without_an_address_is_refused(device: DeviceUnderTest) -> None:
+    """A driver would take what stands in the address's place for a pointer."""
+    with open_end(device) as end:
+        end.start()
+        part = end.region[:5]
+        for remote in (None, RemoteMemory(0x1000, 8, 5)):
+            with pytest.raises(ValueError, match=r"^post_send\(\): .*UD.*address=AddressHandle"):
+                end.pair.post_send(1, [part], remote=remote)
+        works = {
+            "needs address=": SendWork("SEND", WorkRequestOpcode.SEND, gather([part]), 1, 5),
+            "sends datagrams only": SendWork(
+                "FETCH_ADD",
+                WorkRequestOpcode.ATOMIC_FETCH_AND_ADD,
+                *(gather([part]), 1, 5),
+                remote=RemoteMemory(0x1000, 8, 5),
+                address=end.handle,
+            ),
+        }
+        for message, work in works.items():
+            with pytest.raises(ValueError, match=f"^{work.operation}: .*{message}"):
+                end.pair.post_send_chain([work], [7], [SendFlag.SIGNALED])
+        assert end.nothing_completes()
 
 
 @pytest.mark.parametrize("case", ["nowhere", "port", "gid index", "version"])

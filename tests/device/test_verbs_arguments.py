@@ -16,6 +16,8 @@ from aiordma import (
     MemoryWindow,
     QueuePair,
     RemoteMemory,
+    SendFlag,
+    WorkRequestOpcode,
 )
 from tests.device.test_arguments import ACCESS, BUFFER, DATA, HUGE, TEXT, An, Whole, bad_values
 from tests.devices import ADDRESS, DEVICE, kernel_objects
@@ -289,6 +291,27 @@ def test_parts_are_registered_memory(world: World) -> None:
             world.pair.post_recv(1, parts)
         with pytest.raises(TypeError, match=r"^post_srq_recv\(\): parts=.* slices of registered"):
             world.shared.post_srq_recv([(1, parts)])
+
+
+def test_posts_that_not_every_driver_checks_are_refused(world: World) -> None:
+    with (
+        QueuePair.create(
+            world.domain,
+            world.queue,
+            world.queue,
+            capacity=Capacity(4, 4, 1, 1),
+            shared_receive=world.shared,
+        ) as pair,
+        pytest.raises(ValueError, match=r"^post_recv\(\): .*post_srq_recv"),
+    ):
+        pair.post_recv(1, [world.region[:8]])
+    bind = WorkRequestOpcode.BIND_MW
+    for work in (
+        aiordma.SendWork("BIND_MW", bind),
+        aiordma.SendWork("BIND_MW", bind, bound=world.region[:8]),
+    ):
+        with pytest.raises(ValueError, match=r"^BIND_MW: a bind needs window= and bound="):
+            world.pair.post_send_chain([work], [1], [SendFlag.SIGNALED])
 
 
 def test_unknown_attribute_error_suggests_nearest_name(world: World) -> None:
