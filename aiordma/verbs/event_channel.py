@@ -88,25 +88,32 @@ class EventChannel(Resource):
             raise
         self.fd: int = self.pointer.fd
         os.set_blocking(self.fd, False)
-        self._raw = ffi.new("struct aiordma_cm_event *")
         self._requests: set[int] = set()
         """The keys of identifiers that CONNECT_REQUEST events made, and that were not adopted."""
 
     def events(self) -> Iterator[Event]:
-        """Take the pending events one by one. Each is acknowledged before it is returned.
+        """Take the pending events one by one. Each is acknowledged before it is returned. Closing
+        the channel ends the iteration.
+
+        Several threads can take events: each event is returned to one of them.
 
         When librdmacm takes an event, it can also change the connection (it moves the queue pair to
         another state). If this fails, the error is raised, and the next call takes the next event.
 
         Raises:
             VerbsCallError: librdmacm could not take the event, or change the connection.
+            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man rdma_get_cm_event, rdma_ack_cm_event.
         """
-        raw = self._raw
-        while not self._closed and check_negative_errno(
-            lib.aiordma_next_cm_event(self.provider.table, self.pointer, raw), "rdma_get_cm_event"
-        ):
+        # Of this iteration alone: the call releases the GIL, and another thread may take an event.
+        raw = ffi.new("struct aiordma_cm_event *")
+        self._require_open()
+        while not self._closed:
+            self._require_open()  # the program may have forked since the last event
+            taken = lib.aiordma_next_cm_event(self.provider.table, self.pointer, raw)
+            if not check_negative_errno(taken, "rdma_get_cm_event"):
+                return
             try:
                 kind = CmEventType(raw.event)
             except ValueError:  # an event of a newer librdmacm, acknowledged and ignored

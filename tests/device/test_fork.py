@@ -4,6 +4,7 @@ the child opens itself works."""
 import gc
 import multiprocessing
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -170,17 +171,31 @@ def test_synchronous_objects_are_the_parents_too() -> None:
         context.alloc_pd() as domain,
         aiordma.CompletionQueue(context, 16) as queue,
         aiordma.MemoryRegion(domain, bytearray(8)) as region,
+        aiordma.EventChannel(DEVICE) as channel,
+        aiordma.Identifier(channel) as identifier,
+        aiordma.Identifier(channel) as other,
     ):
+        identifier.resolve_address(ADDRESS, 7471, None, 5000)
+        select.select([channel.fd], [], [])
+        events = channel.events()
+        assert next(events).key == identifier.key
+        other.resolve_address(ADDRESS, 7471, None, 5000)
 
         def use() -> None:
+            refused(lambda: next(channel.events()))
+            refused(lambda: next(events))
+            refused(lambda: identifier.resolve_route(1000))
             refused(context.query_port)
             refused(context.alloc_pd)
             refused(queue.poll)
             refused(lambda: aiordma.MemoryRegion(domain, bytearray(8)))
             region.close()
             context.close()
+            channel.close()
 
+        select.select([channel.fd], [], [])
         assert in_child(use) == ""
+        assert next(events).key == other.key
         assert queue.poll() == []
         with context.alloc_pd():
             pass

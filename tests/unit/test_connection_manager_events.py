@@ -4,12 +4,14 @@ what the code does, cell by cell."""
 import errno
 import os
 import re
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aiordma._base.enums import CmEventType
+from aiordma._base.errors import ClosedError
 from aiordma._base.options import ConnectionOptions
 from aiordma._base.provider import Provider, Requirement
 from aiordma._base.states import ConnectionState, next_state
@@ -181,6 +183,7 @@ class PlayedLibrary:
     def __init__(self, *numbers: int) -> None:
         self.waiting = list(numbers)
         self.acknowledged = 0
+        self.on_acknowledge: Callable[[], object] = lambda: None
         self.id = ffi.new("struct rdma_cm_id *")
         self.id.ps = lib.RDMA_PS_TCP
         # struct rdma_cm_event: id, listen_id, event, status, and the parameters behind them.
@@ -211,6 +214,7 @@ class PlayedLibrary:
 
     def _acknowledge(self, _event: Any) -> int:
         self.acknowledged += 1
+        self.on_acknowledge()
         return 0
 
     def close(self) -> None:
@@ -230,3 +234,40 @@ def test_an_event_newer_than_aiordma_is_acknowledged_and_dropped(newer: int) -> 
         library.close()
     row = table()[NEWER]
     assert {row[column] for column in COLUMNS[1:-1]} == {NOTHING}
+
+
+@pytest.fixture
+def played() -> Iterator[tuple[PlayedLibrary, EventChannel]]:
+    library = PlayedLibrary(CmEventType.TIMEWAIT_EXIT, CmEventType.ADDR_RESOLVED)
+    try:
+        with EventChannel(Provider("played", library.table)) as channel:
+            yield library, channel
+    finally:
+        library.close()
+
+
+def test_each_thread_gets_the_event_that_it_took(
+    played: tuple[PlayedLibrary, EventChannel],
+) -> None:
+    """The call that takes an event releases the GIL, so another thread can take the next one before
+    it returns."""
+    library, channel = played
+    theirs: list[CmEventType] = []
+
+    def take_another() -> None:
+        library.on_acknowledge = lambda: None
+        theirs.append(next(channel.events()).type)
+
+    library.on_acknowledge = take_another
+    assert next(channel.events()).type is CmEventType.TIMEWAIT_EXIT
+    assert theirs == [CmEventType.ADDR_RESOLVED]
+
+
+def test_closed_channel_has_no_events(played: tuple[PlayedLibrary, EventChannel]) -> None:
+    library, channel = played
+    for event in channel.events():
+        assert event.type is CmEventType.TIMEWAIT_EXIT
+        channel.close()  # ends the iteration that it is called in
+    assert library.acknowledged == 1
+    with pytest.raises(ClosedError, match="EventChannel is closed"):
+        next(channel.events())
