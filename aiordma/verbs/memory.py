@@ -353,7 +353,8 @@ class MemoryRegion(RegionBase, Resource):
             NotSupportedError: the device or its library does not support this; the region is
                 unchanged. (On Linux 6.1, rxe and siw do not.)
             VerbsCallError: the driver refused. The region can only be closed.
-            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+            ClosedError, ForkError: it or the domain is closed, or was opened by the parent of this
+                process.
 
         See: man ibv_rereg_mr.
         """
@@ -378,6 +379,8 @@ class MemoryRegion(RegionBase, Resource):
         flags |= lib.IBV_REREG_MR_CHANGE_PD if domain is not None else 0
         flags |= lib.IBV_REREG_MR_CHANGE_TRANSLATION if buffer is not None else 0
         address = self.address if buffer is None else address_of(view)
+        for used in (self, home):
+            used._require_open()  # after the arguments' checks, which may run the program's code
         self._usable = False
         result = home.provider.rereg_mr(
             self.pointer,

@@ -65,6 +65,7 @@ class MemoryWindow(Resource):
 
     @rkey.setter
     def rkey(self, value: int) -> None:
+        self._require_open()
         self.pointer.rkey = value
 
     def next_rkey(self) -> int:

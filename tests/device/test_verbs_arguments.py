@@ -314,6 +314,15 @@ def test_posts_that_not_every_driver_checks_are_refused(world: World) -> None:
             world.pair.post_send_chain([work], [1], [SendFlag.SIGNALED])
 
 
+@pytest.mark.capability("memory_windows")
+def test_closed_window_has_no_rkey(world: World) -> None:
+    window = MemoryWindow(world.domain)
+    window.rkey = window.next_rkey()
+    window.close()
+    with pytest.raises(aiordma.ClosedError):
+        window.rkey = 5  # to memory that is freed
+
+
 def test_unknown_attribute_error_suggests_nearest_name(world: World) -> None:
     with pytest.raises(TypeError, match=r"'retry_count' is no attribute: did you mean 'retry_cnt'"):
         world.pair.modify(retry_count=7)

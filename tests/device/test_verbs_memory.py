@@ -76,6 +76,17 @@ def test_every_access_is_given_or_refused_by_name(device: DeviceUnderTest, acces
                 MemoryRegion(domain, memory, access)
 
 
+def test_memory_does_not_move_to_a_closed_domain(device: DeviceUnderTest) -> None:
+    with Device(device.name).open() as context, context.alloc_pd() as domain:
+        closed = context.alloc_pd()
+        closed.close()
+        with MemoryRegion(domain, bytearray(8)) as region:
+            with pytest.raises(aiordma.ClosedError, match="ProtectionDomain is closed"):
+                region.reregister(domain=closed)
+            assert region.domain is domain
+            assert bytes(region) == bytes(8)
+
+
 def test_memory_is_registered_again_or_the_device_is_named(device: DeviceUnderTest) -> None:
     with (
         Device(device.name).open() as context,
