@@ -4,6 +4,7 @@ The C call that takes an event copies it and acknowledges it, because destroying
 until each of its events is acknowledged.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, Protocol, Self
@@ -14,6 +15,7 @@ import anyio.lowlevel
 from aiordma._base.enums import AsyncEventType
 from aiordma._base.errors import BusyError, check_negative_errno
 from aiordma._base.provider import Provider
+from aiordma._loop.event_loop import EventLoop, current_event_loop
 from aiordma._native import ffi, lib
 from aiordma.verbs.resource import Resource
 
@@ -105,6 +107,8 @@ class AsyncEvents:
     def __init__(self, context: _Source) -> None:
         self._context = context
         self._waits_in = 0
+        self._loop: EventLoop | None = None
+        """The event loop of the waiting task."""
 
     def __aiter__(self) -> Self:
         return self
@@ -112,7 +116,7 @@ class AsyncEvents:
     async def __anext__(self) -> AsyncEvent:
         if self._waits_in:
             raise BusyError("another task waits for this context's asynchronous events")
-        self._waits_in = get_ident()
+        self._loop, self._waits_in = current_event_loop(), get_ident()
         try:
             # Another caller may have taken the event that woke this task. An event that was taken
             # is returned without another await, so that no cancellation loses it.
@@ -125,7 +129,7 @@ class AsyncEvents:
         except anyio.ClosedResourceError:
             pass  # woken by the close of the context
         finally:
-            self._waits_in = 0
+            self._waits_in, self._loop = 0, None
         raise StopAsyncIteration
 
     def _require_here(self) -> None:
@@ -141,6 +145,18 @@ class AsyncEvents:
             )
 
     def _stop(self) -> None:
-        """Wake a waiting task. Call this before closing the descriptor."""
-        if self._waits_in:
-            anyio.notify_closing(self._context.async_fd)
+        """Wake a waiting task. Call this before closing the descriptor. Raises nothing."""
+        loop, fd = self._loop, self._context.async_fd
+        if loop is None or loop.has_ended:
+            return
+        if loop.is_running_here():
+            with suppress(RuntimeError):  # within a callback, anyio may not recognize the loop
+                anyio.notify_closing(fd)
+                return
+
+        async def notify() -> None:
+            anyio.notify_closing(fd)
+
+        # A suspended loop does this first when it runs again.
+        with suppress(RuntimeError):  # trio does not run here
+            loop.spawn(notify, "aiordma: end of asynchronous events")

@@ -406,9 +406,11 @@ class Context(Resource):
         super().close()
 
     def _destroy(self) -> None:
-        self._async_events._stop()
-        if self._owned:
-            check_positive_errno(self.provider.close_device(self.pointer), "ibv_close_device")
+        try:
+            self._async_events._stop()
+        finally:
+            if self._owned:
+                check_positive_errno(self.provider.close_device(self.pointer), "ibv_close_device")
 
 
 class ProtectionDomain(Resource):

@@ -1,12 +1,15 @@
 """Asynchronous events of a real device: its ports', its objects', and those that a device can
 report and ours does not, injected where every event passes."""
 
+import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import anyio
 import pytest
+import uvloop
 
 import aiordma
 from aiordma import (
@@ -160,6 +163,47 @@ async def test_a_completion_queue_that_fails_ends_every_connection_on_the_device
         for connection in (client, server):
             with pytest.raises(aiordma.DeviceEventError, match="CQ_ERR"):
                 await connection.receive()
+
+
+@pytest.mark.parametrize(
+    "new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+)
+@pytest.mark.parametrize("how", ["callback", "suspended", "another loop", "closed loop"])
+def test_context_closes_outside_of_the_waiting_loops_tasks(
+    how: str, new_loop: Callable[[], asyncio.AbstractEventLoop], device: DeviceUnderTest
+) -> None:
+    loop = new_loop()
+    context = Device(device.name).open()
+    descriptor = context.async_fd
+
+    async def iterate() -> str:
+        async for _ in context.async_events():
+            pass
+        return "ended"
+
+    async def close() -> None:
+        context.close()
+
+    try:
+        waiting = loop.create_task(iterate())
+        loop.run_until_complete(asyncio.sleep(0.01))
+        if how == "callback":
+            loop.call_soon(context.close)
+        elif how == "suspended":
+            context.close()
+        elif how == "another loop":
+            asyncio.run(close())
+        else:
+            waiting._log_destroy_pending = False  # type: ignore[attr-defined]
+            loop.close()
+            context.close()
+        if how != "closed loop":
+            assert loop.run_until_complete(asyncio.wait_for(waiting, 10)) == "ended"
+    finally:
+        loop.close()
+    assert context.closed
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 @pytest.mark.anyio
