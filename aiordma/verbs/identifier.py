@@ -709,6 +709,8 @@ class Identifier(Resource):
         return unpack_address(bytes(ffi.buffer(lib.aiordma_peer_address(self.pointer), 28)))
 
     def _destroy(self) -> None:
-        if self.queue_pair is not None:
-            self.queue_pair.close()
-        check_minus_one(self.provider.destroy_id(self.pointer), "rdma_destroy_id")
+        try:
+            if self.queue_pair is not None:
+                self.queue_pair.close()
+        finally:
+            check_minus_one(self.provider.destroy_id(self.pointer), "rdma_destroy_id")
