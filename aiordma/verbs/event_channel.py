@@ -91,6 +91,9 @@ class EventChannel(Resource):
         self._requests: set[int] = set()
         """The keys of identifiers that CONNECT_REQUEST events made, and that were not adopted."""
 
+    def __repr__(self) -> str:
+        return f"<EventChannel of {self.provider.name}>"
+
     def events(self) -> Iterator[Event]:
         """Take the pending events one by one. Each is acknowledged before it is returned. Closing
         the channel ends the iteration.

@@ -249,12 +249,19 @@ class Identifier(Resource):
             channel: the new channel.
 
         Raises:
+            TypeError, ValueError: this is not an EventChannel; or one of them is of the software
+                device, and the other of real devices.
             VerbsCallError: librdmacm refused.
-            ClosedError, ForkError: it is closed, or was opened by the parent of this process.
+            ClosedError, ForkError: it or the channel is closed, or was opened by the parent of this
+                process.
 
         See: man rdma_migrate_id.
         """
+        instance(channel, "channel", EventChannel, "migrate")
         channel._require_open()
+        if channel.provider is not self.provider:
+            expected = f"a channel of {self.provider.name}, as the identifier's is"
+            raise wrong_value(channel, "channel", expected, "migrate")
         self._call("migrate_id", channel.pointer)
         self._move(channel)
         self.channel = channel

@@ -28,7 +28,7 @@ from aiordma import (
     QueuePairState,
     QueuePairType,
 )
-from aiordma._base.provider import Provider
+from aiordma._base.provider import Provider, software
 from aiordma._native import ffi, lib
 from aiordma.testing import software_objects
 from tests.unit.engine_thread import EngineThread
@@ -94,6 +94,17 @@ def test_identifier_of_a_request_is_adopted_once(players: Players) -> None:
             players.identifier(key)
     with pytest.raises(TypeError, match=r"^Identifier\(\): key="):
         Identifier(players.channel, key="1")  # type: ignore[arg-type]
+
+
+def test_identifier_stays_with_its_connection_manager(players: Players) -> None:
+    """A channel of another provider is another struct in C."""
+    identifier = players.identifier()
+    with aiordma.EventChannel(Provider("other", software().table)) as other:
+        with pytest.raises(ValueError, match=r"^migrate\(\): channel=.* the identifier"):
+            identifier.migrate(other)
+        assert identifier.channel is players.channel
+    with pytest.raises(TypeError, match=r"^migrate\(\): channel=None"):
+        identifier.migrate(None)  # type: ignore[arg-type]
 
 
 def test_identifier_is_destroyed_though_its_queue_pair_fails_to_close(
