@@ -392,7 +392,11 @@ class MemoryRegion(RegionBase, Resource):
         )
         # With DO_FORK_OLD the change is done, but the old memory is still marked for forks.
         if result not in (0, lib.IBV_REREG_MR_ERR_DO_FORK_OLD):
-            check_supported(ffi.errno, "re-registering memory", home.context.device_name)
+            try:
+                check_supported(ffi.errno, "re-registering memory", home.context.device_name)
+            except NotSupportedError:
+                self._usable = True
+                raise
             check_positive_errno(-1, "ibv_rereg_mr", "the region can only be closed now")
         if home is not self.domain:
             self._move(home)
