@@ -183,12 +183,13 @@ class Arrivals:
 
     def replace(self, lease: Lease) -> None:
         """Post another block in place of one that the program still uses."""
-        endpoint = self._endpoint
-        if endpoint.cause is not None:
+        # A shared receive queue outlives the endpoint, and posts for others, too.
+        poster = self._endpoint.shared_receive or self._endpoint
+        if poster.cause is not None:
             return
         try:
-            another = endpoint.pool.lease(lease.memory.length)
+            another = poster.pool.lease(lease.memory.length)
         except (RdmaError, OSError, MemoryError) as error:  # OSError: no memory could be mapped
-            endpoint.fail(error)
+            poster.fail(error)
         else:
             self.receives.give_back(another)

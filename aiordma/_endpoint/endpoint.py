@@ -121,8 +121,16 @@ class SharedReceives(Protocol):
 
     raw: RawSharedReceiveQueue
     queue: CompletionQueueShare
+    pool: BufferPool
     buffers: int
     """The number of pooled receives that it posts."""
+
+    @property
+    def cause(self) -> Exception | None:
+        """The cause of its end; None while it works."""
+
+    def fail(self, error: Exception) -> None:
+        """End it, and its endpoints, with this error as the cause, unless it has one."""
 
     def join(self, member: "Endpoint") -> None:
         """Add an endpoint before its queue pair is created, or raise an error."""

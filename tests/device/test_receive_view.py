@@ -13,7 +13,7 @@ import pytest
 import aiordma
 from aiordma._requests.pool import BufferPool
 from aiordma.verbs import MemoryRegion
-from tests.device.players import connected, members
+from tests.device.players import connected, members, one_loop
 from tests.devices import ADDRESS
 from tests.internals import arrivals_of, endpoint_of, pool_of
 
@@ -274,6 +274,47 @@ async def test_view_of_a_shared_receive_queue() -> None:
                 assert bytes(view) == b"%d" % number
                 assert shared.posted == 3
             assert shared.posted == 4
+
+
+async def test_shared_queue_replaces_kept_block_of_ended_peer() -> None:
+    """The peer has gone when the block ends; the queue posts for the other peers, too."""
+    async with await aiordma.open_shared_receive(ADDRESS, buffers=4, buffer_size=64) as shared:
+        kept: list[memoryview] = []
+        for _ in range(6):
+            async with members(1, shared) as (clients, servers):
+                await clients[0].aclose()
+                await servers[0].ended()
+                async with servers[0].receive_view() as view:
+                    kept.append(view[1:])
+            del view
+            assert shared.posted == 4
+        assert [bytes(part) for part in kept] == [b"irst"] * 6
+
+
+@one_loop
+async def test_kept_block_without_replacement_ends_the_shared_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One receive less for all peers would at last be none."""
+    async with (
+        await aiordma.open_shared_receive(ADDRESS, buffers=4, buffer_size=64) as shared,
+        members(2, shared) as (clients, servers),
+    ):
+        await clients[0].aclose()
+        await servers[0].ended()
+        async with servers[0].receive_view() as view:
+            kept = view[1:]
+
+            def lease(size: int) -> None:
+                raise MemoryError("no block")
+
+            monkeypatch.setattr(endpoint_of(shared).pool, "lease", lease)
+        monkeypatch.undo()
+        assert bytes(kept) == b"irst"
+        cause = await servers[1].ended()
+        assert isinstance(cause, MemoryError)
+        with pytest.raises(MemoryError):
+            endpoint_of(shared).require_usable()
 
 
 async def test_view_outlives_its_connection() -> None:
