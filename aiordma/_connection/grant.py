@@ -26,7 +26,7 @@ from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.provider import SOFTWARE
 from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.posts import Posts
-from aiordma._endpoint.domain_state import start_deregistering, wrong_domain
+from aiordma._endpoint.domain_state import kept_open, start_deregistering, wrong_domain
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.staging import THREAD_LIMIT
 from aiordma._endpoint.windows import BoundWindow
@@ -321,5 +321,7 @@ async def open_grant(
     if not length:
         raise ValueError("grant(): memory: no bytes: give at least one")
     grant = Grant(endpoint, memory, length, Access(access))
-    await grant._open(posts, expires)
+    # A domain cannot be freed while a grant that fails still holds memory in it.
+    with kept_open(endpoint.reactor, endpoint.domain_state):
+        await grant._open(posts, expires)
     return grant

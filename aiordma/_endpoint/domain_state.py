@@ -29,7 +29,14 @@ from aiordma._runtime.reactor import AtLoopEnd, Reactor
 from aiordma.verbs import MemoryRegion, ProtectionDomain
 from aiordma.verbs.identifier import Event, Identifier
 
-__all__ = ("DomainState", "make_private", "make_raw", "start_deregistering", "wrong_domain")
+__all__ = (
+    "DomainState",
+    "kept_open",
+    "make_private",
+    "make_raw",
+    "start_deregistering",
+    "wrong_domain",
+)
 
 Region = TypeVar("Region", bound=MemoryRegion)
 
@@ -128,7 +135,7 @@ class DomainState:
     async def register(self, make: Callable[[ProtectionDomain], Region]) -> Region:
         """Register memory until the domain's end, in a worker thread. See `Domain.register`."""
         self.require_usable()
-        with self._used_by_registration():
+        with self.used("registration", lambda: False):
             region = await in_thread(
                 self.loop, lambda: make(self.raw), on_cancelled=MemoryRegion.close
             )
@@ -142,9 +149,10 @@ class DomainState:
         return region
 
     @contextmanager
-    def _used_by_registration(self) -> Iterator[None]:
+    def used(self, kind: str, is_closing: Callable[[], bool]) -> Iterator[None]:
+        """Count a user during the block. Arguments as of `join`."""
         user = object()
-        self.join(user, "registration", lambda: False)
+        self.join(user, kind, is_closing)
         try:
             yield
         finally:
@@ -239,6 +247,17 @@ async def make_private(reactor: Reactor, hub: DeviceHub) -> DomainState:
         VerbsCallError: the driver refused; the message names the limit.
     """
     return DomainState(reactor, hub, await make_raw(reactor, hub))
+
+
+@contextmanager
+def kept_open(reactor: Reactor, domain: DomainState | None) -> Iterator[None]:
+    """Keep the reactor and the domain open during a call in a worker thread that creates an object
+    of the domain, and until that object is closed or has an owner, even if the connection is closed
+    meanwhile. (`domain` is None for the loop's own one, which the reactor closes.)"""
+    with reactor.retained(), ExitStack() as stack:
+        if domain is not None:
+            stack.enter_context(domain.used("registration", lambda: True))
+        yield
 
 
 @deferring

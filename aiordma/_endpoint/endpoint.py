@@ -40,7 +40,7 @@ from aiordma._base.process import forked, here
 from aiordma._base.socket_address import address_text
 from aiordma._base.states import ConnectionState, next_state
 from aiordma._base.statistics import RequestStatistics
-from aiordma._endpoint.domain_state import DomainState
+from aiordma._endpoint.domain_state import DomainState, kept_open
 from aiordma._endpoint.keepalive import KEEPALIVE
 from aiordma._endpoint.lifecycle import Lifecycle, Phase
 from aiordma._endpoint.peer_watch import PeerWatch
@@ -327,7 +327,7 @@ class Endpoint:
 
         Raises: as `require_usable`, and the errors of `make`.
         """
-        with self.reactor.retained():
+        with kept_open(self.reactor, self.domain_state):
             made = await in_thread(self.loop, make, on_cancelled=close)
             try:
                 # The call outwaits a cancellation, which then does not return the object to anyone.

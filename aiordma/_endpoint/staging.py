@@ -18,7 +18,12 @@ from aiordma._base.arguments import buffers, shown
 from aiordma._base.enums import Access, SendFlag, names_of
 from aiordma._base.errors import VerbsCallError
 from aiordma._base.interrupts import deferring, deferring_steps
-from aiordma._endpoint.domain_state import DomainState, start_deregistering, wrong_domain
+from aiordma._endpoint.domain_state import (
+    DomainState,
+    kept_open,
+    start_deregistering,
+    wrong_domain,
+)
 from aiordma._loop.event_loop import EventLoop
 from aiordma._loop.threads import in_thread
 from aiordma._requests.pool import BufferPool
@@ -96,6 +101,9 @@ class Poster(Protocol):
 
     def adopt(self, region: MemoryRegion) -> None:
         """Close the region with this object, if it is not closed before."""
+
+    def require_usable(self) -> None:
+        """Raise the error of an object that posts no requests: it has ended, for example."""
 
 
 class Staging:
@@ -209,15 +217,22 @@ class Staging:
         where: str,
     ) -> Staged:
         """Call `source` or `target`, in a worker thread if it would block the loop. A cancellation
-        leaves nothing prepared."""
+        leaves nothing prepared, nor does the endpoint's end during the call."""
         if self.is_heavy(parts, where):
             return await self._prepare_in_thread(lambda: stage(parts, where))
         return stage(parts, where)
 
     @deferring_steps
     async def _prepare_in_thread(self, stage: Callable[[], Staged]) -> Staged:
-        with self._endpoint.reactor.retained():
-            return await in_thread(self._endpoint.loop, stage, on_cancelled=self.abandon)
+        endpoint = self._endpoint
+        with kept_open(endpoint.reactor, endpoint.domain_state):
+            staged = await in_thread(endpoint.loop, stage, on_cancelled=self.abandon)
+            try:
+                endpoint.require_usable()
+            except BaseException:
+                self.abandon(staged)
+                raise
+        return staged
 
     # -- registered memory --------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import anyio
@@ -14,7 +14,7 @@ from aiordma import Access
 from aiordma._base.provider import SOFTWARE
 from aiordma.verbs import MemoryRegion
 from tests.connections import connect_to
-from tests.device.players import REMOTE, both_ways, one_loop, until
+from tests.device.players import REMOTE, Outcome, both_ways, one_loop, until
 from tests.devices import ADDRESS, DEVICE, NOT_OURS, kernel_objects
 
 pytestmark = pytest.mark.anyio
@@ -103,6 +103,60 @@ async def test_domain_outlives_what_threads_deregister(
                 grant = await server.grant(server.register(bytearray(LARGE), REMOTE), REMOTE)
             assert not grant.is_active
     assert domain.protection_domain.closed
+    assert [record.getMessage() for record in caplog.records if record.levelno >= 40] == []
+
+
+@asynccontextmanager
+async def registering(monkeypatch: pytest.MonkeyPatch, pd: Any) -> AsyncIterator[threading.Event]:
+    """Let registrations wait for the end of the block. Yield an event that the first one sets."""
+    started, proceed = threading.Event(), threading.Event()
+    register = pd.provider.reg_mr
+
+    def slow(*arguments: Any) -> Any:
+        started.set()
+        proceed.wait()
+        return register(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pd.provider, "reg_mr", slow)
+        try:
+            yield started
+        finally:
+            proceed.set()
+
+
+@one_loop
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("call", ["register_in_thread", "send", "grant", "grant_region"])
+async def test_domain_outlives_registration_of_closed_connection(
+    call: str,
+    each: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with AsyncExitStack() as stack:
+        domain = None if each else await stack.enter_async_context(aiordma.open_domain(ADDRESS))
+        _, (server, _) = await stack.enter_async_context(two_clients((domain or "each", None)))
+        pd, memory = server.domain, bytearray(LARGE)
+        granted = server.register(memory, REMOTE) if call == "grant_region" else memory
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "register_in_thread": lambda: server.register_in_thread(memory),
+            "send": lambda: server.send(memory),
+            "grant": lambda: server.grant(granted, REMOTE),
+            "grant_region": lambda: server.grant(granted, REMOTE),
+        }
+        outcome = Outcome()
+        async with anyio.create_task_group() as group, registering(monkeypatch, pd) as started:
+            group.start_soon(outcome.of, calls[call])
+            await until(started.is_set)
+            await server.aclose()
+            if domain is not None:
+                group.start_soon(domain.aclose)
+            await anyio.sleep(0.1)
+            assert not pd.closed
+        assert isinstance(outcome.error, aiordma.ClosedError)
+        await until(lambda: pd.closed)
+        memory.append(0)  # no longer registered
     assert [record.getMessage() for record in caplog.records if record.levelno >= 40] == []
 
 
