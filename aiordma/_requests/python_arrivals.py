@@ -105,25 +105,23 @@ class PooledReceives:
     def _arrived(self, request: WorkRequest) -> None:
         # An interrupt (KeyboardInterrupt) can end this anywhere. It is then called again.
         lease = self._posted.get(request.wr_id)
+        completion = None if request.exception() is not None else request.result()
         queue = self._queue
-        if lease is not None and request.exception() is not None:
+        if completion is not None and self._members is not None:
+            queue = self._members.get(completion.qp_num)
+        if lease is not None:
+            # Python handles no signal between the next statements, only during or after a call.
             del self._posted[request.wr_id]
-            if self._members is None:
+            if completion is not None and queue is not None:
+                queue._arrived.append((lease, completion))
+            elif self._members is None:
                 lease.release()
             else:
                 self.give_back(lease)
-        elif lease is not None:
-            completion = request.result()
-            if self._members is not None:
-                queue = self._members.get(completion.qp_num)
-            # Python handles no signal between the next statements, only during or after a call.
-            del self._posted[request.wr_id]
-            if queue is None:
-                self.give_back(lease)
-            else:
-                queue._arrived.append((lease, completion))
         if queue is not None:
             queue.wake()
+        if completion is not None and not self._posted:
+            self.post_unposted()  # no block might be given back soon to complete a chain
 
 
 class ArrivalQueue:

@@ -98,6 +98,30 @@ async def test_a_connection_that_is_not_read_can_hold_up_the_others_and_lets_go(
         await waiting
 
 
+@one_loop
+@pytest.mark.capability("rnr")
+async def test_last_posted_receive_posts_the_free_ones() -> None:
+    """Free buffers wait for a chain of two. Another connection holds all others."""
+    async with (
+        await aiordma.open_shared_receive(ADDRESS, buffers=16) as shared,
+        members(3, shared) as (clients, servers),
+        anyio.create_task_group() as group,
+    ):
+        for server in servers:
+            await hear(server, 1)
+        waiting = Outcome()
+        group.start_soon(waiting.of, servers[0].receive)
+        await until(lambda: shared.posted == 16)  # it waits
+        await clients[1].send(b"one")
+        assert await servers[1].receive() == b"one"
+        assert shared.posted == 15
+        for _ in range(15):
+            await clients[2].send(b"not received")
+        await until(lambda: servers[2]._messages.queue.arrived == 15)
+        await clients[0].send(b"finds the free one")
+        await until(lambda: waiting.value == b"finds the free one")
+
+
 async def test_what_came_before_the_peer_left_is_received_before_the_end() -> None:
     async with (
         await aiordma.open_shared_receive(ADDRESS, buffers=4) as shared,

@@ -83,8 +83,10 @@ static ArrivalQueue *queue_of(const PooledReceives *receives, uint32_t qp_num)
 
 int engine_arrival_is_quiet(const Request *request, uint32_t qp_num)
 {
-    /* Without a queue, the block would be posted again. */
-    return !request->pooled || queue_of(request->pooled, qp_num);
+    const PooledReceives *receives = request->pooled;
+
+    /* Without a queue, the block would be posted again. The last posted block posts the others. */
+    return !receives || (queue_of(receives, qp_num) && (receives->posted > 1 || !receives->count));
 }
 
 void engine_arrived(Request *request)
@@ -112,6 +114,8 @@ void engine_arrived(Request *request)
     if (queue)
         wake(queue);
     Py_XDECREF(queue);
+    if (has_succeeded && !receives->posted)
+        engine_post_unposted(receives); /* no block might be given back soon to complete a chain */
     Py_DECREF(receives);
 }
 

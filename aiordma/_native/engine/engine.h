@@ -436,7 +436,8 @@ int engine_arrival_names(void);
 int engine_view_names(void);
 /* A request of pooled receives has ended: move its block on. */
 void engine_arrived(Request *request);
-/* Whether the request, if it succeeds, has a queue for its block (or is of no pooled receives). */
+/* Whether the request, if it succeeds, has a queue for its block, and no block is posted for it (or
+   it is of no pooled receives). */
 int engine_arrival_is_quiet(const Request *request, uint32_t qp_num);
 PyObject *engine_view(ArrivalQueue *queue);
 int engine_runs_here(PyObject *loop); /* whether this asyncio loop is running in this thread */
