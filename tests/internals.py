@@ -124,6 +124,11 @@ def requests_of(listener: Listener) -> FairQueue[ConnectionRequest]:
     return listener._requests
 
 
+def kept_queues(listener: Listener) -> list[SharedReceiveEndpoint]:
+    """The shared receive queues that it has made for its connections, and not dropped."""
+    return list(listener._receives._made.values())
+
+
 def handshakes_of(listener: Listener) -> Handshakes:
     """The accepted connections whose handshake has not finished."""
     return listener._handshakes

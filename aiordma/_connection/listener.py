@@ -108,8 +108,8 @@ async def listen(
         ipv6_only: with "::", do not listen on IPv4's port of the same number; None: the system's
             default (sysctl net.ipv6.bindv6only).
         shared_receive: a queue from which all accepted connections take their receives. A number
-            creates one queue per device, with as many pooled receives of receive_size bytes.
-            None: each connection has receives of its own.
+            creates one queue per device and domain, with as many pooled receives of receive_size
+            bytes. None: each connection has receives of its own.
         domain: the protection domain of the accepted connections: None shares one with everything
             else on this event loop and device. "each" makes one for each connection, so that no
             peer can access memory that is registered for another one. With a Domain of

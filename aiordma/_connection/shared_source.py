@@ -136,7 +136,12 @@ async def _open(
 class ListenerReceives:
     """The protection domain and the shared receive queues of one listener's connections: none, a
     given queue, or one pooled queue for each device and domain. A pooled queue has `shared_receive`
-    receives, and the receive size, completion vector and `cqe` of the options."""
+    receives, and the receive size, completion vector and `cqe` of the options.
+
+    A queue in the domain of one accepted connection (`ConnectionRequest.accept`) closes with the
+    last connection in that domain, because the program may close the domain then. The others are
+    kept until `close`.
+    """
 
     def __init__(
         self,
@@ -189,18 +194,28 @@ class ListenerReceives:
         async with self._making:
             shared = self._made.get(endpoint.domain)
             if shared is None or shared.cause is not None:
+                if shared is not None:
+                    shared.close_when_unused()  # it has failed
                 endpoint.reactor.retain()
                 shared = SharedReceiveEndpoint(endpoint.reactor, hub, self._settings, domain=domain)
                 try:
                     await shared.open()
+                    shared.join(endpoint)
                 except BaseException:
                     await shared.aclose()
                     raise
                 self._made[endpoint.domain] = shared
-            shared.join(endpoint)
-        if self._closed:
+            else:
+                shared.join(endpoint)
+        if self._closed or domain is not self.domain.state:
             shared.close_when_unused()
+            endpoint.life.on_end.append(self._forget_closed)
         return shared
+
+    def _forget_closed(self) -> None:
+        self._made = {
+            domain: shared for domain, shared in self._made.items() if not shared.life.is_closing
+        }
 
     def close(self) -> None:
         """Close each pooled queue once its last connection has ended."""

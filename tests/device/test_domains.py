@@ -16,6 +16,7 @@ from aiordma.verbs import MemoryRegion
 from tests.connections import connect_to
 from tests.device.players import REMOTE, Outcome, both_ways, one_loop, until
 from tests.devices import ADDRESS, DEVICE, NOT_OURS, kernel_objects
+from tests.internals import kept_queues
 
 pytestmark = pytest.mark.anyio
 
@@ -433,6 +434,37 @@ async def test_a_listeners_own_shared_receive_queue_is_in_its_domain() -> None:
             await both_ways(client, server)
             await server.send(region)
             assert await client.receive() == SECRET
+
+
+@one_loop
+async def test_queue_for_an_accepted_domain_closes_with_its_connections() -> None:
+    """The listener stays open. As long as a connection is in the domain, others share its queue."""
+    async with (
+        aiordma.listen(ADDRESS, 0, shared_receive=4) as listener,
+        anyio.create_task_group() as group,
+    ):
+
+        async def connect(clients: list[aiordma.Connection]) -> None:
+            clients.append(await aiordma.connect(ADDRESS, listener.port))
+
+        async def accept(domain: aiordma.Domain) -> tuple[aiordma.Connection, aiordma.Connection]:
+            clients: list[aiordma.Connection] = []
+            group.start_soon(connect, clients)
+            server = await (await listener.request()).accept(domain=domain)
+            await until(lambda: bool(clients))
+            return clients[0], server
+
+        for _ in range(2):
+            async with aiordma.open_domain(ADDRESS) as domain:
+                for _ in range(2):
+                    one, other = await accept(domain), await accept(domain)
+                    assert one[1]._shared is other[1]._shared
+                    for client, server in (one, other):
+                        await both_ways(client, server)
+                        await server.aclose()
+                        await client.aclose()
+            assert domain.protection_domain.closed
+        assert not kept_queues(listener)
 
 
 @one_loop

@@ -9,9 +9,10 @@ import pytest
 
 import aiordma
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
+from tests.connections import connect_to
 from tests.device.players import Outcome, both_ways, members, one_loop, until
 from tests.devices import ADDRESS, DeviceUnderTest
-from tests.internals import endpoint_of
+from tests.internals import endpoint_of, kept_queues
 
 SEND = int(aiordma.WorkRequestOpcode.SEND)
 
@@ -61,6 +62,23 @@ async def test_a_listeners_queue_lives_until_its_last_connection_ends() -> None:
         await servers[1].aclose()
         with pytest.raises(aiordma.ClosedError):
             shared.require_usable()
+
+
+@one_loop
+async def test_listener_replaces_and_closes_a_queue_that_failed() -> None:
+    async with await aiordma.listen(ADDRESS, 0, shared_receive=4) as listener:
+        client, server = await connect_to(listener, ADDRESS)
+        failed = server._shared
+        assert isinstance(failed, SharedReceiveEndpoint)
+        failed.fail(aiordma.VerbsCallError(errno.ENOMEM, "ibv_post_srq_recv"))
+        await server.aclose()
+        await client.aclose()
+        client, server = await connect_to(listener, ADDRESS)
+        async with client, server:
+            await both_ways(client, server)
+        assert server._shared is not failed
+        await until(failed.life.closed.is_set)
+        assert len(kept_queues(listener)) == 1
 
 
 @one_loop
