@@ -12,6 +12,7 @@ from functools import partial
 
 from aiordma._base.errors import ClosedError
 from aiordma._base.interrupts import deferring, deferring_steps
+from aiordma._endpoint.domain_state import DomainState
 from aiordma._loop.event_loop import EventLoop
 from aiordma._loop.threads import PEERS, Once, in_thread, start_destroy
 from aiordma._native import HandleBase
@@ -59,16 +60,27 @@ class AddressHandles:
 
     Creating a handle may query the network for the peer's link address, and destroying one waits
     for the device. So both run in worker threads, and one destroying call runs at a time. `ended`
-    is set when all handles are destroyed after `close`.
+    is set when all handles are destroyed after `close`. Until then, the domain stays open.
+
+    Args:
+        loop, reactor, domain: those of the endpoint.
+        most: the largest number of handles.
+        state: the domain's state; None: the domain is the loop's own, which the reactor closes.
     """
 
     def __init__(
-        self, loop: EventLoop, reactor: Reactor, domain: ProtectionDomain, most: int
+        self,
+        loop: EventLoop,
+        reactor: Reactor,
+        domain: ProtectionDomain,
+        most: int,
+        state: DomainState | None = None,
     ) -> None:
         self._loop = loop
         self._reactor = reactor
         self._domain = domain
         self._most = most
+        self._domain_state = state
         self._kept: OrderedDict[AddressVector, PeerHandle] = OrderedDict()
         self._alive = 0
         self._unwanted: list[AddressHandle] = []
@@ -174,11 +186,21 @@ class AddressHandles:
     def _gone(self, count: int) -> None:
         self._alive -= count
         if self._closed and not self._alive:
-            self.ended.set()
+            # In this order: the domain closes with its last user, and needs the reactor for that.
+            if self._domain_state is not None:
+                self._domain_state.leave(self)
+            self._reactor.release(self.ended.set)
 
+    @deferring
     def close(self) -> None:
-        """Destroy all handles in the background, each when its last request has completed."""
+        """Destroy all handles in the background, each when its last request has completed.
+        Idempotent. The endpoint still uses the domain and the reactor."""
+        if self._closed:
+            return
         self._closed = True
+        self._reactor.retain()
+        if self._domain_state is not None:
+            self._domain_state.join(self, "address handles", lambda: True)
         while self._kept:
             self._kept.popitem()[1].retire()
         self._gone(0)

@@ -55,7 +55,9 @@ class DatagramEndpoint(Endpoint):
     ) -> None:
         super().__init__(reactor, hub, identifier, options, ConnectionState.ESTABLISHED, domain)
         self.was_established = True  # there is no handshake
-        self.handles: AddressHandles = AddressHandles(self.loop, reactor, self.domain, most_handles)
+        self.handles: AddressHandles = AddressHandles(
+            self.loop, reactor, self.domain, most_handles, domain
+        )
         self.groups: dict[str, MulticastGroup] = {}
         self.senders: Senders | None = None
         self.received: DatagramQueue | None = None

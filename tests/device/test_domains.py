@@ -12,11 +12,11 @@ import pytest
 import aiordma
 from aiordma import Access
 from aiordma._base.provider import SOFTWARE
-from aiordma.verbs import MemoryRegion
+from aiordma.verbs import AddressHandle, MemoryRegion
 from tests.connections import connect_to
 from tests.device.players import REMOTE, Outcome, both_ways, one_loop, until
 from tests.devices import ADDRESS, DEVICE, NOT_OURS, kernel_objects
-from tests.internals import kept_queues
+from tests.internals import endpoint_of, kept_queues
 
 pytestmark = pytest.mark.anyio
 
@@ -498,6 +498,38 @@ async def test_a_datagram_socket_takes_a_domain(each: bool) -> None:
             assert message.data == SECRET
             await other.send(b"back", message.source)
             assert (await socket.receive()).data == b"back"
+
+
+@one_loop
+@pytest.mark.capability("datagrams")
+@pytest.mark.parametrize("each", [False, True])
+async def test_domain_outlives_address_handles(
+    each: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    destroying, proceed = threading.Event(), threading.Event()
+    original = AddressHandle._destroy
+
+    def slow(handle: AddressHandle) -> None:
+        destroying.set()
+        proceed.wait()
+        original(handle)
+
+    async with AsyncExitStack() as stack:
+        domain = None if each else await stack.enter_async_context(aiordma.open_domain(ADDRESS))
+        socket = await aiordma.open_datagram(ADDRESS, domain=domain or "each")
+        pd = endpoint_of(socket).domain
+        await socket.send(b"to itself", await socket.resolve(ADDRESS, socket.port))
+        async with anyio.create_task_group() as group:
+            with monkeypatch.context() as patch:
+                patch.setattr(AddressHandle, "_destroy", slow)
+                group.start_soon(socket.aclose)
+                await until(destroying.is_set)
+                if domain is not None:
+                    group.start_soon(domain.aclose)
+                await anyio.sleep(0.1)
+                proceed.set()
+        await until(lambda: pd.closed)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= 40] == []
 
 
 # -- closing, and wrong arguments -----------------------------------------------------------------

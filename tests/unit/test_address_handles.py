@@ -46,6 +46,24 @@ class Device:
         self.ready = threading.Event()
         self.ready.set()
         self.users = Users()
+        self.domain = Domain(self.users)
+
+
+class Domain:
+    """Its users: the last one closes it, and for that the reactor must be open."""
+
+    def __init__(self, reactor: Users) -> None:
+        self.reactor = reactor
+        self.joined: list[tuple[object, str, bool]] = []
+
+    def join(self, user: object, kind: str, is_closing: Callable[[], bool]) -> None:
+        self.joined.append((user, kind, is_closing()))
+
+    def leave(self, user: object) -> None:
+        assert self.reactor.count
+        (joined,) = self.joined
+        assert joined[0] is user
+        self.joined.clear()
 
 
 class Handle:
@@ -69,7 +87,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 def handles_of(device: Any, most: int) -> AddressHandles:
-    return AddressHandles(current_event_loop(), device.users, device, most)
+    return AddressHandles(current_event_loop(), device.users, device, most, device.domain)
 
 
 async def ended(handles: AddressHandles, device: Device) -> None:
@@ -77,6 +95,7 @@ async def ended(handles: AddressHandles, device: Device) -> None:
     with anyio.fail_after(10):
         await handles.ended.wait()
     assert (device.alive, device.users.count, len(handles)) == ([], 0, 0)
+    assert device.domain.joined == []
 
 
 async def test_a_way_has_one_handle(device: Device) -> None:
@@ -120,6 +139,7 @@ async def test_the_end_waits_for_the_last_holder(device: Device) -> None:
         await handles.ended.wait()
     assert not handles.ended.is_set()
     assert device.alive == [ONE]
+    assert device.domain.joined == [(handles, "address handles", True)]
     held.release()
     await ended(handles, device)
     for make in (handles.obtain, _async(handles.get)):
