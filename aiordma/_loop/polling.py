@@ -86,7 +86,9 @@ class PollingEventLoop(asyncio.SelectorEventLoop):
         """
         self._polling.remove(drain)
 
-    # A task that polling wakes can schedule callbacks. The loop must then stop polling to run them.
+    # A task that polling wakes runs within `select`. It can schedule callbacks, or stop the loop:
+    # the selector must then return to the loop. All else that the loop must notice makes a
+    # descriptor ready.
 
     def call_soon(
         self,
@@ -118,6 +120,14 @@ class PollingEventLoop(asyncio.SelectorEventLoop):
         """
         self._spinner.dirty = True
         return super().call_at(when, callback, *args, context=context)
+
+    def stop(self) -> None:
+        """As asyncio's.
+
+        Raises: nothing.
+        """
+        self._spinner.dirty = True
+        super().stop()
 
 
 def new_event_loop(spin: float = SPIN) -> PollingEventLoop:

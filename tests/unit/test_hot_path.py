@@ -9,11 +9,13 @@ import contextvars
 import gc
 import os
 import resource
+import socket
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -35,6 +37,8 @@ WINDOW = 32
 SLEEPS = 300
 LEAST_POLLS = 8
 """Of a loop that polls before a sleep, as it looks at the clock after so many."""
+WAKES_BY_ITSELF = 1.0
+"""Seconds after which a timer wakes a loop that sleeps, without which a failing test would hang."""
 
 
 @asynccontextmanager
@@ -522,3 +526,42 @@ def test_what_is_found_by_polling_needs_no_event() -> None:
             answering.cancel()
 
     aiordma.run(body(), spin=1)
+
+
+ACTS: dict[str, Callable[[asyncio.AbstractEventLoop, int], object]] = {
+    "stop": lambda loop, _: loop.stop(),
+    "call_soon": lambda loop, _: loop.call_soon(loop.stop),
+    "call_soon_threadsafe": lambda loop, _: loop.call_soon_threadsafe(loop.stop),
+    "call_later": lambda loop, _: loop.call_later(0.001, loop.stop),
+    "add_reader": lambda loop, readable: loop.add_reader(readable, loop.stop),
+}
+
+
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+def test_loop_heeds_a_task_woken_while_it_polls(
+    act: Callable[[asyncio.AbstractEventLoop, int], object],
+) -> None:
+    """The selector runs the task, and has to return to the loop."""
+    readable, written = socket.socketpair()
+    written.send(b"!")
+
+    async def wait(server: Connection) -> float:
+        await server.receive()
+        act(asyncio.get_running_loop(), readable.fileno())
+        return time.monotonic()
+
+    async def body() -> float:
+        async with connected() as (client, server, _, _):
+            waiting = asyncio.create_task(wait(server))
+            await asyncio.sleep(0.01)
+            client.post_send(b"?")
+            await asyncio.sleep(WAKES_BY_ITSELF)
+            return await waiting
+
+    loop = aiordma.new_event_loop()
+    with closing(loop), closing(readable), closing(written):
+        task = loop.create_task(body())
+        loop.run_forever()
+        stopped = time.monotonic()
+        loop.remove_reader(readable)
+        assert stopped - loop.run_until_complete(task) < WAKES_BY_ITSELF / 2
