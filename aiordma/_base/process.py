@@ -6,10 +6,12 @@ child takes.
 """
 
 import os
+from threading import RLock
+from weakref import WeakSet
 
 from aiordma._base.errors import ForkError
 
-__all__ = ("forked", "here", "require_same_process")
+__all__ = ("forked", "here", "reentrant_lock", "require_same_process")
 
 
 class _Here:
@@ -24,6 +26,33 @@ class _Here:
 
 
 here: _Here = _Here()
+
+
+class _Locks:
+    """The locks of `reentrant_lock`."""
+
+    def __init__(self) -> None:
+        self._all: WeakSet[RLock] = WeakSet()
+        os.register_at_fork(after_in_child=self._forked)
+
+    def make(self) -> RLock:
+        lock = RLock()
+        self._all.add(lock)
+        return lock
+
+    def _forked(self) -> None:
+        for lock in list(self._all):
+            lock._at_fork_reinit()  # type: ignore[attr-defined]
+
+
+_locks: _Locks = _Locks()
+
+
+def reentrant_lock() -> RLock:
+    """Return a lock for state that finalizers use. The garbage collector runs them at any
+    allocation, so also in the thread that holds the lock. A forked child inherits the lock
+    unlocked, because it does not have the thread that would release it."""
+    return _locks.make()
 
 
 def forked(process: int, what: str) -> ForkError:

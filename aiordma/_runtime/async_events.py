@@ -6,11 +6,9 @@ hub of the context, on the hub's own loop.
 """
 
 from collections.abc import Callable
-from itertools import count
-from threading import Lock
-from weakref import WeakValueDictionary
 
-from aiordma._base.process import here
+from aiordma._base.process import here, reentrant_lock
+from aiordma._base.weak_items import WeakItems
 from aiordma._loop.event_loop import EventLoop
 from aiordma._native import ffi
 from aiordma.verbs import AsyncEvent, Context
@@ -44,15 +42,15 @@ class AsyncEventRouter:
     """Copies the events of a context to all subscriptions. `join_router` returns the context's
     router."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, key: "_Key") -> None:
         self._provider = context.provider
         self._pointer = context.pointer
-        # Weak references, in order of age: a subscription that never ended is collected with its
-        # event loop.
-        self._subscriptions: WeakValueDictionary[int, Subscription] = WeakValueDictionary()
-        self._numbers = count()
+        self._key = key
+        # Weakly: a subscription that never ended is collected with its event loop.
+        self._subscriptions: WeakItems[Subscription] = WeakItems()
         # Held while events are taken and copied, so that every loop gets the same order.
-        self._delivering = Lock()
+        self._delivering = reentrant_lock()
+        self._is_reading = False
 
     def read(self) -> None:
         """Take the pending events, and copy them to all subscriptions. Every hub calls this when
@@ -62,8 +60,14 @@ class AsyncEventRouter:
             VerbsCallError: the device was removed, and there are no more events.
         """
         with self._delivering:
-            while (event := take_async_event(self._provider, self._pointer)) is not None:
-                self._copy(event)
+            if self._is_reading:
+                return  # in a finalizer, within a call that takes what is pending
+            self._is_reading = True
+            try:
+                while (event := take_async_event(self._provider, self._pointer)) is not None:
+                    self._copy(event)
+            finally:
+                self._is_reading = False
 
     def deliver(self, event: AsyncEvent) -> None:
         """Copy an event to all subscriptions."""
@@ -71,28 +75,26 @@ class AsyncEventRouter:
             self._copy(event)
 
     def _copy(self, event: AsyncEvent) -> None:
-        for subscription in list(self._subscriptions.values()):
+        for subscription in self._subscriptions.alive():
             subscription.tell(event)
 
     def add(self, subscription: Subscription) -> None:
         """Add a subscription."""
-        self._subscriptions[next(self._numbers)] = subscription
+        self._subscriptions.add(subscription)
 
     def forget(self, subscription: Subscription) -> None:
         """Remove a subscription. The last one also removes the router."""
         with _lock:
-            for number, known in list(self._subscriptions.items()):
-                if known is subscription:
-                    del self._subscriptions[number]
-            if not self._subscriptions:
-                for key in [key for key, router in _routers.items() if router is self]:
-                    del _routers[key]
+            self._subscriptions.discard(subscription)
+            if not self._subscriptions.alive() and _routers.get(self._key) is self:
+                del _routers[self._key]
 
 
-_lock = Lock()
-_routers: dict[tuple[int, int], AsyncEventRouter] = {}
-"""The routers by process, because a forked child inherits its parent's, and by the context's
-address."""
+_Key = tuple[int, int]
+"""The process, because a forked child inherits its parent's routers, and the context's address."""
+
+_lock = reentrant_lock()
+_routers: dict[_Key, AsyncEventRouter] = {}
 
 
 def join_router(context: Context, loop: EventLoop, handler: Handler) -> Subscription:
@@ -102,7 +104,8 @@ def join_router(context: Context, loop: EventLoop, handler: Handler) -> Subscrip
     with _lock:
         router = _routers.get(key)
         if router is None:
-            router = _routers[key] = AsyncEventRouter(context)
+            router = AsyncEventRouter(context, key)
         subscription = Subscription(router, loop, handler)
         router.add(subscription)
+        _routers[key] = router  # only now: a finalizer may have removed the last one before
     return subscription

@@ -18,9 +18,10 @@ from aiordma._base.errors import BusyError, VerbsCallError
 from aiordma._loop.event_loop import current_event_loop
 from aiordma._native import ffi
 from aiordma._runtime import async_events as router_module
-from aiordma._runtime.async_events import AsyncEventRouter, join_router
+from aiordma._runtime.async_events import AsyncEventRouter, Subscription, join_router
 from aiordma.verbs import AsyncEvent, AsyncEvents
 from aiordma.verbs.async_event import take_async_event
+from tests.unit.child import run_child
 from tests.unit.loops import settle, until
 
 # -- out of C -------------------------------------------------------------------------------------
@@ -307,3 +308,108 @@ async def test_contexts_have_routers_of_their_own(source: Source, context: Any) 
     one.leave()
     other.leave()
     assert not {0x1000, 0x2000} & {address for _, address in router_module._routers}
+
+
+COLLECTED = """
+import faulthandler, gc
+from types import SimpleNamespace
+from aiordma._base.enums import AsyncEventType
+from aiordma._native import ffi
+from aiordma._runtime import async_events
+from aiordma._runtime.async_events import join_router
+from aiordma.verbs import AsyncEvent
+
+class Loop:
+    def call_from_thread(self, callback):
+        callback()
+
+class Forgotten:
+    def __init__(self, subscription):
+        self.subscription, self.itself = subscription, self
+
+    def __del__(self):
+        self.subscription.leave()
+        ended.append(self.subscription)
+
+faulthandler.dump_traceback_later(20, exit=True)
+pointer = ffi.cast("struct ibv_context *", 0x1000)
+context, loop = SimpleNamespace(provider=None, pointer=pointer), Loop()
+gc.collect()
+gc.disable()
+within = 0
+for allocations in range(40):
+    ended, heard = [], []
+    Forgotten(join_router(context, loop, heard.append))
+    gc.set_threshold(gc.get_count()[0] + allocations, 1000, 1000)
+    gc.enable()
+    second = join_router(context, loop, heard.append)
+    gc.disable()
+    within += bool(ended)
+    third = join_router(context, loop, heard.append)
+    assert third.router is second.router
+    third.router.deliver(AsyncEvent(AsyncEventType.SM_CHANGE, 1))
+    assert len(heard) == 3 - len(ended), (allocations, heard)
+    gc.collect()
+    for subscription in (second, third):
+        subscription.leave()
+    assert not async_events._routers
+print("a finalizer left within", within)
+"""
+
+
+def test_finalizer_may_leave_while_another_hub_joins() -> None:
+    """The garbage collector ends a hub at any allocation, also of the thread that joins."""
+    assert int(run_child(COLLECTED).split()[-1]) > 0
+
+
+FORKED_WITHIN = """
+import asyncio, faulthandler, os, threading
+import aiordma.testing
+from aiordma._runtime import async_events
+
+async def main():
+    async with aiordma.testing.connected_pair() as (client, server):
+        await client.send(b"x")
+        await server.receive()
+
+def hold():
+    with async_events._lock:
+        held.set()
+        may_end.wait()
+
+asyncio.run(main())
+held, may_end = threading.Event(), threading.Event()
+holding = threading.Thread(target=hold)
+holding.start()
+held.wait()
+child = os.fork()
+if not child:
+    faulthandler.dump_traceback_later(20, exit=True)
+    asyncio.run(main())
+    os._exit(0)
+status = os.waitpid(child, 0)[1]
+may_end.set()
+holding.join()
+assert status == 0
+"""
+
+
+def test_child_joins_though_a_thread_joined_at_the_fork() -> None:
+    run_child(FORKED_WITHIN, AIORDMA_DEVICE="software")
+
+
+def test_finalizer_that_reads_keeps_the_order(source: Source, context: Any) -> None:
+    heard: list[int] = []
+    subscription: Subscription
+
+    def tell(callback: Callable[[], None]) -> None:
+        subscription.router.read()  # as a finalizer may, at an allocation of the delivery
+        callback()
+
+    loop: Any = SimpleNamespace(call_from_thread=tell)
+    subscription = join_router(context, loop, lambda event: heard.append(event.port))
+    for number in range(3):
+        source.tell(AsyncEventType.GID_CHANGE, number)
+    subscription.router.read()
+    subscription.leave()
+    assert heard == [0, 1, 2]
