@@ -224,9 +224,9 @@ class Endpoint:
         calls `close` then. The end of the event loop waits for that."""
         self._queue: CompletionQueueShare | None = None
         self._entries = options.max_send_wr + options.receive_queue
-        hub.counters.add(self)
         if domain is not None:
             domain.join(self, "connection", lambda: self.life.is_closing)
+        hub.counters.add(self)
 
     def __repr__(self) -> str:
         return f"<Connection to {self._peer} on {self.hub.context.device_name}: {self.state.value}>"

@@ -4,16 +4,18 @@ that have ended. `statistics` reads them, in any thread.
 Nothing here is on the path of a request. The hubs and their queues count; this module adds up.
 """
 
-from threading import RLock
-from typing import Protocol
-from weakref import WeakSet
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
-from aiordma._base.process import here
+from aiordma._base.process import here, reentrant_lock
 from aiordma._base.statistics import DeviceStatistics, RequestStatistics
+from aiordma._base.weak_items import WeakItems
 from aiordma._requests.registrations import RegistrationCache
 from aiordma._requests.select import Drain
 
 __all__ = ("HubCounters", "statistics")
+
+Read = TypeVar("Read")
 
 
 class _Counted(Protocol):
@@ -21,22 +23,55 @@ class _Counted(Protocol):
         """Return the counters of its requests."""
 
 
+class _Total:
+    """A sum, to which a finalizer may add while something else is being added."""
+
+    def __init__(self) -> None:
+        self.value = DeviceStatistics()
+
+    def add(self, statistics: DeviceStatistics) -> None:
+        while True:
+            before = self.value
+            after = DeviceStatistics._sum([before, statistics])
+            if self.value is before:
+                self.value = after
+                return
+
+
 class _Process:
     """The counters of a process. A forked child begins with its own."""
 
     def __init__(self) -> None:
         self.pid = here.pid
-        # Reentrant: while it is held, the garbage collector can end an object that is counted.
-        self.lock = RLock()
         # Weakly: an event loop that ended without closing its objects is collected with them.
-        self.hubs: WeakSet[HubCounters] = WeakSet()
-        self.ended: dict[str, DeviceStatistics] = {}
+        self.hubs: WeakItems[HubCounters] = WeakItems()
+        self.ended: dict[str, _Total] = {}
+        self.moves = 0
+        """How often the counters of an object that ended were added to those that remain."""
+
+    def read(self, sum_up: Callable[[], Read]) -> Read:
+        """Return what a function adds up. It is called again if a finalizer has ended an object
+        meanwhile, which would be counted twice, or not at all."""
+        while True:
+            before = self.moves
+            read = sum_up()
+            if self.moves == before:
+                return read
+
+    def sum_up(self) -> dict[str, DeviceStatistics]:
+        found = {device: self.ended[device].value for device in list(self.ended)}
+        for hub in self.hubs.alive():
+            before = found.get(hub.device, DeviceStatistics())
+            found[hub.device] = DeviceStatistics._sum([before, hub.snapshot()])
+        return found
 
 
+_lock = reentrant_lock()
 _process = _Process()
 
 
 def _current() -> _Process:
+    """Return the counters of this process. The caller has the lock."""
     global _process
     if _process.pid != here.pid:
         _process = _Process()
@@ -52,54 +87,62 @@ class HubCounters:
     """
 
     def __init__(self, device: str, steps: Drain) -> None:
-        self._process = _current()
         self._device = device
         self._steps = steps
-        self._queues: WeakSet[_Counted] = WeakSet()
-        self._caches: WeakSet[RegistrationCache] = WeakSet()
-        self._gone = DeviceStatistics()
+        # Not weakly: if the loop is collected with all its objects, weak references would be gone
+        # before the objects end, and their counters with them.
+        self._queues: set[_Counted] = set()
+        self._caches: set[RegistrationCache] = set()
+        self._gone = _Total()
         self._has_ended = False
-        with self._process.lock:
+        with _lock:
+            self._process = _current()
             self._process.hubs.add(self)
 
     def add(self, counted: _Counted) -> None:
         """Count the requests of a queue pair or of a shared receive queue."""
-        with self._process.lock:
+        with _lock:
             self._queues.add(counted)
 
     def remove(self, counted: _Counted) -> None:
         """Keep the counters of an object that posts no more requests. Idempotent."""
-        with self._process.lock:
+        with _lock:
             if counted in self._queues:
                 self._queues.discard(counted)
                 self._keep(DeviceStatistics(requests=counted.statistics()))
 
     def add_cache(self, cache: RegistrationCache) -> None:
         """Count the hits of a protection domain's cache."""
-        with self._process.lock:
+        with _lock:
             self._caches.add(cache)
 
     def remove_cache(self, cache: RegistrationCache) -> None:
         """Keep the counters of a domain's cache that is no longer used. Idempotent."""
-        with self._process.lock:
+        with _lock:
             if cache in self._caches:
                 self._caches.discard(cache)
                 self._keep(_of_cache(cache))
 
+    def _keep(self, statistics: DeviceStatistics) -> None:
+        self._gone.add(statistics)
+        self._process.moves += 1
+
     def end(self) -> None:
         """Keep the counters of a hub that stops. Idempotent."""
-        process = self._process
-        with process.lock:
+        with _lock:
             if self._has_ended:
                 return
-            before = process.ended.get(self._device, DeviceStatistics())
-            process.ended[self._device] = DeviceStatistics._sum([before, self.snapshot()])
             self._has_ended = True
-            process.hubs.discard(self)
+            self._process.hubs.discard(self)
+            self._process.ended.setdefault(self._device, _Total()).add(self.snapshot())
+            self._process.moves += 1
 
     def snapshot(self) -> DeviceStatistics:
         """Return the counters."""
-        queues = [counted.statistics() for counted in self._queues]
+        return self._process.read(self._sum_up)
+
+    def _sum_up(self) -> DeviceStatistics:
+        queues = [counted.statistics() for counted in list(self._queues)]
         own = DeviceStatistics(
             requests=RequestStatistics._sum(queues),
             queues=len(queues),
@@ -108,10 +151,8 @@ class HubCounters:
             completion_events=self._steps.events,
             completions=self._steps.delivered,
         )
-        return DeviceStatistics._sum([self._gone, own, *map(_of_cache, self._caches)])
-
-    def _keep(self, statistics: DeviceStatistics) -> None:
-        self._gone = DeviceStatistics._sum([self._gone, statistics])
+        caches = map(_of_cache, list(self._caches))
+        return DeviceStatistics._sum([self._gone.value, own, *caches])
 
     @property
     def device(self) -> str:
@@ -134,10 +175,6 @@ def statistics() -> dict[str, DeviceStatistics]:
 
     Raises: nothing.
     """
-    process = _current()
-    with process.lock:
-        found = dict(process.ended)
-        for hub in process.hubs:
-            before = found.get(hub.device, DeviceStatistics())
-            found[hub.device] = DeviceStatistics._sum([before, hub.snapshot()])
-        return found
+    with _lock:
+        process = _current()
+        return process.read(process.sum_up)

@@ -375,3 +375,25 @@ def test_a_loop_closed_and_collected_names_what_was_opened(
     for text in texts:
         assert text.startswith(("unclosed <Connection", "unclosed <Listener", "left open"))
     without_warnings(caplog)
+
+
+@OWN_LOOPS
+def test_counters_of_a_collected_loop_remain(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], warned: list[warnings.WarningMessage]
+) -> None:
+    async def send() -> list[Any]:
+        opened = await open_pair()
+        await opened[0].send(b"x" * 8)
+        return opened
+
+    loop = new_loop()
+    opened = loop.run_until_complete(send())
+    loop.close()
+    opened.append(opened)  # so that the garbage collector takes all at once
+    before = aiordma.statistics()[DEVICE].requests
+    assert before.bytes_sent >= 8
+    del loop, opened
+    assert texts_of(warned)
+    requests = aiordma.statistics()[DEVICE].requests
+    assert requests.bytes_sent == before.bytes_sent
+    assert requests.posted_receives == before.posted_receives

@@ -8,6 +8,7 @@ import pytest
 
 from aiordma import RequestStatistics, WorkCompletionOpcode, WorkCompletionStatus
 from aiordma._requests.select import BACKENDS
+from tests.unit.child import run_child
 
 SCENARIO = """
 import asyncio, aiordma, aiordma.testing
@@ -89,6 +90,90 @@ else:
     assert aiordma.statistics()["software"].requests.bytes_sent == 1
 """
     assert run(code, "c") == "done\n"
+
+
+COLLECTED = """
+import faulthandler, gc
+from types import SimpleNamespace
+from aiordma import RequestStatistics, statistics
+from aiordma._runtime.device_statistics import HubCounters
+
+class Queue:
+    def __init__(self, sends):
+        self.sends = sends
+
+    def statistics(self):
+        return RequestStatistics(posted_sends=self.sends)
+
+class Forgotten:
+    def __init__(self, end):
+        self.end, self.itself = end, self
+
+    def __del__(self):
+        self.end()
+        ended.append(1)
+
+def hub(queue):
+    counters = HubCounters("numbers0", SimpleNamespace(polls=1, wakes=0, events=0, delivered=0))
+    counters.add(queue)
+    return counters
+
+def sends():
+    return statistics()["numbers0"].requests.posted_sends
+
+def before_the_end(queue, counters):
+    return lambda: counters.remove(queue)
+
+def at_the_end(queue, counters):
+    return lambda: (counters.remove(queue), counters.end())
+
+faulthandler.dump_traceback_later(60, exit=True)
+gc.collect()
+gc.freeze()
+gc.disable()
+total, within = 1000, 0
+kept_hub = hub(Queue(1000))
+CALLS = {
+    "statistics": lambda: None,
+    "remove": lambda: kept_hub.remove(removed),
+    "end": lambda: other_hub.end(),
+}
+for call in CALLS:
+    for is_held in (True, False):
+        for end in (before_the_end, at_the_end)[not is_held :]:
+            for allocations in range(0, 250, 3):
+                ended = []
+                removed, other = Queue(100), Queue(10)
+                kept_hub.add(removed)
+                other_hub = hub(other)
+                queue = Queue(1)
+                counters = hub(queue)
+                total += 111
+                Forgotten(end(queue, counters))
+                held = (queue, counters) if is_held else None
+                del queue, counters
+                gc.set_threshold(gc.get_count()[0] + allocations, 1000, 1000)
+                gc.enable()
+                CALLS[call]()
+                found = sends()
+                gc.disable()
+                within += bool(ended)
+                assert found == total, (call, is_held, end, allocations, found, total)
+                gc.collect()
+                kept_hub.remove(removed)
+                other_hub.end()
+                if held:
+                    held[1].end()
+                assert sends() == total, (call, is_held, end, allocations)
+                del held, other, other_hub, removed
+                total = sends()
+print("ended within", within)
+"""
+
+
+def test_hub_that_ends_meanwhile_is_counted_once() -> None:
+    """The garbage collector ends hubs at any allocation, also while their counters are summed."""
+    assert int(run_child(COLLECTED).split()[-1]) > 0
 
 
 @pytest.mark.parametrize("count", [1, 3])
