@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from threading import current_thread, get_ident, main_thread
 from typing import TYPE_CHECKING, Any, Protocol, cast
+from weakref import WeakSet
 
 from aiordma._base.errors import EventLoopError
 from aiordma._base.interrupts import uninterrupted
@@ -125,6 +126,14 @@ class EventLoop(Protocol):
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         """Run a coroutine function in the background; its exceptions are logged."""
 
+    async def outlast_tasks(self, limit: float) -> None:
+        """Wait for the end of the program's tasks that have been cancelled, in a spawned task that
+        has been cancelled, too: the loop ends. Another cancellation does not end the wait.
+
+        Args:
+            limit: seconds of waiting, at most.
+        """
+
 
 async def _logged(function: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
     try:
@@ -211,6 +220,10 @@ class _Never:
 
     def cancel(self) -> None:
         pass
+
+
+_spawned: WeakSet["asyncio.Task[None]"] = WeakSet()
+"""The tasks of `spawn` on asyncio."""
 
 
 class _Face:
@@ -308,6 +321,21 @@ class _AsyncioEventLoop(_Face):
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        _spawned.add(task)
+
+    async def outlast_tasks(self, limit: float) -> None:
+        # asyncio.run cancels all tasks at once. A task that is not cancelled is none of those: it
+        # can be one that has cancelled the others, and waits for them, and so for this one.
+        # Nor do the tasks of `spawn` wait for each other.
+        tasks = {
+            task
+            for task in asyncio.all_tasks(self._loop)
+            if task.cancelling() and task not in _spawned
+        }
+        end = self._loop.time() + limit
+        while tasks and (left := end - self._loop.time()) > 0:
+            with suppress(asyncio.CancelledError):
+                _, tasks = await asyncio.wait(tasks, timeout=left)
 
 
 _TrioWait = Callable[["trio.Event"], Generator[Any, Any, None]]
@@ -440,6 +468,9 @@ class _TrioEventLoop(_Face):
 
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         self._trio.lowlevel.spawn_system_task(_logged, function, name, name=name)
+
+    async def outlast_tasks(self, limit: float) -> None:
+        pass  # trio cancels its system tasks when the program's tasks have ended
 
 
 def _nothing() -> None:

@@ -37,7 +37,8 @@ logger: logging.Logger = logging.getLogger("aiordma")
 EventHandler = Callable[[Event], None]
 
 END_SECONDS = 5.0
-"""Seconds that the end of a loop waits for calls into the driver."""
+"""Seconds that the end of a loop waits for the program's cancelled tasks, and then for calls into
+the driver."""
 
 EVENTS_AT_ONCE = 256
 """CM events delivered before other callbacks of the loop, and destroying calls, run."""
@@ -318,17 +319,28 @@ class Reactor:
         """Wait for the reactor's end. If the loop ends first, close the objects that the program
         left open. (A loop's end cancels its tasks, including this one, and waits for them.)"""
         try:
-            await self._closed.wait()
+            await self._end_or_cancellation()
         except GeneratorExit:
             # The loop was closed with its tasks pending, and is being collected.
             self.loop.abandon()
-            left = self._left_open()
+            left = _left_open(self._owners())
             self._end_without_loop()
             _warn_of(left)
             raise
+
+    async def _end_or_cancellation(self) -> None:
+        try:
+            await self._closed.wait()
+        except GeneratorExit:
+            raise
         except BaseException:
-            left = self._left_open()
-            for owner in self._owners():
+            # What the program opens from now on is not closed here: if the loop goes on, because
+            # the program itself has cancelled all tasks, it is used.
+            known = set(self._owners())
+            await self.loop.outlast_tasks(END_SECONDS)  # they use connections while they clean up
+            owners = [owner for owner in self._owners() if owner in known]
+            left = _left_open(owners)
+            for owner in owners:
                 await owner.aclose()
             with anyio.move_on_after(END_SECONDS, shield=True):
                 await self._closed.wait()
@@ -337,9 +349,6 @@ class Reactor:
 
     def _owners(self) -> list[Closable]:
         return [owner for _, owner in self._handlers.values() if owner is not None]
-
-    def _left_open(self) -> list[str]:
-        return [text for text in (owner.left_open() for owner in self._owners()) if text]
 
     def _end_without_loop(self) -> None:
         """Close everything in this thread, because the loop has ended and runs no callbacks."""
@@ -381,6 +390,10 @@ class Reactor:
             return "it is as it was"
         self.loop.call_from_thread(close)
         return "its event loop stands still, and closes it when it runs again"
+
+
+def _left_open(owners: list[Closable]) -> list[str]:
+    return [text for text in (owner.left_open() for owner in owners) if text]
 
 
 def _warn_of(left: list[str]) -> None:

@@ -3,6 +3,7 @@ it might move."""
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -321,6 +322,40 @@ async def test_each_provider_has_a_reactor_of_its_own(
     other.tell(1)
     await until(lambda: seen == ["other", "other"])
     await close(reactors[1])
+    assert other.closed
+
+
+@pytest.mark.parametrize("use_uvloop", [False, True], ids=["asyncio", "uvloop"])
+def test_guards_of_a_loop_do_not_wait_for_each_other(
+    channel: Channel, monkeypatch: pytest.MonkeyPatch, use_uvloop: bool
+) -> None:
+    """The loop's end cancels both. Each waits for the program's task, which closes the reactors."""
+    other = Channel()
+    channels: dict[str, Any] = {"one": channel, "other": other}
+    monkeypatch.setattr(reactor_module, "EventChannel", lambda provider: channels[provider.name])
+    tasks: list[asyncio.Task[None]] = []
+
+    async def work(acquired: asyncio.Event) -> None:
+        reactors = [await acquire_reactor(Provider(name, None)) for name in channels]
+        acquired.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await settle()
+            assert not any(reactor.ended for reactor in reactors)
+            for reactor in reactors:
+                await close(reactor)
+
+    async def main() -> None:
+        acquired = asyncio.Event()
+        tasks.append(asyncio.create_task(work(acquired)))
+        await acquired.wait()
+
+    began = time.monotonic()
+    anyio.run(main, backend="asyncio", backend_options={"use_uvloop": use_uvloop})
+    assert time.monotonic() - began < reactor_module.END_SECONDS / 2
+    assert tasks[0].cancelled()
+    assert channel.closed
     assert other.closed
 
 
