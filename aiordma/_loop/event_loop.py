@@ -267,10 +267,7 @@ class _AsyncioEventLoop(_Face):
         return self._loop.is_running()
 
     def is_running_here(self) -> bool:
-        try:
-            return asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            return False
+        return _asyncio_here() is self._loop and _trio_here() is None
 
     def watch(self, fd: int, callback: Callable[[], None], *, hot: bool = False) -> None:
         if not self.has_ended:
@@ -395,8 +392,7 @@ class _TrioEventLoop(_Face):
         return not self.has_ended
 
     def is_running_here(self) -> bool:
-        lowlevel = self._trio.lowlevel
-        return lowlevel.in_trio_run() and lowlevel.current_trio_token() is self._token
+        return _trio_here() is not None and self._trio.lowlevel.current_trio_token() is self._token
 
     def watch(self, fd: int, callback: Callable[[], None], *, hot: bool = False) -> None:
         scope = self._trio.CancelScope()
@@ -477,6 +473,23 @@ def _nothing() -> None:
     pass
 
 
+def _asyncio_here() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _trio_here() -> Any:
+    """Return the module trio if trio runs this code, else None. In trio's guest mode asyncio's loop
+    is the host, and runs in this thread, too. Trio then runs this code only within a task."""
+    module = sys.modules.get("trio")
+    lowlevel = getattr(module, "lowlevel", None)  # None: another thread is importing trio
+    if lowlevel is None or not lowlevel.in_trio_run():
+        return None
+    return module if lowlevel.in_trio_task() or _asyncio_here() is None else None
+
+
 def require_here(loop: EventLoop, what: object) -> None:
     """Raise an error outside the loop's tasks and callbacks. On the loop's thread between its runs,
     do nothing.
@@ -512,12 +525,11 @@ def current_event_loop() -> EventLoop:
     Raises:
         RuntimeError: no asyncio or trio loop is running here.
     """
-    try:
-        return _AsyncioEventLoop(asyncio.get_running_loop())
-    except RuntimeError:
-        module = sys.modules.get("trio")
-        if module is not None and module.lowlevel.in_trio_run():
-            return _TrioEventLoop(module)
+    trio, loop = _trio_here(), _asyncio_here()
+    if trio is not None:
+        return _TrioEventLoop(trio)
+    if loop is not None:
+        return _AsyncioEventLoop(loop)
     raise RuntimeError("aiordma was called outside a running asyncio or trio event loop")
 
 
@@ -531,9 +543,7 @@ def asyncio_event_loop(call: str, instead: str) -> asyncio.AbstractEventLoop:
     Raises:
         RuntimeError: no asyncio loop is running here.
     """
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        raise RuntimeError(
-            f"{call}() needs a running asyncio event loop: on trio, {instead}"
-        ) from None
+    loop = _asyncio_here()
+    if loop is None or _trio_here() is not None:
+        raise RuntimeError(f"{call}() needs a running asyncio event loop: on trio, {instead}")
+    return loop

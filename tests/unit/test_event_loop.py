@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,10 @@ import anyio
 import pytest
 import trio
 
-from aiordma._loop.event_loop import EventLoop, Timer, current_event_loop
+from aiordma._base.errors import EventLoopError
+from aiordma._loop.event_loop import EventLoop, Timer, current_event_loop, require_here
 from aiordma.streams import create_connection, create_server, open_connection, start_server
+from aiordma.testing import connected_pair
 from tests.unit.loops import settle, until
 
 pytestmark = pytest.mark.anyio
@@ -236,3 +238,67 @@ def test_functions_of_asyncio_name_those_for_trio(name: str) -> None:
     text = rf"{name}\(\) needs a running asyncio event loop: on trio, use aiordma.streams.{instead}"
     with pytest.raises(RuntimeError, match=text):
         trio.run(call)
+
+
+# -- trio's guest mode ----------------------------------------------------------------------------
+
+
+def as_guest(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Run a coroutine function on trio, as a guest of asyncio's loop, and return its result."""
+
+    async def host() -> Any:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = loop.create_future()
+        trio.lowlevel.start_guest_run(
+            main,
+            run_sync_soon_threadsafe=loop.call_soon_threadsafe,
+            done_callback=done.set_result,
+        )
+        async with asyncio.timeout(20):
+            return (await done).unwrap()
+
+    return asyncio.run(host())
+
+
+def test_a_guest_of_asyncio_is_on_trios_loop() -> None:
+    async def main() -> EventLoop:
+        guest = current_event_loop()
+        assert guest.is_running_here()
+        waiter = guest.waiter()
+        guest.call_later(0.01, waiter.wake)
+        await waiter.wait()
+        with pytest.raises(RuntimeError, match=r"on trio, use aiordma.streams.connect_stream"):
+            await open_connection("127.0.0.1", 1)
+        return guest
+
+    assert as_guest(main).asyncio_loop is None
+
+
+def test_the_host_of_trio_is_on_asyncios_loop() -> None:
+    async def main() -> None:
+        guest, host = current_event_loop(), asyncio.get_running_loop()
+        called: list[EventLoop] = []
+
+        def call() -> None:
+            assert current_event_loop().is_running_here()
+            assert not guest.is_running_here()
+            called.append(current_event_loop())
+
+        host.call_soon(call)
+        await until(lambda: called)
+        (loop,) = called
+        assert loop.asyncio_loop is host
+        assert not loop.is_running_here()
+        with pytest.raises(EventLoopError, match=r"belongs to the event loop .*<trio run> .*here"):
+            require_here(loop, "it")
+
+    as_guest(main)
+
+
+def test_a_guest_of_asyncio_has_connections() -> None:
+    async def main() -> bytes:
+        async with connected_pair(device="software") as (client, server):
+            await client.send(b"hello")
+            return await server.receive()
+
+    assert as_guest(main) == b"hello"
