@@ -571,8 +571,8 @@ class QueuePair(Resource):
                 but the device could not be notified (see `post_send`).
 
         Raises:
-            ValueError: a BIND_MW has no window or no memory; or, on a UD queue pair, a request has
-                no address, or is no SEND. Nothing was posted.
+            ValueError: an opcode is unknown; a BIND_MW has no window or no memory; or, on a UD
+                queue pair, a request has no address, or is no SEND. Nothing was posted.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man ibv_post_send.

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aiordma._base.arguments import wrong_value
 from aiordma._base.enums import Access, QueuePairType, SendFlag, WorkRequestOpcode
 from aiordma._base.ranges import RemoteMemory
 from aiordma._native import ffi
@@ -20,6 +21,7 @@ _NO_DATAGRAM_OR_WINDOW = (0,) * 7
 RECEIVE_REQUEST = struct.Struct("=QII")
 """The layout of struct aiordma_receive_request: wr_id, number of parts, reserved."""
 _BIND = int(WorkRequestOpcode.BIND_MW)
+_LAST_OPCODE = int(max(WorkRequestOpcode))
 _DATAGRAM_OPCODES = (int(WorkRequestOpcode.SEND), int(WorkRequestOpcode.SEND_WITH_IMM))
 
 
@@ -115,8 +117,8 @@ def pack_chain(
 
     Raises:
         ClosedError: an address handle, a window or a region of a request is closed.
-        ValueError: a request has no object that its operation needs. Not every driver checks this:
-            rxe's follows a null pointer.
+        ValueError: a request has no object that its operation needs, or an unknown opcode. Not
+            every driver checks this: rxe's follows a null pointer, siw's reads beyond a table.
     """
     raw = ffi.new("struct aiordma_send_request[]", len(works))
     is_datagram = service == QueuePairType.UD
@@ -125,7 +127,10 @@ def pack_chain(
     for i, work in enumerate(works):
         filled = raw[i]
         work._fill_objects(filled)
-        if filled.opcode == _BIND and not (filled.window and filled.region):
+        opcode = filled.opcode
+        if opcode > _LAST_OPCODE:
+            raise wrong_value(work.opcode, "opcode", "a WorkRequestOpcode", work.operation)
+        if opcode == _BIND and not (filled.window and filled.region):
             raise ValueError(f"{work.operation}: a bind needs window= and bound=")
         if is_datagram:
             _check_datagram(work.operation, filled)

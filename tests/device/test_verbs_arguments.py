@@ -312,6 +312,8 @@ def test_posts_that_not_every_driver_checks_are_refused(world: World) -> None:
     ):
         with pytest.raises(ValueError, match=r"^BIND_MW: a bind needs window= and bound="):
             world.pair.post_send_chain([work], [1], [SendFlag.SIGNALED])
+    with pytest.raises(ValueError, match=r"^TSO\(\): opcode=10: expected a WorkRequestOpcode"):
+        world.pair.post_send_chain([aiordma.SendWork("TSO", 10)], [1], [SendFlag.SIGNALED])
 
 
 @pytest.mark.capability("memory_windows")
