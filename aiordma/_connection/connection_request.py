@@ -383,8 +383,9 @@ class ConnectionRequest:
         return repr(self) if self._was_handed_out and not self._answered else ""
 
     def _start_rejecting(self, then: Callable[[], None], private_data: bytes = b"") -> None:
-        """Start `reject` in the background, and then call `then` on the loop's thread."""
-        self._answer()
+        """Start `reject` in the background, also outside of the event loop. Then call `then`. The
+        request must not have been answered."""
+        self._answered = True
         self._refuse(private_data)
         give_back_later(self._reactor, self._identifier, then)
 

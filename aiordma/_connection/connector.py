@@ -43,7 +43,7 @@ from aiordma._connection.local_ports import LocalPorts
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._endpoint.endpoint import Endpoint
-from aiordma._loop.threads import PEERS, start_call
+from aiordma._loop.threads import PEERS, Once, start_call
 from aiordma._runtime.address_lookup import checked_host, checked_port, numeric_address
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.hub import DeviceHub
@@ -424,7 +424,7 @@ class _Attempt:
         # A driver may connect its TCP stream during the call (siw does), which can take as long as
         # TCP's time limits. The identifier must not be destroyed during the call. So if this task
         # is cancelled, `then` closes the endpoint.
-        returned = anyio.Event()
+        returned = Once(endpoint.loop)
         errors: list[BaseException] = []
         abandoned = False
 

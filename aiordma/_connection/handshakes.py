@@ -331,7 +331,9 @@ class Handshakes:
             request._start_rejecting(self._on_left)  # its task has not begun, and may never begin
             return
         request._abandon()
-        if connection is not None and not self._loop.has_ended:
+        if self._loop.has_ended:
+            self._on_left()  # no task continues, and the connection is closed
+        elif connection is not None:
             self._loop.spawn(partial(self._close, connection), "aiordma: closing a connection")
 
     async def _close(self, connection: Connection) -> None:

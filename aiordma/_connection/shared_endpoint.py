@@ -598,16 +598,23 @@ class SharedReceiveEndpoint:
     def close(self) -> None:
         """End the queue, and then release everything, in the background. Idempotent."""
         if self.life.is_closing:
+            self._destroy_after_loop()
             return
         self.life.is_closing = True
         if self._process != here.pid:
             self.life.closed.set()  # the queue belongs to the parent process
             return
         self._end(ClosedError("this shared receive queue was closed"))
-        if self.loop.has_ended and self.life.phase >= Phase.FLUSHING and self._made:
-            self._destroy()  # the loop runs no further callback
+        self._destroy_after_loop()
         if self.life.has_ended:
             self._give_back()
+
+    def _destroy_after_loop(self) -> None:
+        """Destroy the queue if that was due and its loop, which runs no further callback, has not
+        done it."""
+        is_due = self._made and self.life.phase >= Phase.FLUSHING
+        if is_due and self._process == here.pid and self.loop.has_ended:
+            self._destroy()
 
     def _give_back(self) -> None:
         if not self.life.advance(Phase.CLOSED):

@@ -181,8 +181,9 @@ class DatagramEndpoint(Endpoint):
     # -- the end ------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        for scope in self._resolving:
-            scope.cancel()
+        if not self.loop.has_ended:  # else no task continues, and cancelling one fails
+            for scope in self._resolving:
+                scope.cancel()
         super()._end()
 
     def require_usable(self) -> None:
@@ -212,6 +213,8 @@ class DatagramEndpoint(Endpoint):
             return
         if not self.life.closed.is_set():
             self.reactor.require_here(self, self.close)
+        if self.loop.has_ended:
+            return  # closed after the loop's end, when no task of the socket's continues
         groups = list(self.groups.values())
         async with AsyncExitStack() as all_of_them:
             all_of_them.push_async_callback(outwait, self.handles.ended)

@@ -146,7 +146,8 @@ class MulticastGroup:
             return
         self._leaving = True
         self._reactor.unsubscribe(self._identifier)
-        self._waiter.fail(ClosedError(f"join {self.address}: the socket was closed"))
+        if not self._reactor.loop.has_ended:  # else no task continues, and waking one fails
+            self._waiter.fail(ClosedError(f"join {self.address}: the socket was closed"))
 
         def leave() -> None:
             with ExitStack() as last_first:

@@ -818,6 +818,8 @@ class Endpoint:
     def close(self) -> None:
         """End the endpoint, and release its resources, in the background. Idempotent."""
         if self.life.is_closing:
+            if self.loop.has_ended and not self.is_inherited:
+                self._destroy()  # it ended before it could close this
             return
         self.life.is_closing = True
         if self.is_inherited:

@@ -82,7 +82,8 @@ class EventLoop(Protocol):
         """Treat the loop as ended, because its tasks were dropped unfinished."""
 
     def undelivered(self) -> list[Callable[[], None]]:
-        """Return and forget the callbacks of `call_from_thread` after the loop's end."""
+        """Return and forget the callbacks of `call_from_thread` that have not been called. Call
+        this after the loop's end."""
 
     def watch(self, fd: int, callback: Callable[[], None], *, hot: bool = False) -> None:
         """Call the callback whenever the descriptor is readable.
@@ -108,8 +109,8 @@ class EventLoop(Protocol):
         """Call the callback after some seconds; 0: in the loop's next iteration."""
 
     def call_from_thread(self, callback: Callable[[], None]) -> None:
-        """Schedule the callback on the loop's thread, from another thread. If the loop has ended,
-        keep it for `undelivered`."""
+        """Schedule the callback on the loop's thread, from another thread. If the loop ends before
+        it is called, keep it for `undelivered`."""
 
     def report(self, message: str, error: Exception) -> None:
         """Report an error that no task receives: to asyncio's exception handler
@@ -233,6 +234,8 @@ class _Face:
         self.thread = get_ident()
         self._thread_name = current_thread().name
         self._abandoned = False
+        # The callbacks of other threads. The loop drops what is scheduled when it is closed, so it
+        # is told only that there are some.
         self._undelivered: deque[Callable[[], None]] = deque()
 
     def abandon(self) -> None:
@@ -240,6 +243,12 @@ class _Face:
 
     def undelivered(self) -> list[Callable[[], None]]:
         return [self._undelivered.popleft() for _ in range(len(self._undelivered))]
+
+    def _deliver(self) -> None:
+        # If a callback raises, later calls of this method run the others: it is scheduled once for
+        # each.
+        for _ in range(len(self._undelivered)):
+            self._undelivered.popleft()()
 
 
 class _AsyncioEventLoop(_Face):
@@ -296,10 +305,9 @@ class _AsyncioEventLoop(_Face):
         return self._loop.call_later(delay, uninterrupted(callback))
 
     def call_from_thread(self, callback: Callable[[], None]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(uninterrupted(callback))
-        except RuntimeError:  # the loop is closed
-            self._undelivered.append(callback)
+        self._undelivered.append(callback)
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(uninterrupted(self._deliver))
 
     def report(self, message: str, error: Exception) -> None:
         self._loop.call_exception_handler({"message": message, "exception": error})
@@ -446,14 +454,13 @@ class _TrioEventLoop(_Face):
     def call_from_thread(self, callback: Callable[[], None]) -> None:
         def run() -> None:
             try:
-                callback()
+                self._deliver()
             except KeyboardInterrupt as interrupt:
                 _interrupt_trio(interrupt)
 
-        try:
+        self._undelivered.append(callback)
+        with suppress(self._trio.RunFinishedError):
             self._token.run_sync_soon(run)
-        except self._trio.RunFinishedError:
-            self._undelivered.append(callback)
 
     def report(self, message: str, error: Exception) -> None:
         logger.error("%s", message, exc_info=error)

@@ -234,8 +234,8 @@ def start_call(
 ) -> Callable[[], bool]:
     """Run a function in a worker thread, and then `then(error or None)` on the loop's thread.
 
-    No task is involved, so nothing can be cancelled. If the loop has ended by then, `then` is not
-    called.
+    No task is involved, so nothing can be cancelled. If the loop has ended by then, `then` is kept
+    for `EventLoop.undelivered`.
 
     Returns:
         A function that abandons the call. If it has not begun, it is withdrawn: the result is True,
@@ -351,23 +351,28 @@ async def in_thread(
 
     Cancellation: the call first runs to its end.
     """
-    returned = anyio.Event()
+    returned = Once(loop)
     results: list[Result] = []
     errors: list[BaseException] = []
+
+    def drop() -> None:
+        while results:
+            on_cancelled(results.pop())
+        while errors:  # no caller is left to see it
+            logger.info("a call failed whose caller had been cancelled: %s", errors.pop())
 
     def then(error: BaseException | None) -> None:
         if error is not None:
             errors.append(error)
+        if loop.has_ended:
+            drop()  # the caller's task does not continue
         returned.set()
 
     start_call(loop, lambda: results.append(function()), then, lane)
     try:
         await outwait(returned)
     except BaseException:
-        for result in results:
-            on_cancelled(result)
-        for error in errors:  # no caller is left to see it
-            logger.info("a call failed whose caller had been cancelled: %s", error)
+        drop()
         raise
     if errors:
         raise errors[0]

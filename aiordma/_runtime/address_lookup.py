@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import anyio
-
 from aiordma._base.arguments import member, text, whole_number, wrong_type, wrong_value
 from aiordma._base.enums import PortSpace, QueuePairType
 from aiordma._base.errors import AddressError, NoDeviceError
@@ -15,7 +13,7 @@ from aiordma._base.hints import descriptors_hint
 from aiordma._base.provider import Provider, checked_device, rdma_core, software, usual_provider
 from aiordma._base.socket_address import SocketAddress, pack_address, unpack_address
 from aiordma._loop.event_loop import current_event_loop
-from aiordma._loop.threads import PEERS, start_call
+from aiordma._loop.threads import PEERS, Once, start_call
 from aiordma._native import ffi, lib
 from aiordma.verbs import Device
 
@@ -250,7 +248,8 @@ async def _in_background(function: Callable[[], Result]) -> Result:
     Raises:
         VerbsCallError: no thread could be started.
     """
-    returned = anyio.Event()
+    loop = current_event_loop()
+    returned = Once(loop)
     results: list[Result] = []
     errors: list[BaseException] = []
 
@@ -259,7 +258,7 @@ async def _in_background(function: Callable[[], Result]) -> Result:
             errors.append(error)
         returned.set()
 
-    withdraw = start_call(current_event_loop(), lambda: results.append(function()), then, PEERS)
+    withdraw = start_call(loop, lambda: results.append(function()), then, PEERS)
     try:
         await returned.wait()
     finally:

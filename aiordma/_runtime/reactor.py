@@ -7,6 +7,7 @@ identifier, and every call into the driver, counts as a user.
 """
 
 import logging
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
@@ -37,8 +38,8 @@ logger: logging.Logger = logging.getLogger("aiordma")
 EventHandler = Callable[[Event], None]
 
 END_SECONDS = 5.0
-"""Seconds that the end of a loop waits for the program's cancelled tasks, and then for calls into
-the driver."""
+"""Seconds that the end of a loop waits for the program's cancelled tasks, and that it, or a close
+after it, waits for calls into the driver."""
 
 EVENTS_AT_ONCE = 256
 """CM events delivered before other callbacks of the loop, and destroying calls, run."""
@@ -188,7 +189,10 @@ class Reactor:
 
     def _start_destroys(self) -> None:
         most = max(DESTROYS_AT_ONCE, self._taken)
-        while self._unwanted and not self._taking and self._since_events < most:
+        while self._unwanted and not self._taking:
+            # After the loop's end, no events are taken, which the calls would alternate with.
+            if self._since_events >= most and not self.loop.has_ended:
+                return
             self._since_events += 1
             self._start_destroy(*self._unwanted.popleft())
 
@@ -352,13 +356,25 @@ class Reactor:
 
     def _end_without_loop(self) -> None:
         """Close everything in this thread, because the loop has ended and runs no callbacks."""
-        for callback in self.loop.undelivered():
-            callback()
+        self._finish_calls()
         for owner in self._owners():
             owner.close()
         if not self.ended and not calls_under_way():
             self.users = 1  # dropped tasks do not release theirs
             self.release()
+
+    def _finish_calls(self) -> None:
+        """After the loop's end, do what it would have done: begin the destroying calls that wait,
+        wait for those in worker threads, and run the callbacks of all calls that have returned."""
+        deadline = time.monotonic() + END_SECONDS
+        while True:
+            with ExitStack() as last_first:
+                for callback in reversed(self.loop.undelivered()):
+                    last_first.callback(callback)
+            self._start_destroys()
+            if not self._destroying or time.monotonic() >= deadline:
+                return
+            time.sleep(0.001)
 
     # -- closing outside of the loop ----------------------------------------------------------
 
@@ -382,8 +398,7 @@ class Reactor:
     def close_elsewhere(self, close: Callable[[], None]) -> str:
         """Call `close` outside of the loop, if possible. Return the outcome, for a message."""
         if self.loop.has_ended:
-            for callback in self.loop.undelivered():
-                callback()
+            self._finish_calls()
             close()
             return "it is closed now"
         if self.loop.is_running:

@@ -3,11 +3,13 @@ closed as far as that goes without its loop."""
 
 import asyncio
 import gc
+import socket
 import threading
 import time
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 import anyio
 import anyio.from_thread
@@ -15,7 +17,9 @@ import pytest
 
 import aiordma
 from aiordma._loop.polling import new_event_loop
-from aiordma._loop.threads import calls_under_way
+from aiordma._loop.threads import DESTROYS, calls_under_way
+from aiordma.verbs import MemoryRegion
+from aiordma.verbs.identifier import Identifier
 from tests.conftest import BACKENDS
 from tests.connections import connect_to
 from tests.device.players import OWN_RECEIVES, both_ways, connected
@@ -245,6 +249,174 @@ def test_a_task_that_waited_on_a_closed_loop_hinders_no_close(
     for closable in (client, server, listener):
         asyncio.run(closing_fails(closable, "has ended"))
     assert objects() == before
+
+
+def drop(task: asyncio.Task[Any]) -> None:
+    """End a task of a closed loop, which anyio would keep."""
+    with suppress(RuntimeError):  # anyio's scopes end only in their task
+        cast(Any, task.get_coro()).close()
+
+
+@OWN_LOOPS
+def test_a_listener_with_waiting_peers_closes_on_a_closed_loop(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    before = objects()
+    outcomes: list[BaseException] = []
+
+    async def connect(port: int) -> None:
+        try:
+            await aiordma.connect(ADDRESS, port)
+        except aiordma.RdmaConnectionError as error:
+            outcomes.append(error)
+
+    async def open_listener() -> tuple[aiordma.Listener, threading.Thread]:
+        listener = await aiordma.listen(ADDRESS, 0)
+        peer = threading.Thread(target=lambda: asyncio.run(connect(listener.port)))
+        peer.start()
+        while not listener.statistics().waiting:
+            await asyncio.sleep(0.01)
+        return listener, peer
+
+    loop = new_loop()
+    listener, peer = loop.run_until_complete(open_listener())
+    loop.close()
+    asyncio.run(closing_fails(listener, "belongs to the event loop.*has ended.*closed now"))
+    peer.join(30)
+    assert len(outcomes) == 1
+    assert objects() == before
+    asyncio.run(listener.aclose())  # idempotent
+
+
+@OWN_LOOPS
+def test_many_connections_close_on_a_closed_loop(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    before = objects()
+
+    async def open_many() -> list[Any]:
+        listener = await aiordma.listen(ADDRESS, 0)
+        pairs = [await connect_to(listener, ADDRESS) for _ in range(DESTROYS.max_workers)]
+        return [*(connection for pair in pairs for connection in pair), listener]
+
+    loop = new_loop()
+    opened = loop.run_until_complete(open_many())
+    loop.close()
+    for closable in opened:
+        asyncio.run(closing_fails(closable, "belongs to the event loop.*has ended.*closed now"))
+    assert objects() == before
+
+
+@OWN_LOOPS
+@pytest.mark.parametrize("turns", [1, 2, 8])
+def test_closing_that_a_closed_loop_interrupted_is_finished(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], turns: int
+) -> None:
+    before = objects()
+
+    async def begin_closing() -> tuple[list[Any], list[asyncio.Task[None]]]:
+        opened = await open_pair()
+        tasks = [asyncio.ensure_future(each.aclose()) for each in opened]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return opened, tasks
+
+    loop = new_loop()
+    opened, tasks = loop.run_until_complete(begin_closing())
+    loop.close()
+    for task in tasks:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    for closable in opened:
+        with suppress(aiordma.EventLoopError):  # some have closed in time
+            asyncio.run(closable.aclose())
+    assert objects() == before
+
+
+@OWN_LOOPS
+def test_a_call_in_a_thread_hinders_no_close_on_a_closed_loop(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    before = objects()
+    begun, may_return = threading.Event(), threading.Event()
+
+    class Slow(MemoryRegion):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            begun.set()
+            may_return.wait(30)
+
+    async def begin_registering() -> tuple[list[Any], asyncio.Task[Any]]:
+        opened = await open_pair()
+        task = asyncio.ensure_future(
+            opened[0]._endpoint.make_in_thread(
+                lambda: Slow(opened[0]._endpoint.domain, bytearray(64)), MemoryRegion.close
+            )
+        )
+        await asyncio.sleep(0)
+        begun.wait(30)
+        return opened, task
+
+    loop = new_loop()
+    opened, task = loop.run_until_complete(begin_registering())
+    loop.close()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    may_return.set()
+    while calls_under_way():
+        time.sleep(0.001)
+    for closable in opened:
+        asyncio.run(closing_fails(closable, "belongs to the event loop.*has ended.*closed now"))
+    drop(task)  # it uses the reactor
+    assert objects() == before
+
+
+@pytest.mark.capability("datagrams")
+@pytest.mark.skipif(DEVICE != "software", reason="needs a peer that answers nothing")
+@OWN_LOOPS
+def test_a_socket_that_resolves_closes_on_a_closed_loop(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    before = objects()
+
+    async def begin_resolving(port: int) -> tuple[aiordma.Datagram, asyncio.Task[Any]]:
+        opened = await aiordma.open_datagram(ADDRESS)
+        task = asyncio.ensure_future(opened.resolve(ADDRESS, port))
+        await asyncio.sleep(0.1)
+        return opened, task
+
+    loop = new_loop()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind((ADDRESS, 0))
+        opened, task = loop.run_until_complete(begin_resolving(silent.getsockname()[1]))
+    loop.close()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    asyncio.run(closing_fails(opened, "belongs to the event loop.*has ended.*closed now"))
+    drop(task)  # it has an identifier of its own
+    assert objects() == before
+    asyncio.run(opened.aclose())  # idempotent
+
+
+@pytest.mark.capability("datagrams")
+@OWN_LOOPS
+def test_a_socket_that_joins_closes_on_a_closed_loop(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = objects()
+    monkeypatch.setattr(Identifier, "join_multicast", lambda *given, **options: None)
+
+    async def begin_joining() -> tuple[aiordma.Datagram, asyncio.Task[Any]]:
+        opened = await aiordma.open_datagram(ADDRESS)
+        task = asyncio.ensure_future(opened.join("239.1.2.3"))
+        while not opened._endpoint.groups:
+            await asyncio.sleep(0)
+        return opened, task
+
+    loop = new_loop()
+    opened, task = loop.run_until_complete(begin_joining())
+    loop.close()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    asyncio.run(closing_fails(opened, "belongs to the event loop.*has ended.*closed now"))
+    assert objects() == before
+    asyncio.run(opened.aclose())  # idempotent
 
 
 @OWN_LOOPS
