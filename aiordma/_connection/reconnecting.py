@@ -11,6 +11,7 @@ import anyio
 
 from aiordma._base.arguments import seconds_within, whole_number, wrong_type
 from aiordma._base.errors import (
+    FlushedError,
     PeerFlushedError,
     PeerGoneError,
     RdmaConnectionError,
@@ -85,8 +86,9 @@ def reconnecting(
             the last one is raised; None: no limit.
         first_delay: seconds of the first pause, 0.001..3600.
         max_delay: seconds of the longest pause, 0.001..3600.
-        retry_on: classes of further errors of the block after which to connect again. On rxe, for
-            example, the WRITEs to a killed process can fail with RemoteAccessError.
+        retry_on: classes of further errors of the block after which to connect again, also if the
+            block ends with a FlushedError because of one. On rxe, for example, the WRITEs to a
+            killed process can fail with RemoteAccessError.
         arguments: as of `connect`. `keepalive` is useful for a connection that is idle, or only
             receives.
 
@@ -244,10 +246,19 @@ class Session:
             if self._all_due_to_peer(leaves):
                 return True
         for leaf in leaves:
-            if not isinstance(leaf, self._retry_on):
+            found = self._reason_to_retry(leaf)
+            if found is None:
                 return False
-            self._cause = detached(leaf)
+            self._cause = detached(found)
         return bool(leaves)
+
+    def _reason_to_retry(self, leaf: BaseException) -> Exception | None:
+        """Return the error of `retry_on` that an error of the block is, or that flushed its
+        request: such an error flushes the other requests in flight. None if there is none."""
+        if isinstance(leaf, FlushedError) and not isinstance(leaf, self._retry_on):
+            flushed_by = leaf.__cause__ or self._connection.cause
+            return flushed_by if isinstance(flushed_by, self._retry_on) else None
+        return leaf if isinstance(leaf, self._retry_on) else None
 
     def _all_due_to_peer(self, leaves: list[BaseException]) -> bool:
         """Whether the block's errors say nothing but that the peer has gone. Other tasks of the

@@ -106,6 +106,39 @@ async def test_retry_on_adds_errors_of_the_block() -> None:
                 break
 
 
+async def _offer_and_revoke(connection: aiordma.Connection) -> None:
+    region = connection.register(bytearray(16), aiordma.Access.REMOTE_WRITE)
+    remote = region.remote()
+    region.close()
+    await connection.send(remote.pack())
+    await connection.ended()
+
+
+async def _write_in_tasks(port: int, retry_on: type[Exception]) -> Exception | None:
+    """Write to revoked memory in two tasks. Return why the session before was lost."""
+    async for session in aiordma.reconnecting(ADDRESS, port, retry_on=(retry_on,), **FAST):
+        async with session as connection, anyio.create_task_group() as group:
+            if session.number == 2:
+                return session.lost
+            remote = aiordma.RemoteMemory.unpack(await connection.receive())
+            for part in (remote[:8], remote[8:]):
+                group.start_soon(connection.write, b"8 bytes.", part)
+    return None
+
+
+async def test_retry_on_accepts_the_flushes_of_such_an_error() -> None:
+    async with serving(_offer_and_revoke) as port:
+        lost = await _write_in_tasks(port, aiordma.RemoteAccessError)
+        assert isinstance(lost, aiordma.RemoteAccessError)
+
+
+async def test_retry_on_refuses_the_flushes_of_other_errors() -> None:
+    async with serving(_offer_and_revoke) as port:
+        with pytest.raises(ExceptionGroup) as raised:
+            await _write_in_tasks(port, aiordma.RemoteOperationError)
+    assert any(isinstance(e, aiordma.RemoteAccessError) for e in raised.value.exceptions)
+
+
 async def _receive_in_tasks(port: int, sessions: list[aiordma.Session]) -> None:
     async def receive_twice(connection: aiordma.Connection, number: int) -> None:
         await connection.receive()
