@@ -137,11 +137,14 @@ class Grant:
             access |= Access.LOCAL_WRITE
         held, buffer = self._held, self._memory
 
-        def make() -> MemoryRegion:
+        def register() -> MemoryRegion:
             if held is not None:
                 return held._register_again(access)
             assert not isinstance(buffer, MemoryRegion | MemorySlice)
             return MemoryRegion(endpoint.domain, buffer, access)
+
+        def make() -> MemoryRegion:
+            return endpoint.pool.registrations._register(register)
 
         if self._length > THREAD_LIMIT:
             region = await endpoint.make_in_thread(make, MemoryRegion.close)

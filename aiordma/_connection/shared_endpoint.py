@@ -45,7 +45,7 @@ from aiordma._endpoint.arrivals import chain_length
 from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.lifecycle import Lifecycle, Phase
-from aiordma._endpoint.staging import Staged, Staging
+from aiordma._endpoint.staging import Staged, Staging, register_memory
 from aiordma._loop.event_loop import EventLoop, Waiter, require_here
 from aiordma._loop.threads import Calls, outwait
 from aiordma._native import Slots
@@ -62,7 +62,6 @@ from aiordma.verbs import (
     RawSharedReceiveQueue,
     WorkCompletion,
 )
-from aiordma.verbs.gpu_memory import register_anywhere
 from aiordma.verbs.identifier import Event, Identifier
 
 __all__ = ("SharedReceiveEndpoint",)
@@ -273,7 +272,7 @@ class SharedReceiveEndpoint:
     def register(self, buffer: Buffer) -> MemoryRegion:
         """Register memory for receives, until the region or this queue is closed."""
         self.require_usable()
-        region = register_anywhere(self.domain, buffer)
+        region = register_memory(self, buffer)
         self.adopt(region)
         return region
 

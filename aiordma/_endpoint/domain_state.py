@@ -137,7 +137,9 @@ class DomainState:
         self.require_usable()
         with self.used("registration", lambda: False):
             region = await in_thread(
-                self.loop, lambda: make(self.raw), on_cancelled=MemoryRegion.close
+                self.loop,
+                lambda: self.pool.registrations._register(lambda: make(self.raw)),
+                on_cancelled=MemoryRegion.close,
             )
             try:
                 await checkpoint_if_cancelled()  # a cancellation that the call outwaited

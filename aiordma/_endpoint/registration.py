@@ -26,7 +26,9 @@ def register_dmabuf(
     """Register a dma-buf until the endpoint's end. See `Connection.register_dmabuf`."""
     endpoint.require_usable()
     fd, length, offset, iova = checked_part(fd, length, offset, iova, "register_dmabuf")
-    region = DmabufRegion(endpoint.domain, fd, length, offset=offset, access=access, iova=iova)
+    region = endpoint.pool.registrations._register(
+        lambda: DmabufRegion(endpoint.domain, fd, length, offset=offset, access=access, iova=iova)
+    )
     endpoint.adopt(region)
     return region
 

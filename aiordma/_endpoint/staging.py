@@ -7,7 +7,6 @@ registered, because the device writes to them directly. The registration cache k
 registrations of long numpy arrays for further requests.
 """
 
-import errno
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,6 @@ from typing import Any, Protocol
 
 from aiordma._base.arguments import buffers, shown
 from aiordma._base.enums import Access, SendFlag, names_of
-from aiordma._base.errors import VerbsCallError
 from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._endpoint.domain_state import (
     DomainState,
@@ -369,12 +367,9 @@ def register_memory(
 
     Raises: as `register_anywhere`.
     """
-    try:
-        return register_anywhere(endpoint.domain, buffer, access)
-    except VerbsCallError as error:
-        if error.errno != errno.ENOMEM or not endpoint.pool.registrations._release_idle():
-            raise
-    return register_anywhere(endpoint.domain, buffer, access)
+    return endpoint.pool.registrations._register(
+        lambda: register_anywhere(endpoint.domain, buffer, access)
+    )
 
 
 @deferring

@@ -64,7 +64,7 @@ class BufferPool(Pool):
 
     def _make_slab(self, size: int) -> Slab:
         memory = mmap.mmap(-1, max(self._slab, size))
-        slab = Slab(MemoryRegion(self._domain, memory), size)
+        slab = Slab(self.registrations._register(lambda: MemoryRegion(self._domain, memory)), size)
         if not self._is_pinned:
             # The registration allocated every page. Free them; pages locked by mlockall stay.
             with suppress(OSError):

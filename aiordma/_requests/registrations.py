@@ -9,15 +9,17 @@ the object must report its end (weakref). A bytearray can be resized, an mmap cl
 says so; while a numpy array has a weak reference, it refuses to be resized.
 """
 
+import errno
 import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar
 
 from aiordma._base.arguments import whole_number
+from aiordma._base.errors import VerbsCallError
 from aiordma._loop.event_loop import EventLoop
 from aiordma.verbs import MemoryRegion, MemorySlice
 from aiordma.verbs.memory import address_of
@@ -26,6 +28,8 @@ __all__ = ("LentRegistration", "RegistrationCache")
 
 MAX_BYTES = 1 << 28
 """The default of `RegistrationCache.max_bytes`."""
+
+Region = TypeVar("Region", bound=MemoryRegion)
 
 _Key = tuple[int, int, bool]
 _NOTHING = memoryview(b"")
@@ -171,7 +175,8 @@ class RegistrationCache:
         def ended(reference: weakref.ref[Any]) -> None:
             entry = self._entries.get(key)
             if entry is not None and entry.owner is reference:
-                self._entries.pop(key, None)
+                if self._entries.pop(key, None) is None:
+                    return  # another thread has just taken it out
                 self._dead.append(entry.region)
                 if self._loop is not None and not self._loop.has_ended:
                     self._loop.call_from_thread(self._sweep)
@@ -190,18 +195,26 @@ class RegistrationCache:
         entry = self._entries.get(_key_of(view))
         return entry is not None and entry.owner() is _owner_of(view)
 
+    def _register(self, register: Callable[[], Region]) -> Region:
+        """Call a function that registers memory in the cache's domain, in any thread. If the device
+        lacks memory for it, deregister what the cache keeps without use, and call it once more.
+
+        Raises: the errors of `register`.
+        """
+        try:
+            return register()
+        except VerbsCallError as error:
+            if error.errno != errno.ENOMEM or not self._release_idle():
+                raise
+        return register()
+
     def _release_idle(self) -> bool:
         """Deregister everything that no request uses, at once, in this thread. Return whether there
         was anything."""
-        with self._lock:
-            idle = [
-                self._entries.pop(key).region
-                for key, entry in list(self._entries.items())
-                if not entry.uses
-            ]
-            self.evictions += len(idle)
-        _close_all(idle)
-        return bool(idle)
+        self._remove_unused(0)
+        unused = self._take_dead()
+        _close_all(unused)
+        return bool(unused)
 
     def _detach(self) -> list[MemoryRegion]:
         """Return every region, for the caller to close. The cache keeps no more."""
@@ -211,16 +224,24 @@ class RegistrationCache:
         return [*(entry.region for entry in entries.values()), *self._take_dead()]
 
     def _evict(self, most: int) -> None:
+        self._remove_unused(most)
+        self._schedule_sweep()
+
+    def _remove_unused(self, most: int) -> None:
+        """Move registrations that no request uses to `_dead`, until at most so many bytes stay."""
         with self._lock:
-            excess = self.registered - most if self._entries else 0
-            for key, entry in list(self._entries.items()):
+            excess = self.registered - most
+            # Making a list of the keys allocates no object that the garbage collector tracks. So no
+            # finalizer changes the entries meanwhile.
+            for key in list(self._entries):
                 if excess <= 0:
                     break
-                if not entry.uses and self._entries.pop(key, None) is not None:
-                    excess -= entry.region.length
-                    self.evictions += 1
-                    self._dead.append(entry.region)
-        self._schedule_sweep()
+                entry = self._entries.get(key)
+                if entry is None or entry.uses or self._entries.pop(key, None) is None:
+                    continue
+                excess -= entry.region.length
+                self.evictions += 1
+                self._dead.append(entry.region)
 
     def _schedule_sweep(self) -> None:
         loop = self._loop

@@ -3,7 +3,7 @@
 import errno
 import gc
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,7 +13,8 @@ import pytest
 
 import aiordma
 from aiordma._endpoint import staging
-from aiordma.verbs import gpu_memory
+from aiordma.verbs import MemoryRegion, gpu_memory
+from tests.connections import connect_to
 from tests.device.players import OWN_RECEIVES, connected, until
 from tests.devices import ADDRESS, DEVICE, kernel_objects
 
@@ -230,6 +231,112 @@ async def test_lack_of_memory_releases_idle_registrations(monkeypatch: pytest.Mo
         lacking.append(aiordma.VerbsCallError(errno.ENOMEM, "ibv_reg_mr"))
         with pytest.raises(aiordma.VerbsCallError):
             client.register(bytearray(8))  # there is nothing to release
+
+
+Registers = Callable[[aiordma.Connection, aiordma.Listener, aiordma.Domain], Awaitable[object]]
+
+
+async def _register(
+    client: aiordma.Connection, _listener: aiordma.Listener, _domain: aiordma.Domain
+) -> None:
+    client.register(bytearray(8)).close()
+
+
+async def _register_in_thread(
+    client: aiordma.Connection, _listener: aiordma.Listener, _domain: aiordma.Domain
+) -> None:
+    (await client.register_in_thread(bytearray(8))).close()
+
+
+async def _register_in_domain(
+    _client: aiordma.Connection, _listener: aiordma.Listener, domain: aiordma.Domain
+) -> None:
+    (await domain.register(bytearray(8))).close()
+
+
+async def _grant(
+    client: aiordma.Connection, _listener: aiordma.Listener, _domain: aiordma.Domain
+) -> None:
+    async with client.grant(bytearray(8), aiordma.Access.REMOTE_READ):
+        pass
+
+
+async def _connect(
+    _client: aiordma.Connection, listener: aiordma.Listener, domain: aiordma.Domain
+) -> None:
+    # A size of which the pool has no block.
+    client, server = await connect_to(
+        listener, ADDRESS, domain=domain, receive_size=4 * SIZE, receive_buffers=1
+    )
+    await client.aclose()
+    await server.aclose()
+
+
+async def _register_with_shared_queue(
+    _client: aiordma.Connection, _listener: aiordma.Listener, domain: aiordma.Domain
+) -> None:
+    async with aiordma.open_shared_receive(ADDRESS, domain=domain) as shared:
+        shared.register(bytearray(8)).close()
+
+
+@pytest.mark.parametrize(
+    "registers",
+    [
+        _register,
+        _register_in_thread,
+        _register_in_domain,
+        _grant,
+        _connect,
+        _register_with_shared_queue,
+    ],
+)
+async def test_each_registration_that_lacks_memory_is_repeated(
+    registers: Registers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register, lacking = MemoryRegion._register, [0]
+
+    def register_unless_lacking(region: MemoryRegion, iova: int | None) -> Any:
+        if region.domain is domain.protection_domain and lacking.pop():
+            raise aiordma.VerbsCallError(errno.ENOMEM, "ibv_reg_mr")
+        lacking.append(0)
+        return register(region, iova)
+
+    big: dict[str, Any] = {"receive_size": 2 * SIZE, "receive_buffers": 4}
+    async with (
+        aiordma.open_domain(ADDRESS) as domain,
+        aiordma.listen(ADDRESS, 0, domain=domain, **big) as listener,
+    ):
+        client, server = await connect_to(listener, ADDRESS, domain=domain, **big)
+        async with client, server:
+            cache, data = client.registrations, array(1)
+            await client.send(data.data)
+            await server.receive()
+            assert len(cache) == 1
+            monkeypatch.setattr(MemoryRegion, "_register", register_unless_lacking)
+            lacking[:] = [0, 1]
+            await registers(client, listener, domain)
+            assert len(cache) == 0
+            assert cache.evictions == 1
+
+
+async def test_lack_of_memory_releases_what_waits_for_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with pair() as (client, server):
+        cache, data = client.registrations, array(1)
+        await client.send(data.data)
+        await server.receive()
+        del data
+        assert len(cache) == 0  # its region is deregistered in the loop's next turn
+        register, before = MemoryRegion._register, kernel_objects(DEVICE)["mr"]
+
+        def register_if_room(region: MemoryRegion, iova: int | None) -> Any:
+            if kernel_objects(DEVICE)["mr"] >= before:
+                raise aiordma.VerbsCallError(errno.ENOMEM, "ibv_reg_mr")
+            return register(region, iova)
+
+        monkeypatch.setattr(MemoryRegion, "_register", register_if_room)
+        client.register(bytearray(8)).close()
 
 
 async def test_domains_have_caches_of_their_own() -> None:
