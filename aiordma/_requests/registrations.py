@@ -103,6 +103,8 @@ class RegistrationCache:
         # A finalizer of an array takes its entry out, at any moment and in any thread. So it takes
         # no lock, and only calls methods that Python runs in one piece.
         self._dead: deque[MemoryRegion] = deque()
+        self._bytes = 0  # of the entries, and of those in `_ended_bytes`
+        self._ended_bytes: deque[int] = deque()  # of the entries that finalizers have taken out
         # Reentrant, because the garbage collector can run code of the program at any allocation.
         self._lock = RLock()
         self._loop: EventLoop | None = None
@@ -177,6 +179,7 @@ class RegistrationCache:
             if entry is not None and entry.owner is reference:
                 if self._entries.pop(key, None) is None:
                     return  # another thread has just taken it out
+                self._ended_bytes.append(entry.region.length)
                 self._dead.append(entry.region)
                 if self._loop is not None and not self._loop.has_ended:
                     self._loop.call_from_thread(self._sweep)
@@ -188,6 +191,7 @@ class RegistrationCache:
             self.misses += 1
             lent = LentRegistration(self, entry, view)
             self._entries[key] = entry
+            self._bytes += region.length
         return lent
 
     def _has(self, view: memoryview) -> bool:
@@ -221,6 +225,8 @@ class RegistrationCache:
         self._is_closed = True
         with self._lock:
             entries, self._entries = self._entries, {}
+            self._bytes = 0
+            self._ended_bytes.clear()
         return [*(entry.region for entry in entries.values()), *self._take_dead()]
 
     def _evict(self, most: int) -> None:
@@ -230,16 +236,20 @@ class RegistrationCache:
     def _remove_unused(self, most: int) -> None:
         """Move registrations that no request uses to `_dead`, until at most so many bytes stay."""
         with self._lock:
-            excess = self.registered - most
+            with suppress(IndexError):
+                while True:
+                    self._bytes -= self._ended_bytes.popleft()
+            if self._bytes <= most:
+                return  # after almost every request: it costs the same with many entries
             # Making a list of the keys allocates no object that the garbage collector tracks. So no
             # finalizer changes the entries meanwhile.
             for key in list(self._entries):
-                if excess <= 0:
+                if self._bytes <= most:
                     break
                 entry = self._entries.get(key)
                 if entry is None or entry.uses or self._entries.pop(key, None) is None:
                     continue
-                excess -= entry.region.length
+                self._bytes -= entry.region.length
                 self.evictions += 1
                 self._dead.append(entry.region)
 

@@ -3,7 +3,7 @@
 import errno
 import gc
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -337,6 +337,25 @@ async def test_lack_of_memory_releases_what_waits_for_its_end(
 
         monkeypatch.setattr(MemoryRegion, "_register", register_if_room)
         client.register(bytearray(8)).close()
+
+
+class _NotIterated(dict[Any, Any]):
+    def __iter__(self) -> Iterator[Any]:
+        pytest.fail("this iterates over all entries")
+
+
+async def test_use_within_the_bound_iterates_over_no_entries() -> None:
+    async with pair() as (client, server):
+        cache, data = client.registrations, array(1)
+        cache._entries = _NotIterated(cache._entries)
+        for part in (data[: SIZE // 2], data[SIZE // 2 :], data[: SIZE // 2]):
+            await client.send(part.data)
+            await server.receive()
+        cache._entries = dict(cache._entries.items())
+        assert cache._bytes == cache.registered == SIZE
+        del part, data
+        cache.clear()
+        assert cache._bytes == cache.registered == 0
 
 
 async def test_domains_have_caches_of_their_own() -> None:
