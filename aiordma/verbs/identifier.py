@@ -6,7 +6,7 @@ The reactor waits for events and handles timeouts.
 import errno
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -123,6 +123,8 @@ class Identifier(Resource):
         self.provider: Provider = channel.provider
         self.channel: EventChannel = channel
         self.queue_pair: QueuePair | None = None
+        self._groups: list[bytes] = []
+        """The addresses of the groups to which librdmacm attaches its queue pair."""
         if key:
             try:
                 channel._requests.remove(key)
@@ -404,7 +406,12 @@ class Identifier(Resource):
             return self.pointer.qp
 
         def unmake(_pointer: Any) -> None:
-            self.provider.cm_destroy_qp(self.pointer)
+            # rdma_destroy_qp does not detach the queue pair, and does not report that the kernel
+            # then refuses to destroy it. Leaving a group detaches it.
+            with ExitStack() as last_first:
+                last_first.callback(self.provider.cm_destroy_qp, self.pointer)
+                while self._groups:
+                    last_first.callback(self._leave, self._groups.pop())
 
         pair = QueuePair(
             domain,
@@ -673,7 +680,8 @@ class Identifier(Resource):
 
         See: man rdma_join_multicast_ex.
         """
-        address = ffi.from_buffer(pack_address(host, 0))
+        address = pack_address(host, 0)
+        group = ffi.from_buffer(address)
         request = ffi.new("struct rdma_cm_join_mc_attr_ex *")
         request.comp_mask = lib.RDMA_CM_JOIN_MC_ATTR_ADDRESS | lib.RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS
         request.join_flags = (
@@ -681,12 +689,15 @@ class Identifier(Resource):
             if send_only
             else lib.RDMA_MC_JOIN_FLAG_FULLMEMBER
         )
-        request.addr = ffi.cast("struct sockaddr *", address)
+        request.addr = ffi.cast("struct sockaddr *", group)
         self._call("join_multicast_ex", request, ffi.NULL)
+        if not send_only:
+            self._groups.append(address)
 
     def leave_multicast(self, host: str) -> None:
-        """Leave a group that was joined with this host, or whose join is still pending. Destroying
-        the identifier leaves all of its groups.
+        """Leave a group that was joined with this host, or whose join is still pending. Closing the
+        identifier leaves all of its groups. So does closing its queue pair, except those that were
+        joined with `send_only`.
 
         Args:
             host: the address of the group.
@@ -698,8 +709,18 @@ class Identifier(Resource):
 
         See: man rdma_leave_multicast.
         """
-        address = ffi.from_buffer(pack_address(host, 0))
-        self._call("leave_multicast", ffi.cast("struct sockaddr *", address))
+        address = pack_address(host, 0)
+        self._require_open()
+        with suppress(ValueError):  # joined with send_only, or not at all
+            self._groups.remove(address)
+        self._leave(address)
+
+    def _leave(self, address: bytes) -> None:
+        group = ffi.from_buffer(address)
+        check_minus_one(
+            self.provider.leave_multicast(self.pointer, ffi.cast("struct sockaddr *", group)),
+            "rdma_leave_multicast",
+        )
 
     # -- addresses ----------------------------------------------------------------------------
 

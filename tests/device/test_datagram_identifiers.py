@@ -19,6 +19,8 @@ from aiordma import (
     EventChannel,
     Identifier,
     MemoryRegion,
+    ProtectionDomain,
+    QueuePair,
     QueuePairType,
     SendFlag,
     WorkRequestOpcode,
@@ -30,7 +32,7 @@ from aiordma.verbs.identifier import ConnectionParameters
 from aiordma.verbs.memory import gather
 from tests.conftest import DEVICE
 from tests.device.identifiers import expect, no_event
-from tests.devices import ADDRESS, IPV6, own_group
+from tests.devices import ADDRESS, IPV6, kernel_objects, own_group
 
 pytestmark = [pytest.mark.capability("datagrams")]
 
@@ -350,6 +352,63 @@ def test_an_identifiers_own_queue_pair_is_in_its_groups(stack: ExitStack) -> Non
     send(6)
     time.sleep(0.1)
     assert list(theirs.poll()) == []
+
+
+def with_queue_pair(
+    stack: ExitStack, member: Identifier
+) -> tuple[ProtectionDomain, CompletionQueue, QueuePair]:
+    """Make a queue pair for datagrams, and what it needs."""
+    context = stack.enter_context(member.context())
+    domain = stack.enter_context(context.alloc_pd())
+    queue = stack.enter_context(CompletionQueue(context, 16))
+    pair = member.create_queue_pair(domain, queue, queue, Capacity(), QueuePairType.UD)
+    return domain, queue, stack.enter_context(pair)
+
+
+@pytest.mark.parametrize("first", ["identifier", "queue pair", "domain"])
+def test_close_leaves_the_groups_of_a_queue_pair(stack: ExitStack, first: str) -> None:
+    """The kernel refuses to destroy a queue pair in a group, which librdmacm does not report."""
+    bed = Bed(stack)
+    member, before = bed.bound(), kernel_objects(DEVICE)
+    domain, queue, pair = with_queue_pair(stack, member)
+    for group in (GROUP, OTHER_GROUP):
+        member.join_multicast(group)
+        expect(bed.channel, CmEventType.MULTICAST_JOIN)
+    {"identifier": member, "queue pair": pair, "domain": domain}[first].close()
+    assert kernel_objects(DEVICE)["qp"] == before["qp"]
+    queue.close()
+    domain.close()
+    assert kernel_objects(DEVICE)["pd"] == before["pd"]
+    if first != "identifier":
+        with refused(errno.EADDRNOTAVAIL):
+            member.leave_multicast(GROUP)
+        member.join_multicast(GROUP)
+        expect(bed.channel, CmEventType.MULTICAST_JOIN)
+
+
+def test_close_keeps_what_a_queue_pair_is_not_in(stack: ExitStack) -> None:
+    bed = Bed(stack)
+    member = bed.bound()
+    _, _, pair = with_queue_pair(stack, member)
+    member.join_multicast(GROUP, send_only=True)
+    expect(bed.channel, CmEventType.MULTICAST_JOIN)
+    member.join_multicast(OTHER_GROUP)
+    expect(bed.channel, CmEventType.MULTICAST_JOIN)
+    member.leave_multicast(OTHER_GROUP)
+    pair.close()
+    member.leave_multicast(GROUP)
+
+
+def test_identifier_is_destroyed_if_its_queue_pair_cannot_be(stack: ExitStack) -> None:
+    bed = Bed(stack)
+    before = kernel_objects(DEVICE)
+    member = bed.bound()
+    _, _, pair = with_queue_pair(stack, member)
+    pair._groups.add((bytes(16), 0))  # which it is not in
+    with pytest.raises(aiordma.VerbsCallError, match="ibv_detach_mcast"):
+        member.close()
+    after = kernel_objects(DEVICE)
+    assert (after["qp"], after["cm_id"]) == (before["qp"], before["cm_id"])
 
 
 def polled(queue: CompletionQueue) -> list[aiordma.WorkCompletion]:
