@@ -36,6 +36,8 @@ _RANGES = {
     "flow_label": 2**20 - 1,
     "traffic_class": 255,
     "service_level": MOST_SERVICE_LEVEL,
+    "src_path_bits": 255,
+    "static_rate": 255,
 }
 
 
@@ -53,6 +55,8 @@ class AddressVector:
         flow_label: 20 bits, the flow label of IPv6; on RoCE it can choose the UDP source port.
         traffic_class: 0 to 255: the type of service of IP.
         service_level: 0 to 15.
+        src_path_bits: the low bits of the local LID (InfiniBand, if a port has several LIDs).
+        static_rate: the largest rate to the peer, a value of enum ibv_rate; 0: no limit.
 
     Raises:
         TypeError, ValueError: a field has the wrong type or is out of range; the message names it.
@@ -68,6 +72,8 @@ class AddressVector:
     flow_label: int = 0
     traffic_class: int = 0
     service_level: int = 0
+    src_path_bits: int = 0
+    static_rate: int = 0
 
     def __post_init__(self) -> None:
         for name, most in _RANGES.items():
@@ -89,6 +95,8 @@ class AddressVector:
             flow_label=raw.grh.flow_label,
             traffic_class=raw.grh.traffic_class,
             service_level=raw.sl,
+            src_path_bits=raw.src_path_bits,
+            static_rate=raw.static_rate,
         )
 
     def _fill(self, raw: Any) -> None:
@@ -96,6 +104,8 @@ class AddressVector:
         raw.port_num = self.port
         raw.dlid = self.lid
         raw.sl = self.service_level
+        raw.src_path_bits = self.src_path_bits
+        raw.static_rate = self.static_rate
         raw.is_global = self.gid is not None
         if self.gid is not None:
             raw.grh.dgid.raw = self.gid

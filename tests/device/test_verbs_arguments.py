@@ -162,7 +162,8 @@ CALLS: dict[str, tuple[Use, Callable[[World], dict[str, Any]], dict[str, object]
     "AddressVector": (
         lambda w, **k: aiordma.AddressVector(**k),
         lambda w: {},
-        {"gid": DATA, "port": Whole(8), "lid": Whole(16), "flow_label": Whole(20)},
+        {"gid": DATA, "port": Whole(8), "lid": Whole(16), "flow_label": Whole(20)}
+        | {"src_path_bits": Whole(8), "static_rate": Whole(8)},
     ),
     "AddressHandle": (
         lambda w, **k: aiordma.AddressHandle(**k),
