@@ -149,6 +149,7 @@ _FIELDS: dict[str, tuple[QueuePairAttribute, str]] = {
     "max_dest_rd_atomic": (QueuePairAttribute.MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic"),
     "min_rnr_timer": (QueuePairAttribute.MIN_RNR_TIMER, "min_rnr_timer"),
     "dest_qp_num": (QueuePairAttribute.DEST_QPN, "dest_qp_num"),
+    "en_sqd_async_notify": (QueuePairAttribute.EN_SQD_ASYNC_NOTIFY, "en_sqd_async_notify"),
 }
 
 
@@ -353,13 +354,16 @@ class QueuePair(Resource):
         address: AddressVector | None = None,
         **attributes: int | Access | Mtu | QueuePairState,
     ) -> None:
-        """Move to a state, and set attributes. They have their C names, except `access`
-        (qp_access_flags), `port` (port_num) and `current_state` (cur_qp_state).
+        """Move to a state, and set attributes. They have their C names, except `address` (ah_attr),
+        `access` (qp_access_flags), `port` (port_num) and `current_state` (cur_qp_state).
 
         Args:
             state: the new state; None: stay in the current state.
             address: the path to the peer; None: no change.
-            attributes: by name.
+            attributes: access, current_state, dest_qp_num, en_sqd_async_notify (1: SQ_DRAINED
+                follows a move to SQD), max_dest_rd_atomic, max_rd_atomic, min_rnr_timer, path_mtu,
+                pkey_index, port, qkey, retry_cnt, rnr_retry, rq_psn, sq_psn, timeout. The sizes
+                (cap) and an alternate path (alt_*, path_mig_state) cannot be set.
 
         Raises:
             ValueError: an attribute is missing or not allowed; the message names it.

@@ -5,7 +5,7 @@ import ipaddress
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,6 +13,8 @@ import aiordma
 from aiordma import (
     Access,
     AddressVector,
+    AsyncEvent,
+    AsyncEventType,
     CompletionChannel,
     CompletionQueue,
     Device,
@@ -145,6 +147,24 @@ def test_the_highest_bit_of_a_key_stands_for_the_queue_pairs_own(device: DeviceU
         end.send(end.region[:6], qkey=0x80000000)
         received = [each for each in end.completions(2) if each.wr_id == 1]
         assert [each.byte_len for each in received] == [GRH_BYTES + 6]
+
+
+@pytest.mark.skipif(DEVICE != "software", reason="rxe reports it only at a later completion")
+def test_a_drained_send_queue_is_reported_if_requested(device: DeviceUnderTest) -> None:
+    with open_end(device) as end:
+        end.start()
+        for wanted in (0, 1):
+            end.pair.modify(QueuePairState.SQD, en_sqd_async_notify=wanted)
+            events = list(iter(end.context.take_async_event, None))
+            expected = AsyncEvent(AsyncEventType.SQ_DRAINED, key=end.pair.key, resource=end.pair)
+            assert events == ([expected] if wanted else [])
+            end.pair.modify(QueuePairState.RTS)
+
+
+@pytest.mark.parametrize("name", ["path_mig_state", "alt_timeout"])
+def test_attributes_of_an_alternate_path_are_unknown(device: DeviceUnderTest, name: str) -> None:
+    with open_end(device) as end, pytest.raises(TypeError, match=f"'{name}' is no attribute"):
+        end.pair.modify(**cast(Any, {name: 1}))
 
 
 @pytest.mark.capability("handles_copied")
