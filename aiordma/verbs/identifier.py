@@ -1,4 +1,4 @@
-"""Identifiers of the connection manager. No call blocks.
+"""Identifiers of the connection manager. No call waits for the peer, except `connect` on siw.
 
 The reactor waits for events and handles timeouts.
 """
@@ -93,7 +93,11 @@ def _c_int(value: int) -> bytes:
 
 
 class Identifier(Resource):
-    """A CM identifier (`rdma_cm_id`), RDMA's counterpart of a socket. Every call returns at once.
+    """A CM identifier (`rdma_cm_id`), RDMA's counterpart of a socket.
+
+    Every call returns at once, with an exception on the kernel's iWARP devices: siw connects its
+    TCP stream within `connect`, which takes up to two minutes if nothing answers. Closing the
+    identifier waits for that call.
 
     Args:
         channel: the channel that gets its events, which have its `key`.
@@ -431,6 +435,8 @@ class Identifier(Resource):
         create the queue pair, CONNECT_RESPONSE follows: the program then moves the queue pair to
         RTS, and calls `establish`. In the UDP port space: request the peer's queue pair number and
         qkey.
+
+        On siw the call waits until TCP has connected, or has given up: call it in a thread.
 
         Args:
             parameters: what the peer is sent.
