@@ -7,6 +7,7 @@ identifier, and every call into the driver, counts as a user.
 """
 
 import logging
+import sys
 import time
 import warnings
 from collections import deque
@@ -366,7 +367,8 @@ class Reactor:
     def _finish_calls(self) -> None:
         """After the loop's end, do what it would have done: begin the destroying calls that wait,
         wait for those in worker threads, and run the callbacks of all calls that have returned."""
-        deadline = time.monotonic() + END_SECONDS
+        # At the end of the interpreter, worker threads do not continue.
+        deadline = time.monotonic() + (0.0 if sys.is_finalizing() else END_SECONDS)
         while True:
             with ExitStack() as last_first:
                 for callback in reversed(self.loop.undelivered()):
