@@ -374,7 +374,8 @@ class Reactor:
                 for callback in reversed(self.loop.undelivered()):
                     last_first.callback(callback)
             self._start_destroys()
-            if not self._destroying or time.monotonic() >= deadline:
+            is_closing = self.ended and not self._closed.is_set()
+            if not (self._destroying or is_closing) or time.monotonic() >= deadline:
                 return
             time.sleep(0.001)
 
