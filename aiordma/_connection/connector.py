@@ -451,8 +451,11 @@ class _Attempt:
                 endpoint.calls.end()
             abandoned = True
             raise
-        for error in errors:
-            raise error
+        try:
+            if errors:
+                raise errors[0]
+        finally:
+            errors.clear()  # their tracebacks hold this frame
 
     def _handle(self, event: Event) -> None:
         self._state = next_state(self._state, event.type)

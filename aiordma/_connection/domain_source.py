@@ -114,4 +114,7 @@ async def _find_device(
     if not identifier.device_key:
         unknown = AddressError(f"{what}: that is not the address of an RDMA device")
         unknown.is_unreached = True
-        raise unknown
+        try:
+            raise unknown
+        finally:
+            del unknown  # its traceback holds this frame

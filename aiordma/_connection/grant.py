@@ -219,7 +219,10 @@ class Grant:
                 region.close()
             except VerbsCallError as raised:
                 error = raised
-            self._finish(error)
+            try:
+                self._finish(error)
+            finally:
+                del error  # its traceback holds this frame
             return
 
         start_deregistering(endpoint.reactor, endpoint.domain_state, region.close, self._finish)

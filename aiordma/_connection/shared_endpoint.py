@@ -529,7 +529,7 @@ class SharedReceiveEndpoint:
 
     def _end(self, cause: Exception) -> None:
         if self.cause is None:
-            self.life.cause = cause
+            self.life.cause = detached(cause)
             if self.port is not None:
                 self.port.can_receive = False
         self._destroy_if_due()

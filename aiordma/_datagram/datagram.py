@@ -229,7 +229,10 @@ async def _bound(
         if not identifier.device_key:
             error = AddressError(f"{numeric} is not the address of an RDMA device")
             error.is_unreached = True
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame
         hub = await reactor.hub(identifier)
         name = hub.context.device_name
         if wanted is not None and name != wanted:

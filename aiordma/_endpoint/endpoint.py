@@ -706,7 +706,7 @@ class Endpoint:
 
     def _end_with(self, cause: Exception) -> None:
         if self.cause is None:
-            self.cause = cause
+            self.cause = detached(cause)
         self._end()
 
     def _end(self) -> None:

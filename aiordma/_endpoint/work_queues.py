@@ -252,12 +252,15 @@ class SendQueue(WorkQueue):
         failure = VerbsCallError(error, "ibv_post_send", hint)
         if posted:
             failure = PartialPostError(error, "ibv_post_send", hint, requests[:posted])
-        self._not_posted(requests[posted:], failure)
-        if posted and signal_last_only:
-            # The device did not accept the signaled request, so the posted ones would complete only
-            # at the end of the queue pair.
-            self._owner.fail(failure)
-        raise failure
+        try:
+            self._not_posted(requests[posted:], failure)
+            if posted and signal_last_only:
+                # The device did not accept the signaled request, so the posted ones would complete
+                # only at the end of the queue pair.
+                self._owner.fail(failure)
+            raise failure
+        finally:
+            del failure  # its traceback holds this frame, and so the callers' buffers
 
     def _not_posted(self, requests: Sequence[WorkRequest], cause: Exception) -> None:
         for request in requests:

@@ -177,8 +177,11 @@ def _interrupt_trio(interrupt: KeyboardInterrupt) -> None:
     SIGINT."""
     handler = signal.getsignal(signal.SIGINT)
     is_main = current_thread() is main_thread()
-    if not is_main or not _is_handler_of_trio(handler):
-        raise interrupt
+    try:
+        if not is_main or not _is_handler_of_trio(handler):
+            raise interrupt
+    finally:
+        del interrupt  # its traceback holds this frame
     signal.raise_signal(signal.SIGINT)
 
 
@@ -203,8 +206,11 @@ def _deliver(handler: Callable[[int, None], object], error: BaseException | None
 
 
 def _interrupt(handler: Callable[[int, None], object], error: BaseException | None) -> None:
-    if error is not None:
-        raise error
+    try:
+        if error is not None:
+            raise error
+    finally:
+        del error  # its traceback holds this frame
     handler(signal.SIGINT, None)
 
 

@@ -22,6 +22,7 @@ import errno
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from threading import Condition, Thread
 from typing import TypeVar
 
@@ -219,8 +220,10 @@ def _reporting(
             function()
         except BaseException as raised:
             error = raised
-        result = error
-        loop.call_from_thread(lambda: then(result))
+        try:
+            loop.call_from_thread(partial(then, error))
+        finally:
+            del error  # its traceback holds this frame
 
     return _Call(run)
 
@@ -269,7 +272,10 @@ def start_destroy(
             function()
         except Exception as raised:
             error = raised
-        then(error)
+        try:
+            then(error)
+        finally:
+            del error  # its traceback holds this frame
         return
     call = _reporting(loop, function, then)
     if not DESTROYS.workers.submit(call):
@@ -319,14 +325,17 @@ async def outwait(event: anyio.Event | Once) -> None:
     """Wait for an event in spite of cancellations and trio's KeyboardInterrupt. The last such
     exception is raised once the event is set."""
     interrupted: BaseException | None = None
-    while not event.is_set():
-        try:
-            with anyio.CancelScope(shield=True):
-                await event.wait()
-        except (anyio.get_cancelled_exc_class(), KeyboardInterrupt) as error:
-            interrupted = error
-    if interrupted is not None:
-        raise interrupted
+    try:
+        while not event.is_set():
+            try:
+                with anyio.CancelScope(shield=True):
+                    await event.wait()
+            except (anyio.get_cancelled_exc_class(), KeyboardInterrupt) as error:
+                interrupted = error
+        if interrupted is not None:
+            raise interrupted
+    finally:
+        del interrupted  # its traceback holds this frame, and so the callers' buffers
 
 
 @deferring_steps
@@ -370,13 +379,17 @@ async def in_thread(
 
     start_call(loop, lambda: results.append(function()), then, lane)
     try:
-        await outwait(returned)
-    except BaseException:
-        drop()
-        raise
-    if errors:
-        raise errors[0]
-    return results[0]
+        try:
+            await outwait(returned)
+        except BaseException:
+            drop()
+            raise
+        if errors:
+            raise errors[0]
+        return results[0]
+    finally:
+        results.clear()
+        errors.clear()  # their tracebacks hold this frame, and so the callers' buffers
 
 
 class Calls:

@@ -656,8 +656,11 @@ class Drain:
                 logger.exception("a callback of a completed work request failed")
             except BaseException as raised:  # raised again after the batch
                 interrupt = interrupt or raised
-        if interrupt is not None:
-            raise interrupt
+        try:
+            if interrupt is not None:
+                raise interrupt
+        finally:
+            del interrupt  # its traceback holds this frame
 
     def forget_arming(self) -> None:
         """Treat all queues as not armed, because an event may have been lost."""

@@ -261,11 +261,12 @@ async def _in_background(function: Callable[[], Result]) -> Result:
     withdraw = start_call(loop, lambda: results.append(function()), then, PEERS)
     try:
         await returned.wait()
+        if errors:
+            raise errors[0]
+        return results[0]
     finally:
         withdraw()
-    if errors:
-        raise errors[0]
-    return results[0]
+        errors.clear()  # their tracebacks hold this frame
 
 
 def checked_host(host: object, name: str, call: str) -> str:

@@ -134,9 +134,12 @@ class Stream(ByteStream):
                     await checkpoint()
                     raise anyio.EndOfStream
                 error = self._rsocket.read_error()
-                if error is not None:
-                    await checkpoint()
-                    raise error
+                try:
+                    if error is not None:
+                        await checkpoint()
+                        raise error
+                finally:
+                    del error  # its traceback holds this frame, and so the callers' buffers
                 waiter = self._endpoint.loop.waiter()
                 path.on_readable = waiter.wake
                 await waiter.wait()
@@ -271,8 +274,11 @@ class Stream(ByteStream):
         if self._eof_sent:
             return
         error = self._rsocket.write_error()
-        if error is not None and not self._path.at_eof:
-            raise error
+        try:
+            if error is not None and not self._path.at_eof:
+                raise error
+        finally:
+            del error  # its traceback holds this frame
         self._eof_sent = True
         self._path.close_write(False)
 
@@ -337,8 +343,11 @@ class Stream(ByteStream):
         if self._eof_sent:
             raise ClosedError("this stream cannot send any more: send_eof() was called")
         error = self._rsocket.write_error()
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback holds this frame, and so the callers' buffers
 
 
 def _is_cancelled() -> bool:

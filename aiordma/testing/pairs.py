@@ -96,8 +96,11 @@ async def serving_listener(
                 failed = error
             finally:
                 group.cancel_scope.cancel()
-        if failed is not None:
-            raise failed
+        try:
+            if failed is not None:
+                raise failed
+        finally:
+            del failed  # its traceback holds this frame
 
 
 class Fabric:
@@ -189,4 +192,6 @@ async def _both(
             with anyio.CancelScope(shield=True):
                 await end.aclose()
         raise
+    finally:
+        failed.clear()  # their tracebacks hold this frame
     return connected[0], accepted[0]

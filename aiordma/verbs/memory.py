@@ -503,11 +503,13 @@ def _registrable_view(memory: RegistrableMemory) -> memoryview:
         no_buffer = error
     try:
         view = foreign_view(memory)
+        if view is None:
+            raise no_buffer
+        return view
     except BufferError:
         raise ValueError("the buffer is not contiguous: copy it, or register its base") from None
-    if view is None:
-        raise no_buffer
-    return view
+    finally:
+        del no_buffer  # its traceback holds this frame, and so the memory
 
 
 def checked_access(

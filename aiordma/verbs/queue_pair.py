@@ -543,7 +543,10 @@ class QueuePair(Resource):
         if error < 0:
             failure = VerbsCallError(-error, "ibv_post_send", self._explain(count))
             failure.was_taken = True
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback holds this frame
         if error:
             check_positive_errno(error, "ibv_post_send", self._explain(count))
 

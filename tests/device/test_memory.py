@@ -1,7 +1,10 @@
 """Registered memory: whose it is, for how long, and what a slice of it may be."""
 
+import errno
+import gc
 import random
 import threading
+import weakref
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 import aiordma
 from aiordma import Access, MemoryRegion
 from aiordma._base.provider import SOFTWARE
+from aiordma._endpoint import staging
 from tests.connections import connect_to
 from tests.device.players import OWN_RECEIVES, REMOTE, both_ways, connected, one_loop, until
 from tests.devices import ADDRESS, DEVICE
@@ -197,6 +201,35 @@ async def test_a_cancelled_register_in_thread_leaves_nothing_behind(
         monkeypatch.undo()
         buffer.append(1)  # it is not registered, although the connection is open
         await both_ways(client, server)
+
+
+class Counted(bytearray):
+    """A buffer that can be referred to weakly."""
+
+
+async def _read_in_thread(client: aiordma.Connection, remote: aiordma.RemoteMemory) -> Any:
+    buffer = Counted(len(remote))
+    with suppress(aiordma.VerbsCallError):
+        await client.read(remote, buffer)
+    return weakref.ref(buffer)
+
+
+async def test_failed_registration_keeps_no_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a call that exceeds RLIMIT_MEMLOCK: the program frees the buffer, and tries again."""
+
+    def refuse(*_: object) -> None:
+        raise aiordma.VerbsCallError(errno.ENOMEM, "ibv_reg_mr")
+
+    async with connected() as (client, server):
+        remote = server.register(bytearray(2 << 20), Access.REMOTE_READ).remote()
+        monkeypatch.setattr(staging, "register_memory", refuse)
+        gc.collect()
+        gc.disable()
+        try:
+            buffer = await _read_in_thread(client, remote)
+            await until(lambda: buffer() is None)
+        finally:
+            gc.enable()
 
 
 @one_loop

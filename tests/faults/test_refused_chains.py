@@ -1,13 +1,16 @@
 """Chains that the device takes in part, or never receives."""
 
 import errno
+import gc
+import weakref
+from contextlib import suppress
 
 import pytest
 
 import aiordma
 from aiordma.testing import Faults
 from tests.alike import alike
-from tests.device.players import REMOTE, both_ways, connected
+from tests.device.players import REMOTE, both_ways, connected, until
 from tests.internals import endpoint_of
 
 pytestmark = pytest.mark.anyio
@@ -55,3 +58,29 @@ async def test_a_chain_is_posted_up_to_what_is_refused(
             await both_ways(client, server)
         assert ours._users == 0
         assert endpoint.sends.slots.free == client.options.max_send_wr
+
+
+class Counted(bytearray):
+    """A buffer that can be referred to weakly."""
+
+
+async def test_refused_chain_keeps_no_buffer(faults: Faults) -> None:
+    async with connected() as (client, server):
+        remote = server.register(bytearray(1 << 17), REMOTE).remote()
+
+        async def post() -> weakref.ref[Counted]:
+            buffer = Counted(len(remote))
+            faults.refuse_post(after=1)
+            with suppress(aiordma.PartialPostError), client.chain(signal_last_only=True) as chain:
+                chain.post_write(buffer, remote)
+                chain.post_write(buffer, remote)
+            return weakref.ref(buffer)
+
+        gc.collect()
+        gc.disable()
+        try:
+            buffer = await post()
+            await client.ended()
+            await until(lambda: buffer() is None)
+        finally:
+            gc.enable()

@@ -3,11 +3,16 @@ that waits: a scope of anyio, or asyncio's own cancellation, which scopes do not
 
 import asyncio
 import errno
+import gc
 import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
@@ -437,6 +442,68 @@ def test_a_forked_child_starts_its_own_workers() -> None:
         [sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=30
     )
     assert done.returncode == 0, done.stderr
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+class Buffer:
+    """What a call uses, and what must go with the call."""
+
+
+def _fails(_buffer: Buffer) -> None:
+    raise ZeroDivisionError
+
+
+async def _failing(buffer: Buffer) -> None:
+    with suppress(ZeroDivisionError):
+        await in_thread(current_event_loop(), lambda: _fails(buffer))
+
+
+async def _cancelled(function: Callable[[], object]) -> None:
+    loop = current_event_loop()
+    if loop.asyncio_loop is None:
+        return  # trio has no cancellation that ignores a shield
+    task = asyncio.ensure_future(in_thread(loop, function))
+    await asyncio.sleep(0)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def _ended(buffer: Buffer) -> None:
+    ended: Any = SimpleNamespace(has_ended=True)
+    start_destroy(ended, lambda: _fails(buffer), lambda _: None)
+
+
+ENDS: dict[str, Callable[[Buffer], Awaitable[None]]] = {
+    "failing": _failing,
+    "cancelled": lambda buffer: _cancelled(lambda: buffer),
+    "failing and cancelled": lambda buffer: _cancelled(lambda: _fails(buffer)),
+    "ended loop": _ended,
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+async def test_call_keeps_nothing_after_its_end(
+    end: Callable[[Buffer], Awaitable[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The garbage collector is not needed: the buffer of a call can be large."""
+    caplog.set_level(logging.WARNING, "aiordma")  # a record that is kept keeps its error
+
+    async def call() -> weakref.ref[Buffer]:
+        buffer = Buffer()
+        await end(buffer)
+        return weakref.ref(buffer)
+
+    gc.collect()
+    gc.disable()
+    try:
+        buffer = await call()
+        await until(lambda: buffer() is None)
+    finally:
+        gc.enable()
 
 
 # -- calls on one object --------------------------------------------------------------------------

@@ -116,6 +116,7 @@ class Channel:
             cause = error
         finally:
             self.abort(cause)
+            del cause  # its traceback holds this frame
 
     def _dispatch(self, data: bytes) -> None:
         kind = data[0] if data else 0

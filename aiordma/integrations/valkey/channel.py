@@ -141,8 +141,11 @@ class ValkeyChannel:
 
     async def _changed(self) -> None:
         error = self.write_error()
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback holds this frame
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         await waiter
@@ -319,8 +322,11 @@ class ValkeyChannel:
         return connection
 
     def _refuse(self, error: RdmaError) -> NoReturn:
-        self._fail(error)
-        raise error
+        try:
+            self._fail(error)
+            raise error
+        finally:
+            del error  # its traceback holds this frame
 
     # -- arrivals ---------------------------------------------------------------------------------
 
