@@ -522,7 +522,7 @@ class Endpoint:
         fails with the same flush."""
         self.hub.in_flight.take(earlier.wr_id)
         earlier._set_run(())  # otherwise each request would iterate over its run
-        cause = last.exception()
+        cause = last._stored_error()  # the last one still has to report it
         if isinstance(cause, FlushedError):
             self._remember_failed(earlier)
             earlier._fail(cause)

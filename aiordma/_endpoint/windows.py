@@ -84,7 +84,7 @@ class BoundWindow(WindowBase):
         self._last = request
 
         def ended(_: WorkRequest) -> None:
-            if request.exception() is not None:
+            if request._stored_error() is not None:
                 self._let_go()
             elif not self._window.closed:
                 self._window.rkey = rkey
@@ -98,7 +98,7 @@ class BoundWindow(WindowBase):
 
         def ended(_: WorkRequest) -> None:
             self._invalidating = False
-            if request.exception() is None:
+            if request._stored_error() is None:
                 self._let_go()
 
         request.add_done_callback(ended)

@@ -290,6 +290,12 @@ class WorkRequest:
         self._retrieved = True
         return detached(self._error)
 
+    def _stored_error(self) -> Exception | None:
+        """Return the error, or None. Unlike `exception`, it does not count as retrieved, and is no
+        copy: do not raise it.
+        """
+        return self._error
+
     def add_done_callback(self, callback: Callable[["WorkRequest"], object], /) -> None:
         """Call a function with the request once it has ended: at once if it has ended, otherwise
         on the loop's thread when its completion is delivered. The function should be short.

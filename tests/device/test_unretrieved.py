@@ -1,6 +1,7 @@
 """Failed requests that are never awaited are reported, once for each connection."""
 
 import asyncio
+import errno
 import gc
 import logging
 import sys
@@ -172,6 +173,48 @@ async def test_last_request_reports_for_its_run(reports: list[Report], awaited: 
         del last
         await settle()
         assert len(reports) == (not awaited)
+
+
+@pytest.mark.parametrize("awaited", [True, False])
+async def test_run_whose_last_request_fails_is_reported(
+    reports: list[Report], awaited: bool
+) -> None:
+    """The requests before it have succeeded, and have no completions."""
+    async with connected() as (client, server):
+        remote = server.register(bytearray(8), REMOTE).remote()
+        with client.chain(signal_last_only=True) as chain:
+            for _ in range(3):
+                chain.post_write(b"12345678", remote)
+            chain.post_write(b"12345678", NOWHERE)
+        last = chain.requests[-1]
+        if awaited:
+            with pytest.raises(aiordma.WorkCompletionError):
+                await last
+        await client.ended()
+        assert [request.exception() for request in chain.requests[:-1]] == [None] * 3
+        del last, chain
+        await settle()
+        assert len(reports) == (not awaited)
+
+
+@pytest.mark.capability("memory_windows")
+@pytest.mark.parametrize("kind", aiordma.MemoryWindowType)
+@pytest.mark.parametrize("awaited", [True, False])
+async def test_failed_bind_is_reported(
+    reports: list[Report], kind: aiordma.MemoryWindowType, awaited: bool
+) -> None:
+    async with connected() as (client, _):
+        region = client.register(bytearray(64), REMOTE | aiordma.Access.MW_BIND)
+        window = await client.open_window(kind)
+        bind = client.post_bind_window(window, region[:], REMOTE)
+        bind._fail(aiordma.VerbsCallError(errno.EIO, "ibv_bind_mw"))  # before its completion
+        assert not window.is_bound
+        if awaited:
+            with pytest.raises(aiordma.VerbsCallError):
+                await bind
+        del bind, window
+    await settle()
+    assert len(reports) == (not awaited)
 
 
 async def test_chain_given_up_is_not_reported(reports: list[Report]) -> None:

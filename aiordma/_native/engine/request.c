@@ -815,6 +815,12 @@ static PyObject *request_exception(Request *request, PyObject *none)
     return request->error ? own_error(request) : Py_NewRef(Py_None);
 }
 
+static PyObject *request_stored_error(Request *request, PyObject *none)
+{
+    (void)none;
+    return Py_NewRef(request->error ? request->error : Py_None);
+}
+
 static PyObject *call_now(Request *request, PyObject *callback)
 {
     PyObject *result = PyObject_CallOneArg(callback, (PyObject *)request);
@@ -951,6 +957,10 @@ static PyMethodDef methods[] = {
      "Args:\n"
      "    callback: a function of the request.\n\n"
      "Raises: nothing."},
+    {"_stored_error", (PyCFunction)request_stored_error, METH_NOARGS,
+     "_stored_error($self, /)\n--\n\n"
+     "Return the error, or None. Unlike `exception`, it does not count as retrieved, and is no\n"
+     "copy: do not raise it."},
     {"_on_done", (PyCFunction)request_on_done, METH_O,
      "_on_done($self, callback, /)\n--\n\n"
      "Add a done callback that runs no code of the program's: it may be called inside\n"
