@@ -15,11 +15,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from threading import RLock
 from typing import Any, TypeVar
 
 from aiordma._base.arguments import whole_number
 from aiordma._base.errors import VerbsCallError
+from aiordma._base.process import reentrant_lock
 from aiordma._loop.event_loop import EventLoop
 from aiordma.verbs import MemoryRegion, MemorySlice
 from aiordma.verbs.memory import address_of
@@ -53,9 +53,13 @@ class LentRegistration:
     def __init__(self, cache: "RegistrationCache", entry: _Entry, view: memoryview) -> None:
         self._cache = cache
         self._entry = entry
-        self.part: MemorySlice = entry.region[:]
+        entry.uses += 1  # the cache has its lock; first, because a finalizer can clear the cache
+        try:
+            self.part: MemorySlice = entry.region[:]
+        except BaseException:
+            entry.uses -= 1
+            raise
         self.view: memoryview | None = view
-        entry.uses += 1  # the cache has its lock
         entry.region._view = view
 
     def drop(self) -> None:
@@ -105,8 +109,7 @@ class RegistrationCache:
         self._dead: deque[MemoryRegion] = deque()
         self._bytes = 0  # of the entries, and of those in `_ended_bytes`
         self._ended_bytes: deque[int] = deque()  # of the entries that finalizers have taken out
-        # Reentrant, because the garbage collector can run code of the program at any allocation.
-        self._lock = RLock()
+        self._lock = reentrant_lock()
         self._loop: EventLoop | None = None
         self._dispose: Callable[[list[MemoryRegion]], object] = _close_all
         self._is_closed = False
