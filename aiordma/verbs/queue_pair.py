@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
 from aiordma._base.arguments import data, instance, member, nearest, resource, whole_number
@@ -23,6 +22,7 @@ from aiordma._base.errors import (
     check_positive_errno,
 )
 from aiordma._base.interrupts import deferring
+from aiordma._base.process import reentrant_lock
 from aiordma._base.provider import Provider
 from aiordma._base.ranges import RemoteMemory
 from aiordma._base.states import check_transition
@@ -173,6 +173,12 @@ def _group(gid: bytes, lid: int, call: str) -> tuple[bytes, int]:
     return gid, whole_number(lid, "lid", 0, MOST_LID, call)
 
 
+def _raw_gid(gid: bytes) -> Any:
+    raw = ffi.new("union ibv_gid *")
+    raw.raw = gid
+    return raw
+
+
 _PLAIN_OPCODES = (
     WorkRequestOpcode.SEND,
     WorkRequestOpcode.SEND_WITH_IMM,
@@ -217,7 +223,7 @@ class QueuePair(Resource):
         self.has_shared_receive: bool = shared_receive is not None
         self._unmake = unmake
         self._groups: set[tuple[bytes, int]] = set()
-        self._attaching = Lock()  # leaving a group and closing run in different threads
+        self._attaching = reentrant_lock()  # leaving a group and closing run in different threads
         request = ffi.new("struct ibv_qp_init_attr *")
         request.send_cq = send_queue.pointer
         request.recv_cq = receive_queue.pointer
@@ -644,11 +650,18 @@ class QueuePair(Resource):
 
         See: man ibv_attach_mcast.
         """
-        gid, lid = _group(gid, lid, "attach_multicast")
+        group = _group(gid, lid, "attach_multicast")
+        self._require_open()
+        raw, attach = _raw_gid(group[0]), self.provider.attach_mcast
         with self._attaching:
-            self._require_open()
-            self._multicast(self.provider.attach_mcast, "ibv_attach_mcast", gid, lid)
-            self._groups.add((gid, lid))
+            is_new = group not in self._groups
+            self._groups.add(group)  # first: after the call, a finalizer could close too early
+            if self._closed:  # by another thread, or by a finalizer
+                self._require_open()
+            error = attach(self.pointer, raw, group[1])
+            if error and is_new:
+                self._groups.discard(group)
+        check_positive_errno(error, "ibv_attach_mcast")
 
     @deferring
     def detach_multicast(self, gid: bytes, lid: int = 0) -> None:
@@ -661,16 +674,20 @@ class QueuePair(Resource):
 
         See: man ibv_detach_mcast.
         """
-        gid, lid = _group(gid, lid, "detach_multicast")
+        group = _group(gid, lid, "detach_multicast")
+        self._require_open()
+        raw, detach = _raw_gid(group[0]), self.provider.detach_mcast
         with self._attaching:
-            self._require_open()
-            self._multicast(self.provider.detach_mcast, "ibv_detach_mcast", gid, lid)
-            self._groups.discard((gid, lid))
+            if self._closed:
+                self._require_open()
+            error = detach(self.pointer, raw, group[1])
+            if not error:
+                self._groups.discard(group)
+        check_positive_errno(error, "ibv_detach_mcast")
 
-    def _multicast(self, call: Callable[..., int], name: str, gid: bytes, lid: int) -> None:
-        raw = ffi.new("union ibv_gid *")
-        raw.raw = gid
-        check_positive_errno(call(self.pointer, raw, lid), name)
+    def _detach(self, gid: bytes, lid: int) -> None:
+        error = self.provider.detach_mcast(self.pointer, _raw_gid(gid), lid)
+        check_positive_errno(error, "ibv_detach_mcast")
 
     def _explain(self, count: int) -> str:
         """Return the sizes of the post and the queue pair, for the error of a refused post."""
@@ -680,6 +697,5 @@ class QueuePair(Resource):
         with self._attaching, ExitStack() as last_first:
             last_first.callback(self._unmake, self.pointer)
             # The kernel refuses to destroy a queue pair that is attached to a group.
-            for gid, lid in self._groups:
-                detach = self.provider.detach_mcast
-                last_first.callback(self._multicast, detach, "ibv_detach_mcast", gid, lid)
+            for group in list(self._groups):
+                last_first.callback(self._detach, *group)

@@ -1,13 +1,15 @@
 """Posting: what the driver answers to a post is said in C's own words, whichever way it answers."""
 
 import errno
-from threading import Lock
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from aiordma._base.enums import WorkRequestOpcode
 from aiordma._base.errors import ClosedError, VerbsCallError
-from aiordma._base.process import here
+from aiordma._base.process import here, reentrant_lock
 from aiordma.verbs import Capacity, QueuePair
 from tests.unit.numbers_device import Driver
 
@@ -22,7 +24,7 @@ class Posted(QueuePair):
         self._children = {}
         self._unmake = lambda _: None
         self._groups = set()
-        self._attaching = Lock()
+        self._attaching = reentrant_lock()
         self.pointer = driver.queue_pair
         self.capacity = Capacity(max_send_wr=7)
 
@@ -104,3 +106,44 @@ def test_nothing_is_posted_to_a_closed_queue_pair(call: str) -> None:
     with pytest.raises(ClosedError):
         post(pair, call)
     assert driver.posted == []
+
+
+class Attached(Posted):
+    """A queue pair that notes what the driver is asked, and calls `on_attach` within an attach."""
+
+    def __init__(self) -> None:
+        super().__init__(Driver())
+        self.asked: list[str] = []
+        self.on_attach: Callable[[], object] = lambda: None
+        self._unmake = lambda _: self.asked.append("destroy")
+        self.answer = 0
+        calls: Any = SimpleNamespace(attach_mcast=self._attach, detach_mcast=self._detach_group)
+        self.provider = calls
+
+    def _attach(self, *_: object) -> int:
+        self.asked.append("attach")
+        self.on_attach()
+        return self.answer
+
+    def _detach_group(self, *_: object) -> int:
+        self.asked.append("detach")
+        return 0
+
+
+def test_finalizer_may_close_while_a_group_is_attached() -> None:
+    """The garbage collector runs it in the thread that attaches, which has the lock."""
+    pair = Attached()
+    pair.on_attach = pair.close
+    pair.attach_multicast(bytes(16))
+    assert pair.asked == ["attach", "detach", "destroy"]
+    with pytest.raises(ClosedError):
+        pair.attach_multicast(bytes(16))
+
+
+def test_group_that_the_driver_refuses_is_not_detached() -> None:
+    pair = Attached()
+    pair.answer = errno.EINVAL
+    with pytest.raises(VerbsCallError, match="ibv_attach_mcast"):
+        pair.attach_multicast(bytes(16))
+    pair.close()
+    assert pair.asked == ["attach", "destroy"]
