@@ -239,15 +239,12 @@ class RegistrationCache:
     def _remove_unused(self, most: int) -> None:
         """Move registrations that no request uses to `_dead`, until at most so many bytes stay."""
         with self._lock:
-            with suppress(IndexError):
-                while True:
-                    self._bytes -= self._ended_bytes.popleft()
-            if self._bytes <= most:
+            if self._count_ended() <= most:
                 return  # after almost every request: it costs the same with many entries
             # Making a list of the keys allocates no object that the garbage collector tracks. So no
             # finalizer changes the entries meanwhile.
             for key in list(self._entries):
-                if self._bytes <= most:
+                if self._count_ended() <= most:
                     break
                 entry = self._entries.get(key)
                 if entry is None or entry.uses or self._entries.pop(key, None) is None:
@@ -255,6 +252,13 @@ class RegistrationCache:
                 self._bytes -= entry.region.length
                 self.evictions += 1
                 self._dead.append(entry.region)
+
+    def _count_ended(self) -> int:
+        """Subtract what finalizers have taken out, and return the bytes of the entries."""
+        with suppress(IndexError):
+            while True:
+                self._bytes -= self._ended_bytes.popleft()
+        return self._bytes
 
     def _schedule_sweep(self) -> None:
         loop = self._loop
