@@ -289,6 +289,33 @@ def test_a_listener_with_waiting_peers_closes_on_a_closed_loop(
 
 
 @OWN_LOOPS
+def test_a_listener_with_a_handshake_closes_on_a_closed_loop(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """The call of `accept` that began the handshake was cancelled."""
+    before = objects()
+
+    async def finish_handshake() -> tuple[aiordma.Listener, aiordma.Connection]:
+        listener = await aiordma.listen(ADDRESS, 0)
+        accept = asyncio.ensure_future(listener.accept())
+        client = asyncio.ensure_future(aiordma.connect(ADDRESS, listener.port))
+        while not len(listener._handshakes):
+            await asyncio.sleep(0)
+        accept.cancel()
+        while not listener._handshakes._finished:
+            await asyncio.sleep(0)
+        return listener, await client
+
+    loop = new_loop()
+    listener, client = loop.run_until_complete(finish_handshake())
+    loop.close()
+    for closable in (listener, client):
+        asyncio.run(closing_fails(closable, "belongs to the event loop.*has ended.*closed now"))
+    assert objects() == before
+    asyncio.run(listener.aclose())  # idempotent
+
+
+@OWN_LOOPS
 def test_many_connections_close_on_a_closed_loop(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
@@ -417,6 +444,32 @@ def test_a_socket_that_joins_closes_on_a_closed_loop(
     asyncio.run(closing_fails(opened, "belongs to the event loop.*has ended.*closed now"))
     assert objects() == before
     asyncio.run(opened.aclose())  # idempotent
+
+
+@pytest.mark.capability("datagrams")
+@OWN_LOOPS
+def test_a_socket_that_looks_up_a_peer_closes_on_a_closed_loop(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    before = objects()
+
+    async def begin_sending() -> tuple[aiordma.Datagram, asyncio.Task[Any]]:
+        opened = await aiordma.open_datagram(ADDRESS)
+        task = asyncio.ensure_future(opened.send(b"hello", opened.peer(opened.gid, 5)))
+        while not len(opened._endpoint.handles):
+            await asyncio.sleep(0)
+        return opened, task
+
+    loop = new_loop()
+    opened, task = loop.run_until_complete(begin_sending())
+    loop.close()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    while calls_under_way():
+        time.sleep(0.001)
+    asyncio.run(closing_fails(opened, "belongs to the event loop.*has ended.*closed now"))
+    asyncio.run(opened.aclose())  # idempotent, and waits for no lookup
+    drop(task)  # it uses the reactor
+    assert objects() == before
 
 
 @OWN_LOOPS
