@@ -30,7 +30,7 @@ import anyio
 
 from aiordma._base.errors import VerbsCallError
 from aiordma._base.interrupts import deferring, deferring_steps
-from aiordma._base.process import here
+from aiordma._base.process import here, reentrant_lock
 from aiordma._loop.event_loop import EventLoop
 
 __all__ = (
@@ -83,7 +83,8 @@ class _Workers:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._changed = Condition()
+        self._process = here.pid
+        self._changed = Condition(reentrant_lock())
         self._waiting: deque[_Call] = deque()
         self._count = 0
         self._idle = 0
@@ -92,9 +93,9 @@ class _Workers:
 
     @property
     def calls(self) -> int:
-        """How many calls wait or run."""
-        with self._changed:
-            return len(self._waiting) + self._count - self._idle
+        """How many calls wait or run, in any thread. Without the lock: a finalizer can ask for it
+        in a thread that begins, and whoever holds the lock waits for that."""
+        return len(self._waiting) + len(self._running)
 
     def submit(self, call: _Call) -> bool:
         """Queue a call, start a worker if needed, and return whether there is a worker to run it.
@@ -120,6 +121,8 @@ class _Workers:
     def abandon(self, call: _Call) -> bool:
         """Withdraw a call, and return whether it had not begun. Otherwise another call may run in
         addition until this one returns, for at most `MOST_ABANDONED` calls."""
+        if self._process != here.pid:
+            return False  # the calls are those of the parent, which runs them
         if self.withdraw(call):
             return True
         with self._changed:
@@ -152,8 +155,9 @@ class _Workers:
                 if not found:
                     self._count -= 1
                     return
-                call = self._waiting.popleft()
-                self._running.add(call)
+                call = self._waiting[0]
+                self._running.add(call)  # first: `calls` counts it at every moment
+                self._waiting.popleft()
             try:
                 call.run()
             except BaseException:

@@ -34,6 +34,7 @@ from aiordma._loop.threads import (
     start_call,
     start_destroy,
 )
+from tests.unit.child import run_child
 from tests.unit.loops import Work, settle, until
 
 UVLOOP = pytest.mark.parametrize("use_uvloop", [False, True], ids=["asyncio", "uvloop"])
@@ -442,6 +443,59 @@ def test_a_forked_child_starts_its_own_workers() -> None:
         [sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=30
     )
     assert done.returncode == 0, done.stderr
+
+
+FORKED_WITHIN = """
+import asyncio, os, threading
+from aiordma._loop.event_loop import current_event_loop
+from aiordma._loop.threads import Lane, start_call
+
+async def main():
+    lane, may_end, started = Lane(1), threading.Event(), threading.Event()
+    loop = current_event_loop()
+    ran = []
+
+    def first():
+        started.set()
+        may_end.wait()
+
+    withdraw = [
+        start_call(loop, first, lambda _: None, lane),
+        start_call(loop, lambda: ran.append(os.getpid()), lambda _: None, lane),
+    ]
+    started.wait()
+    child = os.fork()
+    if not child:
+        assert not any(each() for each in withdraw)
+        assert threading.active_count() == 1
+        os._exit(1 if ran else 0)
+    assert os.waitpid(child, 0)[1] == 0
+    may_end.set()
+
+asyncio.run(main())
+"""
+
+
+def test_forked_child_runs_no_call_of_its_parent() -> None:
+    run_child(FORKED_WITHIN)
+
+
+@pytest.mark.anyio
+async def test_calls_are_counted_while_a_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector can end an event loop in a thread that begins, which asks for them."""
+    counted: list[int] = []
+
+    class Asking(threading.Thread):
+        def start(self) -> None:
+            asking = threading.Thread(target=lambda: counted.append(lane.workers.calls))
+            asking.start()
+            asking.join(5)
+            super().start()
+
+    lane = Lane(1)
+    monkeypatch.setattr(threads, "Thread", Asking)
+    assert await in_thread(current_event_loop(), lambda: 42, lane) == 42
+    assert counted == [1]
 
 
 # -- errors ---------------------------------------------------------------------------------------
