@@ -547,8 +547,11 @@ async def _all_addresses(
 
 async def _until_free(port: int) -> None:
     """Wait for the listeners that this event loop has closed on the port."""
-    for listener, closing in list(_closing.items()):
-        if closing == port and listener._reactor.loop.is_running_here():
+    for reference in _closing.keyrefs():  # a copy: loops of other threads add listeners
+        listener = reference()
+        if listener is None or _closing.get(listener) != port:
+            continue
+        if listener._reactor.loop.is_running_here():
             await listener.aclose()
 
 
