@@ -9,14 +9,15 @@ wait, as a cancellation does.
 
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from aiordma import _native
 
-__all__ = ("deferring", "deferring_steps", "uninterrupted")
+__all__ = ("deferring", "deferring_method", "deferring_steps", "uninterrupted")
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def uninterrupted(callback: Callable[Parameters, object]) -> Callable[Parameters, None]:
@@ -34,6 +35,13 @@ def deferring(function: Callable[Parameters, Result]) -> Callable[Parameters, Re
         return result
 
     return call
+
+
+def deferring_method(method: Method) -> Method:
+    """Decorate a method as `deferring` does, if nothing would undo what a SIGINT directly before it
+    leaves behind. Such a method is called from C, so that none is handled between its call and its
+    first step."""
+    return cast(Method, _native.DeferringMethod(method))
 
 
 def deferring_steps(

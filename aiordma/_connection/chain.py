@@ -7,6 +7,7 @@ from typing import Self
 
 from aiordma._base.enums import Access, WorkRequestOpcode
 from aiordma._base.errors import NotSupportedError, RdmaError
+from aiordma._base.interrupts import deferring_method
 from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.posts import Posts
 from aiordma._connection.works import (
@@ -144,6 +145,7 @@ class Chain:
         self._entered = True
         return self
 
+    @deferring_method  # a chain that is not posted leaves requests that never end
     def __exit__(
         self,
         kind: type[BaseException] | None,

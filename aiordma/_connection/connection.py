@@ -15,7 +15,7 @@ from anyio.abc import ObjectStream
 from aiordma._base.arguments import instance, member, whole_number
 from aiordma._base.enums import Access, MemoryWindowType
 from aiordma._base.errors import ClosedError, NotSupportedError, detached
-from aiordma._base.interrupts import deferring_steps
+from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.opening import opens
 from aiordma._base.options import ConnectionOptions
 from aiordma._base.ranges import RemoteMemory
@@ -496,6 +496,7 @@ class Connection(ObjectStream[bytes]):
                 return request
         return self._post_receive(f"post_recvv(): {PARTS}", several(parts, "post_recvv"))
 
+    @deferring
     def _post_receive(self, where: str, parts: list[LocalMemory]) -> WorkRequest:
         if self._endpoint.shared_receive is not None:
             raise ValueError(
@@ -1071,6 +1072,7 @@ class Connection(ObjectStream[bytes]):
         )
         return BoundWindow(endpoint, window)
 
+    @deferring_steps
     async def bind(
         self,
         memory: MemorySlice,
@@ -1124,9 +1126,7 @@ class Connection(ObjectStream[bytes]):
             await request
             return
         instance(window, "window", BoundWindow, "revoke")
-        with await self._endpoint.sends.slots.take() as slot:
-            request = self._posts.invalidate(window, "revoke", slot=slot)
-        await request
+        await (await self._posts.invalidate_when_free(window, "revoke"))
 
     # -- grants -----------------------------------------------------------------------------------
 

@@ -3,6 +3,8 @@
 The endpoint's port posts most requests in one C call (docs/design.md). The requests that it cannot
 handle take the path in this module: for instance, those with a buffer to be registered, and those
 that wait for a slot. The path ends at a sink, which is the send queue or a chain.
+
+No interrupt ends a step of the path: between the steps, a slot or memory would belong to nothing.
 """
 
 import sys
@@ -11,6 +13,7 @@ from typing import Protocol
 
 from aiordma._base.arguments import instance
 from aiordma._base.enums import Access, MemoryWindowType, WorkRequestOpcode
+from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._connection.works import send_flags
 from aiordma._endpoint.capabilities import require_windows
 from aiordma._endpoint.endpoint import Endpoint
@@ -63,6 +66,7 @@ class Posts:
         self._staging = staging
         self._sink = sink
 
+    @deferring
     def post(
         self,
         work: SendWork,
@@ -89,12 +93,17 @@ class Posts:
 
         Cancellation: a posted request stays in flight, and holds its memory until it completes.
         """
+        return await (await self._post_when_free(work, stage, parts, where))
+
+    @deferring_steps
+    async def _post_when_free(
+        self, work: SendWork, stage: Stage, parts: list[LocalMemory], where: str
+    ) -> WorkRequest:
         # Take the slot before staging: a task that waits for a slot holds no memory, and the
         # buffers are posted right after they are checked.
         with await self._endpoint.sends.slots.take() as slot:
             staged = await self._staging.prepare(stage, parts, where)
-            request = self._submit(work, staged, slot)
-        return await request
+            return self._submit(work, staged, slot)
 
     def _submit(self, work: SendWork, staged: Staged, slot: Slot | None = None) -> WorkRequest:
         try:
@@ -117,21 +126,26 @@ class Posts:
 
         Cancellation: a posted atomic may still be carried out.
         """
+        request, landing = await self._post_atomic_when_free(work)
+        await request
+        return landing.value
+
+    @deferring_steps
+    async def _post_atomic_when_free(self, work: SendWork) -> "tuple[WorkRequest, _Landing]":
         with await self._endpoint.sends.slots.take() as slot:
             # The request releases `landing` when it completes, which reads the value.
             landing = _Landing(self._endpoint.pool.lease(8))
             work.sges, work.count, work.length = landing.lease.memory._sge, 1, 8
             work.held = (landing,)
             try:
-                request = self._sink.submit(work, None, slot)
+                return self._sink.submit(work, None, slot), landing
             except BaseException:
                 landing.lease.release()
                 raise
-        await request
-        return landing.value
 
     # -- memory windows -----------------------------------------------------------------------
 
+    @deferring
     def bind(
         self,
         window: BoundWindow,
@@ -165,6 +179,7 @@ class Posts:
         window._note_bind(request, memory, rkey)
         return request
 
+    @deferring
     def invalidate(
         self, window: BoundWindow, call: str, fence: bool = False, slot: Slot | None = None
     ) -> WorkRequest:
@@ -180,6 +195,12 @@ class Posts:
             request = self._sink.submit(work, None, slot)
         window._note_invalidate(request)
         return request
+
+    @deferring_steps
+    async def invalidate_when_free(self, window: BoundWindow, call: str) -> WorkRequest:
+        """Post the invalidation of a window when a slot is free."""
+        with await self._endpoint.sends.slots.take() as slot:
+            return self.invalidate(window, call, slot=slot)
 
 
 class _Landing:

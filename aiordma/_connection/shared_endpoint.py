@@ -276,6 +276,7 @@ class SharedReceiveEndpoint:
         self.adopt(region)
         return region
 
+    @deferring
     def post(self, given: list[Any]) -> list[WorkRequest]:
         """Post receives of any kind as one chain. See `SharedReceiveQueue.post_srq_recv`."""
         self.require_usable()

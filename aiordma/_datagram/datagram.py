@@ -10,6 +10,7 @@ from anyio.abc import UnreliableObjectReceiveStream
 from aiordma._base.arguments import data, optional_seconds, shown, text, whole_number
 from aiordma._base.enums import Access, PortSpace
 from aiordma._base.errors import AddressError, NotSupportedError
+from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.opening import opens
 from aiordma._base.options import (
     DECIDED_FOR_DATAGRAMS,
@@ -558,6 +559,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         where = f"post_ud_sendv(): {PARTS}"
         return self._post_at_once(where, given, peer, immediate, solicited)
 
+    @deferring
     def _post_at_once(
         self,
         where: str,
@@ -609,7 +611,8 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         if request is not None:
             await request
             return
-        await self._send("send(): data", [data], peer, immediate, solicited)
+        where = "send(): data"
+        await (await self._post_when_free(where, [data], peer, immediate, solicited))
 
     async def sendv(
         self,
@@ -634,26 +637,27 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
             await request
             return
         given = several(parts, "sendv")
-        await self._send(f"sendv(): {PARTS}", given, peer, immediate, solicited)
+        where = f"sendv(): {PARTS}"
+        await (await self._post_when_free(where, given, peer, immediate, solicited))
 
-    async def _send(
+    @deferring_steps
+    async def _post_when_free(
         self,
         where: str,
         parts: list[LocalMemory],
         peer: DatagramPeer | MulticastGroup,
         immediate: int | None,
         solicited: bool,
-    ) -> None:
+    ) -> WorkRequest:
         work, way = self._describe(parts, where, peer, immediate, solicited)
         # First the handle: the lookup of a peer that does not answer takes long, and with a slot it
         # would hold up what is sent to others.
         handle = await self._endpoint.handles.obtain(way)
         try:
             with await self._endpoint.sends.slots.take() as slot:
-                request = self._post(work, peer, handle, parts, where, slot)
+                return self._post(work, peer, handle, parts, where, slot)
         finally:
-            handle.release()
-        await request
+            handle.release()  # a posted request holds it itself
 
     def _describe(
         self,
@@ -735,6 +739,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         """
         return self._receive(f"post_recvv(): {PARTS}", several(parts, "post_recvv"))
 
+    @deferring
     def _receive(self, where: str, given: list[LocalMemory]) -> DatagramReceive:
         endpoint = self._endpoint
         if endpoint.options.receive_buffers:

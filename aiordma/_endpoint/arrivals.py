@@ -112,14 +112,19 @@ class Arrivals:
         Cancellation: nothing is taken.
         """
         queue = self.queue
-        waiter = queue.begin_wait()
-        if waiter is not None:
-            try:
+        begun, was_busy = True, queue.busy
+        try:
+            waiter = queue.begin_wait()
+            begun = waiter is not None
+            if waiter is not None:
                 await waiter.wait()
-            finally:
+        finally:
+            # A KeyboardInterrupt can come before the result of `begin_wait` is stored. If another
+            # call waits, this one has not begun.
+            if begun and not was_busy:
                 queue.end_wait()
-            if queue.arrived:
-                return
+        if begun and queue.arrived:
+            return
         await self._wait_with_checks()
 
     async def _wait_with_checks(self) -> None:
@@ -129,8 +134,9 @@ class Arrivals:
             endpoint.require_own_loop()
         if queue.busy:
             raise anyio.BusyResourceError("receiving from")
-        queue.busy, at_once = True, 0
+        at_once = 0
         try:
+            queue.busy = True
             if queue.arrived:
                 # A checkpoint for each message would cost as much as the message.
                 if queue.at_once + 1 >= queue.pause:
@@ -148,6 +154,7 @@ class Arrivals:
                 queue.set_waiter(waiter)
                 await waiter.wait()
         finally:
+            queue.busy = False  # first: an interrupt can end the call, with the backend in Python
             queue.end_wait()
             queue.at_once = at_once
 

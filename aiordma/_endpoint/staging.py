@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from aiordma._base.arguments import buffers, shown
 from aiordma._base.enums import Access, SendFlag, names_of
-from aiordma._base.interrupts import deferring, deferring_steps
+from aiordma._base.interrupts import deferring, deferring_steps, uninterrupted
 from aiordma._endpoint.domain_state import (
     DomainState,
     kept_open,
@@ -318,7 +318,7 @@ class Staging:
     def posted(self, staged: Staged, request: WorkRequest) -> None:
         """Deregister temporary regions when the request completes, even if no task awaits it."""
         if staged.temporary:
-            request.add_done_callback(lambda _: self._give_back(staged.temporary))
+            request.add_done_callback(uninterrupted(lambda _: self._give_back(staged.temporary)))
 
     @deferring
     def _give_back(self, regions: list[MemoryRegion]) -> None:

@@ -5,7 +5,7 @@ import logging
 from aiordma._base.arguments import instance, wrong_type
 from aiordma._base.enums import Access, MemoryWindowType, names_of
 from aiordma._base.errors import VerbsCallError
-from aiordma._base.interrupts import deferring
+from aiordma._base.interrupts import deferring, uninterrupted
 from aiordma._base.ranges import RemoteMemory
 from aiordma._endpoint.domain_state import wrong_domain
 from aiordma._endpoint.endpoint import Endpoint
@@ -89,7 +89,7 @@ class BoundWindow(WindowBase):
             elif not self._window.closed:
                 self._window.rkey = rkey
 
-        request.add_done_callback(ended)
+        request.add_done_callback(uninterrupted(ended))
 
     def _note_invalidate(self, request: WorkRequest) -> None:
         """Record a posted invalidate."""
@@ -101,7 +101,7 @@ class BoundWindow(WindowBase):
             if request._stored_error() is None:
                 self._let_go()
 
-        request.add_done_callback(ended)
+        request.add_done_callback(uninterrupted(ended))
 
     def mark_invalidated(self) -> None:
         """Release the memory, after a message from the peer whose `invalidated` is this `rkey`.
@@ -124,7 +124,7 @@ class BoundWindow(WindowBase):
         if self._endpoint.windows_go:
             return  # a thread is freeing the windows; the connection's end then closes them
         if self._last is not None and not self._last.done():
-            self._last.add_done_callback(lambda _: self.close())
+            self._last.add_done_callback(uninterrupted(lambda _: self.close()))
             return
         self._endpoint.windows.pop(id(self), None)
         self._free()

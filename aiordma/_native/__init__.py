@@ -21,6 +21,7 @@ from aiordma._native._binding import ffi, lib
 from aiordma._native._engine import (
     CompletionFields,
     DatagramFields,
+    DeferringMethod,
     HandleBase,
     Lease,
     Part,
@@ -38,6 +39,7 @@ from aiordma._native._engine import (
 __all__ = (
     "CompletionFields",
     "DatagramFields",
+    "DeferringMethod",
     "HandleBase",
     "Lease",
     "Part",

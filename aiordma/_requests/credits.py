@@ -1,5 +1,7 @@
 """Slots of a work queue: a post takes a slot, and the completion gives it back.
 
+A caller of `take` and `try_take` defers interrupts until a request has the slot.
+
 The post functions use `try_take`, and raise an error if no slot is free. The coroutines use `take`,
 which waits, first come, first served, and they pass the Slot to the post. The event loop runs woken
 tasks later, and in any order. So only one task is woken at a time, and no other task takes a slot
@@ -109,8 +111,10 @@ class Credits(Slots):
         """Give a free slot to the first waiting task. Idempotent: if an interrupt
         (KeyboardInterrupt) ends a call early, the next call completes it."""
         if self._granted is None and self.free > 0 and self._turns:
-            self._granted = self._turns.popleft()
+            # Python handles no signal between these statements, only during or after a call.
+            self._granted = self._turns[0]
             self.free -= 1
+            del self._turns[0]
         if self._granted is not None:
             self._granted.waiter.wake()
 
@@ -118,9 +122,10 @@ class Credits(Slots):
         """Raise an error in all current and future waits."""
         self._error = error
         while self._turns:
-            turn = self._turns.popleft()
+            turn = self._turns[0]
             turn.error = error
             turn.waiter.wake()
+            del self._turns[0]  # last: if an interrupt ends this call, the next one completes it
         self._count()
 
     def _leave(self, turn: _Turn) -> None:

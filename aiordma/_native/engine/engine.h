@@ -51,6 +51,12 @@ int engine_interrupted(void);
 PyObject *engine_none_unless_interrupted(void);
 /* Return whether the exception that is set is an interrupt. If it is, it is kept, and cleared. */
 int engine_keep_interrupt(void);
+/*
+ * Return the kept exception, and forget it until it is put back: before calls of Python code, in
+ * which the next function of the engine would set it. NULL: none is kept.
+ */
+PyObject *engine_put_aside(void);
+void engine_put_back(PyObject *aside);
 /* Attempts of a call that signals interrupt. So many signals do not follow one another. */
 enum { ENGINE_ATTEMPTS = 16 };
 /* Call a method of aiordma's that may run twice. Call it again if an interrupt ends it half way. */
@@ -66,7 +72,9 @@ int engine_prepare_interrupts(void);
 int engine_defer_raised(void);
 PyObject *engine_uninterrupted(PyObject *module, PyObject *const *arguments, Py_ssize_t count,
                                PyObject *keywords);
-extern PyTypeObject engine_steps_type;
+/* Call a method, with an argument unless that is NULL, as a deferring call. */
+PyObject *engine_call_deferring(PyObject *object, PyObject *name, PyObject *argument);
+extern PyTypeObject engine_steps_type, engine_deferring_type;
 
 /* -- memory ------------------------------------------------------------------------------- */
 

@@ -62,12 +62,36 @@ PyObject *engine_none_unless_interrupted(void)
     return engine_interrupted() ? NULL : Py_NewRef(Py_None);
 }
 
+PyObject *engine_put_aside(void)
+{
+    PyObject *aside = kept;
+
+    kept = NULL;
+    return aside;
+}
+
+void engine_put_back(PyObject *aside)
+{
+    if (!aside)
+        return;
+    Py_XDECREF(kept); /* a later one */
+    kept = aside;
+}
+
+static PyObject *call_alone(PyObject *object, PyObject *name)
+{
+    PyObject *aside = engine_put_aside(), *result = PyObject_CallMethodNoArgs(object, name);
+
+    engine_put_back(aside);
+    return result;
+}
+
 PyObject *engine_call_surely(PyObject *object, PyObject *name)
 {
-    PyObject *result = PyObject_CallMethodNoArgs(object, name);
+    PyObject *result = call_alone(object, name);
 
     for (int i = 1; !result && i < ENGINE_ATTEMPTS && engine_keep_interrupt(); i++)
-        result = PyObject_CallMethodNoArgs(object, name);
+        result = call_alone(object, name);
     return result;
 }
 

@@ -235,6 +235,94 @@ PyObject *engine_uninterrupted(PyObject *module, PyObject *const *arguments, Py_
     return entered ? leave(result) : result;
 }
 
+PyObject *engine_call_deferring(PyObject *object, PyObject *name, PyObject *argument)
+{
+    PyObject *aside = engine_put_aside();
+    int entered = enter();
+    PyObject *result = argument ? PyObject_CallMethodOneArg(object, name, argument)
+                                : PyObject_CallMethodNoArgs(object, name);
+    result = entered ? leave(result) : result;
+    engine_put_back(aside);
+    return result;
+}
+
+/* -- methods ------------------------------------------------------------------------------ */
+
+typedef struct {
+    PyObject_HEAD PyObject *function;
+    vectorcallfunc call;
+} DeferringMethod;
+
+static PyObject *deferring_call(PyObject *callable, PyObject *const *arguments, size_t flags,
+                                PyObject *keywords)
+{
+    PyObject *function = ((DeferringMethod *)callable)->function;
+    int entered = enter();
+    PyObject *result = PyObject_Vectorcall(function, arguments, flags, keywords);
+
+    return entered ? leave(result) : result;
+}
+
+static PyObject *deferring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *function;
+
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "O", &function))
+        return NULL;
+    DeferringMethod *method = (DeferringMethod *)type->tp_alloc(type, 0);
+    if (method) {
+        method->function = Py_NewRef(function);
+        method->call = deferring_call;
+    }
+    return (PyObject *)method;
+}
+
+static PyObject *deferring_get(PyObject *method, PyObject *object, PyObject *type)
+{
+    (void)type;
+    return object && object != Py_None ? PyMethod_New(method, object) : Py_NewRef(method);
+}
+
+static int deferring_traverse(DeferringMethod *method, visitproc visit, void *arg)
+{
+    Py_VISIT(method->function);
+    return 0;
+}
+
+static int deferring_clear(DeferringMethod *method)
+{
+    Py_CLEAR(method->function);
+    return 0;
+}
+
+static void deferring_dealloc(DeferringMethod *method)
+{
+    PyObject_GC_UnTrack(method);
+    deferring_clear(method);
+    Py_TYPE(method)->tp_free((PyObject *)method);
+}
+
+static PyMemberDef deferring_members[] = {
+    {"__wrapped__", T_OBJECT, offsetof(DeferringMethod, function), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+PyTypeObject engine_deferring_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma._native._engine.DeferringMethod",
+    .tp_basicsize = sizeof(DeferringMethod),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
+                Py_TPFLAGS_METHOD_DESCRIPTOR,
+    .tp_new = deferring_new,
+    .tp_vectorcall_offset = offsetof(DeferringMethod, call),
+    .tp_call = PyVectorcall_Call,
+    .tp_descr_get = deferring_get,
+    .tp_members = deferring_members,
+    .tp_traverse = (traverseproc)deferring_traverse,
+    .tp_clear = (inquiry)deferring_clear,
+    .tp_dealloc = (destructor)deferring_dealloc,
+};
+
 /* -- coroutines --------------------------------------------------------------------------- */
 
 typedef struct {

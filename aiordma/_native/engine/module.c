@@ -125,6 +125,7 @@ static int execute(PyObject *module)
         {"SharedPort", &engine_shared_type},
         {"CompletionFields", &engine_completion_type},
         {"Steps", &engine_steps_type},
+        {"DeferringMethod", &engine_deferring_type},
         {"Pool", &engine_pool_type},
         {"HandleBase", &engine_handle_type},
         {"WindowBase", &engine_window_type},

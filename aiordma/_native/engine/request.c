@@ -100,7 +100,7 @@ static void release_held(PyObject *held, Py_ssize_t count)
 {
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *memory = PyTuple_GET_ITEM(held, i);
-        PyObject *result = PyObject_CallMethodNoArgs(memory, engine_given.release);
+        PyObject *result = engine_call_deferring(memory, engine_given.release, NULL);
         Py_XDECREF(result);
         if (!result)
             engine_log("releasing the memory of %r failed", memory);
@@ -300,7 +300,7 @@ static void release_handle(Request *request)
     request->handle = NULL;
     handle->holders--;
     if (handle->retired && !handle->holders) {
-        PyObject *result = PyObject_CallMethodNoArgs((PyObject *)handle, engine_given.destroy);
+        PyObject *result = engine_call_deferring((PyObject *)handle, engine_given.destroy, NULL);
         Py_XDECREF(result);
         if (!result)
             engine_log("destroying the address handle of %r failed", (PyObject *)request);
@@ -350,7 +350,7 @@ static void account(Request *request)
         return;
     }
     PyObject *result =
-        PyObject_CallMethodOneArg(request->owner, engine_given.request_ended, (PyObject *)request);
+        engine_call_deferring(request->owner, engine_given.request_ended, (PyObject *)request);
     Py_XDECREF(result);
     if (!result)
         engine_log("the end of %r could not be accounted for", (PyObject *)request);

@@ -166,6 +166,7 @@ static int step(Waiter *waiter)
 int engine_run_woken(PyObject *list)
 {
     Py_ssize_t count = PyList_GET_SIZE(list), at = 0;
+    PyObject *aside = engine_put_aside(); /* an interrupt of the drain is not the tasks' */
     int failed = 0;
 
     collecting = NULL;
@@ -185,6 +186,7 @@ int engine_run_woken(PyObject *list)
                 engine_log("waking a task failed", PyList_GET_ITEM(list, at));
         PyErr_Restore(type, value, trace);
     }
+    engine_put_back(aside);
     if (PyList_SetSlice(list, 0, count, NULL))
         return -1;
     return failed;
