@@ -17,7 +17,7 @@ __all__ = ("deferring", "deferring_method", "deferring_steps", "uninterrupted")
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
-Method = TypeVar("Method", bound=Callable[..., Any])
+Method = TypeVar("Method")
 
 
 def uninterrupted(callback: Callable[Parameters, object]) -> Callable[Parameters, None]:
@@ -37,11 +37,17 @@ def deferring(function: Callable[Parameters, Result]) -> Callable[Parameters, Re
     return call
 
 
-def deferring_method(method: Method) -> Method:
+def deferring_method(method: Method, first: Callable[..., Any] | None = None) -> Method:
     """Decorate a method as `deferring` does, if nothing would undo what a SIGINT directly before it
     leaves behind. Such a method is called from C, so that none is handled between its call and its
-    first step."""
-    return cast(Method, _native.DeferringMethod(method))
+    first step.
+
+    Args:
+        method: the method, which returns None.
+        first: a function in C, which takes the same arguments. If it returns True, it has done the
+            work, and the method is not called.
+    """
+    return cast(Method, _native.DeferringMethod(method, first))
 
 
 def deferring_steps(

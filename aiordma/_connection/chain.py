@@ -7,7 +7,6 @@ from typing import Self
 
 from aiordma._base.enums import Access, WorkRequestOpcode
 from aiordma._base.errors import NotSupportedError, RdmaError
-from aiordma._base.interrupts import deferring_method
 from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.posts import Posts
 from aiordma._connection.works import (
@@ -23,7 +22,7 @@ from aiordma._endpoint.staging import PARTS, Staged, Staging, several
 from aiordma._endpoint.windows import BoundWindow
 from aiordma._requests.credits import Slot
 from aiordma._requests.request import WorkRequest, fail_all
-from aiordma._requests.select import ChainPort, calls_port
+from aiordma._requests.select import ChainPort, calls_port, ends_chain
 from aiordma.verbs import LocalMemory, MemorySlice, MemoryWindow, SendWork
 
 __all__ = ("Chain",)
@@ -38,6 +37,7 @@ class _Collected:
         self._endpoint = endpoint
         self._signal_last_only = signal_last_only
         self.port = ChainPort(endpoint.port)
+        self.port.signal_last_only = signal_last_only
         self._works: list[SendWork] = []  # of the requests that are not plain
         self._staged: list[Staged] = []
 
@@ -90,6 +90,13 @@ class _Collected:
             self._endpoint.sends.post_collected(
                 self.port, self._works, signal_last_only=self._signal_last_only
             )
+
+    def raise_refused(self) -> None:
+        """Raise the error of the engine's post at the end of the block."""
+        error, self.port.error = self.port.error, 0
+        self._endpoint.sends.chain_posted(
+            error, self.port.posted, self.port.requests(), self._signal_last_only
+        )
 
     def give_up(self, cause: BaseException) -> None:
         """Fail all requests with an RdmaError, and post none."""
@@ -145,13 +152,15 @@ class Chain:
         self._entered = True
         return self
 
-    @deferring_method  # a chain that is not posted leaves requests that never end
+    @ends_chain
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._port.error:
+            self._sink.raise_refused()
         if self._port.over:
             return
         self._port.over = True

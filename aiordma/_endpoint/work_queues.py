@@ -218,7 +218,7 @@ class SendQueue(WorkQueue):
             self._not_posted(requests, refused)
             raise
         self._owner.hub.watch_over()
-        self._chain_posted(error, posted, requests, signal_last_only)
+        self.chain_posted(error, posted, requests, signal_last_only)
 
     def post_collected(
         self, port: ChainPort, works: Sequence[SendWork], *, signal_last_only: bool
@@ -236,11 +236,13 @@ class SendQueue(WorkQueue):
             sges = b"".join([work.sges for work in works])
             error = port.post(signal_last_only, int(ffi.cast("uintptr_t", raw)), sges)
         if error:
-            self._chain_posted(error, port.posted, port.requests(), signal_last_only)
+            self.chain_posted(error, port.posted, port.requests(), signal_last_only)
 
-    def _chain_posted(
+    def chain_posted(
         self, error: int, posted: int, requests: list[WorkRequest], signal_last_only: bool
     ) -> None:
+        """Handle the result of a chain's post. Arguments as of `post_prepared` and `ChainPort`; 0
+        is no error. Raises the errors of `post_prepared`."""
         if error < 0:
             hint = "the device was not notified (doorbell)"
             self._owner.fail(VerbsCallError(-error, "ibv_post_send", hint))

@@ -510,6 +510,10 @@ class ChainPort:
         """Whether the chain collects no more requests: its methods then return None."""
         self.posted: int = 0
         """The number of requests that the device accepted."""
+        self.signal_last_only: bool = False
+        """Whether only the last request is signaled; this backend gets it from `post`."""
+        self.error: int = 0
+        """0: this backend posts nothing by itself."""
         self._collected: list[tuple[WorkRequest, _Plain | None]] = []
         self._is_posted = False
 

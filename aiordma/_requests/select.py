@@ -11,7 +11,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from aiordma._base.backend import BACKEND
-from aiordma._base.interrupts import deferring_steps
+from aiordma._base.interrupts import deferring_method, deferring_steps
 from aiordma._native import c_backend
 from aiordma._requests import python, python_arrivals, python_ports
 from aiordma._requests.python import BATCH, Entry, Holdable, RequestOwner
@@ -37,6 +37,7 @@ __all__ = (
     "awaits_path",
     "begin_trace",
     "calls_port",
+    "ends_chain",
     "take_trace",
 )
 
@@ -91,6 +92,14 @@ def calls_port(name: str) -> Callable[[Function], Function]:
         return chosen
 
     return choose
+
+
+def ends_chain(method: Function) -> Function:
+    """Decorate the end of a chain's block. No SIGINT is handled before its first step, because the
+    requests of a chain that is not posted never end. The backend in C posts a chain of plain
+    requests, without Python code."""
+    first = c_backend.end_chain if BACKEND == "c" else None
+    return deferring_method(method, first)
 
 
 def awaits_path(name: str) -> Callable[[Method], Method]:

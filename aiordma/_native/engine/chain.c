@@ -304,6 +304,37 @@ static unsigned int count_general(const ChainPort *chain)
     return count;
 }
 
+/* Post the chain once; it is not empty. `works` and `sges` are of the requests that Python made.
+   -1: an exception is set. */
+static int post(ChainPort *chain, int signal_last_only, const void *works, const char *sges,
+                size_t size, int *error)
+{
+    unsigned int count = count_general(chain);
+
+    chain->over = chain->is_posted = 1;
+    PyObject *run = signal_last_only ? list_requests(chain) : NULL;
+    if (signal_last_only && !run)
+        return -1;
+    if (run)
+        set_runs(chain, run);
+    /* The program's code may have closed the queue pair. From here to the post it does not run. */
+    if (!engine_usable(chain->port, chain->port->ready)) {
+        Py_XDECREF(run);
+        *error = ENOTCONN;
+        return 0;
+    }
+    struct ibv_send_wr *general = NULL;
+    if (count)
+        general = engine_path->fill_sends(works, count, sges, size, error);
+    if (!*error)
+        *error = give_to_device(chain, general, run);
+    free(general);
+    Py_XDECREF(run);
+    forget_parts(chain);
+    engine_watch_over(chain->port->drain);
+    return engine_interrupted();
+}
+
 static PyObject *chain_post(ChainPort *chain, PyObject *args)
 {
     unsigned long long works = 0;
@@ -313,33 +344,33 @@ static PyObject *chain_post(ChainPort *chain, PyObject *args)
 
     if (!PyArg_ParseTuple(args, "p|Ky#", &signal_last_only, &works, &sges, &size))
         return NULL;
-    unsigned int count = count_general(chain);
-    if (!chain->count || chain->is_posted || (count && !works)) {
+    if (!chain->count || chain->is_posted || (count_general(chain) && !works)) {
         PyErr_SetString(PyExc_ValueError, "a chain is posted once, and must not be empty");
         return NULL;
     }
-    chain->over = chain->is_posted = 1;
-    PyObject *run = signal_last_only ? list_requests(chain) : NULL;
-    if (signal_last_only && !run)
+    return post(chain, signal_last_only, (const void *)(uintptr_t)works, sges, (size_t)size, &error)
+               ? NULL
+               : PyLong_FromLong(error);
+}
+
+PyObject *engine_end_chain(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    static PyObject *name;
+
+    (void)module;
+    if (count != 4 || (!name && !(name = PyUnicode_InternFromString("_port"))))
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
+    ChainPort *chain = (ChainPort *)PyObject_GetAttr(arguments[0], name);
+    if (!chain)
         return NULL;
-    if (run)
-        set_runs(chain, run);
-    /* The program's code may have closed the queue pair. From here to the post it does not run. */
-    if (!engine_usable(chain->port, chain->port->ready)) {
-        Py_XDECREF(run);
-        return PyLong_FromLong(ENOTCONN);
-    }
-    struct ibv_send_wr *general = NULL;
-    if (count)
-        general = engine_path->fill_sends((const void *)(uintptr_t)works, count, sges, (size_t)size,
-                                          &error);
-    if (!error)
-        error = give_to_device(chain, general, run);
-    free(general);
-    Py_XDECREF(run);
-    forget_parts(chain);
-    engine_watch_over(chain->port->drain);
-    return engine_interrupted() ? NULL : PyLong_FromLong(error);
+    int failed = 0, is_posted = Py_IS_TYPE(chain, &engine_chain_type) && !chain->over &&
+                                arguments[2] == Py_None && chain->count && !count_general(chain) &&
+                                engine_usable(chain->port, chain->port->ready);
+    if (is_posted)
+        failed = post(chain, chain->signal_last_only, NULL, "", 0, &chain->error);
+    int is_done = is_posted && !chain->error;
+    Py_DECREF(chain);
+    return failed ? NULL : PyBool_FromLong(is_done);
 }
 
 /* -- the interface for Python --------------------------------------------------------------- */
@@ -418,6 +449,10 @@ static PyMethodDef methods[] = {
 
 static PyMemberDef members[] = {
     {"over", T_BOOL, offsetof(ChainPort, over), 0, "Whether it collects no more requests."},
+    {"signal_last_only", T_BOOL, offsetof(ChainPort, signal_last_only), 0,
+     "Whether the end of the block posts the chain with only the last request signaled."},
+    {"error", T_INT, offsetof(ChainPort, error), 0,
+     "The errno of a post at the end of the block, as of `post`."},
     {"count", T_PYSSIZET, offsetof(ChainPort, count), READONLY, "The number of requests."},
     {"posted", T_PYSSIZET, offsetof(ChainPort, posted), READONLY,
      "The number of requests that the device accepted."},

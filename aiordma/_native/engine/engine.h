@@ -308,6 +308,8 @@ typedef struct {
     Py_ssize_t posted; /* how many requests the device accepted */
     char over;         /* the chain collects no more requests */
     char is_posted;
+    char signal_last_only;
+    int error; /* of a post at the end of the block */
 } ChainPort;
 
 enum waiter_state { WAITING, WOKEN, CANCELLED };
@@ -574,6 +576,7 @@ void engine_note_window(const struct engine_work *work, Request *request);
    has to post it, or NULL with an exception. */
 PyObject *engine_post(Port *port, enum engine_kind kind, PyObject *const *given);
 PyObject *engine_collect(ChainPort *chain, enum engine_kind kind, PyObject *const *given);
+PyObject *engine_end_chain(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 
 /* port.c: the device accepted a request, but the doorbell failed. The device may still execute it,
    so the queue pair has to end. */

@@ -250,29 +250,40 @@ PyObject *engine_call_deferring(PyObject *object, PyObject *name, PyObject *argu
 
 typedef struct {
     PyObject_HEAD PyObject *function;
+    PyObject *first; /* a function in C, which takes the same arguments; or NULL */
     vectorcallfunc call;
 } DeferringMethod;
 
 static PyObject *deferring_call(PyObject *callable, PyObject *const *arguments, size_t flags,
                                 PyObject *keywords)
 {
-    PyObject *function = ((DeferringMethod *)callable)->function;
-    int entered = enter();
-    PyObject *result = PyObject_Vectorcall(function, arguments, flags, keywords);
+    const DeferringMethod *method = (const DeferringMethod *)callable;
 
+    if (method->first) {
+        PyObject *done = PyObject_Vectorcall(method->first, arguments, flags, keywords);
+        int is_done = done == Py_True;
+        Py_XDECREF(done);
+        if (!done)
+            return NULL;
+        if (is_done)
+            Py_RETURN_NONE;
+    }
+    int entered = enter();
+    PyObject *result = PyObject_Vectorcall(method->function, arguments, flags, keywords);
     return entered ? leave(result) : result;
 }
 
 static PyObject *deferring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    PyObject *function;
+    PyObject *function, *first = Py_None;
 
     (void)kwargs;
-    if (!PyArg_ParseTuple(args, "O", &function))
+    if (!PyArg_ParseTuple(args, "O|O", &function, &first))
         return NULL;
     DeferringMethod *method = (DeferringMethod *)type->tp_alloc(type, 0);
     if (method) {
         method->function = Py_NewRef(function);
+        method->first = first == Py_None ? NULL : Py_NewRef(first);
         method->call = deferring_call;
     }
     return (PyObject *)method;
@@ -287,12 +298,14 @@ static PyObject *deferring_get(PyObject *method, PyObject *object, PyObject *typ
 static int deferring_traverse(DeferringMethod *method, visitproc visit, void *arg)
 {
     Py_VISIT(method->function);
+    Py_VISIT(method->first);
     return 0;
 }
 
 static int deferring_clear(DeferringMethod *method)
 {
     Py_CLEAR(method->function);
+    Py_CLEAR(method->first);
     return 0;
 }
 

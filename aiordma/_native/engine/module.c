@@ -71,6 +71,10 @@ static PyMethodDef functions[] = {
      "method($module, name, function, /)\n--\n\n"
      "Make a method whose calls go to the port's method of that name. The function is\n"
      "called only if that returns None."},
+    {"end_chain", (PyCFunction)(void (*)(void))engine_end_chain, METH_FASTCALL,
+     "end_chain($module, chain, kind, error, trace, /)\n--\n\n"
+     "Post a chain at the end of its block, and return True. False: Python has to end it, or\n"
+     "to raise the error of its port."},
     {"give", (PyCFunction)(void (*)(void))give, METH_VARARGS | METH_KEYWORDS,
      "give(completion=, remote=, memory_slice=, wait_elsewhere=, log=, detached=, deliver=, datagram=,"
      " datagram_arrival=): set objects of Python's that the engine uses."},
