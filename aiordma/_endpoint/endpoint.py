@@ -219,6 +219,9 @@ class Endpoint:
         self.is_ending_above: Callable[[], bool] | None = None
         """Whether the program has closed what is built on this connection, which has not said so by
         `expect_close` yet."""
+        self.on_loop_end: Callable[[], None] | None = None
+        """Ends what is built on this connection, because the event loop ends. It may set
+        `closes_soon`."""
         self.closes_soon: bool = False
         """What is built on this connection waits for the peer's device, for a limited time, and
         calls `close` then. The end of the event loop waits for that."""
@@ -881,6 +884,11 @@ class Endpoint:
         """The program has closed what is built on this connection, which closes it in turn once the
         peer has everything: until then it is not one that the program left open."""
         self._is_accounted_for = True
+
+    def end_above(self) -> None:
+        """End what is built on this connection, because the event loop ends."""
+        if self.on_loop_end is not None:
+            self.on_loop_end()
 
     def left_open(self) -> str:
         """Return its name for the warning that the program did not close it; "" once it has been

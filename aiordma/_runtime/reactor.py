@@ -57,6 +57,10 @@ class Closable(Protocol):
     def left_open(self) -> str:
         """Return its name for the warning that the program did not close it; "" for no warning."""
 
+    def end_above(self) -> None:
+        """End what is built on the object, in the background, because the event loop ends: `aclose`
+        follows, and waits for it."""
+
     def close(self) -> None:
         """Close the object in the background. Idempotent."""
 
@@ -71,6 +75,9 @@ class AtLoopEnd:
     left_open: Callable[[], str]
     close: Callable[[], None]
     aclose: Callable[[], Coroutine[Any, Any, None]]
+
+    def end_above(self) -> None:
+        """Nothing is built on it that ends in a way of its own."""
 
 
 class Reactor:
@@ -345,6 +352,8 @@ class Reactor:
             await self.loop.outlast_tasks(END_SECONDS)  # they use connections while they clean up
             owners = [owner for owner in self._owners() if owner in known]
             left = _left_open(owners)
+            for owner in owners:
+                owner.end_above()  # all at once: each can wait for its peer
             for owner in owners:
                 await owner.aclose()
             with anyio.move_on_after(END_SECONDS, shield=True):

@@ -17,6 +17,7 @@ from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
 from aiordma._loop.threads import Once
 from aiordma._requests.select import awaits_path
+from aiordma.streams.ending import call_weakly, close_once_drained
 from aiordma.streams.rsocket import Rsocket
 from aiordma.verbs.memory import MemoryRegion, MemorySlice, flat_view
 
@@ -46,6 +47,7 @@ class Stream(ByteStream):
         self._eof_sent = False
         self._closing: Once | None = None  # the close that waits has ended
         self._path.is_cancelled = _is_cancelled
+        self._endpoint.on_loop_end = call_weakly(self._end_with_loop, None)
 
     def __repr__(self) -> str:
         return f"<Stream over {self._connection!r}>"
@@ -314,6 +316,22 @@ class Stream(ByteStream):
                 self._closing.set()
         finally:
             await self._connection.aclose()
+
+    def _end_with_loop(self) -> None:
+        """End both directions in the background, because the event loop ends. Data that is being
+        sent would be cut off: it has no end then, which the close of the connection does by
+        itself."""
+        path, endpoint = self._path, self._endpoint
+        life = endpoint.life
+        is_over = self._closing or life.has_ended or life.is_closing or endpoint.is_inherited
+        if is_over or path.sending:
+            return
+        self._closing = Once(endpoint.loop)
+        life.on_end.append(self._closing.set)
+        path.closed = endpoint.closes_soon = True
+        path.wake()
+        path.close_write(True)
+        close_once_drained(self._connection, self._rsocket)
 
     # -- checks -----------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import weakref
 from asyncio.constants import _SendfileMode
 from asyncio.sslproto import SSLProtocol
 from asyncio.transports import _FlowControlMixin
@@ -10,13 +9,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 from aiordma._base.arguments import Buffer
-from aiordma._base.errors import RdmaError
+from aiordma._base.errors import ClosedError, RdmaError
 from aiordma._base.interrupts import deferring, uninterrupted
 from aiordma._base.origin import warn_unclosed, with_origin
 from aiordma._connection.connection import Connection
+from aiordma.streams.ending import Drains, call_weakly, close_once_drained
 from aiordma.streams.sockets import Readiness, StreamSocket, socket_name
 from aiordma.verbs.memory import flat_view
 
@@ -33,12 +33,9 @@ UPGRADE_BYTES = 64 * 1024
 as start_tls does. What comes with the handshake's end still goes to the old transport's reader. If
 that is more than the reader's limit (twice 64 KiB), it pauses the old transport, and asyncio from
 3.13 on resumes the new one only."""
-ABORT_SECONDS = 5.0
-"""The longest time for which a connection outlives an abort, however long a close may wait."""
 _WARN_AFTER = 5
 """Writes to a lost connection are logged after so many, as asyncio does."""
 
-Result = TypeVar("Result")
 Release = Callable[["StreamTransport"], None]
 
 
@@ -70,16 +67,12 @@ class TransportPath(Protocol):
         """End the data, or, with `both`, both directions."""
 
 
-class TransportChannel(Protocol):
+class TransportChannel(Drains, Protocol):
     """A path with its errors and its end; an Rsocket, for instance. See there."""
 
     @property
     def path(self) -> TransportPath:
         """Moves the bytes."""
-
-    @property
-    def close_timeout(self) -> float:
-        """How many seconds a close waits until the peer's device has everything."""
 
     def read_error(self) -> Exception | None:
         """Why nothing more can be read, once everything was read, or None."""
@@ -89,39 +82,6 @@ class TransportChannel(Protocol):
 
     def write(self, data: bytes | memoryview, /) -> int:
         """Copy and post as much as there is room for; returns the number of bytes."""
-
-    def notify_drained(self, callback: Callable[[], object], /) -> bool:
-        """Call the callback, once or several times, when the peer's device has everything that was
-        written, or at the end. Return False, and do nothing, if that is so now."""
-
-
-def _call_weakly(method: Callable[[], Result], gone: Result) -> Callable[[], Result]:
-    """Return a function that calls a method, or returns `gone` once its object is gone."""
-    reference = weakref.WeakMethod(method)
-
-    def call() -> Result:
-        found = reference()
-        return gone if found is None else found()
-
-    return call
-
-
-def _close_once_drained(
-    loop: asyncio.AbstractEventLoop, connection: Connection, channel: TransportChannel
-) -> None:
-    """Close a connection as soon as the peer's device has everything that was written, or after
-    `close_timeout` seconds, at most ABORT_SECONDS."""
-    held = [connection]  # without this, it would be collected, and closed, now
-
-    def close() -> None:
-        timer.cancel()
-        while held:
-            held.pop()._endpoint.close()
-
-    most = min(channel.close_timeout, ABORT_SECONDS)
-    timer = loop.call_later(most, uninterrupted(close))
-    if not channel.notify_drained(uninterrupted(close)):
-        close()
 
 
 class StreamTransport(_FlowControlMixin, asyncio.Transport):
@@ -152,7 +112,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         waiter: "asyncio.Future[None] | None" = None,
     ) -> None:
         local, peer = connection.local_address, connection.peer_address
-        below = local and StreamSocket(local, peer, _call_weakly(self._descriptor, -1))
+        below = local and StreamSocket(local, peer, call_weakly(self._descriptor, -1))
         known = {
             "peername": peer and socket_name(peer),
             "sockname": local and socket_name(local),
@@ -177,7 +137,8 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         self._eof_written = self._eof_delivered = False
         self._scheduled = False
         self._context = copy_context()
-        connection._endpoint.is_ending_above = _call_weakly(self._is_tls_ending, False)
+        connection._endpoint.is_ending_above = call_weakly(self._is_tls_ending, False)
+        connection._endpoint.on_loop_end = call_weakly(self._end_with_loop, None)
         self.set_protocol(protocol)
         self._most_bytes, self._most_reads = READ_BYTES, READS_AT_ONCE
         # Separate callbacks, as in asyncio: the loop reports an error of connection_made, and the
@@ -500,6 +461,14 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         # A loop that was never closed has ended, too, when its tasks are collected.
         return self._connection._endpoint.loop.has_ended
 
+    def _end_with_loop(self) -> None:
+        """End as an `abort` does, because the event loop ends. A backlog is dropped, and the data
+        has no end then, which the close of the connection does by itself."""
+        endpoint = self._connection._endpoint
+        if not (self._lost or self._backlog or endpoint.life.is_closing or endpoint.is_inherited):
+            closed = ClosedError("this connection was closed")
+            self._force_close(self._channel.read_error() or closed)
+
     def _is_tls_ending(self) -> bool:
         """Whether the program has closed the TLS above, which closes this transport once the peer
         has answered."""
@@ -600,7 +569,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             if self._is_cut:
                 self._connection._endpoint.close()
             else:
-                _close_once_drained(self._loop, self._connection, self._channel)
+                close_once_drained(self._connection, self._channel)
             self._on_lost(self)
 
     def __del__(self) -> None:

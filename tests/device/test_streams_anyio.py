@@ -48,6 +48,37 @@ async def both() -> AsyncIterator[tuple[Stream, Stream]]:
             yield client, server
 
 
+# -- the end of the event loop --------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:left open at the end of the event loop")
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [("asyncio", {}), ("asyncio", {"use_uvloop": True}), ("trio", {})],
+    ids=["asyncio", "uvloop", "trio"],
+)
+def test_open_stream_ends_its_data_with_the_loop(backend: str, options: dict[str, bool]) -> None:
+    kept: list[Stream] = []
+
+    async def program(port: int) -> None:
+        kept.append(await connect_stream(ADDRESS, port))
+        await kept[0].send(b"everything")
+
+    async def main() -> None:
+        async with listen_stream(ADDRESS) as listener, anyio.create_task_group() as group:
+            run = partial(
+                anyio.run, program, listener.port, backend=backend, backend_options=options
+            )
+            group.start_soon(anyio.to_thread.run_sync, run)
+            async with await listener.accept() as server:
+                assert await server.receive() == b"everything"
+                with pytest.raises(anyio.EndOfStream):
+                    await server.receive()
+
+    anyio.run(main)
+    assert kept[0].connection._endpoint.life.closed.is_set()
+
+
 # -- the stream -----------------------------------------------------------------------------------
 
 

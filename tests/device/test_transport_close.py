@@ -2,14 +2,15 @@
 
 import asyncio
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, cast
 
 import pytest
 
-from aiordma import streams
-from aiordma.streams.rsocket import Rsocket
+from aiordma import DisconnectedError, streams
+from aiordma.streams.rsocket import CLOSE_TIMEOUT, Rsocket
 from tests.device.transports import LOOPS, Recorder, Run, on_loop, two
 from tests.devices import ADDRESS
 
@@ -288,6 +289,98 @@ def test_the_end_of_the_loop_waits_for_the_peers_device(
 
     run(main)
     assert ours[0] in drained
+
+
+# -- transports that are left open ----------------------------------------------------------------
+
+
+class Accepted(Counts):
+    """The server's side; it does not read before it is told to."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.transport.pause_reading()
+
+
+def peer_of_a_program(run: Run, written: int, **options: Any) -> tuple[Accepted, float]:
+    """Run a program in a thread that writes so many bytes, and ends with its transport open. Return
+    its peer, which reads only then, and how many seconds the program took."""
+    servers: list[Accepted] = []
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        made = asyncio.Event()
+
+        def accept() -> Accepted:
+            servers.append(Accepted())
+            loop.call_soon(made.set)
+            return servers[-1]
+
+        server = await streams.create_server(accept, ADDRESS, 0, **options)
+        address = server.sockets[0].getsockname()
+
+        async def program() -> None:
+            _, client = await streams.create_connection(Counts, *address, **options)
+            client.transport.write(bytes(written))
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(made.wait(), loop))
+            kept.append(client)
+
+        kept: list[Counts] = []
+        began = loop.time()
+        await asyncio.to_thread(run, program)
+        took = loop.time() - began
+        assert [each.calls for each in kept] == [1]
+        await asyncio.sleep(0.1)
+        servers[0].transport.resume_reading()
+        await servers[0].lost.wait()
+        server.close()
+        await server.wait_closed()
+        return took
+
+    took: list[float] = []
+
+    async def timed() -> None:
+        took.append(await main())
+
+    on_loop(asyncio.new_event_loop, timed)
+    return servers[0], took[0]
+
+
+@pytest.mark.filterwarnings("ignore:left open at the end of the event loop")
+def test_an_open_transport_ends_its_data_with_the_loop(run: Run) -> None:
+    """As over TCP: asyncio's StreamReader would lose what has arrived, if an error followed."""
+    peer, _ = peer_of_a_program(run, 100_000)
+    assert (len(peer.data), peer.eof, peer.error) == (100_000, True, None)
+
+
+@pytest.mark.filterwarnings("ignore:left open at the end of the event loop")
+def test_an_open_transport_with_a_backlog_is_cut_off_by_the_end_of_the_loop(run: Run) -> None:
+    """What was cut off is no end of the data; and a peer that does not read delays nothing."""
+    peer, took = peer_of_a_program(run, 500_000, buffer_size=8192)
+    assert 0 < len(peer.data) < 500_000
+    assert not peer.eof
+    assert isinstance(peer.error, DisconnectedError)
+    assert took < CLOSE_TIMEOUT / 2
+
+
+@pytest.mark.filterwarnings("ignore:left open at the end of the event loop")
+def test_open_transports_delay_the_end_of_the_loop_together(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits for its peer's device, at most `close_timeout` seconds."""
+    began: list[float] = []
+
+    async def main() -> None:
+        server = await streams.create_server(Counts, ADDRESS, 0, close_timeout=1.0)
+        address = server.sockets[0].getsockname()
+        for _ in range(10):
+            await streams.create_connection(Counts, *address, close_timeout=1.0)
+        server.close()
+        monkeypatch.setattr(Rsocket, "notify_drained", lambda rsocket, callback: True)
+        began.append(time.monotonic())
+
+    run(main)
+    assert 1.0 <= time.monotonic() - began[0] < 4.0
 
 
 # -- warnings -------------------------------------------------------------------------------------
