@@ -33,6 +33,8 @@ UPGRADE_BYTES = 64 * 1024
 as start_tls does. What comes with the handshake's end still goes to the old transport's reader. If
 that is more than the reader's limit (twice 64 KiB), it pauses the old transport, and asyncio from
 3.13 on resumes the new one only."""
+JOIN_BYTES = 64 * 1024
+"""Writes of the backlog are joined up to so many bytes, which is the most of one message."""
 _WARN_AFTER = 5
 """Writes to a lost connection are logged after so many, as asyncio does."""
 
@@ -125,7 +127,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         self._channel = channel
         self._path: TransportPath = channel.path
         self._on_lost = on_lost
-        self._backlog: deque[memoryview] = deque()
+        self._backlog: deque[bytearray | memoryview] = deque()
         self._backlog_bytes = 0
         self._paused = False
         self._closing = False
@@ -326,8 +328,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         view = data if type(data) is bytes else flat_view(data, "write(): data")
         done = 0 if self._backlog else self._write_now(view)
         if done < len(view):
-            self._backlog.append(memoryview(bytes(view[done:])))
-            self._backlog_bytes += len(view) - done
+            self._keep(view[done:])
             del view  # pause_writing may resize the program's buffer
             self._watch_room()
             self._maybe_pause_protocol()
@@ -351,9 +352,22 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             self._schedule()  # the error is delivered from the loop
             return 0
 
+    def _keep(self, data: bytes | memoryview) -> None:
+        """Add a copy to the backlog. Each entry is sent as a message of its own, so small writes
+        are joined: a small entry is a bytearray until a flush has begun with it."""
+        backlog = self._backlog
+        last = backlog[-1] if backlog else None
+        if isinstance(last, bytearray) and len(last) + len(data) <= JOIN_BYTES:
+            last += data
+        elif len(data) < JOIN_BYTES:
+            backlog.append(bytearray(data))
+        else:
+            backlog.append(memoryview(bytes(data)))  # no copy if it is bytes
+        self._backlog_bytes += len(data)
+
     def _flush(self) -> None:
         while self._backlog:
-            view = self._backlog[0]
+            view = memoryview(self._backlog[0])
             done = self._write_now(view)
             self._backlog_bytes -= done
             if done < len(view):

@@ -18,6 +18,7 @@ import pytest
 
 import aiordma
 from aiordma import streams
+from aiordma.streams.rsocket import Rsocket
 from tests.device.transports import LOOPS, Recorder, Run, echo, is_readable, on_loop, two
 from tests.devices import ADDRESS
 
@@ -246,6 +247,40 @@ def test_abort_ends_a_close_that_the_peer_holds_back(run: Run) -> None:
             server.transport.resume_reading()
             await server.lost.wait()
             assert len(server.data) < 500_000
+
+    run(main)
+
+
+def test_small_writes_that_wait_are_joined(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message costs both sides, and each entry of the backlog takes memory."""
+    writes = [b"%09d\n" % number for number in range(20_000)]
+    posted: list[int] = []
+    write = Rsocket.write
+
+    def counting(rsocket: Rsocket, data: bytes | memoryview) -> int:
+        posted.append(write(rsocket, data))
+        return posted[-1]
+
+    async def main() -> None:
+        async with two(buffer_size=65536) as (client, server):
+            transport = client.transport
+            transport.set_write_buffer_limits(high=50_000)
+            monkeypatch.setattr(Rsocket, "write", counting)
+            total = 0
+            for number, data in enumerate(writes, 1):
+                transport.write(data)
+                total += len(data)
+                if not number % 1000:
+                    waiting = transport.get_write_buffer_size()
+                    assert waiting == total - sum(posted)
+                    assert client.paused or waiting <= 50_000
+                if not number % 5000:
+                    await asyncio.sleep(0)  # entries that are sent in parts, too
+            transport.close()
+            await server.lost.wait()
+            assert server.data == b"".join(writes)
+            assert transport.get_write_buffer_size() == 0
+            assert len([each for each in posted if each]) < len(writes) / 10
 
     run(main)
 
@@ -581,6 +616,7 @@ def test_a_closed_server_ends_with_its_loop() -> None:
     program = f"""
 import asyncio, gc
 from aiordma import streams
+from aiordma.streams.rsocket import Rsocket
 loop = asyncio.new_event_loop()
 server = loop.run_until_complete(streams.create_server(asyncio.Protocol, {ADDRESS!r}, 0))
 server.close()
