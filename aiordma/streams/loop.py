@@ -4,13 +4,12 @@ import os
 import socket
 from collections.abc import Iterable
 from contextvars import ContextVar
-from fnmatch import fnmatchcase
-from ipaddress import ip_address, ip_network
 from typing import Any, Unpack
 from weakref import WeakKeyDictionary
 
 from aiordma._base.arguments import seconds
 from aiordma._loop.polling import SPIN, PollingEventLoop
+from aiordma.streams.hosts import HostRule
 from aiordma.streams.opening import StreamOptions, StreamSettings
 from aiordma.streams.server import create_connection, create_server
 
@@ -25,11 +24,11 @@ class StreamEventLoop(PollingEventLoop):
     """The loop of `new_event_loop`. Sockets that the program passes, and hosts that the rule does
     not name, are handled by asyncio as before."""
 
-    def __init__(self, spin: float, hosts: Iterable[str], options: StreamOptions) -> None:
+    def __init__(self, spin: float, rule: HostRule, options: StreamOptions) -> None:
         super().__init__(spin)
         self._options = options
         self._deferred: WeakKeyDictionary[socket.socket, Any] = WeakKeyDictionary()
-        self._hosts = tuple(each.strip() for each in hosts if each.strip())
+        self._rule = rule
 
     def uses_rdma(self, host: str | None) -> bool:
         """Return whether the rule names the host. (None, a server's "all addresses", only if it
@@ -40,7 +39,7 @@ class StreamEventLoop(PollingEventLoop):
 
         Raises: nothing.
         """
-        return any(_matches(host or "0.0.0.0", pattern) for pattern in self._hosts)
+        return self._rule.names(host or "0.0.0.0")
 
     async def create_connection(
         self,
@@ -201,13 +200,6 @@ def _address(address: Any) -> tuple[str, int]:
     return f"{host}%{scope}" if scope and "%" not in host else host, port
 
 
-def _matches(host: str, pattern: str) -> bool:
-    try:
-        return ip_address(host.partition("%")[0]) in ip_network(pattern, strict=False)
-    except ValueError:  # one of them is a name
-        return fnmatchcase(host.lower(), pattern.lower())
-
-
 def new_event_loop(
     spin: float = SPIN,
     hosts: str | Iterable[str] | None = None,
@@ -228,13 +220,15 @@ def new_event_loop(
 
     Raises:
         TypeError, ValueError: as `aiordma.new_event_loop`; or an option is unknown, has an
-            unsuitable type, or is out of range.
+            unsuitable type, or is out of range; or no host can match one of `hosts`, or of the
+            variable, which the message names.
     """
     spin = seconds(spin, "spin", "new_event_loop")
     if not 0 <= spin <= 1:
         raise ValueError(f"new_event_loop(): spin={spin} is not in 0..1 (seconds)")
     StreamSettings(new_event_loop, options)
     if hosts is None:
-        hosts = os.environ.get(VARIABLE, "*")
-    names = hosts.split(",") if isinstance(hosts, str) else hosts
-    return StreamEventLoop(spin, names, options)
+        rule = HostRule(os.environ.get(VARIABLE, "*"), VARIABLE)
+    else:
+        rule = HostRule(hosts, "new_event_loop(): hosts")
+    return StreamEventLoop(spin, rule, options)

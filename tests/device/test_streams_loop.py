@@ -33,6 +33,10 @@ def file_of_a_megabyte(tmp_path: Path) -> Iterator[tuple[Any, bytes]]:
         ("192.0.2.0/24,node*", "Node7", True),
         ("192.0.2.0/24,node*", None, False),
         ("2001:db8::/32", "2001:db8::1%eth0", True),
+        ("2001:db8:*,10.0.0.[1-3]", "2001:db8::1", True),
+        ("2001:db8:*,10.0.0.[1-3]", "10.0.0.2", True),
+        ("fe80::1%eth0", "fe80::1%eth0", True),
+        (" node[12] , my_host.", "node2", True),
         ([], "192.0.2.1", False),
     ],
 )
@@ -40,6 +44,43 @@ def test_the_rule_names_hosts(hosts: Any, host: str | None, expected: bool) -> N
     loop = streams.new_event_loop(hosts=hosts)
     assert loop.uses_rdma(host) is expected
     loop.close()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("127.0.0.0/33", "is not a network"),
+        ("2001:db8::/129", "is not a network"),
+        ("node/24", "is not a network"),
+        ("10.0.0.300", "four numbers"),
+        ("10.0.0", "four numbers"),
+        ("1", "four numbers"),
+        ("[::1]", "leave out the brackets"),
+        ("[::1]:8000", "leave out the brackets"),
+        ("127.0.0.1:8000", "has a port"),
+        ("node*:8000", "has a port"),
+        ("http://node1:8000/", "is a URL"),
+        ("2001:db8::xyz", "is not an IPv6 address"),
+        ("node1 node2", "separated by commas"),
+    ],
+)
+def test_a_rule_that_no_host_can_match_is_refused(
+    pattern: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for hosts in (f"node1,{pattern}", [pattern]):
+        with pytest.raises(ValueError, match=r"^new_event_loop\(\): hosts=") as caught:
+            streams.new_event_loop(hosts=hosts)
+        assert f"'{pattern}' " in str(caught.value)
+        assert said in str(caught.value)
+    monkeypatch.setenv("AIORDMA_STREAM_HOSTS", pattern)
+    with pytest.raises(ValueError, match=r"^AIORDMA_STREAM_HOSTS="):
+        streams.new_event_loop()
+
+
+@pytest.mark.parametrize("hosts", [5, b"127.0.0.1", [5], [b"127.0.0.1"]])
+def test_a_rule_that_is_no_text_is_refused(hosts: Any) -> None:
+    with pytest.raises(TypeError, match=r"new_event_loop\(\): hosts=.*expected names with"):
+        streams.new_event_loop(hosts=hosts)
 
 
 def on_stream_loop(main: Main, hosts: str | None = None) -> None:

@@ -17,6 +17,7 @@ from aiordma import streams
 from aiordma._loop.polling import SPIN
 from aiordma.streams import opening
 from aiordma.streams import server as stream_server
+from aiordma.streams.hosts import HostRule
 
 from .gateway import Gateway, has_tcp_listener
 from .report import count
@@ -44,7 +45,7 @@ class LoopUnderTest(streams.StreamEventLoop):
     used: polling has its own."""
 
     def __init__(self, selector: object = None) -> None:
-        super().__init__(SPIN, ["*"], {})
+        super().__init__(SPIN, HostRule("*", "hosts"), {})
 
     async def create_server(self, *arguments: Any, **keywords: Any) -> Any:
         """Also set a private attribute of asyncio.Server that websockets' tests look at."""
