@@ -1,23 +1,65 @@
 """An event loop whose connections and servers use RDMA, so that programs need no change."""
 
+import errno
 import os
 import socket
+import struct
 from collections.abc import Iterable
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Unpack
 from weakref import WeakKeyDictionary
 
 from aiordma._base.arguments import seconds
+from aiordma._base.interrupts import uninterrupted
+from aiordma._base.socket_address import SocketAddress
+from aiordma._connection.connection import Connection
 from aiordma._loop.polling import SPIN, PollingEventLoop
 from aiordma.streams.hosts import HostRule
 from aiordma.streams.opening import StreamOptions, StreamSettings
-from aiordma.streams.server import create_connection, create_server
+from aiordma.streams.rsocket import Rsocket
+from aiordma.streams.server import (
+    ReachedBySocketsError,
+    attach_protocol,
+    connect_for_socket,
+    create_connection,
+    create_server,
+)
 
 __all__ = ("StreamEventLoop", "new_event_loop")
 
 VARIABLE = "AIORDMA_STREAM_HOSTS"
 
 _BY_TCP: ContextVar[bool] = ContextVar("aiordma: sockets are connected by TCP", default=False)
+
+
+_TLS = ("ssl", "server_hostname", "ssl_handshake_timeout", "ssl_shutdown_timeout")
+_OF_ASYNCIO = {
+    *_TLS,
+    *("sock", "family", "proto", "flags", "local_addr"),
+    *("happy_eyeballs_delay", "interleave", "all_errors"),
+}
+"""The keyword arguments of asyncio's create_connection."""
+
+_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER: close a socket at once, without TIME_WAIT."""
+
+_SWEEP_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Replaced:
+    """What takes a socket's place in `create_connection`.
+
+    Attributes:
+        address: of the peer.
+        source: the address to which the socket is bound, or None.
+        stream: the stream to the peer; None: the socket itself is connected.
+    """
+
+    address: SocketAddress
+    source: SocketAddress | None
+    stream: tuple[Connection, Rsocket] | None
 
 
 class StreamEventLoop(PollingEventLoop):
@@ -27,7 +69,8 @@ class StreamEventLoop(PollingEventLoop):
     def __init__(self, spin: float, rule: HostRule, options: StreamOptions) -> None:
         super().__init__(spin)
         self._options = options
-        self._deferred: WeakKeyDictionary[socket.socket, Any] = WeakKeyDictionary()
+        self._replaced: WeakKeyDictionary[socket.socket, _Replaced] = WeakKeyDictionary()
+        self._sweep: Any = None
         self._rule = rule
 
     def uses_rdma(self, host: str | None) -> bool:
@@ -59,19 +102,35 @@ class StreamEventLoop(PollingEventLoop):
         Cancellation: nothing is left.
         """
         given: Any = keywords.get("sock")
-        deferred = self._deferred.pop(given, None) if given is not None else None
-        if deferred is not None:
-            del keywords["sock"]
-            local = _address(given.getsockname())
-            given.close()
-            if local[1]:  # the program has bound it
-                keywords["local_addr"] = local
-            remote = _address(deferred)
-            return await create_connection(protocol_factory, *remote, **self._with(keywords))
+        if given is not None and host is None and port is None and given in self._replaced:
+            return await self._create_replacing(protocol_factory, given, keywords)
         if host is None or given is not None or not self.uses_rdma(host):
             default: Any = super().create_connection
             return await default(protocol_factory, host, port, **keywords)
         return await create_connection(protocol_factory, host, port, **self._with(keywords))
+
+    async def _create_replacing(
+        self, protocol_factory: Any, sock: socket.socket, keywords: dict[str, Any]
+    ) -> Any:
+        """Close a socket that sock_connect has connected, and return the transport of a stream."""
+        tls: dict[str, Any] = {name: keywords.get(name) for name in _TLS}
+        if not tls["ssl"] and any(value is not None for value in tls.values()):
+            raise ValueError("server_hostname and the times of TLS are only meaningful with ssl")
+        replaced = self._replaced.pop(sock)
+        # The stream can have the same port at once.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        sock.close()
+        stream = replaced.stream
+        if stream is not None and keywords.keys() - _OF_ASYNCIO:
+            await stream[0].aclose()  # the call has stream options of its own
+            stream = None
+        if stream is not None:
+            tls["server_hostname"] = tls["server_hostname"] or replaced.address[0]
+            return await attach_protocol(protocol_factory, *stream, **tls)
+        del keywords["sock"]
+        if replaced.source is not None:
+            keywords["local_addr"] = replaced.source
+        return await create_connection(protocol_factory, *replaced.address, **self._with(keywords))
 
     def _with(self, keywords: dict[str, Any]) -> dict[str, Any]:
         return {**self._options, **keywords}
@@ -89,13 +148,17 @@ class StreamEventLoop(PollingEventLoop):
             _BY_TCP.reset(token)
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
-        """As asyncio's. If the rule names the host, the socket is not connected before it is used
-        by this loop: programs such as aiohttp pass it to `create_connection`, which connects a
-        stream instead, from the address to which the socket is bound.
+        """As asyncio's. If the rule names the host, a stream is connected, from the address to
+        which the socket is bound. Programs such as aiohttp pass the socket to `create_connection`,
+        which uses the stream in its place. If the socket is used as one, or closed, the stream is
+        closed. If the software device reaches the host, the socket itself is connected, as that
+        device's listeners are TCP's, and `create_connection` connects the stream.
 
         Args: as asyncio's.
 
-        Raises: as asyncio's.
+        Raises:
+            as asyncio's.
+            RdmaError: the stream could not be connected. Most of these are OSErrors, too.
 
         Cancellation: as asyncio's.
         """
@@ -103,15 +166,41 @@ class StreamEventLoop(PollingEventLoop):
             socket.AF_INET,
             socket.AF_INET6,
         )
-        if is_tcp and not _BY_TCP.get() and self.uses_rdma(address[0]):
-            self._deferred[sock] = address
-        else:
+        if not is_tcp or _BY_TCP.get() or not self.uses_rdma(address[0]):
             await super().sock_connect(sock, address)
+            return
+        if sock in self._replaced:
+            raise OSError(errno.EISCONN, os.strerror(errno.EISCONN))
+        local = _address(sock.getsockname())
+        source = local if local[1] else None  # None: the program has not bound it
+        if source is not None:
+            # Both are bound to it. The software device and siw also set this.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        stream = None
+        try:
+            stream = await connect_for_socket(self._options, _address(address), sock.family, source)
+        except ReachedBySocketsError:
+            await super().sock_connect(sock, address)
+        self._replaced[sock] = _Replaced(_address(address), source, stream)
+        self._close_unused()
 
-    async def _connect_deferred(self, sock: socket.socket) -> None:
-        address = self._deferred.pop(sock, None)
-        if address is not None:
-            await super().sock_connect(sock, address)
+    def _close_unused(self) -> None:
+        """Close the streams of sockets that the program has closed, now and while there are streams
+        for sockets. (Those of collected sockets are collected.)"""
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+        for sock in list(self._replaced):
+            if sock.fileno() == -1:
+                _close(self._replaced.pop(sock))
+        if any(each.stream is not None for each in self._replaced.values()):
+            self._sweep = self.call_later(_SWEEP_SECONDS, uninterrupted(self._close_unused))
+
+    async def _use_as_socket(self, sock: socket.socket) -> None:
+        replaced = self._replaced.pop(sock, None)
+        if replaced is not None and replaced.stream is not None:
+            await replaced.stream[0].aclose()
+            await super().sock_connect(sock, replaced.address)
 
     async def sock_recv(self, sock: socket.socket, nbytes: int) -> bytes:
         """As asyncio's.
@@ -122,7 +211,7 @@ class StreamEventLoop(PollingEventLoop):
 
         Cancellation: as asyncio's.
         """
-        await self._connect_deferred(sock)
+        await self._use_as_socket(sock)
         return await super().sock_recv(sock, nbytes)
 
     async def sock_recv_into(self, sock: socket.socket, buf: Any) -> int:
@@ -134,7 +223,7 @@ class StreamEventLoop(PollingEventLoop):
 
         Cancellation: as asyncio's.
         """
-        await self._connect_deferred(sock)
+        await self._use_as_socket(sock)
         return await super().sock_recv_into(sock, buf)
 
     async def sock_sendall(self, sock: socket.socket, data: Any) -> None:
@@ -146,7 +235,7 @@ class StreamEventLoop(PollingEventLoop):
 
         Cancellation: as asyncio's.
         """
-        await self._connect_deferred(sock)
+        await self._use_as_socket(sock)
         await super().sock_sendall(sock, data)
 
     async def sock_sendfile(
@@ -166,7 +255,7 @@ class StreamEventLoop(PollingEventLoop):
 
         Cancellation: as asyncio's.
         """
-        await self._connect_deferred(sock)
+        await self._use_as_socket(sock)
         return await super().sock_sendfile(sock, file, offset, count, fallback=fallback)
 
     async def create_server(
@@ -198,6 +287,11 @@ def _address(address: Any) -> tuple[str, int]:
     host, port, *rest = address
     scope = rest[1] if len(rest) > 1 else 0
     return f"{host}%{scope}" if scope and "%" not in host else host, port
+
+
+def _close(replaced: _Replaced) -> None:
+    if replaced.stream is not None:
+        replaced.stream[0]._endpoint.close()
 
 
 def new_event_loop(

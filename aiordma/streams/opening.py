@@ -166,8 +166,10 @@ async def connect_rsocket(
     timeout: float | None = 30.0,
     device: str = "auto",
     require: str | None = None,
+    check: Callable[[Connection], object] = lambda _: None,
 ) -> tuple[Connection, Rsocket]:
-    """Do the work of `connect_stream`."""
+    """Do the work of `connect_stream`. `check` is called with the connection before the peer hears
+    of it, and can raise."""
     timeout = optional_seconds(timeout, "timeout", settings.call)
     ports = LocalPorts(source, timeout)
     while True:
@@ -182,6 +184,7 @@ async def connect_rsocket(
             require=require,
         )
         try:
+            check(connection)
             rsocket = Rsocket(connection, settings.ring_bytes, close_timeout=settings.close_timeout)
             await connection.establish(private_data=rsocket.hello())
             rsocket.start(connection.private_data)

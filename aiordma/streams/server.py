@@ -7,7 +7,7 @@ import socket
 import ssl as tls
 import sys
 from asyncio.sslproto import SSLProtocol
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import copy_context
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -23,7 +23,7 @@ from aiordma._base.errors import (
 )
 from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.process import here
-from aiordma._base.provider import Requirement, checked_device
+from aiordma._base.provider import SOFTWARE, Requirement, checked_device
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import checked_source
@@ -41,7 +41,10 @@ from aiordma.streams.sockets import StreamSocket
 from aiordma.streams.transport import StreamTransport
 
 __all__ = (
+    "ReachedBySocketsError",
     "StreamServer",
+    "attach_protocol",
+    "connect_for_socket",
     "create_connection",
     "create_server",
     "open_connection",
@@ -364,7 +367,7 @@ async def create_connection(
     if server_hostname is not None and not ssl:
         raise ValueError("server_hostname is only meaningful with ssl")
     _check_tls(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
-    loop = asyncio_event_loop("create_connection", ON_TRIO_CONNECT)
+    asyncio_event_loop("create_connection", ON_TRIO_CONNECT)
     settings = StreamSettings(create_connection, options)
     call = settings.call
     host, port = checked_host(host, "host", call), checked_service(port, "port", call)
@@ -378,6 +381,68 @@ async def create_connection(
         ),
         all_errors,
     )
+    return await attach_protocol(
+        protocol_factory,
+        connection,
+        rsocket,
+        ssl=ssl,
+        server_hostname=host if server_hostname is None else server_hostname,
+        ssl_handshake_timeout=ssl_handshake_timeout,
+        ssl_shutdown_timeout=ssl_shutdown_timeout,
+    )
+
+
+class ReachedBySocketsError(Exception):
+    """The software device reaches an address: its listeners are TCP's."""
+
+
+def _refuse_software(connection: Connection) -> None:
+    if connection._endpoint.hub.context.device_name == SOFTWARE:
+        raise ReachedBySocketsError
+
+
+async def connect_for_socket(
+    options: Mapping[str, Any], address: SocketAddress, family: int, source: SocketAddress | None
+) -> tuple[Connection, Rsocket]:
+    """Connect a stream in place of a socket, for `attach_protocol`. If it is collected, or open at
+    the loop's end, it is closed without a warning.
+
+    Args:
+        options: the stream options of the event loop.
+        address: of the peer.
+        family: of the socket.
+        source: the address to which the socket is bound, or None.
+
+    Raises:
+        as `connect_stream`.
+        ReachedBySocketsError: nothing was connected.
+
+    Cancellation: nothing is left.
+    """
+    settings = StreamSettings(create_connection, options)
+    host, port = (await addresses_of(*address, family))[0]
+    connection, rsocket = await connect_rsocket(
+        settings, host, port, source, check=_refuse_software
+    )
+    connection._endpoint.is_ending_above = lambda: True  # until its transport replaces this
+    return connection, rsocket
+
+
+async def attach_protocol(
+    protocol_factory: Callable[[], ProtocolT],
+    connection: Connection,
+    rsocket: Rsocket,
+    *,
+    ssl: "bool | tls.SSLContext | None",
+    server_hostname: str,
+    ssl_handshake_timeout: float | None,
+    ssl_shutdown_timeout: float | None,
+) -> tuple[asyncio.Transport, ProtocolT]:
+    """Make the protocol and the transport of a connected stream, as of `create_connection`.
+
+    Cancellation: the stream is closed, as after an error.
+    """
+    loop = asyncio.get_running_loop()
     transport: asyncio.Transport | None = None
     try:
         protocol, waiter = protocol_factory(), loop.create_future()
@@ -391,7 +456,7 @@ async def create_connection(
             ssl,
             waiter,
             server_side=False,
-            server_hostname=host if server_hostname is None else server_hostname,
+            server_hostname=server_hostname,
             ssl_handshake_timeout=ssl_handshake_timeout,
             ssl_shutdown_timeout=ssl_shutdown_timeout,
         )

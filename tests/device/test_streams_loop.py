@@ -1,9 +1,12 @@
 """The event loop whose connections and servers use RDMA, on the device under test."""
 
 import asyncio
+import gc
 import os
 import socket
+import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 
 from aiordma import streams
+from aiordma.streams import server
 from tests.device.transports import Main, Recorder, echo
 from tests.devices import ADDRESS
 
@@ -216,10 +220,171 @@ def test_a_name_outside_the_rule_is_connected_by_tcp(hosts: str) -> None:
     on_stream_loop(main, hosts)
 
 
+@pytest.fixture
+def _streams_for_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sock_connect connects a stream, as on real devices, also on the software device."""
+    monkeypatch.setattr(server, "_refuse_software", lambda _: None)
+
+
+class Peers:
+    """Accepts streams, greets each, and counts those that have ended."""
+
+    def __init__(self) -> None:
+        self.begun = self.ended = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.begun += 1
+        writer.write(b"hello")
+        with suppress(ConnectionError):
+            await reader.read()
+        self.ended += 1
+        writer.close()
+
+    async def until(self, begun: int, ended: int) -> None:
+        async with asyncio.timeout(20):
+            while (self.begun, self.ended) != (begun, ended):
+                await asyncio.sleep(0.01)
+
+
+def unconnected() -> socket.socket:
+    sock = socket.socket()
+    sock.setblocking(False)
+    return sock
+
+
+def test_sock_connect_fails_if_nothing_listens() -> None:
+    """So aiohttp tries the other addresses of a name."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        server = await asyncio.start_server(echo, ADDRESS, 0)
+        address = server.sockets[0].getsockname()
+        server.close()
+        await server.wait_closed()
+        with unconnected() as client, pytest.raises(ConnectionRefusedError):
+            await loop.sock_connect(client, address)
+
+    on_stream_loop(main)
+
+
+@pytest.mark.usefixtures("_streams_for_sockets")
+@pytest.mark.parametrize("passed", [{}, {"close_timeout": 3.0}])
+def test_a_stream_takes_the_place_of_its_socket(passed: dict[str, Any]) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        peers = Peers()
+        async with await asyncio.start_server(peers.serve, ADDRESS, 0) as server:
+            client = unconnected()
+            await loop.sock_connect(client, server.sockets[0].getsockname())
+            await peers.until(1, 0)
+            with pytest.raises(OSError, match="already connected"):
+                await loop.sock_connect(client, server.sockets[0].getsockname())
+            with pytest.raises(ValueError, match="only meaningful with ssl"):
+                await loop.create_connection(Recorder, sock=client, server_hostname="x")
+            reader, writer = await asyncio.open_connection(sock=client, **passed)
+            assert isinstance(writer.transport, streams.StreamTransport)
+            channel = writer.transport._channel
+            assert channel.close_timeout == passed.get("close_timeout", 5.0)
+            assert client.fileno() == -1
+            assert await reader.readexactly(5) == b"hello"
+            writer.close()
+            await writer.wait_closed()
+            number = 2 if passed else 1  # one with the loop's options, and one with those passed
+            await peers.until(number, number)
+
+    on_stream_loop(main)
+
+
+@pytest.mark.usefixtures("_streams_for_sockets")
+@pytest.mark.parametrize("is_collected", [False, True])
+def test_a_socket_that_is_not_used_closes_its_stream(is_collected: bool) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        peers = Peers()
+        async with await asyncio.start_server(peers.serve, ADDRESS, 0) as server:
+            client = unconnected()
+            await loop.sock_connect(client, server.sockets[0].getsockname())
+            await peers.until(1, 0)
+            client.close()
+            if is_collected:
+                del client
+            await peers.until(1, 1)
+
+    on_stream_loop(main)
+
+
+@pytest.mark.usefixtures("_streams_for_sockets")
+def test_a_socket_that_is_used_as_one_closes_its_stream() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        peers = Peers()
+        async with await asyncio.start_server(peers.serve, ADDRESS, 0) as server:
+            address = server.sockets[0].getsockname()
+            with unconnected() as client:
+                await loop.sock_connect(client, address)
+                await peers.until(1, 0)
+                with suppress(OSError):  # only the software device listens for TCP
+                    await loop.sock_sendall(client, b"?")
+                await peers.until(1, 1)
+
+    on_stream_loop(main)
+
+
+@pytest.mark.usefixtures("_streams_for_sockets")
+def test_the_end_of_the_loop_closes_streams_of_sockets() -> None:
+    kept: list[socket.socket] = []
+    peers: list[Any] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        server = await asyncio.start_server(Peers().serve, ADDRESS, 0)
+        kept.append(unconnected())
+        peers.append(server.sockets[0].getsockname())
+        await loop.sock_connect(kept[0], peers[0])
+        server.close()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        on_stream_loop(main)
+        kept.pop().close()
+        gc.collect()
+    assert not [each for each in caught if f"to {peers[0]}" in str(each.message)]
+
+
+@pytest.mark.usefixtures("_streams_for_sockets")
+def test_a_cancelled_sock_connect_leaves_no_stream() -> None:
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        peers = Peers()
+        async with await asyncio.start_server(peers.serve, ADDRESS, 0) as server:
+            address = server.sockets[0].getsockname()
+            for turns in range(20):
+                with unconnected() as client:
+                    connecting = loop.create_task(loop.sock_connect(client, address))
+                    for _ in range(turns):
+                        await asyncio.sleep(0)
+                    connecting.cancel()
+                    await asyncio.wait([connecting])
+                    assert not connecting.cancelled() or not loop._replaced
+            async with asyncio.timeout(20):
+                while peers.begun != peers.ended:
+                    await asyncio.sleep(0.01)
+
+    on_stream_loop(main)
+
+
+@pytest.mark.usefixtures("_streams_for_sockets")
+def test_a_stream_has_the_address_of_its_bound_socket() -> None:
+    check_a_socket_that_is_passed(True)
+
+
 @pytest.mark.parametrize("is_bound", [False, True])
 def test_a_socket_that_is_passed_becomes_a_stream_of_its_address(is_bound: bool) -> None:
     """As aiohttp passes it."""
+    check_a_socket_that_is_passed(is_bound)
 
+
+def check_a_socket_that_is_passed(is_bound: bool) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         server = await asyncio.start_server(echo, ADDRESS, 0)
