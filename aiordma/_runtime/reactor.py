@@ -257,11 +257,16 @@ class Reactor:
     async def _hub(self, key: int, context: Callable[[], Context]) -> DeviceHub:
         async with self._opening:
             if key not in self._hubs:
+                named = _named_devices()
 
                 def keep(hub: DeviceHub) -> None:
                     hub.start()
                     self._hubs[key] = hub
-                    logger.info("this event loop uses the device %s", hub.context.device_name)
+                    name = hub.context.device_name
+                    # A client with one connection at a time opens the device for each.
+                    level = logging.DEBUG if name in named else logging.INFO
+                    named.add(name)
+                    logger.log(level, "this event loop uses the device %s", name)
 
                 with self.retained():
                     hub = await in_thread(
@@ -437,6 +442,8 @@ def _warn_of(left: list[str]) -> None:
 # A running loop keeps its reactors alive, because they watch descriptors.
 _current: RunVar[WeakValueDictionary[str, Reactor]] = RunVar("aiordma_reactors")
 _locks: RunVar[anyio.Lock] = RunVar("aiordma_reactor_lock")
+# The devices whose use by the loop was logged.
+_named: RunVar[set[str]] = RunVar("aiordma_named_devices")
 
 
 def current_reactors() -> list[Reactor]:
@@ -456,6 +463,15 @@ def _ours() -> tuple[WeakValueDictionary[str, Reactor], anyio.Lock]:
         _current.set(current)
         _locks.set(lock)
         return current, lock
+
+
+def _named_devices() -> set[str]:
+    try:
+        return _named.get()
+    except LookupError:
+        named = set[str]()
+        _named.set(named)
+        return named
 
 
 async def acquire_reactor(provider: Provider) -> Reactor:

@@ -224,6 +224,20 @@ async def test_log_names_the_device(
     assert sorted(text.split()[0] for text in through) == ["accepted", "connected"]
 
 
+@pytest.mark.one_kernel_device
+async def test_log_names_the_device_once_in_an_event_loop(
+    device: DeviceUnderTest, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client with one connection at a time opens the device for each of them."""
+    caplog.set_level(logging.DEBUG, "aiordma")
+    for _ in range(3):
+        async with AsyncExitStack() as stack:
+            await pair(stack, ADDRESS)
+    text = f"this event loop uses the device {device.name}"
+    levels = [record.levelname for record in caplog.records if record.message == text]
+    assert levels == ["INFO", "DEBUG", "DEBUG"]
+
+
 @one_loop
 async def test_asyncio_and_httpcore_refuse_other_devices(device: DeviceUnderTest) -> None:
     other = {"software": "rdma", "siw0": "roce"}.get(device.name, "iwarp")
