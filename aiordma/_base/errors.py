@@ -23,7 +23,10 @@ from aiordma._base.hints import hint as hint_for
 from aiordma._native import ffi, given
 
 __all__ = (
+    "BACKLOG_IS_FULL",
+    "NOT_SERVING",
     "REJECT_REASONS",
+    "REJECT_TEXTS",
     "AddressError",
     "BusyError",
     "ClosedError",
@@ -526,6 +529,20 @@ class StreamProtocolError(RdmaConnectionError, anyio.BrokenResourceError):
     """The peer of a stream does not use rsockets' protocol, or violates it. The message has what
     arrived, and what is permitted."""
 
+
+BACKLOG_IS_FULL: bytes = b"the listener's backlog is full"
+"""The private data of a rejection because of a full backlog."""
+NOT_SERVING: bytes = b"the server does not serve yet"
+"""The private data of a rejection before a server of streams was started."""
+
+REJECT_TEXTS: dict[bytes, str] = {
+    BACKLOG_IS_FULL: (
+        "the listener's backlog is full, because peers arrive faster than it accepts them: try "
+        "again after a pause, or give the listener a larger backlog="
+    ),
+    NOT_SERVING: "the server does not serve yet: try again after its start_serving()",
+}
+"""What the private data of aiordma's own listeners mean."""
 
 REJECT_REASONS: dict[int, str] = {
     1: "the peer has no queue pair left",

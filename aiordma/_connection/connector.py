@@ -15,6 +15,7 @@ from aiordma._base.arguments import instance, optional_seconds, wrong_type
 from aiordma._base.enums import CmEventType
 from aiordma._base.errors import (
     REJECT_REASONS,
+    REJECT_TEXTS,
     AddressError,
     ConnectTimeoutError,
     DeviceRemovedError,
@@ -531,7 +532,8 @@ def failed_event(what: str, event: Event | None) -> Exception:
     if kind is CmEventType.ROUTE_ERROR:
         return RouteError(f"{what}: resolving the route failed: {text}")
     if kind is CmEventType.REJECTED:
-        reason = REJECT_REASONS.get(status, text)
+        said = event.private_data.rstrip(b"\0")  # zero-padded on InfiniBand and RoCE
+        reason = REJECT_TEXTS.get(said) or REJECT_REASONS.get(status, text)
         return RejectedError(
             f"{what}: rejected ({status}): {reason}",
             reason=status,

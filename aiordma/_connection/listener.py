@@ -16,6 +16,8 @@ from aiordma._base.arguments import seconds, whole_number, wrong_type
 from aiordma._base.connection_parameters import MAX_ACCEPT_PRIVATE_DATA, check_private_data
 from aiordma._base.enums import CmEventType
 from aiordma._base.errors import (
+    BACKLOG_IS_FULL,
+    NOT_SERVING,
     ClosedError,
     DeviceRemovedError,
     FlushedError,
@@ -61,10 +63,6 @@ __all__ = ("MOST_BACKLOG", "Listener", "listen", "listen_with")
 logger: logging.Logger = logging.getLogger("aiordma")
 
 KERNEL_BACKLOG_RESERVE = 128
-BACKLOG_IS_FULL: bytes = b"the listener's backlog is full"
-"""The private data of a rejection because of a full backlog."""
-NOT_SERVING: bytes = b"the server does not serve yet"
-"""The private data of a rejection before a server of streams was started."""
 
 MOST_BACKLOG = (1 << 31) - 1 - KERNEL_BACKLOG_RESERVE
 """The maximum backlog: rdma_listen takes an int."""

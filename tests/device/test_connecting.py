@@ -298,17 +298,16 @@ async def test_wrong_lengths_of_private_data_are_refused_with_nothing_lost() -> 
 
 async def test_requests_beyond_the_backlog_are_refused() -> None:
     async with await aiordma.listen(ADDRESS, 0, backlog=1) as listener:
-        refused = 0
+        refused: list[str] = []
         two_refused = anyio.Event()
 
         async def try_to_connect() -> None:
-            nonlocal refused
             try:
                 async with await aiordma.connect(ADDRESS, listener.port) as connection:
                     await connection.send(b"the one in the queue")
-            except aiordma.RejectedError:
-                refused += 1
-                if refused == 2:
+            except aiordma.RejectedError as error:
+                refused.append(str(error))
+                if len(refused) == 2:
                     two_refused.set()
 
         async with anyio.create_task_group() as group:
@@ -317,6 +316,8 @@ async def test_requests_beyond_the_backlog_are_refused() -> None:
             await two_refused.wait()
             async with await listener.accept() as connection:
                 assert await connection.receive() == b"the one in the queue"
+    assert all("the listener's backlog is full" in text for text in refused)
+    assert all("larger backlog=" in text for text in refused)
 
 
 async def test_listener_close_rejects_waiting_requests() -> None:

@@ -145,7 +145,7 @@ def test_a_server_refuses_peers_until_it_serves(run: Run, begin: str) -> None:
         address = server.sockets[0].getsockname()
         for _ in range(2):
             assert not server.is_serving()
-            with pytest.raises(ConnectionRefusedError):
+            with pytest.raises(ConnectionRefusedError, match=r"does not serve yet: try again"):
                 await echoes(*address[:2])
         beginning = asyncio.create_task(getattr(server, begin)())
         await asyncio.sleep(0)
