@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 from weakref import WeakKeyDictionary
 
-from aiordma._base.arguments import seconds
+from aiordma._base.arguments import seconds, wrong_type
 from aiordma._base.interrupts import uninterrupted
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
@@ -73,21 +73,25 @@ class StreamEventLoop(PollingEventLoop):
         self._sweep: Any = None
         self._rule = rule
 
-    def uses_rdma(self, host: str | None) -> bool:
+    def uses_rdma(self, host: str | bytes | None) -> bool:
         """Return whether the rule names the host. (None, a server's "all addresses", only if it
         names every host, as "*" does, or "0.0.0.0".)
 
         Args:
             host: a name or an address, or None.
 
-        Raises: nothing.
+        Raises:
+            TypeError: the host is something else.
         """
+        host = _text(host)
+        if host is not None and not isinstance(host, str):
+            raise wrong_type(host, "host", "a name or a numeric address such as '192.0.2.1'")
         return self._rule.names(host or "0.0.0.0")
 
     async def create_connection(
         self,
         protocol_factory: Any,
-        host: str | None = None,
+        host: str | bytes | None = None,
         port: int | str | None = None,
         **keywords: Any,
     ) -> Any:
@@ -107,7 +111,7 @@ class StreamEventLoop(PollingEventLoop):
         if host is None or given is not None or not self.uses_rdma(host):
             default: Any = super().create_connection
             return await default(protocol_factory, host, port, **keywords)
-        return await create_connection(protocol_factory, host, port, **self._with(keywords))
+        return await create_connection(protocol_factory, _text(host), port, **self._with(keywords))
 
     async def _create_replacing(
         self, protocol_factory: Any, sock: socket.socket, keywords: dict[str, Any]
@@ -275,16 +279,24 @@ class StreamEventLoop(PollingEventLoop):
 
         Cancellation: nothing is left.
         """
-        hosts = [host] if host is None or isinstance(host, str) else list(host)
+        is_one = host is None or isinstance(host, str | bytes) or not isinstance(host, Iterable)
+        hosts = [_text(each) for each in ([host] if is_one else host)]
+        host = hosts[0] if is_one else hosts
         if keywords.get("sock") is not None or not all(map(self.uses_rdma, hosts)):
             default: Any = super().create_server
             return await default(protocol_factory, host, port, **keywords)
         return await create_server(protocol_factory, host, port, **self._with(keywords))
 
 
+def _text(host: Any) -> Any:
+    """Return a host as text: asyncio takes bytes, too."""
+    return os.fsdecode(host) if isinstance(host, bytes) else host
+
+
 def _address(address: Any) -> tuple[str, int]:
     """Return a socket's address as (host, port)."""
     host, port, *rest = address
+    host = _text(host)
     scope = rest[1] if len(rest) > 1 else 0
     return f"{host}%{scope}" if scope and "%" not in host else host, port
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -106,6 +106,31 @@ def test_asyncios_own_functions_use_rdma() -> None:
         await server.wait_closed()
 
     on_stream_loop(main)
+
+
+@pytest.mark.parametrize(("hosts", "is_rdma"), [("*", True), ("192.0.2.1", False)])
+def test_hosts_can_be_bytes(hosts: str, is_rdma: bool) -> None:
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        host: Any = ADDRESS.encode()
+        for given in (host, [host]):
+            each: Any = await asyncio.start_server(echo, given, 0)
+            assert isinstance(each, streams.StreamServer) is is_rdma
+            port = each.sockets[0].getsockname()[1]
+            _, writer = await asyncio.open_connection(host, port)
+            assert isinstance(writer.transport, streams.StreamTransport) is is_rdma
+            writer.close()
+            with unconnected() as client:
+                await loop.sock_connect(client, (host, port))
+            each.close()
+        with pytest.raises(TypeError, match=r"host=5 .* expected a name or a numeric address"):
+            await asyncio.open_connection(cast("Any", 5), 1)
+        with pytest.raises(TypeError, match=r"host=5 .* expected a name or a numeric address"):
+            await asyncio.start_server(echo, cast("Any", 5), 1)
+        with pytest.raises(ValueError, match="Neither host/port nor sock"):
+            await loop.create_server(Recorder)
+
+    on_stream_loop(main, hosts)
 
 
 @pytest.mark.parametrize("passed", [{}, {"close_timeout": 3.0}])
