@@ -85,7 +85,7 @@ class AddressHandles:
         self._alive = 0
         self._unwanted: list[AddressHandle] = []
         self._destroying = False
-        self._closed = False
+        self._closed = self._has_left = False
         self.ended: Once = Once(loop)
 
     def __len__(self) -> int:
@@ -185,7 +185,8 @@ class AddressHandles:
 
     def _gone(self, count: int) -> None:
         self._alive -= count
-        if self._closed and not self._alive:
+        if self._closed and not self._alive and not self._has_left:
+            self._has_left = True
             # In this order: the domain closes with its last user, and needs the reactor for that.
             if self._domain_state is not None:
                 self._domain_state.leave(self)

@@ -472,6 +472,26 @@ def test_a_socket_that_looks_up_a_peer_closes_on_a_closed_loop(
     assert objects() == before
 
 
+@pytest.mark.capability("datagrams")
+@OWN_LOOPS
+def test_a_socket_that_has_sent_closes_on_a_closed_loop(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    before = objects()
+
+    async def send() -> aiordma.Datagram:
+        opened = await aiordma.open_datagram(ADDRESS)
+        await opened.send(b"hello", opened.peer(opened.gid, 5))
+        return opened
+
+    loop = new_loop()
+    opened = loop.run_until_complete(send())
+    assert len(opened._endpoint.handles) == 1
+    loop.close()
+    asyncio.run(closing_fails(opened, "belongs to the event loop.*has ended.*closed now"))
+    assert objects() == before
+
+
 @OWN_LOOPS
 def test_a_loop_that_stands_still_closes_later(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
