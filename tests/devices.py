@@ -93,6 +93,7 @@ DEVICE_LACKS: dict[str, dict[str, str]] = {
         "receive that it takes",
         "local_errors_named": "rxe 6.1 reports a request's memory that is not registered as "
         "LOC_QP_OP_ERR, not LOC_PROT_ERR",
+        "drained_at_once": "rxe 6.1 reports a drained send queue only at a later completion",
         "handles_copied": "a program keeps an address handle until the datagrams posted with it "
         "have been sent, as the verbs have it; the built-in device copies it at the post",
     },

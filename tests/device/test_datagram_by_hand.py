@@ -149,7 +149,7 @@ def test_the_highest_bit_of_a_key_stands_for_the_queue_pairs_own(device: DeviceU
         assert [each.byte_len for each in received] == [GRH_BYTES + 6]
 
 
-@pytest.mark.skipif(DEVICE != "software", reason="rxe reports it only at a later completion")
+@pytest.mark.capability("drained_at_once")
 def test_a_drained_send_queue_is_reported_if_requested(device: DeviceUnderTest) -> None:
     with open_end(device) as end:
         end.start()

@@ -3,7 +3,6 @@ closed as far as that goes without its loop."""
 
 import asyncio
 import gc
-import socket
 import threading
 import time
 import warnings
@@ -22,7 +21,7 @@ from aiordma.verbs import MemoryRegion
 from aiordma.verbs.identifier import Identifier
 from tests.conftest import BACKENDS
 from tests.connections import connect_to
-from tests.device.players import OWN_RECEIVES, both_ways, connected
+from tests.device.players import OWN_RECEIVES, both_ways, connected, silent_taker
 from tests.devices import ADDRESS, DEVICE, kernel_objects
 
 pytestmark = pytest.mark.one_kernel_device
@@ -397,23 +396,22 @@ def test_a_call_in_a_thread_hinders_no_close_on_a_closed_loop(
 
 
 @pytest.mark.capability("datagrams")
-@pytest.mark.skipif(DEVICE != "software", reason="needs a peer that answers nothing")
 @OWN_LOOPS
 def test_a_socket_that_resolves_closes_on_a_closed_loop(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     before = objects()
 
-    async def begin_resolving(port: int) -> tuple[aiordma.Datagram, asyncio.Task[Any]]:
+    async def begin_resolving(host: str, port: int) -> tuple[aiordma.Datagram, asyncio.Task[Any]]:
         opened = await aiordma.open_datagram(ADDRESS)
-        task = asyncio.ensure_future(opened.resolve(ADDRESS, port))
+        task = asyncio.ensure_future(opened.resolve(host, port))
         await asyncio.sleep(0.1)
         return opened, task
 
     loop = new_loop()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
-        silent.bind((ADDRESS, 0))
-        opened, task = loop.run_until_complete(begin_resolving(silent.getsockname()[1]))
+    with silent_taker() as silent:
+        opened, task = loop.run_until_complete(begin_resolving(*silent))
+        assert not task.done()
     loop.close()
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     asyncio.run(closing_fails(opened, "belongs to the event loop.*has ended.*closed now"))
