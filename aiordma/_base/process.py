@@ -7,9 +7,9 @@ child takes.
 
 import os
 from threading import RLock
-from weakref import WeakSet
 
 from aiordma._base.errors import ForkError
+from aiordma._base.weak_items import WeakItems
 
 __all__ = ("forked", "here", "reentrant_lock", "require_same_process")
 
@@ -32,7 +32,7 @@ class _Locks:
     """The locks of `reentrant_lock`."""
 
     def __init__(self) -> None:
-        self._all: WeakSet[RLock] = WeakSet()
+        self._all: WeakItems[RLock] = WeakItems()
         os.register_at_fork(after_in_child=self._forked)
 
     def make(self) -> RLock:
@@ -41,8 +41,8 @@ class _Locks:
         return lock
 
     def _forked(self) -> None:
-        for lock in list(self._all):
-            lock._at_fork_reinit()  # type: ignore[attr-defined]
+        for lock in self._all.alive():
+            lock._at_fork_reinit()  # type: ignore[attr-defined] # as the standard library's own
 
 
 _locks: _Locks = _Locks()
