@@ -483,6 +483,13 @@ class AddressError(RdmaConnectionError):
     is_unreached = False
     """Whether the cause is that no RDMA device reaches the address."""
 
+    @classmethod
+    def _unreached(cls, message: str) -> "AddressError":
+        """Return the error for an address that no RDMA device reaches."""
+        error = cls(message)
+        error.is_unreached = True
+        return error
+
 
 class RouteError(RdmaConnectionError):
     """The address was resolved, but no route to it was found."""

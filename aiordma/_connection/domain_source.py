@@ -112,9 +112,4 @@ async def _find_device(
             raise AddressError._of_call(what, refused) from refused
         await waiter.until(CmEventType.ADDR_RESOLVED)
     if not identifier.device_key:
-        unknown = AddressError(f"{what}: that is not the address of an RDMA device")
-        unknown.is_unreached = True
-        try:
-            raise unknown
-        finally:
-            del unknown  # its traceback holds this frame
+        raise AddressError._unreached(f"{what}: that is not the address of an RDMA device")

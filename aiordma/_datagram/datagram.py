@@ -228,12 +228,7 @@ async def _bound(
     async with new_identifier(reactor, PortSpace.UDP) as identifier:
         identifier.bind(numeric, port)
         if not identifier.device_key:
-            error = AddressError(f"{numeric} is not the address of an RDMA device")
-            error.is_unreached = True
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame
+            raise AddressError._unreached(f"{numeric} is not the address of an RDMA device")
         hub = await reactor.hub(identifier)
         name = hub.context.device_name
         if wanted is not None and name != wanted:
