@@ -21,8 +21,7 @@ from .report import TestBedError, say
 
 PROGRESS_SECONDS = 60
 START_OF_TESTS = "= test session starts ="
-GIVES_WAY = ("test-software",)  # it is shorter than the virtual machines' parts
-NICENESS = 5
+NICENESS = {"test-software": 5, "test-siw": 3}  # they are shorter than test-rxe
 ENOUGH_PROCESSORS = 4  # for guests of two processors beside each other
 END_SECONDS = 30  # what a part that was interrupted takes at most to end its own programs
 
@@ -34,7 +33,8 @@ class Part:
         self.target = target
         self.log = logs / f"{target}.log"
         self.started = time.monotonic()
-        way = ["nice", "-n", str(NICENESS)] if target in GIVES_WAY else []
+        niceness = NICENESS.get(target)
+        way = [] if niceness is None else ["nice", "-n", str(niceness)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*way, make, "--no-print-directory", target],

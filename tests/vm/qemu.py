@@ -20,6 +20,9 @@ EMULATION = (
     *("-accel", "tcg,thread=multi"),
     *("-cpu", "max,-erms,-fsrm,-smap,-smep,-pku,-umip,-la57"),
 )
+# With one processor, no other one can see half of an atomic instruction: QEMU then translates them
+# as plain ones.
+EMULATION_OF_ONE = ("-accel", "tcg,thread=single", *EMULATION[2:])
 # The kernel distrusts the emulated TSC unasked, though QEMU derives it from one clock for all
 # processors, and falls back to the HPET: every look at the clock is then a trap into QEMU.
 EMULATION_PARAMETERS = "clocksource=tsc tsc=reliable"
@@ -47,6 +50,9 @@ class Guest:
 
     def command_line(self, accelerator: tuple[str, ...]) -> list[str]:
         """QEMU's arguments. It dies with this process, however that ends (setpriv)."""
+        is_emulated = accelerator == EMULATION
+        if is_emulated and self.processors == "1":
+            accelerator = EMULATION_OF_ONE
         arguments = ["setpriv", "--pdeathsig", "KILL", PROGRAM, *accelerator]
         arguments += ["-nodefaults", "-display", "none", "-no-reboot"]
         # A second one that is never there still gives rxe a second completion vector.
@@ -54,7 +60,7 @@ class Guest:
         arguments += ["-m", self.memory]
         arguments += ["-kernel", str(self.image), "-initrd", str(self.initramfs)]
         parameters = [KERNEL_PARAMETERS]
-        if accelerator == EMULATION:
+        if is_emulated:
             parameters.append(EMULATION_PARAMETERS)
             if (rate := clock_rate.kilohertz()) is not None:
                 parameters.append(f"tsc_early_khz={rate}")
