@@ -8,7 +8,6 @@ end.
 """
 
 import logging
-import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -29,8 +28,11 @@ __all__ = ("Handshake", "Handshakes", "ServedHandshakes")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
-SLOW_SECONDS = 0.1
-"""Seconds after which a handshake counts as slow, so that another may begin."""
+LOOK_SECONDS = 0.005
+SLOW_LOOKS = 20
+"""A handshake counts as slow, so that another may begin, after so many looks at it, each in a later
+turn of the event loop and so many seconds later. Time alone would count the peers of a busy loop as
+slow, which finish within a few of its turns, however long these take."""
 
 MOST_HANDSHAKES = 128
 """The maximum number of handshakes in progress. To begin one more, a slow handshake is ended."""
@@ -43,7 +45,8 @@ class ServedHandshakes:
 
     def __init__(self) -> None:
         self._running: FairQueue[ConnectionRequest] = FairQueue()
-        self._began: dict[ConnectionRequest, float] = {}
+        self._looks = 0
+        self._began: dict[ConnectionRequest, int] = {}  # the number of looks then
         self._ended = anyio.Event()
 
     def __len__(self) -> int:
@@ -52,11 +55,11 @@ class ServedHandshakes:
     async def room(self) -> None:
         """Wait until one more handshake may begin: there are few, or `begin` ends a slow one."""
         while len(self._running) >= MOST_HANDSHAKES:
-            age = time.monotonic() - self._began[self._running.greediest()]
-            if age >= SLOW_SECONDS:
+            if self._looks - self._began[self._running.greediest()] >= SLOW_LOOKS:
                 return
-            with anyio.move_on_after(SLOW_SECONDS - age):
+            with anyio.move_on_after(LOOK_SECONDS) as look:
                 await self._ended.wait()
+            self._looks += look.cancelled_caught
 
     def begin(self, request: ConnectionRequest) -> None:
         """Count a handshake, until `end`."""
@@ -66,7 +69,7 @@ class ServedHandshakes:
             self.end(victim)
             victim._abandon()
         self._running.append(request, source_of(request.peer_address))
-        self._began[request] = time.monotonic()
+        self._began[request] = self._looks
 
     def end(self, request: ConnectionRequest) -> None:
         """Count a handshake no longer. Idempotent."""
@@ -262,10 +265,14 @@ class Handshakes:
         request._origin = caller.origin or request._origin
         handshake = Handshake(self._loop, request, caller.private_data)
         self._running.append(handshake, source_of(request.peer_address))
-        handshake.timer = self._loop.call_later(SLOW_SECONDS, partial(self._is_slow, handshake))
+        self._look(handshake)
         self._loop.spawn(partial(self._run, handshake), "aiordma: a handshake")
 
-    def _is_slow(self, handshake: Handshake) -> None:
+    def _look(self, handshake: Handshake, looks: int = 0) -> None:
+        if looks < SLOW_LOOKS:
+            again = partial(self._look, handshake, looks + 1)
+            handshake.timer = self._loop.call_later(LOOK_SECONDS, again)
+            return
         handshake.is_slow = True
         self.advance()
 

@@ -3,6 +3,7 @@ becomes of the others."""
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -239,6 +240,47 @@ async def test_silent_peers_give_way_to_others(monkeypatch: pytest.MonkeyPatch) 
             assert other.is_connected
 
 
+async def hold_up(seconds: float) -> None:
+    """Let each turn of the event loop take so long, until cancelled."""
+    while True:
+        time.sleep(seconds)  # noqa: ASYNC251 # what a program computes
+        await anyio.sleep(0)
+
+
+async def stay(_: aiordma.Connection) -> None:
+    await anyio.sleep_forever()
+
+
+async def accept_all(listener: aiordma.Listener) -> None:
+    while True:
+        await (await listener.accept()).aclose()
+
+
+@one_loop
+@pytest.mark.natively
+@pytest.mark.parametrize("takes", ["serve", "accept"])
+async def test_no_peer_gives_way_because_the_loop_is_busy(
+    takes: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="aiordma")
+    monkeypatch.setattr(handshakes, "MOST_HANDSHAKES", 1)
+    async with listen() as listener, anyio.create_task_group() as group:
+        if takes == "serve":
+            group.start_soon(listener.serve, stay)
+        else:
+            group.start_soon(accept_all, listener)
+        group.start_soon(hold_up, 0.12)
+        async with anyio.create_task_group() as clients:
+            connecting = [Outcome() for _ in range(2)]
+            for outcome in connecting:
+                clients.start_soon(outcome.of, lambda: aiordma.connect(ADDRESS, listener.port))
+        group.cancel_scope.cancel()
+    assert [outcome.error for outcome in connecting] == [None] * 2
+    for outcome in connecting:
+        await outcome.value.aclose()
+    assert "gave way" not in caplog.text
+
+
 async def test_several_accepts_at_once_get_a_peer_each() -> None:
     async with listen() as listener, anyio.create_task_group() as group:
         accepting = [Outcome() for _ in range(3)]
@@ -253,7 +295,7 @@ async def test_several_accepts_at_once_get_a_peer_each() -> None:
 
 
 async def test_only_as_many_peers_are_accepted_as_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshakes, "SLOW_SECONDS", 3600.0)  # a busy machine's would count as slow
+    monkeypatch.setattr(handshakes, "LOOK_SECONDS", 3600.0)  # a busy machine's would count as slow
     async with listen() as listener, anyio.create_task_group() as group:
         connecting = [Outcome() for _ in range(3)]
         for outcome in connecting:
