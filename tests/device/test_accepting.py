@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 import aiordma
@@ -244,7 +245,7 @@ async def hold_up(seconds: float) -> None:
     """Let each turn of the event loop take so long, until cancelled."""
     while True:
         time.sleep(seconds)  # noqa: ASYNC251 # what a program computes
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
 
 
 async def stay(_: aiordma.Connection) -> None:
