@@ -45,6 +45,7 @@ class Stream(ByteStream):
         self._path = rsocket.path
         self._endpoint = connection._endpoint
         self._eof_sent = False
+        self._unposted = 0  # bytes of sends that have begun to post: one may have been cancelled
         self._closing: Once | None = None  # the close that waits has ended
         self._path.is_cancelled = _is_cancelled
         self._endpoint.on_loop_end = call_weakly(self._end_with_loop, None)
@@ -219,15 +220,21 @@ class Stream(ByteStream):
 
     async def _send_copy(self, view: memoryview) -> None:
         done = self._rsocket.write(view)
+        self._unposted += len(view) - done
         while done < len(view):
             await self._until_writable()
-            done += self._rsocket.write(view[done:])
+            posted = self._rsocket.write(view[done:])
+            done += posted
+            self._unposted -= posted
 
     async def _send_registered(self, memory: MemorySlice) -> None:
         done = self._rsocket.write_registered(memory)
+        self._unposted += len(memory) - done
         while done < len(memory):
             await self._until_writable()
-            done += self._rsocket.write_registered(memory[done:])
+            posted = self._rsocket.write_registered(memory[done:])
+            done += posted
+            self._unposted -= posted
         # Only for data: grants may be in flight without end. What the device of a peer has is sent,
         # even if the peer has closed the stream.
         while self._path.in_flight:
@@ -318,13 +325,13 @@ class Stream(ByteStream):
             await self._connection.aclose()
 
     def _end_with_loop(self) -> None:
-        """End both directions in the background, because the event loop ends. Data that is being
-        sent would be cut off: it has no end then, which the close of the connection does by
-        itself."""
+        """End both directions in the background, because the event loop ends. If a send was not
+        finished, the data has no end, which the close of the connection does by itself. (The end of
+        the loop has cancelled the task that sends before.)"""
         path, endpoint = self._path, self._endpoint
         life = endpoint.life
         is_over = self._closing or life.has_ended or life.is_closing or endpoint.is_inherited
-        if is_over or path.sending:
+        if is_over or path.sending or self._unposted:
             return
         self._closing = Once(endpoint.loop)
         life.on_end.append(self._closing.set)

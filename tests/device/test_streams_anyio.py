@@ -1,14 +1,17 @@
 """What anyio expects of a TCP stream and its listener (TestTCPStream and TestTCPListener), in our
 own words, on streams. docs/streams-suites.md has the table of the former's cases."""
 
+import asyncio
 import gc
 import socket
 import ssl
+import threading
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from socket import AF_INET, AF_INET6
+from typing import Any
 
 import anyio
 import pytest
@@ -52,34 +55,76 @@ async def both() -> AsyncIterator[tuple[Stream, Stream]]:
 # -- the end of the event loop --------------------------------------------------------------------
 
 
+async def send_large(stream: Stream) -> None:
+    await stream.send(bytes(4_000_000))
+
+
+async def send_registered(stream: Stream) -> None:
+    await stream.send(stream.connection.register(bytearray(4_000_000)))
+
+
+async def send_registered_by_the_call(stream: Stream) -> None:
+    await stream.send(bytes(5_000_000))
+
+
+async def send_blocks(stream: Stream) -> None:
+    """The ring has room for a whole number of them."""
+    while True:
+        await stream.send(bytes(65_536))
+
+
+async def receive_all(stream: Stream) -> None:
+    """Receive until the error at the end."""
+    while True:
+        await stream.receive()
+
+
+Sends = Callable[[Stream], Coroutine[Any, Any, None]]
+
+
 @pytest.mark.filterwarnings("ignore:left open at the end of the event loop")
 @pytest.mark.parametrize(
     ("backend", "options"),
     [("asyncio", {}), ("asyncio", {"use_uvloop": True}), ("trio", {})],
     ids=["asyncio", "uvloop", "trio"],
 )
-@pytest.mark.parametrize("is_sending", [False, True])
+@pytest.mark.parametrize(
+    "send", [None, send_large, send_registered, send_registered_by_the_call, send_blocks]
+)
 def test_open_stream_ends_its_data_with_the_loop(
-    backend: str, options: dict[str, bool], is_sending: bool
+    backend: str, options: dict[str, bool], send: Sends | None
 ) -> None:
-    """Unless a task sends, whose data would be cut off."""
-    kept: list[Stream] = []
+    """Unless the end of the loop, or of the task, has cut off a send."""
+    kept: list[Any] = []
+    is_over = threading.Event()
 
     async def program(port: int) -> None:
-        kept.append(await connect_stream(ADDRESS, port))
-        await kept[0].send(b"everything")
-        kept[0]._path.sending = is_sending
+        stream = await connect_stream(ADDRESS, port)
+        kept.append(stream)
+        await stream.send(b"everything")
+        if send is None:
+            return
+        if backend == "asyncio":
+            kept.append(asyncio.create_task(send(stream)))
+            await asyncio.sleep(0.3)
+            return
+        with anyio.move_on_after(0.3):
+            await send(stream)
+
+    async def run(port: int) -> None:
+        function = partial(anyio.run, program, port, backend=backend, backend_options=options)
+        await anyio.to_thread.run_sync(function)
+        is_over.set()
 
     async def main() -> None:
         async with listen_stream(ADDRESS) as listener, anyio.create_task_group() as group:
-            run = partial(
-                anyio.run, program, listener.port, backend=backend, backend_options=options
-            )
-            group.start_soon(anyio.to_thread.run_sync, run)
+            group.start_soon(run, listener.port)
             async with await listener.accept() as server:
-                assert await server.receive() == b"everything"
-                with pytest.raises(DisconnectedError if is_sending else anyio.EndOfStream):
-                    await server.receive()
+                assert await server.receive(10) == b"everything"
+                if send is not None:
+                    await anyio.to_thread.run_sync(is_over.wait)
+                with pytest.raises(anyio.EndOfStream if send is None else DisconnectedError):
+                    await receive_all(server)
 
     anyio.run(main)
     assert kept[0].connection._endpoint.life.closed.is_set()
