@@ -795,10 +795,11 @@ class Endpoint:
         self.life.advance(Phase.ENDED)
         self.hub.counters.remove(self)
         self.life.ended.set()
+        callbacks, self.life.on_end = self.life.on_end, []  # they hold what uses the endpoint
         # All steps run, even if a callback raises, such as the program's exception handler.
         with ExitStack() as last_first:
             last_first.callback(self._give_back_if_closing)
-            for callback in reversed(self.life.on_end):
+            for callback in reversed(callbacks):
                 last_first.callback(callback)
             last_first.callback(self.unretrieved.end, self.name, self.cause)
 
@@ -843,9 +844,10 @@ class Endpoint:
     def _give_back(self) -> None:
         if not self.life.advance(Phase.CLOSED):
             return
+        callbacks, self.life.on_close = self.life.on_close, []
         with ExitStack() as last_first:
             last_first.callback(self._release)
-            for callback in reversed(self.life.on_close):
+            for callback in reversed(callbacks):
                 last_first.callback(callback)
 
     def _release(self) -> None:

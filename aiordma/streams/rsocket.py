@@ -59,10 +59,12 @@ class Rsocket:
         self._error: Exception | None = None
         self.path: StreamPath = make_path(connection, self._memory, self._is_iwarp)
         self.path.owner = self
+        life = self._endpoint.life
+        life.on_end.append(self.path.end)
+        life.on_close.append(self._let_go)
         self.path.post_receives()
         if self._error is not None:
             raise detached(self._error)
-        self._endpoint.life.on_end.append(self.path.end)
 
     # -- the handshake ----------------------------------------------------------------------------
 
@@ -226,3 +228,10 @@ class Rsocket:
         self.path.failed = True
         self._endpoint.fail(error)
         self.path.end()
+
+    def _let_go(self) -> None:
+        """End the path's references to this object and to the program's, once every request has
+        completed: its memory is large, and is freed without a garbage collection."""
+        path = self.path
+        path.owner = path.on_readable = path.on_writable = path.on_drained = None
+        path.is_cancelled = None

@@ -131,7 +131,7 @@ class World:
             hub=SimpleNamespace(
                 is_iwarp=uses_words, attributes=SimpleNamespace(atomic_cap=AtomicCapability.NONE)
             ),
-            life=SimpleNamespace(on_end=self.ends, has_ended=False),
+            life=SimpleNamespace(on_end=self.ends, on_close=[], has_ended=False),
             cause=None,
             domain=None,
             loop=loop,

@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 from aiordma.verbs.memory import flat_view
-from tests.unit.child import run_child
+from tests.unit.child import RUN, run_child
 
 CYCLES = """
 import array, asyncio, gc, mmap, sys
@@ -194,6 +194,85 @@ def test_cycles_with_the_buffers_of_connections_are_collected(engine: str) -> No
 
 def test_cycles_with_the_buffers_of_datagrams_are_collected() -> None:
     run_child(CYCLES, DATAGRAMS, "\nasyncio.run(main())\n", PYTHONWARNINGS="ignore")
+
+
+STREAMS = """
+import time
+from aiordma import streams
+from aiordma.streams.path import Memory
+from tests.internals import endpoint_of
+
+rings = weakref.WeakSet()
+
+class Counted(Memory):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        rings.add(self)
+
+streams.rsocket.Memory = Counted
+
+async def use_streams(end):
+    async with streams.listen_stream("127.0.0.1") as listener, anyio.create_task_group() as group:
+
+        async def serve():
+            stream = await listener.accept()
+            async with stream:
+                await stream.send(await stream.receive())
+                with suppress(anyio.EndOfStream, aiordma.DisconnectedError):
+                    await stream.receive()
+
+        group.start_soon(serve)
+        client = await streams.connect_stream("127.0.0.1", listener.port)
+        await client.send(b"hello")
+        assert await client.receive() == b"hello"
+        if end == "fail":
+            client._rsocket.fail(aiordma.DisconnectedError("a failure"))
+        await client.aclose()
+
+class Echo(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def data_received(self, data):
+        self.transport.write(data)
+
+async def use_transports(end):
+    async with await streams.create_server(Echo, "127.0.0.1", 0) as server:
+        reader, writer = await streams.open_connection(*server.sockets[0].getsockname())
+        writer.write(bytes(1000))
+        await reader.readexactly(1000)
+        getattr(writer.transport, end)()
+
+async def main(use, *ends):
+    for end in ends:
+        await use(end)
+        until = time.monotonic() + 5
+        while rings and time.monotonic() < until:
+            await anyio.sleep(0.01)
+        assert not rings, (use.__name__, end)
+"""
+
+
+@pytest.mark.parametrize("engine", ["c", "python"])
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop", "polling", "trio"])
+def test_rings_of_a_closed_stream_need_no_collection(loop: str, engine: str) -> None:
+    run_child(
+        """
+        import anyio, gc, weakref
+        from contextlib import suppress
+        from functools import partial
+        """,
+        RUN,
+        STREAMS,
+        f"""
+        gc.collect()
+        gc.disable()
+        run({loop!r}, partial(main, use_streams, "close", "fail"))
+        if {loop!r} != "trio":
+            run({loop!r}, partial(main, use_transports, "close", "abort"))
+        """,
+        AIORDMA_BACKEND=engine,
+    )
 
 
 def test_a_view_that_is_kept_exports_no_memoryview() -> None:
