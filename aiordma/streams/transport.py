@@ -129,6 +129,8 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         self._on_lost = on_lost
         self._backlog: deque[bytearray | memoryview] = deque()
         self._backlog_bytes = 0
+        # Data is being posted, in the middle of which a finalizer of the program can run.
+        self._writing = False
         self._paused = False
         self._closing = False
         self._lost = False  # connection_lost was called, or will be
@@ -210,6 +212,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         try:
             if self._backlog:
                 self._flush()
+            self._end_if_posted()
             self._deliver()
             self._end_if_stuck()
             self._show_readiness()
@@ -326,10 +329,12 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             self._writes_after_loss += 1
             return
         view = data if type(data) is bytes else flat_view(data, "write(): data")
-        done = 0 if self._backlog else self._write_now(view)
-        if done < len(view):
-            self._keep(view[done:])
-            del view  # pause_writing may resize the program's buffer
+        if self._backlog or self._writing:
+            self._keep(view)
+        else:
+            self._post(view)
+        del view  # pause_writing may resize the program's buffer
+        if self._backlog:
             self._watch_room()
             self._maybe_pause_protocol()
             if self._channel.write_error() is not None:
@@ -345,6 +350,21 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         """
         self.write(b"".join(list_of_data))
 
+    def _post(self, view: bytes | memoryview) -> None:
+        """Post what there is room for, and add the rest to the backlog, in front of what a
+        finalizer has written meanwhile."""
+        self._writing = True
+        try:
+            done = self._write_now(view)
+            left = len(view) - done
+            if left:
+                entry = _entry(view[done:])
+                if not self._lost:  # a finalizer may have aborted
+                    self._backlog_bytes += left
+                    self._backlog.appendleft(entry)
+        finally:
+            self._writing = False
+
     def _write_now(self, view: bytes | memoryview) -> int:
         try:
             return self._channel.write(view)
@@ -355,36 +375,57 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
     def _keep(self, data: bytes | memoryview) -> None:
         """Add a copy to the backlog. Each entry is sent as a message of its own, so small writes
         are joined: a small entry is a bytearray until a flush has begun with it."""
-        backlog = self._backlog
-        last = backlog[-1] if backlog else None
-        if isinstance(last, bytearray) and len(last) + len(data) <= JOIN_BYTES:
-            last += data
-        elif len(data) < JOIN_BYTES:
-            backlog.append(bytearray(data))
+        backlog, size = self._backlog, len(data)
+        # A flush may be under way with the first entry.
+        last = backlog[-1] if len(backlog) > self._writing else None
+        is_small = isinstance(last, bytearray) and len(last) + size <= JOIN_BYTES
+        entry = None if is_small else _entry(data)
+        if self._lost or not size:  # a finalizer may have aborted
+            return
+        self._backlog_bytes += size
+        if entry is None:
+            cast(bytearray, last).extend(data)
         else:
-            backlog.append(memoryview(bytes(data)))  # no copy if it is bytes
-        self._backlog_bytes += len(data)
+            backlog.append(entry)
+
+    def _post_backlog(self) -> None:
+        self._writing = True
+        try:
+            while self._backlog:
+                view = memoryview(self._backlog[0])
+                done = self._write_now(view)
+                left = view[done:]
+                if self._lost:
+                    break  # a finalizer has aborted, which drops the backlog
+                self._backlog_bytes -= done
+                if left:
+                    self._backlog[0] = left
+                    break
+                self._backlog.popleft()
+        finally:
+            self._writing = False
 
     def _flush(self) -> None:
-        while self._backlog:
-            view = memoryview(self._backlog[0])
-            done = self._write_now(view)
-            self._backlog_bytes -= done
-            if done < len(view):
-                self._backlog[0] = view[done:]
-                break
-            self._backlog.popleft()
+        self._post_backlog()
+        if self._lost:
+            return
         self._watch_room()
         if self._backlog and self._channel.write_error() is not None:
             return  # as of asyncio's, no resume_writing: see _end_if_stuck
         self._maybe_resume_protocol()  # it may write more, also while the transport is closing
-        if self._lost:
-            return  # it has aborted: what is left was dropped, and the data has no end
-        if not self._backlog:
-            if self._eof_written:
-                self._path.close_write(False)
-            if self._closing:
-                self._finish()
+
+    def _end_if_posted(self) -> None:
+        """End the data, and the transport if it is closing, once everything is posted. (If it was
+        aborted, what is left was dropped, and the data has no end.)"""
+        if self._backlog or self._lost:
+            return
+        if self._writing:
+            self._schedule()
+            return
+        if self._eof_written:
+            self._path.close_write(False)
+        if self._closing:
+            self._finish()
 
     def _end_if_stuck(self) -> None:
         """End the connection with the error that keeps the backlog from being posted, once the
@@ -414,8 +455,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             return
         self._connection._endpoint.require_same_process()
         self._eof_written = True
-        if not self._backlog:
-            self._path.close_write(False)
+        self._end_if_posted()
 
     # -- flow control -----------------------------------------------------------------------------
 
@@ -456,8 +496,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         if self._closing:
             return
         self._note_closing()
-        if not self._backlog:
-            self._finish()
+        self._end_if_posted()
 
     @deferring
     def abort(self) -> None:
@@ -511,7 +550,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         if self._lost:
             self._lose_soon(error)  # a close may be waiting
             return
-        self._is_cut = bool(self._backlog)
+        self._is_cut = self._writing or bool(self._backlog)
         self._backlog.clear()
         self._backlog_bytes = 0
         self._lost = True
@@ -595,3 +634,10 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             endpoint.expect_close()  # one warning for both
             place = endpoint.life.origin
             warn_unclosed(f"unclosed transport {with_origin(self, place)}", self)
+
+
+def _entry(data: bytes | memoryview) -> bytearray | memoryview:
+    """Return a copy of data as an entry of the backlog, to which more is joined if it is small."""
+    if len(data) < JOIN_BYTES:
+        return bytearray(data)
+    return memoryview(bytes(data))  # no copy if it is bytes

@@ -285,6 +285,116 @@ def test_small_writes_that_wait_are_joined(run: Run, monkeypatch: pytest.MonkeyP
     run(main)
 
 
+Inner = Callable[[Any], None]
+
+
+def write_inner(transport: Any) -> None:
+    transport.write(b"inner" * 3)
+    transport.write(b"inner" * 2)
+
+
+def write_much(transport: Any) -> None:
+    transport.write(b"inner" * 100_000)
+
+
+def write_and_close(transport: Any) -> None:
+    transport.write(b"inner")
+    transport.close()
+
+
+def write_and_end(transport: Any) -> None:
+    transport.write(b"inner")
+    transport.write_eof()
+
+
+class Finalizers:
+    """Calls functions in the middle of `Rsocket.write`, as finalizers of the program run there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.before: list[Callable[[], None]] = []
+        self.after: list[Callable[[], None]] = []
+        write = Rsocket.write
+
+        def run_them(rsocket: Rsocket, data: bytes | memoryview) -> int:
+            while self.before:
+                self.before.pop()()
+            done = write(rsocket, data)
+            while self.after:
+                self.after.pop()()
+            return done
+
+        monkeypatch.setattr(Rsocket, "write", run_them)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("size", [100, 100_000], ids=["small", "large"])
+@pytest.mark.parametrize("in_flush", [False, True], ids=["write", "flush"])
+@pytest.mark.parametrize("inner", [write_inner, write_much, write_and_close, write_and_end])
+def test_finalizer_in_the_middle_of_a_write_comes_after_it(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    inner: Inner,
+    in_flush: bool,
+    size: int,
+    moment: str,
+) -> None:
+    finalizers = Finalizers(monkeypatch)
+
+    async def main() -> None:
+        async with two(buffer_size=8192) as (client, server):
+            transport = client.transport
+            sent = b""
+            if in_flush:
+                sent += bytes(20_000)
+                transport.write(sent)
+                sent += b"outer" * size
+                transport.write(b"outer" * size)
+                assert transport.get_write_buffer_size()
+            getattr(finalizers, moment).append(lambda: inner(transport))
+            if not in_flush:
+                sent += b"outer" * size
+                transport.write(b"outer" * size)
+            await asyncio.sleep(0)
+            await server.until(lambda: not finalizers.before and not finalizers.after)
+            if inner in (write_inner, write_much):
+                transport.write(b"last")
+                transport.close()
+            await server.until(lambda: server.eof)
+            assert server.error is None
+            rest = server.data.removeprefix(sent)
+            assert len(rest) < len(server.data)
+            assert rest.removesuffix(b"last").replace(b"inner", b"") == b""
+            assert rest
+            assert transport.get_write_buffer_size() == 0
+
+    run(main)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("in_flush", [False, True], ids=["write", "flush"])
+def test_finalizer_aborts_in_the_middle_of_a_write(
+    run: Run, monkeypatch: pytest.MonkeyPatch, in_flush: bool, moment: str
+) -> None:
+    """Nothing is reported, and the data that is cut off has no end."""
+    finalizers = Finalizers(monkeypatch)
+
+    async def main() -> None:
+        async with two(buffer_size=8192) as (client, server):
+            transport = client.transport
+            if in_flush:
+                transport.write(bytes(20_000))
+            getattr(finalizers, moment).append(transport.abort)
+            if not in_flush:
+                transport.write(bytes(20_000))
+            await client.lost.wait()
+            await server.lost.wait()
+            assert isinstance(server.error, ConnectionResetError)
+            assert not server.eof
+            assert transport.get_write_buffer_size() == 0
+
+    run(main)
+
+
 def test_a_paused_reader_holds_the_writer_back(run: Run) -> None:
     async def main() -> None:
         async with two(buffer_size=8192) as (client, server):
