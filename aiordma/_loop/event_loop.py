@@ -189,8 +189,7 @@ def _interrupt_trio(interrupt: KeyboardInterrupt) -> None:
 def _deliver(handler: Callable[[int, None], object], error: BaseException | None) -> bool:
     """Let the loop that runs in this thread handle a deferred SIGINT, between its tasks. `error` is
     an exception that the handler has already raised. Return whether a loop handles it."""
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
+    if _trio_here() is not None:
         if error is not None and not isinstance(error, KeyboardInterrupt):
             return False
         if not _is_handler_of_trio(handler):

@@ -17,6 +17,7 @@ from aiordma._base.errors import EventLoopError
 from aiordma._loop.event_loop import EventLoop, Timer, current_event_loop, require_here
 from aiordma.streams import create_connection, create_server, open_connection, start_server
 from aiordma.testing import connected_pair
+from tests.unit.child import run_child
 from tests.unit.loops import settle, until
 
 pytestmark = pytest.mark.anyio
@@ -293,6 +294,59 @@ def test_the_host_of_trio_is_on_asyncios_loop() -> None:
             require_here(loop, "it")
 
     as_guest(main)
+
+
+def test_sigint_breaks_off_no_step_of_the_hosts() -> None:
+    """The loop gets what the handler raises, between its tasks, as without a guest."""
+    printed = run_child(
+        """
+        import asyncio, signal
+        import trio
+        from aiordma._base.interrupts import deferring_steps
+
+        class Stop(BaseException):
+            pass
+
+        def stop(*arguments):
+            raise Stop
+
+        @deferring_steps
+        async def step():
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(0)
+            return "the step went on"
+
+        async def main():
+            loop = asyncio.get_running_loop()
+            reported = []
+            loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
+            done = loop.create_future()
+            scope = trio.CancelScope()
+
+            async def guest():
+                with scope:
+                    await trio.sleep_forever()
+
+            trio.lowlevel.start_guest_run(
+                guest,
+                run_sync_soon_threadsafe=loop.call_soon_threadsafe,
+                done_callback=done.set_result,
+            )
+            await asyncio.sleep(0.01)
+            before = signal.signal(signal.SIGINT, stop)
+            try:
+                print(await step())
+                await asyncio.sleep(0)
+                print(reported)
+            finally:
+                signal.signal(signal.SIGINT, before)
+                scope.cancel()
+                await done
+
+        asyncio.run(main())
+        """
+    )
+    assert printed.splitlines() == ["the step went on", "[Stop()]"]
 
 
 def test_a_guest_of_asyncio_has_connections() -> None:
