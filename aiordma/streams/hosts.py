@@ -73,7 +73,8 @@ def _fault(pattern: str) -> str | None:
         return "is neither an IPv4 address, which has four numbers up to 255, nor a name"
     if re.fullmatch(r"\[[^]]*:[^]]*\](:\d*)?", pattern):
         return "has an IPv6 address in brackets: leave out the brackets, and the port"
-    if re.fullmatch(r"[^:]*:\d*", pattern):
+    # "*:*" would match all IPv6 addresses, and no other host, which nobody means by it.
+    if re.fullmatch(r"[^:]*:\d*|(\*|[^:]*\.[^:]*):[\d*?!\[\]-]*", pattern):
         return "has a port: leave it out, as a host is reached over RDMA at every port"
     if ":" in pattern:
         # Of IPv6 addresses, others than those above are patterns by their wildcards.
