@@ -339,7 +339,7 @@ class StreamPath:
 
     def _consume(self, receiver: Receiver, length: int) -> None:
         receiver.consume(length)
-        if receiver.is_update_due:
+        if length and receiver.is_update_due:
             self._send_update()
 
     # -- writing ----------------------------------------------------------------------------------
