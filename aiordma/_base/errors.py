@@ -70,6 +70,7 @@ __all__ = (
     "check_supported",
     "completion_error",
     "detached",
+    "is_backlog_full",
     "retry_seconds",
 )
 
@@ -570,6 +571,13 @@ REJECT_REASONS: dict[int, str] = {
     ),
     -errno_module.ETIMEDOUT: "the peer did not answer",
 }
+
+
+def is_backlog_full(error: BaseException) -> bool:
+    """Return whether an aiordma listener rejected the request because its backlog is full."""
+    # InfiniBand and RoCE pad private data with zeros.
+    return isinstance(error, RejectedError) and error.private_data.rstrip(b"\0") == BACKLOG_IS_FULL
+
 
 # ---------------------------------------------------------------------------------------------
 # One checker for each return convention

@@ -1,6 +1,8 @@
 """Opening streams: connect_stream, listen_stream and the listener."""
 
 import logging
+import random
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Self, TypedDict, Unpack
@@ -17,6 +19,7 @@ from aiordma._base.errors import (
     RdmaError,
     VerbsCallError,
     cause_text,
+    is_backlog_full,
 )
 from aiordma._base.interrupts import deferring_steps
 from aiordma._base.opening import opens
@@ -53,6 +56,12 @@ _LEAST_DEPTH = 16
 _MOST_CLOSE_TIMEOUT = 3600
 RETRY_SECONDS = 1.0
 """The pause after an accept that failed because this process lacks descriptors or memory."""
+
+
+FULL_SECONDS = 0.05
+MOST_FULL_SECONDS = 1.0
+"""The longest of the pauses before a listener is tried again whose backlog was full. They begin
+with `FULL_SECONDS`, and are doubled."""
 
 
 class StreamOptions(TypedDict, total=False):
@@ -135,7 +144,8 @@ async def connect_stream(
     Args:
         host, port, source, device, require: as of `aiordma.connect`.
         timeout: seconds for the address and the route, and again for the peer's answer; None: no
-            limit.
+            limit. For so long, an aiordma listener whose backlog is full is tried again, as a
+            client of TCP does, too.
         buffer_size: bytes that the peer can send before this side has received them; as many again
             are used for sending. 4 KiB to 1 GiB.
         queue_depth: messages that can be on the way in each direction, 16 to 65,534. Each send is
@@ -157,6 +167,35 @@ async def connect_stream(
     return Stream(*await connect_rsocket(settings, host, port, source, timeout, device, require))
 
 
+class _FullBacklog:
+    """The attempts to reach a listener whose backlog is full, for programs that were written for
+    TCP: the kernel repeats the SYN there, so that a burst of clients waits.
+
+    Args:
+        timeout: seconds for all attempts together; None: no limit.
+    """
+
+    def __init__(self, timeout: float | None) -> None:
+        self._until = None if timeout is None else time.monotonic() + timeout
+        self._longest = FULL_SECONDS
+        self._seconds = 0.0
+
+    def has_another(self, error: BaseException) -> bool:
+        """Return whether to try again, after `pause`."""
+        if not is_backlog_full(error):
+            return False
+        # A random part, so that the clients of a burst do not come together again.
+        self._seconds = self._longest * random.uniform(0.5, 1)
+        self._longest = min(2 * self._longest, MOST_FULL_SECONDS)
+        return self._until is None or time.monotonic() + self._seconds < self._until
+
+    async def pause(self) -> None:
+        """Wait before the next attempt. For another local port, there is nothing to wait for."""
+        seconds, self._seconds = self._seconds, 0.0
+        if seconds:
+            await anyio.sleep(seconds)
+
+
 @deferring_steps
 async def connect_rsocket(
     settings: StreamSettings,
@@ -172,6 +211,7 @@ async def connect_rsocket(
     of it, and can raise."""
     timeout = optional_seconds(timeout, "timeout", settings.call)
     ports = LocalPorts(source, timeout)
+    waits = _FullBacklog(timeout)
     while True:
         connection = await prepare_with(
             settings.call,
@@ -192,8 +232,9 @@ async def connect_rsocket(
             return connection, rsocket
         except BaseException as error:
             await connection.aclose()
-            if not ports.has_another(error):
+            if not (ports.has_another(error) or waits.has_another(error)):
                 raise
+        await waits.pause()
 
 
 @opens

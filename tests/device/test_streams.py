@@ -498,3 +498,30 @@ async def test_a_stream_goes_on_where_message_numbers_wrap() -> None:
             assert await receive_exactly(server, window) == expected
         posted = client.connection.statistics().posted_sends
         assert posted > 1 << 16  # each byte was a message
+
+
+# -- a full backlog ------------------------------------------------------------------------------
+
+
+async def test_a_burst_of_clients_waits_for_room_in_the_backlog() -> None:
+    async with listen_stream(ADDRESS, backlog=1) as listener, anyio.create_task_group() as group:
+        connecting = [Outcome() for _ in range(4)]
+        for outcome in connecting:
+            group.start_soon(outcome.of, lambda: connect_stream(ADDRESS, listener.port))
+        await until(lambda: listener._listener.statistics().backlog_full >= 4)  # some came again
+        for _ in connecting:
+            async with await listener.accept():
+                pass
+    for outcome in connecting:
+        assert outcome.error is None
+        await outcome.value.aclose()
+
+
+async def test_a_full_backlog_refuses_once_the_timeout_is_over() -> None:
+    async with listen_stream(ADDRESS, backlog=1) as listener, anyio.create_task_group() as group:
+        group.start_soon(Outcome().of, lambda: connect_stream(ADDRESS, listener.port))
+        await until(lambda: listener._listener.statistics().waiting == 1)
+        with pytest.raises(aiordma.RejectedError, match="the listener's backlog is full"):
+            await connect_stream(ADDRESS, listener.port, timeout=0.3)
+        assert listener._listener.statistics().backlog_full > 1
+        group.cancel_scope.cancel()
