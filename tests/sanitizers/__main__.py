@@ -141,6 +141,7 @@ THREAD = Sanitizer(
         # A fork's child that starts a thread can end gcc 12's runtime: "dup thread with used id".
         "tests/device/test_fork.py::test_pools_of_processes_work_beside_live_connections[fork]",
         "tests/unit/test_async_events.py::test_child_joins_though_a_thread_joined_at_the_fork",
+        "tests/unit/test_capture.py::test_each_process_has_a_file_by_its_number",
         "tests/unit/test_statistics.py::test_a_forked_child_begins_with_counters_of_its_own",
         "tests/unit/test_trace.py::test_a_forked_child_writes_to_a_file_of_its_own",
         "tests/device/test_fork.py::test_a_child_opens_anew",
