@@ -289,6 +289,9 @@ async def main():
             message = await asyncio.wait_for(socket.receive(), 30)
             await socket.send(b"answer", message.source)
             print(message.data.decode())
+        ip("address add 10.9.9.3/24 dev ours")
+        send(b"an address that came later", "10.9.9.1", "10.9.9.3", outside)
+        print((await asyncio.wait_for(outside.receive(), 30)).data.decode())
 
 ethernet()
 ip("address add 10.9.9.1/24 dev ours", "address add 10.9.9.2/24 dev ours")
@@ -297,4 +300,8 @@ asyncio.run(main())
 
 
 def test_only_datagrams_to_addresses_of_the_machine_arrive() -> None:
-    assert run_alone(OTHER_ADDRESSES).splitlines() == ["its own address", "another address"]
+    assert run_alone(OTHER_ADDRESSES).splitlines() == [
+        "its own address",
+        "another address",
+        "an address that came later",
+    ]

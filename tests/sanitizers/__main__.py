@@ -23,11 +23,12 @@ EXTENSIONS = ("_binding", "_engine")
 TESTS = ("tests/unit", "tests/device", "tests/faults", "tests/attacks")
 LOOPS = ("uvloop", "trio")
 # Tests of the repository itself, which run no C of ours; those that start compilers, which the
-# sanitizers' runtimes would be loaded into; and one that has its own place before the C library,
-# which is the sanitizers' here.
+# sanitizers' runtimes would be loaded into; and those that have their own place before the C
+# library, which is the sanitizers' here.
 WITHOUT = (
     *("test_forked", "test_layers", "test_vm_", "test_public_surface", "test_verbs_page"),
     "test_build",
+    "test_software_addresses",
     "test_software_no_memory",
 )
 

@@ -206,8 +206,7 @@ static int is_for_us(const struct sw_queue_pair *pair, const struct sw_roce_path
     union ibv_gid destination;
 
     memcpy(&destination, &path->destination, sizeof(destination));
-    return !memcmp(&destination, &pair->source, sizeof(destination)) ||
-           sw_gid_index(&destination) >= 0;
+    return !memcmp(&destination, &pair->source, sizeof(destination)) || sw_has_gid(&destination);
 }
 
 static int can_receive(const struct sw_queue_pair *pair)
@@ -240,13 +239,16 @@ static int has_room(const struct sw_queue_pair *pair, uint32_t size)
     return room >= SW_GRH + (uint64_t)size;
 }
 
+/* is_to_group: it came by the socket of a group, and to no other address. */
 static void deliver(struct sw_queue_pair *pair, const struct sw_roce_path *path,
-                    const struct sw_roce_datagram *datagram, size_t size)
+                    const struct sw_roce_datagram *datagram, size_t size, int is_to_group)
 {
     uint8_t grh[SW_GRH];
 
+    /* The address last, so that only a peer that knows the qkey makes work of it. */
     if (!can_receive(pair) || datagram->qkey != pair->attributes.qkey ||
-        !has_room(pair, datagram->size) || !sw_take_receive(pair, 0))
+        !has_room(pair, datagram->size) || (!is_to_group && !is_for_us(pair, path)) ||
+        !sw_take_receive(pair, 0))
         return;
     sw_roce_grh(grh, path, size);
     struct ibv_wc completion = {
@@ -282,8 +284,8 @@ static void receive(struct sw_datagrams *datagrams, const struct sw_udp *udp,
             (group && memcmp(group, &way.path.destination, sizeof(*group))) ||
             sw_roce_read(packet, (size_t)size, &way.path, &datagram))
             continue;
-        if (datagram.destination_qpn == number && (group || is_for_us(datagrams->pair, &way.path)))
-            deliver(datagrams->pair, &way.path, &datagram, (size_t)size);
+        if (datagram.destination_qpn == number)
+            deliver(datagrams->pair, &way.path, &datagram, (size_t)size, !!group);
     }
 }
 

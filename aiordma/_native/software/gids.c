@@ -97,18 +97,28 @@ static int refresh_gids(void)
     return 0;
 }
 
-static void news(struct sw_watch *watch, uint32_t events)
+/* Returns whether the kernel had notified of anything. */
+static int read_news(void)
 {
     char message[4096];
+    int count = 0;
 
     /* The contents of a message do not matter, nor do lost messages: the table is compared. */
-    (void)events;
-    while (recv(watch->fd, message, sizeof(message), 0) >= 0 || errno == ENOBUFS)
-        continue;
+    while (recv(gids.watch.fd, message, sizeof(message), 0) >= 0 || errno == ENOBUFS)
+        count++;
+    if (!count)
+        return 0;
     (void)refresh_gids();
     if (gids.has_changed)
         sw_raise_port(IBV_EVENT_GID_CHANGE);
     gids.has_changed = 0;
+    return 1;
+}
+
+static void news(struct sw_watch *watch, uint32_t events)
+{
+    (void)watch, (void)events;
+    (void)read_news();
 }
 
 static int is_shortage(int error)
@@ -165,6 +175,16 @@ int sw_gid_index(const union ibv_gid *gid)
     if (index < 0)
         errno = error ? error : ENODEV;
     return index;
+}
+
+int sw_has_gid(const union ibv_gid *gid)
+{
+    if (find_gid(gid) >= 0)
+        return 1;
+    /* A packet can be read before the notification of the address that it was sent to. */
+    if (gids.watch.slot ? !read_news() : !!refresh_gids())
+        return 0;
+    return find_gid(gid) >= 0;
 }
 
 static int read_gid(int index, struct ibv_gid_entry *entry)

@@ -9,10 +9,16 @@
 /*
  * The GID table has an entry of type IBV_GID_TYPE_ROCE_V2 for each IP address of the interfaces
  * that are up. A removed address leaves an empty entry, so that the other indices stay. Each call
- * refreshes the table. sw_gid_index returns the index of an address (IPv4 as ::ffff:a.b.c.d), or -1
- * and errno: ENODEV, or the reason why the table could not be refreshed.
+ * refreshes the table, which takes long on a machine with many addresses, except for sw_has_gid.
+ * sw_gid_index returns the index of an address (IPv4 as ::ffff:a.b.c.d), or -1 and errno: ENODEV, or
+ * the reason why the table could not be refreshed.
  */
 int sw_gid_index(const union ibv_gid *gid);
+/*
+ * Whether the table has an address; for each packet, while a context is open. Refreshes the table
+ * only if the address is missing and the kernel has notified of a change, or cannot notify.
+ */
+int sw_has_gid(const union ibv_gid *gid);
 /* Read an entry. Returns 0, ENODATA if the entry is empty, or EINVAL beyond the table. */
 int sw_gid_entry(int index, struct ibv_gid_entry *entry);
 void sw_gid_of(const struct sockaddr *address, union ibv_gid *gid);

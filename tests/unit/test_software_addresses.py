@@ -1,0 +1,65 @@
+"""The list of the machine's addresses, which takes the longer to read the more there are: no peer
+makes the software device read it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.sources import ROOT
+from tests.unit.test_native import FLAGS
+
+DROPPED = """
+import asyncio, ctypes
+import aiordma
+from aiordma._datagram.peer import UDP_QKEY
+from tests.device.wire import Packet, pack, plain_socket
+
+lists = ctypes.CDLL(None).address_lists
+QPN = 0x123456
+
+async def main():
+    # 127.0.0.9 reaches the socket, and is no address of the machine.
+    targets = ("127.0.0.1", "127.0.0.9")
+    async with await aiordma.open_datagram("127.0.0.1", device="software") as socket:
+        with plain_socket("127.0.0.1") as sender:
+            port, own = sender.getsockname()[1], socket.qp_num & 0xFFFF
+
+            def send(text, target, qkey):
+                ends = ("127.0.0.1", port), (target, own)
+                sender.sendto(pack(Packet(text, socket.qp_num, QPN, qkey), ends), ends[1])
+
+            before = lists()
+            for _ in range(20):
+                for target in targets:
+                    send(b"without the qkey", target, UDP_QKEY ^ 1)
+                send(b"to an address that no one has", targets[1], UDP_QKEY)
+            send(b"right", targets[0], UDP_QKEY)
+            assert (await asyncio.wait_for(socket.receive(), 30)).data == b"right"
+            assert lists() == before, f"{lists() - before} lists for 61 datagrams"
+    assert lists() > 0
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("library") / "addresses.so"
+    command = ["gcc", *FLAGS, "-shared", "-fPIC", "tests/native/addresses.c", "-o", str(made)]
+    subprocess.run([*command, "-ldl"], cwd=ROOT, check=True)
+    return made
+
+
+def test_no_datagram_makes_the_device_list_its_addresses(library: Path) -> None:
+    out = subprocess.run(
+        [sys.executable, "-c", DROPPED],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert out.returncode == 0, out.stderr
