@@ -94,7 +94,8 @@ static void complete(PyObject *entry, const struct aiordma_completion *completio
         return;
     }
     PyObject *raw = engine_completion_tuple(completion);
-    PyObject *result = raw ? PyObject_CallMethodOneArg(entry, engine_given.complete, raw) : NULL;
+    PyObject *arguments[] = {entry, raw};
+    PyObject *result = raw ? engine_call_method_alone(engine_given.complete, arguments, 2) : NULL;
     Py_XDECREF(raw);
     Py_XDECREF(result);
     if (!result)
@@ -226,7 +227,7 @@ static void drain_soon(Drain *drain)
     if (drain->scheduled)
         return;
     drain->scheduled = 1;
-    PyObject *result = engine_call_surely(drain->hub, engine_given.drain_soon);
+    PyObject *result = engine_call_method_surely(engine_given.drain_soon, &drain->hub, 1);
     Py_XDECREF(result);
     if (!result)
         engine_log("scheduling a drain failed, and completions will be delivered late", drain->hub);
@@ -269,7 +270,7 @@ void engine_watch_over(Drain *drain)
     if (drain->watched || !drain->table->live)
         return;
     drain->watched = 1;
-    PyObject *result = engine_call_surely(drain->hub, engine_given.watch_over);
+    PyObject *result = engine_call_method_surely(engine_given.watch_over, &drain->hub, 1);
     Py_XDECREF(result);
     if (!result)
         engine_log("starting the watchdog for lost completion events failed", drain->hub);

@@ -59,8 +59,16 @@ PyObject *engine_put_aside(void);
 void engine_put_back(PyObject *aside);
 /* Attempts of a call that signals interrupt. So many signals do not follow one another. */
 enum { ENGINE_ATTEMPTS = 16 };
-/* Call a method of aiordma's that may run twice. Call it again if an interrupt ends it half way. */
-PyObject *engine_call_surely(PyObject *object, PyObject *name);
+/*
+ * Call a function, or the method `name` of the first argument, with the kept exception put aside.
+ * For all Python code that runs behind a completion: the first call of the engine in it would raise
+ * what another callback raised, and end it half way.
+ */
+PyObject *engine_call_alone(PyObject *function, PyObject *const *arguments, size_t count);
+PyObject *engine_call_method_alone(PyObject *name, PyObject *const *arguments, size_t count);
+/* The same for what may run twice, which is called again if an interrupt ends it half way. */
+PyObject *engine_call_surely(PyObject *function, PyObject *const *arguments, size_t count);
+PyObject *engine_call_method_surely(PyObject *name, PyObject *const *arguments, size_t count);
 
 /* -- interrupts --------------------------------------------------------------------------- */
 

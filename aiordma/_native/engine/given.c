@@ -78,20 +78,39 @@ void engine_put_back(PyObject *aside)
     kept = aside;
 }
 
-static PyObject *call_alone(PyObject *object, PyObject *name)
+PyObject *engine_call_alone(PyObject *function, PyObject *const *arguments, size_t count)
 {
-    PyObject *aside = engine_put_aside(), *result = PyObject_CallMethodNoArgs(object, name);
+    PyObject *aside = engine_put_aside();
+    PyObject *result = PyObject_Vectorcall(function, arguments, count, NULL);
 
     engine_put_back(aside);
     return result;
 }
 
-PyObject *engine_call_surely(PyObject *object, PyObject *name)
+PyObject *engine_call_method_alone(PyObject *name, PyObject *const *arguments, size_t count)
 {
-    PyObject *result = call_alone(object, name);
+    PyObject *aside = engine_put_aside();
+    PyObject *result = PyObject_VectorcallMethod(name, arguments, count, NULL);
+
+    engine_put_back(aside);
+    return result;
+}
+
+PyObject *engine_call_surely(PyObject *function, PyObject *const *arguments, size_t count)
+{
+    PyObject *result = engine_call_alone(function, arguments, count);
 
     for (int i = 1; !result && i < ENGINE_ATTEMPTS && engine_keep_interrupt(); i++)
-        result = call_alone(object, name);
+        result = engine_call_alone(function, arguments, count);
+    return result;
+}
+
+PyObject *engine_call_method_surely(PyObject *name, PyObject *const *arguments, size_t count)
+{
+    PyObject *result = engine_call_method_alone(name, arguments, count);
+
+    for (int i = 1; !result && i < ENGINE_ATTEMPTS && engine_keep_interrupt(); i++)
+        result = engine_call_method_alone(name, arguments, count);
     return result;
 }
 
@@ -105,9 +124,11 @@ void engine_log(const char *text, PyObject *object)
     PyErr_NormalizeException(&type, &value, &trace);
     if (value && trace)
         PyException_SetTraceback(value, trace);
+    PyObject *aside = engine_put_aside();
     PyObject *result = engine_given.log && value
                            ? PyObject_CallFunction(engine_given.log, "sOO", text, object, value)
                            : NULL;
+    engine_put_back(aside);
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(trace);

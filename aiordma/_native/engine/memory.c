@@ -29,7 +29,7 @@ int engine_release_region(RegionBase *region)
     region->users--;
     if (!region->retired || region->users)
         return 0;
-    PyObject *result = PyObject_CallMethodNoArgs((PyObject *)region, engine_given.close);
+    PyObject *result = engine_call_method_alone(engine_given.close, (PyObject **)&region, 1);
     Py_XDECREF(result);
     return result ? 0 : -1;
 }
@@ -181,7 +181,7 @@ void engine_give_slot(Slots *slots)
     slots->free++;
     if (!slots->waiting)
         return;
-    PyObject *result = engine_call_surely((PyObject *)slots, engine_given.grant);
+    PyObject *result = engine_call_method_surely(engine_given.grant, (PyObject **)&slots, 1);
     Py_XDECREF(result);
     if (!result)
         engine_log("giving back a slot failed", (PyObject *)slots);

@@ -166,8 +166,8 @@ int engine_return_lease(Lease *lease)
     if (slab == lease->pool->current[class_of(slab->size)] ||
         (slab->free_count != 1 && slab->free_count != slab->count))
         return 0;
-    PyObject *result =
-        PyObject_CallMethodOneArg((PyObject *)lease->pool, has_room, (PyObject *)slab);
+    PyObject *arguments[] = {(PyObject *)lease->pool, (PyObject *)slab};
+    PyObject *result = engine_call_method_alone(has_room, arguments, 2);
     Py_XDECREF(result);
     return result ? 0 : -1;
 }

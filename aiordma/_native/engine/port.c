@@ -112,7 +112,7 @@ static PyObject *refuse(Port *port, Request *request, int error)
     if (!number)
         return NULL;
     PyObject *arguments[] = {port->owner, number, request->is_receive ? Py_True : Py_False};
-    PyObject *result = PyObject_VectorcallMethod(engine_given.post_refused, arguments, 3, NULL);
+    PyObject *result = engine_call_method_alone(engine_given.post_refused, arguments, 3);
     Py_DECREF(number);
     if (result) {
         Py_DECREF(result);
@@ -124,9 +124,9 @@ static PyObject *refuse(Port *port, Request *request, int error)
 void engine_doorbell_failed(Port *port, int error)
 {
     PyObject *number = PyLong_FromLong(error);
+    PyObject *arguments[] = {port->owner, number};
     PyObject *result =
-        number ? PyObject_CallMethodOneArg(port->owner, engine_given.doorbell_failed, number)
-               : NULL;
+        number ? engine_call_method_surely(engine_given.doorbell_failed, arguments, 2) : NULL;
     Py_XDECREF(number);
     Py_XDECREF(result);
     if (!result)

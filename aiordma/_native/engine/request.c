@@ -198,8 +198,8 @@ static void request_finalize(Request *request)
     if (request->state != FAILED || request->retrieved || !request->owner)
         return;
     PyErr_Fetch(&type, &value, &trace);
-    PyObject *result = PyObject_CallMethodOneArg(request->owner, engine_given.request_unretrieved,
-                                                 (PyObject *)request);
+    PyObject *arguments[] = {request->owner, (PyObject *)request};
+    PyObject *result = engine_call_method_alone(engine_given.request_unretrieved, arguments, 2);
     Py_XDECREF(result);
     if (!result)
         engine_log("the failure of %r could not be reported", (PyObject *)request);
@@ -368,7 +368,7 @@ static void wake_all(Request *request)
         if (Py_IS_TYPE(waiter, &engine_waiter_type)) {
             failed = engine_wake((Waiter *)waiter);
         } else {
-            PyObject *result = engine_call_surely(waiter, engine_given.wake);
+            PyObject *result = engine_call_method_surely(engine_given.wake, &waiter, 1);
             failed = result ? 0 : -1;
             Py_XDECREF(result);
         }
@@ -385,12 +385,7 @@ static void call_inner(Request *request)
     if (!inner)
         return;
     request->inner = NULL;
-    PyObject *result = NULL;
-    for (int i = 0; !result && i < ENGINE_ATTEMPTS; i++) {
-        result = PyObject_CallOneArg(inner, (PyObject *)request);
-        if (!result && !engine_keep_interrupt())
-            break;
-    }
+    PyObject *result = engine_call_surely(inner, (PyObject **)&request, 1);
     Py_DECREF(inner);
     if (!result)
         engine_log("a callback of %r failed", (PyObject *)request);
@@ -404,7 +399,8 @@ static void call_all(Request *request)
         return;
     request->callbacks = NULL;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(callbacks); i++) {
-        PyObject *result = PyObject_CallOneArg(PyList_GET_ITEM(callbacks, i), (PyObject *)request);
+        PyObject *result =
+            engine_call_alone(PyList_GET_ITEM(callbacks, i), (PyObject **)&request, 1);
         Py_XDECREF(result);
         if (!result)
             engine_log("a callback of %r failed", (PyObject *)request);
@@ -446,14 +442,10 @@ static void explain(Request *request, const struct aiordma_completion *completio
     PyObject *error = NULL;
     if (raw) {
         PyObject *arguments[] = {request->owner, (PyObject *)request, raw};
-        for (int i = 0; !error && i < ENGINE_ATTEMPTS; i++) {
-            error = PyObject_VectorcallMethod(engine_given.request_failed, arguments, 3, NULL);
-            if (!error && !engine_keep_interrupt())
-                break;
-        }
+        error = engine_call_method_surely(engine_given.request_failed, arguments, 3);
         Py_DECREF(raw);
     }
-    if (!error && !PyErr_Occurred())
+    if (!error && engine_keep_interrupt())
         PyErr_SetString(PyExc_RuntimeError, "interrupts kept the failure from being explained");
     if (error && !PyExceptionInstance_Check(error)) {
         PyErr_Format(PyExc_TypeError, "request_failed of %R returned %R, no exception",
@@ -530,8 +522,7 @@ static void end_run(Request *request)
         if (!end_with(earlier, request)) {
             earlier->retrieved = 1; /* if it fails, the last request reports the error */
             PyObject *arguments[] = {request->owner, (PyObject *)earlier, (PyObject *)request};
-            PyObject *result =
-                PyObject_VectorcallMethod(engine_given.run_ended, arguments, 3, NULL);
+            PyObject *result = engine_call_method_surely(engine_given.run_ended, arguments, 3);
             Py_XDECREF(result);
             if (!result)
                 engine_log("the run of %r could not be ended", (PyObject *)request);

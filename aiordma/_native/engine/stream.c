@@ -71,16 +71,10 @@ static struct ibv_sge our_sge(const StreamPath *path, Py_ssize_t offset, Py_ssiz
 /* Call a function that may run twice. Call it again if an interrupt ends it half way. */
 static void call(PyObject *function)
 {
-    PyObject *result = NULL;
-
     if (!function || function == Py_None)
         return;
     Py_INCREF(function);
-    for (int i = 0; !result && i < ENGINE_ATTEMPTS; i++) {
-        result = PyObject_CallNoArgs(function);
-        if (!result && !engine_keep_interrupt())
-            break;
-    }
+    PyObject *result = engine_call_surely(function, NULL, 0);
     if (!result)
         engine_log("a callback of a stream failed", function);
     Py_XDECREF(result);
@@ -125,13 +119,11 @@ static void call_if_drained(StreamPath *path)
 static void tell(StreamPath *path, PyObject *method, PyObject *argument)
 {
     PyObject *owner = path->owner == Py_None ? NULL : Py_XNewRef(path->owner), *result = NULL;
+    PyObject *arguments[] = {owner, argument};
 
     path->failed = 1;
-    for (int i = 0; owner && argument && !result && i < ENGINE_ATTEMPTS; i++) {
-        result = PyObject_CallMethodOneArg(owner, method, argument);
-        if (!result && !engine_keep_interrupt())
-            break;
-    }
+    if (owner && argument)
+        result = engine_call_method_surely(method, arguments, 2);
     if (owner && !result)
         engine_log("ending a stream failed", owner);
     Py_XDECREF(result);
