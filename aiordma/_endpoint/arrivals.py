@@ -17,6 +17,7 @@ from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from aiordma._base.enums import QueuePairType
 from aiordma._base.errors import BusyError, RdmaError
+from aiordma._base.interrupts import uninterrupted
 from aiordma._base.states import ConnectionState
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._requests.pool import Lease
@@ -186,7 +187,8 @@ class Arrivals:
 
     def release_later(self, lease: Lease) -> Callable[[], None]:
         """Return a function that returns a block to the pool: in any thread."""
-        return partial(self._endpoint.loop.call_from_thread, lease.release)
+        # Where the last part of a view is released, an interrupt would lose the block.
+        return uninterrupted(partial(self._endpoint.loop.call_from_thread, lease.release))
 
     def replace(self, lease: Lease) -> None:
         """Post another block in place of one that the program still uses."""

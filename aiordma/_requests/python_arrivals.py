@@ -16,6 +16,7 @@ from typing import Any
 from weakref import finalize, ref
 
 from aiordma._base.enums import WorkCompletionFlag, WorkCompletionOpcode
+from aiordma._base.interrupts import deferring_method
 from aiordma._loop.event_loop import Waiter
 from aiordma._native import Lease, Pool
 from aiordma._requests.python import WorkRequest
@@ -279,6 +280,7 @@ class ArrivalView:
         else:
             self._queue._owner.end_elsewhere(self)
 
+    @deferring_method
     def _end(self) -> None:
         """Give back the block of a view that is released, or another one while the program uses
         it."""

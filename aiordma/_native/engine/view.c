@@ -180,16 +180,31 @@ static PyObject *open_view(ArrivalView *view)
     return Py_NewRef(view->view);
 }
 
-/* Post another block in place of the view's, which the program still uses. */
+/* Return what returns the block to the pool at last; NULL: an exception is set. */
+static PyObject *release_later(const ArrivalQueue *queue, PyObject *lease)
+{
+    PyObject *later = NULL;
+
+    /* Again, if the loop does not take the interrupt: it was raised in place of the result. */
+    for (int i = 0; !later && i < ENGINE_ATTEMPTS; i++) {
+        later = engine_call_deferring(queue->owner, release_later_name, lease);
+        if (!later && !engine_keep_interrupt())
+            break;
+    }
+    return later;
+}
+
+/* Post another block in place of the view's, which the program still uses. An interrupt half way
+   would lose a receive for good. */
 static void replace_block(ArrivalView *view)
 {
     ArrivalQueue *queue = view->queue;
     PyObject *lease = (PyObject *)view->lease;
 
     /* First, so that the block is returned at last, whatever becomes of its replacement. */
-    view->after = PyObject_CallMethodOneArg(queue->owner, release_later_name, lease);
+    view->after = release_later(queue, lease);
     PyObject *result =
-        view->after ? PyObject_CallMethodOneArg(queue->owner, replace_name, lease) : NULL;
+        view->after ? engine_call_deferring(queue->owner, replace_name, lease) : NULL;
     if (!result)
         engine_log("replacing a block of %r failed", queue->port->owner);
     Py_XDECREF(result);
