@@ -330,6 +330,8 @@ class Endpoint:
 
         Raises: as `require_usable`, and the errors of `make`.
         """
+        # In another event loop, neither the call's end nor a cancellation would end the wait.
+        self.require_usable()
         with kept_open(self.reactor, self.domain_state):
             made = await in_thread(self.loop, make, on_cancelled=close)
             try:

@@ -3,6 +3,7 @@ closed as far as that goes without its loop."""
 
 import asyncio
 import gc
+import inspect
 import threading
 import time
 import warnings
@@ -100,27 +101,83 @@ async def test_a_chain_from_another_thread_is_refused() -> None:
         await both_ways(client, server)
 
 
-USES: dict[str, Callable[[aiordma.Connection], Awaitable[object]]] = {
-    "send": lambda c: c.send(b"x"),
-    "send of much": lambda c: c.send(bytes(8192)),
-    "receive": lambda c: c.receive(),
-    "ended": lambda c: c.ended(),
-    "aclose": lambda c: c.aclose(),
+Use = Callable[[aiordma.Connection, Any, Any, Any], Awaitable[object]]
+USES: dict[str, Use] = {
+    "__aexit__": lambda c, region, remote, window: c.__aexit__(None, None, None),
+    "__anext__": lambda c, region, remote, window: c.__anext__(),
+    "aclose": lambda c, region, remote, window: c.aclose(),
+    "bind": lambda c, region, remote, window: c.bind(region[:], aiordma.Access.REMOTE_READ),
+    "compare_swap": lambda c, region, remote, window: c.compare_swap(remote, 0, 1),
+    "ended": lambda c, region, remote, window: c.ended(),
+    "establish": lambda c, region, remote, window: c.establish(),
+    "fetch_add": lambda c, region, remote, window: c.fetch_add(remote, 1),
+    "grant": lambda c, region, remote, window: c.grant(bytearray(8), aiordma.Access.REMOTE_READ),
+    "open_window": lambda c, region, remote, window: c.open_window(),
+    "read": lambda c, region, remote, window: c.read(remote, region),
+    "read_bytes": lambda c, region, remote, window: c.read_bytes(remote),
+    "readv": lambda c, region, remote, window: c.readv(remote, [region]),
+    "receive": lambda c, region, remote, window: c.receive(),
+    "receive_message": lambda c, region, remote, window: c.receive_message(),
+    "register_in_thread": lambda c, region, remote, window: c.register_in_thread(bytearray(8)),
+    "revoke": lambda c, region, remote, window: c.revoke(window),
+    "send": lambda c, region, remote, window: c.send(b"x"),
+    "send of much": lambda c, region, remote, window: c.send(bytes(8192)),
+    "sendv": lambda c, region, remote, window: c.sendv([b"x", b"y"]),
+    "write": lambda c, region, remote, window: c.write(region, remote),
+    "writev": lambda c, region, remote, window: c.writev([region], remote),
+}
+NEEDS_FEATURE = {
+    "bind": "memory_windows",
+    "compare_swap": "atomics",
+    "fetch_add": "atomics",
+    "open_window": "memory_windows",
+    "revoke": "memory_windows",
 }
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize("use", USES.values(), ids=USES)
-async def test_another_threads_event_loop_is_refused(
-    use: Callable[[aiordma.Connection], Awaitable[object]], anyio_backend: tuple[str, Any]
-) -> None:
-    async def use_it(connection: aiordma.Connection) -> None:
-        with pytest.raises(aiordma.EventLoopError, match=NAMES_BOTH):
-            await use(connection)
+def test_every_coroutine_is_tried_elsewhere() -> None:
+    methods = {
+        name
+        for name in dir(aiordma.Connection)
+        if inspect.iscoroutinefunction(getattr(aiordma.Connection, name))
+        and (not name.startswith("_") or name.startswith("__"))
+    }
+    # The first only returns the connection, the second only raises an error of its own.
+    assert methods - {"__aenter__", "send_eof"} <= set(USES)
 
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(
+            use,
+            id=name,
+            marks=[pytest.mark.capability(NEEDS_FEATURE[name])] if name in NEEDS_FEATURE else [],
+        )
+        for name, use in USES.items()
+    ],
+)
+async def test_another_threads_event_loop_is_refused(
+    use: Use, anyio_backend: tuple[str, Any], request: pytest.FixtureRequest
+) -> None:
+    Access = aiordma.Access
     backend, options = anyio_backend
     async with connected() as (client, server):
-        await elsewhere(lambda: anyio.run(use_it, client, backend=backend, backend_options=options))
+        binds = request.node.callspec.id.endswith(("bind", "revoke"))
+        bindable = Access.LOCAL_WRITE | (Access.MW_BIND if binds else Access(0))
+        region = client.register(bytearray(8), bindable)
+        window = await client.bind(region[:], Access.REMOTE_READ) if binds else None
+        everything = Access.REMOTE_READ | Access.REMOTE_WRITE
+        if request.node.callspec.id.endswith(("swap", "add")):
+            everything |= Access.REMOTE_ATOMIC
+        remote = server.register(bytearray(8), everything).remote()
+
+        async def use_it() -> None:
+            with pytest.raises(aiordma.EventLoopError, match=NAMES_BOTH):
+                await use(client, region, remote, window)
+
+        await elsewhere(lambda: anyio.run(use_it, backend=backend, backend_options=options))
         await both_ways(client, server)
 
 
