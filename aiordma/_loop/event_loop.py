@@ -66,6 +66,10 @@ class EventLoop(Protocol):
     from_thread: str
     """The calls by which another thread runs code on this loop, for messages."""
 
+    calls: set[object]
+    """One object for each call in a worker thread whose end is to be reported to this loop. It is
+    removed once the report is passed to `call_from_thread`, or the call was withdrawn."""
+
     @property
     def has_ended(self) -> bool:
         """Whether the loop was closed or abandoned, or its run is over. A loop that has ended runs
@@ -239,6 +243,7 @@ class _Face:
         self.thread = get_ident()
         self._thread_name = current_thread().name
         self._abandoned = False
+        self.calls: set[object] = set()
         # The callbacks of other threads. The loop drops what is scheduled when it is closed, so it
         # is told only that there are some.
         self._undelivered: deque[Callable[[], None]] = deque()

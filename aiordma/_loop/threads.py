@@ -69,12 +69,18 @@ Result = TypeVar("Result")
 
 
 class _Call:
-    """A function that waits for a worker, or that a worker runs."""
+    """A function that waits for a worker, or that a worker runs.
 
-    __slots__ = ("is_abandoned", "run")
+    Args:
+        run: the function.
+        forget: removes the call from its loop's `calls`.
+    """
 
-    def __init__(self, run: Callable[[], None]) -> None:
+    __slots__ = ("forget", "is_abandoned", "run")
+
+    def __init__(self, run: Callable[[], None], forget: Callable[[], None]) -> None:
         self.run: Callable[[], None] = run
+        self.forget: Callable[[], None] = forget
         self.is_abandoned = False
 
 
@@ -218,6 +224,8 @@ def _reporting(
     function: Callable[[], object],
     then: Callable[[BaseException | None], None],
 ) -> _Call:
+    counted = object()
+
     def run() -> None:
         error: BaseException | None = None
         try:
@@ -227,9 +235,14 @@ def _reporting(
         try:
             loop.call_from_thread(partial(then, error))
         finally:
+            forget()
             del error  # its traceback holds this frame
 
-    return _Call(run)
+    def forget() -> None:
+        loop.calls.discard(counted)
+
+    loop.calls.add(counted)
+    return _Call(run, forget)
 
 
 @deferring
@@ -254,8 +267,16 @@ def start_call(
     """
     call, workers = _reporting(loop, function, then), lane.workers
     if not workers.submit(call) and workers.withdraw(call):
+        call.forget()
         raise VerbsCallError(errno.EAGAIN, "pthread_create")
-    return lambda: workers.abandon(call)
+
+    def abandon() -> bool:
+        is_withdrawn = workers.abandon(call)
+        if is_withdrawn:
+            call.forget()
+        return is_withdrawn
+
+    return abandon
 
 
 @deferring

@@ -39,8 +39,8 @@ logger: logging.Logger = logging.getLogger("aiordma")
 EventHandler = Callable[[Event], None]
 
 END_SECONDS = 5.0
-"""Seconds that the end of a loop waits for the program's cancelled tasks, and that it, or a close
-after it, waits for calls into the driver."""
+"""Seconds that the end of a loop waits for the program's cancelled tasks, and that it, or all
+closes after it together, wait for calls into the driver."""
 
 EVENTS_AT_ONCE = 256
 """CM events delivered before other callbacks of the loop, and destroying calls, run."""
@@ -105,6 +105,7 @@ class Reactor:
         self._taking = 0
         self._after_events: list[Callable[[], None]] = []
         self._closed = Once(loop)
+        self._deadline: float | None = None  # for the calls under way, after the loop's end
         channel._is_left_to_owner = lambda: not loop.is_running
         loop.watch(channel.fd, self._readable)
 
@@ -379,17 +380,22 @@ class Reactor:
             self.release()
 
     def _finish_calls(self) -> None:
-        """After the loop's end, do what it would have done: begin the destroying calls that wait,
-        wait for those in worker threads, and run the callbacks of all calls that have returned."""
-        # At the end of the interpreter, worker threads do not continue.
-        deadline = time.monotonic() + (0.0 if sys.is_finalizing() else END_SECONDS)
+        """After the loop's end, do what it would have done: wait for the calls in worker threads,
+        run the callbacks of those that have returned, and begin the destroying calls that wait.
+
+        A call that has not returned keeps its objects open. No further call begins in a thread, so
+        one deadline is enough for all closes."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + END_SECONDS
         while True:
+            # Before its callback is taken: a call that has returned by now has left its callback.
+            # A forked child has none of the threads, nor has an interpreter that ends.
+            waits = self.loop.calls and self._process == here.pid and not sys.is_finalizing()
             with ExitStack() as last_first:
                 for callback in reversed(self.loop.undelivered()):
                     last_first.callback(callback)
             self._start_destroys()
-            is_closing = self.ended and not self._closed.is_set()
-            if not (self._destroying or is_closing) or time.monotonic() >= deadline:
+            if not waits or time.monotonic() >= self._deadline:
                 return
             time.sleep(0.001)
 

@@ -16,9 +16,10 @@ import anyio.from_thread
 import pytest
 
 import aiordma
+from aiordma._endpoint.domain_state import start_deregistering
 from aiordma._loop.polling import new_event_loop
 from aiordma._loop.threads import DESTROYS, calls_under_way
-from aiordma.verbs import MemoryRegion
+from aiordma.verbs import AddressHandle, MemoryRegion
 from aiordma.verbs.identifier import Identifier
 from tests.conftest import BACKENDS
 from tests.connections import connect_to
@@ -449,6 +450,81 @@ def test_a_call_in_a_thread_hinders_no_close_on_a_closed_loop(
     for closable in opened:
         asyncio.run(closing_fails(closable, "belongs to the event loop.*has ended.*closed now"))
     drop(task)  # it uses the reactor
+    assert objects() == before
+
+
+@OWN_LOOPS
+def test_a_deregistration_hinders_no_close_on_a_closed_loop(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    before = objects()
+
+    async def begin_deregistering() -> list[Any]:
+        opened = await open_pair()
+        reactor = opened[0]._endpoint.reactor
+        start_deregistering(reactor, None, lambda: time.sleep(0.1))
+        return opened
+
+    loop = new_loop()
+    opened = loop.run_until_complete(begin_deregistering())
+    loop.close()
+    for closable in opened:
+        asyncio.run(closing_fails(closable, "belongs to the event loop.*has ended.*closed now"))
+    assert objects() == before
+
+
+@OWN_LOOPS
+def test_closes_on_a_closed_loop_share_one_limit(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = objects()
+    monkeypatch.setattr("aiordma._runtime.reactor.END_SECONDS", 0.5)
+    may_return = threading.Event()
+
+    async def begin_call() -> list[Any]:
+        opened = await open_pair()
+        reactor = opened[0]._endpoint.reactor
+        start_deregistering(reactor, None, lambda: may_return.wait(30))
+        return opened
+
+    loop = new_loop()
+    opened = loop.run_until_complete(begin_call())
+    loop.close()
+    begin = time.monotonic()
+    for closable in opened:
+        asyncio.run(closing_fails(closable, "belongs to the event loop.*has ended.*closed now"))
+    assert 0.5 <= time.monotonic() - begin < 1.4
+    may_return.set()
+    while calls_under_way():
+        time.sleep(0.001)
+    opened[0]._endpoint.reactor.close_elsewhere(lambda: None)  # takes the call's end
+    assert objects() == before
+
+
+@pytest.mark.capability("datagrams")
+@OWN_LOOPS
+def test_a_dropped_address_handle_hinders_no_close_on_a_closed_loop(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = objects()
+    close = AddressHandle.close
+
+    def close_slowly(self: AddressHandle) -> None:
+        time.sleep(0.1)
+        close(self)
+
+    monkeypatch.setattr(AddressHandle, "close", close_slowly)
+
+    async def drop_handle() -> aiordma.Datagram:
+        opened = await aiordma.open_datagram(ADDRESS)
+        await opened.send(b"hello", opened.peer(opened.gid, 5))
+        opened._endpoint.handles._kept.popitem()[1].retire()
+        return opened
+
+    loop = new_loop()
+    opened = loop.run_until_complete(drop_handle())
+    loop.close()
+    asyncio.run(closing_fails(opened, "belongs to the event loop.*has ended.*closed now"))
     assert objects() == before
 
 

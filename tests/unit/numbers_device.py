@@ -40,6 +40,7 @@ class Loop:
             self.running = current_event_loop()
         self.watched: dict[int, Callable[[], None]] = {}
         self.timers: list[Timer] = []
+        self.calls: set[object] = set()
 
     def watch(self, fd: int, callback: Callable[[], None], *, hot: bool = False) -> None:
         self.watched[fd] = callback

@@ -345,8 +345,10 @@ async def test_held_up_connects_delay_no_destroy(starts: Starts) -> None:
 @pytest.mark.anyio
 async def test_a_call_without_a_thread_fails_clearly(starts: Starts) -> None:
     starts.fail, ran = True, []
+    loop = current_event_loop()
     with pytest.raises(VerbsCallError, match=r"pthread_create.*ulimit -u") as caught:
-        await in_thread(current_event_loop(), lambda: ran.append(True))
+        await in_thread(loop, lambda: ran.append(True))
+    assert not loop.calls
     assert caught.value.errno == errno.EAGAIN
     starts.fail = False
     assert await in_thread(current_event_loop(), lambda: "later") == "later"
@@ -377,13 +379,16 @@ async def test_a_withdrawn_call_never_runs(starts: Starts) -> None:
     withdraw_first = start_call(loop, work, ended.append, lane)
     await until(work.started.is_set)
     withdraw = start_call(loop, lambda: ended.append(None), ended.append, lane)
+    assert len(loop.calls) == 2
     assert withdraw()
     assert not withdraw()
     assert not withdraw_first()  # it has begun
+    assert len(loop.calls) == 1
     work.may_end.set()
     await until(lambda: not lane.workers.calls)
     await until(lambda: ended)
     assert ended == [None]
+    await until(lambda: not loop.calls)
 
 
 @pytest.mark.anyio
