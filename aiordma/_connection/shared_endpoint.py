@@ -541,7 +541,9 @@ class SharedReceiveEndpoint:
             return
         if not self.life.advance(Phase.FLUSHING):
             return
-        if self._made:
+        if self._made and self.loop.has_ended:
+            self._destroy()
+        elif self._made:
             # Not immediately: this can run in the middle of a post.
             self.loop.call_later(0, self._destroy)
         else:

@@ -135,11 +135,14 @@ class DomainState:
     async def register(self, make: Callable[[ProtectionDomain], Region]) -> Region:
         """Register memory until the domain's end, in a worker thread. See `Domain.register`."""
         self.require_usable()
-        with self.used("registration", lambda: False):
+        with ExitStack() as stack:
+            # After the loop's end, this task does not continue: it must not make `aclose` fail.
+            stack.enter_context(self.used("registration", lambda: self.loop.has_ended))
             region = await in_thread(
                 self.loop,
                 lambda: self.pool.registrations._register(lambda: make(self.raw)),
                 on_cancelled=MemoryRegion.close,
+                on_lost=stack.close,
             )
             try:
                 await checkpoint_if_cancelled()  # a cancellation that the call outwaited
@@ -252,14 +255,18 @@ async def make_private(reactor: Reactor, hub: DeviceHub) -> DomainState:
 
 
 @contextmanager
-def kept_open(reactor: Reactor, domain: DomainState | None) -> Iterator[None]:
+def kept_open(reactor: Reactor, domain: DomainState | None) -> Iterator[Callable[[], None]]:
     """Keep the reactor and the domain open during a call in a worker thread that creates an object
     of the domain, and until that object is closed or has an owner, even if the connection is closed
-    meanwhile. (`domain` is None for the loop's own one, which the reactor closes.)"""
-    with reactor.retained(), ExitStack() as stack:
+    meanwhile. (`domain` is None for the loop's own one, which the reactor closes.)
+
+    Yield a function that must be passed to `in_thread` as `on_lost`.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(reactor.retained())
         if domain is not None:
             stack.enter_context(domain.used("registration", lambda: True))
-        yield
+        yield stack.close
 
 
 @deferring

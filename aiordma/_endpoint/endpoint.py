@@ -332,8 +332,8 @@ class Endpoint:
         """
         # In another event loop, neither the call's end nor a cancellation would end the wait.
         self.require_usable()
-        with kept_open(self.reactor, self.domain_state):
-            made = await in_thread(self.loop, make, on_cancelled=close)
+        with kept_open(self.reactor, self.domain_state) as leave:
+            made = await in_thread(self.loop, make, on_cancelled=close, on_lost=leave)
             try:
                 # The call outwaits a cancellation, which then does not return the object to anyone.
                 await checkpoint_if_cancelled()

@@ -223,8 +223,8 @@ class Staging:
     @deferring_steps
     async def _prepare_in_thread(self, stage: Callable[[], Staged]) -> Staged:
         endpoint = self._endpoint
-        with kept_open(endpoint.reactor, endpoint.domain_state):
-            staged = await in_thread(endpoint.loop, stage, on_cancelled=self.abandon)
+        with kept_open(endpoint.reactor, endpoint.domain_state) as leave:
+            staged = await in_thread(endpoint.loop, stage, on_cancelled=self.abandon, on_lost=leave)
             try:
                 endpoint.require_usable()
             except BaseException:

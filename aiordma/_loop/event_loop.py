@@ -70,6 +70,10 @@ class EventLoop(Protocol):
     """One object for each call in a worker thread whose end is to be reported to this loop. It is
     removed once the report is passed to `call_from_thread`, or the call was withdrawn."""
 
+    returned: dict[object, Callable[[], object]]
+    """For each task that has not continued since its call in a worker thread has returned: what to
+    do in its place if the loop has ended, because it does not continue then."""
+
     @property
     def has_ended(self) -> bool:
         """Whether the loop was closed or abandoned, or its run is over. A loop that has ended runs
@@ -244,6 +248,7 @@ class _Face:
         self._thread_name = current_thread().name
         self._abandoned = False
         self.calls: set[object] = set()
+        self.returned: dict[object, Callable[[], object]] = {}
         # The callbacks of other threads. The loop drops what is scheduled when it is closed, so it
         # is told only that there are some.
         self._undelivered: deque[Callable[[], None]] = deque()

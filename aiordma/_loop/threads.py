@@ -22,6 +22,7 @@ import errno
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from threading import Condition, Thread
 from typing import TypeVar
@@ -370,6 +371,7 @@ async def in_thread(
     lane: Lane = CREATES,
     *,
     on_cancelled: Callable[[Result], object] = lambda _result: None,
+    on_lost: Callable[[], object] = lambda: None,
 ) -> Result:
     """Run a function in a worker thread, to its end, and return its result.
 
@@ -379,6 +381,8 @@ async def in_thread(
         lane: the lane of the worker.
         on_cancelled: called with the result on the loop's thread if the caller is cancelled, to
             close or to keep the object that the function created.
+        on_lost: called once the function has returned if the loop has ended, because the caller
+            does not continue then. `on_cancelled` is called before it.
 
     Raises:
         VerbsCallError: no thread could be started. Nothing was done.
@@ -388,6 +392,7 @@ async def in_thread(
     returned = Once(loop)
     results: list[Result] = []
     errors: list[BaseException] = []
+    wait, has_left = object(), False
 
     def drop() -> None:
         while results:
@@ -398,9 +403,17 @@ async def in_thread(
     def then(error: BaseException | None) -> None:
         if error is not None:
             errors.append(error)
-        if loop.has_ended:
-            drop()  # the caller's task does not continue
+        if has_left:
+            lose()
+            return
+        loop.returned[wait] = lose
         returned.set()
+
+    def lose() -> None:
+        try:
+            drop()
+        finally:
+            on_lost()
 
     start_call(loop, lambda: results.append(function()), then, lane)
     try:
@@ -413,6 +426,8 @@ async def in_thread(
             raise errors[0]
         return results[0]
     finally:
+        has_left = True
+        loop.returned.pop(wait, None)
         results.clear()
         errors.clear()  # their tracebacks hold this frame, and so the callers' buffers
 
@@ -429,10 +444,9 @@ class Calls:
     async def run(self, function: Callable[[], Result]) -> Result:
         """Run a function as `in_thread` does, and count the call."""
         self.begin()
-        try:
-            return await in_thread(self._loop, function)
-        finally:
-            self.end()
+        with ExitStack() as until_end:
+            until_end.callback(self.end)
+            return await in_thread(self._loop, function, on_lost=until_end.close)
 
     def begin(self) -> None:
         """Count the beginning of a call that the caller runs."""

@@ -392,12 +392,18 @@ class Reactor:
             # A forked child has none of the threads, nor has an interpreter that ends.
             waits = self.loop.calls and self._process == here.pid and not sys.is_finalizing()
             with ExitStack() as last_first:
+                last_first.callback(self._end_lost_waits)
                 for callback in reversed(self.loop.undelivered()):
                     last_first.callback(callback)
             self._start_destroys()
             if not waits or time.monotonic() >= self._deadline:
                 return
             time.sleep(0.001)
+
+    def _end_lost_waits(self) -> None:
+        with ExitStack() as stack:
+            while self.loop.returned:
+                stack.callback(self.loop.returned.popitem()[1])
 
     # -- closing outside of the loop ----------------------------------------------------------
 

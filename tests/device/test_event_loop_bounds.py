@@ -7,7 +7,7 @@ import inspect
 import threading
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ import aiordma
 from aiordma._endpoint.domain_state import start_deregistering
 from aiordma._loop.polling import new_event_loop
 from aiordma._loop.threads import DESTROYS, calls_under_way
-from aiordma.verbs import AddressHandle, MemoryRegion
+from aiordma.verbs import AddressHandle, MemoryRegion, ProtectionDomain
 from aiordma.verbs.identifier import Identifier
 from tests.conftest import BACKENDS
 from tests.connections import connect_to
@@ -445,11 +445,85 @@ def test_a_call_in_a_thread_hinders_no_close_on_a_closed_loop(
     loop.close()
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     may_return.set()
-    while calls_under_way():
-        time.sleep(0.001)
     for closable in opened:
         asyncio.run(closing_fails(closable, "belongs to the event loop.*has ended.*closed now"))
-    drop(task)  # it uses the reactor
+    assert objects() == before
+    drop(task)
+    assert objects() == before
+
+
+@OWN_LOOPS
+@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.1])
+def test_a_registration_hinders_no_close_of_its_domain_on_a_closed_loop(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], seconds: float
+) -> None:
+    """The loop ends during the driver's call, or before the task continues."""
+    before = objects()
+
+    def register_slowly(raw: ProtectionDomain) -> MemoryRegion:
+        region = MemoryRegion(raw, bytearray(8))
+        time.sleep(seconds)
+        return region
+
+    async def begin_registering() -> tuple[aiordma.Domain, asyncio.Task[Any]]:
+        domain = await aiordma.open_domain(ADDRESS)
+        task = asyncio.ensure_future(domain._state.register(register_slowly))
+        await asyncio.sleep(0)
+        return domain, task
+
+    loop = new_loop()
+    domain, task = loop.run_until_complete(begin_registering())
+    loop.close()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    asyncio.run(closing_fails(domain, "belongs to the event loop.*has ended.*closed now"))
+    assert objects() == before
+    asyncio.run(domain.aclose())  # idempotent
+    drop(task)
+    assert objects() == before
+
+
+CHANGES: dict[str, Callable[[aiordma.SharedReceiveQueue], Coroutine[Any, Any, None]]] = {
+    "limit": lambda shared: shared.limit(1),
+    "resize": lambda shared: shared.resize(16),
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(CHANGES["limit"], id="limit"),
+        pytest.param(CHANGES["resize"], id="resize", marks=pytest.mark.capability("srq_resize")),
+    ],
+)
+@pytest.mark.parametrize("closes_before", [False, True], ids=["closed after", "closed before"])
+@pytest.mark.parametrize("turns", range(5))
+@OWN_LOOPS
+def test_a_change_hinders_no_close_of_its_queue_on_a_closed_loop(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+    turns: int,
+    closes_before: bool,
+    change: Callable[[aiordma.SharedReceiveQueue], Coroutine[Any, Any, None]],
+) -> None:
+    """The loop ends before, during or after the driver's call, or before the task continues."""
+    before = objects()
+
+    async def begin_change() -> tuple[aiordma.SharedReceiveQueue, list[asyncio.Task[None]]]:
+        shared = await aiordma.open_shared_receive(ADDRESS, depth=8)
+        shared.post_srq_recv([bytearray(8)] * 4)
+        tasks = [asyncio.ensure_future(change(shared))]
+        if closes_before:
+            tasks.append(asyncio.ensure_future(shared.aclose()))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return shared, tasks
+
+    loop = new_loop()
+    shared, tasks = loop.run_until_complete(begin_change())
+    loop.close()
+    for task in tasks:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    with suppress(aiordma.EventLoopError):  # it may have closed in time
+        asyncio.run(shared.aclose())
     assert objects() == before
 
 

@@ -41,6 +41,7 @@ class Loop:
         self.watched: dict[int, Callable[[], None]] = {}
         self.timers: list[Timer] = []
         self.calls: set[object] = set()
+        self.returned: dict[object, Callable[[], object]] = {}
 
     def watch(self, fd: int, callback: Callable[[], None], *, hot: bool = False) -> None:
         self.watched[fd] = callback
