@@ -731,7 +731,8 @@ class Connection(ObjectStream[bytes]):
 
         Raises:
             as `Connection.post_send`.
-            ValueError: the window is not bound (any more), or its invalidation is posted already.
+            ValueError: the window belongs to another connection, or is not bound (any more), or its
+                invalidation is posted already.
 
         See: man ibv_post_send, ibv_bind_mw.
         """
@@ -1116,7 +1117,8 @@ class Connection(ObjectStream[bytes]):
 
         Raises:
             as `Connection.send`.
-            ValueError: the window is not bound (any more), or its invalidation is posted already.
+            ValueError: the window belongs to another connection, or is not bound (any more), or its
+                invalidation is posted already.
 
         Cancellation: before the post, the window stays bound. A posted invalidation is carried out,
         unless the connection ends first, which also ends the access.

@@ -1,10 +1,19 @@
 """Memory windows: remote access given for a while, and revoked by either side."""
 
+from collections.abc import Awaitable, Callable
+
 import anyio
 import pytest
 
 import aiordma
-from aiordma import Access, MemoryWindowType, RemoteMemory, WorkCompletionOpcode
+from aiordma import (
+    Access,
+    BoundWindow,
+    Connection,
+    MemoryWindowType,
+    RemoteMemory,
+    WorkCompletionOpcode,
+)
 from tests.device.players import both_ways, connected, one_loop
 from tests.internals import endpoint_of, free_sends
 
@@ -183,6 +192,31 @@ async def test_what_a_window_cannot_be_bound_to_is_refused() -> None:
             chain.post_bind_window(first, region[:], BOTH)
         await client.send(b"still there")
         assert await server.receive() == b"still there"
+
+
+Invalidate = Callable[[Connection, BoundWindow], Awaitable[object]]
+
+
+async def chain_invalidate(connection: Connection, window: BoundWindow) -> None:
+    with connection.chain() as chain:
+        chain.post_invalidate(window)
+
+
+async def post_invalidate(connection: Connection, window: BoundWindow) -> None:
+    await connection.post_invalidate(window)
+
+
+@pytest.mark.parametrize("invalidate", [post_invalidate, chain_invalidate, Connection.revoke])
+async def test_invalidation_of_another_connections_window(invalidate: Invalidate) -> None:
+    """A device would find no window of the connection to invalidate, and end the connection."""
+    async with connected() as (client, server):
+        region = server.register(bytearray(64), BINDABLE)
+        window = await server.bind(region[:], Access.REMOTE_READ)
+        with pytest.raises(ValueError, match="another connection"):
+            await invalidate(client, window)
+        assert window.is_bound
+        await server.revoke(window)
+        await both_ways(client, server)
 
 
 async def test_a_bind_and_the_message_that_gives_it_away_are_one_chain() -> None:
