@@ -27,6 +27,7 @@ __all__ = (
     "NOT_SERVING",
     "REJECT_REASONS",
     "REJECT_TEXTS",
+    "TCP_SECONDS",
     "AddressError",
     "BusyError",
     "ClosedError",
@@ -360,6 +361,11 @@ class RetryExceededError(WorkCompletionError, PeerGoneError):
         self.ack_timeout = ack_timeout
 
 
+TCP_SECONDS = 900.0
+"""Seconds after which a peer on iWARP that acknowledges nothing is given up, also with a longer
+limit or none: TCP itself gives up soon after that (sysctl net.ipv4.tcp_retries2)."""
+
+
 def retry_seconds(retry_count: int, ack_timeout: int) -> float:
     """Return the seconds after which a device gives up on an acknowledgement. With an ack_timeout
     of 0, it never does."""
@@ -368,6 +374,11 @@ def retry_seconds(retry_count: int, ack_timeout: int) -> float:
 
 def _unacknowledged(retry_count: int, ack_timeout: int) -> str:
     """Return the text of a missing acknowledgement: the time, and the option to change."""
+    if not ack_timeout:  # only iWARP gives up then
+        return (
+            f"the peer did not acknowledge it within {TCP_SECONDS:g} s, TCP's limit (ack_timeout=0 "
+            "sets none): it died, or the network between"
+        )
     once = retry_seconds(0, ack_timeout)
     if retry_count == 0:
         return (

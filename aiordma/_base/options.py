@@ -177,7 +177,7 @@ class ConnectionOptions:
             number. It chooses both, so give it without them. Their time is at most this, and at
             least four fifths of it. None: their values. `Connection.peer_timeout` is the time in
             force. iWARP (siw, the software device) needs one second at least, and takes 900 at
-            most, as TCP gives up then; hardware may take up to four times as long.
+            most, as TCP gives up soon after; hardware may take up to four times as long.
         keepalive: seconds after which an idle connection posts a WRITE of no bytes, which the
             peer's device acknowledges, so that a peer that has vanished is detected within
             keepalive + peer_timeout also if this side only receives. None: no keepalive. It says

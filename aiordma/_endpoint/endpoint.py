@@ -22,6 +22,7 @@ from aiordma._base.enums import (
     WorkCompletionStatus,
 )
 from aiordma._base.errors import (
+    TCP_SECONDS,
     ClosedError,
     DeviceRemovedError,
     DisconnectedError,
@@ -85,9 +86,8 @@ Made = TypeVar("Made")
 _LINGER, _CAUSE, _FLUSHED = "linger", "cause", "flushed"
 """The names of an endpoint's timers."""
 
-_TCP_LEAST, _TCP_MOST = 1.0, 900.0
-"""Seconds of a peer's silence that TCP, and so an iWARP device, can bear: its clock is coarse, and
-it gives up by itself."""
+_TCP_LEAST = 1.0
+"""Seconds of a peer's silence that an iWARP device bears at least: TCP's clock is coarse."""
 
 _FLUSH = int(WorkCompletionStatus.WR_FLUSH_ERR)
 _SILENCE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
@@ -274,7 +274,7 @@ class Endpoint:
             self.shared_receive, self._entries = shared_receive, self.options.max_send_wr
         options, limits = self.options, self.hub.attributes
         check_depths(options, limits, self.hub.context.device_name)
-        if options.keepalive is not None or self._leaves_silence_to_tcp:
+        if options.keepalive is not None or self.hub.leaves_silence_to_tcp:
             self._spare = probe_entries(options, limits, self._entries)
         self._entries += self._spare
         cqe = None if options.cqe is None else options.cqe + self._spare
@@ -654,8 +654,8 @@ class Endpoint:
         self._shorten_rnr_timer()
         ours, peer = self.identifier.local_address, self.identifier.peer_address
         keepalive, silence = self.options.keepalive, None
-        if self._leaves_silence_to_tcp and ours and peer:
-            silence = (ours, peer), retry_seconds(*self.retries)
+        if self.hub.leaves_silence_to_tcp and ours and peer:
+            silence = (ours, peer), self.peer_timeout
         if keepalive is not None or silence is not None:
             self._watch = PeerWatch(
                 self.loop,
@@ -666,11 +666,6 @@ class Endpoint:
                 silence=silence,
                 on_silence=lambda: self.fail(self._silence_error()),
             )
-
-    @property
-    def _leaves_silence_to_tcp(self) -> bool:
-        """Whether this side, and not the device, limits the time of a peer's silence."""
-        return self.hub.leaves_silence_to_tcp and self.options.ack_timeout > 0
 
     def _shorten_rnr_timer(self) -> None:
         """Set the delay before the peer resends a message that finds no receive. Not on iWARP."""
@@ -688,7 +683,7 @@ class Endpoint:
         seconds = retry_seconds(*self.retries)
         if not self.hub.is_iwarp:
             return seconds
-        return min(max(seconds, _TCP_LEAST), _TCP_MOST)
+        return min(max(seconds, _TCP_LEAST), TCP_SECONDS)
 
     def _silence_error(self) -> Exception:
         status, peer = int(WorkCompletionStatus.RETRY_EXC_ERR), self.identifier.peer_address

@@ -67,6 +67,11 @@ def test_no_retries_are_named_as_the_fault() -> None:
     assert "ack_timeout=16 (0.268 s)" in text
 
 
+def test_no_ack_timeout_names_the_limit_of_tcp() -> None:
+    text = str(completion_error(Status.RETRY_EXC_ERR, "SEND of 5 bytes", retries=(6, 0)))
+    assert "within 900 s, TCP's limit (ack_timeout=0 sets none)" in text
+
+
 @pytest.mark.parametrize("status", [status for status in Status if status is not Status.SUCCESS])
 def test_each_status_has_its_class_or_the_generic_one(status: Status) -> None:
     error = completion_error(status, "SEND of 5 bytes", vendor_err=0x88, qp_num=17)

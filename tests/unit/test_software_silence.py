@@ -1,6 +1,16 @@
 """The software device's peers that vanish while nothing waits for their confirmation."""
 
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+import pytest
+
 from aiordma._base.options import ConnectionOptions
+from tests.connections import connected
 from tests.device.test_dead_peers import check_times, cut_loopback
 
 
@@ -19,3 +29,44 @@ def test_silence_is_noticed_without_confirmations() -> None:
         "NO KEEPALIVE": "connected",
         "CLOSE": "closed",
     }
+
+
+@contextmanager
+def tcp_sockets(port: int) -> Iterator[list[socket.socket]]:
+    """Yield copies of this process's TCP sockets that are connected to a port."""
+    found: list[socket.socket] = []
+    try:
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                copy = socket.socket(fileno=os.dup(int(name)))
+            except OSError:
+                continue  # another descriptor
+            found.append(copy)
+            try:
+                is_of_port = copy.family == socket.AF_INET and copy.getpeername()[1] == port
+            except OSError:
+                is_of_port = False
+            if not is_of_port:
+                found.pop().close()
+        yield found
+    finally:
+        for copy in found:
+            copy.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("ack_timeout", "interval"), [(0, 8), (16, 1)])
+async def test_silence_is_watched_for_without_ack_timeout(ack_timeout: int, interval: int) -> None:
+    """The device then asks an idle peer about 127 times within the 900 s that TCP allows."""
+    client_options: Any = {"device": "software", "ack_timeout": ack_timeout}
+    server_options: Any = {"device": "software", "receive_buffers": 0}
+    async with connected("127.0.0.1", server=server_options, client=client_options) as (client, _):
+        request = client.post_send(b"no receive is posted for this")
+        request.add_done_callback(lambda ended: ended.exception())
+        assert client.peer_address is not None
+        with tcp_sockets(client.peer_address[1]) as (stream,):
+            with anyio.fail_after(10):
+                while not stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE):
+                    await anyio.sleep(0.05)
+            asked = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL)
+            assert asked == interval

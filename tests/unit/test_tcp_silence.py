@@ -9,6 +9,7 @@ import pytest
 from aiordma._base.errors import retry_seconds
 from aiordma._base.options import ConnectionOptions
 from aiordma._runtime.tcp_silence import TcpInfo, TcpSilence, parse_answer, tcp_info
+from tests.connections import connected
 
 ENDS = (("192.0.2.1", 1), ("192.0.2.2", 2))
 
@@ -141,6 +142,33 @@ def test_a_probe_that_fails_stops_the_watch(monkeypatch: pytest.MonkeyPatch) -> 
     watched.info, watched.last_probe = TcpInfo(0, 5.0), 1
     loop.pass_seconds(10)
     assert (watched.probes, loop.timers) == (1, [])
+
+
+PATIENCE: dict[str, tuple[dict[str, Any], float]] = {
+    "default": ({}, retry_seconds(6, 16)),
+    "an hour": ({"peer_timeout": 3600.0}, 900.0),
+    "no limit": ({"ack_timeout": 0}, 900.0),
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("options", "seconds"), PATIENCE.values(), ids=PATIENCE)
+async def test_patience_is_the_peer_timeout(
+    options: dict[str, Any], seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[float] = []
+
+    class Noted(TcpSilence):
+        def __init__(self, loop: Any, addresses: Any, patience: float, *more: Any) -> None:
+            super().__init__(loop, addresses, patience, *more)
+            found.append(patience)
+
+    monkeypatch.setattr("aiordma._endpoint.peer_watch.TcpSilence", Noted)
+    monkeypatch.setattr("aiordma._runtime.hub.SOFTWARE", "another device")  # as siw
+    both: Any = {"device": "software", **options}
+    async with connected("127.0.0.1", server=both, client=both) as (client, server):
+        assert found == [seconds, seconds]
+        assert (client.peer_timeout, server.peer_timeout) == (max(seconds, 1), max(seconds, 1))
 
 
 def test_the_defaults_notice_a_dead_peer_in_ten_seconds() -> None:

@@ -26,7 +26,7 @@ enum {
     MOST_QUESTIONS = 127, /* TCP's own limit */
     LOOK_MILLISECONDS = 500,
     LEAST_MILLISECONDS = 1000,  /* of silence: TCP's clock is coarse */
-    MOST_MILLISECONDS = 900000, /* TCP itself gives up after that */
+    MOST_MILLISECONDS = 900000, /* TCP itself gives up soon after that */
 };
 
 static struct sw_timer next_look;
@@ -40,12 +40,14 @@ static uint64_t now(void)
     return (uint64_t)time.tv_sec * 1000 + (uint64_t)time.tv_nsec / 1000000;
 }
 
-/* 4.096 us x 2^ack_timeout, for the first attempt and each retry. */
+/* 4.096 us x 2^ack_timeout, for the first attempt and each retry. 0: as long as TCP allows. */
 static uint64_t patience_of(uint8_t ack_timeout, uint8_t retry_count)
 {
     uint64_t once = ((uint64_t)4096 << ack_timeout) / 1000000;
     uint64_t all = once * (retry_count + 1u);
 
+    if (!ack_timeout)
+        return MOST_MILLISECONDS;
     if (all < LEAST_MILLISECONDS)
         return LEAST_MILLISECONDS;
     return all < MOST_MILLISECONDS ? all : MOST_MILLISECONDS;

@@ -317,7 +317,7 @@ void sw_report_established(struct sw_identifier *identifier, const struct sw_ter
     if (has_data)
         sw_set_private_data(event, peer->private_data, peer->private_size);
     sw_report(event);
-    if (identifier->has_ack_timeout && identifier->ack_timeout)
+    if (identifier->has_ack_timeout)
         sw_look_for_silence(&connection->silence, connection->pair, identifier->ack_timeout,
                             identifier->parameters.retry_count);
 }
