@@ -277,7 +277,8 @@ class CompletionQueue(Resource):
         """
         self._require_open()
         check_positive_errno(
-            lib.aiordma_request_notification(self.pointer, solicited_only), "ibv_req_notify_cq"
+            lib.aiordma_request_notification(self.pointer, bool(solicited_only)),
+            "ibv_req_notify_cq",
         )
 
     def poll(self, most: int = 32) -> list[WorkCompletion]:

@@ -280,7 +280,8 @@ class Context(Resource):
         See: man ibv_query_gid_ex.
         """
         self._require_open()
-        port, index = _port(port, "query_gid_entry"), _index(index, "query_gid_entry")
+        port = _port(port, "query_gid_entry")
+        index = whole_number(index, "index", 0, 2**32 - 1, "query_gid_entry")
         raw = ffi.new("struct ibv_gid_entry *")
         result = self.provider.query_gid_ex(self.pointer, port, index, raw, 0, ffi.sizeof(raw[0]))
         check_positive_errno(result, "ibv_query_gid_ex")

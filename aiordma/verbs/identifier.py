@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
-from aiordma._base.arguments import instance, member, resource, whole_number, wrong_value
+from aiordma._base.arguments import data, instance, member, resource, whole_number, wrong_value
 from aiordma._base.connection_parameters import (
     DEVICE_MAXIMUM,
     MAX_ACCEPT_PRIVATE_DATA,
@@ -46,7 +46,7 @@ from aiordma.verbs import (
     Resource,
 )
 from aiordma.verbs.event_channel import Event, EventChannel
-from aiordma.verbs.queue_pair import modify_arguments
+from aiordma.verbs.queue_pair import checked_service, modify_arguments
 
 __all__ = (
     "DEVICE_MAXIMUM",
@@ -182,11 +182,14 @@ class Identifier(Resource):
             value: the bytes of the C value.
 
         Raises:
+            TypeError, ValueError: an argument is invalid; the message names it.
             VerbsCallError: librdmacm refused.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man rdma_set_option.
         """
+        name = whole_number(name, "name", -(2**31), 2**31 - 1, "set_option")
+        value = data(value, "value", "set_option")
         self._call("set_option", lib.RDMA_OPTION_ID, name, ffi.from_buffer(value), len(value))
 
     def set_ack_timeout(self, exponent: int) -> None:
@@ -230,7 +233,7 @@ class Identifier(Resource):
 
         See: man rdma_set_option.
         """
-        self.set_option(lib.RDMA_OPTION_ID_REUSEADDR, _c_int(reuse))
+        self.set_option(lib.RDMA_OPTION_ID_REUSEADDR, _c_int(bool(reuse)))
 
     def set_ipv6_only(self, only: bool) -> None:
         """Let a `bind` to the IPv6 wildcard leave the port of IPv4 free. Call this before `bind`.
@@ -242,7 +245,7 @@ class Identifier(Resource):
 
         See: man rdma_set_option.
         """
-        self.set_option(lib.RDMA_OPTION_ID_AFONLY, _c_int(only))
+        self.set_option(lib.RDMA_OPTION_ID_AFONLY, _c_int(bool(only)))
 
     def _set_byte(self, what: str, option: int, value: int, most: int) -> None:
         self.set_option(option, bytes([whole_number(value, what, 0, most)]))
@@ -392,12 +395,17 @@ class Identifier(Resource):
             capacity: its depths.
 
         Raises:
+            TypeError: an argument has the wrong type.
             ValueError: the capacity exceeds the device's limits; the message names the attribute.
             VerbsCallError: no device is bound, or the driver refused.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man rdma_create_qp.
         """
+        service = checked_service(
+            *(domain, send_queue, receive_queue, service, capacity, shared_receive),
+            call="create_queue_pair",
+        )
         self._require_device("rdma_create_qp")
 
         def make(request: Any) -> Any:

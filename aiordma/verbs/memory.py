@@ -532,7 +532,7 @@ def checked_access(
         return Access(0) if readonly else Access.LOCAL_WRITE
     if isinstance(access, bool) or not isinstance(access, int):
         raise wrong_type(access, "access", "flags such as Access.REMOTE_READ | Access.REMOTE_WRITE")
-    access = Access(whole_number(access, "access", 0, 2**32 - 1))
+    access = Access(whole_number(access, "access", 0, 2**31 - 1))
     if access & _NEED_LOCAL_WRITE:
         access |= Access.LOCAL_WRITE
     if readonly and access & Access.LOCAL_WRITE:

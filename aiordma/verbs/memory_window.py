@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from aiordma._base.arguments import member, resource
+from aiordma._base.arguments import member, resource, whole_number
 from aiordma._base.enums import MemoryWindowType
 from aiordma._base.errors import NotSupportedError, check_pointer, check_positive_errno
 from aiordma._base.interrupts import deferring
@@ -59,12 +59,13 @@ class MemoryWindow(Resource):
 
     @property
     def rkey(self) -> int:
-        """The window's rkey. Every bind changes it."""
+        """The window's rkey. Every bind changes it. What you set is a number of 32 bits."""
         self._require_open()
         return int(self.pointer.rkey)
 
     @rkey.setter
     def rkey(self, value: int) -> None:
+        value = whole_number(value, "rkey", 0, 2**32 - 1)
         self._require_open()
         self.pointer.rkey = value
 

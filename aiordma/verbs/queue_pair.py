@@ -34,10 +34,17 @@ from aiordma.verbs.memory import MemorySlice
 from aiordma.verbs.memory_window import MemoryWindow
 from aiordma.verbs.raw_parts import RawPart, packed_parts
 from aiordma.verbs.resource import Resource
-from aiordma.verbs.send_work import RECEIVE_REQUEST, SendWork, pack_chain, pack_plain
+from aiordma.verbs.send_work import (
+    RECEIVE_REQUEST,
+    UNFIT,
+    SendWork,
+    pack_chain,
+    pack_plain,
+    raise_named,
+)
 from aiordma.verbs.shared_receive import RawSharedReceiveQueue
 
-__all__ = ("Capacity", "QueuePair", "QueuePairAttributes", "modify_arguments")
+__all__ = ("Capacity", "QueuePair", "QueuePairAttributes", "checked_service", "modify_arguments")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +197,30 @@ _ATOMIC_OPCODES = (WorkRequestOpcode.ATOMIC_CMP_AND_SWP, WorkRequestOpcode.ATOMI
 _ATOMIC_BYTES = 8
 
 
+def checked_service(
+    domain: ProtectionDomain,
+    send_queue: CompletionQueue,
+    receive_queue: CompletionQueue,
+    service: QueuePairType,
+    capacity: Capacity,
+    shared_receive: RawSharedReceiveQueue | None,
+    call: str,
+) -> QueuePairType:
+    """Check the arguments of a call that creates a queue pair, and return the service.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: the service is none.
+    """
+    resource(domain, "domain", "a ProtectionDomain", call)
+    resource(send_queue, "send_queue", "a CompletionQueue", call)
+    resource(receive_queue, "receive_queue", "a CompletionQueue", call)
+    instance(capacity, "capacity", Capacity, call)
+    if shared_receive is not None:
+        resource(shared_receive, "shared_receive", "a RawSharedReceiveQueue", call)
+    return member(service, "service", QueuePairType, call)
+
+
 class QueuePair(Resource):
     """A send queue and a receive queue of a protection domain.
 
@@ -269,15 +300,10 @@ class QueuePair(Resource):
 
         See: man ibv_create_qp.
         """
-        call = "create"
-        resource(domain, "domain", "a ProtectionDomain", call)
-        resource(send_queue, "send_queue", "a CompletionQueue", call)
-        resource(receive_queue, "receive_queue", "a CompletionQueue", call)
-        service = member(service, "service", QueuePairType, call)
-        if capacity is not None:
-            instance(capacity, "capacity", Capacity, call)
-        if shared_receive is not None:
-            resource(shared_receive, "shared_receive", "a RawSharedReceiveQueue", call)
+        capacity = Capacity() if capacity is None else capacity
+        service = checked_service(
+            domain, send_queue, receive_queue, service, capacity, shared_receive, "create"
+        )
         provider = domain.provider
 
         def make(request: Any) -> Any:
@@ -291,7 +317,7 @@ class QueuePair(Resource):
             send_queue,
             receive_queue,
             service,
-            capacity or Capacity(),
+            capacity,
             make=make,
             unmake=unmake,
             shared_receive=shared_receive,
@@ -584,6 +610,8 @@ class QueuePair(Resource):
                 but the device could not be notified (see `post_send`).
 
         Raises:
+            TypeError, ValueError: a field of a request is invalid; the message names both. Nothing
+                was posted.
             ValueError: an opcode is unknown; a BIND_MW has no window or no memory; or, on a UD
                 queue pair, a request has no address, or is no SEND. Nothing was posted.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
@@ -591,8 +619,11 @@ class QueuePair(Resource):
         See: man ibv_post_send.
         """
         posted = ffi.new("uint32_t *")
-        sges = b"".join([work.sges for work in works])
-        packed = pack_chain(works, wr_ids, flags, self.service)
+        try:
+            sges = b"".join([work.sges for work in works])
+            packed = pack_chain(works, wr_ids, flags, self.service)
+        except UNFIT as unfit:
+            raise_named(works, wr_ids, flags, unfit)
         self._require_open()  # checked after pack_chain, which may run the program's code
         error = lib.aiordma_post_send_chain(
             self.pointer, packed, len(works), sges, len(sges), posted
@@ -612,11 +643,18 @@ class QueuePair(Resource):
             flags: SendFlag.
 
         Raises:
+            TypeError, ValueError: an argument is invalid; the message names it.
             VerbsCallError: the device refused the bind.
             ClosedError, ForkError: it is closed, or was opened by the parent of this process.
 
         See: man ibv_bind_mw.
         """
+        call = "bind_window"
+        wr_id = whole_number(wr_id, "wr_id", 0, 2**64 - 1, call)
+        instance(window, "window", MemoryWindow, call)
+        instance(bound, "bound", MemorySlice, call)
+        access = whole_number(access, "access", 0, 2**32 - 1, call)
+        flags = whole_number(flags, "flags", 0, 2**32 - 1, call)
         for used in (window, bound.region, self):
             used._require_open()
         # Always with a region: the man page allows to unbind without one, but rxe's library then

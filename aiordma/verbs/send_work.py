@@ -3,9 +3,9 @@
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
-from aiordma._base.arguments import wrong_value
+from aiordma._base.arguments import data, instance, whole_number, wrong_value
 from aiordma._base.enums import Access, QueuePairType, SendFlag, WorkRequestOpcode
 from aiordma._base.ranges import RemoteMemory
 from aiordma._native import ffi
@@ -13,7 +13,7 @@ from aiordma.verbs.address import AddressHandle
 from aiordma.verbs.memory import MemorySlice
 from aiordma.verbs.memory_window import MemoryWindow
 
-__all__ = ("RECEIVE_REQUEST", "SendWork", "pack_chain", "pack_plain")
+__all__ = ("RECEIVE_REQUEST", "UNFIT", "SendWork", "pack_chain", "pack_plain", "raise_named")
 
 _SEND_REQUEST = struct.Struct("=QIIIIQII QQIIQQQQQ")
 """The layout of struct aiordma_send_request in posting.h."""
@@ -22,6 +22,14 @@ RECEIVE_REQUEST = struct.Struct("=QII")
 """The layout of struct aiordma_receive_request: wr_id, number of parts, reserved."""
 _BIND = int(WorkRequestOpcode.BIND_MW)
 _LAST_OPCODE = int(max(WorkRequestOpcode))
+_BITS = {
+    **dict.fromkeys(("opcode", "count", "immediate", "remote_qpn", "remote_qkey"), 32),
+    **dict.fromkeys(("rkey", "access"), 32),
+    **dict.fromkeys(("compare_add", "swap"), 64),
+}
+UNFIT = (OverflowError, TypeError, AttributeError, IndexError)
+"""The errors of a value that does not fit in its field of a request, from Python and cffi, which do
+not name the field."""
 _DATAGRAM_OPCODES = (int(WorkRequestOpcode.SEND), int(WorkRequestOpcode.SEND_WITH_IMM))
 
 
@@ -135,6 +143,49 @@ def pack_chain(
         if is_datagram:
             _check_datagram(work.operation, filled)
     return raw
+
+
+def raise_named(
+    works: Sequence[SendWork], wr_ids: Sequence[int], flags: Sequence[int], error: Exception
+) -> NoReturn:
+    """Raise a TypeError or ValueError that names the field that does not fit. Only a post that has
+    failed checks the fields, so that the others do not take time for it.
+
+    Args:
+        works, wr_ids, flags: as of `QueuePair.post_send_chain`.
+        error: one of `UNFIT`; raised if all fields fit.
+    """
+    try:
+        _check_fields(works, wr_ids, flags)
+    except (TypeError, ValueError) as named:
+        raise named from None
+    try:
+        raise error
+    finally:
+        del error  # its traceback holds this frame
+
+
+def _check_fields(works: Sequence[SendWork], wr_ids: Sequence[int], flags: Sequence[int]) -> None:
+    call = "post_send_chain"
+    for name, numbers in (("works", works), ("wr_ids", wr_ids), ("flags", flags)):
+        instance(numbers, name, Sequence, call)
+        if len(numbers) < len(works):
+            raise ValueError(f"{call}(): {len(numbers)} {name} for {len(works)} works")
+    for work, wr_id, given in zip(works, wr_ids, flags, strict=False):
+        instance(work, "works", SendWork, call, "a list of SendWork")
+        whole_number(wr_id, "wr_id", 0, 2**64 - 1, work.operation)
+        whole_number(given, "flags", 0, 2**32 - 1, work.operation)
+        data(work.sges, "sges", work.operation)
+        for name, bits in _BITS.items():
+            whole_number(getattr(work, name), name, 0, 2**bits - 1, work.operation)
+        for name, kind in (
+            ("remote", RemoteMemory),
+            ("address", AddressHandle),
+            ("window", MemoryWindow),
+            ("bound", MemorySlice),
+        ):
+            if getattr(work, name) is not None:
+                instance(getattr(work, name), name, kind, work.operation)
 
 
 def _check_datagram(operation: str, raw: Any) -> None:

@@ -3,6 +3,7 @@ name, before C sees it, and nothing is made of it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -39,10 +40,21 @@ class World:
         self.channel = enter(aiordma.EventChannel(DEVICE))
         self.identifier = enter(aiordma.Identifier(self.channel))
         self.vector = aiordma.AddressVector(gid=bytes(16))
+        self.enter = enter
+
+    @cached_property
+    def window(self) -> MemoryWindow:
+        return self.enter(MemoryWindow(self.domain))
+
+    @cached_property
+    def handle(self) -> aiordma.AddressHandle:
+        gid = self.context.query_gid(1, 0)
+        return self.enter(aiordma.AddressHandle(self.domain, aiordma.AddressVector(gid=gid)))
 
 
 Use = Callable[..., Any]
 SLICES = An
+SEND = aiordma.SendWork("SEND", WorkRequestOpcode.SEND)
 NUMBER = Whole(64)
 # What is called; arguments that will do; what each parameter is.
 CALLS: dict[str, tuple[Use, Callable[[World], dict[str, Any]], dict[str, object]]] = {
@@ -58,8 +70,13 @@ CALLS: dict[str, tuple[Use, Callable[[World], dict[str, Any]], dict[str, object]
             lambda w: {"port": 1, "index": 0},
             {"port": Whole(8), "index": Whole(31, signed=True)},
         )
-        for name in ("query_gid", "query_gid_entry", "query_pkey")
+        for name in ("query_gid", "query_pkey")
     },
+    "query_gid_entry": (
+        lambda w, **k: w.context.query_gid_entry(**k),
+        lambda w: {},
+        {"port": Whole(8), "index": Whole(32)},
+    ),
     "ProtectionDomain": (
         lambda w, context: aiordma.ProtectionDomain(context),
         lambda w: {},
@@ -153,6 +170,33 @@ CALLS: dict[str, tuple[Use, Callable[[World], dict[str, Any]], dict[str, object]
         lambda w, **k: w.pair.post_recv(**k),
         lambda w: {"wr_id": 1, "parts": [w.region[:8]]},
         {"wr_id": Whole(64)},
+    ),
+    "bind_window": (
+        lambda w, **k: w.pair.bind_window(**k),
+        lambda w: {"wr_id": 1, "window": w.window, "bound": w.region[:], "access": 0, "flags": 0},
+        dict.fromkeys(("access", "flags"), Whole(32))
+        | {"wr_id": Whole(64), "window": An, "bound": An},
+    ),
+    "rkey": (
+        lambda w, window, rkey: setattr(window, "rkey", rkey),
+        lambda w: {"window": w.window},
+        {"rkey": Whole(32)},
+    ),
+    "create_queue_pair": (
+        lambda w, **k: w.identifier.create_queue_pair(**k),
+        lambda w: {
+            "domain": w.domain,
+            "send_queue": w.queue,
+            "receive_queue": w.queue,
+            "capacity": Capacity(4, 4, 1, 1),
+        },
+        dict.fromkeys(("domain", "send_queue", "receive_queue", "capacity", "shared_receive"), An)
+        | {"service": Whole(31)},
+    ),
+    "set_option": (
+        lambda w, **k: w.identifier.set_option(**k),
+        lambda w: {"name": 0, "value": b"x"},
+        {"name": Whole(31, signed=True), "value": DATA},
     ),
     "attach_multicast": (
         lambda w, **k: w.pair.attach_multicast(**k),
@@ -253,7 +297,12 @@ CALLS: dict[str, tuple[Use, Callable[[World], dict[str, Any]], dict[str, object]
         {"state": Whole(31)},
     ),
 }
-NEEDS = {"MemoryWindow": "memory_windows", "RawSharedReceiveQueue": "srq_query"}
+NEEDS = {
+    "MemoryWindow": "memory_windows",
+    "RawSharedReceiveQueue": "srq_query",
+    "bind_window": "memory_windows",
+    "rkey": "memory_windows",
+}
 
 
 @pytest.fixture
@@ -271,6 +320,7 @@ def world() -> Iterator[World]:
 )
 def test_bad_values_are_refused_by_name(name: str, world: World) -> None:
     use, arguments, kinds = CALLS[name]
+    arguments(world)  # makes a window that some of them are
     before = kernel_objects(DEVICE)
     for parameter, kind in kinds.items():
         for value, error in bad_values(kind):
@@ -315,6 +365,61 @@ def test_posts_that_not_every_driver_checks_are_refused(world: World) -> None:
             world.pair.post_send_chain([work], [1], [SendFlag.SIGNALED])
     with pytest.raises(ValueError, match=r"^TSO\(\): opcode=10: expected a WorkRequestOpcode"):
         world.pair.post_send_chain([aiordma.SendWork("TSO", 10)], [1], [SendFlag.SIGNALED])
+
+
+BITS = {
+    **dict.fromkeys(("opcode", "count", "immediate", "remote_qpn", "remote_qkey"), 32),
+    **dict.fromkeys(("rkey", "access"), 32),
+    **dict.fromkeys(("compare_add", "swap"), 64),
+}
+"""Numbers of a SendWork, and how many bits they have."""
+
+
+@pytest.mark.parametrize("name", BITS)
+@pytest.mark.capability("memory_windows")
+def test_chain_refuses_a_number_by_name(name: str, world: World) -> None:
+    wrong: tuple[Any, ...] = ("text", 1.5, None, object())
+    for value in (-1, 1 << BITS[name], HUGE, *wrong):
+        error = TypeError if value in wrong else ValueError
+        fields: dict[str, Any] = {"opcode": 2, "window": world.window, name: value}
+        if name.startswith("remote_"):
+            fields["address"] = world.handle
+        with pytest.raises(error, match=rf"^SEND\(\): {name}="):
+            world.pair.post_send_chain([aiordma.SendWork("SEND", **fields)], [1], [0])
+
+
+@pytest.mark.parametrize("name", ["remote", "address", "window", "bound", "sges"])
+def test_chain_refuses_an_object_by_name(name: str, world: World) -> None:
+    for value in (5, "text", object()):
+        field: dict[str, Any] = {name: value}
+        work = aiordma.SendWork("SEND", WorkRequestOpcode.SEND, **field)
+        with pytest.raises(TypeError, match=rf"^SEND\(\): {name}="):
+            world.pair.post_send_chain([work], [1], [0])
+
+
+def test_chain_refuses_lists_by_name(world: World) -> None:
+    post: Any = world.pair.post_send_chain
+    for value in (-1, 1 << 64, HUGE):
+        with pytest.raises(ValueError, match=r"^SEND\(\): wr_id="):
+            post([SEND], [value], [0])
+        with pytest.raises(ValueError, match=r"^SEND\(\): flags="):
+            post([SEND], [1], [value])
+    for works in (5, ["x"], [None]):
+        with pytest.raises(TypeError, match=r"^post_send_chain\(\): works="):
+            post(works, [1], [0])
+    with pytest.raises(TypeError, match=r"^post_send_chain\(\): wr_ids=5"):
+        post([SEND], 5, [0])
+    with pytest.raises(ValueError, match=r"^post_send_chain\(\): 0 wr_ids for 1 works"):
+        post([SEND], [], [0])
+    with pytest.raises(ValueError, match=r"^post_send_chain\(\): 1 flags for 2 works"):
+        post([SEND, SEND], [1, 2], [0])
+
+
+def test_options_of_an_identifier_are_truth_values(world: World) -> None:
+    values: tuple[Any, ...] = (True, 1, -1, HUGE, "yes", [0], object())
+    for value in values:
+        world.identifier.set_reuse_address(value)
+        world.queue.request_notification(solicited_only=value)
 
 
 @pytest.mark.capability("memory_windows")
