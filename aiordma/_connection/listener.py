@@ -21,9 +21,14 @@ from aiordma._base.errors import (
     ClosedError,
     DeviceRemovedError,
     FlushedError,
+    LocalAccessError,
+    LocalLengthError,
+    LocalProtectionError,
+    LocalQueuePairError,
     RdmaConnectionError,
     RdmaError,
     VerbsCallError,
+    WorkCompletionError,
     cause_text,
     detached,
 )
@@ -231,6 +236,11 @@ def borrowed_context(identifier: Identifier) -> Iterator[Context]:
 
 _PEERS_FAULT = (RdmaConnectionError, anyio.BrokenResourceError, anyio.EndOfStream)
 
+_HANDLERS_FAULT = (LocalProtectionError, LocalAccessError)
+
+_TOO_LONG = (LocalLengthError, LocalQueuePairError)
+"""The errors of a peer's message that is longer than its receive: rxe reports the second one."""
+
 
 def _leaf_errors(error: BaseException) -> Iterator[BaseException]:
     if isinstance(error, BaseExceptionGroup):
@@ -240,9 +250,34 @@ def _leaf_errors(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def _peers_fault(error: Exception) -> BaseException | None:
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, its cause, and so on."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:  # `raise error from error` makes a circle
+        seen.add(id(link))
+        yield link
+        link = link.__cause__
+
+
+def _is_of(connection: Connection, error: BaseException) -> bool:
+    """Whether an error is one of this connection, and not, for example, of another connection that
+    the handler has opened."""
+    cause = connection.cause
+    for link in _causes(error):
+        if isinstance(link, WorkCompletionError) and link.qp_num == connection.qp_num:
+            # Queue pairs of two devices can have the same number, so the connection must have
+            # ended. Only the cause of a flush can still be unknown.
+            return cause is not None or isinstance(link, FlushedError)
+        if cause is not None and type(link) is type(cause) and link.args == cause.args:
+            return True
+    # anyio's own errors, of streams that wrap the connection, do not say what failed.
+    return cause is not None and not isinstance(link, RdmaError | OSError)
+
+
+def _peers_fault(error: Exception, connection: Connection | None) -> BaseException | None:
     """Return the first cause of a handler's error, if the handler did not cause any part of it;
-    otherwise None."""
+    otherwise None. Without a connection, its handshake failed."""
     leaves = list(_leaf_errors(error))
     if not all(isinstance(leaf, (RdmaError, *_PEERS_FAULT)) for leaf in leaves):
         return None
@@ -250,11 +285,25 @@ def _peers_fault(error: Exception) -> BaseException | None:
     for leaf in leaves:
         if not isinstance(leaf, _PEERS_FAULT):
             continue  # for example, the ClosedError of another task of the same connection
+        if connection is not None and not _is_of(connection, leaf):
+            return None
         while isinstance(leaf, FlushedError) and leaf.__cause__ is not None:
             leaf = leaf.__cause__
+        if isinstance(leaf, _HANDLERS_FAULT):
+            return None
         causes.append(leaf)
     causes.sort(key=lambda cause: isinstance(cause, FlushedError))  # a flush is never the cause
     return causes[0] if causes else None
+
+
+def _log_failure(error: Exception, peer: str, connection: Connection | None = None) -> None:
+    """Log the error of a peer's handshake or, with its connection, of its handler."""
+    fault = _peers_fault(error, connection)
+    if fault is None:
+        logger.error("the handler of %s failed", peer, exc_info=error)
+    else:
+        level = logging.WARNING if isinstance(fault, _TOO_LONG) else logging.INFO
+        logger.log(level, "%s ended: %s", peer, cause_text(fault))
 
 
 class Listener(AbstractListener[Connection]):
@@ -520,9 +569,12 @@ class Listener(AbstractListener[Connection]):
         cancelled or closed.
 
         A connection is closed when its handler returns. If a handler raises an error, only its
-        connection ends, and the error is logged. An error that the peer, the network or the device
-        caused is logged in one line, with its first cause. This includes an exception group of such
-        errors. Any other error is logged with its traceback.
+        connection ends, and the error is logged to the logger "aiordma". If the error is that this
+        connection or its handshake has failed, because of the peer, the network or the device, it
+        is logged in one line, with its first cause, at the level INFO. The same holds for an
+        exception group of such errors. The level is WARNING if a message of the peer was longer
+        than its receive. Any other error, such as that of another connection that the handler has
+        opened, is logged with its traceback, at the level ERROR.
 
         At most 128 handshakes are in progress. To begin one more, the oldest slow handshake of the
         address with the most handshakes is ended.
@@ -582,15 +634,14 @@ class Listener(AbstractListener[Connection]):
         try:
             async with accepting.accept() as connection:
                 self._served.end(request)
-                await handler(connection)
+                try:
+                    await handler(connection)
+                except Exception as error:
+                    # Before the close, which sets the cause of a connection that works.
+                    _log_failure(error, address_text(request.peer_address), connection)
         except Exception as error:
-            if request._abandoned:
-                return  # its handshake gave way to another peer, which was logged
-            peer, fault = address_text(request.peer_address), _peers_fault(error)
-            if fault is None:
-                logger.exception("the handler of %s failed", peer)
-            else:
-                logger.info("%s ended: %s", peer, cause_text(fault))
+            if not request._abandoned:  # else it gave way to another peer, which was logged
+                _log_failure(error, address_text(request.peer_address))
         finally:
             self._served.end(request)
 

@@ -1,6 +1,7 @@
 """What `serve` logs as a handler fails: a line for the peer's fault, a traceback for its own. And
 what it keeps of a peer that has left: nothing."""
 
+import contextlib
 import gc
 import logging
 import weakref
@@ -114,11 +115,77 @@ async def test_fault_without_a_text_is_named_by_its_class(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def handler(connection: aiordma.Connection) -> None:
-        await connection.receive()
+        await connection.ended()
         raise anyio.BrokenResourceError
 
     record = await logged(handler, caplog)
+    assert record.levelno == logging.INFO
     assert record.getMessage().endswith(" ended: BrokenResourceError")
+
+
+async def test_failed_connect_of_a_handler_is_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    async def proxy(connection: aiordma.Connection) -> None:
+        await connection.receive()
+        async with aiordma.connect("backend.invalid", 7471):
+            pass
+
+    record = await logged(proxy, caplog, stays=True)
+    assert record.levelno == logging.ERROR
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], aiordma.AddressError)
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+async def test_end_of_a_handlers_other_connection_is_its_own(
+    has_left: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def leave(connection: aiordma.Connection) -> None:
+        await connection.receive()
+
+    async with aiordma.listen(ADDRESS, 0) as backend, anyio.create_task_group() as group:
+        group.start_soon(backend.serve, leave)
+
+        async def proxy(connection: aiordma.Connection) -> None:
+            await connection.receive()
+            async with aiordma.connect(ADDRESS, backend.port) as upstream:
+                await upstream.send(b"go")
+                if has_left:
+                    await connection.ended()
+                await upstream.receive()
+
+        record = await logged(proxy, caplog, stays=not has_left)
+        group.cancel_scope.cancel()
+    assert record.levelno == logging.ERROR
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], anyio.EndOfStream)
+
+
+async def test_message_that_is_too_long_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "aiordma")
+    async with (
+        aiordma.listen(ADDRESS, 0, receive_size=64) as listener,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(listener.serve, read_on)
+        async with aiordma.connect(ADDRESS, listener.port) as client:
+            with contextlib.suppress(aiordma.RdmaError):
+                await client.send(bytes(65))
+            await until(lambda: bool(_of_the_listener(caplog)))
+        group.cancel_scope.cancel()
+    (record,) = _of_the_listener(caplog)
+    assert record.levelno == logging.WARNING
+    assert "receive_size=" in record.getMessage()
+
+
+async def test_handlers_wrong_local_buffer_is_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    async def handler(connection: aiordma.Connection) -> None:
+        await connection.receive()
+        error = aiordma.LocalProtectionError(4, "SEND of 8 bytes", qp_num=connection.qp_num)
+        endpoint_of(connection).fail(error)
+        raise error
+
+    record = await logged(handler, caplog, stays=True)
+    assert record.levelno == logging.ERROR
 
 
 async def test_serve_keeps_nothing_of_a_closed_connection() -> None:
