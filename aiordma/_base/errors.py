@@ -217,7 +217,7 @@ class DeviceEventError(RdmaError, builtins.ConnectionError, anyio.BrokenResource
 
 class PeerGoneError(RdmaError, builtins.ConnectionError):
     """The peer of an established connection has gone. This is the base class of all errors that
-    say so:
+    say so, except the EndOfStream of `receive` after a disconnect, also of a killed peer:
 
     - DisconnectedError: the peer, or its kernel, closed the connection.
     - RetryExceededError: the peer's device acknowledged nothing for too long. `keepalive` ends idle

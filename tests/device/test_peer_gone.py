@@ -84,6 +84,19 @@ async def test_killed_peer_fails_the_receives_that_wait_for_it() -> None:
             await client.send(b"too late")
 
 
+async def test_killed_peer_ends_a_waiting_receive_as_a_closed_stream() -> None:
+    async with peer_process() as peer, aiordma.connect(ADDRESS, peer.port) as client:
+        await client.send(b"alive?")
+        await client.receive()
+        outcome = Outcome()
+        async with anyio.create_task_group() as group:
+            group.start_soon(outcome.of, client.receive)
+            await anyio.wait_all_tasks_blocked()
+            peer.signal(signal.SIGKILL)
+        assert isinstance(outcome.error, aiordma.EndOfStream)
+        assert not isinstance(outcome.error, aiordma.PeerGoneError | ConnectionError)
+
+
 # -- keepalive --------------------------------------------------------------------------------
 
 
