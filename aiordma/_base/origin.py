@@ -1,25 +1,43 @@
 """The line of the program that opened an object, for warnings about objects never closed."""
 
+import itertools
 import sys
 import tracemalloc
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-__all__ = ("origin", "warn_unclosed", "with_origin")
+__all__ = ("Place", "origin", "unclosed_since", "warn_unclosed", "with_origin")
 
 _BETWEEN = ("aiordma", "contextlib")  # contextlib: the AsyncExitStack of a program
 _LOOPS = ("anyio", "asyncio", "trio", "uvloop")
 
+_numbers = itertools.count()
+_watches: list[tuple[int, list[str]]] = []
 
-def origin() -> str:
+
+class Place(str):
+    """The file and line at which an object was opened, and its number in the order of opening."""
+
+    number: int
+
+    def __new__(cls, text: str) -> "Place":
+        """Number a new place."""
+        place = super().__new__(cls, text)
+        place.number = next(_numbers)
+        return place
+
+
+def origin() -> Place:
     """Return the file and line of the program's call that led here. "" if the event loop is the
     caller, because the call runs as a task of its own."""
     frame = sys._getframe(1)
     while True:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in _BETWEEN + _LOOPS:
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            return Place(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         if package in _LOOPS or frame.f_back is None:
-            return ""
+            return Place("")
         frame = frame.f_back
 
 
@@ -28,8 +46,24 @@ def with_origin(what: object, place: str) -> str:
     return f"{what!r}, opened at {place}" if place else repr(what)
 
 
-def warn_unclosed(text: str, what: object) -> None:
-    """Warn that an object was never closed. The warning refers to the object only while tracemalloc
-    is on, for its allocation traceback; otherwise a recorded warning would keep it alive."""
+@contextmanager
+def unclosed_since() -> Iterator[list[str]]:
+    """Within the block, add to a list the texts of the warnings of `warn_unclosed` for objects that
+    were opened since its begin."""
+    watch: tuple[int, list[str]] = next(_numbers), []
+    _watches.append(watch)
+    try:
+        yield watch[1]
+    finally:
+        _watches[:] = [each for each in _watches if each is not watch]
+
+
+def warn_unclosed(text: str, what: object, place: Place) -> None:
+    """Warn that an object, opened at the place, was never closed. The warning refers to the object
+    only while tracemalloc is on, for its allocation traceback; otherwise a recorded warning would
+    keep it alive."""
+    for since, texts in list(_watches):
+        if place.number > since:
+            texts.append(text)
     source = what if tracemalloc.is_tracing() else None
     warnings.warn(text, ResourceWarning, stacklevel=2, source=source)

@@ -31,6 +31,7 @@ from aiordma._base.options import (
     ConnectionOptions,
     refuses,
 )
+from aiordma._base.origin import Place
 from aiordma._base.process import here, require_same_process
 from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ENDS_A_REQUEST, ConnectionState
@@ -85,7 +86,7 @@ class ConnectionRequest:
         self._answered = False
         self._abandoned = False
         self._accepting: Endpoint | None = None
-        self._origin = ""
+        self._origin = Place("")
         self._was_handed_out = False  # by the program
         self._tally = RequestTally()
         self.private_data: bytes = event.private_data

@@ -42,7 +42,7 @@ from aiordma._base.options import (
     ConnectionOptions,
     refuses,
 )
-from aiordma._base.origin import origin, warn_unclosed, with_origin
+from aiordma._base.origin import Place, origin, warn_unclosed, with_origin
 from aiordma._base.process import here, require_same_process
 from aiordma._base.provider import Provider, Requirement, checked_device, wanted_device
 from aiordma._base.socket_address import SocketAddress, address_text
@@ -350,7 +350,7 @@ class Listener(AbstractListener[Connection]):
             reactor.loop, self._requests, self._count_leaving, self._has_left
         )
         self._served = ServedHandshakes()
-        self._origin: str = origin()
+        self._origin: Place = origin()
         at_end = AtLoopEnd(self._left_open, self._close, self.aclose)
         reactor.subscribe(identifier, self._handle, at_end)
 
@@ -689,7 +689,8 @@ class Listener(AbstractListener[Connection]):
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self._process == here.pid:
             try:
-                warn_unclosed(f"unclosed {with_origin(self, self._origin)}", self)
+                text = f"unclosed {with_origin(self, self._origin)}"
+                warn_unclosed(text, self, self._origin)
             finally:
                 if self._reactor.loop.has_ended:
                     self._reactor.close_elsewhere(self._close)

@@ -905,7 +905,7 @@ class Endpoint:
         text, self._is_accounted_for = self.left_open(), True
         try:
             if text:
-                warn_unclosed(f"unclosed {text}", self)
+                warn_unclosed(f"unclosed {text}", self, self.life.origin)
         finally:
             if self.loop.has_ended:
                 self.reactor.close_elsewhere(self.close)

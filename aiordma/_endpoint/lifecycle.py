@@ -5,7 +5,7 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from aiordma._base.errors import detached
-from aiordma._base.origin import origin
+from aiordma._base.origin import Place, origin
 from aiordma._loop.event_loop import EventLoop, Timer
 from aiordma._loop.threads import Once
 
@@ -33,7 +33,7 @@ class Lifecycle:
         self.phase: Phase = Phase.LIVE
         self.is_closing: bool = False
         """Whether its user has closed it."""
-        self.origin: str = origin()
+        self.origin: Place = origin()
         """The line of the program that opened it; "" if it is not known."""
         self.ended: Once = Once(loop)
         """Set in the phase ENDED."""

@@ -341,7 +341,7 @@ class Reactor:
         except GeneratorExit:
             # The loop was closed with its tasks pending, and is being collected.
             self.loop.abandon()
-            left = _left_open(self._owners())
+            left = _left_open(self.closables())
             self._end_without_loop()
             _warn_of(left)
             raise
@@ -354,9 +354,9 @@ class Reactor:
         except BaseException:
             # What the program opens from now on is not closed here: if the loop goes on, because
             # the program itself has cancelled all tasks, it is used.
-            known = set(self._owners())
+            known = set(self.closables())
             await self.loop.outlast_tasks(END_SECONDS)  # they use connections while they clean up
-            owners = [owner for owner in self._owners() if owner in known]
+            owners = [owner for owner in self.closables() if owner in known]
             left = _left_open(owners)
             for owner in owners:
                 owner.end_above()  # all at once: each can wait for its peer
@@ -367,13 +367,14 @@ class Reactor:
             _warn_of(left)
             raise
 
-    def _owners(self) -> list[Closable]:
+    def closables(self) -> list[Closable]:
+        """Return what the end of the loop closes."""
         return [owner for _, owner in self._handlers.values() if owner is not None]
 
     def _end_without_loop(self) -> None:
         """Close everything in this thread, because the loop has ended and runs no callbacks."""
         self._finish_calls()
-        for owner in self._owners():
+        for owner in self.closables():
             owner.close()
         if not self.ended and not calls_under_way():
             self.users = 1  # dropped tasks do not release theirs

@@ -633,7 +633,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         if not endpoint.is_inherited and endpoint.left_open():
             endpoint.expect_close()  # one warning for both
             place = endpoint.life.origin
-            warn_unclosed(f"unclosed transport {with_origin(self, place)}", self)
+            warn_unclosed(f"unclosed transport {with_origin(self, place)}", self, place)
 
 
 def _entry(data: bytes | memoryview) -> bytearray | memoryview:

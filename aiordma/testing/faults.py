@@ -24,7 +24,7 @@ from aiordma._base.arguments import (
 )
 from aiordma._base.enums import AsyncEventType
 from aiordma._base.errors import NotSupportedError, check_negative_errno, check_positive_errno
-from aiordma._base.origin import origin, warn_unclosed, with_origin
+from aiordma._base.origin import Place, origin, warn_unclosed, with_origin
 from aiordma._base.provider import Provider, software
 from aiordma._native import ffi, lib
 from aiordma.verbs import CompletionQueue, QueuePair, RawSharedReceiveQueue
@@ -191,7 +191,7 @@ class Faults:
     def __init__(self, seed: int = 0) -> None:
         self._faults: list[Fault] = []
         self._is_entered = False
-        self._origin = ""
+        self._origin = Place("")
         instance(seed, "seed", int, "Faults", "a whole number")
         self._seed = seed
 
@@ -220,7 +220,7 @@ class Faults:
         if self._faults:
             text = with_origin(self, self._origin)
             self._end()
-            warn_unclosed(f"the `with` block of faults was never left: {text}", self)
+            warn_unclosed(f"the `with` block of faults was never left: {text}", self, self._origin)
 
     def __repr__(self) -> str:
         return f"<Faults: {len(self._faults)} armed>"

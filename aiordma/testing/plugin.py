@@ -22,8 +22,10 @@ import anyio
 import pytest
 
 from aiordma._base.errors import VerbsCallError
+from aiordma._base.origin import unclosed_since
 from aiordma._connection.connection import Connection
 from aiordma._connection.listener import Listener
+from aiordma._runtime.reactor import current_reactors
 from aiordma.streams import Stream
 from aiordma.testing.faults import Faults, end_left, entered
 from aiordma.testing.leaks import software_objects
@@ -316,19 +318,30 @@ def _checked(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[No
     @functools.wraps(test)
     async def checked(*arguments: Any, **keywords: Any) -> None:
         nonlocal limit
-        before = _counts()
-        await test(*arguments, **keywords)
-        left = await _left(before, limit)
+        before, known = _counts(), set(_open_objects())
+        with unclosed_since() as dropped:
+            await test(*arguments, **keywords)
+            left = await _left(before, limit)
+        if not left and not dropped:
+            return
+        said = [f"{count} {COUNTED[name]}" for name, count in sorted(left.items())]
         if left:
             limit = AGAIN_SECONDS
-            said = ", ".join(f"{count} {COUNTED[name]}" for name, count in sorted(left.items()))
-            pytest.fail(
-                f"the test has left open: {said}. Close them (`async with`); or, if a fixture "
-                "closes them after the test, mark the test with @pytest.mark.rdma_leaks('why')",
-                pytrace=False,
-            )
+            said += [text for key, text in _open_objects().items() if text and key not in known]
+        pytest.fail(
+            f"the test has left open: {', '.join(said + dropped)}. Close them (`async with`); or, "
+            "if a fixture closes them after the test, mark the test with "
+            "@pytest.mark.rdma_leaks('why')",
+            pytrace=False,
+        )
 
     return checked
+
+
+def _open_objects() -> dict[int, str]:
+    """Return the names of what is open on the running loop; "" for what is being closed."""
+    closables = (each for reactor in current_reactors() for each in reactor.closables())
+    return {id(each): each.left_open() for each in closables}
 
 
 def _counts() -> dict[str, int]:

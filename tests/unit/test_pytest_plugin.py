@@ -64,8 +64,49 @@ def test_a_leak_of_a_test_of_hypothesis_fails_it(mark: str, tmp_path: Path) -> N
 
 def test_a_leak_fails_the_test_and_says_what_was_left(tmp_path: Path) -> None:
     said = run(tmp_path, LEAK.format(mark=""), "-W", "ignore")
-    assert "the test has left open: 1 connections or listeners" in said, said
+    assert "the test has left open: 1 connections or listeners, <Listener on " in said, said
+    assert f", opened at {tmp_path / 'test_it.py'}:8" in said
     assert "1 failed" in said
+
+
+DROPPED = """
+import aiordma, aiordma.testing, gc, pytest
+kept = []
+
+async def dropped(port, in_a_cycle):
+    connection = await aiordma.connect("127.0.0.1", port)
+    cycle = [connection]
+    if in_a_cycle:
+        cycle.append(cycle)
+
+async def stay(connection):
+    await connection.ended()
+
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+@pytest.mark.asyncio
+async def test_drop(in_a_cycle):
+    async with aiordma.testing.serving_listener(stay) as listener:
+        await dropped(listener.port, in_a_cycle)
+
+@pytest.mark.rdma_leaks("on purpose")
+@pytest.mark.asyncio
+async def test_drop_on_purpose():
+    gc.disable()
+    async with aiordma.testing.serving_listener(stay) as listener:
+        await dropped(listener.port, True)
+
+@pytest.mark.asyncio
+async def test_next():
+    gc.enable()
+    gc.collect()
+"""
+
+
+def test_a_dropped_connection_fails_the_test_that_opened_it(tmp_path: Path) -> None:
+    said = run(tmp_path, DROPPED)
+    assert "2 failed, 2 passed" in said, said
+    assert "the test has left open: unclosed <Connection " in said
+    assert f", opened at {tmp_path / 'test_it.py'}:6" in said
 
 
 @pytest.mark.parametrize(
