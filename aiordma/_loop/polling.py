@@ -163,5 +163,10 @@ def run(main: Coroutine[Any, Any, T], *, spin: float = SPIN, debug: bool | None 
         RuntimeError: an event loop runs in this thread already.
         Exception: the exception that `main` raised.
     """
+    if asyncio._get_running_loop() is not None:  # else the Runner leaves a coroutine pending
+        raise RuntimeError(
+            "aiordma.run() cannot be called from a running event loop: `await main()` there, as in "
+            "a Jupyter notebook or `python -m asyncio`; or call it in another thread"
+        )
     with asyncio.Runner(debug=debug, loop_factory=lambda: new_event_loop(spin)) as runner:
         return runner.run(main)

@@ -10,9 +10,11 @@ from functools import partial
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 import trio
 
+import aiordma
 from aiordma._base.errors import EventLoopError
 from aiordma._loop.event_loop import EventLoop, Timer, current_event_loop, require_here
 from aiordma.streams import create_connection, create_server, open_connection, start_server
@@ -356,3 +358,15 @@ def test_a_guest_of_asyncio_has_connections() -> None:
             return await server.receive()
 
     assert as_guest(main) == b"hello"
+
+
+def test_run_in_a_running_loop_says_to_await() -> None:
+    async def main() -> None:
+        coroutine = anyio.lowlevel.checkpoint()
+        with pytest.raises(RuntimeError, match=r"aiordma\.run\(\).* `await main\(\)`"):
+            aiordma.run(coroutine)
+        coroutine.close()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # also of a coroutine that was never awaited
+        asyncio.run(main())
