@@ -66,9 +66,13 @@ class Opening(Coroutine[Any, Any, Opened]):
             value: the result of the current wait; None for the first step.
 
         Raises:
+            TypeError: a value for the first step: `connect(...)` was not awaited, and this is no
+                connection, whose `send` was meant.
             StopIteration: the object is open; the exception's `value` is the object.
             Exception: the exception that the opening raised.
         """
+        if value is not None and self._has_not_begun():
+            raise TypeError(f"send(): {self._unopened_text()}")
         return self._steps.send(value)
 
     def throw(self, *error: Any) -> Any:
@@ -90,7 +94,20 @@ class Opening(Coroutine[Any, Any, Opened]):
 
     def __getattr__(self, name: str) -> Any:
         # The coroutine's name, frame and state, which event loops and debuggers read.
-        return getattr(self._coroutine, name)
+        try:
+            return getattr(self._coroutine, name)
+        except AttributeError:
+            text = f"no attribute {name!r}: {self._unopened_text()}"
+            raise AttributeError(text, name=name, obj=self) from None
+
+    def _has_not_begun(self) -> bool:
+        return inspect.getcoroutinestate(self._coroutine) == inspect.CORO_CREATED
+
+    def _unopened_text(self) -> str:
+        """Return why a call that is meant for the opened object fails."""
+        call = cast(Any, self._coroutine).__name__
+        missing = "was not awaited" if self._has_not_begun() else "returned this, not what it opens"
+        return f"this {call}() {missing}: `await {call}(...)`, or `async with {call}(...) as ...:`"
 
 
 def opens(

@@ -109,6 +109,32 @@ async def test_a_block_that_cannot_open_leaves_nothing() -> None:
     assert not reactor_in_use()
 
 
+async def test_an_opening_that_was_not_awaited_says_so() -> None:
+    for opener, name in (
+        (aiordma.connect, "connect"),
+        (aiordma.streams.connect_stream, "connect_stream"),
+    ):
+        opening: Any = opener(ADDRESS, 1)
+        hint = rf"this {name}\(\) was not awaited: `await {name}\(\.\.\.\)`"
+        with pytest.raises(TypeError, match=rf"send\(\): {hint}"):
+            await opening.send(b"hello")
+        with pytest.raises(AttributeError, match=f"no attribute 'receive': {hint}") as caught:
+            await opening.receive()
+        assert caught.value.name == "receive"
+        assert not hasattr(opening, "register")
+        opening.close()
+
+
+async def test_an_entered_opening_is_not_what_it_opened() -> None:
+    opening: Any = aiordma.listen(ADDRESS, 0)
+    async with opening as listener:
+        assert listener.port
+        with pytest.raises(
+            AttributeError, match=r"returned this, not what it opens: `await listen"
+        ):
+            assert opening.port
+
+
 async def test_an_opening_is_used_once() -> None:
     opening = aiordma.listen(ADDRESS, 0)
     async with opening:
