@@ -19,7 +19,7 @@ import math
 from types import TracebackType
 from typing import Self
 
-from aiordma._base.arguments import seconds, wrong_type
+from aiordma._base.arguments import Buffer, seconds, shown, wrong_type
 from aiordma._base.enums import Access, MemoryWindowType, QueuePairType, names_of
 from aiordma._base.errors import VerbsCallError, detached
 from aiordma._base.interrupts import deferring, deferring_steps
@@ -293,6 +293,13 @@ class Grant:
         await self.aclose()
 
 
+def _size_of(memory: Buffer) -> tuple[int, bool]:
+    """Return the length of a buffer, and whether it is read-only. No view of it remains: it would
+    keep the buffer's size as long as a traceback of the caller exists."""
+    view = flat_view(memory, "grant(): memory")
+    return view.nbytes, view.readonly
+
+
 async def open_grant(
     endpoint: Endpoint,
     posts: Posts,
@@ -322,10 +329,17 @@ async def open_grant(
         length = memory.length
         if memory.region.domain is not endpoint.domain:
             raise wrong_domain(memory.region, endpoint.domain)
+        readonly = memory._is_accessible and memory.region.view.readonly
     else:
-        length = flat_view(memory, "grant(): memory").nbytes
+        length, readonly = _size_of(memory)
     if not length:
         raise ValueError("grant(): memory: no bytes: give at least one")
+    if readonly and access & _WRITING:
+        raise TypeError(
+            f"grant(): memory={shown(memory)}: it is read-only, and "
+            f"access={names_of(Access(access))} lets the peer write to it: give a bytearray, or "
+            "another writable buffer"
+        )
     grant = Grant(endpoint, memory, length, Access(access))
     # A domain cannot be freed while a grant that fails still holds memory in it.
     with kept_open(endpoint.reactor, endpoint.domain_state):

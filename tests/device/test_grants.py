@@ -12,6 +12,7 @@ import pytest
 
 import aiordma
 from aiordma import Access, RemoteMemory
+from aiordma._base.enums import names_of
 from aiordma._base.provider import SOFTWARE
 from tests.device.late_writes import CANARY, SIZES, end_under_writes, memory_of, write_until_refused
 from tests.device.players import OWN_RECEIVES, REMOTE, both_ways, connected, one_loop, until
@@ -98,8 +99,11 @@ async def test_a_grant_of_read_only_memory() -> None:
     async with started() as (client, server):
         async with server.grant(b"never changes", Access.REMOTE_READ) as grant:
             assert await client.read_bytes(grant.remote) == b"never changes"
-        with pytest.raises(TypeError, match="read-only"):
-            await server.grant(b"never changes", Access.REMOTE_WRITE)
+        for memory in (b"never changes", server.register(b"never changes")):
+            for access in (Access.REMOTE_WRITE, Access.REMOTE_READ | Access.REMOTE_ATOMIC):
+                with pytest.raises(TypeError, match=r"grant\(\): memory=.* is read-only") as caught:
+                    await server.grant(memory, access)
+                assert f"access={names_of(access)} lets" in str(caught.value)
         await both_ways(client, server)
 
 
