@@ -84,7 +84,7 @@ class Posts:
             where: the call and its parameter, for messages (see `Staging.source`).
             slot: a slot from `sends.slots.take()`; None: take one if one is free.
         """
-        return self._submit(work, stage(parts, where), slot)
+        return self._submit(work, stage(parts, where), where, slot)
 
     async def run(
         self, work: SendWork, stage: Stage, parts: list[LocalMemory], where: str
@@ -103,14 +103,16 @@ class Posts:
         # buffers are posted right after they are checked.
         with await self._endpoint.sends.slots.take() as slot:
             staged = await self._staging.prepare(stage, parts, where)
-            return self._submit(work, staged, slot)
+            return self._submit(work, staged, where, slot)
 
-    def _submit(self, work: SendWork, staged: Staged, slot: Slot | None = None) -> WorkRequest:
+    def _submit(
+        self, work: SendWork, staged: Staged, where: str, slot: Slot | None = None
+    ) -> WorkRequest:
         try:
             if work.remote is not None and work.remote.length != staged.length:
                 raise ValueError(
-                    f"{staged.length} local bytes and {work.remote.length} remote ones: slice both "
-                    "to the same length"
+                    f"{where.partition('[')[0]} has {staged.length} bytes, and remote "
+                    f"{work.remote.length}: slice both to the same length"
                 )
             work.sges, work.count, work.length = staged.sges, staged.count, staged.length
             work.held, work.flags = [*work.held, *staged.held], int(work.flags) | staged.flags

@@ -181,11 +181,13 @@ def checked_part(
 
 def _checked(access: Any) -> Access:
     if not isinstance(access, int) or isinstance(access, bool):
-        raise wrong_type(access, "access", "flags such as Access.REMOTE_READ")
-    flags = Access(whole_number(access, "access", 0, 2**31 - 1))
+        expected = "flags such as Access.REMOTE_READ"
+        raise wrong_type(access, "access", expected, "register_dmabuf")
+    flags = Access(whole_number(access, "access", 0, 2**31 - 1, "register_dmabuf"))
     if int(flags) & ~int(_PERMITTED):
         raise ValueError(
-            f"access={names_of(flags)}: for a dma-buf the kernel permits {names_of(_PERMITTED)}"
+            f"register_dmabuf(): access={names_of(flags)}: for a dma-buf the kernel permits "
+            f"{names_of(_PERMITTED)}"
         )
     return flags | Access.LOCAL_WRITE if flags & _WRITING else flags
 

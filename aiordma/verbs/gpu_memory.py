@@ -43,7 +43,9 @@ def register_anywhere(
     if found is None:
         return MemoryRegion(domain, memory, access)
     if not found.is_contiguous:
-        raise ValueError("the tensor is not contiguous: copy it, or register its base")
+        raise ValueError(
+            "register(): buffer: the tensor is not contiguous: copy it, or register its base"
+        )
     access = checked_access(domain, memory, found.length, found.readonly, access)
     try:
         return _register(domain, found, access)

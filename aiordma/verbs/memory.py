@@ -219,11 +219,11 @@ class MemoryRegion(RegionBase, Resource):
         iova: int | None = None,
     ) -> None:
         if not hasattr(domain, "pointer"):
-            raise wrong_type(domain, "domain", "a ProtectionDomain")
+            raise wrong_type(domain, "domain", "a ProtectionDomain", "MemoryRegion")
         view = _registrable_view(buffer)
         access = checked_access(domain, buffer, view.nbytes, view.readonly, access)
         if iova is not None:
-            iova = whole_number(iova, "iova", -(2**64), 2**64)
+            iova = whole_number(iova, "iova", -(2**64), 2**64, "MemoryRegion")
         self._view: memoryview = view
         start = address_of(view)
         self._enter(domain, access, start, len(view), start, lambda: self._register(iova))
@@ -271,7 +271,7 @@ class MemoryRegion(RegionBase, Resource):
         access = int(self.access)
         if self.access & Access.ZERO_BASED:
             if iova:
-                raise ValueError(f"iova={iova:#x}: ZERO_BASED means iova=0")
+                raise ValueError(f"MemoryRegion(): iova={iova:#x}: ZERO_BASED means iova=0")
             # No driver supports the flag; an iova of 0 has the same effect (man ibv_reg_mr).
             iova, access = 0, access & ~Access.ZERO_BASED
         if iova is not None:
@@ -362,18 +362,18 @@ class MemoryRegion(RegionBase, Resource):
         if self._users:
             raise BusyError(self._in_use)
         if access is None and domain is None and buffer is None:
-            raise ValueError("nothing to change: give access, domain or buffer")
+            raise ValueError("reregister(): nothing to change: give access, domain or buffer")
         home = self.domain if domain is None else domain
         if not hasattr(home, "pointer"):
             raise wrong_type(domain, "domain", "a ProtectionDomain", "reregister")
         if home.context is not self.domain.context:
-            raise ValueError("the domain is of another opened device")
-        view = self.view if buffer is None else _registrable_view(buffer)
+            raise ValueError("reregister(): domain: it is of another opened device")
+        view = self.view if buffer is None else _registrable_view(buffer, "reregister")
         wanted = self.access if access is None else access
         given = view if buffer is None else buffer
-        wanted = checked_access(home, given, view.nbytes, view.readonly, wanted)
+        wanted = checked_access(home, given, view.nbytes, view.readonly, wanted, "reregister")
         if (wanted | self.access) & Access.ZERO_BASED:
-            raise ValueError("a ZERO_BASED region cannot be changed: register anew")
+            raise ValueError("reregister(): a ZERO_BASED region cannot be changed: register anew")
         flags = 0
         flags |= lib.IBV_REREG_MR_CHANGE_ACCESS if access is not None else 0
         flags |= lib.IBV_REREG_MR_CHANGE_PD if domain is not None else 0
@@ -495,10 +495,12 @@ For type checkers, numpy arrays have a buffer from Python 3.12 on; before, pass 
 """
 
 
-def _registrable_view(memory: RegistrableMemory) -> memoryview:
-    """Return a view of the memory as bytes. Raises the errors of `flat_view` and `foreign_view`."""
+def _registrable_view(memory: RegistrableMemory, call: str = "register") -> memoryview:
+    """Return a view of the memory as bytes. Raises the errors of `flat_view` and `foreign_view`,
+    with the name of the called function."""
+    where = f"{call}(): buffer"
     try:
-        return flat_view(cast("Buffer", memory))
+        return flat_view(cast("Buffer", memory), where)
     except (TypeError, ValueError) as error:  # ValueError: also elements that have no buffer format
         no_buffer = error
     try:
@@ -507,7 +509,7 @@ def _registrable_view(memory: RegistrableMemory) -> memoryview:
             raise no_buffer
         return view
     except BufferError:
-        raise ValueError("the buffer is not contiguous: copy it, or register its base") from None
+        raise _not_contiguous(where) from None
     finally:
         del no_buffer  # its traceback holds this frame, and so the memory
 
@@ -518,8 +520,17 @@ def checked_access(
     length: int,
     readonly: bool,
     access: Access | None,
+    call: str = "register",
 ) -> Access:
     """Return the access to register memory with: the argument, or the default for None.
+
+    Args:
+        domain: where it is registered.
+        memory: the object, for messages.
+        length: its length in bytes.
+        readonly: whether it is read-only.
+        access: the argument.
+        call: the function that was called, for messages.
 
     Raises:
         TypeError: `access` is no Access, or permits writing to memory that is read-only.
@@ -527,23 +538,25 @@ def checked_access(
         NotSupportedError: the device does not support the access.
     """
     if not length:
-        raise ValueError("an empty buffer cannot be registered")
+        raise ValueError(f"{call}(): buffer: an empty buffer cannot be registered")
     if access is None:
         return Access(0) if readonly else Access.LOCAL_WRITE
     if isinstance(access, bool) or not isinstance(access, int):
-        raise wrong_type(access, "access", "flags such as Access.REMOTE_READ | Access.REMOTE_WRITE")
-    access = Access(whole_number(access, "access", 0, 2**31 - 1))
+        flags = "flags such as Access.REMOTE_READ | Access.REMOTE_WRITE"
+        raise wrong_type(access, "access", flags, call)
+    access = Access(whole_number(access, "access", 0, 2**31 - 1, call))
     if access & _NEED_LOCAL_WRITE:
         access |= Access.LOCAL_WRITE
     if readonly and access & Access.LOCAL_WRITE:
         raise TypeError(
-            f"{type(memory).__name__} is read-only, and {names_of(access)} lets the device write "
-            "to it: register a bytearray, or another writable buffer"
+            f"{call}(): buffer={shown(memory)}: {type(memory).__name__} is read-only, and "
+            f"access={names_of(access)} lets the device write to it: register a bytearray, or "
+            "another writable buffer"
         )
     if access & _NOT_EVERY_DEVICE:
         device, name = domain.context.query(), domain.context.device_name
         if access & Access.HUGETLB and not access & Access.ON_DEMAND:
-            raise ValueError("HUGETLB goes with ON_DEMAND")
+            raise ValueError(f"{call}(): access={names_of(access)}: HUGETLB goes with ON_DEMAND")
         if access & Access.ON_DEMAND and not device.odp.general & OnDemandPaging.SUPPORT:
             raise NotSupportedError(f"ON_DEMAND: {name} has no on-demand paging (odp)")
         if access & Access.MW_BIND and not device.max_mw:
@@ -553,11 +566,13 @@ def checked_access(
 
 def _check_iova(domain: ProtectionDomain, address: int, length: int, iova: int) -> None:
     if not 0 <= iova < 2**64 - length:
-        raise ValueError(f"iova={iova:#x}: the region would end beyond the address space")
+        raise ValueError(
+            f"MemoryRegion(): iova={iova:#x}: the region would end beyond the address space"
+        )
     if (iova - address) % PAGESIZE:
         raise ValueError(
-            f"iova={iova:#x}: it lies {iova % PAGESIZE} bytes into a page, and the buffer "
-            f"{address % PAGESIZE}; they must be the same (an mmap begins with a page)"
+            f"MemoryRegion(): iova={iova:#x}: it lies {iova % PAGESIZE} bytes into a page, and the "
+            f"buffer {address % PAGESIZE}; they must be the same (an mmap begins with a page)"
         )
     if domain.context.query().vendor_id == _SIW:
         raise NotSupportedError(f"iova: siw, the driver of {domain.context.device_name}, has none")

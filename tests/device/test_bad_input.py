@@ -98,13 +98,17 @@ BAD: dict[str, tuple[Post, type[Exception], str]] = {
     "read of another length": (
         lambda c: c.post_read(_far(c), bytearray(63)),
         ValueError,
-        "63 local bytes and 64 remote ones",
+        "local has 63 bytes, and remote 64",
     ),
-    "read into nothing": (lambda c: c.post_read(_far(c), bytearray()), ValueError, "0 local"),
+    "read into nothing": (
+        lambda c: c.post_read(_far(c), bytearray()),
+        ValueError,
+        "local has 0 bytes",
+    ),
     "readv of another length": (
         lambda c: c.post_readv(_far(c), [bytearray(60), bytearray(5)]),
         ValueError,
-        "65 local bytes",
+        "parts has 65 bytes",
     ),
     "read of something else": (
         lambda c: c.post_read(b"remote", bytearray(6)),  # type: ignore[arg-type]
@@ -114,7 +118,7 @@ BAD: dict[str, tuple[Post, type[Exception], str]] = {
     "write of another length": (
         lambda c: c.post_write(bytes(1000), _far(c)),
         ValueError,
-        "1000 local bytes and 64 remote ones",
+        "local has 1000 bytes, and remote 64",
     ),
     "write to our own region": (
         lambda c: c.post_write(bytes(64), c.register(bytearray(64), REMOTE)),  # type: ignore[arg-type]

@@ -206,7 +206,7 @@ async def test_wrong_atomics_are_refused_with_nothing_lost() -> None:
             await client.fetch_add(remote, 1.0)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="RemoteMemory"):
             client.post_fetch_add(bytearray(8), b"12345678", 1)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="4 local bytes and 8 remote"):
+        with pytest.raises(ValueError, match="local has 4 bytes, and remote 8"):
             client.post_fetch_add(bytearray(4), remote, 1)
         with pytest.raises(TypeError, match="read-only"):
             client.post_fetch_add(bytes(8), remote, 1)
