@@ -821,8 +821,8 @@ class Connection(ObjectStream[bytes]):
 
         Raises:
             anyio.EndOfStream: the peer disconnected and all its messages have been received.
-            anyio.BusyResourceError: another task is receiving, or the program holds all
-                `receive_buffers` by `receive_view` (BusyError).
+            BusyError: another task is receiving, or the program holds all `receive_buffers` by
+                `receive_view`.
             ValueError: the connection has receive_buffers=0, or takes its receives from a shared
                 receive queue with buffers=0.
             ClosedError: you closed the connection.

@@ -785,7 +785,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         """Return the next datagram.
 
         Raises:
-            anyio.BusyResourceError: another task is receiving.
+            BusyError: another task is receiving.
             ClosedError: you closed the socket.
             DeviceRemovedError, DeviceEventError, WorkCompletionError: the socket has ended; the
                 error is its cause.

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from threading import get_ident
 
-import anyio
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from aiordma._base.enums import QueuePairType
@@ -104,8 +103,7 @@ class Arrivals:
         """Wait until there is an arrival, for this task to take it at once.
 
         Raises:
-            anyio.BusyResourceError: another task is receiving.
-            BusyError: the program holds all blocks by `view`.
+            BusyError: another task is receiving, or the program holds all blocks by `view`.
             ClosedError, WorkCompletionError, DeviceRemovedError: the endpoint has ended.
             ForkError: this process is a forked child of the process that made the endpoint.
             EventLoopError: this is another thread, or another event loop.
@@ -134,7 +132,10 @@ class Arrivals:
         if endpoint.loop.thread != get_ident():
             endpoint.require_own_loop()
         if queue.busy:
-            raise anyio.BusyResourceError("receiving from")
+            raise BusyError(
+                f"another task is already receiving from {endpoint.name}: one task receives at a "
+                "time, and can pass the messages to others"
+            )
         at_once = 0
         try:
             queue.busy = True

@@ -11,7 +11,7 @@ from anyio.abc import ByteStream, SocketAttribute
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from aiordma._base.arguments import Buffer, whole_number
-from aiordma._base.errors import ClosedError, DisconnectedError
+from aiordma._base.errors import BusyError, ClosedError, DisconnectedError
 from aiordma._base.interrupts import deferring_steps
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
@@ -88,7 +88,7 @@ class Stream(ByteStream):
 
         Raises:
             anyio.EndOfStream: the peer has ended its data, and everything was received.
-            anyio.BusyResourceError: another task is receiving.
+            BusyError: another task is receiving.
             DisconnectedError, WorkCompletionError, StreamProtocolError, ...: the connection ended
                 without an end of the data; the error is its cause.
             ClosedError: this stream was closed.
@@ -122,11 +122,14 @@ class Stream(ByteStream):
         await self._until_readable()
         return self._path.read_into(view)
 
+    def _busy(self, doing: str) -> BusyError:
+        return BusyError(f"another task is already {doing} {self!r}: one task at a time")
+
     async def _until_readable(self) -> None:
         self._require_here()
         path = self._path
         if path.receiving:
-            raise anyio.BusyResourceError("receiving from")
+            raise self._busy("receiving from")
         path.receiving = True
         try:
             self._require_open()
@@ -164,7 +167,7 @@ class Stream(ByteStream):
                 registered memory of any length.
 
         Raises:
-            anyio.BusyResourceError: another task is sending.
+            BusyError: another task is sending.
             DisconnectedError: the peer has closed the stream.
             ClosedError: this stream was closed, or `send_eof` was called.
             DisconnectedError, WorkCompletionError, StreamProtocolError, ...: the connection has
@@ -178,7 +181,7 @@ class Stream(ByteStream):
         """
         self._require_here()
         if self._path.sending:
-            raise anyio.BusyResourceError("sending to")
+            raise self._busy("sending to")
         self._path.sending = True
         try:
             self._require_writable()
@@ -209,7 +212,7 @@ class Stream(ByteStream):
         """
         self._require_here()
         if self._path.sending:
-            raise anyio.BusyResourceError("sending to")
+            raise self._busy("sending to")
         self._path.sending = True
         try:
             self._require_writable()
@@ -267,7 +270,7 @@ class Stream(ByteStream):
         side can still receive. If the peer has ended both directions, nothing is sent. Idempotent.
 
         Raises:
-            anyio.BusyResourceError: another task is sending.
+            BusyError: another task is sending.
             ClosedError: this stream was closed.
             DisconnectedError, WorkCompletionError, StreamProtocolError, ...: the connection has
                 ended; the error is its cause.
@@ -278,7 +281,7 @@ class Stream(ByteStream):
         self._require_here()
         self._require_open()
         if self._path.sending:
-            raise anyio.BusyResourceError("sending to")
+            raise self._busy("sending to")
         await checkpoint()
         if self._eof_sent:
             return

@@ -143,7 +143,9 @@ async def test_second_receiving_task_is_refused() -> None:
     async with opened(receive_buffers=4) as (socket, peer), anyio.create_task_group() as tasks:
         tasks.start_soon(socket.receive)
         await anyio.wait_all_tasks_blocked()
-        with pytest.raises(anyio.BusyResourceError):
+        with pytest.raises(
+            aiordma.BusyError, match="already receiving from the datagram socket at"
+        ):
             await socket.receive()
         await socket.send(b"x", peer)
 
