@@ -1,5 +1,6 @@
 """Registered memory: memory regions of Python buffers, and their slices (man ibv_reg_mr)."""
 
+import re
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
@@ -42,6 +43,8 @@ _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _NEED_LOCAL_WRITE = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _NOT_EVERY_DEVICE = Access.ON_DEMAND | Access.HUGETLB | Access.MW_BIND
 _OPTIONAL = lib.IBV_ACCESS_OPTIONAL_RANGE
+_OBJECTS = re.compile(r"(?:[^:O]|:[^:]*:)*O")
+"""Matches the format (PEP 3118) of a buffer of Python objects. Between colons are fields' names."""
 _BYTES = "its bytes are its view, and bytes(...) copies them"
 _SIW = 0x626D74
 """The vendor_id of siw. Its kernel module accepts an iova and ignores it, and deregisters memory
@@ -502,6 +505,8 @@ def _registrable_view(memory: RegistrableMemory, call: str = "register") -> memo
     try:
         return flat_view(cast("Buffer", memory), where)
     except (TypeError, ValueError) as error:  # ValueError: also elements that have no buffer format
+        if _holds_objects(memory):
+            raise
         no_buffer = error
     try:
         view = foreign_view(memory)
@@ -512,6 +517,13 @@ def _registrable_view(memory: RegistrableMemory, call: str = "register") -> memo
         raise _not_contiguous(where) from None
     finally:
         del no_buffer  # its traceback holds this frame, and so the memory
+
+
+def _holds_objects(memory: object) -> bool:
+    try:
+        return bool(_OBJECTS.match(memoryview(cast("Buffer", memory)).format))
+    except (TypeError, ValueError, BufferError):
+        return False
 
 
 def checked_access(
@@ -587,15 +599,17 @@ def flat_view(buffer: Buffer, where: str = "buffer", place: int = 0) -> memoryvi
         place: this index.
 
     Raises:
-        TypeError: the object has no buffer.
+        TypeError: the object has no buffer, or its elements are Python objects.
         ValueError: the buffer is not contiguous.
     """
+    if isinstance(buffer, memoryview):
+        if "O" in buffer.format and _OBJECTS.match(buffer.format):
+            raise _objects_error(where.format(place), buffer)
+        try:
+            return _flat_memoryview(buffer)
+        except BufferError:
+            raise _not_contiguous(where.format(place)) from None
     try:
-        if isinstance(buffer, memoryview):
-            try:
-                return _flat_memoryview(buffer)
-            except BufferError:
-                raise _not_contiguous(where.format(place)) from None
         # Unlike memoryview.cast, this ignores the type of the elements: it also works for arrays of
         # structures, and for foreign byte order.
         exported = PickleBuffer(buffer)
@@ -609,10 +623,20 @@ def flat_view(buffer: Buffer, where: str = "buffer", place: int = 0) -> memoryvi
         raise ValueError(
             f"{where.format(place)}: {type(buffer).__name__} gives no buffer: {error}: register it"
         ) from None
+    if not isinstance(buffer, bytes | bytearray) and _OBJECTS.match(memoryview(exported).format):
+        raise _objects_error(where.format(place), buffer)
     try:
         return exported.raw()
     except BufferError:
         raise _not_contiguous(where.format(place)) from None
+
+
+def _objects_error(what: str, buffer: object) -> TypeError:
+    return TypeError(
+        f"{what}={shown(buffer)}: the elements of this {type(buffer).__name__} are Python objects, "
+        "and its bytes are their addresses in this process: convert it, as numpy's astype() does, "
+        "or serialize it"
+    )
 
 
 def _not_contiguous(what: str) -> ValueError:

@@ -46,6 +46,14 @@ def _too_long(client: Connection) -> Any:
     return mmap.mmap(-1, endpoint_of(client).max_message + 1, flags=flags)
 
 
+def _objects() -> Any:
+    return numpy.array(["alice", None], dtype=object)
+
+
+def _structures() -> Any:
+    return numpy.zeros(2, dtype=[("O", "i4"), ("name", "O")])
+
+
 Post = Callable[[Connection], Any]
 WITH_GAPS: Any = numpy.zeros(64)[::2]
 BAD: dict[str, tuple[Post, type[Exception], str]] = {
@@ -68,6 +76,30 @@ BAD: dict[str, tuple[Post, type[Exception], str]] = {
         "closed",
     ),
     "send beyond the device": (lambda c: c.post_send(_too_long(c)), ValueError, "at most"),
+    "send of objects": (
+        lambda c: c.post_send(_objects()),
+        TypeError,
+        "post_send\\(\\): data=.* Python objects",
+    ),
+    "send of a view of objects": (
+        lambda c: c.post_send(memoryview(_objects())),
+        TypeError,
+        "Python objects",
+    ),
+    "send of structures with objects": (
+        lambda c: c.post_sendv([b"x", _structures()]),
+        TypeError,
+        "parts\\[1\\]=.* Python objects",
+    ),
+    "write of objects": (lambda c: c.post_write(_objects(), _far(c)), TypeError, "Python objects"),
+    "receive into objects": (lambda c: c.post_recv(_objects()), TypeError, "Python objects"),
+    "read into objects": (lambda c: c.post_read(_far(c), _objects()), TypeError, "Python objects"),
+    "register objects": (lambda c: c.register(_objects()), TypeError, "Python objects"),
+    "register structures with objects": (
+        lambda c: c.register(_structures()),
+        TypeError,
+        "Python objects",
+    ),
     "receive into bytes": (lambda c: c.post_recv(bytes(8)), TypeError, "read-only"),
     "receive into registered bytes": (
         lambda c: c.post_recv(c.register(bytes(8))),

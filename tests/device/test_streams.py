@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 import anyio
+import numpy
 import pytest
 from anyio.abc import SocketAttribute
 
@@ -332,6 +333,19 @@ async def test_a_forgotten_stream_is_closed_with_a_warning() -> None:
 
 
 # -- use ------------------------------------------------------------------------------------------
+
+
+async def test_memory_of_python_objects_is_refused() -> None:
+    async with streams() as (client, server):
+        names: Any = numpy.array(["alice", None], dtype=object)
+        structures: Any = numpy.array([7], dtype=[("O", "i8")])
+        await client.send(structures)
+        with pytest.raises(TypeError, match=r"receive_into\(\): buffer=.* Python objects"):
+            await server.receive_into(names)
+        with pytest.raises(TypeError, match=r"send\(\): item=.* Python objects"):
+            await client.send(names)
+        assert await server.receive() == (7).to_bytes(8, "little")
+        assert list(names) == ["alice", None]
 
 
 async def test_only_one_task_receives_at_a_time() -> None:

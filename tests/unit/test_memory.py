@@ -44,7 +44,7 @@ def domain() -> Iterator[PlainDomain]:
         (mmap.mmap(-1, 8192), 8192),
         (numpy.zeros((3, 4), dtype=">i4"), 48),
         (numpy.zeros((3, 4), dtype=numpy.float64).T, 96),
-        (numpy.zeros(3, dtype=[("a", "i4"), ("b", "f8")]), 36),
+        (numpy.zeros(3, dtype=[("O", "i4"), ("b", "f8")]), 36),
         ((ctypes.c_uint16 * 5)(), 10),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, int) else str(value),

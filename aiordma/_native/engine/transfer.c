@@ -71,7 +71,7 @@ static int has_target(const Transfer *transfer)
 
     if (transfer->kind == RECEIVE)
         return limit_of(transfer) > 0;
-    if (!buffer || PyObject_GetBuffer(buffer, &target, PyBUF_WRITABLE)) {
+    if (!buffer || engine_get_buffer(buffer, &target, PyBUF_WRITABLE)) {
         PyErr_Clear(); /* the general path raises the error */
         return 0;
     }
@@ -92,7 +92,7 @@ static int take_arrived(Transfer *transfer, PyObject **result)
         return !limit ? 0 : *result ? 1 : -1;
     }
     PyObject *buffer = only_argument(transfer);
-    if (!buffer || PyObject_GetBuffer(buffer, &target, PyBUF_WRITABLE)) {
+    if (!buffer || engine_get_buffer(buffer, &target, PyBUF_WRITABLE)) {
         PyErr_Clear(); /* the general path raises the error */
         return 0;
     }
@@ -169,7 +169,7 @@ static int send_message(Transfer *transfer, PyObject **result)
     int may = may_go_on(path);
     if (may <= 0)
         return may;
-    if (PyObject_GetBuffer(item, &source, PyBUF_SIMPLE)) {
+    if (engine_get_buffer(item, &source, PyBUF_SIMPLE)) {
         PyErr_Clear(); /* the general path raises the error */
         return 0;
     }

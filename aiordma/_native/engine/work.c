@@ -42,13 +42,41 @@ static int read_registered(const Port *port, struct engine_work *work, RegionBas
     return 1;
 }
 
+/* Whether the elements of a format (PEP 3118) are Python objects. Names are between colons. */
+static int has_objects(const char *format)
+{
+    for (int is_name = 0; *format; format++) {
+        if (*format == ':')
+            is_name = !is_name;
+        else if (*format == 'O' && !is_name)
+            return 1;
+    }
+    return 0;
+}
+
+int engine_get_buffer(PyObject *given, Py_buffer *view, int flags)
+{
+    if (PyBytes_CheckExact(given) || PyByteArray_CheckExact(given))
+        return PyObject_GetBuffer(given, view, flags);
+    /* A memoryview gives its format only together with its dimensions. */
+    if (PyObject_GetBuffer(given, view, flags | PyBUF_ND | PyBUF_FORMAT)) {
+        PyErr_Clear(); /* numpy's dates have bytes, but no format */
+        return PyObject_GetBuffer(given, view, flags);
+    }
+    if (!view->format || !has_objects(view->format))
+        return 0;
+    PyBuffer_Release(view);
+    PyErr_SetString(PyExc_TypeError, "the elements of the buffer are Python objects");
+    return -1;
+}
+
 static int read_buffer(struct engine_work *work, PyObject *given)
 {
     Py_buffer *view = &work->views[work->view_count];
 
     if (!PyObject_CheckBuffer(given))
         return 0;
-    if (PyObject_GetBuffer(given, view, PyBUF_SIMPLE)) {
+    if (engine_get_buffer(given, view, PyBUF_SIMPLE)) {
         PyErr_Clear(); /* the general path raises the error */
         return 0;
     }
