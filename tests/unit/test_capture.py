@@ -143,7 +143,9 @@ def test_a_capture_ends_at_its_limit_with_a_whole_packet(tmp_path: Path) -> None
 
 def test_each_process_has_a_file_by_its_number(tmp_path: Path) -> None:
     code = PAIR.replace("ADDRESS", "'127.0.0.1'").replace("SIZE", "100")
-    code += "\nimport os\nif os.fork():\n    assert os.wait()[1] == 0\nelse:\n    asyncio.run(main())\n"
+    code += (
+        "\nimport os\nif os.fork():\n    assert os.wait()[1] == 0\nelse:\n    asyncio.run(main())\n"
+    )
     run(code, tmp_path / "all.%p")
     files = sorted(tmp_path.iterdir())
     assert len(files) == 2
