@@ -79,16 +79,15 @@ class _Collected:
         """Raise NotSupportedError."""
         raise NotSupportedError("windows of type 1 are bound by a call of their own, not a chain")
 
-    def post(self) -> None:
-        """Post all requests."""
-        if len(self._works) == self.port.count:  # no request is plain
-            requests = self.port.requests()
+    def post(self, requests: list[WorkRequest]) -> None:
+        """Post all requests: those of `port.requests`."""
+        if len(self._works) == len(requests):  # no request is plain
             self._endpoint.sends.post_prepared(
                 self._works, requests, signal_last_only=self._signal_last_only
             )
         else:
             self._endpoint.sends.post_collected(
-                self.port, self._works, signal_last_only=self._signal_last_only
+                self.port, self._works, requests, signal_last_only=self._signal_last_only
             )
 
     def raise_refused(self) -> None:
@@ -171,10 +170,11 @@ class Chain:
             return
         try:
             self._sink.require_usable()
+            requests = self._port.requests()
         except BaseException as ended:
             self._sink.give_up(ended)
             raise
-        self._sink.post()
+        self._sink.post(requests)
 
     # -- collecting requests ------------------------------------------------------------------
 

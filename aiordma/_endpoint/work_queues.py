@@ -28,6 +28,10 @@ __all__ = ("Owner", "ReceiveQueue", "SendQueue", "WorkQueue")
 
 _SIGNALED = int(SendFlag.SIGNALED)
 
+_BEFORE_THE_POST = (RdmaError, MemoryError)
+"""What a post of a chain raises before the device gets it: an object of a request was closed, or
+there was no memory."""
+
 _SHORT = frozenset(
     int(opcode)
     for opcode in (
@@ -202,41 +206,47 @@ class SendQueue(WorkQueue):
                 has the earlier requests, which are posted.
             VerbsCallError: the device refused the first request.
         """
-        flags = [int(work.flags) | _SIGNALED for work in works]
-        if signal_last_only:
-            flags[:-1] = [value & ~_SIGNALED for value in flags[:-1]]
-        for request in requests:
-            self._enter(request)
-            if signal_last_only:
-                request._set_run(requests)
         assert self._owner.queue_pair is not None
         try:
+            flags = [int(work.flags) | _SIGNALED for work in works]
+            if signal_last_only:
+                flags[:-1] = [value & ~_SIGNALED for value in flags[:-1]]
+            for request in requests:
+                self._enter(request)
+                if signal_last_only:
+                    request._set_run(requests)
             error, posted = self._owner.queue_pair.post_send_chain(
                 works, [request.wr_id for request in requests], flags
             )
-        except RdmaError as refused:  # an object of a request was closed: nothing was posted
+        except _BEFORE_THE_POST as refused:
             self._not_posted(requests, refused)
             raise
         self._owner.hub.watch_over()
         self.chain_posted(error, posted, requests, signal_last_only)
 
     def post_collected(
-        self, port: ChainPort, works: Sequence[SendWork], *, signal_last_only: bool
+        self,
+        port: ChainPort,
+        works: Sequence[SendWork],
+        requests: list[WorkRequest],
+        *,
+        signal_last_only: bool,
     ) -> None:
         """Post a chain as `post_prepared` does, after its port has created its plain requests.
-        `works` are the operations of all other requests."""
-        if not works:
-            error = port.post(signal_last_only)
-        else:
-            try:
+        `works` are the operations of all other requests, `requests` those of the port."""
+        try:
+            if not works:
+                error = port.post(signal_last_only)
+            else:
                 raw = pack_chain(works, [0] * len(works), [int(work.flags) for work in works])
-            except RdmaError as refused:  # an object of a request was closed: nothing was posted
-                self._not_posted(port.requests(), refused)
-                raise
-            sges = b"".join([work.sges for work in works])
-            error = port.post(signal_last_only, int(ffi.cast("uintptr_t", raw)), sges)
+                sges = b"".join([work.sges for work in works])
+                error = port.post(signal_last_only, int(ffi.cast("uintptr_t", raw)), sges)
+        except _BEFORE_THE_POST as refused:
+            if not port.posted:
+                self._not_posted(requests, refused)
+            raise
         if error:
-            self.chain_posted(error, port.posted, port.requests(), signal_last_only)
+            self.chain_posted(error, port.posted, requests, signal_last_only)
 
     def chain_posted(
         self, error: int, posted: int, requests: list[WorkRequest], signal_last_only: bool
@@ -255,16 +265,21 @@ class SendQueue(WorkQueue):
         if posted:
             failure = PartialPostError(error, "ibv_post_send", hint, requests[:posted])
         try:
-            self._not_posted(requests[posted:], failure)
-            if posted and signal_last_only:
-                # The device did not accept the signaled request, so the posted ones would complete
-                # only at the end of the queue pair.
-                self._owner.fail(failure)
+            try:
+                self._not_posted(requests[posted:], failure)
+            finally:
+                if posted and signal_last_only:
+                    # The device did not accept the signaled request, so the posted ones would
+                    # complete only at the end of the queue pair.
+                    self._owner.fail(failure)
             raise failure
         finally:
             del failure  # its traceback holds this frame, and so the callers' buffers
 
     def _not_posted(self, requests: Sequence[WorkRequest], cause: Exception) -> None:
+        if not isinstance(cause, RdmaError):
+            missing, cause = cause, RdmaError("there was no memory to post it")
+            cause.__cause__ = detached(missing)
         for request in requests:
             self._owner.hub.in_flight.take(request.wr_id)
             request.wr_id = 0

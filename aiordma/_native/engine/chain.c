@@ -304,17 +304,25 @@ static unsigned int count_general(const ChainPort *chain)
     return count;
 }
 
-/* Post the chain once; it is not empty. `works` and `sges` are of the requests that Python made.
-   -1: an exception is set. */
+/*
+ * Post the chain once; it is not empty. `works` and `sges` are of the requests that Python made.
+ * Sets `error` to an errno. -1: an exception is set; unless is_posted is set as well, the chain is as
+ * before. If the device refused requests, an interrupt stays kept: they have to fail first.
+ */
 static int post(ChainPort *chain, int signal_last_only, const void *works, const char *sges,
                 size_t size, int *error)
 {
     unsigned int count = count_general(chain);
+    char was_over = chain->over;
 
+    /* First: making the list can run the program's code, which might add to the chain. */
     chain->over = chain->is_posted = 1;
     PyObject *run = signal_last_only ? list_requests(chain) : NULL;
-    if (signal_last_only && !run)
+    if (signal_last_only && !run) {
+        chain->over = was_over;
+        chain->is_posted = 0;
         return -1;
+    }
     if (run)
         set_runs(chain, run);
     /* The program's code may have closed the queue pair. From here to the post it does not run. */
@@ -332,7 +340,7 @@ static int post(ChainPort *chain, int signal_last_only, const void *works, const
     Py_XDECREF(run);
     forget_parts(chain);
     engine_watch_over(chain->port->drain);
-    return engine_interrupted();
+    return *error ? 0 : engine_interrupted();
 }
 
 static PyObject *chain_post(ChainPort *chain, PyObject *args)
@@ -358,16 +366,23 @@ PyObject *engine_end_chain(PyObject *module, PyObject *const *arguments, Py_ssiz
     static PyObject *name;
 
     (void)module;
-    if (count != 4 || (!name && !(name = PyUnicode_InternFromString("_port"))))
-        return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
-    ChainPort *chain = (ChainPort *)PyObject_GetAttr(arguments[0], name);
-    if (!chain)
-        return NULL;
+    if (!name)
+        name = PyUnicode_InternFromString("_port");
+    ChainPort *chain =
+        name && count == 4 ? (ChainPort *)PyObject_GetAttr(arguments[0], name) : NULL;
+    if (!chain) {
+        PyErr_Clear(); /* there was no memory: Python goes on, and fails the requests if it cannot */
+        Py_RETURN_FALSE;
+    }
     int failed = 0, is_posted = Py_IS_TYPE(chain, &engine_chain_type) && !chain->over &&
                                 arguments[2] == Py_None && chain->count && !count_general(chain) &&
                                 engine_usable(chain->port, chain->port->ready);
     if (is_posted)
         failed = post(chain, chain->signal_last_only, NULL, "", 0, &chain->error);
+    if (failed && !chain->is_posted) {
+        PyErr_Clear(); /* the same */
+        failed = is_posted = 0;
+    }
     int is_done = is_posted && !chain->error;
     Py_DECREF(chain);
     return failed ? NULL : PyBool_FromLong(is_done);

@@ -254,11 +254,26 @@ typedef struct {
     vectorcallfunc call;
 } DeferringMethod;
 
+/* Raise an interrupt that was put aside, in place of a result. An exception becomes its context. */
+static PyObject *interrupt(PyObject *result, PyObject *aside)
+{
+    PyObject *type, *value, *trace;
+
+    PyErr_Fetch(&type, &value, &trace);
+    Py_XDECREF(result);
+    engine_put_back(aside);
+    (void)engine_interrupted();
+    follow(type, value, trace);
+    return NULL;
+}
+
 static PyObject *deferring_call(PyObject *callable, PyObject *const *arguments, size_t flags,
                                 PyObject *keywords)
 {
     const DeferringMethod *method = (const DeferringMethod *)callable;
 
+    /* `first` may have kept an interrupt, which must not end the function half way. */
+    PyObject *aside = NULL;
     if (method->first) {
         PyObject *done = PyObject_Vectorcall(method->first, arguments, flags, keywords);
         int is_done = done == Py_True;
@@ -267,10 +282,12 @@ static PyObject *deferring_call(PyObject *callable, PyObject *const *arguments, 
             return NULL;
         if (is_done)
             Py_RETURN_NONE;
+        aside = engine_put_aside();
     }
     int entered = enter();
     PyObject *result = PyObject_Vectorcall(method->function, arguments, flags, keywords);
-    return entered ? leave(result) : result;
+    result = entered ? leave(result) : result;
+    return aside ? interrupt(result, aside) : result;
 }
 
 static PyObject *deferring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
