@@ -4,7 +4,7 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Unpack
@@ -19,6 +19,7 @@ from aiordma._base.errors import (
     AddressError,
     ConnectTimeoutError,
     DeviceRemovedError,
+    DeviceRequirementError,
     DisconnectedError,
     RdmaConnectionError,
     RejectedError,
@@ -45,7 +46,12 @@ from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._loop.threads import PEERS, Once, start_call
-from aiordma._runtime.address_lookup import checked_host, checked_port, numeric_address
+from aiordma._runtime.address_lookup import (
+    addresses_of,
+    checked_host,
+    checked_port,
+    numeric_address,
+)
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.identifiers import ROUTE_TIMEOUT_MS, milliseconds, new_identifier
@@ -94,12 +100,15 @@ async def connect(
 
     Args:
         host: a name or a numeric address of the peer's RDMA interface. An IPv6 link-local address
-            includes the local interface: "fe80::1%eth0".
+            includes the local interface: "fe80::1%eth0". If a name has several addresses, they are
+            tried one after the other, those of IPv4 first, until one is connected, or the peer's
+            program rejects with private data.
         port: the peer's port in RDMA's TCP port space. On iWARP (siw, the software device) these
             are TCP's ports, shared with sockets; on RoCE and InfiniBand they are separate.
         private_data: up to 56 bytes for the peer's program, sent with the connection request.
         source: bind to this local (host, port) first; port 0 is any port. None: any address.
-        timeout: seconds for all steps together; None: no limit.
+        timeout: seconds for all steps together; None: no limit. Each address of a name gets an
+            equal part of what remains.
         device: "auto" is the real RDMA device that reaches the address, otherwise the built-in
             device "software"; a name requires that device. The environment variable AIORDMA_DEVICE,
             if set, replaces "auto".
@@ -116,7 +125,8 @@ async def connect(
 
     Raises:
         AddressError, RouteError, RejectedError, UnreachableError, ConnectTimeoutError: a step
-            failed; the message says which, and why. All are ConnectionError.
+            failed; the message says which, and why. All are ConnectionError. Of several addresses,
+            it is the first one's error, with the others' as its notes.
         RdmaConnectionError: the driver refused a call, for instance because this process has no
             file descriptors left; the message names the limit. `errno` is the call's.
         NoDeviceError: a real device is required by name, and there is no such device.
@@ -134,19 +144,59 @@ async def connect(
         private_data, MAX_CONNECT_PRIVATE_DATA, "a connection request", "connect"
     )
     chosen = ConnectionOptions._of(connect, options)
-    attempt = _Attempt("connect", host, port, chosen, timeout, require)
-    attempt.take(source, reuse_address, shared_receive)
-    attempt.choose(device, domain)
-    ports = LocalPorts(source)
+
+    def begin() -> _Attempt:
+        attempt = _Attempt("connect", host, port, chosen, timeout, require)
+        attempt.take(source, reuse_address, shared_receive)
+        attempt.choose(device, domain)
+        return attempt
+
+    return await _connect_to_first(begin, private_data)
+
+
+async def _connect_to_first(begin: "Callable[[], _Attempt]", private_data: bytes) -> Connection:
+    """Connect to the first address of the name that can be connected. If none can, raise the error
+    of the first address, with a note of the others. `begin` makes an attempt for each."""
+    attempt = begin()
+    limit = attempt.timeout
+    began = anyio.current_time()
     with attempt.limited():
-        while True:
-            connection = await attempt.prepare()
+        addresses, bound = await attempt.look_up()
+    errors: list[Exception] = []
+    try:
+        for index, address in enumerate(addresses):
+            remaining = None if limit is None else limit - (anyio.current_time() - began)
+            if len(addresses) > 1:
+                attempt = begin()  # a call of the driver may still use the one before
+                if remaining is not None:
+                    remaining /= len(addresses) - index
+                    attempt.set_timeout(max(round(remaining, 2), 0.01))
             try:
-                await connection.establish(private_data=private_data)
-                return connection
-            except RdmaConnectionError as error:
-                if not ports.has_another(error):
-                    raise
+                with attempt.limited(remaining):
+                    return await _connect_to(attempt, address, bound, private_data)
+            except (RdmaConnectionError, DeviceRequirementError) as error:
+                if isinstance(error, RejectedError) and error.private_data.strip(b"\0"):
+                    raise  # the peer's program has answered
+                errors.append(error)
+        for note in [f"another address: {each}" for each in errors[1:]]:
+            errors[0].add_note(note)
+        raise errors[0]
+    finally:
+        errors.clear()  # their tracebacks hold this frame
+
+
+async def _connect_to(
+    attempt: "_Attempt", address: str, bound: tuple[str, int] | None, private_data: bytes
+) -> Connection:
+    ports = LocalPorts(attempt.source)
+    while True:
+        connection = await attempt.prepare(address, bound)
+        try:
+            await connection.establish(private_data=private_data)
+            return connection
+        except RdmaConnectionError as error:
+            if not ports.has_another(error):
+                raise
 
 
 @refuses(DECIDED_BY_CM)
@@ -172,7 +222,8 @@ async def prepare_connection(
             await connection.establish()
 
     Args:
-        host, port, source, device, require, reuse_address, shared_receive, domain, options: as of
+        host: as of `connect`, but of a name with several addresses, only the first one is tried.
+        port, source, device, require, reuse_address, shared_receive, domain, options: as of
             `connect`.
         timeout: seconds for the address, the route and the queue pair together, and again for
             `establish`; None: no limit.
@@ -227,7 +278,8 @@ async def prepare_with(
     attempt.take(source, reuse_address, shared_receive)
     attempt.choose(device, domain)
     with attempt.limited():
-        return await attempt.prepare()
+        addresses, bound = await attempt.look_up()
+        return await attempt.prepare(addresses[0], bound)
 
 
 def checked_source(source: object, name: str, call: str) -> tuple[str, int] | None:
@@ -257,12 +309,10 @@ class _Attempt:
         require: str | None,
     ) -> None:
         self.host, self.port = checked_host(host, "host", call), checked_port(port, "port", call)
-        timeout = optional_seconds(timeout, "timeout", call)
+        self.set_timeout(optional_seconds(timeout, "timeout", call))
         self._call = call
         self.target = f"{host}:{port}"
         self.options = options
-        self.timeout = timeout
-        self.timeout_ms = milliseconds(timeout)
         self.chosen_device = "auto"
         self.source: tuple[str, int] | None = None
         self.reuse_address = False
@@ -297,11 +347,17 @@ class _Attempt:
         self.domain.require_usable()
         self._device = wanted_device(self.chosen_device)
 
+    def set_timeout(self, timeout: float | None) -> None:
+        """Set the seconds for the steps."""
+        self.timeout = timeout
+        self.timeout_ms = milliseconds(timeout)
+
     @contextmanager
-    def limited(self) -> Iterator[None]:
-        """Limit the time of the steps in the block, and name the step that failed."""
+    def limited(self, remaining: float | None = None) -> Iterator[None]:
+        """Limit the time of the steps in the block, and name the step that failed. `remaining` are
+        the seconds that earlier steps have left; None: all."""
         try:
-            with anyio.fail_after(self.timeout):
+            with anyio.fail_after(self.timeout if remaining is None else remaining):
                 yield
         except TimeoutError:
             raise ConnectTimeoutError(
@@ -310,17 +366,24 @@ class _Attempt:
         except VerbsCallError as error:
             raise _refused_call(f"connect to {self.target}: {self.step}", error) from error
 
-    async def prepare(self) -> Connection:
-        """Perform the steps up to the queue pair, and post the pooled receives."""
+    async def look_up(self) -> tuple[list[str], tuple[str, int] | None]:
+        """Return the numeric addresses of the host, and that of the source."""
         family, bound = socket.AF_UNSPEC, None
         if self.source is not None:
             bound = (await numeric_address(self.source[0]), self.source[1])
             family = socket.AF_INET6 if ":" in bound[0] else socket.AF_INET
-        target = await numeric_address(self.host, family)
+        found = await addresses_of(self.host, 0, family)
+        return [address for address, _ in found], bound
+
+    async def prepare(self, address: str, bound: tuple[str, int] | None) -> Connection:
+        """Perform the steps up to the queue pair, and post the pooled receives. The arguments are
+        results of `look_up`."""
+        if address != self.host:
+            self.target = f"{self.host}:{self.port} ({address})"
         return await with_device(
             self.chosen_device,
-            target,
-            lambda provider: self._prepare(provider, target, bound),
+            address,
+            lambda provider: self._prepare(provider, address, bound),
             self._requirement,
         )
 

@@ -142,7 +142,9 @@ async def connect_stream(
     The peer is `listen_stream`, or any program that uses rsockets.
 
     Args:
-        host, port, source, device, require: as of `aiordma.connect`.
+        host: as of `aiordma.connect`, but of a name with several addresses, only the first one is
+            tried.
+        port, source, device, require: as of `aiordma.connect`.
         timeout: seconds for the address and the route, and again for the peer's answer; None: no
             limit. For so long, an aiordma listener whose backlog is full is tried again, as a
             client of TCP does, too.

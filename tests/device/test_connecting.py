@@ -18,6 +18,7 @@ from tests.device.second_device import second_device
 from tests.devices import (
     ADDRESS,
     DEVICE,
+    IPV6,
     NOT_OURS,
     SILENT,
     UNREACHABLE,
@@ -79,6 +80,78 @@ async def test_unreachable_address_names_the_failed_step() -> None:
 async def test_a_name_that_does_not_resolve_is_an_address_error() -> None:
     with pytest.raises(aiordma.AddressError, match="does not resolve"):
         await aiordma.connect("no.such.host.invalid", 7471)
+
+
+# -- a name with several addresses ------------------------------------------------------------
+
+
+def names(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    """Let the name "many.test" have these addresses."""
+    getaddrinfo = socket.getaddrinfo
+
+    def resolve(host: Any, port: Any, family: int = 0, *arguments: Any) -> Any:
+        if host != "many.test":
+            return getaddrinfo(host, port, family, *arguments)
+        return [getaddrinfo(each, port, family, *arguments)[0] for each in addresses]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+
+
+async def stay(connection: aiordma.Connection) -> None:
+    await connection.ended()
+
+
+@one_loop
+async def test_each_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    names(monkeypatch, ADDRESS, IPV6)
+    async with aiordma.listen(IPV6, 0) as listener, anyio.create_task_group() as group:
+        port = listener.port
+        group.start_soon(listener.serve, stay)
+        async with aiordma.connect("many.test", port) as client:
+            assert client.peer_address == (IPV6, port)
+        group.cancel_scope.cancel()
+    with pytest.raises(aiordma.RejectedError) as caught:
+        await aiordma.connect("many.test", port)
+    assert str(caught.value).startswith(f"connect to many.test:{port} ({ADDRESS}): ")
+    (note,) = caught.value.__notes__
+    assert f"({IPV6})" in note
+    assert not reactor_in_use()
+
+
+@one_loop
+async def test_a_silent_address_of_a_name_leaves_time_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names(monkeypatch, ADDRESS, IPV6)
+    async with aiordma.listen(IPV6, 0) as listener, anyio.create_task_group() as group:
+        port = listener.port
+        async with aiordma.listen(ADDRESS, port):  # and accepts no request
+            group.start_soon(listener.serve, stay)
+            async with aiordma.connect("many.test", port, timeout=4 * A_WHILE) as client:
+                assert client.peer_address == (IPV6, port)
+            group.cancel_scope.cancel()
+    await until(lambda: not reactor_in_use())
+
+
+@one_loop
+async def test_programs_answer_ends_the_search_for_an_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names(monkeypatch, ADDRESS, IPV6)
+    async with aiordma.listen(IPV6, 0) as other:
+
+        async def refuse(listener: aiordma.Listener) -> None:
+            await (await listener.request()).reject(b"not today")
+
+        async with (
+            aiordma.listen(ADDRESS, other.port) as listener,
+            anyio.create_task_group() as group,
+        ):
+            group.start_soon(refuse, listener)
+            with pytest.raises(aiordma.RejectedError) as caught:
+                await aiordma.connect("many.test", other.port)
+        assert caught.value.private_data.rstrip(b"\0") == b"not today"
+        assert other.statistics().connection_requests == 0
 
 
 async def test_a_peer_that_never_answers_is_a_timeout_that_names_the_step() -> None:
