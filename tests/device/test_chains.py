@@ -119,7 +119,7 @@ async def test_bad_input_leaves_the_chain_as_it_was() -> None:
     async with connected() as (client, server):
         with client.chain() as chain:
             chain.post_send(b"first")
-            with pytest.raises(ValueError, match="local bytes"):
+            with pytest.raises(ValueError, match="local has 3 bytes, and remote 2"):
                 chain.post_write(b"abc", RemoteMemory(0, 2, 0))
             assert not hasattr(chain, "post_recv")  # a chain is of the send queue
             chain.post_send(b"second")
