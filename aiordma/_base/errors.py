@@ -72,6 +72,7 @@ __all__ = (
     "completion_error",
     "detached",
     "is_backlog_full",
+    "is_programs_answer",
     "retry_seconds",
 )
 
@@ -586,8 +587,16 @@ REJECT_REASONS: dict[int, str] = {
 
 def is_backlog_full(error: BaseException) -> bool:
     """Return whether an aiordma listener rejected the request because its backlog is full."""
-    # InfiniBand and RoCE pad private data with zeros.
-    return isinstance(error, RejectedError) and error.private_data.rstrip(b"\0") == BACKLOG_IS_FULL
+    return isinstance(error, RejectedError) and _said(error) == BACKLOG_IS_FULL
+
+
+def is_programs_answer(error: BaseException) -> bool:
+    """Return whether the peer's program rejected the request, and said why in private data."""
+    return isinstance(error, RejectedError) and _said(error) not in {b"", *REJECT_TEXTS}
+
+
+def _said(error: RejectedError) -> bytes:
+    return error.private_data.rstrip(b"\0")  # InfiniBand and RoCE pad it with zeros
 
 
 # ---------------------------------------------------------------------------------------------

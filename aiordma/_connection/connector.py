@@ -27,6 +27,7 @@ from aiordma._base.errors import (
     UnreachableError,
     VerbsCallError,
     detached,
+    is_programs_answer,
 )
 from aiordma._base.hints import descriptors_hint
 from aiordma._base.interrupts import deferring_steps
@@ -175,8 +176,8 @@ async def _connect_to_first(begin: "Callable[[], _Attempt]", private_data: bytes
                 with attempt.limited(remaining):
                     return await _connect_to(attempt, address, bound, private_data)
             except (RdmaConnectionError, DeviceRequirementError) as error:
-                if isinstance(error, RejectedError) and error.private_data.strip(b"\0"):
-                    raise  # the peer's program has answered
+                if is_programs_answer(error):
+                    raise
                 errors.append(error)
         for note in [f"another address: {each}" for each in errors[1:]]:
             errors[0].add_note(note)

@@ -34,14 +34,17 @@ class LocalPorts:
         self._failed = 0
 
     def has_another(self, error: BaseException) -> bool:
-        """Count an attempt that failed, and return whether to prepare another one."""
+        """Count an attempt that failed because of its port, and return whether to prepare another
+        one."""
+        if not isinstance(error, (RdmaConnectionError, VerbsCallError)):
+            return False
+        if error.errno not in _IN_USE:
+            return False
         self._failed += 1
         if self._timeout is not None:
             self.remaining = self._timeout - (time.monotonic() - self._began)
         return (
-            isinstance(error, (RdmaConnectionError, VerbsCallError))
-            and error.errno in _IN_USE
-            and (self._source is None or self._source[1] == 0)
+            (self._source is None or self._source[1] == 0)
             and self._failed < MOST_ATTEMPTS
             and (self.remaining is None or self.remaining > 0)
         )

@@ -214,6 +214,7 @@ async def connect_rsocket(
     timeout = optional_seconds(timeout, "timeout", settings.call)
     ports = LocalPorts(source, timeout)
     waits = _FullBacklog(timeout)
+    remaining = timeout
     while True:
         connection = await prepare_with(
             settings.call,
@@ -221,7 +222,7 @@ async def connect_rsocket(
             host,
             port,
             source=source,
-            timeout=ports.remaining,
+            timeout=remaining,
             device=device,
             require=require,
         )
@@ -234,7 +235,11 @@ async def connect_rsocket(
             return connection, rsocket
         except BaseException as error:
             await connection.aclose()
-            if not (ports.has_another(error) or waits.has_another(error)):
+            if waits.has_another(error):
+                remaining = timeout  # once in the backlog, the peer has all of it for its answer
+            elif ports.has_another(error):
+                remaining = ports.remaining
+            else:
                 raise
         await waits.pause()
 

@@ -13,7 +13,7 @@ import pytest
 
 import aiordma
 from aiordma._base.provider import SOFTWARE
-from tests.device.players import connected, one_loop, reactor_in_use, until
+from tests.device.players import Outcome, connected, one_loop, reactor_in_use, until
 from tests.device.second_device import second_device
 from tests.devices import (
     ADDRESS,
@@ -152,6 +152,19 @@ async def test_programs_answer_ends_the_search_for_an_address(
                 await aiordma.connect("many.test", other.port)
         assert caught.value.private_data.rstrip(b"\0") == b"not today"
         assert other.statistics().connection_requests == 0
+
+
+@one_loop
+async def test_a_full_backlog_is_no_programs_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    names(monkeypatch, ADDRESS, IPV6)
+    async with aiordma.listen(IPV6, 0) as other, anyio.create_task_group() as group:
+        group.start_soon(other.serve, stay)
+        async with aiordma.listen(ADDRESS, other.port, backlog=1) as listener:
+            group.start_soon(Outcome().of, lambda: aiordma.connect(ADDRESS, other.port))
+            await until(lambda: listener.statistics().waiting == 1)
+            async with aiordma.connect("many.test", other.port) as client:
+                assert client.peer_address == (IPV6, other.port)
+        group.cancel_scope.cancel()
 
 
 async def test_a_peer_that_never_answers_is_a_timeout_that_names_the_step() -> None:

@@ -33,6 +33,13 @@ def test_other_errors_are_final(error: BaseException) -> None:
     assert not LocalPorts(None).has_another(error)
 
 
+def test_other_errors_take_no_attempt() -> None:
+    ports = LocalPorts(None)
+    for _ in range(MOST_ATTEMPTS):
+        assert not ports.has_another(failed(errno.ECONNREFUSED))
+    assert ports.has_another(IN_USE)
+
+
 def test_port_of_the_programs_own_has_no_substitute() -> None:
     assert not LocalPorts(("10.1.1.1", 7471)).has_another(IN_USE)
 
