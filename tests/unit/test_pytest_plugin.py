@@ -118,6 +118,42 @@ def test_a_leak_can_be_permitted(mark: str, settings: str, tmp_path: Path) -> No
     assert "1 passed" in said, said
 
 
+DRIVER = """
+import contextvars, inspect, pytest, sniffio
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    if inspect.iscoroutinefunction(pyfuncitem.obj):
+        def drive():
+            sniffio.current_async_library_cvar.set({library!r})
+            with pytest.raises(StopIteration):
+                pyfuncitem.obj().send(None)
+        contextvars.copy_context().run(drive)
+        return True
+"""
+
+DRIVEN = """
+from aiordma.verbs.identifier import EventChannel, Identifier
+kept = []
+
+async def test_short():
+    pass
+
+async def test_leak():
+    kept.append(Identifier(EventChannel()))
+"""
+
+
+@pytest.mark.parametrize("library", [None, "curio"])
+def test_coroutine_outside_of_asyncio_and_trio_runs_unchecked(
+    library: str | None, tmp_path: Path
+) -> None:
+    """Other plugins run asynchronous tests on loops that neither anyio nor aiordma knows."""
+    (tmp_path / "conftest.py").write_text(DRIVER.format(library=library))
+    said = run(tmp_path, DRIVEN, "-W", "ignore")
+    assert "2 passed" in said, said
+
+
 ARMED = """
 import aiordma, aiordma.testing, pytest, unittest
 kept = []
