@@ -108,6 +108,7 @@ class StreamPath:
     receiving: bool
     sending: bool
     closed: bool
+    lacks_send: bool
     failed: bool
     @property
     def lost_data(self) -> bool: ...

@@ -171,6 +171,7 @@ class StreamPath:
         at_once: how many calls did not wait since the last one that paused.
         receiving, sending, closed: of the stream: whether a task receives, or sends; whether it was
             closed.
+        lacks_send: of the stream: whether a send was cancelled, and none has posted its data since.
         is_cancelled: tells whether the running task is cancelled; for the engine.
         failed: whether an error has ended the stream; what arrives is ignored.
         lost_data: whether a message with data has failed: the peer may not have it.
@@ -195,6 +196,7 @@ class StreamPath:
         self.receiving: bool = False
         self.sending: bool = False
         self.closed: bool = False
+        self.lacks_send: bool = False
         self.failed: bool = False
         self.lost_data: bool = False
         self.at_eof: bool = False

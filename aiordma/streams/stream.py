@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from socket import AF_INET, AF_INET6, AddressFamily
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from anyio.abc import ByteStream, SocketAttribute
@@ -27,6 +27,8 @@ COPY_BYTES = 4 * 1024 * 1024
 """Data of more bytes is registered and written from where it is. Below that, a copy is cheaper."""
 PAUSE = 16
 
+_Data = TypeVar("_Data", memoryview, MemorySlice)
+
 
 class Stream(ByteStream):
     """A byte stream: `connect_stream` and `StreamListener` make them.
@@ -45,7 +47,7 @@ class Stream(ByteStream):
         self._path = rsocket.path
         self._endpoint = connection._endpoint
         self._eof_sent = False
-        self._unposted = 0  # bytes of sends that have begun to post: one may have been cancelled
+        self._is_cut_off = False  # a cancelled send had posted a part of its data
         self._closing: Once | None = None  # the close that waits has ended
         self._path.is_cancelled = _is_cancelled
         self._endpoint.on_loop_end = call_weakly(self._end_with_loop, None)
@@ -192,7 +194,7 @@ class Stream(ByteStream):
                 return
             view = flat_view(item, "send(): item")
             if len(view) <= COPY_BYTES:
-                await self._send_copy(view)
+                await self._post(self._rsocket.write, view)
                 return
             region = await self._connection.register_in_thread(view)
             try:
@@ -221,23 +223,22 @@ class Stream(ByteStream):
         finally:
             self._path.sending = False
 
-    async def _send_copy(self, view: memoryview) -> None:
-        done = self._rsocket.write(view)
-        self._unposted += len(view) - done
-        while done < len(view):
-            await self._until_writable()
-            posted = self._rsocket.write(view[done:])
-            done += posted
-            self._unposted -= posted
+    async def _post(self, write: Callable[[_Data], int], data: _Data) -> None:
+        """Post data at the peer's pace."""
+        done = write(data)
+        try:
+            while done < len(data):
+                await self._until_writable()
+                done += write(data[done:])
+        finally:
+            if done < len(data):
+                self._is_cut_off |= done > 0
+                self._path.lacks_send = True
+            elif done:
+                self._path.lacks_send = False
 
     async def _send_registered(self, memory: MemorySlice) -> None:
-        done = self._rsocket.write_registered(memory)
-        self._unposted += len(memory) - done
-        while done < len(memory):
-            await self._until_writable()
-            posted = self._rsocket.write_registered(memory[done:])
-            done += posted
-            self._unposted -= posted
+        await self._post(self._rsocket.write_registered, memory)
         # Only for data: grants may be in flight without end. What the device of a peer has is sent,
         # even if the peer has closed the stream.
         while self._path.in_flight:
@@ -328,13 +329,13 @@ class Stream(ByteStream):
             await self._connection.aclose()
 
     def _end_with_loop(self) -> None:
-        """End both directions in the background, because the event loop ends. If a send was not
-        finished, the data has no end, which the close of the connection does by itself. (The end of
-        the loop has cancelled the task that sends before.)"""
+        """End both directions in the background, because the event loop ends. If a send was cut
+        off, or the last one posted nothing, the data has no end, which the close of the connection
+        does by itself. (The end of the loop has cancelled the task that sends before.)"""
         path, endpoint = self._path, self._endpoint
         life = endpoint.life
         is_over = self._closing or life.has_ended or life.is_closing or endpoint.is_inherited
-        if is_over or path.sending or self._unposted:
+        if is_over or path.sending or path.lacks_send or self._is_cut_off:
             return
         self._closing = Once(endpoint.loop)
         life.on_end.append(self._closing.set)

@@ -130,6 +130,51 @@ def test_open_stream_ends_its_data_with_the_loop(
     assert kept[0].connection._endpoint.life.closed.is_set()
 
 
+@pytest.mark.filterwarnings("ignore:left open at the end of the event loop")
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize(
+    ("size", "later", "has_room", "end"),
+    [
+        (65_536, b"the end", False, anyio.EndOfStream),
+        (65_536, b"the end", True, anyio.EndOfStream),  # in C on asyncio
+        (65_536, b"", False, DisconnectedError),
+        (60_000, b"the end", False, DisconnectedError),
+        (60_000, b"the end", True, DisconnectedError),
+    ],
+)
+def test_later_send_gives_data_an_end_if_a_cancelled_one_posted_nothing(
+    backend: str, size: int, later: bytes, has_room: bool, end: type[Exception]
+) -> None:
+    """The ring has room for a whole number of 65,536 bytes, and not of 60,000."""
+    kept: list[Stream] = []
+    is_full = threading.Event()
+
+    async def program(port: int) -> None:
+        stream = await connect_stream(ADDRESS, port)
+        kept.append(stream)
+        is_cancelled = False
+        while not is_cancelled:
+            with anyio.move_on_after(0.3) as scope:
+                await stream.send(bytes(size))
+            is_cancelled = scope.cancelled_caught
+        is_full.set()
+        if has_room:
+            await stream.wait_writable()
+        await stream.send(later)
+
+    async def main() -> None:
+        async with listen_stream(ADDRESS) as listener, anyio.create_task_group() as group:
+            function = partial(anyio.run, program, listener.port, backend=backend)
+            group.start_soon(anyio.to_thread.run_sync, function)
+            async with await listener.accept() as server:
+                await anyio.to_thread.run_sync(is_full.wait)
+                with pytest.raises(end):
+                    await receive_all(server)
+
+    anyio.run(main)
+    assert kept[0].connection._endpoint.life.closed.is_set()
+
+
 # -- the stream -----------------------------------------------------------------------------------
 
 

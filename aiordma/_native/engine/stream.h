@@ -51,6 +51,7 @@ struct StreamPath {
     int control;                     /* to be sent when a slot is free; or NO_CONTROL */
     unsigned int at_once;            /* calls that did not wait */
     char receiving, sending, closed; /* of the stream: a task receives or sends; it was closed */
+    char lacks_send; /* of the stream: a send was cancelled, and none has posted its data since */
     char uses_words, started, begun, may_send, write_closed, at_eof, peer_disconnected, failed,
         lost_data;
 

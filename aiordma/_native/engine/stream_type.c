@@ -347,6 +347,7 @@ static PyMemberDef path_members[] = {
     {"receiving", T_BOOL, offsetof(StreamPath, receiving), 0, NULL},
     {"sending", T_BOOL, offsetof(StreamPath, sending), 0, NULL},
     {"closed", T_BOOL, offsetof(StreamPath, closed), 0, NULL},
+    {"lacks_send", T_BOOL, offsetof(StreamPath, lacks_send), 0, NULL},
     {"failed", T_BOOL, offsetof(StreamPath, failed), 0, NULL},
     {"lost_data", T_BOOL, offsetof(StreamPath, lost_data), READONLY, NULL},
     {"at_eof", T_BOOL, offsetof(StreamPath, at_eof), READONLY, NULL},

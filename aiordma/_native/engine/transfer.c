@@ -183,6 +183,7 @@ static int send_message(Transfer *transfer, PyObject **result)
     PyBuffer_Release(&source);
     if (posted != length || !length)
         return 0; /* nothing was posted: a message has all the bytes or none */
+    path->lacks_send = 0;
     *result = Py_NewRef(Py_None);
     return 2;
 }
