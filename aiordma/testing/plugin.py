@@ -92,8 +92,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addini(
         "rdma_leak_check",
-        "fail a test that leaves RDMA connections or listeners open (on the software device), or "
-        "faults armed",
+        "fail a test that leaves RDMA connections or listeners open (on other devices than "
+        "software: only one that drops them), or faults armed",
         type="bool",
         default=True,
     )
