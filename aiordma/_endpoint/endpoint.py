@@ -461,8 +461,10 @@ class Endpoint:
         if self.cause is None:
             # An iWARP device flushes when the peer closes, and the CM event may be pending.
             self._polls_events = True
-            self.reactor.poll_events()
-            self._polls_events = False
+            try:
+                self.reactor.poll_events()
+            finally:
+                self._polls_events = False
         error = self._flush_error(request, vendor_err)
         is_open = self.cause is None and self.state is ConnectionState.ESTABLISHED
         if is_open and not self.life.has_timer(_CAUSE):
@@ -613,10 +615,14 @@ class Endpoint:
             self.cause, self._cause_is_assumed = cause, True
         # Deliver the completions from before the disconnect first. (If this runs during a drain,
         # after a flush, the failure can still follow in that drain.)
-        self.hub.drain()
-        self.loop.call_later(0, lambda: setattr(self, "_cause_is_assumed", False))
-        disconnected = event.type is not CmEventType.DEVICE_REMOVAL
-        if self.sends.is_in_use and disconnected and not self.hub.is_iwarp:
+        try:
+            self.hub.drain()
+        finally:  # a done callback may raise an interrupt
+            self.loop.call_later(0, lambda: setattr(self, "_cause_is_assumed", False))
+            self._disconnected(event.type is CmEventType.DEVICE_REMOVAL)
+
+    def _disconnected(self, is_removed: bool) -> None:
+        if self.sends.is_in_use and not is_removed and not self.hub.is_iwarp:
             # The acknowledgement of a send can arrive after the CM's message: do not flush it now.
             # (Not on iWARP, where both arrive in one TCP stream.)
             self.port.notifies_owner = True

@@ -208,7 +208,11 @@ class DeviceHub:
         )
         shared = self._add(queue, comp_vector, cqe)
         shared.reserved = entries  # before `take_unused` can run, in a callback
-        self.drain()  # arms it
+        try:
+            self.drain()  # arms it
+        except BaseException:  # an interrupt from a done callback: the caller gets no share
+            self.free(shared, entries)
+            raise
         return shared
 
     def _next_size(self) -> int:
@@ -383,9 +387,12 @@ class DeviceHub:
     ) -> None:
         if self._stopped:
             return
-        self.drain()
-        if self.on_queue_pair_error.get(key) == report:  # else a more precise cause has ended it
-            report(error)
+        try:
+            self.drain()
+        finally:  # a done callback may raise an interrupt
+            # Otherwise a more precise cause has ended it.
+            if self.on_queue_pair_error.get(key) == report:
+                report(error)
 
     def forget_queue_pair(self, key: int) -> None:
         """Deliver no more events of a queue pair. Call this before destroying it, because a new
@@ -415,8 +422,10 @@ class DeviceHub:
         self._delivered = self.steps.delivered
         # A queue whose event was lost still counts as armed: arm it again, then poll.
         self.steps.forget_arming()
-        self._readable()
-        self.watch_over()
+        try:
+            self._readable()
+        finally:  # a done callback may raise an interrupt
+            self.watch_over()
 
     # -- the end ------------------------------------------------------------------------------
 

@@ -145,3 +145,71 @@ def test_callback_behind_an_interrupted_one_can_post(engine: str, loop: str) -> 
         AIORDMA_BACKEND=engine,
     )
     assert printed == "KeyboardInterrupt [b'first', b'second', b'posted by the second']\n"
+
+
+@ENGINES
+@pytest.mark.parametrize("end", ["DISCONNECTED", "DEVICE_REMOVAL", "QP_FATAL"])
+def test_end_behind_an_interrupted_callback_ends_the_connection(engine: str, end: str) -> None:
+    """The event that ends the connection delivers the completions first."""
+    printed = run_child(
+        f"LOOP, END = 'asyncio', {end!r}\n",
+        PREPARED,
+        """
+        from aiordma._base.enums import AsyncEventType, CmEventType
+        from aiordma.verbs import AsyncEvent
+        from aiordma.verbs.event_channel import Event
+        from tests.internals import endpoint_of, hub_of, queue_pair_of
+
+        pair = connected_pair()
+        client, server = run(pair.__aenter__())
+
+        def interrupt(_):
+            raise KeyboardInterrupt("of a callback")
+
+        async def ends():
+            client.post_send(b"first").add_done_callback(interrupt)
+            delivered()
+            if END == "QP_FATAL":
+                hub, key = hub_of(client), queue_pair_of(client).key
+                report = hub.on_queue_pair_error[key]
+                hub._report_queue_pair_error(
+                    key, report, aiordma.DeviceEventError(AsyncEventType[END], "a queue pair")
+                )
+            else:
+                event = Event(CmEventType[END], 0, 1, 0, b"", 0, 0, 0, 0, 0)
+                endpoint_of(client).handle_event(event)
+
+        print(interrupted(ends()), type(run(asyncio.wait_for(client.ended(), 10))).__name__)
+        run(pair.__aexit__(None, None, None))
+        """,
+        AIORDMA_BACKEND=engine,
+    )
+    cause = {"DISCONNECTED": "Disconnected", "DEVICE_REMOVAL": "DeviceRemoved"}
+    assert printed == f"KeyboardInterrupt {cause.get(end, 'DeviceEvent')}Error\n"
+
+
+@ENGINES
+def test_watchdog_behind_an_interrupted_callback_goes_on(engine: str) -> None:
+    printed = run_child(
+        "LOOP = 'asyncio'\n",
+        PREPARED,
+        """
+        from tests.internals import drain_of, hub_of
+
+        pair = connected_pair()
+        client, server = run(pair.__aenter__())
+
+        def interrupt(_):
+            raise KeyboardInterrupt("of a callback")
+
+        async def watches():
+            client.post_send(b"first").add_done_callback(interrupt)
+            delivered()
+            hub_of(client)._watch()
+
+        print(interrupted(watches()), drain_of(client).watched)
+        run(pair.__aexit__(None, None, None))
+        """,
+        AIORDMA_BACKEND=engine,
+    )
+    assert printed == "KeyboardInterrupt True\n"
