@@ -93,15 +93,18 @@ class _Collected:
     def raise_refused(self) -> None:
         """Raise the error of the engine's post at the end of the block."""
         error, self.port.error = self.port.error, 0
-        self._endpoint.sends.chain_posted(
-            error, self.port.posted, self.port.requests(), self._signal_last_only
-        )
+        try:
+            requests = self.port.requests()
+        except BaseException:  # there was no memory: the end of the queue pair ends them
+            self._endpoint.fail(RdmaError("there was no memory to end its requests"))
+            raise
+        self._endpoint.sends.chain_posted(error, self.port.posted, requests, self._signal_last_only)
 
     def give_up(self, cause: BaseException) -> None:
-        """Fail all requests with an RdmaError, and post none."""
+        """Fail all requests that are not posted with an RdmaError."""
+        requests = [request for request in self.port.requests() if not request.wr_id]
         reason = RdmaError("the chain that it was part of was not posted")
         reason.__cause__ = cause
-        requests = self.port.requests()
         try:
             fail_all(requests, lambda _: reason)
         finally:
@@ -162,19 +165,18 @@ class Chain:
             self._sink.raise_refused()
         if self._port.over:
             return
-        self._port.over = True
-        if not self._port.count:
-            return
-        if error is not None:
-            self._sink.give_up(error)
-            return
         try:
-            self._sink.require_usable()
-            requests = self._port.requests()
+            self._port.over = True
+            if not self._port.count:
+                return
+            if error is None:
+                self._sink.require_usable()
+                self._sink.post(self._port.requests())
         except BaseException as ended:
             self._sink.give_up(ended)
             raise
-        self._sink.post(requests)
+        if error is not None:
+            self._sink.give_up(error)
 
     # -- collecting requests ------------------------------------------------------------------
 

@@ -28,10 +28,6 @@ __all__ = ("Owner", "ReceiveQueue", "SendQueue", "WorkQueue")
 
 _SIGNALED = int(SendFlag.SIGNALED)
 
-_BEFORE_THE_POST = (RdmaError, MemoryError)
-"""What a post of a chain raises before the device gets it: an object of a request was closed, or
-there was no memory."""
-
 _SHORT = frozenset(
     int(opcode)
     for opcode in (
@@ -123,13 +119,10 @@ class SendQueue(WorkQueue):
             ValueError: the endpoint is not connected yet.
             ClosedError, DisconnectedError, ...: as in `require_usable`.
         """
-        is_short = work.opcode in _SHORT and work.address is None
         with self._slot(slot) as taken:
             request = self._request(work)
-            if is_short:
-                self._enter(request)
             taken.hand_over()
-        if is_short:
+        if work.opcode in _SHORT and work.address is None:
             self._post_short(work, request)
         else:
             self.post_prepared([work], [request], signal_last_only=False)
@@ -156,6 +149,7 @@ class SendQueue(WorkQueue):
         assert self._owner.queue_pair is not None
         remote = work.remote
         try:
+            self._enter(request)
             self._owner.queue_pair._post_send_raw(
                 request.wr_id,
                 work.opcode,
@@ -166,7 +160,7 @@ class SendQueue(WorkQueue):
                 0 if remote is None else remote.rkey,
                 work.immediate,
             )
-        except RdmaError as error:
+        except BaseException as error:
             if isinstance(error, VerbsCallError) and error.was_taken:
                 # The device may still execute the request, until the queue pair is destroyed.
                 self._owner.fail(error)
@@ -215,13 +209,12 @@ class SendQueue(WorkQueue):
                 self._enter(request)
                 if signal_last_only:
                     request._set_run(requests)
-            error, posted = self._owner.queue_pair.post_send_chain(
-                works, [request.wr_id for request in requests], flags
-            )
-        except _BEFORE_THE_POST as refused:
+            wr_ids = [request.wr_id for request in requests]
+            self._owner.hub.watch_over()  # now: nothing may fail behind the post
+            error, posted = self._owner.queue_pair.post_send_chain(works, wr_ids, flags)
+        except BaseException as refused:
             self._not_posted(requests, refused)
             raise
-        self._owner.hub.watch_over()
         self.chain_posted(error, posted, requests, signal_last_only)
 
     def post_collected(
@@ -241,7 +234,7 @@ class SendQueue(WorkQueue):
                 raw = pack_chain(works, [0] * len(works), [int(work.flags) for work in works])
                 sges = b"".join([work.sges for work in works])
                 error = port.post(signal_last_only, int(ffi.cast("uintptr_t", raw)), sges)
-        except _BEFORE_THE_POST as refused:
+        except BaseException as refused:  # an interrupt can come behind the post
             if not port.posted:
                 self._not_posted(requests, refused)
             raise
@@ -259,35 +252,52 @@ class SendQueue(WorkQueue):
             return
         if not error:
             return
-        refused = requests[posted]
-        hint = f"{refused.operation} of {refused.length} bytes"
-        failure = VerbsCallError(error, "ibv_post_send", hint)
-        if posted:
-            failure = PartialPostError(error, "ibv_post_send", hint, requests[:posted])
         try:
-            try:
-                self._not_posted(requests[posted:], failure)
-            finally:
-                if posted and signal_last_only:
-                    # The device did not accept the signaled request, so the posted ones would
-                    # complete only at the end of the queue pair.
-                    self._owner.fail(failure)
+            failure = self._refused(error, posted, requests)
+        except BaseException as missing:
+            self._end_refused(requests, posted, missing, signal_last_only)
+            raise
+        try:
+            self._end_refused(requests, posted, failure, signal_last_only)
             raise failure
         finally:
             del failure  # its traceback holds this frame, and so the callers' buffers
 
-    def _not_posted(self, requests: Sequence[WorkRequest], cause: Exception) -> None:
-        if not isinstance(cause, RdmaError):
-            missing, cause = cause, RdmaError("there was no memory to post it")
-            cause.__cause__ = detached(missing)
-        for request in requests:
-            self._owner.hub.in_flight.take(request.wr_id)
-            request.wr_id = 0
+    def _refused(self, error: int, posted: int, requests: list[WorkRequest]) -> VerbsCallError:
+        refused = requests[posted]
+        hint = f"{refused.operation} of {refused.length} bytes"
+        if posted:
+            return PartialPostError(error, "ibv_post_send", hint, requests[:posted])
+        return VerbsCallError(error, "ibv_post_send", hint)
+
+    def _end_refused(
+        self,
+        requests: list[WorkRequest],
+        posted: int,
+        cause: BaseException,
+        signal_last_only: bool,
+    ) -> None:
         try:
-            fail_all(requests, lambda _: detached(cause))
+            self._not_posted(requests[posted:], cause)
+        finally:
+            if posted and signal_last_only:
+                # The device did not accept the signaled request, so the posted ones would complete
+                # only at the end of the queue pair.
+                self._owner.fail(_reason(cause))
+
+    def _not_posted(self, requests: Sequence[WorkRequest], cause: BaseException) -> None:
+        try:
+            reason = _reason(cause)
+            for request in requests:
+                self._owner.hub.in_flight.take(request.wr_id)
+                request.wr_id = 0
+            fail_all(requests, lambda _: detached(reason))
         finally:
             for request in requests:
                 request.exception()  # counts as retrieved, because the cause is raised
+            if not all(request.done() for request in requests):
+                # There was no memory. The end of the queue pair ends them.
+                self._owner.fail(RdmaError("there was no memory to end its requests"))
 
     def bind(
         self,
@@ -301,13 +311,13 @@ class SendQueue(WorkQueue):
         `slot` and errors are as in `submit`."""
         with self._slot(slot) as taken:
             request = WorkRequest(self._owner, "BIND_MW", memory.length, (memory,))
-            self._enter(request)
             taken.hand_over()
         pair = self._owner.queue_pair
         assert pair is not None
         try:
+            self._enter(request)
             pair.bind_window(request.wr_id, window, memory, access, flags | _SIGNALED)
-        except RdmaError:
+        except BaseException:
             self._take_back(request)
             raise
         self._owner.hub.watch_over()
@@ -325,13 +335,24 @@ class ReceiveQueue(WorkQueue):
             raise QueueFullError(f"{self.slots.total} receives are posted: await one first")
         with Slot(self.slots) as slot:
             request = WorkRequest(self._owner, "RECV", length, held, is_receive=True)
-            self._enter(request)
             slot.hand_over()
         assert self._owner.queue_pair is not None
         try:
+            self._enter(request)
             self._owner.queue_pair._post_recv_raw(request.wr_id, sges, count)
-        except RdmaError:
+        except BaseException:
             self._take_back(request)
             raise
         self._owner.hub.watch_over()
         return request
+
+
+def _reason(cause: BaseException) -> Exception:
+    """Return the error of a request that was not posted for this cause."""
+    if isinstance(cause, RdmaError):
+        return cause
+    reason = RdmaError("it was not posted")
+    if isinstance(cause, MemoryError):
+        reason = RdmaError("there was no memory to post it")
+    reason.__cause__ = detached(cause)
+    return reason

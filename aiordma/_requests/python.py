@@ -92,17 +92,21 @@ class InFlightTable(Generic[InTable]):
 
     def add(self, entry: InTable, /) -> int:
         """Add an entry, and return its wr_id."""
-        if self._free:
-            slot = self._free.pop()
-            self._entries[slot] = entry
-        else:
+        if not self._free:
             slot = len(self._entries)
-            self._entries.append(entry)
-            self._generations.append(self._first_generation)
-        self._live += 1
+            self._generations[slot:] = [self._first_generation]  # also if there was no memory below
+            self._entries.append(None)
+            self._free.append(slot)
+        slot = self._free[-1]
+        wr_id = self._generations[slot] << SLOT_BITS | slot
         if _trace.limit and isinstance(entry, WorkRequest):
             entry._posted = monotonic_ns()
-        return self._generations[slot] << SLOT_BITS | slot
+        live = self._live + 1
+        # No memory is allocated from here on: without memory, nothing is added.
+        self._free.pop()
+        self._entries[slot] = entry
+        self._live = live
+        return wr_id
 
     def take(self, wr_id: int, /) -> InTable | None:
         """Remove and return the entry of a wr_id; None if it is not, or no longer, in flight."""

@@ -667,8 +667,8 @@ class ChainPort:
         packed, parts = self._pack(
             signal_last_only, ffi.cast("struct aiordma_send_request *", works), sges
         )
+        _watch_over(port._drain)  # now: nothing may fail behind the post
         error, self.posted = port._give_sends(packed, len(requests), parts)
-        _watch_over(port._drain)
         return error
 
     def _pack(self, signal_last_only: bool, works: Any, sges: bytes) -> tuple[bytes, bytes]:

@@ -141,7 +141,10 @@ static PyObject *table_shrink(Table *table, PyObject *none)
 static PyObject *table_add(Table *table, PyObject *entry)
 {
     uint64_t wr_id = engine_table_add(table, entry);
-    return wr_id ? PyLong_FromUnsignedLongLong(wr_id) : NULL;
+    PyObject *number = wr_id ? PyLong_FromUnsignedLongLong(wr_id) : NULL;
+    if (wr_id && !number)
+        Py_DECREF(engine_table_take(table, wr_id)); /* the caller still has the entry */
+    return number;
 }
 
 static PyObject *table_take(Table *table, PyObject *number)
