@@ -119,7 +119,8 @@ class SendQueue(WorkQueue):
             ValueError: the endpoint is not connected yet.
             ClosedError, DisconnectedError, ...: as in `require_usable`.
         """
-        with self._slot(slot) as taken:
+        with Slot() if slot is None else slot as taken:
+            self._take(taken)
             request = self._request(work)
             taken.hand_over()
         if work.opcode in _SHORT and work.address is None:
@@ -128,16 +129,14 @@ class SendQueue(WorkQueue):
             self.post_prepared([work], [request], signal_last_only=False)
         return request
 
-    def _slot(self, slot: Slot | None = None) -> Slot:
+    def _take(self, slot: Slot) -> None:
+        """Check that requests may be posted, and take a slot, unless this one is taken."""
         self._owner.require_sendable()
-        if slot is not None:
-            return slot
-        if not self.slots.try_take():
+        if not (slot.is_taken or self.slots.take_into(slot)):
             raise QueueFullError(
                 f"{self.slots.total} requests are in flight: await one first, or use the "
                 "coroutine of the same name, which waits"
             )
-        return Slot(self.slots)
 
     def _request(self, work: SendWork) -> WorkRequest:
         request = WorkRequest(self._owner, work.operation, work.length, work.held, work.remote)
@@ -150,6 +149,7 @@ class SendQueue(WorkQueue):
         remote = work.remote
         try:
             self._enter(request)
+            self._owner.hub.watch_over()
             self._owner.queue_pair._post_send_raw(
                 request.wr_id,
                 work.opcode,
@@ -167,7 +167,6 @@ class SendQueue(WorkQueue):
                 return
             self._take_back(request)
             raise
-        self._owner.hub.watch_over()
 
     def prepare(self, work: SendWork) -> WorkRequest:
         """Create a request that has a slot and holds its memory. Post it with `post_prepared`, or
@@ -176,7 +175,8 @@ class SendQueue(WorkQueue):
         Raises:
             QueueFullError: no slot is free.
         """
-        with self._slot() as slot:
+        with Slot() as slot:
+            self._take(slot)
             request = self._request(work)
             # If the request is never posted, the end of the queue pair ends it.
             self._owner.requests.add(request)
@@ -309,18 +309,19 @@ class SendQueue(WorkQueue):
     ) -> WorkRequest:
         """Bind a window of type 1, or unbind it by binding zero bytes. Its rkey changes at once.
         `slot` and errors are as in `submit`."""
-        with self._slot(slot) as taken:
+        with Slot() if slot is None else slot as taken:
+            self._take(taken)
             request = WorkRequest(self._owner, "BIND_MW", memory.length, (memory,))
             taken.hand_over()
         pair = self._owner.queue_pair
         assert pair is not None
         try:
             self._enter(request)
+            self._owner.hub.watch_over()
             pair.bind_window(request.wr_id, window, memory, access, flags | _SIGNALED)
         except BaseException:
             self._take_back(request)
             raise
-        self._owner.hub.watch_over()
         return request
 
 
@@ -331,19 +332,19 @@ class ReceiveQueue(WorkQueue):
         """Post a receive. The queue pair need not be connected. Raises the errors of
         `SendQueue.submit`."""
         self._owner.require_usable()
-        if not self.slots.try_take():
-            raise QueueFullError(f"{self.slots.total} receives are posted: await one first")
-        with Slot(self.slots) as slot:
+        with Slot() as slot:
+            if not self.slots.take_into(slot):
+                raise QueueFullError(f"{self.slots.total} receives are posted: await one first")
             request = WorkRequest(self._owner, "RECV", length, held, is_receive=True)
             slot.hand_over()
         assert self._owner.queue_pair is not None
         try:
             self._enter(request)
+            self._owner.hub.watch_over()
             self._owner.queue_pair._post_recv_raw(request.wr_id, sges, count)
         except BaseException:
             self._take_back(request)
             raise
-        self._owner.hub.watch_over()
         return request
 
 

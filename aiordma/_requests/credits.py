@@ -19,13 +19,19 @@ __all__ = ("Credits", "Slot")
 
 
 class Slot:
-    """A slot that was taken. The end of a `with` block gives it back, unless it was handed over to
-    a request. The request gives it back when it completes."""
+    """A slot that was taken, or that `Credits.take_into` will take in its `with` block, so that
+    nothing can fail between the two. The end of the block gives it back, unless it was handed over
+    to a request. The request gives it back when it completes."""
 
     __slots__ = ("_owner",)
 
-    def __init__(self, owner: "Credits") -> None:
-        self._owner: Credits | None = owner
+    def __init__(self, owner: "Credits | None" = None) -> None:
+        self._owner = owner
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether it is to be given back."""
+        return self._owner is not None
 
     def hand_over(self) -> None:
         """Leave the slot to a request."""
@@ -70,11 +76,19 @@ class Credits(Slots):
             return True
         return False
 
+    def take_into(self, slot: Slot) -> bool:
+        """Take a slot as `try_take` does, for an object whose `with` block has begun."""
+        if not self.try_take():
+            return False
+        slot._owner = self
+        return True
+
     def take_reserved(self) -> Slot:
         """Take a slot in addition to all others. The queue must have an entry more than slots, and
         no such slot may be taken."""
+        slot = Slot(self)
         self.free -= 1
-        return Slot(self)
+        return slot
 
     async def take(self) -> Slot:
         """Take a slot, and wait for it if none is free. A cancelled wait takes none.
@@ -82,8 +96,9 @@ class Credits(Slots):
         Raises:
             RdmaError: the error that was passed to `fail`.
         """
+        slot = Slot(self)  # before the slot is taken, which nothing else would give back
         if self.try_take():
-            return Slot(self)
+            return slot
         if self._error is not None:
             raise detached(self._error)
         turn = _Turn(self._loop.waiter())
@@ -100,7 +115,7 @@ class Credits(Slots):
         self._leave(turn)
         if turn.error is not None:
             raise detached(turn.error)
-        return Slot(self)
+        return slot
 
     def give(self) -> None:
         """Give a slot back: to the first waiting task, or to the free slots."""

@@ -111,18 +111,19 @@ class _Port:
             for request in requests:
                 self._take_back(request)
             raise
-        are_plain = all(plain.is_still_open() for plain in all_plain)
-        if not (are_plain and self._is_usable(self.can_receive)):
+        posted = ffi.new("uint32_t *")
+        try:
+            are_plain = all(plain.is_still_open() for plain in all_plain)
+            if not (are_plain and self._is_usable(self.can_receive)):
+                return None
             for request in requests:
+                self._enter(request)
+            sges = b"".join([plain.sge for plain in all_plain])
+            error = self._give_receives(requests, sges, posted)
+        finally:
+            for request in requests[posted[0] :]:
                 self._take_back(request)
-            return None
-        for request in requests:
-            self._enter(request)
-        error, taken = self._give_receives(requests, b"".join([p.sge for p in all_plain]))
-        for request in requests[taken:]:
-            self._take_back(request)
-        _watch_over(self._drain)
-        return (error, requests[:taken]) if error else requests
+        return (error, requests[: posted[0]]) if error else requests
 
     def _is_usable(self, may: bool) -> bool:
         return (
@@ -177,14 +178,16 @@ class _Port:
         request._drop()
         _give_slot(self._receives if request.is_receive else self._sends)
 
-    def _give_receives(self, requests: list[WorkRequest], sges: bytes) -> tuple[int, int]:
+    def _give_receives(self, requests: list[WorkRequest], sges: bytes, posted: Any) -> int:
+        """Return the errno, and set `posted`, an uint32_t, to the number of accepted requests. If
+        this raises, the device got none."""
         packed = b"".join([RECEIVE_REQUEST.pack(request.wr_id, 1, 0) for request in requests])
-        posted = ffi.new("uint32_t *")
         self._drain.crossings += 1
+        _watch_over(self._drain)
         error = lib.aiordma_post_recv_chain(
             self._queue_pair, self._shared, packed, len(requests), sges, len(sges), posted
         )
-        return abs(error), posted[0]
+        return abs(int(error))
 
 
 class Port(_Port):
@@ -377,15 +380,18 @@ class Port(_Port):
         if plain is None or not _take_slot(self._receives):
             return None
         request = self._make(plain)
-        if not (self._is_usable(self.can_receive) and plain.is_still_open()):
+        try:
+            if not (self._is_usable(self.can_receive) and plain.is_still_open()):
+                self._take_back(request)
+                return None
+            self._enter(request)
+            error = self._give_receives([request], plain.sge, ffi.new("uint32_t *"))
+        except BaseException:
             self._take_back(request)
-            return None
-        self._enter(request)
-        error, _ = self._give_receives([request], plain.sge)
+            raise
         if error:
             self._take_back(request)
             self._owner.post_refused(error, True)
-        _watch_over(self._drain)
         return request
 
     def receivev(self, parts: Any) -> WorkRequest | None:
@@ -427,27 +433,32 @@ class Port(_Port):
         if plain is None or not _take_slot(self._sends):
             return None  # the general path raises, or waits
         request = self._make(plain)
-        if not (self._is_usable(self.ready) and plain.is_still_open()):
+        try:
+            if not (self._is_usable(self.ready) and plain.is_still_open()):
+                self._take_back(request)
+                return None
+            self._enter(request)
+            packed = plain.pack(request.wr_id, _SIGNALED)
+            error = self._give_sends(packed, 1, plain.sge, ffi.new("uint32_t *"))
+        except BaseException:
             self._take_back(request)
-            return None
-        self._enter(request)
-        error, _ = self._give_sends(plain.pack(request.wr_id, _SIGNALED), 1, plain.sge)
+            raise
         if error > 0:
             self._take_back(request)
             self._owner.post_refused(error, False)
         if error < 0:
             self._owner.doorbell_failed(-error)
-        _watch_over(self._drain)
         return request
 
-    def _give_sends(self, requests: bytes, count: int, sges: bytes) -> tuple[int, int]:
-        """Return C's errno (negative: the doorbell failed), and the number of accepted requests."""
-        posted = ffi.new("uint32_t *")
+    def _give_sends(self, requests: bytes, count: int, sges: bytes, posted: Any) -> int:
+        """Return C's errno (negative: the doorbell failed), and set `posted`, an uint32_t, to the
+        number of accepted requests. If this raises, the device got none."""
         self._drain.crossings += 1
+        _watch_over(self._drain)
         error = lib.aiordma_post_send_chain(
             self._queue_pair, requests, count, sges, len(sges), posted
         )
-        return error, posted[0]
+        return int(error)
 
 
 def _is_false(*flags: Any) -> bool:
@@ -667,8 +678,9 @@ class ChainPort:
         packed, parts = self._pack(
             signal_last_only, ffi.cast("struct aiordma_send_request *", works), sges
         )
-        _watch_over(port._drain)  # now: nothing may fail behind the post
-        error, self.posted = port._give_sends(packed, len(requests), parts)
+        posted = ffi.new("uint32_t *")
+        error = port._give_sends(packed, len(requests), parts, posted)
+        self.posted = posted[0]
         return error
 
     def _pack(self, signal_last_only: bool, works: Any, sges: bytes) -> tuple[bytes, bytes]:

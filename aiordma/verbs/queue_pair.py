@@ -659,19 +659,18 @@ class QueuePair(Resource):
             used._require_open()
         # Always with a region: the man page allows to unbind without one, but rxe's library then
         # follows a null pointer.
-        check_positive_errno(
-            lib.aiordma_bind_window(
-                self.pointer,
-                window.pointer,
-                wr_id,
-                flags,
-                bound.region.pointer,
-                bound.address,
-                bound.length,
-                access,
-            ),
-            "ibv_bind_mw",
+        error = lib.aiordma_bind_window(
+            self.pointer,
+            window.pointer,
+            wr_id,
+            flags,
+            bound.region.pointer,
+            bound.address,
+            bound.length,
+            access,
         )
+        if error:  # without a call, which could fail, behind a post that did not
+            check_positive_errno(error, "ibv_bind_mw")
 
     @deferring
     def attach_multicast(self, gid: bytes, lid: int = 0) -> None:

@@ -83,3 +83,22 @@ def test_requests_of_a_chain_without_memory_end(
         AIORDMA_BACKEND=engine,
     )
     assert "completed" in printed
+
+
+@pytest.mark.parametrize("engine", ["c", "python"])
+@pytest.mark.parametrize("kind", ["plain", "staged", "general"])
+def test_post_without_memory_keeps_no_slot(kind: str, engine: str) -> None:
+    printed = run_child(
+        SWEEP,
+        f"""
+        def attempt(client, number):
+            post = ADDS[{kind!r}]
+            with contextlib.suppress(MemoryError, SystemError), without_memory(number):
+                return [post(client)]
+            return []
+
+        print(asyncio.run(sweep(attempt)))
+        """,
+        AIORDMA_BACKEND=engine,
+    )
+    assert "completed" in printed
