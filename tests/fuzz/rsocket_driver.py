@@ -151,6 +151,10 @@ class World:
         self.done: list[object] = []
         """What the rsocket did, for a comparison."""
 
+    def __repr__(self) -> str:
+        """Return the same name for both: errors have it, and are compared."""
+        return "<World>"
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """Enter while the world is used."""
