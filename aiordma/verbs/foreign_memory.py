@@ -20,8 +20,10 @@ __all__ = (
     "HasCudaArrayInterface",
     "HasDLPack",
     "RegistrableMemory",
+    "array_view",
     "described_on_gpu",
     "foreign_view",
+    "has_object_dtype",
 )
 
 _HOST = (1, 3, 11)
@@ -138,12 +140,29 @@ def foreign_view(thing: object) -> memoryview | None:
         TypeError: the object's own function refused, or describes no plain memory.
     """
     found = _described(thing)
-    if found is None:
-        return None
+    return None if found is None else _view_of(found)
+
+
+def array_view(thing: object) -> memoryview | None:
+    """Return `foreign_view` of an array with `__array_interface__`. None: the object has none.
+
+    Raises: BufferError and TypeError as `foreign_view`.
+    """
+    described = getattr(thing, "__array_interface__", None)
+    return None if described is None else _view_of(_of_array_interface(thing, described))
+
+
+def has_object_dtype(thing: object) -> bool:
+    """Return whether numpy's dtype of an array says that its elements have Python objects. It also
+    knows this of elements that have no buffer format."""
+    return bool(getattr(getattr(thing, "dtype", None), "hasobject", False))
+
+
+def _view_of(found: Described) -> memoryview:
     if not found.is_contiguous:
         raise BufferError("the memory is not contiguous")
     if not found.length:
-        return memoryview(b"")
+        return memoryview(b"" if found.readonly else bytearray())
     owner = found.owner
 
     def forget(_: object, _owner: object = owner) -> None:
@@ -191,13 +210,25 @@ def _described(thing: Any) -> Described | None:
 def _of_array_interface(thing: object, described: dict[str, Any]) -> Described:
     """Read numpy's description, or Numba's, which is the same."""
     data, kind = described.get("data"), str(described["typestr"])
-    if not isinstance(data, tuple) or "O" in kind:
+    has_objects = "O" in kind or has_object_dtype(thing) or _has_objects(described.get("descr", ()))
+    if not isinstance(data, tuple) or has_objects:
         raise TypeError(f"the array interface of {type(thing).__name__} has no plain memory")
     address, readonly = data
     size = kind[2:].partition("[")[0]  # M8[s]: eight bytes
     item = int(size) * (4 if kind[1] == "U" else 1)  # a character of U has 4 bytes
     strides = described.get("strides")
-    return Described(address, described["shape"], strides, item, bool(readonly), thing)
+    # The description of one of numpy's scalars keeps the copy that it describes ("__ref").
+    owner = thing, described
+    return Described(address, described["shape"], strides, item, bool(readonly), owner)
+
+
+def _has_objects(fields: Any) -> bool:
+    """Return whether a field of a structure (`descr`), or of a structure in it, is an object. The
+    typestr of structures is V."""
+    return any(
+        _has_objects(kind) if isinstance(kind, list | tuple) else "O" in str(kind)
+        for _, kind, *_ in fields
+    )
 
 
 def _of_dlpack(thing: Any, how: dict[str, int]) -> Described:

@@ -22,7 +22,12 @@ from aiordma._base.interrupts import deferring
 from aiordma._base.ranges import RemoteMemory, resolve_slice
 from aiordma._native import Part, RegionBase, ffi, given, lib
 from aiordma.verbs.device import ProtectionDomain
-from aiordma.verbs.foreign_memory import RegistrableMemory, foreign_view
+from aiordma.verbs.foreign_memory import (
+    RegistrableMemory,
+    array_view,
+    foreign_view,
+    has_object_dtype,
+)
 from aiordma.verbs.resource import Resource
 
 __all__ = (
@@ -520,6 +525,8 @@ def _registrable_view(memory: RegistrableMemory, call: str = "register") -> memo
 
 
 def _holds_objects(memory: object) -> bool:
+    if has_object_dtype(memory):
+        return True
     try:
         return bool(_OBJECTS.match(memoryview(cast("Buffer", memory)).format))
     except (TypeError, ValueError, BufferError):
@@ -609,7 +616,12 @@ def flat_view(buffer: Buffer, where: str = "buffer", place: int = 0) -> memoryvi
             return _flat_memoryview(buffer)
         except BufferError:
             raise _not_contiguous(where.format(place)) from None
+    has_objects = False
     try:
+        if not isinstance(buffer, bytes | bytearray):
+            # First, because of a scalar of numpy's that refuses, PickleBuffer drops a reference
+            # that it does not have, and frees the scalar.
+            has_objects = bool(_OBJECTS.match(memoryview(buffer).format))
         # Unlike memoryview.cast, this ignores the type of the elements: it also works for arrays of
         # structures, and for foreign byte order.
         exported = PickleBuffer(buffer)
@@ -619,16 +631,38 @@ def flat_view(buffer: Buffer, where: str = "buffer", place: int = 0) -> memoryvi
             "bytes, bytearray, memoryview, mmap, a numpy array, registered memory, or anything "
             "else with the buffer protocol"
         ) from None
-    except BufferError as error:
-        raise ValueError(
-            f"{where.format(place)}: {type(buffer).__name__} gives no buffer: {error}: register it"
-        ) from None
-    if not isinstance(buffer, bytes | bytearray) and _OBJECTS.match(memoryview(exported).format):
+    except (BufferError, ValueError) as error:
+        return _formatless_view(buffer, where.format(place), error)
+    if has_objects:
         raise _objects_error(where.format(place), buffer)
     try:
         return exported.raw()
     except BufferError:
         raise _not_contiguous(where.format(place)) from None
+
+
+def _formatless_view(buffer: object, what: str, error: Exception) -> memoryview:
+    """Return `flat_view` of an object that refuses its buffer, as numpy does if an element has no
+    buffer format (a date, or a structure with one).
+
+    Args:
+        buffer: the object.
+        what: the parameter's name, for messages.
+        error: the object's refusal.
+
+    Raises: as `flat_view`.
+    """
+    if has_object_dtype(buffer):
+        raise _objects_error(what, buffer) from None
+    try:
+        view = array_view(buffer)
+    except BufferError:
+        raise _not_contiguous(what) from None
+    if view is None:
+        raise ValueError(
+            f"{what}: {type(buffer).__name__} gives no buffer: {error}: register it"
+        ) from None
+    return view
 
 
 def _objects_error(what: str, buffer: object) -> TypeError:

@@ -54,6 +54,15 @@ def _structures() -> Any:
     return numpy.zeros(2, dtype=[("O", "i4"), ("name", "O")])
 
 
+def _dates_and_objects() -> Any:
+    # numpy gives no buffer format for a date, nor for a name with a colon.
+    return numpy.zeros(4, dtype=[("t", "M8[s]"), ("o", object)])
+
+
+def _odd_names_and_objects() -> Any:
+    return numpy.zeros(4, dtype=[("a:b", object)])
+
+
 Post = Callable[[Connection], Any]
 WITH_GAPS: Any = numpy.zeros(64)[::2]
 BAD: dict[str, tuple[Post, type[Exception], str]] = {
@@ -97,6 +106,46 @@ BAD: dict[str, tuple[Post, type[Exception], str]] = {
     "register objects": (lambda c: c.register(_objects()), TypeError, "Python objects"),
     "register structures with objects": (
         lambda c: c.register(_structures()),
+        TypeError,
+        "Python objects",
+    ),
+    "send of dates with objects": (
+        lambda c: c.post_send(_dates_and_objects()),
+        TypeError,
+        "post_send\\(\\): data=.* Python objects",
+    ),
+    "send of parts of dates with objects": (
+        lambda c: c.post_sendv([b"x", _dates_and_objects()]),
+        TypeError,
+        "parts\\[1\\]=.* Python objects",
+    ),
+    "send of objects with a colon in their name": (
+        lambda c: c.post_send(_odd_names_and_objects()),
+        TypeError,
+        "Python objects",
+    ),
+    "write of dates with objects": (
+        lambda c: c.post_write(_dates_and_objects(), _far(c)),
+        TypeError,
+        "Python objects",
+    ),
+    "receive into dates with objects": (
+        lambda c: c.post_recv(_dates_and_objects()),
+        TypeError,
+        "Python objects",
+    ),
+    "read into dates with objects": (
+        lambda c: c.post_read(_far(c), _dates_and_objects()),
+        TypeError,
+        "Python objects",
+    ),
+    "register dates with objects": (
+        lambda c: c.register(_dates_and_objects()),
+        TypeError,
+        "register\\(\\): buffer=.* Python objects",
+    ),
+    "register objects with a colon in their name": (
+        lambda c: c.register(_odd_names_and_objects()),
         TypeError,
         "Python objects",
     ),

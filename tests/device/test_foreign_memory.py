@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 import aiordma
-from tests.device.players import REMOTE, connected
+from tests.device.players import OWN_RECEIVES, REMOTE, connected
 
 pytestmark = pytest.mark.anyio
 
@@ -124,6 +124,37 @@ async def test_elements_without_a_buffer_format_are_registered() -> None:
         assert client.register(array).address == array.ctypes.data
 
 
+@pytest.mark.parametrize("count", [16, 1 << 10, 1 << 14, 1 << 18])
+async def test_elements_without_a_buffer_format_are_sent_and_read(count: int) -> None:
+    dates: Any = numpy.arange(count).astype("datetime64[s]")
+    got: Any = numpy.zeros(count, [("t:", "M8[s]")])
+    async with connected(server=OWN_RECEIVES, client=OWN_RECEIVES) as (client, server):
+        received = server.post_recv(got)
+        await client.send(dates)
+        assert (await received).byte_len == dates.nbytes
+        assert (got["t:"] == dates).all()
+        region = server.register(numpy.zeros(count, "datetime64[s]"), REMOTE)
+        await client.write(dates, region.remote())
+        assert bytes(region) == dates.tobytes()
+        back: Any = numpy.zeros_like(dates)
+        await client.read(region.remote(), back)
+        assert (back == dates).all()
+        with pytest.raises(ValueError, match=r"data: the buffer is not contiguous"):
+            client.post_send(dates[::2])
+        dates.setflags(write=False)
+        with pytest.raises(TypeError, match="read-only"):
+            client.post_recv(dates)
+
+
+async def test_scalar_without_a_buffer_format_is_sent() -> None:
+    array: Any = numpy.array([(7, 8)], [("t", "M8[s]"), ("i", "i8")])
+    scalar = array[0].copy()
+    async with connected() as (client, server):
+        await client.send(scalar)
+        assert await server.receive() == array.tobytes()
+        assert bytes(client.register(scalar)) == array.tobytes()
+
+
 class Copies:
     """A tensor whose DLPack is a copy, if copies are permitted; it can ignore that they are not."""
 
@@ -152,7 +183,9 @@ async def test_tensor_that_can_only_be_copied_is_refused(obeys: bool, message: s
 
 async def test_objects_are_no_memory() -> None:
     objects = numpy.zeros(4, object)
+    # The typestr of a structure does not say that a field of it is an object.
+    nested = numpy.zeros(4, [("date", "M8[s]"), ("inner", [("i", "i4"), ("o", object)])])
     async with connected() as (client, _):
-        for thing in (WithArrayInterface(objects), 42):
+        for thing in (WithArrayInterface(objects), WithArrayInterface(nested), 42):
             with pytest.raises(TypeError):
                 client.register(thing)  # type: ignore[arg-type]

@@ -59,10 +59,8 @@ int engine_get_buffer(PyObject *given, Py_buffer *view, int flags)
     if (PyBytes_CheckExact(given) || PyByteArray_CheckExact(given))
         return PyObject_GetBuffer(given, view, flags);
     /* A memoryview gives its format only together with its dimensions. */
-    if (PyObject_GetBuffer(given, view, flags | PyBUF_ND | PyBUF_FORMAT)) {
-        PyErr_Clear(); /* numpy's dates have bytes, but no format */
-        return PyObject_GetBuffer(given, view, flags);
-    }
+    if (PyObject_GetBuffer(given, view, flags | PyBUF_ND | PyBUF_FORMAT))
+        return -1; /* without a format, the general path finds out what the elements are */
     if (!view->format || !has_objects(view->format))
         return 0;
     PyBuffer_Release(view);
