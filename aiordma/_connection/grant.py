@@ -16,6 +16,7 @@ The end runs in callbacks, not in a task. So no cancellation stops it half way.
 """
 
 import math
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -66,6 +67,7 @@ class Grant:
         self._ending = False
         self._expired = False
         self._error: Exception | None = None
+        self._leave: Callable[[], object] = lambda: None
         self._ended = Once(endpoint.loop)
 
     def __repr__(self) -> str:
@@ -94,9 +96,11 @@ class Grant:
 
     # -- the beginning --------------------------------------------------------------------------
 
-    async def _open(self, posts: Posts, expires: float | None) -> None:
-        """Give the access. If this fails or is cancelled, nothing is left."""
-        endpoint = self._endpoint
+    async def _open(self, posts: Posts, expires: float | None, leave: Callable[[], object]) -> None:
+        """Give the access. If this fails or is cancelled, or the loop ends meanwhile, nothing is
+        left. `leave` is called when the memory is released, and may be called before: it permits
+        the reactor and the domain to close."""
+        endpoint, self._leave = self._endpoint, leave
         has_windows = bool(endpoint.hub.attributes.max_mw) and endpoint.service is QueuePairType.RC
         if isinstance(self._memory, MemorySlice):
             self._memory._hold()  # a closed region raises here
@@ -107,6 +111,8 @@ class Grant:
             if part is None:
                 self._own = await self._register(Access.MW_BIND if has_windows else self._access)
                 part = self._own[:]
+            # From now on also the endpoint's end ends this: after the loop's end, no task does.
+            endpoint.life.on_end.append(self._start_ending)
             if has_windows:
                 self._window = await self._bind(posts, part)
                 self._remote = self._window.remote
@@ -117,7 +123,6 @@ class Grant:
             self._start_ending()
             await outwait(self._ended)
             raise
-        endpoint.life.on_end.append(self._start_ending)
         if expires is not None:
             self._timer = endpoint.loop.call_later(expires, self._expire)
 
@@ -147,7 +152,7 @@ class Grant:
             return endpoint.pool.registrations._register(register)
 
         if self._length > THREAD_LIMIT:
-            region = await endpoint.make_in_thread(make, MemoryRegion.close)
+            region = await endpoint.make_in_thread(make, MemoryRegion.close, self._start_ending)
         else:
             region = make()
         # The end of the grant takes it from this list. So only one of the two ends closes it.
@@ -234,6 +239,7 @@ class Grant:
         held, self._held = self._held, None
         if held is not None:
             held._release()
+        self._leave()
         self._ended.set()
 
     @deferring_steps
@@ -342,6 +348,6 @@ async def open_grant(
         )
     grant = Grant(endpoint, memory, length, Access(access))
     # A domain cannot be freed while a grant that fails still holds memory in it.
-    with kept_open(endpoint.reactor, endpoint.domain_state):
-        await grant._open(posts, expires)
+    with kept_open(endpoint.reactor, endpoint.domain_state) as leave:
+        await grant._open(posts, expires, leave)
     return grant

@@ -125,11 +125,12 @@ class AddressHandles:
         keep = partial(self._keep, vector)
         make = partial(AddressHandle, self._domain, vector)
         self._alive += 1
-        try:
-            with self._reactor.retained():
-                known = keep(await in_thread(self._loop, make, PEERS, on_cancelled=keep))
-        finally:
-            self._gone(1)
+        with ExitStack() as stack:
+            stack.callback(self._gone, 1)
+            stack.enter_context(self._reactor.retained())
+            known = keep(
+                await in_thread(self._loop, make, PEERS, on_cancelled=keep, on_lost=stack.close)
+            )
         self._require_open()
         return known
 

@@ -260,7 +260,8 @@ def kept_open(reactor: Reactor, domain: DomainState | None) -> Iterator[Callable
     of the domain, and until that object is closed or has an owner, even if the connection is closed
     meanwhile. (`domain` is None for the loop's own one, which the reactor closes.)
 
-    Yield a function that must be passed to `in_thread` as `on_lost`.
+    Yield a function that ends this before the block's end. If the loop ends, the block's task does
+    not continue: so pass the function to `in_thread` as `on_lost`.
     """
     with ExitStack() as stack:
         stack.enter_context(reactor.retained())

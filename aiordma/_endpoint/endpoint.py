@@ -322,18 +322,29 @@ class Endpoint:
 
     @deferring_steps
     async def make_in_thread(
-        self, make: Callable[[], Made], close: Callable[[Made], object]
+        self,
+        make: Callable[[], Made],
+        close: Callable[[Made], object],
+        on_lost: Callable[[], object] = lambda: None,
     ) -> Made:
         """Create an object of the endpoint's protection domain in a worker thread. The domain stays
-        open during the call. If the caller is cancelled, or the endpoint ends during the call, the
-        object is closed.
+        open during the call. If the caller is cancelled, or the endpoint or the loop ends during
+        the call, the object is closed. At the loop's end, `on_lost` is then called, because the
+        caller does not continue.
 
         Raises: as `require_usable`, and the errors of `make`.
         """
         # In another event loop, neither the call's end nor a cancellation would end the wait.
         self.require_usable()
         with kept_open(self.reactor, self.domain_state) as leave:
-            made = await in_thread(self.loop, make, on_cancelled=close, on_lost=leave)
+
+            def lost() -> None:
+                try:
+                    on_lost()
+                finally:
+                    leave()
+
+            made = await in_thread(self.loop, make, on_cancelled=close, on_lost=lost)
             try:
                 # The call outwaits a cancellation, which then does not return the object to anyone.
                 await checkpoint_if_cancelled()

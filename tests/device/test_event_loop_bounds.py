@@ -482,6 +482,53 @@ def test_a_registration_hinders_no_close_of_its_domain_on_a_closed_loop(
     assert objects() == before
 
 
+@OWN_LOOPS
+@pytest.mark.parametrize(
+    ("size", "is_busy"),
+    [
+        pytest.param(64, False, id="on the loop's thread"),
+        pytest.param(64, True, id="with no slot for the bind"),
+        pytest.param(4 << 20, False, id="in a thread"),
+    ],
+)
+@pytest.mark.parametrize("registered", [False, True], ids=["buffer", "region"])
+@pytest.mark.parametrize("turns", [1, 2, 4])
+def test_a_grant_hinders_no_close_of_its_domain_on_a_closed_loop(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+    turns: int,
+    registered: bool,
+    size: int,
+    is_busy: bool,
+) -> None:
+    """The loop ends during the driver's call or the bind, or before or after the task continues."""
+    before = objects()
+
+    async def begin_grant() -> tuple[list[Any], asyncio.Task[Any]]:
+        domain = await aiordma.open_domain(ADDRESS)
+        listener = await aiordma.listen(ADDRESS, 0)
+        accepted = asyncio.ensure_future(listener.accept())
+        client = await aiordma.connect(ADDRESS, listener.port, domain=domain)
+        memory: Any = bytearray(size)
+        if registered:
+            memory = await domain.register(memory)
+        if is_busy:
+            client._endpoint.sends.slots.free = 0
+        task = asyncio.ensure_future(client.grant(memory, access=aiordma.Access.REMOTE_READ))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return [client, await accepted, listener, domain], task
+
+    loop = new_loop()
+    opened, task = loop.run_until_complete(begin_grant())
+    loop.close()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    for closable in opened:
+        asyncio.run(closing_fails(closable, "belongs to the event loop.*has ended.*closed now"))
+    assert objects() == before
+    drop(task)
+    assert objects() == before
+
+
 CHANGES: dict[str, Callable[[aiordma.SharedReceiveQueue], Coroutine[Any, Any, None]]] = {
     "limit": lambda shared: shared.limit(1),
     "resize": lambda shared: shared.resize(16),
@@ -672,8 +719,9 @@ def test_a_socket_that_looks_up_a_peer_closes_on_a_closed_loop(
     while calls_under_way():
         time.sleep(0.001)
     asyncio.run(closing_fails(opened, "belongs to the event loop.*has ended.*closed now"))
+    assert objects() == before
     asyncio.run(opened.aclose())  # idempotent, and waits for no lookup
-    drop(task)  # it uses the reactor
+    drop(task)
     assert objects() == before
 
 
