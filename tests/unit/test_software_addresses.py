@@ -1,5 +1,5 @@
 """The list of the machine's addresses, which takes the longer to read the more there are: no peer
-makes the software device read it."""
+makes the software device read it, and what it could not read when it changed, it reads later."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.network import run_alone
 from tests.unit.sources import ROOT
 from tests.unit.test_native import FLAGS
 
@@ -44,6 +45,37 @@ async def main():
 asyncio.run(main())
 """
 
+ADDED = """
+import asyncio, ctypes, resource, subprocess
+import aiordma
+from aiordma._datagram.peer import UDP_QKEY
+from tests.device.wire import Packet, pack, plain_socket
+from tests.network import ip
+
+lists = ctypes.CDLL(None).address_lists
+OLD, NEW = "10.9.0.1", "10.9.0.2"
+ip("link set lo up", f"address add {OLD}/32 dev lo")
+add = f"read line; unset LD_PRELOAD; exec ip address add {NEW}/32 dev lo"
+adder = subprocess.Popen(["sh", "-c", add], stdin=subprocess.PIPE)
+
+async def main():
+    async with await aiordma.open_datagram(OLD, device="software") as socket:
+        with plain_socket(OLD) as sender:
+            before, limits = lists(), resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+            adder.stdin.close()
+            assert adder.wait(30) == 0
+            while lists() == before:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)  # until the call has returned
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            ends = (OLD, sender.getsockname()[1]), (NEW, socket.qp_num & 0xFFFF)
+            sender.sendto(pack(Packet(b"there", socket.qp_num, 0x123456, UDP_QKEY), ends), ends[1])
+            assert (await asyncio.wait_for(socket.receive(), 10)).data == b"there"
+
+asyncio.run(main())
+"""
+
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -63,3 +95,11 @@ def test_no_datagram_makes_the_device_list_its_addresses(library: Path) -> None:
         timeout=60,
     )
     assert out.returncode == 0, out.stderr
+
+
+def test_address_that_was_added_in_a_shortage_is_learnt(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a file descriptor, the device cannot list the addresses when it is notified."""
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    run_alone(ADDED)

@@ -24,6 +24,7 @@ static struct {
         int is_used, is_seen;
     } entries[SW_MOST_GIDS];
     int has_changed;       /* since the last GID_CHANGE */
+    int is_stale;          /* a notification was read, and the addresses could not be */
     struct sw_watch watch; /* of the kernel's notifications, while a context is open */
 } gids;
 
@@ -66,6 +67,14 @@ static void see_gid(const union ibv_gid *gid, unsigned int interface)
     gids.entries[index].is_used = gids.entries[index].is_seen = 1;
 }
 
+static void raise_change(void)
+{
+    gids.is_stale = 0;
+    if (gids.has_changed)
+        sw_raise_port(IBV_EVENT_GID_CHANGE);
+    gids.has_changed = 0;
+}
+
 /* Compare the table with the interfaces' addresses. If that fails, the table stays as it was. */
 static int refresh_gids(void)
 {
@@ -94,6 +103,8 @@ static int refresh_gids(void)
         }
     }
     freeifaddrs(addresses);
+    if (gids.is_stale)
+        raise_change(); /* the notification of it was read before */
     return 0;
 }
 
@@ -108,10 +119,11 @@ static int read_news(void)
         count++;
     if (!count)
         return 0;
-    (void)refresh_gids();
-    if (gids.has_changed)
-        sw_raise_port(IBV_EVENT_GID_CHANGE);
-    gids.has_changed = 0;
+    /* Listing the addresses takes a descriptor. */
+    if (refresh_gids())
+        gids.is_stale = 1;
+    else
+        raise_change();
     return 1;
 }
 
@@ -148,7 +160,8 @@ int sw_watch_gids(void)
         close(fd);
         return is_shortage(error) ? error : 0;
     }
-    (void)refresh_gids();
+    gids.is_stale = 0;
+    gids.is_stale = !!refresh_gids();
     gids.has_changed = 0;
     return 0;
 }
@@ -182,9 +195,10 @@ int sw_has_gid(const union ibv_gid *gid)
     if (find_gid(gid) >= 0)
         return 1;
     /* A packet can be read before the notification of the address that it was sent to. */
-    if (gids.watch.slot ? !read_news() : !!refresh_gids())
-        return 0;
-    return find_gid(gid) >= 0;
+    int is_new = gids.watch.slot && read_news();
+    if (!gids.watch.slot || gids.is_stale)
+        is_new |= !refresh_gids();
+    return is_new && find_gid(gid) >= 0;
 }
 
 static int read_gid(int index, struct ibv_gid_entry *entry)
@@ -222,7 +236,11 @@ void sw_address_of(const union ibv_gid *gid, struct sockaddr_storage *address)
     in6->sin6_family = AF_INET6;
     memcpy(&in6->sin6_addr, gid->raw, 16);
     /* A link-local address of this machine can be bound only with its interface. */
-    int index = IN6_IS_ADDR_LINKLOCAL(&in6->sin6_addr) ? find_gid(gid) : -1;
+    if (!IN6_IS_ADDR_LINKLOCAL(&in6->sin6_addr))
+        return;
+    if (gids.is_stale)
+        (void)refresh_gids();
+    int index = find_gid(gid);
     if (index >= 0)
         in6->sin6_scope_id = gids.entries[index].interface;
 }

@@ -16,7 +16,8 @@
 int sw_gid_index(const union ibv_gid *gid);
 /*
  * Whether the table has an address; for each packet, while a context is open. Refreshes the table
- * only if the address is missing and the kernel has notified of a change, or cannot notify.
+ * only if the address is missing, and the kernel has notified of a change, or cannot notify, or
+ * the addresses could not be read at its last notification.
  */
 int sw_has_gid(const union ibv_gid *gid);
 /* Read an entry. Returns 0, ENODATA if the entry is empty, or EINVAL beyond the table. */
