@@ -121,7 +121,9 @@ class Domain:
 
         See: man ibv_reg_dmabuf_mr.
         """
-        fd, length, offset, iova = checked_part(fd, length, offset, iova, "register_dmabuf")
+        fd, length, offset, access, iova = checked_part(
+            fd, length, offset, access, iova, "register_dmabuf"
+        )
         return await self._state.register(
             lambda domain: DmabufRegion(domain, fd, length, offset=offset, access=access, iova=iova)
         )

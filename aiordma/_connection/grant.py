@@ -146,7 +146,7 @@ class Grant:
             if held is not None:
                 return held._register_again(access)
             assert not isinstance(buffer, MemoryRegion | MemorySlice)
-            return MemoryRegion(endpoint.domain, buffer, access)
+            return MemoryRegion._registered_by("grant", endpoint.domain, buffer, access)
 
         def make() -> MemoryRegion:
             return endpoint.pool.registrations._register(register)

@@ -25,7 +25,9 @@ def register_dmabuf(
 ) -> DmabufRegion:
     """Register a dma-buf until the endpoint's end. See `Connection.register_dmabuf`."""
     endpoint.require_usable()
-    fd, length, offset, iova = checked_part(fd, length, offset, iova, "register_dmabuf")
+    fd, length, offset, access, iova = checked_part(
+        fd, length, offset, access, iova, "register_dmabuf"
+    )
     region = endpoint.pool.registrations._register(
         lambda: DmabufRegion(endpoint.domain, fd, length, offset=offset, access=access, iova=iova)
     )
@@ -40,7 +42,7 @@ async def register_in_thread(
     """Register a buffer in a worker thread. After a cancellation, nothing stays registered."""
     endpoint.require_usable()
     region = await endpoint.make_in_thread(
-        lambda: register_memory(endpoint, buffer, access), MemoryRegion.close
+        lambda: register_memory(endpoint, buffer, access, "register_in_thread"), MemoryRegion.close
     )
     endpoint.adopt(region)
     return region

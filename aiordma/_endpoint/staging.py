@@ -360,15 +360,19 @@ class Staging:
 
 
 def register_memory(
-    endpoint: Poster, buffer: RegistrableMemory, access: Access | None = None
+    endpoint: Poster,
+    buffer: RegistrableMemory,
+    access: Access | None = None,
+    call: str = "register",
 ) -> MemoryRegion:
     """Register memory in the endpoint's domain, in any thread. If the device lacks memory for it,
-    release what the registration cache keeps without use, and try once more.
+    release what the registration cache keeps without use, and try once more. `call` is the function
+    that was called, for messages.
 
     Raises: as `register_anywhere`.
     """
     return endpoint.pool.registrations._register(
-        lambda: register_anywhere(endpoint.domain, buffer, access)
+        lambda: register_anywhere(endpoint.domain, buffer, access, call)
     )
 
 

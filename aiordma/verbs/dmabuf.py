@@ -75,15 +75,9 @@ class DmabufRegion(MemoryRegion):
         iova: int | None = None,
     ) -> None:
         resource(domain, "domain", "a ProtectionDomain", "DmabufRegion")
-        fd, length, offset, iova = checked_part(fd, length, offset, iova, "DmabufRegion")
-        access = _checked(access)
-        if iova + length > 2**64:
-            raise ValueError(f"iova={iova:#x}: the region would end beyond the address space")
-        if (iova - offset) % PAGESIZE:
-            raise ValueError(
-                f"iova={iova:#x}: it lies {iova % PAGESIZE} bytes into a page, and offset={offset} "
-                f"{offset % PAGESIZE}; they must be the same"
-            )
+        fd, length, offset, access, iova = checked_part(
+            fd, length, offset, access, iova, "DmabufRegion"
+        )
         domain._require_open()
         self._offset = offset
         self._owner: object = None
@@ -165,28 +159,37 @@ class DmabufRegion(MemoryRegion):
 
 
 def checked_part(
-    fd: Any, length: Any, offset: Any, iova: Any, call: str
-) -> tuple[int, int, int, int]:
-    """Return the numbers that describe a part of a dma-buf, after checking them.
+    fd: Any, length: Any, offset: Any, access: Any, iova: Any, call: str
+) -> tuple[int, int, int, Access, int]:
+    """Return the numbers that describe a part of a dma-buf and its access, after checking them.
+    `call` is the function that was called, for messages.
 
     Raises:
-        TypeError, ValueError: one has the wrong type, or is out of range.
+        TypeError, ValueError: one has the wrong type, or is out of range, or they do not fit.
     """
     fd = whole_number(fd, "fd", 0, 2**31 - 1, call)
     length = whole_number(length, "length", 1, 2**63 - 1, call)
     offset = whole_number(offset, "offset", 0, 2**63 - 1, call)
     iova = offset if iova is None else whole_number(iova, "iova", 0, 2**64 - 1, call)
-    return fd, length, offset, iova
+    access = _checked(access, call)
+    if iova + length > 2**64:
+        raise ValueError(f"{call}(): iova={iova:#x}: the region would end beyond the address space")
+    if (iova - offset) % PAGESIZE:
+        raise ValueError(
+            f"{call}(): iova={iova:#x}: it lies {iova % PAGESIZE} bytes into a page, and "
+            f"offset={offset} {offset % PAGESIZE}; they must be the same"
+        )
+    return fd, length, offset, access, iova
 
 
-def _checked(access: Any) -> Access:
+def _checked(access: Any, call: str) -> Access:
     if not isinstance(access, int) or isinstance(access, bool):
         expected = "flags such as Access.REMOTE_READ"
-        raise wrong_type(access, "access", expected, "register_dmabuf")
-    flags = Access(whole_number(access, "access", 0, 2**31 - 1, "register_dmabuf"))
+        raise wrong_type(access, "access", expected, call)
+    flags = Access(whole_number(access, "access", 0, 2**31 - 1, call))
     if int(flags) & ~int(_PERMITTED):
         raise ValueError(
-            f"register_dmabuf(): access={names_of(flags)}: for a dma-buf the kernel permits "
+            f"{call}(): access={names_of(flags)}: for a dma-buf the kernel permits "
             f"{names_of(_PERMITTED)}"
         )
     return flags | Access.LOCAL_WRITE if flags & _WRITING else flags

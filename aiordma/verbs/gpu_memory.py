@@ -26,7 +26,10 @@ _DMA_BUF_FD = 1
 
 
 def register_anywhere(
-    domain: ProtectionDomain, memory: RegistrableMemory, access: Access | None = None
+    domain: ProtectionDomain,
+    memory: RegistrableMemory,
+    access: Access | None = None,
+    call: str = "register",
 ) -> MemoryRegion:
     """Register memory where it is: a MemoryRegion if it is the CPU's, else a DmabufRegion.
 
@@ -34,6 +37,7 @@ def register_anywhere(
         domain: the protection domain.
         memory: as of `Connection.register`.
         access: as of MemoryRegion.
+        call: the function that was called, for messages.
 
     Raises:
         as the constructor of MemoryRegion, and as that of DmabufRegion.
@@ -41,12 +45,12 @@ def register_anywhere(
     """
     found = described_on_gpu(memory)
     if found is None:
-        return MemoryRegion(domain, memory, access)
+        return MemoryRegion._registered_by(call, domain, memory, access)
     if not found.is_contiguous:
         raise ValueError(
-            "register(): buffer: the tensor is not contiguous: copy it, or register its base"
+            f"{call}(): buffer: the tensor is not contiguous: copy it, or register its base"
         )
-    access = checked_access(domain, memory, found.length, found.readonly, access)
+    access = checked_access(domain, memory, found.length, found.readonly, access, call)
     try:
         return _register(domain, found, access)
     except NotSupportedError as error:

@@ -217,7 +217,6 @@ class MemoryRegion(RegionBase, Resource):
 
     _closing_rank = 3
 
-    @deferring
     def __init__(
         self,
         domain: ProtectionDomain,
@@ -226,12 +225,37 @@ class MemoryRegion(RegionBase, Resource):
         *,
         iova: int | None = None,
     ) -> None:
+        self._begin(domain, buffer, access, iova, "MemoryRegion")
+
+    @classmethod
+    def _registered_by(
+        cls,
+        call: str,
+        domain: ProtectionDomain,
+        buffer: RegistrableMemory,
+        access: Access | None,
+    ) -> "MemoryRegion":
+        """Return a region as the constructor does, for a call whose errors name itself."""
+        region = cls.__new__(cls)
+        region._begin(domain, buffer, access, None, call)
+        return region
+
+    @deferring
+    def _begin(
+        self,
+        domain: ProtectionDomain,
+        buffer: RegistrableMemory,
+        access: Access | None,
+        iova: int | None,
+        call: str,
+    ) -> None:
+        """Do what the constructor does. `call` is the function that was called, for messages."""
         if not hasattr(domain, "pointer"):
-            raise wrong_type(domain, "domain", "a ProtectionDomain", "MemoryRegion")
-        view = _registrable_view(buffer)
-        access = checked_access(domain, buffer, view.nbytes, view.readonly, access)
+            raise wrong_type(domain, "domain", "a ProtectionDomain", call)
+        view = _registrable_view(buffer, call)
+        access = checked_access(domain, buffer, view.nbytes, view.readonly, access, call)
         if iova is not None:
-            iova = whole_number(iova, "iova", -(2**64), 2**64, "MemoryRegion")
+            iova = whole_number(iova, "iova", -(2**64), 2**64, call)
         self._view: memoryview = view
         start = address_of(view)
         self._enter(domain, access, start, len(view), start, lambda: self._register(iova))
@@ -503,7 +527,7 @@ For type checkers, numpy arrays have a buffer from Python 3.12 on; before, pass 
 """
 
 
-def _registrable_view(memory: RegistrableMemory, call: str = "register") -> memoryview:
+def _registrable_view(memory: RegistrableMemory, call: str) -> memoryview:
     """Return a view of the memory as bytes. Raises the errors of `flat_view` and `foreign_view`,
     with the name of the called function."""
     where = f"{call}(): buffer"
@@ -539,7 +563,7 @@ def checked_access(
     length: int,
     readonly: bool,
     access: Access | None,
-    call: str = "register",
+    call: str,
 ) -> Access:
     """Return the access to register memory with: the argument, or the default for None.
 

@@ -305,7 +305,7 @@ async def _used(call: Call, world: World, arguments: dict[str, Any]) -> None:
 
 async def refuses(call: Call, name: str, parameter: str, world: World) -> None:
     """Try every bad value; each is refused, and what the refusal says names call and parameter."""
-    function = name.partition(" ")[0].removesuffix("_in_thread")
+    function = name.partition(" ")[0]
     for value, error in bad_values(call.kinds[parameter]):
         arguments = {**call.arguments(world), parameter: value}
         with pytest.raises(error) as caught:

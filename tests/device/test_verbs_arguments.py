@@ -333,6 +333,26 @@ def test_bad_values_are_refused_by_name(name: str, world: World) -> None:
     assert kernel_objects(DEVICE) == before
 
 
+@pytest.mark.parametrize("name", ["MemoryRegion", "reregister"])
+def test_registering_names_the_function_that_was_called(name: str, world: World) -> None:
+    use, arguments, kinds = CALLS[name]
+    for parameter, kind in kinds.items():
+        for value, error in bad_values(kind):
+            with pytest.raises(error, match=rf"^{name}\(\): {parameter}\b"):
+                use(world, **{**arguments(world), parameter: value})
+
+
+def test_dmabuf_region_names_itself(world: World) -> None:
+    bad: dict[str, dict[str, Any]] = {
+        "fd": {"fd": -1},
+        "access": {"access": "read"},
+        "iova": {"iova": 1},
+    }
+    for parameter, change in bad.items():
+        with pytest.raises((TypeError, ValueError), match=rf"^DmabufRegion\(\): {parameter}="):
+            aiordma.DmabufRegion(world.domain, **{"fd": 0, "length": 1, **change})
+
+
 def test_parts_are_registered_memory(world: World) -> None:
     refused: tuple[Any, ...] = ([b"x"], ["x"], [5], [None], [bytearray(8)])
     for parts in refused:
