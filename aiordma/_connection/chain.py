@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from aiordma._base.enums import Access, WorkRequestOpcode
-from aiordma._base.errors import NotSupportedError, RdmaError
+from aiordma._base.errors import NotSupportedError, RdmaError, VerbsCallError
 from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.posts import Posts
 from aiordma._connection.works import (
@@ -92,13 +92,17 @@ class _Collected:
 
     def raise_refused(self) -> None:
         """Raise the error of the engine's post at the end of the block."""
-        error, self.port.error = self.port.error, 0
         try:
-            requests = self.port.requests()
-        except BaseException:  # there was no memory: the end of the queue pair ends them
-            self._endpoint.fail(RdmaError("there was no memory to end its requests"))
+            error, self.port.error = self.port.error, 0
+            self._endpoint.sends.chain_posted(
+                error, self.port.posted, self.port.requests(), self._signal_last_only
+            )
+        except VerbsCallError:
             raise
-        self._endpoint.sends.chain_posted(error, self.port.posted, requests, self._signal_last_only)
+        except Exception:
+            # There was no memory. The end of the queue pair ends the requests.
+            self._endpoint.fail(RdmaError("there was no memory to end a chain that was refused"))
+            raise
 
     def give_up(self, cause: BaseException) -> None:
         """Fail all requests that are not posted with an RdmaError."""

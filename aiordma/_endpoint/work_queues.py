@@ -246,44 +246,40 @@ class SendQueue(WorkQueue):
     ) -> None:
         """Handle the result of a chain's post. Arguments as of `post_prepared` and `ChainPort`; 0
         is no error. Raises the errors of `post_prepared`."""
+        if not error:
+            return
+        try:
+            self._refused(error, posted, requests, signal_last_only)
+        except VerbsCallError:
+            raise
+        except Exception:
+            # There was no memory. The end of the queue pair ends the requests.
+            self._owner.fail(RdmaError("there was no memory to end a chain that was refused"))
+            raise
+
+    def _refused(
+        self, error: int, posted: int, requests: list[WorkRequest], signal_last_only: bool
+    ) -> None:
         if error < 0:
             hint = "the device was not notified (doorbell)"
             self._owner.fail(VerbsCallError(-error, "ibv_post_send", hint))
             return
-        if not error:
-            return
+        refused = requests[posted]
+        hint = f"{refused.operation} of {refused.length} bytes"
+        failure = VerbsCallError(error, "ibv_post_send", hint)
+        if posted:
+            failure = PartialPostError(error, "ibv_post_send", hint, requests[:posted])
         try:
-            failure = self._refused(error, posted, requests)
-        except BaseException as missing:
-            self._end_refused(requests, posted, missing, signal_last_only)
-            raise
-        try:
-            self._end_refused(requests, posted, failure, signal_last_only)
+            try:
+                self._not_posted(requests[posted:], failure)
+            finally:
+                if posted and signal_last_only:
+                    # The device did not accept the signaled request, so the posted ones would
+                    # complete only at the end of the queue pair.
+                    self._owner.fail(failure)
             raise failure
         finally:
             del failure  # its traceback holds this frame, and so the callers' buffers
-
-    def _refused(self, error: int, posted: int, requests: list[WorkRequest]) -> VerbsCallError:
-        refused = requests[posted]
-        hint = f"{refused.operation} of {refused.length} bytes"
-        if posted:
-            return PartialPostError(error, "ibv_post_send", hint, requests[:posted])
-        return VerbsCallError(error, "ibv_post_send", hint)
-
-    def _end_refused(
-        self,
-        requests: list[WorkRequest],
-        posted: int,
-        cause: BaseException,
-        signal_last_only: bool,
-    ) -> None:
-        try:
-            self._not_posted(requests[posted:], cause)
-        finally:
-            if posted and signal_last_only:
-                # The device did not accept the signaled request, so the posted ones would complete
-                # only at the end of the queue pair.
-                self._owner.fail(_reason(cause))
 
     def _not_posted(self, requests: Sequence[WorkRequest], cause: BaseException) -> None:
         try:
@@ -293,11 +289,16 @@ class SendQueue(WorkQueue):
                 request.wr_id = 0
             fail_all(requests, lambda _: detached(reason))
         finally:
-            for request in requests:
-                request.exception()  # counts as retrieved, because the cause is raised
-            if not all(request.done() for request in requests):
-                # There was no memory. The end of the queue pair ends them.
+            try:
+                if not all(request.done() for request in requests):  # there was no memory
+                    lost = RdmaError("there was no memory to post it")
+                    fail_all(requests, lambda _: lost)
+            except Exception:
+                # The end of the queue pair ends them.
                 self._owner.fail(RdmaError("there was no memory to end its requests"))
+            finally:
+                for request in requests:
+                    request.exception()  # counts as retrieved, because the cause is raised
 
     def bind(
         self,

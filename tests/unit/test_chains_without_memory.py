@@ -102,3 +102,37 @@ def test_post_without_memory_keeps_no_slot(kind: str, engine: str) -> None:
         AIORDMA_BACKEND=engine,
     )
     assert "completed" in printed
+
+
+@pytest.mark.parametrize("engine", ["c", "python"])
+def test_requests_of_a_refused_chain_without_memory_end(engine: str) -> None:
+    printed = run_child(
+        SWEEP,
+        """
+        import errno
+        from tests.bench.instant import instant, refuses
+        from tests.unit.test_hot_path import connected
+
+        async def attempt(number):
+            async with connected() as (client, _, local, remote):
+                with instant(client):
+                    refuses(errno.EIO)
+                    chain = client.chain(signal_last_only=True)
+                    chain.__enter__()
+                    requests = [chain.post_write(local, remote) for _ in range(2)]
+                    end, arguments = chain.__exit__, (None, None, None)
+                    expected = MemoryError, SystemError, aiordma.VerbsCallError
+                    with contextlib.suppress(*expected), without_memory(number):
+                        end(*arguments)
+                found = await outcomes(requests)
+                assert not local.region._users
+                return found
+
+        async def main():
+            return set.union(*[await attempt(number) for number in range(70)])
+
+        print(asyncio.run(main()))
+        """,
+        AIORDMA_BACKEND=engine,
+    )
+    assert printed == "{'failed'}\n"
