@@ -43,7 +43,7 @@ def deferring_method(method: Method, first: Callable[..., Any] | None = None) ->
     first step.
 
     Args:
-        method: the method, which returns None.
+        method: the method, which returns None if there is a `first`.
         first: a function in C, which takes the same arguments. If it returns True, it has done the
             work, and the method is not called.
     """

@@ -8,7 +8,7 @@ gets its contents, and it is posted again, in a chain with others. The engine in
 import errno
 import logging
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from threading import get_ident
 from types import TracebackType
@@ -265,12 +265,14 @@ class ArrivalView:
         self._view, self._exporter = memoryview(exporter).toreadonly(), ref(exporter)
         return self._view
 
-    async def __aexit__(
+    @deferring_method
+    def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:
+    ) -> Any:
+        # Not a coroutine, whose first step a SIGINT can prevent: the block would be lost.
         if self._lease is None:
             raise ValueError("this receive_view() was not entered")
         with suppress(BufferError):  # an array was made of the view, and uses it
@@ -279,6 +281,7 @@ class ArrivalView:
             self._end()
         else:
             self._queue._owner.end_elsewhere(self)
+        return _Ended()
 
     @deferring_method
     def _end(self) -> None:
@@ -299,6 +302,15 @@ class ArrivalView:
             owner.replace(lease)
         except Exception:
             logger.exception("replacing a block of %r failed", self)
+
+
+class _Ended:
+    """What `async with` awaits, after the end of a view."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Iterator[None]:
+        return iter(())
 
 
 def _contents_length(completion: WorkCompletion) -> int:

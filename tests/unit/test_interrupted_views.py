@@ -81,3 +81,9 @@ def test_interrupted_replacement_of_a_view_loses_no_receive(
     engine: str, loop: str, where: str
 ) -> None:
     run_child(f"LOOP, WHERE = {loop!r}, {where!r}\n", VIEWS, AIORDMA_BACKEND=engine)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop", "polling", "trio"])
+def test_interrupt_as_the_end_of_a_view_begins_loses_no_receive(loop: str) -> None:
+    """With the backend in C, the end begins in C, where no signal is handled."""
+    run_child(f"LOOP, WHERE = {loop!r}, '__aexit__'\n", VIEWS, AIORDMA_BACKEND="python")
