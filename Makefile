@@ -155,8 +155,8 @@ test-software: venv
 	exit $$status
 
 # Modules of several seconds each: most compile programs, start them, or wait for a time limit.
-SLOW = $(addprefix tests/unit/test_, bench_native.py buffer_cycles.py build.py cli_mistakes.py \
-	deferred_interrupts.py descriptors.py engine_safety.py engines.py forked.py interpreters.py \
+SLOW = $(addprefix tests/unit/test_, bench_native.py buffer_cycles.py build.py \
+	chains_without_memory.py cli_mistakes.py deferred_interrupts.py descriptors.py engine_safety.py engines.py forked.py interpreters.py \
 	interrupted_calls.py interrupted_posts.py interrupts.py native.py pytest_plugin.py software_handshake.py \
 	software_held.py software_identifiers.py software_no_memory.py software_silence.py \
 	software_streams.py software_truncated.py stream_peers.py wheel.py) \

@@ -482,6 +482,7 @@ def test_a_registration_hinders_no_close_of_its_domain_on_a_closed_loop(
     assert objects() == before
 
 
+@pytest.mark.natively
 @OWN_LOOPS
 @pytest.mark.parametrize(
     ("size", "is_busy"),
@@ -535,6 +536,7 @@ CHANGES: dict[str, Callable[[aiordma.SharedReceiveQueue], Coroutine[Any, Any, No
 }
 
 
+@pytest.mark.natively
 @pytest.mark.parametrize(
     "change",
     [

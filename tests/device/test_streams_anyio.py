@@ -130,6 +130,7 @@ def test_open_stream_ends_its_data_with_the_loop(
     assert kept[0].connection._endpoint.life.closed.is_set()
 
 
+@pytest.mark.natively
 @pytest.mark.filterwarnings("ignore:left open at the end of the event loop")
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize(

@@ -326,6 +326,7 @@ class Finalizers:
         monkeypatch.setattr(Rsocket, "write", run_them)
 
 
+@pytest.mark.natively
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("size", [100, 100_000], ids=["small", "large"])
 @pytest.mark.parametrize("in_flush", [False, True], ids=["write", "flush"])
@@ -370,6 +371,7 @@ def test_finalizer_in_the_middle_of_a_write_comes_after_it(
     run(main)
 
 
+@pytest.mark.natively
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("in_flush", [False, True], ids=["write", "flush"])
 def test_finalizer_aborts_in_the_middle_of_a_write(
