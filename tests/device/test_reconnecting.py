@@ -55,8 +55,12 @@ async def test_reconnects_each_time_the_peer_has_gone() -> None:
             await connection.send(b"closed")
 
 
+async def _stay(connection: aiordma.Connection) -> None:
+    await connection.ended()
+
+
 async def test_block_that_ends_while_connected_lost_nothing() -> None:
-    async with serving(_answer_once) as port:
+    async with serving(_stay) as port:
         async for session in aiordma.reconnecting(ADDRESS, port, **FAST):
             if session.number == 2:
                 assert session.lost is None
