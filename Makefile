@@ -157,12 +157,13 @@ test-software: venv
 # Modules of several seconds each: most compile programs, start them, or wait for a time limit.
 SLOW = $(addprefix tests/unit/test_, bench_native.py buffer_cycles.py build.py \
 	chains_without_memory.py cli_mistakes.py deferred_interrupts.py descriptors.py engine_safety.py engines.py forked.py interpreters.py \
-	interrupted_calls.py interrupted_posts.py interrupts.py native.py pytest_plugin.py software_handshake.py \
+	interrupted_calls.py interrupted_ends.py interrupted_posts.py interrupted_views.py interrupts.py \
+	native.py pytest_plugin.py software_handshake.py \
 	software_held.py software_identifiers.py software_no_memory.py software_silence.py \
 	software_streams.py software_truncated.py stream_peers.py wheel.py) \
 	$(addprefix tests/device/test_, bench.py cli.py cp.py dead_peers.py disconnect_storms.py fork.py \
-	grants.py peer_gone.py process_life.py pytest_asyncio.py stream_attacks.py streams_as_trio.py \
-	streams_programs.py thread_limits.py transport_close.py)
+	grants.py peer_gone.py process_life.py pytest_asyncio.py stream_attacks.py streams_anyio.py \
+	streams_as_trio.py streams_programs.py thread_limits.py transport_close.py)
 test-quick: venv
 	@mkdir -p $(RESULTS)
 	@status=0; \
