@@ -156,7 +156,8 @@ test-software: venv
 
 # Modules of several seconds each: most compile programs, start them, or wait for a time limit.
 SLOW = $(addprefix tests/unit/test_, bench_native.py buffer_cycles.py build.py \
-	chains_without_memory.py cli_mistakes.py deferred_interrupts.py descriptors.py engine_safety.py engines.py forked.py interpreters.py \
+	chains_without_memory.py cli_mistakes.py deferred_interrupts.py descriptors.py engine_safety.py \
+	engines.py forked.py interpreters.py \
 	interrupted_calls.py interrupted_ends.py interrupted_posts.py interrupted_views.py interrupts.py \
 	native.py pytest_plugin.py software_handshake.py \
 	software_held.py software_identifiers.py software_no_memory.py software_silence.py \
