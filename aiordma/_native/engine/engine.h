@@ -552,11 +552,10 @@ void engine_release_work(struct engine_work *work); /* its buffers and regions *
 PyObject *engine_end_reading(struct engine_work *work, PyObject *request);
 /* Copy the bytes of all sges, which are in this process's memory. */
 void engine_gather(const struct engine_work *work, char *to);
-/* Add a region that the request holds. */
 /* PyObject_GetBuffer, with a TypeError for a buffer of Python objects, whose bytes are addresses, and
    the exporter's error for a buffer that does not say what its elements are (numpy's dates). */
 int engine_get_buffer(PyObject *given, Py_buffer *view, int flags);
-
+/* Add a region that the request holds. */
 void engine_add_region(struct engine_work *work, RegionBase *region);
 /* Make a request that holds its memory. Its slot is taken already. After an exception (NULL), the
    slot is given back. */
