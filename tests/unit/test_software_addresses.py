@@ -1,16 +1,15 @@
 """The list of the machine's addresses, which takes the longer to read the more there are: no peer
 makes the software device read it, and what it could not read when it changed, it reads later."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.network import run_alone
+from tests.unit.child import run_child
 from tests.unit.sources import ROOT
-from tests.unit.test_native import FLAGS
+from tests.unit.test_native import FLAGS, WITHOUT_RUNTIME
 
 DROPPED = """
 import asyncio, ctypes
@@ -81,20 +80,12 @@ asyncio.run(main())
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("library") / "addresses.so"
     command = ["gcc", *FLAGS, "-shared", "-fPIC", "tests/native/addresses.c", "-o", str(made)]
-    subprocess.run([*command, "-ldl"], cwd=ROOT, check=True)
+    subprocess.run([*command, "-ldl"], cwd=ROOT, env=WITHOUT_RUNTIME, check=True)
     return made
 
 
 def test_no_datagram_makes_the_device_list_its_addresses(library: Path) -> None:
-    out = subprocess.run(
-        [sys.executable, "-c", DROPPED],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": str(library)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert out.returncode == 0, out.stderr
+    run_child(DROPPED, LD_PRELOAD=str(library))
 
 
 def test_address_that_was_added_in_a_shortage_is_learnt(

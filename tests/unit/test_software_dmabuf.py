@@ -5,7 +5,6 @@ import mmap
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from aiordma._base.provider import software
 from aiordma._native import ffi, lib
+from tests.unit.child import run_child
 from tests.unit.software_device import failed, nothing_left, opened_domain
 from tests.unit.sources import ROOT
 from tests.unit.test_native import FLAGS, WITHOUT_RUNTIME
@@ -185,12 +185,4 @@ def test_pages_that_the_kernel_does_not_copy_are_accessed(tmp_path: Path) -> Non
     library = tmp_path / "dmabuf.so"
     command = ["gcc", *FLAGS, "-shared", "-fPIC", "tests/native/dmabuf.c", "-o", str(library)]
     subprocess.run(command, cwd=ROOT, env=WITHOUT_RUNTIME, check=True)
-    out = subprocess.run(
-        [sys.executable, "-c", ACCESSES],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": str(library)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert out.returncode == 0, out.stderr
+    run_child(ACCESSES, LD_PRELOAD=str(library))

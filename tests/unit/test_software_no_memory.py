@@ -1,13 +1,12 @@
 """The software device without memory. No event of the connection manager is lost on the way, and a
 connection that cannot keep what its peer sent ends, and no other."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.unit.child import run_child
 from tests.unit.sources import ROOT
 from tests.unit.test_native import FLAGS
 
@@ -237,12 +236,4 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("case", CASES)
 def test_without_memory(case: str, library: Path) -> None:
-    out = subprocess.run(
-        [sys.executable, "-c", BEGIN + CASES[case] + "    no_memory(NOTHING)\n"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": str(library)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert out.returncode == 0, out.stderr
+    run_child(BEGIN + CASES[case] + "    no_memory(NOTHING)\n", LD_PRELOAD=str(library))
