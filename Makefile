@@ -48,7 +48,7 @@ help:
 # One make at a time builds the environment; the others wait and find it done.
 venv:
 	@mkdir -p build
-	@flock build/venv.lock $(MAKE) --no-print-directory venv-built
+	@flock build/venv.lock $(MAKE) --no-print-directory -j2 venv-built
 
 # Bytecode is made here: the VM compiles 13 times slower and forgets it.
 venv-built: .venv/.native .venv/.installed .venv/.bytecode build/fork-client
@@ -81,11 +81,22 @@ WHICH = import sys; print(sys.base_prefix, sys.version)
 	.venv/bin/python setup.py -q build_ext --inplace --force
 	@touch $@
 
+# The libraries come beside the compiler's work. Their bytecode is made on all processors: pip uses
+# one. Templates among their files are no Python, and their complaints say nothing.
+REQUIRED = import tomllib; \
+	extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+	print(*extras["test"], *extras["lint"], sep="\n")
+.venv/.libraries: .venv/.base
+	@$(TEST_BED) test-packages
+	@.venv/bin/python -c '$(REQUIRED)' >$@.txt
+	.venv/bin/pip install -qq --no-compile -r $@.txt
+	@.venv/bin/python -m compileall -qq -j0 .venv/lib >/dev/null || true
+	@touch $@
+
 # editable_mode=compat: a plain path instead of an import hook, which costs each Python in the VM
 # a third of a second.
-.venv/.installed: .venv/.base | .venv/.native
-	@$(TEST_BED) test-packages
-	.venv/bin/pip install -qq --no-build-isolation --config-settings editable_mode=compat -e '.[test,lint]'
+.venv/.installed: .venv/.libraries | .venv/.native
+	.venv/bin/pip install -qq --no-deps --no-build-isolation --config-settings editable_mode=compat -e .
 	@touch $@
 
 # Without what an earlier build left: setuptools would put it into the wheel. auditwheel names the
