@@ -29,6 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 DEVICE = os.environ.get("AIORDMA_TEST_DEVICE", "software")
 EVERYTHING = os.environ.get("AIORDMA_TEST_ALL", "0") not in ("", "0")
+ON_PYTHON = os.environ.get("AIORDMA_BACKEND") == "python"
 RESULTS = os.environ.get("AIORDMA_RESULTS")
 KINDS = ("unit", "device", "dask", "valkey", "interop", "faults", "attacks", "docs", "soak")
 
@@ -81,23 +82,30 @@ def _bounded(test: Any) -> Any:
     return bounded
 
 
+def _is_left_out(item: pytest.Item) -> bool:
+    if DEVICE == "software":
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        return ON_PYTHON and "engine" in parameters
+    if item.get_closest_marker("natively"):
+        return True
+    if EVERYTHING:
+        return False
+    if DEVICE == "siw0" and item.get_closest_marker("one_kernel_device"):
+        return True
+    is_crossed = _loop(item) in ("uvloop", "trio")
+    return is_crossed and not item.get_closest_marker("loop_and_device")
+
+
 def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run every test on each loop natively, and in the slow VM on one of them, unless its subject
     is what the loop does with the device. A test that no device can change runs natively only, and
-    one of what lies above the verbs on one of the kernel's devices."""
-    out = [
-        item
-        for item in items
-        if item.get_closest_marker("natively")
-        or (not EVERYTHING and DEVICE == "siw0" and item.get_closest_marker("one_kernel_device"))
-        or (
-            not EVERYTHING
-            and _loop(item) in ("uvloop", "trio")
-            and not item.get_closest_marker("loop_and_device")
-        )
-    ]
-    if DEVICE != "software" and out:
-        config.hook.pytest_deselected(items=out)
+    one of what lies above the verbs on one of the kernel's devices.
+
+    The run on the backend in Python leaves out the tests with a parameter `engine`: their programs
+    have taken each backend in turn before.
+    """
+    if out := {item for item in items if _is_left_out(item)}:
+        config.hook.pytest_deselected(items=list(out))
         items[:] = [item for item in items if item not in out]
 
 
