@@ -511,14 +511,12 @@ class Connection(ObjectStream[bytes]):
         self._endpoint.require_usable()
         staged = self._staging.receive(parts, where)
         try:
-            request = self._endpoint.receives.submit(
+            return self._endpoint.receives.submit(
                 staged.sges, staged.count, staged.length, staged.held
             )
         except BaseException:
             self._staging.abandon(staged)
             raise
-        self._staging.posted(staged, request)
-        return request
 
     # -- posting one-sided operations -------------------------------------------------------------
 

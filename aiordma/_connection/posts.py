@@ -116,12 +116,10 @@ class Posts:
                 )
             work.sges, work.count, work.length = staged.sges, staged.count, staged.length
             work.held, work.flags = [*work.held, *staged.held], int(work.flags) | staged.flags
-            request = self._sink.submit(work, staged, slot)
+            return self._sink.submit(work, staged, slot)
         except BaseException:
             self._staging.abandon(staged)
             raise
-        self._staging.posted(staged, request)
-        return request
 
     async def run_atomic(self, work: SendWork) -> int:
         """Post an atomic when a slot is free, and return the previous value of the peer's memory.

@@ -255,8 +255,9 @@ class SharedReceiveEndpoint:
 
     def adopt(self, region: MemoryRegion) -> None:
         """Close the region with this queue, if it is not closed before."""
-        self.regions[id(region)] = region
+        # In this order: without memory for the second, nothing may keep the region.
         region._on_close = lambda: self.regions.pop(id(region), None)
+        self.regions[id(region)] = region
 
     def _handle(self, event: Event) -> None:
         if event.type is CmEventType.DEVICE_REMOVAL:
@@ -325,8 +326,6 @@ class SharedReceiveEndpoint:
                 for request, one in zip(requests, staged, strict=True)
             ]
         )
-        for request, one in zip(requests[:taken], staged, strict=False):
-            self._staging.posted(one, request)
         for request, one in zip(requests[taken:], staged[taken:], strict=True):
             self._open.discard(request)
             self._slots.free += 1

@@ -767,7 +767,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         staged = self._staging.receive(given, where)
         endpoint = self._endpoint
         try:
-            request = endpoint.receives.submit(
+            return endpoint.receives.submit(
                 header.memory._sge + staged.sges,
                 1 + staged.count,
                 GRH_BYTES + staged.length,
@@ -776,8 +776,6 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         except BaseException:
             self._staging.abandon(staged)
             raise
-        self._staging.posted(staged, request)
-        return request
 
     # -- receiving ----------------------------------------------------------------------------
 

@@ -356,8 +356,9 @@ class Endpoint:
 
     def adopt(self, region: MemoryRegion) -> None:
         """Close the region with this endpoint, if it is not closed before."""
-        self.regions[id(region)] = region
+        # In this order: without memory for the second, nothing may keep the region.
         region._on_close = lambda: self.regions.pop(id(region), None)
+        self.regions[id(region)] = region
 
     @property
     def state(self) -> ConnectionState:

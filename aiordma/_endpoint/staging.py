@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from aiordma._base.arguments import buffers, shown
 from aiordma._base.enums import Access, SendFlag, names_of
-from aiordma._base.interrupts import deferring, deferring_steps, uninterrupted
+from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._endpoint.domain_state import (
     DomainState,
     kept_open,
@@ -26,7 +26,7 @@ from aiordma._loop.event_loop import EventLoop
 from aiordma._loop.threads import in_thread
 from aiordma._requests.pool import BufferPool
 from aiordma._requests.registrations import LentRegistration
-from aiordma._requests.request import Holdable, WorkRequest
+from aiordma._requests.request import Holdable
 from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.reactor import Reactor
 from aiordma.verbs import (
@@ -82,6 +82,23 @@ class Staged:
         if self.alive is not None:
             self.alive = bytes(self.alive)
             self.sges = _SGE.pack(address_of(self.alive), self.length, 0)
+
+
+class _Temporary:
+    """Regions that were registered for one request. Its end deregisters them, even if no task
+    awaits it: nothing is left to do behind the post, where no memory may be left."""
+
+    __slots__ = ("_regions", "_staging")
+
+    def __init__(self, staging: "Staging", regions: list[MemoryRegion]) -> None:
+        self._staging = staging
+        self._regions = regions
+
+    def _hold(self) -> None:
+        """Nothing: the parts of these regions are held beside this."""
+
+    def _release(self) -> None:
+        self._staging._give_back(self._regions)
 
 
 class Poster(Protocol):
@@ -273,16 +290,18 @@ class Staging:
                 lent.get(id(slice_.region), slice_)
                 for slice_ in {id(slice_.region): slice_ for slice_ in slices}.values()
             ]
+            if temporary:
+                staged.temporary = temporary
+                staged.held.append(_Temporary(self, temporary))
+            for region in temporary:
+                self._endpoint.adopt(region)
+            return staged
         except BaseException:
             for each in lent.values():
                 each.drop()
             for region in temporary:
                 region.close()
             raise
-        staged.temporary = temporary
-        for region in temporary:
-            self._endpoint.adopt(region)
-        return staged
 
     def _register_one(
         self, part: Any, temporary: list[MemoryRegion], lent: dict[int, LentRegistration]
@@ -314,11 +333,6 @@ class Staging:
             if isinstance(held, LentRegistration):
                 held.drop()
         self._give_back(staged.temporary)
-
-    def posted(self, staged: Staged, request: WorkRequest) -> None:
-        """Deregister temporary regions when the request completes, even if no task awaits it."""
-        if staged.temporary:
-            request.add_done_callback(uninterrupted(lambda _: self._give_back(staged.temporary)))
 
     @deferring
     def _give_back(self, regions: list[MemoryRegion]) -> None:

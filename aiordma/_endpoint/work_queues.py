@@ -139,8 +139,10 @@ class SendQueue(WorkQueue):
             )
 
     def _request(self, work: SendWork) -> WorkRequest:
+        completes_as = _COMPLETES_AS.get(work.opcode, WorkCompletionOpcode.SEND)
+        # From now on it holds its memory: what fails has to drop it.
         request = WorkRequest(self._owner, work.operation, work.length, work.held, work.remote)
-        request._completes_as = _COMPLETES_AS.get(work.opcode, WorkCompletionOpcode.SEND)
+        request._completes_as = completes_as
         return request
 
     def _post_short(self, work: SendWork, request: WorkRequest) -> None:
@@ -178,8 +180,12 @@ class SendQueue(WorkQueue):
         with Slot() as slot:
             self._take(slot)
             request = self._request(work)
-            # If the request is never posted, the end of the queue pair ends it.
-            self._owner.requests.add(request)
+            try:
+                # If the request is never posted, the end of the queue pair ends it.
+                self._owner.requests.add(request)
+            except BaseException:
+                request._drop()
+                raise
             slot.hand_over()
         return request
 
@@ -283,22 +289,24 @@ class SendQueue(WorkQueue):
 
     def _not_posted(self, requests: Sequence[WorkRequest], cause: BaseException) -> None:
         try:
-            reason = _reason(cause)
-            for request in requests:
-                self._owner.hub.in_flight.take(request.wr_id)
-                request.wr_id = 0
-            fail_all(requests, lambda _: detached(reason))
-        finally:
             try:
-                if not all(request.done() for request in requests):  # there was no memory
-                    lost = RdmaError("there was no memory to post it")
-                    fail_all(requests, lambda _: lost)
-            except Exception:
+                reason = _reason(cause)
+                for request in requests:
+                    self._owner.hub.in_flight.take(request.wr_id)
+                    request.wr_id = 0
+                fail_all(requests, lambda _: detached(reason))
+            except Exception:  # there was no memory: once more, for those that have not ended
+                lost = RdmaError("there was no memory to post it")
+                fail_all(requests, lambda _: lost)
+                raise
+        except Exception:
+            if not all(request.done() for request in requests):
                 # The end of the queue pair ends them.
                 self._owner.fail(RdmaError("there was no memory to end its requests"))
-            finally:
-                for request in requests:
-                    request.exception()  # counts as retrieved, because the cause is raised
+            raise
+        finally:
+            for request in requests:
+                request.exception()  # counts as retrieved, because the cause is raised
 
     def bind(
         self,

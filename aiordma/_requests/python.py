@@ -204,6 +204,7 @@ class WorkRequest:
         "_callbacks",
         "_completes_as",
         "_error",
+        "_has_ended",
         "_held",
         "_open",
         "_owner",
@@ -238,7 +239,8 @@ class WorkRequest:
         self._open: OpenRequests | None = None
         self._posted = 0
         self._owner = owner
-        self._held = tuple(held)
+        self._held = list(held)
+        self._has_ended = False
         self._result: WorkCompletion | None = None
         self._error: Exception | None = None
         self._retrieved = False  # True also if another request reports the error
@@ -418,18 +420,22 @@ class WorkRequest:
             self._owner.run_ended(earlier, self)
 
     def _end(self) -> None:
-        held, self._held = self._held, ()
-        waiters, self._waiters = self._waiters, []
-        callbacks, self._callbacks = self._callbacks, []
-        # All are called, even if one raises. An interrupt is raised again after the last one.
-        with ExitStack() as last_first:
-            for callback in reversed(callbacks):
-                last_first.callback(self._call, callback)
-            for waiter in reversed(waiters):
-                last_first.callback(waiter.wake)
-            last_first.callback(self._owner.request_ended, self)
-            for memory in reversed(held):
-                last_first.callback(self._release, memory)
+        """Release the memory, give the slot back, wake who waits, and call the callbacks. All is
+        done, also if one raises. An interrupt is raised again after the last one, and so is a lack
+        of memory."""
+        try:
+            while self._held:
+                self._release(self._held.pop(0))
+            if not self._has_ended:
+                self._has_ended = True
+                self._owner.request_ended(self)
+            while self._waiters:
+                self._waiters.pop(0).wake()
+            while self._callbacks:
+                self._call(self._callbacks.pop(0))
+        except BaseException:
+            self._end()  # goes on behind what raised
+            raise
 
     def _release(self, memory: Holdable) -> None:
         try:
@@ -446,9 +452,8 @@ class WorkRequest:
     @deferring
     def _drop(self) -> None:
         """Undo the construction of a request that the device did not accept."""
-        held, self._held = self._held, ()
-        for memory in held:
-            memory._release()
+        while self._held:
+            self._held.pop(0)._release()
 
 
 class OpenRequests(Collection[WorkRequest]):

@@ -42,10 +42,12 @@ WAKES_BY_ITSELF = 1.0
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[tuple[Connection, Connection, MemorySlice, RemoteMemory]]:
+async def connected(
+    **options: Any,
+) -> AsyncIterator[tuple[Connection, Connection, MemorySlice, RemoteMemory]]:
     """A client, a server, and memory of either, all in one process."""
     prepare()
-    keywords: Any = {"device": "software", "max_send_wr": 64}
+    keywords: Any = {"device": "software", "max_send_wr": 64, **options}
     async with connections.connected("127.0.0.1", server=keywords, client=keywords) as ends:
         client, server = ends
         remote = server.register(bytearray(64), Access.REMOTE_READ | Access.REMOTE_WRITE)
