@@ -7,7 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Unpack
+from typing import TypeVar, Unpack
 
 import anyio
 
@@ -19,7 +19,6 @@ from aiordma._base.errors import (
     AddressError,
     ConnectTimeoutError,
     DeviceRemovedError,
-    DeviceRequirementError,
     DisconnectedError,
     RdmaConnectionError,
     RejectedError,
@@ -27,7 +26,6 @@ from aiordma._base.errors import (
     UnreachableError,
     VerbsCallError,
     detached,
-    is_programs_answer,
 )
 from aiordma._base.hints import descriptors_hint
 from aiordma._base.interrupts import deferring_steps
@@ -43,6 +41,7 @@ from aiordma._base.states import ConnectionState, next_state
 from aiordma._connection.connection import Connection
 from aiordma._connection.domain import DomainArgument, DomainChoice
 from aiordma._connection.local_ports import LocalPorts
+from aiordma._connection.several_addresses import SharedSeconds, first_connected
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._endpoint.endpoint import Endpoint
@@ -66,6 +65,7 @@ from aiordma.verbs.identifier import (
 )
 
 __all__ = (
+    "PeerAddresses",
     "checked_source",
     "connect",
     "failed_event",
@@ -73,12 +73,13 @@ __all__ = (
     "numeric_address",
     "parameters",
     "prepare_connection",
-    "prepare_with",
 )
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
 _S = ConnectionState
+
+Connected = TypeVar("Connected")
 
 
 @refuses(DECIDED_BY_CM)
@@ -152,38 +153,35 @@ async def connect(
         attempt.choose(device, domain)
         return attempt
 
-    return await _connect_to_first(begin, private_data)
+    async def establish(
+        attempt: _Attempt, address: str, bound: tuple[str, int] | None, seconds: float | None
+    ) -> Connection:
+        with attempt.limited(seconds):
+            return await _connect_to(attempt, address, bound, private_data)
+
+    return await _to_first(begin(), begin, establish)
 
 
-async def _connect_to_first(begin: "Callable[[], _Attempt]", private_data: bytes) -> Connection:
-    """Connect to the first address of the name that can be connected. If none can, raise the error
-    of the first address, with a note of the others. `begin` makes an attempt for each."""
-    attempt = begin()
-    limit = attempt.timeout
-    began = anyio.current_time()
-    with attempt.limited():
-        addresses, bound = await attempt.look_up()
-    errors: list[Exception] = []
-    try:
-        for index, address in enumerate(addresses):
-            remaining = None if limit is None else limit - (anyio.current_time() - began)
-            if len(addresses) > 1:
-                attempt = begin()  # a call of the driver may still use the one before
-                if remaining is not None:
-                    remaining /= len(addresses) - index
-                    attempt.set_timeout(max(round(remaining, 2), 0.01))
-            try:
-                with attempt.limited(remaining):
-                    return await _connect_to(attempt, address, bound, private_data)
-            except (RdmaConnectionError, DeviceRequirementError) as error:
-                if is_programs_answer(error):
-                    raise
-                errors.append(error)
-        for note in [f"another address: {each}" for each in errors[1:]]:
-            errors[0].add_note(note)
-        raise errors[0]
-    finally:
-        errors.clear()  # their tracebacks hold this frame
+async def _to_first(
+    first: "_Attempt",
+    begin: "Callable[[], _Attempt]",
+    use: "Callable[[_Attempt, str, tuple[str, int] | None, float | None], Awaitable[Connection]]",
+) -> Connection:
+    """Return what `use` returns for the first address of the name that can be connected. `begin`
+    makes an attempt for each but the first."""
+    shared = SharedSeconds(first.timeout)
+    with shared.spending(), first.limited():
+        addresses, bound = await first.look_up()
+
+    async def use_one(address: str, left: int) -> Connection:
+        attempt, seconds = first, shared.share(left)
+        if len(addresses) > 1:
+            attempt = begin()  # a call of the driver may still use the one before
+            attempt.set_timeout(seconds)
+        with shared.spending():
+            return await use(attempt, address, bound, seconds)
+
+    return await first_connected(addresses, use_one)
 
 
 async def _connect_to(
@@ -223,15 +221,17 @@ async def prepare_connection(
             await connection.establish()
 
     Args:
-        host: as of `connect`, but of a name with several addresses, only the first one is tried.
+        host: as of `connect`. The connection has the first address of a name whose address, route
+            and queue pair succeed. If its `establish` fails, no other address is tried.
         port, source, device, require, reuse_address, shared_receive, domain, options: as of
             `connect`.
         timeout: seconds for the address, the route and the queue pair together, and again for
-            `establish`; None: no limit.
+            `establish`; None: no limit. Each address of a name gets an equal part of what remains.
 
     Raises:
         AddressError, RouteError, ConnectTimeoutError: a step failed; the message says which, and
-            why. All are ConnectionError.
+            why. All are ConnectionError. Of several addresses, it is the first one's error, with
+            the others' as its notes.
         RdmaConnectionError: the driver refused a call, for instance because this process has no
             file descriptors left.
         NoDeviceError: a real device is required by name, and there is no such device.
@@ -244,43 +244,94 @@ async def prepare_connection(
     Cancellation: nothing is left, and the peer was not contacted.
     """
     chosen = ConnectionOptions._of(prepare_connection, options)
-    return await prepare_with(
-        "prepare_connection",
-        chosen,
-        host,
-        port,
-        source=source,
-        timeout=timeout,
-        device=device,
-        require=require,
-        reuse_address=reuse_address,
-        shared_receive=shared_receive,
-        domain=domain,
-    )
+
+    def begin() -> _Attempt:
+        attempt = _Attempt("prepare_connection", host, port, chosen, timeout, require)
+        attempt.take(source, reuse_address, shared_receive)
+        attempt.choose(device, domain)
+        return attempt
+
+    async def prepare(
+        attempt: _Attempt, address: str, bound: tuple[str, int] | None, seconds: float | None
+    ) -> Connection:
+        with attempt.limited(seconds):
+            connection = await attempt.prepare(address, bound)
+        attempt.set_timeout(first.timeout)  # that of `establish`
+        return connection
+
+    first = begin()
+    return await _to_first(first, begin, prepare)
 
 
-@deferring_steps
-async def prepare_with(
-    call: str,
-    options: ConnectionOptions,
-    host: str,
-    port: int,
-    *,
-    source: tuple[str, int] | None,
-    timeout: float | None,
-    device: str,
-    require: str | None,
-    reuse_address: bool = False,
-    shared_receive: SharedReceiveQueue | None = None,
-    domain: DomainArgument = None,
-) -> Connection:
-    """Do the work of `prepare_connection`, for a function whose name the errors have."""
-    attempt = _Attempt(call, host, port, options, timeout, require)
-    attempt.take(source, reuse_address, shared_receive)
-    attempt.choose(device, domain)
-    with attempt.limited():
-        addresses, bound = await attempt.look_up()
-        return await attempt.prepare(addresses[0], bound)
+class PeerAddresses:
+    """The addresses of a peer's name, for a function with a handshake of its own: `connected`
+    calls it with each of them.
+
+    Args:
+        call: the name of the function that the program has called, for the errors.
+        options: of the connections.
+        host, port, source, device, require: as of `connect`.
+        timeout: seconds for the addresses, the routes and the queue pairs of all connections; None:
+            no limit.
+    """
+
+    def __init__(
+        self,
+        call: str,
+        options: ConnectionOptions,
+        host: str,
+        port: int,
+        *,
+        source: tuple[str, int] | None,
+        timeout: float | None,
+        device: str,
+        require: str | None,
+    ) -> None:
+        def begin() -> _Attempt:
+            attempt = _Attempt(call, host, port, options, timeout, require)
+            attempt.take(source, False, None)
+            attempt.choose(device, None)
+            return attempt
+
+        self._begin = begin
+        self._first = begin()
+        self.timeout: float | None = self._first.timeout
+        self._shared = SharedSeconds(self.timeout)
+        self._bound: tuple[str, int] | None = None
+
+    @deferring_steps
+    async def connected(self, connect: Callable[[str, int], Awaitable[Connected]]) -> Connected:
+        """Return what `connect` returns for the first of the addresses that can be connected. It
+        is called with an address for `prepare`, and how many are left to try, with this one.
+
+        Raises: as `connect`; of several addresses, the first one's error, with the others' as its
+            notes.
+        """
+        with self._shared.spending(), self._first.limited():
+            addresses, self._bound = await self._first.look_up()
+        return await first_connected(addresses, connect)
+
+    def share(self, left: int) -> float | None:
+        """Return the seconds to prepare connections to the next address; None: no limit."""
+        return self._shared.share(left)
+
+    @deferring_steps
+    async def prepare(
+        self, address: str, timeout: float | None, answer_timeout: float | None
+    ) -> Connection:
+        """Create a connection to the address as `prepare_connection` does.
+
+        Args:
+            address: one that `connected` has passed.
+            timeout: seconds for the steps; None: no limit.
+            answer_timeout: seconds for `establish` of the connection; None: no limit.
+        """
+        attempt = self._begin()
+        attempt.set_timeout(timeout)
+        with self._shared.spending(), attempt.limited():
+            connection = await attempt.prepare(address, self._bound)
+        attempt.set_timeout(answer_timeout)
+        return connection
 
 
 def checked_source(source: object, name: str, call: str) -> tuple[str, int] | None:

@@ -11,7 +11,7 @@ import anyio
 from anyio.abc import Listener as AnyListener
 from anyio.abc import SocketAttribute, TaskGroup
 
-from aiordma._base.arguments import optional_seconds, seconds_within, whole_number
+from aiordma._base.arguments import seconds_within, whole_number
 from aiordma._base.errors import (
     ClosedError,
     EventLoopError,
@@ -27,9 +27,10 @@ from aiordma._base.options import ConnectionKeywords, ConnectionOptions, unknown
 from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._connection.connection import Connection
 from aiordma._connection.connection_request import ConnectionRequest
-from aiordma._connection.connector import prepare_with
+from aiordma._connection.connector import PeerAddresses
 from aiordma._connection.listener import Listener, listen_with
 from aiordma._connection.local_ports import LocalPorts
+from aiordma._connection.several_addresses import SharedSeconds
 from aiordma.streams.path import CONTROL_SLOTS
 from aiordma.streams.protocol import CREDIT_LIMIT
 from aiordma.streams.rsocket import CLOSE_TIMEOUT, Rsocket
@@ -142,12 +143,10 @@ async def connect_stream(
     The peer is `listen_stream`, or any program that uses rsockets.
 
     Args:
-        host: as of `aiordma.connect`, but of a name with several addresses, only the first one is
-            tried.
-        port, source, device, require: as of `aiordma.connect`.
+        host, port, source, device, require: as of `aiordma.connect`.
         timeout: seconds for the address and the route, and again for the peer's answer; None: no
-            limit. For so long, an aiordma listener whose backlog is full is tried again, as a
-            client of TCP does, too.
+            limit. Each address of a name gets an equal part of what remains of both. For so long,
+            an aiordma listener whose backlog is full is tried again, as a client of TCP does, too.
         buffer_size: bytes that the peer can send before this side has received them; as many again
             are used for sending. 4 KiB to 1 GiB.
         queue_depth: messages that can be on the way in each direction, 16 to 65,534. Each send is
@@ -211,37 +210,47 @@ async def connect_rsocket(
 ) -> tuple[Connection, Rsocket]:
     """Do the work of `connect_stream`. `check` is called with the connection before the peer hears
     of it, and can raise."""
-    timeout = optional_seconds(timeout, "timeout", settings.call)
-    ports = LocalPorts(source, timeout)
-    waits = _FullBacklog(timeout)
-    remaining = timeout
-    while True:
-        connection = await prepare_with(
-            settings.call,
-            settings.options,
-            host,
-            port,
-            source=source,
-            timeout=remaining,
-            device=device,
-            require=require,
-        )
-        try:
-            check(connection)
-            rsocket = Rsocket(connection, settings.ring_bytes, close_timeout=settings.close_timeout)
-            await connection.establish(private_data=rsocket.hello())
-            rsocket.start(connection.private_data)
-            rsocket.begin(is_first=True)
-            return connection, rsocket
-        except BaseException as error:
-            await connection.aclose()
-            if waits.has_another(error):
-                remaining = timeout  # once in the backlog, the peer has all of it for its answer
-            elif ports.has_another(error):
-                remaining = ports.remaining
-            else:
-                raise
-        await waits.pause()
+    addresses = PeerAddresses(
+        settings.call,
+        settings.options,
+        host,
+        port,
+        source=source,
+        timeout=timeout,
+        device=device,
+        require=require,
+    )
+    answering = SharedSeconds(addresses.timeout)
+
+    async def establish(connection: Connection) -> Rsocket:
+        check(connection)
+        rsocket = Rsocket(connection, settings.ring_bytes, close_timeout=settings.close_timeout)
+        await connection.establish(private_data=rsocket.hello())
+        rsocket.start(connection.private_data)
+        rsocket.begin(is_first=True)
+        return rsocket
+
+    async def connect_to(address: str, left: int) -> tuple[Connection, Rsocket]:
+        timeout, answer_timeout = addresses.share(left), answering.share(left)
+        ports = LocalPorts(source, timeout)
+        waits = _FullBacklog(answer_timeout)
+        remaining = timeout
+        while True:
+            connection = await addresses.prepare(address, remaining, answer_timeout)
+            with answering.spending():
+                try:
+                    return connection, await establish(connection)
+                except BaseException as error:
+                    await connection.aclose()
+                    if waits.has_another(error):
+                        remaining = timeout  # once in the backlog, the peer has all of its time
+                    elif ports.has_another(error):
+                        remaining = ports.remaining
+                    else:
+                        raise
+                await waits.pause()
+
+    return await addresses.connected(connect_to)
 
 
 @opens

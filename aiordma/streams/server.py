@@ -17,7 +17,6 @@ from aiordma._base.errors import (
     ClosedError,
     DeviceRemovedError,
     RdmaConnectionError,
-    RdmaError,
     VerbsCallError,
     cause_text,
 )
@@ -28,6 +27,7 @@ from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import checked_source
 from aiordma._connection.listener import MOST_BACKLOG, Listener
+from aiordma._connection.several_addresses import SharedSeconds, first_connected
 from aiordma._loop.event_loop import asyncio_event_loop
 from aiordma._runtime.address_lookup import addresses_of, checked_host, checked_service
 from aiordma.streams.opening import (
@@ -286,28 +286,14 @@ def _tls_protocol(
     return SSLProtocol(loop, protocol, cast(Any, chosen), cast(Any, waiter), **options)
 
 
-async def _first_connected(
-    addresses: list[SocketAddress],
-    connect: Callable[[str, int], Awaitable[tuple[Connection, Rsocket]]],
-    all_errors: bool,
-) -> tuple[Connection, Rsocket]:
-    """Connect to the first of the addresses that can be connected. If none can, raise an error for
-    all, as asyncio does."""
-    errors: list[Exception] = []
-    try:
-        for address in addresses:
-            try:
-                return await connect(*address)
-            except RdmaError as error:
-                errors.append(error)
-        if all_errors:
-            raise ExceptionGroup("create_connection failed", errors)
-        if len(errors) == 1:
-            raise errors[0]
-        texts = ", ".join(cause_text(error) for error in errors)
-        raise RdmaConnectionError(f"Multiple exceptions: {texts}")
-    finally:
-        errors.clear()  # their tracebacks hold this frame
+def _joined(errors: list[Exception], all_errors: bool) -> Exception:
+    """Return one error for those of all addresses, as asyncio does."""
+    if all_errors:
+        return ExceptionGroup("create_connection failed", errors)
+    if len(errors) == 1:
+        return errors[0]
+    texts = ", ".join(cause_text(error) for error in errors)
+    return RdmaConnectionError(f"Multiple exceptions: {texts}")
 
 
 async def create_connection(
@@ -348,7 +334,8 @@ async def create_connection(
         server_hostname: the name that the peer's certificate must have; None: `host`.
         ssl_handshake_timeout: seconds for the TLS handshake; None: 60.
         ssl_shutdown_timeout: seconds for the end of TLS before the transport is aborted; None: 30.
-        timeout, device, require, options: as of `connect_stream`.
+        timeout: as of `connect_stream`, but it does not limit the lookup of the name.
+        device, require, options: as of `connect_stream`.
 
     Raises:
         as `connect_stream`.
@@ -372,14 +359,21 @@ async def create_connection(
     call = settings.call
     host, port = checked_host(host, "host", call), checked_service(port, "port", call)
     local_addr = checked_source(local_addr, "local_addr", call)
-    optional_seconds(timeout, "timeout", call)
+    limit = optional_seconds(timeout, "timeout", call)
+    # Each address has its part twice: for the address and the route, and for the peer's answer.
+    shared = SharedSeconds(None if limit is None else 2 * limit)
     _check_device(device, require, call)
-    connection, rsocket = await _first_connected(
+
+    async def connect_to(address: SocketAddress, left: int) -> tuple[Connection, Rsocket]:
+        with shared.spending():
+            return await connect_rsocket(
+                settings, *address, local_addr, shared.share(2 * left), device, require
+            )
+
+    connection, rsocket = await first_connected(
         await addresses_of(host, port, family, flags),
-        lambda host, port: connect_rsocket(
-            settings, host, port, local_addr, timeout, device, require
-        ),
-        all_errors,
+        connect_to,
+        lambda errors: _joined(errors, all_errors),
     )
     return await attach_protocol(
         protocol_factory,

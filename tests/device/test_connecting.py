@@ -13,6 +13,7 @@ import pytest
 
 import aiordma
 from aiordma._base.provider import SOFTWARE
+from tests.device.many_addresses import names
 from tests.device.players import Outcome, connected, one_loop, reactor_in_use, until
 from tests.device.second_device import second_device
 from tests.devices import (
@@ -83,18 +84,6 @@ async def test_a_name_that_does_not_resolve_is_an_address_error() -> None:
 
 
 # -- a name with several addresses ------------------------------------------------------------
-
-
-def names(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
-    """Let the name "many.test" have these addresses."""
-    getaddrinfo = socket.getaddrinfo
-
-    def resolve(host: Any, port: Any, family: int = 0, *arguments: Any) -> Any:
-        if host != "many.test":
-            return getaddrinfo(host, port, family, *arguments)
-        return [getaddrinfo(each, port, family, *arguments)[0] for each in addresses]
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
 
 
 async def stay(connection: aiordma.Connection) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 import aiordma
 from aiordma import streams
+from tests.device.many_addresses import names
 from tests.device.transports import LOOPS, Recorder, Run, echo, on_loop
 from tests.devices import ADDRESS, IPV6
 
@@ -88,19 +89,6 @@ def test_a_server_without_a_host_listens_on_all_addresses(run: Run, host: str | 
             await echoes(ADDRESS, four[1])
 
     run(main)
-
-
-def names(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
-    """Let the name "many.test" have these addresses."""
-    getaddrinfo = socket.getaddrinfo
-
-    def resolve(host: Any, port: Any, family: int = 0, *arguments: Any) -> Any:
-        if host != "many.test":
-            return getaddrinfo(host, port, family, *arguments)
-        found = [getaddrinfo(each, port, 0, *arguments)[0] for each in addresses]
-        return [entry for entry in found if family in (0, entry[0])]
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
 
 
 def test_a_server_listens_on_each_address_of_a_name(

@@ -8,7 +8,9 @@ import anyio
 from aiordma._base.arguments import seconds_within, whole_number
 from aiordma._base.errors import ConnectTimeoutError
 from aiordma._base.options import ConnectionKeywords, ConnectionOptions, unknown_parameter
-from aiordma._connection.connector import prepare_with
+from aiordma._connection.connection import Connection
+from aiordma._connection.connector import PeerAddresses
+from aiordma._connection.several_addresses import SharedSeconds
 from aiordma._endpoint.capabilities import require_immediate
 from aiordma._loop.event_loop import asyncio_event_loop
 from aiordma.integrations.valkey.channel import (
@@ -86,7 +88,8 @@ async def open_connection(
         port: the server's `rdma-port`.
         limit: as of asyncio.open_connection.
         timeout: seconds for the address and the route, again for the server's answer, and again for
-            its first control message; None: no limit.
+            its first control message; None: no limit. Each address of a name gets an equal part of
+            what remains.
         buffer_size: bytes that the server can send before this side has read them: 64 KiB to
             16 MiB, as of the server's `rdma-rx-size`.
         close_timeout: seconds in which a close waits until the server's device has everything that
@@ -129,7 +132,7 @@ async def open_connection(
         "responder_resources": 0,
         "initiator_depth": 0,
     }
-    connection = await prepare_with(
+    addresses = PeerAddresses(
         call,
         ConnectionOptions._of(open_connection, {**options, **needed}),
         host,
@@ -139,21 +142,30 @@ async def open_connection(
         device=device,
         require=require,
     )
-    try:
-        require_immediate(connection._endpoint)
-        channel = ValkeyChannel(connection, buffer_bytes, close_timeout)
-        await connection.establish()
+    answering, announcing = SharedSeconds(addresses.timeout), SharedSeconds(addresses.timeout)
+
+    async def connect_to(address: str, left: int) -> tuple[Connection, ValkeyChannel]:
+        answer_timeout, seconds = answering.share(left), announcing.share(left)
+        connection = await addresses.prepare(address, addresses.share(left), answer_timeout)
         try:
-            with anyio.fail_after(timeout):
-                await channel.begin()
-        except TimeoutError:
-            raise ConnectTimeoutError(
-                f"connect to {host}:{port}: the peer accepted, and announced no memory within "
-                f"{timeout:g} s: it may be no Valkey server"
-            ) from None
-    except BaseException:
-        await connection.aclose()
-        raise
+            require_immediate(connection._endpoint)
+            channel = ValkeyChannel(connection, buffer_bytes, close_timeout)
+            with answering.spending():
+                await connection.establish()
+            try:
+                with announcing.spending(), anyio.fail_after(seconds):
+                    await channel.begin()
+            except TimeoutError:
+                raise ConnectTimeoutError(
+                    f"connect to {host}:{port}: the peer accepted, and announced no memory within "
+                    f"{seconds:g} s: it may be no Valkey server"
+                ) from None
+        except BaseException:
+            await connection.aclose()
+            raise
+        return connection, channel
+
+    connection, channel = await addresses.connected(connect_to)
     reader = asyncio.StreamReader(limit=limit, loop=loop)
     protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
     transport = ValkeyTransport(loop, connection, channel, protocol)

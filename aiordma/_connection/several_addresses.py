@@ -1,0 +1,84 @@
+"""The addresses of a name, which are tried one after the other, and share the call's time limit."""
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import anyio
+
+from aiordma._base.errors import (
+    DeviceRequirementError,
+    RdmaConnectionError,
+    is_programs_answer,
+)
+
+__all__ = ("SharedSeconds", "first_connected", "first_of_errors")
+
+Address = TypeVar("Address")
+Connected = TypeVar("Connected")
+
+
+class SharedSeconds:
+    """The time limit of steps that are taken for each address of a name. Each address gets an equal
+    part of what those before it have left.
+
+    Args:
+        seconds: for all addresses together; None: no limit.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._left = seconds
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """Subtract the time that the block takes."""
+        began = anyio.current_time()
+        try:
+            yield
+        finally:
+            if self._left is not None:
+                self._left -= anyio.current_time() - began
+
+    def share(self, count: int) -> float | None:
+        """Return the seconds of the next address if `count` are left to try; None: no limit."""
+        if self._left is None:
+            return None
+        return float(f"{max(self._left, 0) / count:.3g}")  # the errors have it
+
+
+def first_of_errors(errors: list[Exception]) -> Exception:
+    """Return the error of the first address, with a note of each of the others."""
+    for note in [f"another address: {each}" for each in errors[1:]]:
+        errors[0].add_note(note)
+    return errors[0]
+
+
+async def first_connected(
+    addresses: Sequence[Address],
+    connect: Callable[[Address, int], Awaitable[Connected]],
+    failure: Callable[[list[Exception]], Exception] = first_of_errors,
+) -> Connected:
+    """Return what `connect` returns for the first of the addresses that can be connected.
+
+    Args:
+        addresses: at least one.
+        connect: called with an address, and how many are left to try, with this one.
+        failure: makes the error if no address can be connected, of the errors of all.
+
+    Raises:
+        RejectedError: the program at an address rejects with private data. No further address is
+            tried, because the peer was reached.
+        Exception: that of `failure`; or of `connect`, if it is no error of the address.
+    """
+    errors: list[Exception] = []
+    try:
+        for index, address in enumerate(addresses):
+            try:
+                return await connect(address, len(addresses) - index)
+            except (RdmaConnectionError, DeviceRequirementError) as error:
+                if is_programs_answer(error):
+                    raise
+                errors.append(error)
+        raise failure(errors)
+    finally:
+        errors.clear()  # their tracebacks hold this frame

@@ -1,0 +1,219 @@
+"""A name with several addresses: each is tried by everything that connects, and all of them share
+the time limit. (`connect` is tested with the other ways in which it fails.)"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import anyio
+import pytest
+
+import aiordma
+from aiordma import streams
+from aiordma.integrations import valkey
+from tests.device.many_addresses import MANY, names
+from tests.device.players import one_loop, reactor_in_use, until
+from tests.devices import ADDRESS, IPV6, UNREACHABLE
+
+pytestmark = [pytest.mark.anyio, one_loop]
+
+Connect = Callable[..., Awaitable[Any]]
+
+
+async def connect_asyncio(host: str, port: int, **options: Any) -> Any:
+    transport, _ = await streams.create_connection(asyncio.Protocol, host, port, **options)
+    return transport
+
+
+@asynccontextmanager
+async def echoing(host: str, port: int = 0) -> AsyncIterator[int]:
+    """Yield the port of a listener whose streams are echoed."""
+
+    async def echo(stream: streams.Stream) -> None:
+        with suppress(aiordma.DisconnectedError):
+            async for data in stream:
+                await stream.send(data)
+
+    async with streams.listen_stream(host, port) as listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, echo)
+        yield listener.port
+        group.cancel_scope.cancel()
+
+
+async def unused_port() -> int:
+    async with aiordma.listen(IPV6, 0) as listener:
+        return listener.port
+
+
+# -- prepare_connection ---------------------------------------------------------------------------
+
+
+async def test_prepare_skips_an_unreachable_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    names(monkeypatch, UNREACHABLE, IPV6)
+    async with (
+        aiordma.listen(IPV6, 0) as listener,
+        aiordma.prepare_connection(MANY, listener.port, receive_buffers=0) as connection,
+        anyio.create_task_group() as group,
+    ):
+        received = connection.post_recv(bytearray(10))
+
+        async def greet() -> None:
+            async with await listener.accept() as server:
+                assert await server.receive() == b"first"  # iWARP: from the side that connected
+                await server.send(b"hello")
+
+        group.start_soon(greet)
+        await connection.establish()
+        assert connection.peer_address == (IPV6, listener.port)
+        await connection.send(b"first")
+        assert (await received).byte_len == 5
+    await until(lambda: not reactor_in_use())
+
+
+async def test_prepare_names_every_unreachable_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = UNREACHABLE.replace("1%", "2%") if "%" in UNREACHABLE else "192.0.2.2"
+    names(monkeypatch, UNREACHABLE, other)
+    with pytest.raises(aiordma.AddressError) as caught:
+        await aiordma.prepare_connection(MANY, 7471)
+    assert str(caught.value).startswith(f"connect to {MANY}:7471 ({UNREACHABLE[:7]}")
+    (note,) = caught.value.__notes__
+    assert note.startswith("another address: ")
+    assert other.partition("%")[0] in note
+    assert not reactor_in_use()
+
+
+@pytest.mark.natively
+async def test_establish_has_the_whole_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    names(monkeypatch, UNREACHABLE, IPV6)
+    async with (
+        aiordma.listen(IPV6, 0) as listener,  # and accepts no request
+        aiordma.prepare_connection(MANY, listener.port, timeout=0.4) as connection,
+    ):
+        with pytest.raises(aiordma.ConnectTimeoutError, match=r"longer than 0\.4 s"):
+            await connection.establish()
+    await until(lambda: not reactor_in_use())
+
+
+# -- Valkey ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.natively
+async def test_valkeys_client_tries_every_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    names(monkeypatch, UNREACHABLE, IPV6)
+    with pytest.raises(aiordma.AddressError) as caught:
+        await valkey.open_connection(MANY, await unused_port())
+    (note,) = caught.value.__notes__
+    assert f"({IPV6}): rejected" in note
+    assert not reactor_in_use()
+
+
+# -- streams --------------------------------------------------------------------------------------
+
+
+@pytest.mark.one_kernel_device
+@pytest.mark.parametrize("first", [UNREACHABLE, ADDRESS])
+async def test_stream_connects_to_the_next_address(
+    monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    names(monkeypatch, first, IPV6)
+    async with (
+        echoing(IPV6) as port,
+        streams.connect_stream(MANY, port) as stream,
+    ):
+        await stream.send(b"hello")
+        assert await stream.receive() == b"hello"
+        assert stream.extra(anyio.abc.SocketAttribute.remote_address)[0] == IPV6
+    await until(lambda: not reactor_in_use())
+
+
+@pytest.mark.natively
+async def test_stream_error_names_every_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    names(monkeypatch, ADDRESS, IPV6)
+    port = await unused_port()
+    with pytest.raises(aiordma.RejectedError) as caught:
+        await streams.connect_stream(MANY, port)
+    assert str(caught.value).startswith(f"connect to {MANY}:{port} ({ADDRESS}): ")
+    (note,) = caught.value.__notes__
+    assert f"({IPV6})" in note
+    assert not reactor_in_use()
+
+
+@pytest.mark.natively
+async def test_stream_ends_at_a_programs_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    names(monkeypatch, ADDRESS, IPV6)
+
+    async def refuse(listener: aiordma.Listener) -> None:
+        await (await listener.request()).reject(b"not today")
+
+    async with (
+        aiordma.listen(IPV6, 0) as other,
+        aiordma.listen(ADDRESS, other.port) as listener,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(refuse, listener)
+        with pytest.raises(aiordma.RejectedError, match="rejected"):
+            await streams.connect_stream(MANY, other.port)
+        assert other.statistics().connection_requests == 0
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("connect", [streams.connect_stream, connect_asyncio])
+async def test_silent_address_leaves_time_for_the_next(
+    monkeypatch: pytest.MonkeyPatch, connect: Connect
+) -> None:
+    names(monkeypatch, ADDRESS, IPV6)
+    async with echoing(IPV6) as port, aiordma.listen(ADDRESS, port):  # and accepts no request
+        began = time.monotonic()
+        opened = await connect(MANY, port, timeout=0.4)
+        assert 0.2 <= time.monotonic() - began < 0.4
+        await opened.aclose() if isinstance(opened, streams.Stream) else opened.abort()
+    await until(lambda: not reactor_in_use())
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("connect", [streams.connect_stream, connect_asyncio])
+async def test_silent_addresses_share_the_time_limit(
+    monkeypatch: pytest.MonkeyPatch, connect: Connect
+) -> None:
+    names(monkeypatch, ADDRESS, "127.0.0.2", IPV6)
+    async with (
+        aiordma.listen(ADDRESS, 0) as one,
+        aiordma.listen("127.0.0.2", one.port),
+        aiordma.listen(IPV6, one.port),
+    ):
+        began = time.monotonic()
+        with pytest.raises(aiordma.RdmaConnectionError):
+            await connect(MANY, one.port, timeout=0.3)
+        assert 0.25 < time.monotonic() - began < 0.7  # twice the limit at most
+    await until(lambda: not reactor_in_use())
+
+
+# -- cancellation ---------------------------------------------------------------------------------
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("connect", [aiordma.prepare_connection, streams.connect_stream])
+async def test_cancelled_at_any_step_it_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, connect: Connect
+) -> None:
+    names(monkeypatch, UNREACHABLE, IPV6)
+    ends = []
+    async with echoing(IPV6) as port:
+        for steps in range(200):
+
+            async def opening() -> None:
+                async with await connect(MANY, port):
+                    pass
+
+            task = asyncio.ensure_future(opening())
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            ends.append("done" if task.done() else "cancelled")
+            task.cancel()
+            await asyncio.wait([task])
+            if steps % 20 == 19 and ends[-1] == "done":
+                break
+    await until(lambda: not reactor_in_use())
+    assert "cancelled" in ends
