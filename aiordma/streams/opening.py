@@ -348,9 +348,11 @@ class StreamListener(AnyListener[Stream]):
             SocketAttribute.local_port: lambda: self.port,
         }
 
+    @opens
     async def accept(self) -> Stream:
-        """Accept the next peer, and return its stream. Handshakes run concurrently, as of
-        `Listener.accept`. A peer that does not use rsockets is rejected.
+        """Accept the next peer, and return its stream. Await the call, or enter it with `async
+        with`. Handshakes run concurrently, as of `Listener.accept`. A peer that does not use
+        rsockets is rejected.
 
         Raises:
             as `Listener.accept`.

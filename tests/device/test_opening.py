@@ -27,6 +27,7 @@ OPENERS: dict[str, Callable[..., Any]] = {
     "open_queue_pair": aiordma.open_queue_pair,
     "Listener.accept": aiordma.Listener.accept,
     "ConnectionRequest.accept": aiordma.ConnectionRequest.accept,
+    "StreamListener.accept": aiordma.streams.StreamListener.accept,
 }
 
 
@@ -49,6 +50,24 @@ async def test_connecting_and_accepting_without_await() -> None:
             await client.send(b"closed at the end of the block")
     with pytest.raises(aiordma.ClosedError):
         await listener.request()
+
+
+async def test_streams_connect_and_are_accepted_without_await() -> None:
+    async with (
+        aiordma.streams.listen_stream(ADDRESS) as listener,
+        anyio.create_task_group() as group,
+    ):
+
+        async def accept() -> None:
+            async with listener.accept() as server:
+                await server.send(await server.receive())
+            with pytest.raises(aiordma.ClosedError):
+                await server.send(b"closed at the end of the block")
+
+        group.start_soon(accept)
+        async with aiordma.streams.connect_stream(ADDRESS, listener.port) as client:
+            await client.send(b"hello")
+            assert await client.receive() == b"hello"
 
 
 async def test_a_listener_is_iterated_for_its_requests() -> None:
@@ -241,6 +260,6 @@ def test_an_opener_keeps_its_signature(name: str) -> None:
     opener = OPENERS[name]
     signature = inspect.signature(opener)
     assert opener.__name__ == name.rpartition(".")[2]
-    assert "Args" in (inspect.getdoc(opener) or "") or name == "Listener.accept"
+    assert "Args" in (inspect.getdoc(opener) or "") or name.endswith("Listener.accept")
     assert "Opening[" in str(signature.return_annotation)
-    assert len(signature.parameters) > 1 or name == "open_queue_pair"
+    assert len(signature.parameters) > 1 or name in ("open_queue_pair", "StreamListener.accept")
