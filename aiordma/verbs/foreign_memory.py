@@ -130,26 +130,32 @@ class Described(NamedTuple):
         return any(_is_dense(order, self.item) for order in (pairs[::-1], pairs))
 
 
-def foreign_view(thing: object) -> memoryview | None:
+def foreign_view(thing: object, what: str) -> memoryview | None:
     """Return a view of an array's or tensor's memory as bytes, without a copy. The view keeps the
     memory; nothing keeps its object from moving it. None: the object has neither interface.
+
+    Args:
+        thing: the object.
+        what: the call and its parameter, for messages.
 
     Raises:
         BufferError: the memory is not contiguous.
         NotSupportedError: the memory is a GPU's.
         TypeError: the object's own function refused, or describes no plain memory.
     """
-    found = _described(thing)
+    found = _described(thing, what)
     return None if found is None else _view_of(found)
 
 
-def array_view(thing: object) -> memoryview | None:
+def array_view(thing: object, what: str) -> memoryview | None:
     """Return `foreign_view` of an array with `__array_interface__`. None: the object has none.
+
+    Args: as of `foreign_view`.
 
     Raises: BufferError and TypeError as `foreign_view`.
     """
     described = getattr(thing, "__array_interface__", None)
-    return None if described is None else _view_of(_of_array_interface(thing, described))
+    return None if described is None else _view_of(_of_array_interface(thing, described, what))
 
 
 def has_object_dtype(thing: object) -> bool:
@@ -173,9 +179,11 @@ def _view_of(found: Described) -> memoryview:
     return view.toreadonly() if found.readonly else view
 
 
-def described_on_gpu(thing: Any) -> Described | None:
+def described_on_gpu(thing: Any, what: str) -> Described | None:
     """Return the description of memory of a GPU of CUDA. None: the object does not say that its
     memory is on a GPU.
+
+    Args: as of `foreign_view`.
 
     Raises:
         NotSupportedError: the memory is another device's.
@@ -190,29 +198,31 @@ def described_on_gpu(thing: Any) -> Described | None:
                 f"registering memory of a GPU: {type(thing).__name__} is on a device of DLPack's "
                 f"type {device}, and CUDA's type {_CUDA} is supported: copy it to the CPU"
             )
-        return _of_dlpack(thing, _WITHOUT_WAITING)
+        return _of_dlpack(thing, _WITHOUT_WAITING, what)
     described = getattr(thing, "__cuda_array_interface__", None)
-    return None if described is None else _of_array_interface(thing, described)
+    return None if described is None else _of_array_interface(thing, described, what)
 
 
-def _described(thing: Any) -> Described | None:
-    if described_on_gpu(thing) is not None:
+def _described(thing: Any, what: str) -> Described | None:
+    if described_on_gpu(thing, what) is not None:
         raise NotSupportedError(
             f"MemoryRegion registers memory of the CPU, and {type(thing).__name__} is on a GPU: "
             "use Connection.register or Domain.register, or copy it to the CPU"
         )
     described = getattr(thing, "__array_interface__", None)
     if described is not None:
-        return _of_array_interface(thing, described)
-    return _of_dlpack(thing, {}) if hasattr(type(thing), "__dlpack__") else None
+        return _of_array_interface(thing, described, what)
+    return _of_dlpack(thing, {}, what) if hasattr(type(thing), "__dlpack__") else None
 
 
-def _of_array_interface(thing: object, described: dict[str, Any]) -> Described:
+def _of_array_interface(thing: object, described: dict[str, Any], what: str) -> Described:
     """Read numpy's description, or Numba's, which is the same."""
     data, kind = described.get("data"), str(described["typestr"])
     has_objects = "O" in kind or has_object_dtype(thing) or _has_objects(described.get("descr", ()))
     if not isinstance(data, tuple) or has_objects:
-        raise TypeError(f"the array interface of {type(thing).__name__} has no plain memory")
+        raise TypeError(
+            f"{what}: the array interface of {type(thing).__name__} describes no plain memory"
+        )
     address, readonly = data
     size = kind[2:].partition("[")[0]  # M8[s]: eight bytes
     item = int(size) * (4 if kind[1] == "U" else 1)  # a character of U has 4 bytes
@@ -231,7 +241,8 @@ def _has_objects(fields: Any) -> bool:
     )
 
 
-def _of_dlpack(thing: Any, how: dict[str, int]) -> Described:
+def _of_dlpack(thing: Any, how: dict[str, int], what: str) -> Described:
+    kind = type(thing).__name__
     knows_flags = True
     try:
         try:
@@ -241,27 +252,27 @@ def _of_dlpack(thing: Any, how: dict[str, int]) -> Described:
             knows_flags = False
             capsule = thing.__dlpack__(**how)
     except (BufferError, ValueError) as error:
-        raise TypeError(f"{type(thing).__name__}.__dlpack__() refused: {error}") from error
+        raise TypeError(f"{what}: {kind}.__dlpack__() refused: {error}") from error
     # A library that knows the flags and gives none cannot say that memory is read-only (jax).
     readonly = knows_flags
     # The capsule is never consumed. So its destructor frees the tensor, when the view has gone.
     if _capsule_is(capsule, b"dltensor_versioned"):
         managed = _Versioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
         if managed.major > _VERSION[0]:
-            raise TypeError(
-                f"DLPack version {managed.major} of {type(thing).__name__} is not known"
-            )
+            raise TypeError(f"{what}: DLPack version {managed.major} of {kind} is not known")
         if managed.flags & _IS_COPIED:
             raise TypeError(
-                f"{type(thing).__name__}.__dlpack__(copy=False) made a copy, and a peer would not "
-                "reach the tensor: register memory that DLPack describes without a copy"
+                f"{what}: {kind}.__dlpack__(copy=False) made a copy, and a peer would not reach "
+                "the tensor: register memory that DLPack describes without a copy"
             )
         readonly, tensor = bool(managed.flags & _READ_ONLY), managed.tensor
     else:
         tensor = _Tensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     bits = tensor.bits * tensor.lanes
     if bits % 8:
-        raise TypeError(f"elements of {bits} bits: register the bytes that hold them")
+        raise TypeError(
+            f"{what}: {kind} has elements of {bits} bits: register the bytes that hold them"
+        )
     shape = tensor.shape[: tensor.ndim]
     strides = None
     if tensor.strides:

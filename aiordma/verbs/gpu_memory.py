@@ -43,7 +43,7 @@ def register_anywhere(
         as the constructor of MemoryRegion, and as that of DmabufRegion.
         NotSupportedError: the memory is a GPU's, and CUDA's driver cannot export it.
     """
-    found = described_on_gpu(memory)
+    found = described_on_gpu(memory, f"{call}(): buffer")
     if found is None:
         return MemoryRegion._registered_by(call, domain, memory, access)
     if not found.is_contiguous:

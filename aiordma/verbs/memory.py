@@ -538,7 +538,7 @@ def _registrable_view(memory: RegistrableMemory, call: str) -> memoryview:
             raise
         no_buffer = error
     try:
-        view = foreign_view(memory)
+        view = foreign_view(memory, where)
         if view is None:
             raise no_buffer
         return view
@@ -679,7 +679,7 @@ def _formatless_view(buffer: object, what: str, error: Exception) -> memoryview:
     if has_object_dtype(buffer):
         raise _objects_error(what, buffer) from None
     try:
-        view = array_view(buffer)
+        view = array_view(buffer, what)
     except BufferError:
         raise _not_contiguous(what) from None
     if view is None:

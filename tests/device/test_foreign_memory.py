@@ -1,5 +1,6 @@
 """Registering arrays and tensors that have no buffer: __array_interface__ and DLPack."""
 
+import ctypes
 import gc
 import weakref
 from typing import Any
@@ -8,7 +9,8 @@ import numpy
 import pytest
 
 import aiordma
-from tests.device.players import OWN_RECEIVES, REMOTE, connected
+from aiordma.verbs import foreign_memory
+from tests.device.players import OWN_RECEIVES, REMOTE, connected, one_loop
 
 pytestmark = pytest.mark.anyio
 
@@ -179,6 +181,67 @@ async def test_tensor_that_can_only_be_copied_is_refused(obeys: bool, message: s
     async with connected() as (client, _):
         with pytest.raises(TypeError, match=message):
             client.register(tensor)
+
+
+class Crafted:
+    """A tensor whose library describes it by a struct DLManagedTensorVersioned of these values."""
+
+    def __init__(self, major: int, bits: int) -> None:
+        self.memory = ctypes.create_string_buffer(64)
+        self.shape = (ctypes.c_int64 * 1)(64)
+        tensor = foreign_memory._Tensor(
+            ctypes.addressof(self.memory), 1, 0, 1, 1, bits, 1, self.shape, None, 0
+        )
+        self.described = foreign_memory._Versioned(major, 0, None, None, 0, tensor)
+
+    def __dlpack__(self, **how: Any) -> Any:
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype = ctypes.py_object
+        new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return new(ctypes.addressof(self.described), b"dltensor_versioned", None)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+class NoMemory(numpy.ndarray[Any, Any]):
+    """An array of dates, which have no buffer format, whose interface names no memory."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"data": None, "typestr": "<M8[s]", "shape": (4,), "version": 3}
+
+
+NUMBERS = numpy.zeros(64, numpy.uint8)
+
+
+@pytest.mark.natively
+@one_loop
+@pytest.mark.parametrize(
+    ("thing", "message"),
+    [
+        (WithArrayInterface(NUMBERS, data=None), "interface of WithArrayInterface describes no pl"),
+        (Copies(NUMBERS, obeys=True), r"Copies\.__dlpack__\(\) refused: .* only be copied"),
+        (Copies(NUMBERS, obeys=False), r"Copies\.__dlpack__\(copy=False\) made a copy"),
+        (Crafted(2, 8), "DLPack version 2 of Crafted is not known"),
+        (Crafted(1, 4), "Crafted has elements of 4 bits"),
+    ],
+)
+async def test_each_refusal_of_a_tensor_names_the_call(thing: Any, message: str) -> None:
+    async with connected() as (client, _):
+        with pytest.raises(TypeError, match=rf"^register\(\): buffer: .*{message}"):
+            client.register(thing)
+        with pytest.raises(TypeError, match=rf"^MemoryRegion\(\): buffer: .*{message}"):
+            aiordma.MemoryRegion(client._endpoint.domain, thing)
+
+
+@pytest.mark.natively
+@one_loop
+async def test_post_of_an_array_without_memory_names_the_parameter() -> None:
+    dates: Any = numpy.zeros(4, "datetime64[s]").view(NoMemory)
+    async with connected() as (client, _):
+        with pytest.raises(TypeError, match=r"^post_send\(\): data: the array interface"):
+            client.post_send(dates)
 
 
 async def test_objects_are_no_memory() -> None:
