@@ -16,7 +16,7 @@ from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from aiordma._base.enums import QueuePairType
 from aiordma._base.errors import BusyError, RdmaError
-from aiordma._base.interrupts import uninterrupted
+from aiordma._base.interrupts import deferring_steps, uninterrupted
 from aiordma._base.states import ConnectionState
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._requests.pool import Lease
@@ -176,6 +176,7 @@ class Arrivals:
 
     # -- for the engine's views -----------------------------------------------------------------
 
+    @deferring_steps
     async def enter(self, view: ArrivalView) -> memoryview:
         """Wait for an arrival, and take it as a view."""
         await self.wait()

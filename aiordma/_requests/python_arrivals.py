@@ -69,20 +69,22 @@ class PooledReceives:
         """Set the queue of all arrivals."""
         self._queue = queue
 
+    @deferring_method
     def fill(self, count: int, size: int, /) -> None:
         """Lease `count` blocks of `size` bytes, and post them in one call."""
         self._unposted += [self._pool.lease(size) for _ in range(count)]
         self.post_unposted()
 
+    @deferring_method
     def give_back(self, lease: Lease, /) -> None:
         """Post a block again, with the next chain. If it cannot be posted, it is released."""
         self._unposted.append(lease)
         if len(self._unposted) >= self.chain or not self._posted:
             self.post_unposted()
 
+    @deferring_method
     def post_unposted(self) -> None:
         """Post the chain of blocks that were given back."""
-        # `deferring` would cost more than the posts. After an interrupt in here, receives are lost.
         leases, self._unposted = self._unposted, []
         if not leases:
             return
@@ -166,6 +168,7 @@ class ArrivalQueue:
         """Return None: this backend waits first."""
         return None
 
+    @deferring_method
     def take_data(self) -> bytes:
         """Return a copy of the first arrival, which exists, and give back its block."""
         lease, completion = self._take()
@@ -177,6 +180,7 @@ class ArrivalQueue:
         """Return None: this backend waits first."""
         return None
 
+    @deferring_method
     def take_datagram(self, senders: Any, /) -> Any:
         """Return the first arrival, which exists, as a datagram, and give back its block."""
         lease, completion = self._take()
@@ -188,6 +192,7 @@ class ArrivalQueue:
         """Return None: this backend waits first."""
         return None
 
+    @deferring_method
     def take_message(self, message: Callable[..., Any], /) -> Any:
         """Return the first arrival, which exists, as a message of this class, and give back its
         block."""
@@ -226,6 +231,7 @@ class ArrivalQueue:
         if self._waiter is not None:
             self._waiter.wake()
 
+    @deferring_method
     def discard(self) -> None:
         """Drop all arrivals: give back their blocks."""
         while self._arrived:
@@ -256,6 +262,7 @@ class ArrivalView:
         view: memoryview = await self._queue._owner.enter(self)
         return view
 
+    @deferring_method
     def _open(self) -> memoryview:
         """Take the first arrival, which exists, and return the memoryview."""
         self._lease, completion = self._queue._take()

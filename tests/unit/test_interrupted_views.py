@@ -87,3 +87,67 @@ def test_interrupted_replacement_of_a_view_loses_no_receive(
 def test_interrupt_as_the_end_of_a_view_begins_loses_no_receive(loop: str) -> None:
     """With the backend in C, the end begins in C, where no signal is handled."""
     run_child(f"LOOP, WHERE = {loop!r}, '__aexit__'\n", VIEWS, AIORDMA_BACKEND="python")
+
+
+ENTERED = """
+import asyncio, faulthandler, signal, sys
+import aiordma, anyio
+from aiordma.testing import connected_pair
+
+faulthandler.dump_traceback_later(60, exit=True)
+
+sent = []
+
+def trace(frame, event, argument):
+    # Of a coroutine, the waits are returns, too.
+    ends = event == "return" and isinstance(argument, memoryview)
+    if frame.f_code.co_name == "enter" and ends and not sent:
+        sys.settrace(None)
+        sent.append(1)
+        signal.raise_signal(signal.SIGINT)
+    return trace
+
+async def enter(server):
+    sys.settrace(trace)
+    try:
+        async with server.receive_view():
+            await anyio.sleep(0.05)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+
+async def main():
+    async with connected_pair(receive_buffers=2) as (client, server):
+        async def send():
+            await anyio.sleep(0.02)
+            await client.send(b"first")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(send)
+            await enter(server)  # trio interrupts this task, its main one
+        messages = server._messages
+        assert (messages.receives.posted, messages.queue.views) == (2, 0)
+
+if LOOP == "trio":
+    import trio
+    trio.run(main)
+else:
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(main())
+    while not task.done():
+        try:
+            loop.run_until_complete(task)
+        except KeyboardInterrupt:
+            pass
+    task.result()
+assert sent
+"""
+
+
+@pytest.mark.parametrize(
+    ("engine", "loop"), [("c", "trio"), ("python", "trio"), ("python", "asyncio")]
+)
+def test_interrupt_as_a_view_is_entered_loses_no_receive(engine: str, loop: str) -> None:
+    """With the backend in C, asyncio's tasks take a view in C, where no signal is handled."""
+    run_child(f"LOOP = {loop!r}\n", ENTERED, AIORDMA_BACKEND=engine)
