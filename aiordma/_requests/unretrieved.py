@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from aiordma._base.errors import ClosedError, DeviceRemovedError, DisconnectedError, FlushedError
+from aiordma._base.process import here
 from aiordma._loop.event_loop import EventLoop
 from aiordma._requests.request import WorkRequest
 
@@ -22,6 +23,7 @@ class Unretrieved:
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
+        self._process = here.pid
         self._failed: list[tuple[str, bool, Exception]] = []
         self._owner = ""
         self._cause: Exception | None = None
@@ -55,6 +57,11 @@ class Unretrieved:
                 self._report()
             else:
                 self._loop.call_from_thread(self._report)
+
+    def __del__(self) -> None:
+        # The loop was closed before it called `_report`. A forked child leaves that to its parent.
+        if self._failed and self._ended and self._process == here.pid:
+            self._report()
 
     def _report(self) -> None:
         self._scheduled = False

@@ -5,7 +5,7 @@ import errno
 import gc
 import logging
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import anyio
@@ -14,6 +14,7 @@ from anyio.lowlevel import checkpoint
 
 import aiordma
 from aiordma._base.socket_address import address_text
+from tests.device.own_loops import OWN_LOOPS
 from tests.device.players import OWN_RECEIVES, REMOTE, connected
 from tests.devices import ADDRESS
 
@@ -269,3 +270,34 @@ def test_closed_loop_reports_too() -> None:
     gc.collect()
     (text,) = told
     assert "1 work request on the connection to " in text
+
+
+@pytest.mark.natively
+@OWN_LOOPS
+@pytest.mark.parametrize("dropped", ["before", "behind", "after close"])
+def test_closed_loop_reports_each_failure_once(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], dropped: str
+) -> None:
+    """The request is collected while the loop runs, behind its last run, or once it is closed."""
+    told: list[str] = []
+    loop, kept = new_loop(), []
+
+    async def main() -> None:
+        async with connected() as (client, _):
+            kept.append(client.post_read(NOWHERE, bytearray(8)))
+            await client.ended()
+        if dropped == "before":
+            kept.clear()
+        await asyncio.sleep(0.01)
+
+    loop.set_exception_handler(lambda _, context: told.append(context["message"]))
+    loop.run_until_complete(main())
+    if dropped == "behind":
+        kept.clear()
+        gc.collect()
+    loop.close()
+    kept.clear()
+    del loop
+    gc.collect()
+    (text,) = told
+    assert text.startswith("1 work request on the connection to ")
