@@ -166,8 +166,8 @@ async def test_silent_address_leaves_time_for_the_next(
     names(monkeypatch, ADDRESS, IPV6)
     async with echoing(IPV6) as port, aiordma.listen(ADDRESS, port):  # and accepts no request
         began = time.monotonic()
-        opened = await connect(MANY, port, timeout=0.4)
-        assert 0.2 <= time.monotonic() - began < 0.4
+        opened = await connect(MANY, port, timeout=1)
+        assert 0.4 < time.monotonic() - began < 1  # a half of it
         await opened.aclose() if isinstance(opened, streams.Stream) else opened.abort()
     await until(lambda: not reactor_in_use())
 
@@ -185,8 +185,8 @@ async def test_silent_addresses_share_the_time_limit(
     ):
         began = time.monotonic()
         with pytest.raises(aiordma.RdmaConnectionError):
-            await connect(MANY, one.port, timeout=0.3)
-        assert 0.25 < time.monotonic() - began < 0.7  # twice the limit at most
+            await connect(MANY, one.port, timeout=0.6)
+        assert 0.5 < time.monotonic() - began < 1.7  # 1.8 if each address had all of it
     await until(lambda: not reactor_in_use())
 
 
