@@ -83,8 +83,8 @@ def _bounded(test: Any) -> Any:
 
 
 def _is_left_out(item: pytest.Item) -> bool:
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
     if DEVICE == "software":
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
         return ON_PYTHON and "engine" in parameters
     if item.get_closest_marker("natively"):
         return True
@@ -92,14 +92,18 @@ def _is_left_out(item: pytest.Item) -> bool:
         return False
     if DEVICE == "siw0" and item.get_closest_marker("one_kernel_device"):
         return True
-    is_crossed = _loop(item) in ("uvloop", "trio")
-    return is_crossed and not item.get_closest_marker("loop_and_device")
+    is_repeated = _loop(item) in ("uvloop", "trio") or parameters.get("run") in (
+        "asyncio",
+        "uvloop",
+    )
+    return is_repeated and not item.get_closest_marker("loop_and_device")
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run every test on each loop natively, and in the slow VM on one of them, unless its subject
-    is what the loop does with the device. A test that no device can change runs natively only, and
-    one of what lies above the verbs on one of the kernel's devices.
+    is what the loop does with the device: on asyncio's, and what asyncio's transports do (the
+    fixture `run`) on aiordma's own. A test that no device can change runs natively only, and one of
+    what lies above the verbs on one of the kernel's devices.
 
     The run on the backend in Python leaves out the tests with a parameter `engine`: their programs
     have taken each backend in turn before.
