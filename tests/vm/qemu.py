@@ -15,10 +15,11 @@ KVM = ("-accel", "kvm", "-cpu", "host")
 # Without fast string instructions: TCG emulates `rep movsb` byte by byte, and both the kernel and
 # the C library copy with it where the processor says that it is fast. Without what the kernel uses
 # where it is there, and what costs an emulator more than a processor: checks of each access to a
-# program's memory (smap, smep, pku), and a fifth level of page tables (la57).
+# program's memory (smap, smep, pku), a fifth level of page tables (la57), and wide vectors (avx),
+# which are calls in QEMU where SSE's are instructions.
 EMULATION = (
     *("-accel", "tcg,thread=multi"),
-    *("-cpu", "max,-erms,-fsrm,-smap,-smep,-pku,-umip,-la57"),
+    *("-cpu", "max,-erms,-fsrm,-smap,-smep,-pku,-umip,-la57,-avx,-avx2"),
 )
 # With one processor, no other one can see half of an atomic instruction: QEMU then translates them
 # as plain ones.
