@@ -28,6 +28,7 @@ from aiordma._base.errors import (
     DisconnectedError,
     FlushedError,
     PeerGoneError,
+    RdmaError,
     VerbsCallError,
     check_positive_errno,
     completion_error,
@@ -490,7 +491,9 @@ class Endpoint:
     def _remember_failed(self, request: WorkRequest) -> None:
         # Without a wr_id it was never posted.
         is_send = not request.is_receive and request.wr_id and request.operation != KEEPALIVE
-        if self.failed_sends is not None and is_send:
+        if self.failed_sends is None or not is_send:
+            return
+        if not self.failed_sends or self.failed_sends[-1] is not request:  # a repeated call
             self.failed_sends.append(request)
 
     def _flush_error(self, request: WorkRequest, vendor_err: int = 0) -> Exception:
@@ -590,6 +593,13 @@ class Endpoint:
     @deferring
     def handle_event(self, event: Event) -> None:
         """Handle a CM event of the identifier."""
+        try:
+            self._handle_event(event)
+        except MemoryError:
+            # There is no second event, for which its requests would wait.
+            self.fail(RdmaError("there was no memory to handle an event of the connection"))
+
+    def _handle_event(self, event: Event) -> None:
         if event.type in _ENDS_OF_HANDSHAKE:
             self.handshake_ends()
         if (
@@ -713,14 +723,21 @@ class Endpoint:
     @deferring
     def fail(self, error: Exception) -> None:
         """End as broken, with this error as the cause, unless there is a cause already."""
+        try:
+            self._fail(error)
+        except MemoryError:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
         if self.cause is None and self.state not in _ENDED:
             self.state = ConnectionState.BROKEN
-            self._wake_state_waiters()
+        self._wake_state_waiters()
         self._end_with(error)
 
     def _wake_state_waiters(self) -> None:
         while self._state_waiters:
-            self._state_waiters.pop().wake()
+            self._state_waiters[-1].wake()
+            self._state_waiters.pop()  # last: if there was no memory, it is woken later
 
     def _end_with(self, cause: Exception) -> None:
         if self.cause is None:
@@ -728,8 +745,19 @@ class Endpoint:
         self._end()
 
     def _end(self) -> None:
-        if not self.life.advance(Phase.FLUSHING):
+        if self.life.phase >= Phase.FLUSHING:
             return
+        # First, because from here on nothing but this timer may be left to continue the end.
+        self.life.set_timer(_FLUSHED, self.options.flush_timeout, self._destroy)
+        self.life.advance(Phase.FLUSHING)
+        try:
+            self._begin_flush()
+        except MemoryError:
+            self._begin_flush()
+
+    def _begin_flush(self) -> None:
+        """Move the queue pair to the error state, and fail the tasks that wait for a slot.
+        Idempotent, because it is done again if there was no memory."""
         assert self.cause is not None
         if self._watch is not None:
             self._watch.stop()
@@ -747,11 +775,10 @@ class Endpoint:
         self.sends.slots.fail(self.cause)
         if self.requests and self.was_established:  # else only receives, which are not flushed
             self.port.notifies_owner = True
-            self.life.set_timer(_FLUSHED, self.options.flush_timeout, self._destroy)
         elif self.queue_pair is not None:
             # Later, because this can run during a post, in the program's code (a finalizer, an
             # __index__), and the post still uses the queue pair.
-            self.loop.call_later(0, self._destroy)
+            self.life.set_timer(_FLUSHED, 0, self._destroy)
         else:
             self._destroy()
 
@@ -836,10 +863,14 @@ class Endpoint:
     @deferring
     def close(self) -> None:
         """End the endpoint, and release its resources, in the background. Idempotent."""
-        if self.life.is_closing:
-            if self.loop.has_ended and not self.is_inherited:
-                self._destroy()  # it ended before it could close this
-            return
+        try:
+            self._close()
+        except MemoryError:
+            self._close()
+
+    def _close(self) -> None:
+        # All of it, also if it was called before: that call may have found no memory, and the loop
+        # may have ended before it could close this.
         self.life.is_closing = True
         if self.is_inherited:
             self.life.closed.set()  # its resources belong to the parent process

@@ -71,9 +71,11 @@ class Lifecycle:
     # -- timers -------------------------------------------------------------------------------
 
     def set_timer(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
-        """Call the callback after so many seconds. This replaces an earlier timer of that name."""
+        """Call the callback after so many seconds. This replaces an earlier timer of that name,
+        which is kept if there is no memory for this one."""
+        timer = self._loop.call_later(seconds, callback)
         self.cancel_timers(name)
-        self._timers[name] = self._loop.call_later(seconds, callback)
+        self._timers[name] = timer
 
     def cancel_timers(self, *names: str) -> None:
         """Cancel these timers if they are set. A loop that ends would wait for them."""

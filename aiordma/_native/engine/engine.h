@@ -66,7 +66,8 @@ enum { ENGINE_ATTEMPTS = 16 };
  */
 PyObject *engine_call_alone(PyObject *function, PyObject *const *arguments, size_t count);
 PyObject *engine_call_method_alone(PyObject *name, PyObject *const *arguments, size_t count);
-/* The same for what may run twice, which is called again if an interrupt ends it half way. */
+/* The same for what may run twice, which is called again if an interrupt, or an allocation that
+   fails, ends it half way. */
 PyObject *engine_call_surely(PyObject *function, PyObject *const *arguments, size_t count);
 PyObject *engine_call_method_surely(PyObject *name, PyObject *const *arguments, size_t count);
 

@@ -96,11 +96,20 @@ PyObject *engine_call_method_alone(PyObject *name, PyObject *const *arguments, s
     return result;
 }
 
+/* Whether what raised the exception may be called again. The exception is then cleared, or kept. */
+static int may_repeat(void)
+{
+    if (!PyErr_ExceptionMatches(PyExc_MemoryError))
+        return engine_keep_interrupt();
+    PyErr_Clear();
+    return 1;
+}
+
 PyObject *engine_call_surely(PyObject *function, PyObject *const *arguments, size_t count)
 {
     PyObject *result = engine_call_alone(function, arguments, count);
 
-    for (int i = 1; !result && i < ENGINE_ATTEMPTS && engine_keep_interrupt(); i++)
+    for (int i = 1; !result && i < ENGINE_ATTEMPTS && may_repeat(); i++)
         result = engine_call_alone(function, arguments, count);
     return result;
 }
@@ -109,7 +118,7 @@ PyObject *engine_call_method_surely(PyObject *name, PyObject *const *arguments, 
 {
     PyObject *result = engine_call_method_alone(name, arguments, count);
 
-    for (int i = 1; !result && i < ENGINE_ATTEMPTS && engine_keep_interrupt(); i++)
+    for (int i = 1; !result && i < ENGINE_ATTEMPTS && may_repeat(); i++)
         result = engine_call_method_alone(name, arguments, count);
     return result;
 }

@@ -1,0 +1,106 @@
+"""Ends of connections that find no memory: every request ends, every close returns, and the device
+has all memory until the request that uses it has ended.
+
+One allocation fails at a time, each in turn, until there is none left to fail."""
+
+import pytest
+
+from tests.unit.child import run_child
+
+pytest.importorskip("_testcapi")
+
+SWEEP = """
+import asyncio, contextlib, errno, faulthandler, logging
+import _testcapi
+import aiordma
+from aiordma import Access
+from tests import connections
+from tests.bench.instant import doorbell_fails, instant, prepare
+from tests.internals import endpoint_of, free_sends, hub_of
+
+faulthandler.dump_traceback_later(120, exit=True)  # what hangs fails, and says where
+logging.disable(logging.CRITICAL)  # what is logged here is that there was no memory
+
+BOUND = 10  # seconds; an end takes a flush_timeout at most
+EXPECTED = MemoryError, SystemError, aiordma.RdmaError  # a call in C can lose its MemoryError
+OPTIONS = {"device": "software", "receive_buffers": 0, "flow_control": False, "flush_timeout": 0.01}
+
+def over():
+    # Whether the allocation that fails is one of the next: the call did not get as far as that.
+    try:
+        for _ in range(12):
+            bytearray(9)
+    except MemoryError:
+        return True
+    return False
+
+def calls(number, function, *arguments):
+    # Call the function, and return what it raised, and whether no allocation failed.
+    raised, is_over = None, False
+    _testcapi.set_nomemory(number, number + 1)
+    try:
+        function(*arguments)
+        is_over = over()
+    except EXPECTED as error:
+        raised = type(error)
+    finally:
+        _testcapi.remove_mem_hooks()
+    return raised, is_over
+
+TAKEN = []  # for each number: how many requests the device has got besides the waiting one
+
+async def ended(requests):
+    async with asyncio.timeout(BOUND):
+        for request in requests:
+            with contextlib.suppress(aiordma.RdmaError):
+                await request
+
+async def attempt(ends, number):
+    async with connections.connected("127.0.0.1", server=OPTIONS, client=OPTIONS) as ends_of_it:
+        client, server = ends_of_it
+        held, slots = len(hub_of(client).in_flight), free_sends(client)
+        region = client.register(bytearray(64), Access.LOCAL_WRITE)
+        target = server.register(bytearray(64), Access.REMOTE_WRITE).remote()
+        waiting = [client.post_send(region[:9])]  # for which the peer has no receive
+        raised, is_over = ends(client, region[:], target, waiting, number)
+        users = 1 + (TAKEN[-1] if TAKEN else 0)
+        assert region._users >= users, (number, region._users, users)
+        if raised is None:
+            await ended(waiting)
+        async with asyncio.timeout(BOUND):
+            await client.aclose()
+        assert all(request.done() for request in waiting), number
+        left = len(hub_of(client).in_flight), free_sends(client)
+        assert left == (held, slots), (number, left, raised)
+        assert not region._users and region.closed, (number, region._users, raised)
+    return is_over
+
+async def sweep(ends):
+    prepare()
+    for number in range(400):
+        if await attempt(ends, number):
+            return number
+
+def report(ends):
+    found = asyncio.run(sweep(ends))
+    print("over" if found and found > 5 else f"after {found}")
+"""
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("engine", ["c", "python"])
+@pytest.mark.parametrize("how", ["close", "fail"])
+def test_end_without_memory_ends_all(how: str, engine: str) -> None:
+    printed = run_child(
+        SWEEP,
+        f"""
+        ARGUMENTS = {{"close": (), "fail": (aiordma.RdmaError("broken"),)}}[{how!r}]
+
+        def ends(client, local, remote, waiting, number):
+            return calls(number, getattr(endpoint_of(client), {how!r}), *ARGUMENTS)
+
+        report(ends)
+        """,
+        AIORDMA_BACKEND=engine,
+    )
+    assert printed == "over\n"
