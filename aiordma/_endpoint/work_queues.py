@@ -5,7 +5,7 @@ endpoint, gives the slot back when the request completes.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiordma._base.enums import SendFlag, WorkCompletionOpcode, WorkRequestOpcode
 from aiordma._base.errors import (
@@ -149,7 +149,9 @@ class SendQueue(WorkQueue):
         """Post a request with few fields, by the C call with few arguments."""
         assert self._owner.queue_pair is not None
         remote = work.remote
+        posted: Any = (0,)
         try:
+            posted = ffi.new("uint32_t *")
             self._enter(request)
             self._owner.hub.watch_over()
             self._owner.queue_pair._post_send_raw(
@@ -161,14 +163,18 @@ class SendQueue(WorkQueue):
                 0 if remote is None else remote.address,
                 0 if remote is None else remote.rkey,
                 work.immediate,
+                posted=posted,
             )
         except BaseException as error:
-            if isinstance(error, VerbsCallError) and error.was_taken:
-                # The device may still execute the request, until the queue pair is destroyed.
-                self._owner.fail(error)
-                return
-            self._take_back(request)
-            raise
+            if not posted[0]:
+                self._take_back(request)
+                raise
+            # The device may still execute the request, until the queue pair is destroyed.
+            if not isinstance(error, Exception):
+                raise
+            if not isinstance(error, RdmaError):
+                error = RdmaError("the device was not notified (doorbell), and there is no memory")
+            self._owner.fail(error)
 
     def prepare(self, work: SendWork) -> WorkRequest:
         """Create a request that has a slot and holds its memory. Post it with `post_prepared`, or
@@ -243,6 +249,8 @@ class SendQueue(WorkQueue):
         except BaseException as refused:  # an interrupt can come behind the post
             if not port.posted:
                 self._not_posted(requests, refused)
+            elif isinstance(refused, MemoryError):  # the errno of the doorbell is lost
+                self._owner.fail(RdmaError("there was no memory for the error of a chain's post"))
             raise
         if error:
             self.chain_posted(error, port.posted, requests, signal_last_only)

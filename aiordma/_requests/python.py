@@ -357,11 +357,17 @@ class WorkRequest:
         return self.result()
 
     def _hold_all(self) -> None:
-        with ExitStack() as undo:
+        held = 0
+        try:
             for memory in self._held:
                 memory._hold()
-                undo.callback(memory._release)
-            undo.pop_all()
+                held += 1
+        except BaseException:
+            # Without an ExitStack, which needs memory itself.
+            while held:
+                held -= 1
+                self._held[held]._release()
+            raise
 
     # -- for the hub and the endpoint ---------------------------------------------------------
 

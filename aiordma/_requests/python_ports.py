@@ -437,9 +437,10 @@ class Port(_Port):
             if not (self._is_usable(self.ready) and plain.is_still_open()):
                 self._take_back(request)
                 return None
+            posted = ffi.new("uint32_t *")
             self._enter(request)
             packed = plain.pack(request.wr_id, _SIGNALED)
-            error = self._give_sends(packed, 1, plain.sge, ffi.new("uint32_t *"))
+            error = self._give_sends(packed, 1, plain.sge, posted)
         except BaseException:
             self._take_back(request)
             raise
@@ -447,18 +448,27 @@ class Port(_Port):
             self._take_back(request)
             self._owner.post_refused(error, False)
         if error < 0:
-            self._owner.doorbell_failed(-error)
+            try:
+                self._owner.doorbell_failed(-error)
+            except MemoryError:
+                self._owner.doorbell_failed(-error)
         return request
 
     def _give_sends(self, requests: bytes, count: int, sges: bytes, posted: Any) -> int:
-        """Return C's errno (negative: the doorbell failed), and set `posted`, an uint32_t, to the
-        number of accepted requests. If this raises, the device got none."""
+        """Return C's errno (negative: the doorbell failed; EIO's if there is no memory for another
+        one), and set `posted`, an uint32_t, to the number of accepted requests. If this raises, the
+        device got none."""
         self._drain.crossings += 1
         _watch_over(self._drain)
-        error = lib.aiordma_post_send_chain(
-            self._queue_pair, requests, count, sges, len(sges), posted
-        )
-        return int(error)
+        try:
+            error = lib.aiordma_post_send_chain(
+                self._queue_pair, requests, count, sges, len(sges), posted
+            )
+            return int(error)
+        except MemoryError:
+            if not posted[0]:
+                raise
+            return -errno.EIO
 
 
 def _is_false(*flags: Any) -> bool:

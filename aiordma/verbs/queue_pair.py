@@ -1,5 +1,6 @@
 """Queue pairs: creation within limits, transitions, and raw posting (man ibv_create_qp)."""
 
+import errno
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -514,11 +515,18 @@ class QueuePair(Resource):
                 f"together; these have {length}"
             )
         address, rkey = (0, 0) if remote is None else (remote.address, remote.rkey)
-        self._post_send_raw(
-            *(wr_id, opcode, flags, sges, len(parts), address, rkey, immediate),
-            compare_add=compare_add,
-            swap=swap,
-        )
+        posted = ffi.new("uint32_t *")
+        try:
+            self._post_send_raw(
+                *(wr_id, opcode, flags, sges, len(parts), address, rkey, immediate),
+                compare_add=compare_add,
+                swap=swap,
+                posted=posted,
+            )
+        except MemoryError:
+            if posted[0]:
+                raise self._not_notified(errno.EIO, len(parts)) from None
+            raise
         del kept  # the post has copied the inline buffers
 
     def post_recv(self, wr_id: int, parts: Sequence[RawPart]) -> None:
@@ -558,8 +566,15 @@ class QueuePair(Resource):
         immediate: int,
         compare_add: int = 0,
         swap: int = 0,
+        posted: Any = None,
     ) -> None:
         """Post one plain request whose sges are packed.
+
+        Args:
+            wr_id, opcode, flags, sges, count, address, rkey, immediate, compare_add, swap: as of
+                `pack_plain`.
+            posted: a uint32_t of 0. It is 1 afterwards if the device has the request, also if this
+                raises, because there was no memory for an error of its doorbell.
 
         Raises:
             VerbsCallError: the device refused the request. With `was_taken`, the request is in the
@@ -568,19 +583,21 @@ class QueuePair(Resource):
         request = pack_plain(
             wr_id, opcode, flags, count, address, rkey, immediate, compare_add, swap
         )
-        posted = ffi.new("uint32_t *")
+        if posted is None:
+            posted = ffi.new("uint32_t *")
         if self._closed:  # checked after pack_plain, which may run the program's code
             self._require_open()
         error = lib.aiordma_post_send_chain(self.pointer, request, 1, sges, len(sges), posted)
         if error < 0:
-            failure = VerbsCallError(-error, "ibv_post_send", self._explain(count))
-            failure.was_taken = True
-            try:
-                raise failure
-            finally:
-                del failure  # its traceback holds this frame
+            raise self._not_notified(-error, count)
         if error:
             check_positive_errno(error, "ibv_post_send", self._explain(count))
+
+    def _not_notified(self, error: int, count: int) -> VerbsCallError:
+        """Return the error of a doorbell that failed."""
+        failure = VerbsCallError(error, "ibv_post_send", self._explain(count))
+        failure.was_taken = True
+        return failure
 
     def _post_recv_raw(self, wr_id: int, sges: bytes, count: int) -> None:
         """Post a receive whose sges are packed."""
@@ -607,7 +624,8 @@ class QueuePair(Resource):
         Returns:
             C's errno, or 0 if the device accepted all; and the number of accepted requests, which
                 is the index of the refused one. A negative errno: all requests are in the queue,
-                but the device could not be notified (see `post_send`).
+                but the device could not be notified (see `post_send`). It is EIO's if there was no
+                memory for another number.
 
         Raises:
             TypeError, ValueError: a field of a request is invalid; the message names both. Nothing
@@ -619,16 +637,23 @@ class QueuePair(Resource):
         See: man ibv_post_send.
         """
         posted = ffi.new("uint32_t *")
+        all_accepted = 0, len(works)  # before the post, whose result must not be lost behind it
+        error = -errno.EIO
         try:
             sges = b"".join([work.sges for work in works])
             packed = pack_chain(works, wr_ids, flags, self.service)
         except UNFIT as unfit:
             raise_named(works, wr_ids, flags, unfit)
         self._require_open()  # checked after pack_chain, which may run the program's code
-        error = lib.aiordma_post_send_chain(
-            self.pointer, packed, len(works), sges, len(sges), posted
-        )
-        return error, posted[0]
+        try:
+            error = lib.aiordma_post_send_chain(
+                self.pointer, packed, len(works), sges, len(sges), posted
+            )
+            return (error, posted[0]) if error else all_accepted
+        except MemoryError:
+            if not posted[0]:
+                raise
+            return error, posted[0]
 
     def bind_window(
         self, wr_id: int, window: MemoryWindow, bound: MemorySlice, access: int, flags: int

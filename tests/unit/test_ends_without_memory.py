@@ -15,7 +15,7 @@ import _testcapi
 import aiordma
 from aiordma import Access
 from tests import connections
-from tests.bench.instant import doorbell_fails, instant, prepare
+from tests.bench.instant import doorbell_fails, doorbell_is_due, instant, prepare
 from tests.internals import endpoint_of, free_sends, hub_of
 
 faulthandler.dump_traceback_later(120, exit=True)  # what hangs fails, and says where
@@ -98,6 +98,38 @@ def test_end_without_memory_ends_all(how: str, engine: str) -> None:
 
         def ends(client, local, remote, waiting, number):
             return calls(number, getattr(endpoint_of(client), {how!r}), *ARGUMENTS)
+
+        report(ends)
+        """,
+        AIORDMA_BACKEND=engine,
+    )
+    assert printed == "over\n"
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("engine", ["c", "python"])
+@pytest.mark.parametrize("kind", ["plain", "general", "chain", "general chain"])
+def test_failed_doorbell_without_memory_ends_all(kind: str, engine: str) -> None:
+    printed = run_child(
+        SWEEP,
+        f"""
+        def ends(client, local, remote, waiting, number):
+            post, arguments = client.post_write, (local, remote)
+            if {kind!r} == "general":
+                post, arguments = client.post_writev, (iter([local]), remote)
+            if "chain" in {kind!r}:
+                chain = client.chain(signal_last_only=True)
+                chain.__enter__()
+                waiting += [chain.post_write(local, remote) for _ in range(2)]
+                if "general" in {kind!r}:
+                    waiting.append(chain.post_writev(iter([local]), remote))
+                post, arguments = chain.__exit__, (None, None, None)
+            with instant(client):
+                doorbell_fails(errno.EINVAL)
+                outcome = calls(number, post, *arguments)
+                TAKEN.append(0 if doorbell_is_due() else len(waiting) - 1 or 1)
+                doorbell_fails(0)
+                return outcome
 
         report(ends)
         """,
