@@ -61,11 +61,17 @@ class _Collected:
         if staged is not None:
             staged.own()
             work.sges = staged.sges
-        request = self._endpoint.sends.prepare(work)
-        self._works.append(work)
-        self.port.add(request)
         if staged is not None:
             self._staged.append(staged)  # holds the inline bytes until they are posted
+        request = self._endpoint.sends.prepare(work)
+        try:
+            self._works.append(work)
+            self.port.add(request)
+        except BaseException:  # there was no memory
+            if self._works and self._works[-1] is work:
+                self._works.pop()
+            self._endpoint.sends.withdraw(request)
+            raise
         return request
 
     def bind(

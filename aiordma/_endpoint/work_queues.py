@@ -177,8 +177,8 @@ class SendQueue(WorkQueue):
             self._owner.fail(error)
 
     def prepare(self, work: SendWork) -> WorkRequest:
-        """Create a request that has a slot and holds its memory. Post it with `post_prepared`, or
-        fail it.
+        """Create a request that has a slot and holds its memory. Post it with `post_prepared`, fail
+        it, or `withdraw` it.
 
         Raises:
             QueueFullError: no slot is free.
@@ -194,6 +194,10 @@ class SendQueue(WorkQueue):
                 raise
             slot.hand_over()
         return request
+
+    def withdraw(self, request: WorkRequest) -> None:
+        """Undo `prepare`, for a request that will not be posted, and that no task awaits."""
+        self._take_back(request)
 
     def post_prepared(
         self, works: Sequence[SendWork], requests: list[WorkRequest], *, signal_last_only: bool

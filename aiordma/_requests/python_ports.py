@@ -640,15 +640,19 @@ class ChainPort:
         if plain is None or not _take_slot(port._sends):
             return None
         request = port._make(plain)
-        if self.over or not self.usable or not plain.is_still_open():
+        try:
+            if self.over or not self.usable or not plain.is_still_open():
+                port._take_back(request)
+                return None
+            request._completes_as = _COMPLETES_AS[plain.opcode]
+            if plain.source is not None:
+                plain.source = memoryview(plain.source.tobytes())
+                plain.sge = SGE.pack(address_of(plain.source), plain.length, 0)
+            port._open.add(request)  # if it is never posted, the end of the queue pair ends it
+            self._collected.append((request, plain))
+        except BaseException:  # there was no memory
             port._take_back(request)
-            return None
-        request._completes_as = _COMPLETES_AS[plain.opcode]
-        if plain.source is not None:
-            plain.source = memoryview(plain.source.tobytes())
-            plain.sge = SGE.pack(address_of(plain.source), plain.length, 0)
-        port._open.add(request)  # if it is never posted, the end of the queue pair ends it
-        self._collected.append((request, plain))
+            raise
         return request
 
     def add(self, request: WorkRequest, /) -> None:

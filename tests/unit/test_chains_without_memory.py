@@ -129,6 +129,27 @@ def test_post_without_memory_keeps_no_slot(kind: str, engine: str) -> None:
     assert "completed" in printed
 
 
+@pytest.mark.natively
+@pytest.mark.parametrize("engine", ["c", "python"])
+@pytest.mark.parametrize("kind", ["plain", "staged", "general"])
+def test_request_added_to_a_chain_without_memory_keeps_no_slot(kind: str, engine: str) -> None:
+    printed = run_child(
+        SWEEP,
+        f"""
+        def attempt(client, number):
+            add = ADDS[{kind!r}]
+            with client.chain() as chain:
+                with contextlib.suppress(MemoryError, SystemError), without_memory(number):
+                    add(chain)
+                return chain.requests
+
+        print(asyncio.run(sweep(attempt)))
+        """,
+        AIORDMA_BACKEND=engine,
+    )
+    assert "completed" in printed
+
+
 @pytest.mark.parametrize("engine", ["c", "python"])
 def test_requests_of_a_refused_chain_without_memory_end(engine: str) -> None:
     printed = run_child(
