@@ -269,10 +269,22 @@ class DeviceHub:
     # -- completions --------------------------------------------------------------------------
 
     def drain_all(self) -> None:
-        """Drain as many completions as the queues can hold, before failing requests in flight."""
-        for shared in self._queues:
-            for _ in range(0, shared.queue.cqe, BATCH * ROUNDS):
+        """Drain as many completions as the queues can hold, before failing requests in flight. An
+        interrupt (KeyboardInterrupt) of a done callback is raised again after the last one."""
+        interrupt: BaseException | None = None
+        left = sum(shared.queue.cqe for shared in self._queues)
+        while left > 0:
+            try:
                 self.drain()
+                left -= BATCH * ROUNDS
+            except BaseException as raised:  # behind its batch
+                interrupt = interrupt or raised
+                left -= BATCH
+        try:
+            if interrupt is not None:
+                raise interrupt
+        finally:
+            del interrupt  # its traceback holds this frame
 
     @property
     def wakes(self) -> int:
