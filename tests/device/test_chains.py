@@ -200,7 +200,8 @@ async def test_unposted_requests_hold_memory_to_the_end(
         leased = hub.pool.leased
         if way == "alone":
 
-            def untold(*_: Any) -> None:
+            def untold(*_: Any, posted: Any) -> None:
+                posted[0] = 1
                 error = aiordma.VerbsCallError(5, "ibv_post_send")
                 error.was_taken = True
                 raise error
