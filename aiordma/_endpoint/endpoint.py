@@ -48,6 +48,7 @@ from aiordma._endpoint.lifecycle import Lifecycle, Phase
 from aiordma._endpoint.peer_watch import PeerWatch
 from aiordma._endpoint.sizes import capacity_for, check_depths, probe_entries
 from aiordma._endpoint.work_queues import ReceiveQueue, SendQueue
+from aiordma._loop.ending import Ending
 from aiordma._loop.event_loop import EventLoop, Waiter, require_here
 from aiordma._loop.threads import Calls, in_thread, outwait
 from aiordma._requests.pool import BufferPool
@@ -789,20 +790,34 @@ class Endpoint:
             logger.debug("disconnecting: %s", error)  # not connected yet, or not any more
 
     def _destroy(self) -> None:
+        try:
+            self._destroy_if_due()
+        except MemoryError:
+            Ending(self.loop, self._destroy_if_due).run()
+
+    def _destroy_if_due(self) -> None:
         shared = self.shared_receive
         if self.life.phase >= Phase.DESTROYING or self.calls.delays(self._destroy):
             return
         waits = self.was_established and not self.loop.has_ended
         if shared is not None and waits and shared.delays(self, self._destroy):
             return
-        self.life.advance(Phase.DESTROYING)
         self.life.cancel_timers(_FLUSHED)
         if self.queue_pair is None:
-            self._finish()
-        else:
-            self.hub.forget_queue_pair(self.queue_pair.key)
-            self.windows_go = True
+            finish = self._last_steps()
+            self.life.advance(Phase.DESTROYING)
+            finish.run()
+            return
+        self.hub.forget_queue_pair(self.queue_pair.key)
+        self.life.advance(Phase.DESTROYING)
+        self.windows_go = True
+        try:
             self.reactor.destroy(self._destroy_queue_pair, self._finish)
+        except MemoryError:
+            # Nothing was done if the loop has not ended.
+            if not self.loop.has_ended:
+                self.life.phase, self.windows_go = Phase.FLUSHING, False
+            raise
 
     def _destroy_queue_pair(self) -> None:
         assert self.queue_pair is not None
@@ -814,19 +829,26 @@ class Endpoint:
     def _finish(self) -> None:
         """Fail all requests and release everything, after the queue pair was destroyed: the device
         accesses no memory and completes no requests."""
+        self._last_steps().run()
+
+    def _last_steps(self) -> Ending:
         self.windows_go = False
-        # All steps run, even if a callback of the program raises.
+        shared, queue = self.shared_receive, self._queue
+        return Ending(
+            self.loop,
+            self.hub.drain_all,
+            lambda: fail_all(self.requests, self._flushed),
+            self._close_windows,
+            lambda: self.hub.on_failure.discard(self.fail),
+            lambda: None if queue is None else self.hub.free(queue, self._entries),
+            lambda: None if shared is None else shared.leave(self),
+            self._is_over,
+        )
+
+    def _close_windows(self) -> None:
         with ExitStack() as last_first:
-            last_first.callback(self._is_over)
-            if self.shared_receive is not None:
-                last_first.callback(self.shared_receive.leave, self)
-            if self._queue is not None:
-                last_first.callback(self.hub.free, self._queue, self._entries)
-            last_first.callback(self.hub.on_failure.discard, self.fail)
             for window in list(self.windows.values()):
                 last_first.callback(window.close)
-            last_first.callback(lambda: fail_all(self.requests, self._flushed))
-            last_first.callback(self.hub.drain_all)
 
     def _flushed(self, request: WorkRequest) -> Exception:
         self.hub.in_flight.take(request.wr_id)
@@ -834,16 +856,17 @@ class Endpoint:
         return self._flush_error(request)
 
     def _is_over(self) -> None:
+        ending = Ending(
+            self.loop,
+            lambda: self.hub.counters.remove(self),
+            self.life.ended.set,
+            lambda: self.unretrieved.end(self.name, self.cause),
+            *self.life.on_end,
+            self._give_back_if_closing,
+        )
         self.life.advance(Phase.ENDED)
-        self.hub.counters.remove(self)
-        self.life.ended.set()
-        callbacks, self.life.on_end = self.life.on_end, []  # they hold what uses the endpoint
-        # All steps run, even if a callback raises, such as the program's exception handler.
-        with ExitStack() as last_first:
-            last_first.callback(self._give_back_if_closing)
-            for callback in reversed(callbacks):
-                last_first.callback(callback)
-            last_first.callback(self.unretrieved.end, self.name, self.cause)
+        self.life.on_end.clear()  # they hold what uses the endpoint
+        ending.run()
 
     async def until_ended(self) -> Exception:
         """Wait until the queue pair is destroyed and every request has completed. Return a copy of
@@ -888,17 +911,16 @@ class Endpoint:
             self._give_back()
 
     def _give_back(self) -> None:
-        if not self.life.advance(Phase.CLOSED):
+        if self.life.phase >= Phase.CLOSED:
             return
-        callbacks, self.life.on_close = self.life.on_close, []
-        with ExitStack() as last_first:
-            last_first.callback(self._release)
-            for callback in reversed(callbacks):
-                last_first.callback(callback)
+        ending = Ending(self.loop, *self.life.on_close, self._release)
+        self.life.advance(Phase.CLOSED)
+        self.life.on_close.clear()
+        ending.run()
 
     def _release(self) -> None:
         self.reactor.unsubscribe(self.identifier)
-        regions, self.regions = list(self.regions.values()), {}
+        regions = list(self.regions.values())
         destroy_unused = self.hub.take_unused()
 
         def close() -> None:
@@ -914,6 +936,7 @@ class Endpoint:
             self.reactor.release(self.life.closed.set)
 
         self.reactor.destroy(close, closed)
+        self.regions.clear()
 
     @deferring_steps
     async def aclose(self) -> None:

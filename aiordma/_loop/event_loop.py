@@ -322,7 +322,10 @@ class _AsyncioEventLoop(_Face):
     def call_from_thread(self, callback: Callable[[], None]) -> None:
         self._undelivered.append(callback)
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(uninterrupted(self._deliver))
+            try:
+                self._loop.call_soon_threadsafe(uninterrupted(self._deliver))
+            except MemoryError:  # once more, because a lost callback can be an end's
+                self._loop.call_soon_threadsafe(uninterrupted(self._deliver))
 
     def report(self, message: str, error: Exception) -> None:
         self._loop.call_exception_handler({"message": message, "exception": error})

@@ -20,9 +20,10 @@ error: it tries again, and finally runs the call on the event loop's own thread.
 
 import errno
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from threading import Condition, Thread
 from typing import TypeVar
@@ -153,29 +154,38 @@ class _Workers:
 
     def _work(self) -> None:
         while True:
-            with self._changed:
-                self._idle += 1
-                try:
-                    found = self._changed.wait_for(lambda: self._waiting, IDLE_SECONDS)
-                finally:
-                    self._idle -= 1
-                if not found:
-                    self._count -= 1
-                    return
-                call = self._waiting[0]
-                self._running.add(call)  # first: `calls` counts it at every moment
-                self._waiting.popleft()
             try:
-                call.run()
-            except BaseException:
-                logger.exception("a call into the driver could not report its end")
-            with self._changed:
-                self._running.discard(call)
-                self._abandoned -= call.is_abandoned
-                if self._count > self._most + self._abandoned:
-                    self._count -= 1
+                # In a call of its own: an idle worker must not keep objects alive.
+                if not self._work_once():
                     return
-            del call, found  # an idle worker must not keep objects alive
+            except MemoryError:  # a worker that ends without being counted leaves its calls
+                time.sleep(RETRY_SECONDS)
+
+    def _work_once(self) -> bool:
+        with self._changed:
+            self._idle += 1
+            try:
+                found = self._changed.wait_for(lambda: self._waiting, IDLE_SECONDS)
+            finally:
+                self._idle -= 1
+            if not found:
+                self._count -= 1
+                return False
+            call = self._waiting[0]
+            self._running.add(call)  # first: `calls` counts it at every moment
+            self._waiting.popleft()
+        try:
+            call.run()
+        except BaseException:
+            with suppress(MemoryError):
+                logger.exception("a call into the driver could not report its end")
+        with self._changed:
+            self._running.discard(call)
+            self._abandoned -= call.is_abandoned
+            if self._count > self._most + self._abandoned:
+                self._count -= 1
+                return False
+        return True
 
 
 class Lane:
@@ -234,7 +244,12 @@ def _reporting(
         except BaseException as raised:
             error = raised
         try:
-            loop.call_from_thread(partial(then, error))
+            try:
+                report = partial(then, error)
+            except MemoryError:
+                report = partial(then, error)
+            loop.call_from_thread(report)
+            del report
         finally:
             forget()
             del error  # its traceback holds this frame
@@ -242,8 +257,9 @@ def _reporting(
     def forget() -> None:
         loop.calls.discard(counted)
 
-    loop.calls.add(counted)
-    return _Call(run, forget)
+    call = _Call(run, forget)
+    loop.calls.add(counted)  # last: the loop's end waits for it
+    return call
 
 
 @deferring
@@ -290,7 +306,7 @@ def start_destroy(
 
     If no thread can be started, a timer tries again. After `RETRIES` retries the function runs on
     the loop's thread, which it may block for some milliseconds. If the loop has ended, both
-    functions run in the calling thread, at once.
+    functions run in the calling thread, at once. A MemoryError is raised before anything is done.
     """
     if loop.has_ended:
         error: BaseException | None = None
@@ -304,8 +320,14 @@ def start_destroy(
             del error  # its traceback holds this frame
         return
     call = _reporting(loop, function, then)
-    if not DESTROYS.workers.submit(call):
-        _retry(loop, call, RETRY_SECONDS, RETRIES)
+    try:
+        if not DESTROYS.workers.submit(call):
+            _retry(loop, call, RETRY_SECONDS, RETRIES)
+    except MemoryError:
+        if DESTROYS.workers.withdraw(call):
+            call.forget()
+            raise
+        # Otherwise a worker has it already.
 
 
 def _retry(loop: EventLoop, call: _Call, delay: float, left: int) -> None:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -24,6 +25,7 @@ from aiordma._base.errors import ClosedError, EventLoopError, VerbsCallError
 from aiordma._base.interrupts import deferring
 from aiordma._base.process import here, require_same_process
 from aiordma._base.provider import Provider
+from aiordma._loop.ending import Ending
 from aiordma._loop.event_loop import EventLoop, current_event_loop, require_here
 from aiordma._loop.threads import DESTROYS, Once, calls_under_way, in_thread, start_destroy
 from aiordma._native import ffi
@@ -192,39 +194,66 @@ class Reactor:
         `DESTROYS_AT_ONCE` calls, further ones wait until these have returned and the pending events
         are delivered. The reactor stays open during the call.
         """
-        self.retain()
-        self._unwanted.append((function, then))
+        unwanted = function, then
+        self._unwanted.append(unwanted)
+        try:
+            self.retain()
+        except BaseException:
+            self._unwanted.remove(unwanted)
+            raise
         self._start_destroys()
 
     def _start_destroys(self) -> None:
+        try:
+            self._start_due_destroys()
+        except MemoryError:
+            Ending(self.loop, self._start_due_destroys).run()
+
+    def _start_due_destroys(self) -> None:
         most = max(DESTROYS_AT_ONCE, self._taken)
         while self._unwanted and not self._taking:
             # After the loop's end, no events are taken, which the calls would alternate with.
             if self._since_events >= most and not self.loop.has_ended:
                 return
             self._since_events += 1
-            self._start_destroy(*self._unwanted.popleft())
+            unwanted = self._unwanted.popleft()
+            try:
+                self._start_destroy(*unwanted)
+            except MemoryError:
+                if not self.loop.has_ended:  # else it was run
+                    self._unwanted.appendleft(unwanted)
+                raise
 
     def _start_destroy(self, function: Callable[[], object], then: Callable[[], object]) -> None:
-        self._destroying += 1
-        if self._destroying == 1:
-            self.loop.unwatch(self.channel.fd)
-
         def returned(error: BaseException | None) -> None:
+            self._destroying -= 1
             if error is not None:
                 logger.error("destroying: %s", error, exc_info=error)
-            self._destroying -= 1
-            if not self._destroying:
-                self.loop.watch(self.channel.fd, self._readable)
             if self.users > 1:
                 # Release this user first: `then` may release the last one, with its own callback.
                 self.users -= 1
-                then()
+                last = then
             else:
-                self.release(then)
-            self.poll_events()
+                last = partial(self.release, then)
+            try:
+                ending = Ending(self.loop, self._watch_again, last, self.poll_events)
+            except MemoryError:
+                ending = Ending(self.loop, self._watch_again, last, self.poll_events)
+            ending.run()
 
-        start_destroy(self.loop, function, returned)
+        self._destroying += 1
+        try:
+            start_destroy(self.loop, function, returned)
+        except MemoryError:
+            if not self.loop.has_ended:
+                self._destroying -= 1
+            raise
+        if self._destroying == 1:
+            self.loop.unwatch(self.channel.fd)
+
+    def _watch_again(self) -> None:
+        if not self._destroying and not self.ended:
+            self.loop.watch(self.channel.fd, self._readable)
 
     def _readable(self) -> None:
         self.poll_events()

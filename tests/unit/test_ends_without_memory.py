@@ -136,3 +136,52 @@ def test_failed_doorbell_without_memory_ends_all(kind: str, engine: str) -> None
         AIORDMA_BACKEND=engine,
     )
     assert printed == "over\n"
+
+
+STEPS = {"_destroy": 14, "_finish": 60, "_is_over": 40, "_release": 24}
+"""The steps of an end, in order, and how many allocations are tried of each: later ones are those
+of a thread that begins, whose failure Python does not report."""
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("engine", ["c", "python"])
+@pytest.mark.parametrize("step", STEPS)
+def test_later_step_of_an_end_without_memory_is_done_again(step: str, engine: str) -> None:
+    printed = run_child(
+        SWEEP,
+        f"""
+        import aiordma._loop.ending
+        aiordma._loop.ending.RETRY_SECONDS = 0.001
+        failures = []
+
+        def fails_once(function, number):
+            def call():
+                if is_first:
+                    is_first.clear()
+                    raised, _ = calls(number, function)
+                    if raised is not None:
+                        failures.append(raised)
+                        raise MemoryError
+                else:
+                    function()
+
+            is_first = [True]
+            return call
+
+        def ends(client, local, remote, waiting, number):
+            endpoint = endpoint_of(client)
+            setattr(endpoint, {step!r}, fails_once(getattr(endpoint, {step!r}), number))
+            endpoint.close()
+            return None, False
+
+        async def steps():
+            for number in range({STEPS[step]}):
+                await attempt(ends, number)
+
+        prepare()
+        asyncio.run(steps())
+        print("some failed" if failures or {step!r} == "_destroy" else "none failed")
+        """,
+        AIORDMA_BACKEND=engine,
+    )
+    assert printed == "some failed\n"
