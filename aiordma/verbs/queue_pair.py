@@ -637,13 +637,13 @@ class QueuePair(Resource):
         See: man ibv_post_send.
         """
         posted = ffi.new("uint32_t *")
-        all_accepted = 0, len(works)  # before the post, whose result must not be lost behind it
         error = -errno.EIO
         try:
             sges = b"".join([work.sges for work in works])
             packed = pack_chain(works, wr_ids, flags, self.service)
         except UNFIT as unfit:
             raise_named(works, wr_ids, flags, unfit)
+        all_accepted = 0, len(works)  # before the post, whose result must not be lost behind it
         self._require_open()  # checked after pack_chain, which may run the program's code
         try:
             error = lib.aiordma_post_send_chain(
