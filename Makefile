@@ -45,10 +45,12 @@ help:
 	@echo "ARGS='-k name' goes to pytest; ARGS=tests/device/test_echo.py runs that instead of a part's folders."
 	@echo " python3 -m tests.vm run --help lists the VM's settings."
 
-# One make at a time builds the environment; the others wait and find it done.
+# One make at a time builds the environment; the others wait and find it done. What installs the
+# compiler comes first: on a bare machine, nothing can be done beside it.
 venv:
 	@mkdir -p build
-	@flock build/venv.lock $(MAKE) --no-print-directory -j2 venv-built
+	@flock build/venv.lock sh -c '$(MAKE) -s .venv/.base && \
+		$(MAKE) --no-print-directory -j2 venv-built'
 
 # Bytecode is made here: the VM compiles 13 times slower and forgets it.
 venv-built: .venv/.native .venv/.installed .venv/.bytecode build/fork-client
