@@ -167,8 +167,9 @@ async def _to_first(
     begin: "Callable[[], _Attempt]",
     use: "Callable[[_Attempt, str, tuple[str, int] | None, float | None], Awaitable[Connection]]",
 ) -> Connection:
-    """Return what `use` returns for the first address of the name that can be connected. `begin`
-    makes an attempt for each but the first."""
+    """Return what `use` returns for the first address of the name that can be connected. `first`
+    looks the name up, and serves its only address. If there are several, `begin` makes an attempt
+    for each."""
     shared = SharedSeconds(first.timeout)
     with shared.spending(), first.limited():
         addresses, bound = await first.look_up()

@@ -47,10 +47,12 @@ class SharedSeconds:
 
 
 def first_of_errors(errors: list[Exception]) -> Exception:
-    """Return the error of the first address, with a note of each of the others."""
-    for note in [f"another address: {each}" for each in errors[1:]]:
-        errors[0].add_note(note)
-    return errors[0]
+    """Return the error of the first address, with a note of each of the others; but of a program's
+    answer, which is the last one, that."""
+    chosen = errors[-1] if is_programs_answer(errors[-1]) else errors[0]
+    for note in [f"another address: {each}" for each in errors if each is not chosen]:
+        chosen.add_note(note)
+    return chosen
 
 
 async def first_connected(
@@ -63,11 +65,11 @@ async def first_connected(
     Args:
         addresses: at least one.
         connect: called with an address, and how many are left to try, with this one.
-        failure: makes the error if no address can be connected, of the errors of all.
+        failure: makes the error if no address can be connected, of the errors of all. The last one
+            may be a program's answer, a rejection with private data: the peer was reached, and no
+            further address is tried.
 
     Raises:
-        RejectedError: the program at an address rejects with private data. No further address is
-            tried, because the peer was reached.
         Exception: that of `failure`; or of `connect`, if it is no error of the address.
     """
     errors: list[Exception] = []
@@ -76,9 +78,9 @@ async def first_connected(
             try:
                 return await connect(address, len(addresses) - index)
             except (RdmaConnectionError, DeviceRequirementError) as error:
-                if is_programs_answer(error):
-                    raise
                 errors.append(error)
+                if is_programs_answer(error):
+                    break
         raise failure(errors)
     finally:
         errors.clear()  # their tracebacks hold this frame

@@ -3,7 +3,8 @@
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Self, TypedDict, Unpack
 
@@ -190,11 +191,27 @@ class _FullBacklog:
         self._longest = min(2 * self._longest, MOST_FULL_SECONDS)
         return self._until is None or time.monotonic() + self._seconds < self._until
 
+    @property
+    def remaining(self) -> float | None:
+        """The seconds that are left for further attempts, behind `pause`; None: no limit."""
+        if self._until is None:
+            return None
+        return round(max(self._until - time.monotonic() - self._seconds, 0.01), 2)
+
     async def pause(self) -> None:
         """Wait before the next attempt. For another local port, there is nothing to wait for."""
         seconds, self._seconds = self._seconds, 0.0
         if seconds:
             await anyio.sleep(seconds)
+
+
+@asynccontextmanager
+async def _closed_on_failure(connection: Connection) -> AsyncIterator[None]:
+    try:
+        yield
+    except BaseException:
+        await connection.aclose()
+        raise
 
 
 @deferring_steps
@@ -223,11 +240,15 @@ async def connect_rsocket(
     answering = SharedSeconds(addresses.timeout)
 
     async def establish(connection: Connection) -> Rsocket:
-        check(connection)
-        rsocket = Rsocket(connection, settings.ring_bytes, close_timeout=settings.close_timeout)
+        async with _closed_on_failure(connection):
+            check(connection)
+            rsocket = Rsocket(connection, settings.ring_bytes, close_timeout=settings.close_timeout)
+        # If it fails, it closes the connection itself: in the background while the driver waits for
+        # the peer, which takes iWARP's up to two minutes.
         await connection.establish(private_data=rsocket.hello())
-        rsocket.start(connection.private_data)
-        rsocket.begin(is_first=True)
+        async with _closed_on_failure(connection):
+            rsocket.start(connection.private_data)
+            rsocket.begin(is_first=True)
         return rsocket
 
     async def connect_to(address: str, left: int) -> tuple[Connection, Rsocket]:
@@ -240,10 +261,11 @@ async def connect_rsocket(
             with answering.spending():
                 try:
                     return connection, await establish(connection)
-                except BaseException as error:
-                    await connection.aclose()
+                except Exception as error:
                     if waits.has_another(error):
-                        remaining = timeout  # once in the backlog, the peer has all of its time
+                        remaining = timeout
+                        if left > 1:  # else the peer has all of its time, once in the backlog
+                            answer_timeout = waits.remaining
                     elif ports.has_another(error):
                         remaining = ports.remaining
                     else:

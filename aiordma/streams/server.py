@@ -19,6 +19,7 @@ from aiordma._base.errors import (
     RdmaConnectionError,
     VerbsCallError,
     cause_text,
+    is_programs_answer,
 )
 from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.process import here
@@ -27,7 +28,7 @@ from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import checked_source
 from aiordma._connection.listener import MOST_BACKLOG, Listener
-from aiordma._connection.several_addresses import SharedSeconds, first_connected
+from aiordma._connection.several_addresses import SharedSeconds, first_connected, first_of_errors
 from aiordma._loop.event_loop import asyncio_event_loop
 from aiordma._runtime.address_lookup import addresses_of, checked_host, checked_service
 from aiordma.streams.opening import (
@@ -290,8 +291,8 @@ def _joined(errors: list[Exception], all_errors: bool) -> Exception:
     """Return one error for those of all addresses, as asyncio does."""
     if all_errors:
         return ExceptionGroup("create_connection failed", errors)
-    if len(errors) == 1:
-        return errors[0]
+    if len(errors) == 1 or is_programs_answer(errors[-1]):
+        return first_of_errors(errors)
     texts = ", ".join(cause_text(error) for error in errors)
     return RdmaConnectionError(f"Multiple exceptions: {texts}")
 
@@ -327,7 +328,9 @@ async def create_connection(
         port: the peer's port, a number or the name of a service. None: a ValueError.
         ssl: TLS inside the stream: an ssl.SSLContext, or True for a default one; None: no TLS.
         family, flags: as of asyncio's; 0: any.
-        all_errors: raise an exception group of the errors of all addresses, in place of one error.
+        all_errors: raise an exception group of the errors of all addresses, also if it is one, in
+            place of one error. What is no error of an address, such as NoDeviceError, is raised as
+            it is.
         proto, happy_eyeballs_delay, interleave: accepted, without effect.
         sock: must be None.
         local_addr: bind to this local (host, port) first; None: any address.

@@ -206,8 +206,13 @@ def silent_peer() -> Iterator[tuple[str, int]]:
     else:
         # A dummy interface does no neighbour discovery, so it is the CM that gets no answer.
         # On siw it is the TCP connection, inside the driver's call, that only ends by itself.
-        Path("/proc/sys/net/ipv4/tcp_syn_retries").write_text("1")
-        yield SILENT, 7471
+        retries = Path("/proc/sys/net/ipv4/tcp_syn_retries")
+        before = retries.read_text()
+        retries.write_text("1")
+        try:
+            yield SILENT, 7471
+        finally:
+            retries.write_text(before)
 
 
 async def _until(condition: Callable[[], bool]) -> None:

@@ -2,6 +2,7 @@
 the time limit. (`connect` is tested with the other ways in which it fails.)"""
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -170,6 +171,42 @@ async def test_silent_address_leaves_time_for_the_next(
         assert 0.4 < time.monotonic() - began < 1  # a half of it
         await opened.aclose() if isinstance(opened, streams.Stream) else opened.abort()
     await until(lambda: not reactor_in_use())
+
+
+@pytest.mark.capability("iwarp")
+async def test_address_of_a_silent_tcp_server_leaves_time_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """siw's call, which waits for that server's answer for 10 s, ends in the background."""
+    names(monkeypatch, ADDRESS, IPV6)
+    async with echoing(IPV6) as port:
+        with socket.create_server((ADDRESS, port)):
+            async with streams.connect_stream(MANY, port, timeout=6) as stream:
+                assert stream.extra(anyio.abc.SocketAttribute.remote_address)[0] == IPV6
+    await until(lambda: not reactor_in_use())
+
+
+@pytest.mark.natively
+async def test_group_of_all_errors_has_a_programs_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    names(monkeypatch, UNREACHABLE, IPV6)
+
+    async def refuse(listener: aiordma.Listener) -> None:
+        await (await listener.request()).reject(b"not today")
+
+    for all_errors in (True, False):
+        async with aiordma.listen(IPV6, 0) as listener, anyio.create_task_group() as group:
+            group.start_soon(refuse, listener)
+            with pytest.raises((ExceptionGroup, aiordma.RejectedError)) as caught:
+                await connect_asyncio(MANY, listener.port, all_errors=all_errors)
+        answer: BaseException = caught.value
+        assert isinstance(answer, ExceptionGroup) is all_errors
+        if isinstance(answer, ExceptionGroup):
+            first, answer = answer.exceptions
+            assert type(first) is aiordma.AddressError
+        else:
+            assert "another address: " in answer.__notes__[0]
+        assert isinstance(answer, aiordma.RejectedError)
+        assert answer.private_data == b"not today"
 
 
 @pytest.mark.natively

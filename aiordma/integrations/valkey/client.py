@@ -48,10 +48,15 @@ class RdmaConnection(Connection):
         return [*pieces, ("transport", "rdma")]
 
     def _connection_arguments(self) -> Mapping[str, Any]:
-        named = {"device": self.device, "require": self.require, "timeout": None}
+        named = {"device": self.device, "require": self.require, "timeout": self._connect_seconds}
         return {**super()._connection_arguments(), **named, **self.rdma}
 
+    @property
+    def _connect_seconds(self) -> float:
+        return 30.0 if self.socket_connect_timeout is None else self.socket_connect_timeout
+
     async def _connect(self) -> None:
-        seconds = self.socket_connect_timeout
-        async with asyncio.timeout(30.0 if seconds is None else seconds):
+        # `open_connection` shares its limit out among the addresses of the name. This one is of the
+        # whole, as of valkey-py's connections.
+        async with asyncio.timeout(self._connect_seconds):
             self._reader, self._writer = await open_connection(**self._connection_arguments())

@@ -156,9 +156,10 @@ async def open_connection(
                 with announcing.spending(), anyio.fail_after(seconds):
                     await channel.begin()
             except TimeoutError:
+                at = f" ({address})" if address != host else ""
                 raise ConnectTimeoutError(
-                    f"connect to {host}:{port}: the peer accepted, and announced no memory within "
-                    f"{seconds:g} s: it may be no Valkey server"
+                    f"connect to {host}:{port}{at}: the peer accepted, and announced no memory "
+                    f"within {seconds:g} s: it may be no Valkey server"
                 ) from None
         except BaseException:
             await connection.aclose()
