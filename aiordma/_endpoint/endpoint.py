@@ -936,7 +936,8 @@ class Endpoint:
             self.reactor.release(self.life.closed.set)
 
         self.reactor.destroy(close, closed)
-        self.regions.clear()
+        for region in regions:  # no others: a worker thread can register one in the meantime
+            self.regions.pop(id(region), None)
 
     @deferring_steps
     async def aclose(self) -> None:

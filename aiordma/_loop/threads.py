@@ -29,11 +29,12 @@ from threading import Condition, Thread
 from typing import TypeVar
 
 import anyio
+import anyio.lowlevel
 
 from aiordma._base.errors import VerbsCallError
 from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.process import here, reentrant_lock
-from aiordma._loop.event_loop import EventLoop
+from aiordma._loop.event_loop import EventLoop, Waiter
 
 __all__ = (
     "CREATES",
@@ -350,23 +351,37 @@ class Once:
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
-        self._event = anyio.Event()
+        self._is_set = False
+        self._waiters: list[Waiter] = []
 
     def set(self) -> None:
-        """Set the event, and wake the waiting tasks. Idempotent."""
+        """Set the event, and wake the waiting tasks. Idempotent: if there was no memory to wake a
+        task (MemoryError), the next call wakes it."""
+        self._is_set = True
         try:
-            self._event.set()
+            while self._waiters:
+                self._waiters[-1].wake()
+                self._waiters.pop()
         except RuntimeError:
             if not self._loop.has_ended:
                 raise
 
     def is_set(self) -> bool:
         """Whether the event is set."""
-        return self._event.is_set()
+        return self._is_set
 
     async def wait(self) -> None:
         """Wait until the event is set."""
-        await self._event.wait()
+        if self._is_set:
+            await anyio.lowlevel.checkpoint()
+            return
+        waiter = self._loop.waiter()
+        self._waiters.append(waiter)
+        try:
+            await waiter.wait()
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
 
 
 async def outwait(event: anyio.Event | Once) -> None:

@@ -221,6 +221,7 @@ class Reactor:
                 self._start_destroy(*unwanted)
             except MemoryError:
                 if not self.loop.has_ended:  # else it was run
+                    self._since_events -= 1
                     self._unwanted.appendleft(unwanted)
                 raise
 
@@ -243,13 +244,14 @@ class Reactor:
 
         self._destroying += 1
         try:
+            if self._destroying == 1:
+                self.loop.unwatch(self.channel.fd)
             start_destroy(self.loop, function, returned)
         except MemoryError:
-            if not self.loop.has_ended:
+            if not self.loop.has_ended:  # else it was run
                 self._destroying -= 1
+                self._watch_again()
             raise
-        if self._destroying == 1:
-            self.loop.unwatch(self.channel.fd)
 
     def _watch_again(self) -> None:
         if not self._destroying and not self.ended:
@@ -336,12 +338,13 @@ class Reactor:
     @deferring
     def release(self, then: Callable[[], object] = lambda: None) -> None:
         """Count one user less. The last one closes the reactor. `then` is called when it is closed;
-        if there are other users, at once."""
-        self.users -= 1
-        if self.users:
-            then()
-            return
-        self.ended = True
+        if there are other users, at once. If the last one's raises MemoryError, call it again."""
+        if not self.ended:
+            self.users -= 1
+            if self.users:
+                then()
+                return
+            self.ended = True
         self._on_end()
         self.loop.unwatch(self.channel.fd)
         hubs = list(self._hubs.values())

@@ -70,6 +70,9 @@ class Loop:
     def call_from_thread(self, callback: Callable[[], None]) -> None:
         self.running.call_from_thread(callback)
 
+    def waiter(self) -> Any:
+        return self.running.waiter()
+
     def fire(self) -> None:
         """Let the timers pass that are there now."""
         due, self.timers = self.timers, []

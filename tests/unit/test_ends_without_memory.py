@@ -62,6 +62,8 @@ async def attempt(ends, number):
         region = client.register(bytearray(64), Access.LOCAL_WRITE)
         target = server.register(bytearray(64), Access.REMOTE_WRITE).remote()
         waiting = [client.post_send(region[:9])]  # for which the peer has no receive
+        watching = asyncio.create_task(client.ended())
+        await asyncio.sleep(0)
         raised, is_over = ends(client, region[:], target, waiting, number)
         users = 1 + (TAKEN[-1] if TAKEN else 0)
         assert region._users >= users, (number, region._users, users)
@@ -69,6 +71,7 @@ async def attempt(ends, number):
             await ended(waiting)
         async with asyncio.timeout(BOUND):
             await client.aclose()
+            await watching
         assert all(request.done() for request in waiting), number
         left = len(hub_of(client).in_flight), free_sends(client)
         assert left == (held, slots), (number, left, raised)
@@ -102,6 +105,34 @@ def test_end_without_memory_ends_all(how: str, engine: str) -> None:
         report(ends)
         """,
         AIORDMA_BACKEND=engine,
+    )
+    assert printed == "over\n"
+
+
+@pytest.mark.natively
+def test_wake_up_without_memory_is_done_again() -> None:
+    """With the engine. The backend in Python wakes by asyncio's futures, and loses a wake-up."""
+    printed = run_child(
+        SWEEP,
+        """
+        from aiordma._loop.event_loop import current_event_loop
+        from aiordma._loop.threads import Once
+
+        async def wakes():
+            for number in range(100):
+                once = Once(current_event_loop())
+                task = asyncio.create_task(once.wait())
+                await asyncio.sleep(0)
+                raised, is_over = calls(number, once.set)
+                once.set()
+                async with asyncio.timeout(BOUND):
+                    await task
+                if is_over:
+                    return "over"
+
+        print(asyncio.run(wakes()))
+        """,
+        AIORDMA_BACKEND="c",
     )
     assert printed == "over\n"
 

@@ -57,6 +57,9 @@ int engine_keep_interrupt(void);
  */
 PyObject *engine_put_aside(void);
 void engine_put_back(PyObject *aside);
+/* Whether what raised the exception, an interrupt or a lack of memory, may be called again. The
+   interrupt is then kept, and the MemoryError cleared. */
+int engine_may_repeat(void);
 /* Attempts of a call that signals interrupt. So many signals do not follow one another. */
 enum { ENGINE_ATTEMPTS = 16 };
 /*

@@ -96,8 +96,7 @@ PyObject *engine_call_method_alone(PyObject *name, PyObject *const *arguments, s
     return result;
 }
 
-/* Whether what raised the exception may be called again. The exception is then cleared, or kept. */
-static int may_repeat(void)
+int engine_may_repeat(void)
 {
     if (!PyErr_ExceptionMatches(PyExc_MemoryError))
         return engine_keep_interrupt();
@@ -109,7 +108,7 @@ PyObject *engine_call_surely(PyObject *function, PyObject *const *arguments, siz
 {
     PyObject *result = engine_call_alone(function, arguments, count);
 
-    for (int i = 1; !result && i < ENGINE_ATTEMPTS && may_repeat(); i++)
+    for (int i = 1; !result && i < ENGINE_ATTEMPTS && engine_may_repeat(); i++)
         result = engine_call_alone(function, arguments, count);
     return result;
 }
@@ -118,7 +117,7 @@ PyObject *engine_call_method_surely(PyObject *name, PyObject *const *arguments, 
 {
     PyObject *result = engine_call_method_alone(name, arguments, count);
 
-    for (int i = 1; !result && i < ENGINE_ATTEMPTS && may_repeat(); i++)
+    for (int i = 1; !result && i < ENGINE_ATTEMPTS && engine_may_repeat(); i++)
         result = engine_call_method_alone(name, arguments, count);
     return result;
 }

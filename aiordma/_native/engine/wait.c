@@ -95,9 +95,10 @@ static int call_soon(Waiter *waiter)
         Py_XDECREF(handle);
         if (handle || is_over(waiter->loop))
             return 0;
-        if (!engine_keep_interrupt())
-            break;
+        if (!engine_may_repeat())
+            return -1;
     }
+    PyErr_NoMemory();
     return -1;
 }
 
@@ -121,7 +122,11 @@ static PyObject *waiter_call(Waiter *waiter, PyObject *args, PyObject *kwargs)
 
 static int schedule(Waiter *waiter)
 {
-    return collecting ? PyList_Append(collecting, (PyObject *)waiter) : call_soon(waiter);
+    if (collecting && !PyList_Append(collecting, (PyObject *)waiter))
+        return 0;
+    if (collecting)
+        PyErr_Clear(); /* there was no memory for the list */
+    return call_soon(waiter);
 }
 
 int engine_wake(Waiter *waiter)
@@ -129,7 +134,11 @@ int engine_wake(Waiter *waiter)
     if (waiter->state != WAITING)
         return 0;
     waiter->state = WOKEN;
-    return waiter->callback ? schedule(waiter) : 0;
+    if (!waiter->callback || !schedule(waiter))
+        return 0;
+    if (PyErr_ExceptionMatches(PyExc_MemoryError))
+        waiter->state = WAITING; /* not scheduled: the next call wakes it */
+    return -1;
 }
 
 void engine_collect_woken(PyObject *list)
