@@ -90,20 +90,20 @@ def _is_left_out(item: pytest.Item) -> bool:
         return True
     if EVERYTHING:
         return False
-    if DEVICE == "siw0" and item.get_closest_marker("one_kernel_device"):
-        return True
     is_repeated = _loop(item) in ("uvloop", "trio") or parameters.get("run") in (
         "asyncio",
         "uvloop",
     )
+    if DEVICE == "siw0":
+        return is_repeated or item.get_closest_marker("one_kernel_device") is not None
     return is_repeated and not item.get_closest_marker("loop_and_device")
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run every test on each loop natively, and in the slow VM on one of them, unless its subject
-    is what the loop does with the device: on asyncio's, and what asyncio's transports do (the
-    fixture `run`) on aiordma's own. A test that no device can change runs natively only, and one of
-    what lies above the verbs on one of the kernel's devices.
+    is what the loop does with the device, and then on one of the kernel's devices: on asyncio's,
+    and what asyncio's transports do (the fixture `run`) on aiordma's own. A test that no device can
+    change runs natively only, and one of what lies above the verbs on one of the kernel's devices.
 
     The run on the backend in Python leaves out the tests with a parameter `engine`: their programs
     have taken each backend in turn before.
