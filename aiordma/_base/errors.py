@@ -72,6 +72,7 @@ __all__ = (
     "completion_error",
     "detached",
     "is_backlog_full",
+    "is_listeners_answer",
     "is_programs_answer",
     "retry_seconds",
 )
@@ -588,6 +589,11 @@ REJECT_REASONS: dict[int, str] = {
 def is_backlog_full(error: BaseException) -> bool:
     """Return whether an aiordma listener rejected the request because its backlog is full."""
     return isinstance(error, RejectedError) and _said(error) == BACKLOG_IS_FULL
+
+
+def is_listeners_answer(error: BaseException) -> bool:
+    """Return whether an aiordma listener rejected the request without its program, and said why."""
+    return isinstance(error, RejectedError) and _said(error) in REJECT_TEXTS
 
 
 def is_programs_answer(error: BaseException) -> bool:

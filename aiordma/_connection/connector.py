@@ -128,7 +128,9 @@ async def connect(
     Raises:
         AddressError, RouteError, RejectedError, UnreachableError, ConnectTimeoutError: a step
             failed; the message says which, and why. All are ConnectionError. Of several addresses,
-            it is the first one's error, with the others' as its notes.
+            it is the error of the attempt that came nearest to the peer's program, with the texts
+            of all: its answer, a full backlog, other errors of the peer or of the path, no device,
+            no permitted device; of several such, the first one.
         RdmaConnectionError: the driver refused a call, for instance because this process has no
             file descriptors left; the message names the limit. `errno` is the call's.
         NoDeviceError: a real device is required by name, and there is no such device.
@@ -231,8 +233,8 @@ async def prepare_connection(
 
     Raises:
         AddressError, RouteError, ConnectTimeoutError: a step failed; the message says which, and
-            why. All are ConnectionError. Of several addresses, it is the first one's error, with
-            the others' as its notes.
+            why. All are ConnectionError. Of several addresses, the error is chosen as of
+            `connect`.
         RdmaConnectionError: the driver refused a call, for instance because this process has no
             file descriptors left.
         NoDeviceError: a real device is required by name, and there is no such device.
@@ -305,8 +307,7 @@ class PeerAddresses:
         """Return what `connect` returns for the first of the addresses that can be connected. It
         is called with an address for `prepare`, and how many are left to try, with this one.
 
-        Raises: as `connect`; of several addresses, the first one's error, with the others' as its
-            notes.
+        Raises: as `connect`.
         """
         with self._shared.spending(), self._first.limited():
             addresses, self._bound = await self._first.look_up()

@@ -7,12 +7,15 @@ from typing import TypeVar
 import anyio
 
 from aiordma._base.errors import (
+    AddressError,
     DeviceRequirementError,
     RdmaConnectionError,
+    cause_text,
+    is_listeners_answer,
     is_programs_answer,
 )
 
-__all__ = ("SharedSeconds", "first_connected", "first_of_errors")
+__all__ = ("SharedSeconds", "first_connected", "first_of_errors", "joined_error")
 
 Address = TypeVar("Address")
 Connected = TypeVar("Connected")
@@ -46,13 +49,40 @@ class SharedSeconds:
         return float(f"{max(self._left, 0) / count:.3g}")  # the errors have it
 
 
-def first_of_errors(errors: list[Exception]) -> Exception:
-    """Return the error of the first address, with a note of each of the others; but of a program's
-    answer, which is the last one, that."""
-    chosen = errors[-1] if is_programs_answer(errors[-1]) else errors[0]
-    for note in [f"another address: {each}" for each in errors if each is not chosen]:
-        chosen.add_note(note)
+def _distance(error: Exception) -> int:
+    """Return how far from the peer's program an attempt ended: of several errors, that of the
+    nearest one says most about why the program is not connected."""
+    if is_programs_answer(error):
+        return 0
+    if is_listeners_answer(error):
+        return 1
+    if isinstance(error, DeviceRequirementError):
+        return 4
+    return 3 if isinstance(error, AddressError) else 2
+
+
+def joined_error(errors: list[Exception], join: Callable[[list[str]], str]) -> Exception:
+    """Return one error for those of all addresses: the one whose attempt came nearest to the peer's
+    program, and of several such the first one. Its text becomes that of all errors.
+
+    These are, from the nearest on: the answer of the peer's program, another rejection by the
+    listener (its backlog is full), other errors of the peer or of the path to it, no device reaches
+    the address, no permitted device does. So the one raised is worth another attempt if any is.
+
+    Args:
+        errors: at least one.
+        join: makes the text of those of the errors, beginning with the one that is returned.
+    """
+    chosen = min(errors, key=_distance)
+    texts = list(dict.fromkeys(map(cause_text, [chosen, *errors])))
+    if len(texts) > 1:
+        chosen.args = (join(texts),)
     return chosen
+
+
+def first_of_errors(errors: list[Exception]) -> Exception:
+    """Return one error for those of all addresses, as of `joined_error`."""
+    return joined_error(errors, "; another address: ".join)
 
 
 async def first_connected(

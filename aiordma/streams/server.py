@@ -16,10 +16,8 @@ from aiordma._base.arguments import optional_seconds, whole_number, wrong_type
 from aiordma._base.errors import (
     ClosedError,
     DeviceRemovedError,
-    RdmaConnectionError,
     VerbsCallError,
     cause_text,
-    is_programs_answer,
 )
 from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.process import here
@@ -28,7 +26,7 @@ from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
 from aiordma._connection.connector import checked_source
 from aiordma._connection.listener import MOST_BACKLOG, Listener
-from aiordma._connection.several_addresses import SharedSeconds, first_connected, first_of_errors
+from aiordma._connection.several_addresses import SharedSeconds, first_connected, joined_error
 from aiordma._loop.event_loop import asyncio_event_loop
 from aiordma._runtime.address_lookup import addresses_of, checked_host, checked_service
 from aiordma.streams.opening import (
@@ -288,13 +286,10 @@ def _tls_protocol(
 
 
 def _joined(errors: list[Exception], all_errors: bool) -> Exception:
-    """Return one error for those of all addresses, as asyncio does."""
+    """Return one error for those of all addresses, with asyncio's text."""
     if all_errors:
         return ExceptionGroup("create_connection failed", errors)
-    if len(errors) == 1 or is_programs_answer(errors[-1]):
-        return first_of_errors(errors)
-    texts = ", ".join(cause_text(error) for error in errors)
-    return RdmaConnectionError(f"Multiple exceptions: {texts}")
+    return joined_error(errors, lambda texts: f"Multiple exceptions: {', '.join(texts)}")
 
 
 async def create_connection(
@@ -342,8 +337,8 @@ async def create_connection(
 
     Raises:
         as `connect_stream`.
-        RdmaConnectionError, ExceptionGroup: the host has several addresses, and none could be
-            connected; the group, with all errors, with `all_errors`.
+        ExceptionGroup: none of the host's addresses could be connected, with `all_errors`: the
+            errors of all.
         ValueError: `host` and `port` are missing, or `sock` is given; or the TLS arguments do not
             fit together.
         ssl.SSLError, ConnectionError: the TLS handshake failed.

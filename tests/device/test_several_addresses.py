@@ -2,6 +2,7 @@
 the time limit. (`connect` is tested with the other ways in which it fails.)"""
 
 import asyncio
+import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,6 +14,7 @@ import pytest
 
 import aiordma
 from aiordma import streams
+from aiordma._runtime.device_choice import with_device
 from aiordma.integrations import valkey
 from tests.device.many_addresses import MANY, names
 from tests.device.players import one_loop, reactor_in_use, until
@@ -78,10 +80,9 @@ async def test_prepare_names_every_unreachable_address(monkeypatch: pytest.Monke
     names(monkeypatch, UNREACHABLE, other)
     with pytest.raises(aiordma.AddressError) as caught:
         await aiordma.prepare_connection(MANY, 7471)
-    assert str(caught.value).startswith(f"connect to {MANY}:7471 ({UNREACHABLE[:7]}")
-    (note,) = caught.value.__notes__
-    assert note.startswith("another address: ")
-    assert other.partition("%")[0] in note
+    first, another = str(caught.value).split("; another address: ")
+    assert first.startswith(f"connect to {MANY}:7471 ({UNREACHABLE[:7]}")
+    assert another.startswith(f"connect to {MANY}:7471 ({other.partition('%')[0]}")
     assert not reactor_in_use()
 
 
@@ -103,10 +104,11 @@ async def test_establish_has_the_whole_time_limit(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.natively
 async def test_valkeys_client_tries_every_address(monkeypatch: pytest.MonkeyPatch) -> None:
     names(monkeypatch, UNREACHABLE, IPV6)
-    with pytest.raises(aiordma.AddressError) as caught:
+    with pytest.raises(aiordma.RejectedError) as caught:
         await valkey.open_connection(MANY, await unused_port())
-    (note,) = caught.value.__notes__
-    assert f"({IPV6}): rejected" in note
+    first, another = str(caught.value).split("; another address: ")
+    assert f"({IPV6}): rejected" in first
+    assert f"({UNREACHABLE[:7]}" in another
     assert not reactor_in_use()
 
 
@@ -135,10 +137,78 @@ async def test_stream_error_names_every_address(monkeypatch: pytest.MonkeyPatch)
     port = await unused_port()
     with pytest.raises(aiordma.RejectedError) as caught:
         await streams.connect_stream(MANY, port)
-    assert str(caught.value).startswith(f"connect to {MANY}:{port} ({ADDRESS}): ")
-    (note,) = caught.value.__notes__
-    assert f"({IPV6})" in note
+    first, another = str(caught.value).split("; another address: ")
+    assert first.startswith(f"connect to {MANY}:{port} ({ADDRESS}): ")
+    assert f"({IPV6})" in another
     assert not reactor_in_use()
+
+
+def refuse_device(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    """Let no permitted device reach these addresses."""
+
+    async def choose(device: Any, address: str, attempt: Any, requirement: Any) -> Any:
+        if address in addresses:
+            raise aiordma.DeviceRequirementError(f"no device for {address}")
+        return await with_device(device, address, attempt, requirement)
+
+    monkeypatch.setattr("aiordma._connection.connector.with_device", choose)
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize(
+    "connect",
+    [aiordma.connect, streams.connect_stream, connect_asyncio, valkey.open_connection],
+)
+async def test_peers_error_comes_before_that_of_no_device(
+    monkeypatch: pytest.MonkeyPatch, connect: Connect
+) -> None:
+    names(monkeypatch, ADDRESS, IPV6)
+    refuse_device(monkeypatch, ADDRESS)
+    with pytest.raises(aiordma.RejectedError) as caught:
+        await connect(MANY, await unused_port())
+    assert f"no device for {ADDRESS}" in str(caught.value)
+    assert not reactor_in_use()
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize(
+    "connect",
+    [aiordma.connect, streams.connect_stream, connect_asyncio, valkey.open_connection],
+)
+async def test_no_device_for_any_address_is_the_error_of_one(
+    monkeypatch: pytest.MonkeyPatch, connect: Connect
+) -> None:
+    names(monkeypatch, ADDRESS, IPV6)
+    refuse_device(monkeypatch, ADDRESS, IPV6)
+    with pytest.raises(aiordma.DeviceRequirementError) as caught:
+        await connect(MANY, 7471)
+    assert f"no device for {ADDRESS}" in str(caught.value)
+    assert f"no device for {IPV6}" in str(caught.value)
+
+
+@pytest.mark.natively
+async def test_reconnecting_outlasts_an_address_without_a_device(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    names(monkeypatch, ADDRESS, IPV6)
+    refuse_device(monkeypatch, ADDRESS)
+    caplog.set_level(logging.INFO, "aiordma")
+    port = await unused_port()
+
+    async def serve() -> None:
+        await until(lambda: "attempt 2: " in caplog.text)
+        async with aiordma.listen(IPV6, port) as listener, listener.accept() as connection:
+            await connection.ended()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(serve)
+        async for session in aiordma.reconnecting(MANY, port, first_delay=0.01, max_delay=0.05):
+            async with session as connection:
+                assert connection.peer_address == (IPV6, port)
+                break
+    (attempt,) = (each for each in caplog.messages if each.startswith("attempt 1: "))
+    assert f"({IPV6}): rejected" in attempt
+    assert f"no device for {ADDRESS}" in attempt
 
 
 @pytest.mark.natively
@@ -204,7 +274,7 @@ async def test_group_of_all_errors_has_a_programs_answer(monkeypatch: pytest.Mon
             first, answer = answer.exceptions
             assert type(first) is aiordma.AddressError
         else:
-            assert "another address: " in answer.__notes__[0]
+            assert f", connect to {UNREACHABLE[:7]}" in str(answer)
         assert isinstance(answer, aiordma.RejectedError)
         assert answer.private_data == b"not today"
 
