@@ -319,20 +319,20 @@ class PeerAddresses:
 
     @deferring_steps
     async def prepare(
-        self, address: str, timeout: float | None, answer_timeout: float | None
+        self, address: str, preparing: SharedSeconds, answering: SharedSeconds
     ) -> Connection:
         """Create a connection to the address as `prepare_connection` does.
 
         Args:
             address: one that `connected` has passed.
-            timeout: seconds for the steps; None: no limit.
-            answer_timeout: seconds for `establish` of the connection; None: no limit.
+            preparing: the time limit of the address for the steps, which are subtracted.
+            answering: that for `establish` of the connection.
         """
         attempt = self._begin()
-        attempt.set_timeout(timeout)
-        with self._shared.spending(), attempt.limited():
+        attempt.set_timeout(preparing.share(1))
+        with self._shared.spending(), preparing.spending(), attempt.limited():
             connection = await attempt.prepare(address, self._bound)
-        attempt.set_timeout(answer_timeout)
+        attempt.set_timeout(answering.share(1))
         return connection
 
 

@@ -2,7 +2,6 @@
 
 import logging
 import random
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,6 +14,7 @@ from anyio.abc import SocketAttribute, TaskGroup
 from aiordma._base.arguments import seconds_within, whole_number
 from aiordma._base.errors import (
     ClosedError,
+    ConnectTimeoutError,
     EventLoopError,
     ForkError,
     RdmaError,
@@ -64,6 +64,8 @@ FULL_SECONDS = 0.05
 MOST_FULL_SECONDS = 1.0
 """The longest of the pauses before a listener is tried again whose backlog was full. They begin
 with `FULL_SECONDS`, and are doubled."""
+LEAST_LEFT_SECONDS = 0.05
+"""With less time left, a listener whose backlog was full is not tried again."""
 
 
 class StreamOptions(TypedDict, total=False):
@@ -146,8 +148,9 @@ async def connect_stream(
     Args:
         host, port, source, device, require: as of `aiordma.connect`.
         timeout: seconds for the address and the route, and again for the peer's answer; None: no
-            limit. Each address of a name gets an equal part of what remains of both. For so long,
-            an aiordma listener whose backlog is full is tried again, as a client of TCP does, too.
+            limit. Each address of a name gets an equal part of what remains of both. While time
+            for the answer remains, an aiordma listener whose backlog is full is tried again, as a
+            client of TCP does, too.
         buffer_size: bytes that the peer can send before this side has received them; as many again
             are used for sending. 4 KiB to 1 GiB.
         queue_depth: messages that can be on the way in each direction, 16 to 65,534. Each send is
@@ -171,38 +174,40 @@ async def connect_stream(
 
 class _FullBacklog:
     """The attempts to reach a listener whose backlog is full, for programs that were written for
-    TCP: the kernel repeats the SYN there, so that a burst of clients waits.
+    TCP: the kernel repeats the SYN there, so that a burst of clients waits."""
 
-    Args:
-        timeout: seconds for all attempts together; None: no limit.
-    """
-
-    def __init__(self, timeout: float | None) -> None:
-        self._until = None if timeout is None else time.monotonic() + timeout
+    def __init__(self) -> None:
         self._longest = FULL_SECONDS
         self._seconds = 0.0
+        self._waited = 0.0
 
-    def has_another(self, error: BaseException) -> bool:
-        """Return whether to try again, after `pause`."""
-        if not is_backlog_full(error):
+    def has_another(self, error: BaseException, left: float | None) -> bool:
+        """Return whether to try again, after `pause`.
+
+        Args:
+            left: seconds for the pause and the attempt; None: no limit. The pause takes at most a
+                half of them: the peer needs the others for its answer.
+        """
+        if not is_backlog_full(error) or (left is not None and left < LEAST_LEFT_SECONDS):
             return False
         # A random part, so that the clients of a burst do not come together again.
-        self._seconds = self._longest * random.uniform(0.5, 1)
+        seconds = self._longest * random.uniform(0.5, 1)
         self._longest = min(2 * self._longest, MOST_FULL_SECONDS)
-        return self._until is None or time.monotonic() + self._seconds < self._until
-
-    @property
-    def remaining(self) -> float | None:
-        """The seconds that are left for further attempts, behind `pause`; None: no limit."""
-        if self._until is None:
-            return None
-        return round(max(self._until - time.monotonic() - self._seconds, 0.01), 2)
+        self._seconds = seconds if left is None else min(seconds, left / 2)
+        return True
 
     async def pause(self) -> None:
         """Wait before the next attempt. For another local port, there is nothing to wait for."""
         seconds, self._seconds = self._seconds, 0.0
         if seconds:
+            self._waited += seconds
             await anyio.sleep(seconds)
+
+    def explain(self, error: BaseException) -> None:
+        """Add to the text of an attempt's error that waiting has taken a part of the time."""
+        if self._waited and isinstance(error, ConnectTimeoutError):
+            waited = f"before that, the listener's backlog was full for {self._waited:.3g} s"
+            error.args = (f"{error}; {waited}",)
 
 
 @asynccontextmanager
@@ -252,24 +257,21 @@ async def connect_rsocket(
         return rsocket
 
     async def connect_to(address: str, left: int) -> tuple[Connection, Rsocket]:
-        timeout, answer_timeout = addresses.share(left), answering.share(left)
-        ports = LocalPorts(source, timeout)
-        waits = _FullBacklog(answer_timeout)
-        remaining = timeout
+        preparing = SharedSeconds(addresses.share(left))
+        answer = SharedSeconds(answering.share(left))
+        ports, waits = LocalPorts(source, preparing.share(1)), _FullBacklog()
         while True:
-            connection = await addresses.prepare(address, remaining, answer_timeout)
-            with answering.spending():
-                try:
+            connection = await addresses.prepare(address, preparing, answer)
+            try:
+                with answering.spending(), answer.spending():
                     return connection, await establish(connection)
-                except Exception as error:
-                    if waits.has_another(error):
-                        remaining = timeout
-                        if left > 1:  # else the peer has all of its time, once in the backlog
-                            answer_timeout = waits.remaining
-                    elif ports.has_another(error):
-                        remaining = ports.remaining
-                    else:
-                        raise
+            except Exception as error:
+                if waits.has_another(error, answer.share(1)):
+                    ports = LocalPorts(source, preparing.share(1))
+                elif not ports.has_another(error):
+                    waits.explain(error)
+                    raise
+            with answering.spending(), answer.spending():
                 await waits.pause()
 
     return await addresses.connected(connect_to)

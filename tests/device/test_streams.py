@@ -3,10 +3,12 @@
 import errno
 import gc
 import os
+import re
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack
 
 import anyio
@@ -17,7 +19,7 @@ from anyio.abc import SocketAttribute
 import aiordma
 from aiordma._base.arguments import Buffer
 from aiordma._endpoint.capabilities import has_immediate
-from aiordma.streams import Stream, StreamOptions, connect_stream, listen_stream
+from aiordma.streams import Stream, StreamOptions, connect_stream, listen_stream, opening
 from aiordma.streams.protocol import Hello
 from aiordma.streams.stream import COPY_BYTES
 from tests.device.players import Outcome, one_loop, until
@@ -539,3 +541,35 @@ async def test_a_full_backlog_refuses_once_the_timeout_is_over() -> None:
             await connect_stream(ADDRESS, listener.port, timeout=1.0)
         assert listener._listener.statistics().backlog_full > 1
         group.cancel_scope.cancel()
+
+
+@pytest.mark.natively
+@one_loop
+async def test_pauses_for_a_full_backlog_leave_time_for_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with listen_stream(ADDRESS, backlog=1) as listener, anyio.create_task_group() as group:
+        counts = listener._listener.statistics
+        connect = partial(connect_stream, ADDRESS, listener.port)
+        scope, second = anyio.CancelScope(), Outcome()
+        pause = opening._FullBacklog.pause
+
+        async def pause_until_it_is_empty(waits: opening._FullBacklog) -> None:
+            scope.cancel()
+            await until(lambda: counts().waiting == 0)
+            await pause(waits)
+
+        async def fill() -> None:
+            with scope:
+                await connect()
+
+        monkeypatch.setattr(opening, "FULL_SECONDS", 1000.0)
+        monkeypatch.setattr(opening._FullBacklog, "pause", pause_until_it_is_empty)
+        group.start_soon(fill)
+        await until(lambda: counts().waiting == 1)
+        await second.of(partial(connect, timeout=1.0))  # it waits in the backlog, and in vain
+        assert counts().backlog_full == 1
+    assert isinstance(second.error, aiordma.ConnectTimeoutError)
+    found = re.search(r"accept took longer than ([\d.]+) s; .* full for 0\.", str(second.error))
+    assert found is not None
+    assert float(found[1]) <= 0.5

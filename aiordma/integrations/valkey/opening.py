@@ -145,8 +145,10 @@ async def open_connection(
     answering, announcing = SharedSeconds(addresses.timeout), SharedSeconds(addresses.timeout)
 
     async def connect_to(address: str, left: int) -> tuple[Connection, ValkeyChannel]:
-        answer_timeout, seconds = answering.share(left), announcing.share(left)
-        connection = await addresses.prepare(address, addresses.share(left), answer_timeout)
+        seconds = announcing.share(left)
+        connection = await addresses.prepare(
+            address, SharedSeconds(addresses.share(left)), SharedSeconds(answering.share(left))
+        )
         try:
             require_immediate(connection._endpoint)
             channel = ValkeyChannel(connection, buffer_bytes, close_timeout)
