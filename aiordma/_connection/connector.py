@@ -276,6 +276,10 @@ class PeerAddresses:
         host, port, source, device, require: as of `connect`.
         timeout: seconds for the addresses, the routes and the queue pairs of all connections; None:
             no limit.
+
+    Attributes:
+        timeout: the checked argument.
+        seconds: what is left of it.
     """
 
     def __init__(
@@ -299,7 +303,7 @@ class PeerAddresses:
         self._begin = begin
         self._first = begin()
         self.timeout: float | None = self._first.timeout
-        self._shared = SharedSeconds(self.timeout)
+        self.seconds: SharedSeconds = SharedSeconds(self.timeout)
         self._bound: tuple[str, int] | None = None
 
     @deferring_steps
@@ -309,13 +313,13 @@ class PeerAddresses:
 
         Raises: as `connect`.
         """
-        with self._shared.spending(), self._first.limited():
+        with self.seconds.spending(), self._first.limited():
             addresses, self._bound = await self._first.look_up()
         return await first_connected(addresses, connect)
 
     def share(self, left: int) -> float | None:
         """Return the seconds to prepare connections to the next address; None: no limit."""
-        return self._shared.share(left)
+        return self.seconds.share(left)
 
     @deferring_steps
     async def prepare(
@@ -330,7 +334,7 @@ class PeerAddresses:
         """
         attempt = self._begin()
         attempt.set_timeout(preparing.share(1))
-        with self._shared.spending(), preparing.spending(), attempt.limited():
+        with self.seconds.spending(), preparing.spending(), attempt.limited():
             connection = await attempt.prepare(address, self._bound)
         attempt.set_timeout(answering.share(1))
         return connection

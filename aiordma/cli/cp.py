@@ -19,6 +19,7 @@ from aiordma.cli.options import KEEPALIVE, DeviceName, Port, Require, check_devi
 from aiordma.cli.rcopy import PORT, RcopyError
 from aiordma.cli.running import run_command
 from aiordma.streams import Stream, connect_stream, listen_stream
+from aiordma.streams.opening import StreamSettings, connect_within
 
 __all__ = ("cp", "split_target")
 
@@ -100,8 +101,13 @@ async def _send(
 ) -> None:
     check_device(device)
     try:
-        async with connect_stream(
-            host, port, timeout=timeout, device=device, require=require
+        async with connect_within(
+            StreamSettings(connect_stream, {}),
+            host,
+            port,
+            timeout=timeout,
+            device=device,
+            require=require,
         ) as stream:
             started = time.perf_counter()
             with rich.progress.Progress(

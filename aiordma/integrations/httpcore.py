@@ -17,7 +17,7 @@ from anyio.streams.tls import TLSAttribute, TLSStream
 
 from aiordma._base.provider import Requirement, checked_device
 from aiordma.streams import Stream, StreamOptions, connect_stream
-from aiordma.streams.opening import StreamSettings
+from aiordma.streams.opening import StreamSettings, connect_within
 
 __all__ = ("StreamBackend", "StreamTransport")
 
@@ -140,7 +140,7 @@ class StreamBackend(httpcore.AsyncNetworkBackend):
 
         Args:
             host, port: the peer's.
-            timeout: seconds, or None.
+            timeout: seconds for all steps together, or None.
             local_address: an address of this machine to connect from, or None.
             socket_options: without effect.
 
@@ -151,14 +151,14 @@ class StreamBackend(httpcore.AsyncNetworkBackend):
         """
         source = None if local_address is None else (local_address, 0)
         with _translated(_CONNECT):
-            stream = await connect_stream(
+            stream = await connect_within(
+                StreamSettings(connect_stream, self._options),
                 host,
                 port,
                 source=source,
                 timeout=timeout,
                 device=self._device,
                 require=self._require,
-                **self._options,
             )
         return _NetworkStream(stream, stream)
 

@@ -43,6 +43,7 @@ __all__ = (
     "StreamSettings",
     "connect_rsocket",
     "connect_stream",
+    "connect_within",
     "listen_for_rsockets",
     "listen_stream",
 )
@@ -172,6 +173,24 @@ async def connect_stream(
     return Stream(*await connect_rsocket(settings, host, port, source, timeout, device, require))
 
 
+@opens
+async def connect_within(
+    settings: StreamSettings,
+    host: str,
+    port: int,
+    *,
+    source: tuple[str, int] | None = None,
+    timeout: float | None,
+    device: str,
+    require: str | None,
+) -> Stream:
+    """Connect a stream as `connect_stream` does, but with a `timeout` for all steps together."""
+    connected = await connect_rsocket(
+        settings, host, port, source, timeout, device, require, is_whole_limit=True
+    )
+    return Stream(*connected)
+
+
 class _FullBacklog:
     """The attempts to reach a listener whose backlog is full, for programs that were written for
     TCP: the kernel repeats the SYN there, so that a burst of clients waits."""
@@ -229,9 +248,11 @@ async def connect_rsocket(
     device: str = "auto",
     require: str | None = None,
     check: Callable[[Connection], object] = lambda _: None,
+    is_whole_limit: bool = False,
 ) -> tuple[Connection, Rsocket]:
     """Do the work of `connect_stream`. `check` is called with the connection before the peer hears
-    of it, and can raise."""
+    of it, and can raise. With `is_whole_limit`, `timeout` is for all steps together, as of
+    `aiordma.connect`."""
     addresses = PeerAddresses(
         settings.call,
         settings.options,
@@ -242,7 +263,7 @@ async def connect_rsocket(
         device=device,
         require=require,
     )
-    answering = SharedSeconds(addresses.timeout)
+    answering = addresses.seconds if is_whole_limit else SharedSeconds(addresses.timeout)
 
     async def establish(connection: Connection) -> Rsocket:
         async with _closed_on_failure(connection):
@@ -258,7 +279,7 @@ async def connect_rsocket(
 
     async def connect_to(address: str, left: int) -> tuple[Connection, Rsocket]:
         preparing = SharedSeconds(addresses.share(left))
-        answer = SharedSeconds(answering.share(left))
+        answer = preparing if is_whole_limit else SharedSeconds(answering.share(left))
         ports, waits = LocalPorts(source, preparing.share(1)), _FullBacklog()
         while True:
             connection = await addresses.prepare(address, preparing, answer)

@@ -1,6 +1,9 @@
 """httpx over RDMA streams on every event loop, with and without TLS."""
 
+import re
+import socket
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -64,6 +67,26 @@ def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
     client = ssl.create_default_context()
     authority.configure_trust(client)
     return server, client
+
+
+@pytest.mark.natively
+@one_loop
+async def test_lookup_and_answer_share_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    getaddrinfo = socket.getaddrinfo
+
+    def look_up(host: Any, *arguments: Any) -> Any:
+        if host == "slow.test":
+            time.sleep(1)
+            host = ADDRESS
+        return getaddrinfo(host, *arguments)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    async with listen_stream(ADDRESS) as listener:  # and accepts no stream
+        with pytest.raises(httpcore.ConnectTimeout) as caught:
+            await StreamBackend().connect_tcp("slow.test", listener.port, timeout=3.0)
+    found = re.search(r"accept took longer than ([\d.]+) s", str(caught.value))
+    assert found is not None
+    assert float(found[1]) <= 2
 
 
 @pytest.mark.parametrize("is_secured", [False, True])
