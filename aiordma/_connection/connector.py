@@ -317,6 +317,10 @@ class PeerAddresses:
             addresses, self._bound = await self._first.look_up()
         return await first_connected(addresses, connect)
 
+    def target(self, address: str) -> str:
+        """Return the peer's name, port and address, for an error's text."""
+        return _target(self._first.host, self._first.port, address)
+
     def share(self, left: int) -> float | None:
         """Return the seconds to prepare connections to the next address; None: no limit."""
         return self.seconds.share(left)
@@ -338,6 +342,10 @@ class PeerAddresses:
             connection = await attempt.prepare(address, self._bound)
         attempt.set_timeout(answering.share(1))
         return connection
+
+
+def _target(host: str, port: int, address: str) -> str:
+    return f"{host}:{port}" if address == host else f"{host}:{port} ({address})"
 
 
 def checked_source(source: object, name: str, call: str) -> tuple[str, int] | None:
@@ -436,8 +444,7 @@ class _Attempt:
     async def prepare(self, address: str, bound: tuple[str, int] | None) -> Connection:
         """Perform the steps up to the queue pair, and post the pooled receives. The arguments are
         results of `look_up`."""
-        if address != self.host:
-            self.target = f"{self.host}:{self.port} ({address})"
+        self.target = _target(self.host, self.port, address)
         return await with_device(
             self.chosen_device,
             address,

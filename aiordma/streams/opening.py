@@ -2,8 +2,8 @@
 
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, Self, TypedDict, Unpack
 
@@ -18,6 +18,7 @@ from aiordma._base.errors import (
     EventLoopError,
     ForkError,
     RdmaError,
+    StreamProtocolError,
     VerbsCallError,
     cause_text,
     is_backlog_full,
@@ -238,6 +239,15 @@ async def _closed_on_failure(connection: Connection) -> AsyncIterator[None]:
         raise
 
 
+@contextmanager
+def _naming(operation: str) -> Iterator[None]:
+    """Let the error of a handshake say which one."""
+    try:
+        yield
+    except StreamProtocolError as error:
+        raise StreamProtocolError(f"{operation}: {error}") from None
+
+
 @deferring_steps
 async def connect_rsocket(
     settings: StreamSettings,
@@ -265,7 +275,7 @@ async def connect_rsocket(
     )
     answering = addresses.seconds if is_whole_limit else SharedSeconds(addresses.timeout)
 
-    async def establish(connection: Connection) -> Rsocket:
+    async def establish(connection: Connection, address: str) -> Rsocket:
         async with _closed_on_failure(connection):
             check(connection)
             rsocket = Rsocket(connection, settings.ring_bytes, close_timeout=settings.close_timeout)
@@ -273,7 +283,8 @@ async def connect_rsocket(
         # the peer, which takes iWARP's up to two minutes.
         await connection.establish(private_data=rsocket.hello())
         async with _closed_on_failure(connection):
-            rsocket.start(connection.private_data)
+            with _naming(f"connect to {addresses.target(address)}"):
+                rsocket.start(connection.private_data)
             rsocket.begin(is_first=True)
         return rsocket
 
@@ -285,7 +296,7 @@ async def connect_rsocket(
             connection = await addresses.prepare(address, preparing, answer)
             try:
                 with answering.spending(), answer.spending():
-                    return connection, await establish(connection)
+                    return connection, await establish(connection, address)
             except Exception as error:
                 if waits.has_another(error, answer.share(1)):
                     ports = LocalPorts(source, preparing.share(1))
@@ -481,7 +492,8 @@ class StreamListener(AnyListener[Stream]):
                 self._settings.ring_bytes,
                 close_timeout=self._settings.close_timeout,
             )
-            rsocket.start(peer)
+            with _naming(request._operation):
+                rsocket.start(peer)
             await connection.establish(private_data=rsocket.hello())
             rsocket.begin(is_first=False)
         except BaseException:

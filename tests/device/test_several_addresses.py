@@ -143,6 +143,24 @@ async def test_stream_error_names_every_address(monkeypatch: pytest.MonkeyPatch)
     assert not reactor_in_use()
 
 
+@pytest.mark.natively
+async def test_wrong_protocol_of_each_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    names(monkeypatch, ADDRESS, IPV6)
+    async with (
+        aiordma.listen(ADDRESS, 0) as one,
+        aiordma.listen(IPV6, one.port) as other,
+        anyio.create_task_group() as group,
+    ):
+        for listener in (one, other):
+            group.start_soon(listener.serve, aiordma.Connection.ended)
+        with pytest.raises(aiordma.StreamProtocolError) as caught:
+            await streams.connect_stream(MANY, one.port)
+        group.cancel_scope.cancel()
+    texts = str(caught.value).split("; another address: ")
+    starts = [f"connect to {MANY}:{one.port} ({each}): " for each in (ADDRESS, IPV6)]
+    assert [text.partition("the peer sent ")[0] for text in texts] == starts
+
+
 def refuse_device(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
     """Let no permitted device reach these addresses."""
 

@@ -27,13 +27,15 @@ async def test_a_peer_without_rsockets_is_rejected() -> None:
         await until(lambda: waiting.error is not None)
         assert isinstance(waiting.error, StreamProtocolError)
         assert "does not use rsockets" in str(waiting.error) or "version" in str(waiting.error)
+        assert str(waiting.error).startswith(f"accept ('{ADDRESS}', ")
 
 
 async def test_a_listener_without_rsockets_is_named() -> None:
     async with aiordma.listen(ADDRESS) as listener, anyio.create_task_group() as group:
         group.start_soon(listener.serve, aiordma.Connection.ended)
-        with pytest.raises(StreamProtocolError, match="private data"):
+        with pytest.raises(StreamProtocolError, match="private data") as caught:
             await connect_stream(ADDRESS, listener.port)
+        assert str(caught.value).startswith(f"connect to {ADDRESS}:{listener.port}: ")
         group.cancel_scope.cancel()
 
 

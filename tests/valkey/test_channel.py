@@ -295,6 +295,21 @@ async def test_a_violation_ends_the_connection_with_its_reason(attack: Attack, t
             writer.close()
 
 
+async def test_wrong_program_is_named_with_its_address() -> None:
+    async with await aiordma.listen(ADDRESS) as listener, anyio.create_task_group() as group:
+
+        async def greet() -> None:
+            async with listener.accept() as peer:
+                await peer.receive()
+                await peer.send(b"220 welcome")
+                await peer.ended()
+
+        group.start_soon(greet)
+        with pytest.raises(ValkeyProtocolError, match="a message of 11 bytes") as caught:
+            await open_connection(ADDRESS, listener.port)
+    assert str(caught.value).startswith(f"connect to {ADDRESS}:{listener.port}: ")
+
+
 async def test_keepalives_have_no_effect_however_many() -> None:
     async with await aiordma.listen(ADDRESS) as listener:
         connecting = asyncio.ensure_future(open_connection(ADDRESS, listener.port))

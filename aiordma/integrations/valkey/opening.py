@@ -19,6 +19,7 @@ from aiordma.integrations.valkey.channel import (
     RECEIVES,
     ValkeyChannel,
 )
+from aiordma.integrations.valkey.control import ValkeyProtocolError
 from aiordma.streams.transport import StreamTransport
 
 __all__ = ("ValkeyOptions", "ValkeyTransport", "open_connection")
@@ -158,10 +159,13 @@ async def open_connection(
                 with announcing.spending(), anyio.fail_after(seconds):
                     await channel.begin()
             except TimeoutError:
-                at = f" ({address})" if address != host else ""
                 raise ConnectTimeoutError(
-                    f"connect to {host}:{port}{at}: the peer accepted, and announced no memory "
-                    f"within {seconds:g} s: it may be no Valkey server"
+                    f"connect to {addresses.target(address)}: the peer accepted, and announced no "
+                    f"memory within {seconds:g} s: it may be no Valkey server"
+                ) from None
+            except ValkeyProtocolError as error:
+                raise ValkeyProtocolError(
+                    f"connect to {addresses.target(address)}: {error}"
                 ) from None
         except BaseException:
             await connection.aclose()
