@@ -3,7 +3,6 @@
 import errno
 import logging
 import os
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -41,7 +40,7 @@ from aiordma._base.states import ConnectionState, next_state
 from aiordma._connection.connection import Connection
 from aiordma._connection.domain import DomainArgument, DomainChoice
 from aiordma._connection.local_ports import LocalPorts
-from aiordma._connection.several_addresses import SharedSeconds, first_connected
+from aiordma._connection.several_addresses import Routes, SharedSeconds, first_connected
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._endpoint.endpoint import Endpoint
@@ -50,7 +49,6 @@ from aiordma._runtime.address_lookup import (
     addresses_of,
     checked_host,
     checked_port,
-    numeric_address,
 )
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.hub import DeviceHub
@@ -66,11 +64,9 @@ from aiordma.verbs.identifier import (
 
 __all__ = (
     "PeerAddresses",
-    "checked_source",
     "connect",
     "failed_event",
     "failed_handshake",
-    "numeric_address",
     "parameters",
     "prepare_connection",
 )
@@ -108,7 +104,8 @@ async def connect(
         port: the peer's port in RDMA's TCP port space. On iWARP (siw, the software device) these
             are TCP's ports, shared with sockets; on RoCE and InfiniBand they are separate.
         private_data: up to 56 bytes for the peer's program, sent with the connection request.
-        source: bind to this local (host, port) first; port 0 is any port. None: any address.
+        source: bind to this local (host, port) first; port 0 is any port. Of a name, an address
+            of the peer's family is taken. None: any address.
         timeout: seconds for all steps together; None: no limit. Each address of a name gets an
             equal part of what remains.
         device: "auto" is the real RDMA device that reaches the address, otherwise the built-in
@@ -174,17 +171,17 @@ async def _to_first(
     for each."""
     shared = SharedSeconds(first.timeout)
     with shared.spending(), first.limited():
-        addresses, bound = await first.look_up()
+        routes = await first.look_up()
 
     async def use_one(address: str, left: int) -> Connection:
         attempt, seconds = first, shared.share(left)
-        if len(addresses) > 1:
+        if len(routes.addresses) > 1:
             attempt = begin()  # a call of the driver may still use the one before
             attempt.set_timeout(seconds)
         with shared.spending():
-            return await use(attempt, address, bound, seconds)
+            return await use(attempt, address, routes.local(address), seconds)
 
-    return await first_connected(addresses, use_one)
+    return await first_connected(routes.addresses, use_one, routes.failure)
 
 
 async def _connect_to(
@@ -304,7 +301,6 @@ class PeerAddresses:
         self._first = begin()
         self.timeout: float | None = self._first.timeout
         self.seconds: SharedSeconds = SharedSeconds(self.timeout)
-        self._bound: tuple[str, int] | None = None
 
     @deferring_steps
     async def connected(self, connect: Callable[[str, int], Awaitable[Connected]]) -> Connected:
@@ -314,8 +310,8 @@ class PeerAddresses:
         Raises: as `connect`.
         """
         with self.seconds.spending(), self._first.limited():
-            addresses, self._bound = await self._first.look_up()
-        return await first_connected(addresses, connect)
+            self._routes = await self._first.look_up()
+        return await first_connected(self._routes.addresses, connect, self._routes.failure)
 
     def target(self, address: str) -> str:
         """Return the peer's name, port and address, for an error's text."""
@@ -339,7 +335,7 @@ class PeerAddresses:
         attempt = self._begin()
         attempt.set_timeout(preparing.share(1))
         with self.seconds.spending(), preparing.spending(), attempt.limited():
-            connection = await attempt.prepare(address, self._bound)
+            connection = await attempt.prepare(address, self._routes.local(address))
         attempt.set_timeout(answering.share(1))
         return connection
 
@@ -432,18 +428,16 @@ class _Attempt:
         except VerbsCallError as error:
             raise _refused_call(f"connect to {self.target}: {self.step}", error) from error
 
-    async def look_up(self) -> tuple[list[str], tuple[str, int] | None]:
-        """Return the numeric addresses of the host, and that of the source."""
-        family, bound = socket.AF_UNSPEC, None
-        if self.source is not None:
-            bound = (await numeric_address(self.source[0]), self.source[1])
-            family = socket.AF_INET6 if ":" in bound[0] else socket.AF_INET
-        found = await addresses_of(self.host, 0, family)
-        return [address for address, _ in found], bound
+    async def look_up(self) -> Routes:
+        """Return the numeric addresses of the host, and of the source."""
+        local = None if self.source is None else await addresses_of(*self.source)
+        found = [address for address, _ in await addresses_of(self.host, 0)]
+        target = partial(_target, self.host, self.port)
+        return Routes(found, local, target, f"source={self.source!r}")
 
     async def prepare(self, address: str, bound: tuple[str, int] | None) -> Connection:
         """Perform the steps up to the queue pair, and post the pooled receives. The arguments are
-        results of `look_up`."""
+        a result of `look_up`."""
         self.target = _target(self.host, self.port, address)
         return await with_device(
             self.chosen_device,

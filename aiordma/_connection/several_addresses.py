@@ -14,8 +14,9 @@ from aiordma._base.errors import (
     is_listeners_answer,
     is_programs_answer,
 )
+from aiordma._base.socket_address import SocketAddress
 
-__all__ = ("SharedSeconds", "first_connected", "first_of_errors", "joined_error")
+__all__ = ("Routes", "SharedSeconds", "first_connected", "first_of_errors", "joined_error")
 
 Address = TypeVar("Address")
 Connected = TypeVar("Connected")
@@ -85,6 +86,61 @@ def first_of_errors(errors: list[Exception]) -> Exception:
     return joined_error(errors, "; another address: ".join)
 
 
+class Routes:
+    """The numeric addresses of a peer, each with the local address to connect from.
+
+    Args:
+        found: the peer's.
+        local: the local (host, port) that the program gave, resolved; None: any.
+        target: the peer's name and port, for the errors.
+        argument: the program's argument with the local address, for the errors.
+
+    Attributes:
+        addresses: those of the peer's that can be tried: all, or those of whose family there is a
+            local address.
+    """
+
+    def __init__(
+        self,
+        found: Sequence[str],
+        local: Sequence[SocketAddress] | None,
+        target: Callable[[str], str],
+        argument: str,
+    ) -> None:
+        self._local = local
+        self._target, self._argument = target, argument
+        self.addresses: list[str] = []
+        self._without: list[str] = []
+        for each in found:
+            is_matched = local is None or self.local(each) is not None
+            (self.addresses if is_matched else self._without).append(each)
+
+    def local(self, address: str) -> SocketAddress | None:
+        """Return the local (host, port) for an address of the peer's; None: any."""
+        same = (each for each in self._local or () if _is_ipv6(each[0]) is _is_ipv6(address))
+        return next(same, None)
+
+    def errors(self, errors: list[Exception]) -> list[Exception]:
+        """Return the errors of all addresses: these, and those of the addresses that could not be
+        tried."""
+        return [*errors, *map(self._unmatched, self._without)]
+
+    def failure(self, errors: list[Exception]) -> Exception:
+        """Make one error of those of the addresses that were tried."""
+        return first_of_errors(self.errors(errors))
+
+    def _unmatched(self, address: str) -> Exception:
+        family = "IPv6" if _is_ipv6(address) else "IPv4"
+        return AddressError(
+            f"connect to {self._target(address)}: {self._argument} has no {family} address to "
+            "connect from"
+        )
+
+
+def _is_ipv6(address: str) -> bool:
+    return ":" in address
+
+
 async def first_connected(
     addresses: Sequence[Address],
     connect: Callable[[Address, int], Awaitable[Connected]],
@@ -93,7 +149,7 @@ async def first_connected(
     """Return what `connect` returns for the first of the addresses that can be connected.
 
     Args:
-        addresses: at least one.
+        addresses: can be none, if `failure` has an error for that.
         connect: called with an address, and how many are left to try, with this one.
         failure: makes the error if no address can be connected, of the errors of all. The last one
             may be a program's answer, a rejection with private data: the peer was reached, and no

@@ -24,9 +24,13 @@ from aiordma._base.process import here
 from aiordma._base.provider import SOFTWARE, Requirement, checked_device
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
-from aiordma._connection.connector import checked_source
 from aiordma._connection.listener import MOST_BACKLOG, Listener
-from aiordma._connection.several_addresses import SharedSeconds, first_connected, joined_error
+from aiordma._connection.several_addresses import (
+    Routes,
+    SharedSeconds,
+    first_connected,
+    joined_error,
+)
 from aiordma._loop.event_loop import asyncio_event_loop
 from aiordma._runtime.address_lookup import addresses_of, checked_host, checked_service
 from aiordma.streams.opening import (
@@ -292,6 +296,19 @@ def _joined(errors: list[Exception], all_errors: bool) -> Exception:
     return joined_error(errors, lambda texts: f"Multiple exceptions: {', '.join(texts)}")
 
 
+def _checked_local(local: object, call: str) -> tuple[str | None, int | str] | None:
+    """Return the local (host, port) to connect from, or None: as of asyncio's, the host can be
+    None, which is a loopback address, and the port the name of a service."""
+    if local is None:
+        return None
+    if not isinstance(local, tuple | list) or len(local) != 2:
+        raise wrong_type(local, "local_addr", "(host, port), with port 0 for any", call)
+    host, port = local
+    if host is not None:
+        host = checked_host(host, "local_addr[0]", call)
+    return host, checked_service(port, "local_addr[1]", call)
+
+
 async def create_connection(
     protocol_factory: Callable[[], ProtocolT],
     host: str | None = None,
@@ -302,7 +319,7 @@ async def create_connection(
     proto: int = 0,
     flags: int = 0,
     sock: socket.socket | None = None,
-    local_addr: tuple[str, int] | None = None,
+    local_addr: tuple[str | None, int | str] | None = None,
     server_hostname: str | None = None,
     ssl_handshake_timeout: float | None = None,
     ssl_shutdown_timeout: float | None = None,
@@ -328,7 +345,9 @@ async def create_connection(
             it is.
         proto, happy_eyeballs_delay, interleave: accepted, without effect.
         sock: must be None.
-        local_addr: bind to this local (host, port) first; None: any address.
+        local_addr: bind to this local (host, port) first; of a name, to its address of the peer's
+            family. As of asyncio's, a host None is a loopback address, and the port can be the name
+            of a service. None: any address.
         server_hostname: the name that the peer's certificate must have; None: `host`.
         ssl_handshake_timeout: seconds for the TLS handshake; None: 60.
         ssl_shutdown_timeout: seconds for the end of TLS before the transport is aborted; None: 30.
@@ -356,22 +375,32 @@ async def create_connection(
     settings = StreamSettings(create_connection, options)
     call = settings.call
     host, port = checked_host(host, "host", call), checked_service(port, "port", call)
-    local_addr = checked_source(local_addr, "local_addr", call)
+    local = _checked_local(local_addr, call)
     limit = optional_seconds(timeout, "timeout", call)
     # Each address has its part twice: for the address and the route, and for the peer's answer.
     shared = SharedSeconds(None if limit is None else 2 * limit)
     _check_device(device, require, call)
 
-    async def connect_to(address: SocketAddress, left: int) -> tuple[Connection, Rsocket]:
+    found = await addresses_of(host, port, family, flags)
+    number = found[0][1]
+    routes = Routes(
+        [address for address, _ in found],
+        None if local is None else await addresses_of(*local, family, flags),
+        lambda address: f"{address}:{number}",
+        f"local_addr={local_addr!r}",
+    )
+
+    async def connect_to(address: str, left: int) -> tuple[Connection, Rsocket]:
+        source = routes.local(address)
         with shared.spending():
             return await connect_rsocket(
-                settings, *address, local_addr, shared.share(2 * left), device, require
+                settings, address, number, source, shared.share(2 * left), device, require
             )
 
     connection, rsocket = await first_connected(
-        await addresses_of(host, port, family, flags),
+        routes.addresses,
         connect_to,
-        lambda errors: _joined(errors, all_errors),
+        lambda errors: _joined(routes.errors(errors), all_errors),
     )
     return await attach_protocol(
         protocol_factory,

@@ -315,6 +315,89 @@ async def test_silent_addresses_share_the_time_limit(
     await until(lambda: not reactor_in_use())
 
 
+# -- the local address ----------------------------------------------------------------------------
+
+
+async def connect_from(connect: Connect, host: str, port: int, source: Any) -> Any:
+    name = "local_addr" if connect is connect_asyncio else "source"
+    return await connect(host, port, **{name: source})
+
+
+FROM: list[Connect] = [
+    aiordma.connect,
+    aiordma.prepare_connection,
+    streams.connect_stream,
+    connect_asyncio,
+    valkey.open_connection,
+]
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("host", [ADDRESS, IPV6, MANY])
+@pytest.mark.parametrize("connect", [streams.connect_stream, connect_asyncio])
+async def test_local_name_has_an_address_of_the_peers_family(
+    monkeypatch: pytest.MonkeyPatch, connect: Connect, host: str
+) -> None:
+    names(monkeypatch, ADDRESS, IPV6)
+    listens_on = ADDRESS if host == ADDRESS else IPV6
+    async with echoing(listens_on) as port:
+        opened = await connect_from(connect, host, port, (MANY, 0))
+        if isinstance(opened, streams.Stream):
+            assert opened.extra(anyio.abc.SocketAttribute.local_address)[0] == listens_on
+            await opened.aclose()
+        else:
+            assert opened.get_extra_info("sockname")[0] == listens_on
+            opened.abort()
+    await until(lambda: not reactor_in_use())
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize(
+    ("host", "local", "family"), [(ADDRESS, IPV6, "IPv4"), (IPV6, ADDRESS, "IPv6")]
+)
+@pytest.mark.parametrize("connect", FROM)
+async def test_local_address_of_another_family_is_named(
+    connect: Connect, host: str, local: str, family: str
+) -> None:
+    with pytest.raises(aiordma.AddressError) as caught:
+        await connect_from(connect, host, 7471, (local, 0))
+    assert str(caught.value).startswith(f"connect to {host}:7471: ")
+    assert f"=('{local}', 0) has no {family} address to connect from" in str(caught.value)
+    assert not reactor_in_use()
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("connect", [each for each in FROM if each is not FROM[1]])
+async def test_only_addresses_of_the_local_family_are_tried(
+    monkeypatch: pytest.MonkeyPatch, connect: Connect
+) -> None:
+    names(monkeypatch, ADDRESS, IPV6)
+    with pytest.raises(aiordma.RejectedError) as caught:
+        await connect_from(connect, MANY, await unused_port(), (IPV6, 0))
+    assert f"=('{IPV6}', 0) has no IPv4 address to connect from" in str(caught.value)
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("connect", FROM)
+async def test_local_name_that_does_not_resolve_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, connect: Connect
+) -> None:
+    names(monkeypatch, ADDRESS, IPV6)
+    with pytest.raises(aiordma.AddressError) as caught:
+        await connect_from(connect, MANY, 7471, ("no.such.host.invalid", 0))
+    assert str(caught.value).count("'no.such.host.invalid' does not resolve") == 1
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("local", [(None, 0), ["127.0.0.2", "0"]])
+async def test_local_address_is_as_of_asyncios(local: Any) -> None:
+    async with echoing("127.0.0.1") as port:
+        transport = await connect_asyncio("127.0.0.1", port, local_addr=local)
+        assert transport.get_extra_info("sockname")[0] == (local[0] or "127.0.0.1")
+        transport.abort()
+    await until(lambda: not reactor_in_use())
+
+
 # -- cancellation ---------------------------------------------------------------------------------
 
 
