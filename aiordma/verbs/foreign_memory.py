@@ -1,16 +1,22 @@
 """Memory of objects without Python's buffer protocol: `__array_interface__`, DLPack, and
 `__cuda_array_interface__`.
 
+A description is the object's word. All of it is checked before any address is used, and what
+contradicts its specification, or is no plain bytes, is a TypeError.
+
 See: numpy's page "The array interface protocol"; the DLPack specification (dlpack.h); Numba's page
 "CUDA Array Interface".
 """
 
 import ctypes
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from aiordma._base.arguments import Buffer
+from aiordma._base.arguments import Buffer, shown, whole_number, wrong_type
 from aiordma._base.errors import NotSupportedError
 from aiordma._native import ffi
 
@@ -37,8 +43,21 @@ _READ_ONLY = 1
 """DLPACK_FLAG_BITMASK_READ_ONLY"""
 _IS_COPIED = 2
 """DLPACK_FLAG_BITMASK_IS_COPIED"""
+_IS_PADDED = 4
+"""DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED"""
 _VERSION = (1, 0)
 """The newest version of DLPack that is understood here."""
+_OPAQUE_HANDLE = 3
+"""kDLOpaqueHandle"""
+_MOST_DIMENSIONS = 64
+"""As in numpy, and in Python's buffer protocol. In DLPack, more are taken for a broken struct."""
+_MOST_BYTES = sys.maxsize
+_MOST_ADDRESS = 2**64 - 1
+_INSTEAD = "give an object with a buffer, such as a bytearray, an mmap or a numpy array"
+_ITEM = re.compile(r"[<>|=](?:([tbiufcOSUV])([0-9]{1,18})|([mM])8(?:\[[^\[\]]*\])?)")
+"""numpy's typestr: the order of the bytes, the kind, the size, and a date's unit."""
+_CHARACTER = 4
+"""Bytes of a character of U."""
 
 
 class HasArrayInterface(Protocol):
@@ -141,7 +160,7 @@ def foreign_view(thing: object, what: str) -> memoryview | None:
     Raises:
         BufferError: the memory is not contiguous.
         NotSupportedError: the memory is a GPU's.
-        TypeError: the object's own function refused, or describes no plain memory.
+        TypeError: the object's own function failed, or describes no plain memory.
     """
     found = _described(thing, what)
     return None if found is None else _view_of(found)
@@ -154,14 +173,17 @@ def array_view(thing: object, what: str) -> memoryview | None:
 
     Raises: BufferError and TypeError as `foreign_view`.
     """
-    described = getattr(thing, "__array_interface__", None)
-    return None if described is None else _view_of(_of_array_interface(thing, described, what))
+    found = _of_array_interface(thing, "__array_interface__", what)
+    return None if found is None else _view_of(found)
 
 
 def has_object_dtype(thing: object) -> bool:
     """Return whether numpy's dtype of an array says that its elements have Python objects. It also
     knows this of elements that have no buffer format."""
-    return bool(getattr(getattr(thing, "dtype", None), "hasobject", False))
+    try:
+        return bool(getattr(getattr(thing, "dtype", None), "hasobject", False))
+    except Exception:  # of the object's own code
+        return False
 
 
 def _view_of(found: Described) -> memoryview:
@@ -187,10 +209,11 @@ def described_on_gpu(thing: Any, what: str) -> Described | None:
 
     Raises:
         NotSupportedError: the memory is another device's.
-        TypeError: the object's own function refused, or describes no plain memory.
+        TypeError: the object's own function failed, or describes no plain memory.
     """
     if hasattr(type(thing), "__dlpack_device__"):
-        device = int(thing.__dlpack_device__()[0])
+        with _failing(f"{what}: {type(thing).__name__}.__dlpack_device__() failed"):
+            device = int(thing.__dlpack_device__()[0])
         if device in _HOST:
             return None
         if device != _CUDA:
@@ -198,9 +221,8 @@ def described_on_gpu(thing: Any, what: str) -> Described | None:
                 f"registering memory of a GPU: {type(thing).__name__} is on a device of DLPack's "
                 f"type {device}, and CUDA's type {_CUDA} is supported: copy it to the CPU"
             )
-        return _of_dlpack(thing, _WITHOUT_WAITING, what)
-    described = getattr(thing, "__cuda_array_interface__", None)
-    return None if described is None else _of_array_interface(thing, described, what)
+        return _of_dlpack(thing, _WITHOUT_WAITING, (_CUDA,), what)
+    return _of_array_interface(thing, "__cuda_array_interface__", what)
 
 
 def _described(thing: Any, what: str) -> Described | None:
@@ -209,76 +231,207 @@ def _described(thing: Any, what: str) -> Described | None:
             f"MemoryRegion registers memory of the CPU, and {type(thing).__name__} is on a GPU: "
             "use Connection.register or Domain.register, or copy it to the CPU"
         )
-    described = getattr(thing, "__array_interface__", None)
-    if described is not None:
-        return _of_array_interface(thing, described, what)
-    return _of_dlpack(thing, {}, what) if hasattr(type(thing), "__dlpack__") else None
+    found = _of_array_interface(thing, "__array_interface__", what)
+    if found is None and hasattr(type(thing), "__dlpack__"):
+        found = _of_dlpack(thing, {}, _HOST, what)
+    return found
 
 
-def _of_array_interface(thing: object, described: dict[str, Any], what: str) -> Described:
-    """Read numpy's description, or Numba's, which is the same."""
-    data, kind = described.get("data"), str(described["typestr"])
-    has_objects = "O" in kind or has_object_dtype(thing) or _has_objects(described.get("descr", ()))
-    if not isinstance(data, tuple) or has_objects:
+@contextmanager
+def _failing(text: str) -> Iterator[None]:
+    """Turn an error of the object's own code, or of a check of its description, into a TypeError.
+
+    Args:
+        text: the beginning of its message.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        why = str(error) or type(error).__name__
+        raise TypeError(f"{text}: {why}: {_INSTEAD}") from error
+
+
+# -- numpy's array interface, and Numba's ---------------------------------------------------------
+
+
+def _of_array_interface(thing: object, name: str, what: str) -> Described | None:
+    """Read numpy's description, or Numba's, which is the same. None: the object has none."""
+    kind = type(thing).__name__
+    with _failing(f"{what}: {kind}.{name} failed"):
+        described = getattr(thing, name, None)
+    if described is None:
+        return None
+    cuda = "" if name == "__array_interface__" else "CUDA "
+    text = f"{what}: the {cuda}array interface of {kind} describes no plain memory"
+    with _failing(text):
+        return _read_array_interface(thing, described, name)
+
+
+def _read_array_interface(thing: object, described: Any, name: str) -> Described:
+    if not isinstance(described, dict):
+        raise wrong_type(described, name, "a dict")
+    data, typestr, descr = described.get("data"), described.get("typestr"), described.get("descr")
+    if not isinstance(data, tuple) or len(data) != 2:
+        raise wrong_type(data, "data", "a tuple (address, read-only)")
+    address = whole_number(data[0], "data[0]", 0, _MOST_ADDRESS)
+    if has_object_dtype(thing):
+        raise TypeError("its elements are Python objects, and its bytes are their addresses")
+    bits = _bits_of(typestr, "typestr")
+    if bits % 8 or str(typestr)[1] == "t":
+        raise TypeError(f"typestr={typestr!r} is a field of bits, not of bytes")
+    # A structure, whose typestr is V, can have objects in it.
+    if descr is not None and (fields := _bits_of_fields(descr)) != bits:
         raise TypeError(
-            f"{what}: the array interface of {type(thing).__name__} describes no plain memory"
+            f"typestr={typestr!r} has {bits // 8} bytes, and descr={shown(descr)} has {fields} bits"
         )
-    address, readonly = data
-    size = kind[2:].partition("[")[0]  # M8[s]: eight bytes
-    item = int(size) * (4 if kind[1] == "U" else 1)  # a character of U has 4 bytes
+    if described.get("mask") is not None:
+        raise TypeError("its mask says that some elements are not valid")
+    if described.get("offset"):
+        raise TypeError(
+            f"offset={shown(described['offset'])} goes with data that is a buffer, not an address"
+        )
+    shape = _sizes(described.get("shape"), "shape", 0)
     strides = described.get("strides")
+    if strides is not None:
+        strides = _sizes(strides, "strides", -_MOST_BYTES)
+        if len(strides) != len(shape):
+            raise TypeError(f"{len(shape)} sizes in shape and {len(strides)} in strides")
     # The description of one of numpy's scalars keeps the copy that it describes ("__ref").
-    owner = thing, described
-    return Described(address, described["shape"], strides, item, bool(readonly), owner)
-
-
-def _has_objects(fields: Any) -> bool:
-    """Return whether a field of a structure (`descr`), or of a structure in it, is an object. The
-    typestr of structures is V."""
-    return any(
-        _has_objects(kind) if isinstance(kind, list | tuple) else "O" in str(kind)
-        for _, kind, *_ in fields
+    return _checked(
+        Described(address, shape, strides, bits // 8, bool(data[1]), owner=(thing, described))
     )
 
 
-def _of_dlpack(thing: Any, how: dict[str, int], what: str) -> Described:
+def _sizes(value: Any, name: str, least: int) -> tuple[int, ...]:
+    if not isinstance(value, tuple | list):
+        raise wrong_type(value, name, "a tuple of whole numbers")
+    if len(value) > _MOST_DIMENSIONS:
+        raise TypeError(f"{name} has {len(value)} dimensions, and {_MOST_DIMENSIONS} is the most")
+    return tuple(
+        whole_number(each, f"{name}[{place}]", least, _MOST_BYTES)
+        for place, each in enumerate(value)
+    )
+
+
+def _bits_of(typestr: Any, name: str) -> int:
+    """Return the bits of an element of plain bytes or bits."""
+    if not isinstance(typestr, str):
+        raise wrong_type(typestr, name, "a str such as '<f8'")
+    found = _ITEM.fullmatch(typestr)
+    if found is None:
+        raise TypeError(f"{name}={shown(typestr)}: expected a type of numpy's, such as '<f8'")
+    kind, size = found[1], int(found[2] or 8)
+    if kind == "O":
+        raise TypeError(
+            f"{name}={shown(typestr)}: its elements are Python objects, and its bytes are their "
+            "addresses"
+        )
+    if kind == "t":
+        return size
+    return size * 8 * (_CHARACTER if kind == "U" else 1)
+
+
+def _bits_of_fields(fields: Any) -> int:
+    """Return the bits of a structure's fields (`descr`)."""
+    if not isinstance(fields, list | tuple):
+        raise wrong_type(fields, "descr", "a list of (name, type) or (name, type, shape)")
+    bits = 0
+    for field in fields:
+        if not isinstance(field, tuple | list) or len(field) not in (2, 3):
+            raise wrong_type(field, "a field of descr", "(name, type) or (name, type, shape)")
+        nested = isinstance(field[1], list | tuple)
+        size = _bits_of_fields(field[1]) if nested else _bits_of(field[1], "a type in descr")
+        shape = field[2] if len(field) == 3 else ()
+        bits += size * prod(_sizes(shape, "a shape in descr", 0))
+    return bits
+
+
+def _checked(found: Described) -> Described:
+    """Return a description, after checking that its bytes lie in the address space."""
+    if found.length > _MOST_BYTES:
+        raise TypeError(f"shape={shown(tuple(found.shape))} is more than the address space")
+    if found.length and not found.address:
+        raise TypeError(f"its address is 0, and it has {found.length} bytes")
+    if found.address + found.length > _MOST_ADDRESS + 1:
+        raise TypeError(f"{found.length} bytes at {found.address:#x} end beyond the address space")
+    return found
+
+
+# -- DLPack ---------------------------------------------------------------------------------------
+
+
+def _of_dlpack(thing: Any, how: dict[str, int], devices: Sequence[int], what: str) -> Described:
     kind = type(thing).__name__
     knows_flags = True
-    try:
+    with _failing(f"{what}: {kind}.__dlpack__() refused"):
         try:
             # A copy would not be the program's memory: what a peer writes would not reach it.
             capsule = thing.__dlpack__(max_version=_VERSION, copy=False, **how)
         except TypeError:  # older than DLPack 1.0
             knows_flags = False
             capsule = thing.__dlpack__(**how)
-    except (BufferError, ValueError) as error:
-        raise TypeError(f"{what}: {kind}.__dlpack__() refused: {error}") from error
     # A library that knows the flags and gives none cannot say that memory is read-only (jax).
     readonly = knows_flags
     # The capsule is never consumed. So its destructor frees the tensor, when the view has gone.
     if _capsule_is(capsule, b"dltensor_versioned"):
         managed = _Versioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
-        if managed.major > _VERSION[0]:
+        if managed.major != _VERSION[0]:
             raise TypeError(f"{what}: DLPack version {managed.major} of {kind} is not known")
         if managed.flags & _IS_COPIED:
             raise TypeError(
                 f"{what}: {kind}.__dlpack__(copy=False) made a copy, and a peer would not reach "
                 "the tensor: register memory that DLPack describes without a copy"
             )
+        if managed.flags & _IS_PADDED:
+            raise TypeError(
+                f"{what}: {kind} has padded elements of {managed.tensor.bits} bits: register the "
+                "bytes that hold them"
+            )
         readonly, tensor = bool(managed.flags & _READ_ONLY), managed.tensor
-    else:
+    elif _capsule_is(capsule, b"dltensor"):
         tensor = _Tensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    else:
+        raise TypeError(
+            f"{what}: {kind}.__dlpack__() returned {shown(capsule)}: expected a capsule of a "
+            f"tensor that was not taken: {_INSTEAD}"
+        )
     bits = tensor.bits * tensor.lanes
     if bits % 8:
         raise TypeError(
             f"{what}: {kind} has elements of {bits} bits: register the bytes that hold them"
         )
-    shape = tensor.shape[: tensor.ndim]
+    with _failing(f"{what}: DLPack's description of {kind} is no plain memory"):
+        return _read_tensor(tensor, readonly, devices, capsule)
+
+
+def _read_tensor(
+    tensor: _Tensor, readonly: bool, devices: Sequence[int], capsule: object
+) -> Described:
+    if tensor.device_type not in devices:
+        raise TypeError(
+            f"the tensor's device is of type {tensor.device_type}, and __dlpack_device__ says "
+            f"{' or '.join(map(str, devices))}"
+        )
+    if tensor.code == _OPAQUE_HANDLE:
+        raise TypeError("its elements are handles, which have no meaning to a peer")
+    item = tensor.bits * tensor.lanes // 8
+    if not item:
+        raise TypeError(f"its elements have {tensor.bits} bits and {tensor.lanes} lanes")
+    count = tensor.ndim
+    if not 0 <= count <= _MOST_DIMENSIONS:
+        raise TypeError(f"it has {count} dimensions: expected 0..{_MOST_DIMENSIONS}")
+    if count and not tensor.shape:
+        raise TypeError(f"it has {count} dimensions, and no shape")
+    shape = _sizes(tensor.shape[:count] if count else (), "shape", 0)
     strides = None
-    if tensor.strides:
-        strides = [stride * bits // 8 for stride in tensor.strides[: tensor.ndim]]
+    if count and tensor.strides:
+        strides = [stride * item for stride in tensor.strides[:count]]
+    if prod(shape) and not tensor.data:
+        raise TypeError(f"its address is 0, and it has {prod(shape)} elements")
     address = (tensor.data or 0) + tensor.byte_offset
-    return Described(address, shape, strides, bits // 8, readonly, capsule)
+    return _checked(Described(address, shape, strides, item, readonly, capsule))
 
 
 def _is_dense(pairs: Sequence[tuple[int, int]], item: int) -> bool:
