@@ -95,7 +95,9 @@ async def listen(
 
     Args:
         host: a local address; "0.0.0.0" is all IPv4 addresses, "::" all addresses of both versions.
-            A link-local address includes its interface: "fe80::1%eth0".
+            A link-local address includes its interface: "fe80::1%eth0". A listener has one address:
+            of a name with several, the first one of IPv4, or else the first one. So "localhost" is
+            127.0.0.1 only. Open a listener for each address to listen on all of them.
         port: the port in RDMA's TCP port space; 0 is any free port (`listener.port`). On iWARP
             (siw, the software device) these are TCP's ports, so a socket may already use the port;
             on RoCE and InfiniBand they are separate.

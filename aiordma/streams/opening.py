@@ -324,7 +324,8 @@ async def listen_stream(
     """Listen for byte streams. Await the call, or enter it with `async with`.
 
     Args:
-        host, port, backlog, device, require, accept_timeout, ipv6_only: as of `aiordma.listen`.
+        host: as of `aiordma.listen`. Unlike `start_server`, this listens on one address of a name.
+        port, backlog, device, require, accept_timeout, ipv6_only: as of `aiordma.listen`.
         buffer_size, queue_depth, close_timeout, tos, ack_timeout, retry_count, peer_timeout,
             keepalive: as of `connect_stream`; for every accepted stream.
 

@@ -6,10 +6,13 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.streams.stapled import MultiListener
 
 import aiordma
+from aiordma import streams
 from aiordma._base.provider import SOFTWARE
 from tests.connections import connect_to
+from tests.device.many_addresses import MANY, names
 from tests.device.players import both_ways, one_loop
 from tests.devices import ADDRESS, DEVICE, IPV6
 from tests.network import run_alone
@@ -129,3 +132,34 @@ async def test_ipv6_only_is_a_bool_or_none() -> None:
 async def test_ipv6_only_is_for_ipv6_addresses(host: str) -> None:
     with pytest.raises(ValueError, match="ipv6_only=True"):
         await aiordma.listen(host, 0, ipv6_only=True)
+
+
+@one_loop
+async def test_listener_of_a_name_has_its_first_ipv4_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names(monkeypatch, IPV6, ADDRESS)
+    async with aiordma.listen(MANY, 0) as listener, streams.listen_stream(MANY, 0) as stream:
+        assert listener.local_address == (ADDRESS, listener.port)
+        assert stream.local_address == (ADDRESS, stream.port)
+        with pytest.raises(aiordma.RejectedError):
+            await aiordma.connect(IPV6, listener.port)
+    names(monkeypatch, IPV6)
+    async with aiordma.listen(MANY, 0) as listener:
+        assert listener.local_address == (IPV6, listener.port)
+
+
+@one_loop
+async def test_listeners_of_all_addresses_serve_together() -> None:
+    async def answer(stream: streams.Stream) -> None:
+        async with stream:
+            await stream.send(await stream.receive())
+
+    listeners = [await streams.listen_stream(host, 0) for host in (ADDRESS, IPV6)]
+    async with MultiListener(listeners) as both, anyio.create_task_group() as group:
+        group.start_soon(both.serve, answer)
+        for listener, host in zip(listeners, (ADDRESS, IPV6), strict=True):
+            async with streams.connect_stream(host, listener.port) as client:
+                await client.send(b"hello")
+                assert await client.receive() == b"hello"
+        group.cancel_scope.cancel()
