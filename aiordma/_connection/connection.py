@@ -315,8 +315,8 @@ class Connection(ObjectStream[bytes]):
                 is permitted only if named.
 
         Raises:
-            TypeError: the object has no buffer, or the buffer is read-only and the access permits
-                writing.
+            TypeError: the object has no buffer, and describes no plain memory either; or the buffer
+                is read-only and the access permits writing.
             ValueError: the buffer is empty or not contiguous.
             NotSupportedError: the device does not support a requested access (ON_DEMAND, MW_BIND);
                 or the memory is a GPU's, and the device, the library or the GPU's driver cannot

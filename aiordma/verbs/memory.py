@@ -206,8 +206,8 @@ class MemoryRegion(RegionBase, Resource):
             the buffer; an mmap begins on a page. None: the address of the buffer.
 
     Raises:
-        TypeError: the object has no buffer, or the buffer is read-only and the access permits
-            writing.
+        TypeError: the object has no buffer, and describes no plain memory either; or the buffer
+            is read-only and the access permits writing.
         ValueError: the buffer is empty or not contiguous, the iova does not fit, or HUGETLB is
             given without ON_DEMAND.
         NotSupportedError: the device does not support on-demand paging, memory windows, or iovas;

@@ -1,6 +1,7 @@
 """Descriptions of arrays and tensors: which bytes each one has, and which are refused."""
 
 import ctypes
+import math
 import re
 from typing import Any
 
@@ -308,6 +309,7 @@ def expect_documented(error: Exception) -> None:
 
 def extent(address: int, shape: list[int], strides: list[int] | None, item: int) -> tuple[int, int]:
     """Return where the elements begin and end, by their places."""
+    assert min(shape, default=0) >= 0
     if 0 in shape:
         return address, address
     if strides is None:
@@ -334,22 +336,66 @@ def or_junk(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.integers(0, 9).flatmap(lambda number: strategy if number else JUNK)
 
 
-DESCRIPTIONS = st.fixed_dictionaries(
-    {
-        "shape": or_junk(st.lists(or_junk(NUMBERS), max_size=4).map(tuple)),
-        "typestr": or_junk(st.from_regex(r"[<>|][tbiufcmMOSUV][0-9]{1,3}(\[s\])?", fullmatch=True)),
-        "data": or_junk(st.tuples(or_junk(ADDRESSES), st.booleans())),
-    },
-    optional={
-        "strides": or_junk(st.lists(or_junk(NUMBERS), max_size=4).map(tuple)),
-        "descr": or_junk(st.lists(st.tuples(st.text(max_size=2), st.sampled_from(["|u1", "|t4"])))),
-        "mask": st.none(),
-        "offset": or_junk(st.integers(-1, 8)),
-    },
-)
+ANY: dict[str, st.SearchStrategy[Any]] = {
+    "shape": or_junk(st.lists(or_junk(NUMBERS), max_size=4).map(tuple)),
+    "typestr": or_junk(st.from_regex(r"[<>|][tbiufcmMOSUV][0-9]{1,3}(\[s\])?", fullmatch=True)),
+    "data": or_junk(st.tuples(or_junk(ADDRESSES), st.booleans())),
+    "strides": or_junk(st.lists(or_junk(NUMBERS), max_size=4).map(tuple)),
+    "descr": or_junk(st.lists(st.tuples(st.text(max_size=2), st.sampled_from(["|u1", "|t4"])))),
+    "mask": JUNK,
+    "offset": or_junk(st.integers(-1, 8)),
+}
 
 
-@given(DESCRIPTIONS, st.sampled_from([HasInterface, HasCudaInterface]))
+def dense(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
+    return tuple(item * math.prod(shape[place + 1 :]) for place in range(len(shape)))
+
+
+@st.composite
+def descriptions(draw: st.DrawFn) -> dict[str, Any]:
+    """Lawful ones, with up to two fields replaced by anything."""
+    item, shape = draw(st.integers(1, 16)), draw(st.lists(st.integers(1, 9), max_size=3).map(tuple))
+    fortran = dense(shape[::-1], item)[::-1]
+    made: dict[str, Any] = {
+        "shape": shape,
+        "typestr": f"|V{item}",
+        "data": (draw(st.integers(4096, 2**47)), draw(st.booleans())),
+        "strides": draw(st.sampled_from([None, dense(shape, item), fortran])),
+    }
+    for field in draw(st.lists(st.sampled_from(list(ANY)), max_size=2)):
+        made[field] = draw(ANY[field])
+    return made
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> dict[str, Any]:
+    """The arguments of Tensor: lawful ones, with up to two fields replaced by anything."""
+    shape = draw(st.lists(st.integers(1, 9), max_size=3))
+    each = tuple(shape)
+    made: dict[str, Any] = {
+        "shape": shape,
+        "strides": draw(st.sampled_from([None, [*dense(each, 1)], [*dense(each[::-1], 1)[::-1]]])),
+        "data": draw(st.integers(4096, 2**47)),
+        "code": draw(st.integers(0, 17)),
+        "bits": draw(st.sampled_from([4, 8, 16, 32, 64])),
+        "lanes": draw(st.integers(1, 4)),
+        "byte_offset": draw(st.integers(0, 64)),
+        "name": draw(st.sampled_from([b"dltensor", b"dltensor_versioned"])),
+    }
+    values = {
+        "shape": st.lists(INT64, min_size=len(shape), max_size=len(shape)),
+        "strides": st.lists(INT64, min_size=len(shape), max_size=len(shape)),
+        "data": ADDRESSES,
+        "bits": st.integers(0, 255),
+        "lanes": st.integers(0, 65535),
+        "byte_offset": ADDRESSES,
+    }
+    for field in draw(st.lists(st.sampled_from(list(values)), max_size=2)):
+        made[field] = draw(values[field])
+    return made
+
+
+@given(descriptions(), st.sampled_from([HasInterface, HasCudaInterface]))
 @example({"shape": (64,), "typestr": "|t4", "data": (4096, False)}, HasInterface)
 @example({"shape": (-5,), "typestr": "|u1", "data": (4096, False)}, HasInterface)
 @example({"shape": (-5, -5), "typestr": "|u1", "data": (4096, False)}, HasInterface)
@@ -378,28 +424,12 @@ def test_no_interface_yields_bytes_beside_its_elements(described: Any, kind: Any
     assert 0 < start < start + length <= SPACE
 
 
-@given(
-    st.lists(INT64, max_size=4),
-    st.one_of(st.none(), st.lists(INT64, min_size=4, max_size=4)),
-    st.fixed_dictionaries(
-        {
-            "data": ADDRESSES,
-            "code": st.integers(0, 20),
-            "bits": st.integers(0, 255),
-            "lanes": st.integers(0, 65535),
-            "byte_offset": ADDRESSES,
-        }
-    ),
-    st.sampled_from([b"dltensor", b"dltensor_versioned"]),
-)
-@example([64], None, {"bits": 4, "lanes": 1, "data": 4096, "byte_offset": 0}, b"dltensor")
-@example([-5], None, {"bits": 8, "lanes": 1, "data": 4096, "byte_offset": 0}, b"dltensor")
-def test_no_tensor_yields_bytes_beside_its_elements(
-    shape: list[int], strides: list[int] | None, fields: dict[str, int], name: bytes
-) -> None:
-    strides = None if strides is None else strides[: len(shape)]
+@given(tensors())
+@example({"shape": [64], "bits": 4, "lanes": 1, "data": 4096, "byte_offset": 0})
+@example({"shape": [-5], "bits": 8, "lanes": 1, "data": 4096, "byte_offset": 0})
+def test_no_tensor_yields_bytes_beside_its_elements(values: dict[str, Any]) -> None:
     try:
-        view = foreign_view(Tensor(name, shape=shape, strides=strides, **fields), CALL)
+        view = foreign_view(Tensor(**values), CALL)
     except (TypeError, BufferError) as error:
         expect_documented(error)
         return
@@ -407,8 +437,8 @@ def test_no_tensor_yields_bytes_beside_its_elements(
     if not view.nbytes:
         return
     start, length = place_of(view)
-    item = fields["bits"] * fields["lanes"] // 8
+    item, strides = values["bits"] * values["lanes"] // 8, values.get("strides")
     bytewise = None if strides is None else [stride * item for stride in strides]
-    least, most = extent(fields["data"] + fields["byte_offset"], shape, bytewise, item)
+    least, most = extent(values["data"] + values["byte_offset"], values["shape"], bytewise, item)
     assert least <= start <= start + length <= most
     assert 0 < start < start + length <= SPACE
