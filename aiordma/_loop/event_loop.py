@@ -118,7 +118,11 @@ class EventLoop(Protocol):
 
     def call_from_thread(self, callback: Callable[[], None]) -> None:
         """Schedule the callback on the loop's thread, from another thread. If the loop ends before
-        it is called, keep it for `undelivered`."""
+        it is called, keep it for `undelivered`.
+
+        Raises:
+            MemoryError: the callback is not called.
+        """
 
     def report(self, message: str, error: Exception) -> None:
         """Report an error that no task receives: to asyncio's exception handler
@@ -259,10 +263,29 @@ class _Face:
     def undelivered(self) -> list[Callable[[], None]]:
         return [self._undelivered.popleft() for _ in range(len(self._undelivered))]
 
+    def call_from_thread(self, callback: Callable[[], None]) -> None:
+        self._undelivered.append(callback)
+        try:
+            try:
+                self._deliver_soon()
+            except MemoryError:
+                self._deliver_soon()
+        except RuntimeError:
+            pass  # the loop has ended
+        except MemoryError:
+            # Unless another callback's delivery, or the loop's end, has taken it.
+            if callback in self._undelivered:
+                self._undelivered.remove(callback)
+                raise
+
+    def _deliver_soon(self) -> None:
+        """Call `_deliver` on the loop's thread. A RuntimeError says that the loop has ended."""
+        raise NotImplementedError
+
     def _deliver(self) -> None:
         # If a callback raises, later calls of this method run the others: it is scheduled once for
         # each.
-        for _ in range(len(self._undelivered)):
+        while self._undelivered:
             self._undelivered.popleft()()
 
 
@@ -319,13 +342,8 @@ class _AsyncioEventLoop(_Face):
             return self._loop.call_soon(uninterrupted(callback))
         return self._loop.call_later(delay, uninterrupted(callback))
 
-    def call_from_thread(self, callback: Callable[[], None]) -> None:
-        self._undelivered.append(callback)
-        with suppress(RuntimeError):  # the loop is closed
-            try:
-                self._loop.call_soon_threadsafe(uninterrupted(self._deliver))
-            except MemoryError:  # once more, because a lost callback can be an end's
-                self._loop.call_soon_threadsafe(uninterrupted(self._deliver))
+    def _deliver_soon(self) -> None:
+        self._loop.call_soon_threadsafe(uninterrupted(self._deliver))
 
     def report(self, message: str, error: Exception) -> None:
         self._loop.call_exception_handler({"message": message, "exception": error})
@@ -469,16 +487,14 @@ class _TrioEventLoop(_Face):
         self.spawn(sleep_and_call, "aiordma: timer")
         return timer
 
-    def call_from_thread(self, callback: Callable[[], None]) -> None:
-        def run() -> None:
-            try:
-                self._deliver()
-            except KeyboardInterrupt as interrupt:
-                _interrupt_trio(interrupt)
+    def _deliver_soon(self) -> None:
+        self._token.run_sync_soon(self._deliver)
 
-        self._undelivered.append(callback)
-        with suppress(self._trio.RunFinishedError):
-            self._token.run_sync_soon(run)
+    def _deliver(self) -> None:
+        try:
+            super()._deliver()
+        except KeyboardInterrupt as interrupt:
+            _interrupt_trio(interrupt)
 
     def report(self, message: str, error: Exception) -> None:
         logger.error("%s", message, exc_info=error)
