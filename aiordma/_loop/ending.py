@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from aiordma._loop.event_loop import EventLoop
 
-__all__ = ("RETRY_SECONDS", "Ending")
+__all__ = ("ATTEMPTS", "RETRY_SECONDS", "Ending")
 
 RETRY_SECONDS = 0.05
 """Seconds between a step that found no memory and the next attempt."""

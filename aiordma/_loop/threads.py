@@ -20,13 +20,17 @@ error: it tries again, and finally runs the call on the event loop's own thread.
 
 import errno
 import logging
+import sys
+import threading
 import time
+from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
-from threading import Condition, Thread
-from typing import TypeVar
+from threading import Lock, current_thread, get_ident
+from typing import Any, TypeVar, cast
+from weakref import ref
 
 import anyio
 import anyio.lowlevel
@@ -34,7 +38,9 @@ import anyio.lowlevel
 from aiordma._base.errors import VerbsCallError
 from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.process import here, reentrant_lock
+from aiordma._loop.ending import ATTEMPTS, Ending
 from aiordma._loop.event_loop import EventLoop, Waiter
+from aiordma._native import persist
 
 __all__ = (
     "CREATES",
@@ -88,43 +94,51 @@ class _Call:
 
 
 class _Workers:
-    """A queue of calls, and the threads that run them."""
+    """A queue of calls, and the threads that run them.
+
+    No lack of memory ends a worker that has begun, or leaves the lock locked: the lock and what
+    wakes an idle worker are locks in C, and `persist` (`_native/engine/persist.c`) calls the
+    worker's function again. Nobody waits for a thread to begin: one that has not begun is counted.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._process = here.pid
-        self._changed = Condition(reentrant_lock())
+        self._lock = reentrant_lock()
         self._waiting: deque[_Call] = deque()
         self._count = 0
-        self._idle = 0
+        self._idle: list[Lock] = []  # each idle worker waits until its lock is released
         self._running: set[_Call] = set()
         self._abandoned = 0
 
     @property
     def calls(self) -> int:
-        """How many calls wait or run, in any thread. Without the lock: a finalizer can ask for it
-        in a thread that begins, and whoever holds the lock waits for that."""
+        """How many calls wait or run, in any thread. Without the lock, which a finalizer in another
+        thread would wait for."""
         return len(self._waiting) + len(self._running)
 
     def submit(self, call: _Call) -> bool:
         """Queue a call, start a worker if needed, and return whether there is a worker to run it.
-        The call stays queued in both cases."""
-        with self._changed:
+        The call stays queued in both cases. If this raises, it is not queued."""
+        with self._lock:
             self._waiting.append(call)
-            return self._ensure_worker()
+            try:
+                return self._ensure_worker()
+            except BaseException:
+                self._waiting.remove(call)
+                raise
 
     def ensure_worker(self) -> bool:
         """Start a worker if needed, and return whether there is a worker to run queued calls."""
-        with self._changed:
+        with self._lock:
             return self._ensure_worker()
 
     def withdraw(self, call: _Call) -> bool:
         """Take a call out of the queue, and return whether it was there. It then never runs."""
-        with self._changed:
-            try:
-                self._waiting.remove(call)
-            except ValueError:
+        with self._lock:
+            if call not in self._waiting:
                 return False
+            self._waiting.remove(call)
             return True
 
     def abandon(self, call: _Call) -> bool:
@@ -134,7 +148,7 @@ class _Workers:
             return False  # the calls are those of the parent, which runs them
         if self.withdraw(call):
             return True
-        with self._changed:
+        with self._lock:
             if call in self._running and not call.is_abandoned:
                 if self._abandoned < MOST_ABANDONED:
                     call.is_abandoned = True
@@ -143,50 +157,89 @@ class _Workers:
         return False
 
     def _ensure_worker(self) -> bool:
-        if self._idle < len(self._waiting) and self._count < self._most + self._abandoned:
-            self._count += 1
-            try:
-                Thread(target=self._work, name=THREAD_NAME, daemon=True).start()
-            except (RuntimeError, MemoryError) as error:
-                self._count -= 1
-                logger.debug("no worker thread was started: %s", error)
-        self._changed.notify()
+        # The other workers look at the queue before they wait.
+        coming = self._count - len(self._running) - len(self._idle)
+        if coming < len(self._waiting):
+            if self._idle:
+                self._idle.pop().release()
+            elif self._count < self._most + self._abandoned:
+                self._start_worker()
         return self._count > 0
 
+    def _start_worker(self) -> None:
+        work = self._work
+        started = ref(work)  # the thread has the only reference, from its start to its end
+        self._count += 1
+        try:
+            start_new_thread(persist, (work,))
+        except Exception as error:
+            with suppress(MemoryError):
+                logger.debug("starting a worker thread failed: %s", error)
+        del work
+        if started() is None:  # else it runs, and there was no memory for the number of the thread
+            self._count -= 1
+
     def _work(self) -> None:
-        while True:
-            try:
-                # In a call of its own: an idle worker must not keep objects alive.
-                if not self._work_once():
-                    return
-            except MemoryError:  # a worker that ends without being counted leaves its calls
-                time.sleep(RETRY_SECONDS)
+        try:
+            with suppress(Exception):  # without memory it has another name
+                # Not a Thread: `Thread.start` waits for ever for one that finds no memory.
+                current_thread().name = THREAD_NAME
+            while self._work_once():
+                pass
+        finally:
+            if sys.version_info < (3, 13):  # later ones do it themselves
+                threading._active.pop(get_ident(), None)  # type: ignore[attr-defined]
 
     def _work_once(self) -> bool:
-        with self._changed:
-            self._idle += 1
-            try:
-                found = self._changed.wait_for(lambda: self._waiting, IDLE_SECONDS)
-            finally:
-                self._idle -= 1
-            if not found:
-                self._count -= 1
-                return False
-            call = self._waiting[0]
-            self._running.add(call)  # first: `calls` counts it at every moment
-            self._waiting.popleft()
+        # In a call of its own: an idle worker must not keep objects alive.
+        call = self._next()
+        if call is None:
+            return self._wait()
         try:
             call.run()
         except BaseException:
             with suppress(MemoryError):
                 logger.exception("a call into the driver could not report its end")
-        with self._changed:
+        finally:
+            self._lock.acquire()  # `with` would take memory
             self._running.discard(call)
             self._abandoned -= call.is_abandoned
+            self._lock.release()
+        return True
+
+    def _next(self) -> _Call | None:
+        with self._lock:
+            if not self._waiting or self._count > self._most + self._abandoned:
+                return None
+            call = self._waiting[0]
+            self._running.add(call)  # first: `calls` counts it at every moment
+            self._waiting.popleft()
+            return call
+
+    def _wait(self) -> bool:
+        """Wait for a call, and return whether the worker goes on. If not, it is not counted."""
+        wake = Lock()
+        wake.acquire()
+        with self._lock:
             if self._count > self._most + self._abandoned:
                 self._count -= 1
                 return False
-        return True
+            if self._waiting:
+                return True
+            self._idle.append(wake)
+        try:
+            wake.acquire(True, IDLE_SECONDS)
+        finally:
+            self._lock.acquire()  # `with` would take memory
+            is_woken = wake not in self._idle
+            if not is_woken:
+                self._idle.remove(wake)
+            self._lock.release()
+        with self._lock:
+            if not is_woken and not self._waiting:
+                self._count -= 1
+                return False
+            return True
 
 
 class Lane:
@@ -245,12 +298,12 @@ def _reporting(
         except BaseException as raised:
             error = raised
         try:
-            try:
-                report = partial(then, error)
-            except MemoryError:
-                report = partial(then, error)
-            loop.call_from_thread(report)
-            del report
+            while True:
+                try:
+                    loop.call_from_thread(partial(then, error))
+                    break
+                except MemoryError:  # nothing else ends the caller's wait
+                    time.sleep(RETRY_SECONDS)
         finally:
             forget()
             del error  # its traceback holds this frame
@@ -282,18 +335,25 @@ def start_call(
 
     Raises:
         VerbsCallError: no thread could be started, and the lane has none. Nothing was done.
+        MemoryError: nothing was done.
     """
-    call, workers = _reporting(loop, function, then), lane.workers
-    if not workers.submit(call) and workers.withdraw(call):
-        call.forget()
-        raise VerbsCallError(errno.EAGAIN, "pthread_create")
+    workers = lane.workers
 
-    def abandon() -> bool:
+    def abandon() -> bool:  # made first: nothing may fail once the call is queued
         is_withdrawn = workers.abandon(call)
         if is_withdrawn:
             call.forget()
         return is_withdrawn
 
+    call = _reporting(loop, function, then)
+    try:
+        has_worker = workers.submit(call) or not workers.withdraw(call)
+    except MemoryError:
+        call.forget()
+        raise
+    if not has_worker:
+        call.forget()
+        raise VerbsCallError(errno.EAGAIN, "pthread_create")
     return abandon
 
 
@@ -336,11 +396,14 @@ def _retry(loop: EventLoop, call: _Call, delay: float, left: int) -> None:
         if DESTROYS.workers.ensure_worker():
             return
         if left > 1:
-            _retry(loop, call, 2 * delay, left - 1)
-        elif DESTROYS.workers.withdraw(call):
-            logger.warning(
-                "no thread can be started: the event loop's thread destroys an RDMA object"
-            )
+            with suppress(MemoryError):  # no memory for a timer: now
+                _retry(loop, call, 2 * delay, left - 1)
+                return
+        if DESTROYS.workers.withdraw(call):
+            with suppress(MemoryError):
+                logger.warning(
+                    "no thread can be started: the event loop's thread destroys an RDMA object"
+                )
             call.run()
 
     loop.call_later(delay, again)
@@ -388,6 +451,7 @@ async def outwait(event: anyio.Event | Once) -> None:
     """Wait for an event in spite of cancellations and trio's KeyboardInterrupt. The last such
     exception is raised once the event is set."""
     interrupted: BaseException | None = None
+    attempts = ATTEMPTS
     try:
         while not event.is_set():
             try:
@@ -395,6 +459,10 @@ async def outwait(event: anyio.Event | Once) -> None:
                     await event.wait()
             except (anyio.get_cancelled_exc_class(), KeyboardInterrupt) as error:
                 interrupted = error
+            except MemoryError:
+                attempts -= 1
+                if not attempts:
+                    raise
         if interrupted is not None:
             raise interrupted
     finally:
@@ -426,20 +494,30 @@ async def in_thread(
 
     Cancellation: the call first runs to its end.
     """
-    returned = Once(loop)
-    results: list[Result] = []
-    errors: list[BaseException] = []
+    returned, nothing = Once(loop), object()
+    result: Any = nothing
+    error: BaseException | None = None
     wait, has_left = object(), False
 
-    def drop() -> None:
-        while results:
-            on_cancelled(results.pop())
-        while errors:  # no caller is left to see it
-            logger.info("a call failed whose caller had been cancelled: %s", errors.pop())
+    def call() -> None:
+        nonlocal result
+        result = function()
 
-    def then(error: BaseException | None) -> None:
-        if error is not None:
-            errors.append(error)
+    def drop() -> None:
+        nonlocal result, error
+        made, result = result, nothing
+        failed, error = error, None
+        if made is not nothing:
+            on_cancelled(made)
+        if failed is not None:  # no caller is left to see it
+            logger.info("a call failed whose caller had been cancelled: %s", failed)
+
+    def then(raised: BaseException | None) -> None:
+        nonlocal error
+        error = raised
+        settling.run()
+
+    def settle() -> None:
         if has_left:
             lose()
             return
@@ -452,21 +530,21 @@ async def in_thread(
         finally:
             on_lost()
 
-    start_call(loop, lambda: results.append(function()), then, lane)
+    settling = Ending(loop, settle)
+    start_call(loop, call, then, lane)
     try:
         try:
             await outwait(returned)
         except BaseException:
             drop()
             raise
-        if errors:
-            raise errors[0]
-        return results[0]
+        if error is not None:
+            raise error
+        return cast(Result, result)
     finally:
         has_left = True
         loop.returned.pop(wait, None)
-        results.clear()
-        errors.clear()  # their tracebacks hold this frame, and so the callers' buffers
+        result = error = None  # its traceback holds this frame, and so the callers' buffers
 
 
 class Calls:

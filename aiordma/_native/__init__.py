@@ -59,6 +59,7 @@ __all__ = (
     "lib",
     "load_rdma_core",
     "load_software",
+    "persist",
     "uninterrupted",
 )
 
@@ -88,6 +89,10 @@ def given(part: str) -> Callable[[Reference], Reference]:
 uninterrupted: Callable[..., Any] = c_backend.uninterrupted
 """Call a function with arguments; a SIGINT meanwhile is handled behind the call. In C also where
 the backend is Python's: written in Python it would leave moments open."""
+
+persist: Callable[[Callable[[], object]], object] = c_backend.persist
+"""Call a function until it finds memory, with 50 ms between the calls, and return its result. A
+thread that begins with this call allocates nothing before it, and so does not end there."""
 
 
 def deliver_interrupts(function: Reference) -> Reference:

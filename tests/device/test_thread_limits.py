@@ -5,7 +5,7 @@ import operator
 import re
 import subprocess
 import sys
-import threading
+from _thread import start_new_thread
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 
 import aiordma
 from aiordma._loop import threads
-from aiordma._loop.threads import CREATES, DESTROYS, PEERS, THREAD_NAME
+from aiordma._loop.threads import CREATES, DESTROYS, PEERS
 from tests.device.players import REMOTE, both_ways, connected, reactor_in_use, until
 from tests.devices import ADDRESS, DEVICE
 
@@ -29,23 +29,21 @@ class Starts:
         self.count = 0
         self.fails: Callable[[int], bool] = lambda number: False
         self.failed = 0
-        self._start = threading.Thread.start
 
-    def start(self, thread: threading.Thread) -> None:
-        """What stands in for Thread.start."""
-        if thread.name == THREAD_NAME:
-            number, self.count = self.count, self.count + 1
-            if self.fails(number):
-                self.failed += 1
-                raise RuntimeError("can't start new thread")
-        self._start(thread)
+    def start(self, function: Callable[..., object], arguments: tuple[Any, ...]) -> int:
+        """What stands in for start_new_thread."""
+        number, self.count = self.count, self.count + 1
+        if self.fails(number):
+            self.failed += 1
+            raise RuntimeError("can't start new thread")
+        return start_new_thread(function, arguments)
 
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
     """Every call into the driver starts a thread of its own, which the test can fail."""
     starts = Starts()
-    monkeypatch.setattr(threading.Thread, "start", lambda thread: starts.start(thread))
+    monkeypatch.setattr(threads, "start_new_thread", starts.start)
     monkeypatch.setattr(threads, "IDLE_SECONDS", 0.0)
     monkeypatch.setattr(threads, "RETRY_SECONDS", 0.001)
     forget_workers()

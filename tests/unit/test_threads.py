@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from _thread import start_new_thread
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from types import SimpleNamespace
@@ -58,7 +59,7 @@ async def test_it_runs_in_a_daemon_thread_that_ends(monkeypatch: pytest.MonkeyPa
     assert thread is not threading.main_thread()
     assert thread.daemon  # a call that never returns does not keep the program alive
     assert thread.name == THREAD_NAME
-    await until(lambda: not thread.is_alive())
+    await until(lambda: thread not in threading.enumerate())
 
 
 @pytest.mark.anyio
@@ -249,14 +250,13 @@ class Starts:
     def __init__(self) -> None:
         self.fail = False
         self.failed = 0
-        self._start = threading.Thread.start
 
-    def start(self, thread: threading.Thread) -> None:
-        """What stands in for Thread.start."""
-        if self.fail and thread.name == THREAD_NAME:
+    def start(self, function: Callable[..., object], arguments: tuple[Any, ...]) -> int:
+        """What stands in for start_new_thread."""
+        if self.fail:
             self.failed += 1
             raise RuntimeError("can't start new thread")
-        self._start(thread)
+        return start_new_thread(function, arguments)
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
     starts = Starts()
     for lane in (PEERS, CREATES, DESTROYS):
         lane.reset()
-    monkeypatch.setattr(threading.Thread, "start", lambda thread: starts.start(thread))
+    monkeypatch.setattr(threads, "start_new_thread", starts.start)
     yield starts
     # A worker tells the loop of a call's end, and counts it as ended after that.
     wait_until(lambda: not calls_under_way())
@@ -355,6 +355,28 @@ async def test_a_call_without_a_thread_fails_clearly(starts: Starts) -> None:
     assert await in_thread(current_event_loop(), lambda: "later") == "later"
     assert ran == []
     await until(lambda: not calls_under_way())
+
+
+@pytest.mark.anyio
+async def test_report_without_memory_is_tried_again(
+    starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "RETRY_SECONDS", 0.001)
+    loop: Any = current_event_loop()
+    deliver_soon, failures = loop._deliver_soon, [MemoryError()] * 5
+
+    def fails() -> None:
+        if failures:
+            raise failures.pop()
+        deliver_soon()
+
+    loop._deliver_soon = fails
+    reported: list[BaseException | None] = []
+    start_call(loop, lambda: None, reported.append)
+    await until(lambda: reported)
+    await settle()
+    assert reported == [None]
+    assert not failures
 
 
 @pytest.mark.anyio
@@ -491,15 +513,14 @@ async def test_calls_are_counted_while_a_thread_starts(monkeypatch: pytest.Monke
     """The garbage collector can end an event loop in a thread that begins, which asks for them."""
     counted: list[int] = []
 
-    class Asking(threading.Thread):
-        def start(self) -> None:
-            asking = threading.Thread(target=lambda: counted.append(lane.workers.calls))
-            asking.start()
-            asking.join(5)
-            super().start()
+    def start(function: Callable[..., object], arguments: tuple[Any, ...]) -> int:
+        asking = threading.Thread(target=lambda: counted.append(lane.workers.calls))
+        asking.start()
+        asking.join(5)
+        return start_new_thread(function, arguments)
 
     lane = Lane(1)
-    monkeypatch.setattr(threads, "Thread", Asking)
+    monkeypatch.setattr(threads, "start_new_thread", start)
     assert await in_thread(current_event_loop(), lambda: 42, lane) == 42
     assert counted == [1]
 

@@ -82,6 +82,7 @@ int engine_prepare_interrupts(void);
 /* If the exception that is set is an interrupt, have the running asyncio loop raise it later, clear
    it, and return 1. */
 int engine_defer_raised(void);
+PyObject *engine_persist(PyObject *module, PyObject *function);
 PyObject *engine_uninterrupted(PyObject *module, PyObject *const *arguments, Py_ssize_t count,
                                PyObject *keywords);
 /* Call a method, with an argument unless that is NULL, as a deferring call. */

@@ -90,6 +90,10 @@ static PyMethodDef functions[] = {
      "Return the records since the last call, and how many were lost because there was no room.\n"
      "A record is (owner, operation, wr_id, bytes, status or -1, posted, ended), the times in\n"
      "nanoseconds of time.monotonic_ns()."},
+    {"persist", engine_persist, METH_O,
+     "persist($module, function, /)\n--\n\n"
+     "Call the function until it finds memory, with 50 ms between the calls, and return its\n"
+     "result."},
     {"uninterrupted", (PyCFunction)(void (*)(void))engine_uninterrupted,
      METH_FASTCALL | METH_KEYWORDS,
      "uninterrupted(function, ...): call the function, and handle a SIGINT after the call."},
