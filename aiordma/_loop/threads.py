@@ -348,7 +348,7 @@ def start_call(
     call = _reporting(loop, function, then)
     try:
         has_worker = workers.submit(call) or not workers.withdraw(call)
-    except MemoryError:
+    except BaseException:
         call.forget()
         raise
     if not has_worker:
@@ -382,7 +382,12 @@ def start_destroy(
         return
     call = _reporting(loop, function, then)
     try:
-        if not DESTROYS.workers.submit(call):
+        has_worker = DESTROYS.workers.submit(call)
+    except BaseException:
+        call.forget()
+        raise
+    try:
+        if not has_worker:
             _retry(loop, call, RETRY_SECONDS, RETRIES)
     except MemoryError:
         if DESTROYS.workers.withdraw(call):

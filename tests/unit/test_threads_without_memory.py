@@ -13,7 +13,7 @@ SWEEP = """
 import asyncio, faulthandler, logging, time
 import _testcapi
 from aiordma._loop.event_loop import current_event_loop
-from aiordma._loop.threads import Lane, in_thread, start_call
+from aiordma._loop.threads import DESTROYS, Lane, in_thread, start_call, start_destroy
 
 faulthandler.dump_traceback_later(60, exit=True)  # what hangs fails, and says where
 logging.disable(logging.CRITICAL)  # what is logged here is that there was no memory
@@ -29,11 +29,17 @@ def is_over():
         return True
     return False
 
+def start(loop, function, then, lane):
+    if lane is DESTROYS:
+        start_destroy(loop, function, then)
+    else:
+        start_call(loop, function, then, lane)
+
 async def attempt(loop, lane, number):
     ran, reported, raised, over = [], [], None, False
     _testcapi.set_nomemory(number, number + 1)
     try:
-        start_call(loop, lambda: ran.append(1), reported.append, lane)
+        start(loop, lambda: ran.append(1), reported.append, lane)
         time.sleep(0.002)  # the worker's allocations
         over = is_over()
     except Exception as error:
@@ -74,6 +80,23 @@ def test_call_of_an_idle_worker_without_memory_is_not_lost() -> None:
         """
         lane = Lane(16)
         print(asyncio.run(sweep(lambda: lane)))
+        """,
+    )
+    assert printed == "over\n"
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("workers", ["no worker", "an idle worker"])
+def test_destroying_call_without_memory_runs_or_raises(workers: str) -> None:
+    printed = run_child(
+        SWEEP,
+        f"""
+        def lane():
+            if {workers!r} == "no worker":
+                DESTROYS.reset()
+            return DESTROYS
+
+        print(asyncio.run(sweep(lane)))
         """,
     )
     assert printed == "over\n"
