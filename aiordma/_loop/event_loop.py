@@ -317,16 +317,24 @@ class _AsyncioEventLoop(_Face):
         return _asyncio_here() is self._loop and _trio_here() is None
 
     def watch(self, fd: int, callback: Callable[[], None], *, hot: bool = False) -> None:
-        if not self.has_ended:
+        if self.has_ended:
+            return
+        try:
             self._loop.add_reader(fd, callback if hot else uninterrupted(callback))
+        except SystemError as error:  # its look for a transport loses a MemoryError
+            raise MemoryError("there was no memory to watch a descriptor") from error
 
     def unwatch(self, fd: int) -> None:
         if self._loop.is_closed():
             return
         # From Python 3.13 on, the debug mode imports a module to describe the callback that it has
         # taken out, and an interpreter that ends imports none.
-        with suppress(ImportError):
+        try:
             self._loop.remove_reader(fd)
+        except ImportError:
+            pass
+        except SystemError as error:  # its look for a transport loses a MemoryError
+            raise MemoryError("there was no memory to unwatch a descriptor") from error
 
     def poll(self, drain: object) -> bool:
         return isinstance(self._loop, PollingEventLoop) and self._loop.poll(drain)

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -219,35 +218,48 @@ class Reactor:
             unwanted = self._unwanted.popleft()
             try:
                 self._start_destroy(*unwanted)
-            except MemoryError:
+            except BaseException:
                 if not self.loop.has_ended:  # else it was run
                     self._since_events -= 1
                     self._unwanted.appendleft(unwanted)
                 raise
 
     def _start_destroy(self, function: Callable[[], object], then: Callable[[], object]) -> None:
+        failure: BaseException | None = None
+        is_released = False
+
         def returned(error: BaseException | None) -> None:
+            nonlocal failure
+            failure = error
             self._destroying -= 1
-            if error is not None:
-                logger.error("destroying: %s", error, exc_info=error)
-            if self.users > 1:
-                # Release this user first: `then` may release the last one, with its own callback.
-                self.users -= 1
-                last = then
-            else:
-                last = partial(self.release, then)
-            try:
-                ending = Ending(self.loop, self._watch_again, last, self.poll_events)
-            except MemoryError:
-                ending = Ending(self.loop, self._watch_again, last, self.poll_events)
             ending.run()
 
+        def report() -> None:
+            nonlocal failure
+            error, failure = failure, None
+            if error is not None:
+                logger.error("destroying: %s", error, exc_info=error)
+
+        def release() -> None:
+            nonlocal is_released
+            if is_released:
+                then()
+            elif self.users > 1:
+                # Release this user first: `then` may release the last one, with its own callback.
+                self.users -= 1
+                is_released = True
+                then()
+            else:
+                self.release(then)
+
+        # Made first: nothing may fail once the call has returned.
+        ending = Ending(self.loop, report, self._watch_again, release, self.poll_events)
         self._destroying += 1
         try:
             if self._destroying == 1:
                 self.loop.unwatch(self.channel.fd)
             start_destroy(self.loop, function, returned)
-        except MemoryError:
+        except BaseException:
             if not self.loop.has_ended:  # else it was run
                 self._destroying -= 1
                 self._watch_again()
