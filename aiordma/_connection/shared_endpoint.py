@@ -375,9 +375,10 @@ class SharedReceiveEndpoint:
         (self if member is None else member.endpoint).unretrieved.add(request)
 
     def request_ended(self, request: WorkRequest) -> None:
-        """Take back the slot of a receive that has completed."""
-        self._open.discard(request)
-        self._slots.free += 1
+        """Take back the slot of a receive that has completed. Idempotent."""
+        if request in self._open:
+            self._open.discard(request)
+            self._slots.free += 1
         self._look_at_limit()
 
     # -- pooled receives ----------------------------------------------------------------------

@@ -17,7 +17,7 @@ the queue pair is destroyed.
 
 import logging
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import takewhile
 from time import monotonic_ns
 from typing import Any, Generic, Protocol, TypeVar
@@ -25,6 +25,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from aiordma._base.errors import detached
 from aiordma._base.interrupts import deferring
 from aiordma._base.ranges import RemoteMemory
+from aiordma._loop.ending import ATTEMPTS
 from aiordma._loop.event_loop import EventLoop, Waiter
 from aiordma._native import ffi, lib
 from aiordma.verbs import WorkCompletion
@@ -116,11 +117,14 @@ class InFlightTable(Generic[InTable]):
         entry = self._entries[slot]
         if entry is None:
             return None
-        self._entries[slot] = None
         # Generation 0 is never used, so that a zeroed wr_id finds no entry.
-        self._generations[slot] = self._generations[slot] % GENERATION_MASK + 1
+        generation = self._generations[slot] % GENERATION_MASK + 1
+        live = self._live - 1
         self._free.append(slot)
-        self._live -= 1
+        # No memory is allocated from here on: without memory, nothing is taken.
+        self._entries[slot] = None
+        self._generations[slot] = generation
+        self._live = live
         return entry
 
     def shrink(self) -> None:
@@ -379,18 +383,28 @@ class WorkRequest:
 
     @deferring
     def _complete(self, raw: tuple[int, ...], /) -> None:
-        """Complete the request with a work completion."""
-        if self._open is not None:
-            self._open._count(self, raw)
-        if raw[1]:
-            self._take_error(self._owner.request_failed(self, raw))
-        else:
-            self._result = WorkCompletion._make(raw)
-        run, self._run = self._run, ()
-        with ExitStack() as last_first:
-            last_first.callback(self._end)
-            for earlier in reversed(list(takewhile(lambda each: each is not self, run))):
-                last_first.callback(self._end_earlier, earlier)
+        """Complete the request with a work completion. If it raises MemoryError, call it again."""
+        if not self.done():
+            error = self._owner.request_failed(self, raw) if raw[1] else None
+            result = WorkCompletion._make(raw)
+            if self._open is not None:
+                self._open._count(self, raw)
+            # No memory is allocated until the request is done: it is counted once.
+            if error is None:
+                self._result = result
+            else:
+                self._take_error(error)
+        try:
+            with ExitStack() as last_first:
+                last_first.callback(self._end)
+                for earlier in reversed(list(takewhile(lambda each: each is not self, self._run))):
+                    last_first.callback(self._end_earlier, earlier)
+        except MemoryError:
+            raise
+        except BaseException:
+            self._run = ()
+            raise
+        self._run = ()
 
     @deferring
     def _fail(self, error: Exception, /) -> None:
@@ -427,21 +441,37 @@ class WorkRequest:
 
     def _end(self) -> None:
         """Release the memory, give the slot back, wake who waits, and call the callbacks. All is
-        done, also if one raises. An interrupt is raised again after the last one, and so is a lack
-        of memory."""
+        done, also if one raises: what finds no memory is tried again. An interrupt is raised again
+        after the last one, and so is a lack of memory that lasts."""
+        attempts = ATTEMPTS
+        raised: BaseException | None = None
         try:
-            while self._held:
-                self._release(self._held.pop(0))
-            if not self._has_ended:
-                self._has_ended = True
-                self._owner.request_ended(self)
-            while self._waiters:
-                self._waiters.pop(0).wake()
-            while self._callbacks:
-                self._call(self._callbacks.pop(0))
-        except BaseException:
-            self._end()  # goes on behind what raised
-            raise
+            while True:
+                try:
+                    self._end_rest()
+                    break
+                except MemoryError:
+                    attempts -= 1
+                    if not attempts:
+                        raise
+                except BaseException as error:
+                    raised = error
+            if raised is not None:
+                raise raised
+        finally:
+            del raised  # its traceback holds this frame
+
+    def _end_rest(self) -> None:
+        while self._held:
+            self._release(self._held.pop(0))
+        if not self._has_ended:
+            self._owner.request_ended(self)
+            self._has_ended = True
+        while self._waiters:
+            self._waiters[0].wake()
+            self._waiters.pop(0)  # last: if there was no memory, it is woken again
+        while self._callbacks:
+            self._call(self._callbacks.pop(0))
 
     def _release(self, memory: Holdable) -> None:
         try:
@@ -513,23 +543,33 @@ class OpenRequests(Collection[WorkRequest]):
         """Count a request that ends. None: it ends without a completion."""
         if not request.wr_id:
             return  # it was not posted
+        kind = bool(request.is_receive)
+        ended, discarded = self._ended[kind] + 1, self._discarded
+        sent, received = self._bytes_sent, self._bytes_received
+        counts: dict[int, int] = {}
+        number = count = 0
+        if raw is None:
+            discarded += 1
+        else:
+            _, status, opcode, *_ = raw
+            counts, number = (self._failed, status) if status else (self._completed, opcode)
+            count = counts.setdefault(number, 0) + 1
+            if status:
+                pass
+            elif request.is_receive:
+                received += raw[_BYTE_LEN]
+            elif opcode == lib.IBV_WC_RDMA_READ:
+                received += request.length
+            elif opcode in (lib.IBV_WC_SEND, lib.IBV_WC_RDMA_WRITE):
+                sent += request.length
         if _trace.limit and request._posted:
             _trace.record(request, raw)
-        self._ended[bool(request.is_receive)] += 1
-        if raw is None:
-            self._discarded += 1
-            return
-        _, status, opcode, *_ = raw
-        if status:
-            self._failed[status] = self._failed.get(status, 0) + 1
-            return
-        self._completed[opcode] = self._completed.get(opcode, 0) + 1
-        if request.is_receive:
-            self._bytes_received += raw[_BYTE_LEN]
-        elif opcode == lib.IBV_WC_RDMA_READ:
-            self._bytes_received += request.length
-        elif opcode in (lib.IBV_WC_SEND, lib.IBV_WC_RDMA_WRITE):
-            self._bytes_sent += request.length
+        # No memory is allocated from here on: what raises counts nothing.
+        self._ended[kind] = ended
+        self._discarded = discarded
+        if raw is not None:
+            counts[number] = count
+        self._bytes_sent, self._bytes_received = sent, received
 
 
 # -- the trace ------------------------------------------------------------------------------------
@@ -596,6 +636,8 @@ class Drain:
         self.in_flight = in_flight
         self._drain = ffi.new("struct aiordma_drain *")
         self._batch = ffi.new("struct aiordma_completion[]", BATCH)
+        self._packed = ffi.buffer(self._batch)
+        self._next = self._end = 0  # the completions of the batch that are not delivered yet
         self._drain.provider = ffi.cast("struct aiordma_provider *", provider)
         self._drain.channel = ffi.cast("struct ibv_comp_channel *", channel)
         self._drain.batch = self._batch
@@ -653,33 +695,51 @@ class Drain:
 
     def _poll_and_deliver(self) -> int:
         self.polls += 1
-        count = int(lib.aiordma_poll_queues(self._drain))
-        if count > 0:
-            self.draining = True
-            self.delivered += count
-            try:
-                self._deliver(count)
-            finally:
-                self.draining = False
-        return count
-
-    def _deliver(self, count: int) -> None:
-        take = self.in_flight.take
-        packed = ffi.buffer(self._batch, count * COMPLETION.size)[:]
-        interrupt: BaseException | None = None
-        for raw in COMPLETION.iter_unpack(packed):
-            entry = take(raw[0])
-            if entry is None:
-                continue  # its queue pair was destroyed, which ended the request
-            try:
-                entry._complete(raw)
-            except Exception:
-                logger.exception("a callback of a completed work request failed")
-            except BaseException as raised:  # raised again after the batch
-                interrupt = interrupt or raised
+        self.draining = True
         try:
+            if self._next < self._end:
+                self._drain.more = 1  # the queues are not polled
+            else:
+                count = int(lib.aiordma_poll_queues(self._drain))
+                if count <= 0:
+                    return count
+                self._next, self._end = 0, count
+            return self._deliver()
+        finally:
+            self.draining = False
+
+    def _deliver(self) -> int:
+        """Deliver the batch. What finds no memory is tried again. If that lasts, the next call goes
+        on with the same completion."""
+        first, attempts = self._next, ATTEMPTS
+        entry: Any = None
+        interrupt: BaseException | None = None
+        try:
+            while self._next < self._end:
+                try:
+                    if entry is None:
+                        raw = COMPLETION.unpack_from(self._packed, self._next * COMPLETION.size)
+                        entry = self.in_flight.take(raw[0])
+                    if entry is not None:  # else its queue pair was destroyed, which ended it
+                        entry._complete(raw)
+                except MemoryError as raised:
+                    attempts -= 1
+                    if attempts:
+                        continue
+                    if entry is None:
+                        raise
+                    interrupt = interrupt or raised
+                except Exception:
+                    with suppress(MemoryError):
+                        logger.exception("a callback of a completed work request failed")
+                except BaseException as raised:  # raised again after the batch
+                    interrupt = interrupt or raised
+                self._next += 1
+                self.delivered += 1
+                entry, attempts = None, ATTEMPTS
             if interrupt is not None:
                 raise interrupt
+            return self._end - first
         finally:
             del interrupt  # its traceback holds this frame
 

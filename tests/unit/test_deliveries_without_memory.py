@@ -1,0 +1,85 @@
+"""Completions and messages that find no memory when they are delivered: each request ends, and no
+message and no receive is lost.
+
+One allocation fails at a time, each in turn, until there is none left to fail."""
+
+import pytest
+
+from tests.unit.child import run_child
+
+pytest.importorskip("_testcapi")
+
+COMMON = """
+import asyncio, faulthandler, logging, time
+import _testcapi
+import aiordma
+from aiordma import Access
+from aiordma.testing import connected_pair
+from tests.internals import free_sends, hub_of
+
+faulthandler.dump_traceback_later(120, exit=True)  # what hangs fails, and says where
+logging.disable(logging.CRITICAL)  # what is logged here is that there was no memory
+
+BOUND = 10  # seconds
+LAST = 400
+
+def over():
+    try:
+        for _ in range(12):
+            bytearray(9)
+    except MemoryError:
+        return True
+    return False
+"""
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("engine", ["c", "python"])
+@pytest.mark.parametrize("kind", ["write", "send"])
+def test_completion_without_memory_is_not_lost(kind: str, engine: str) -> None:
+    printed = run_child(
+        COMMON,
+        f"""
+        async def attempt(number):
+            async with connected_pair(max_send_wr=8, receive_buffers=4) as (client, server):
+                remote = server.register(bytearray(64), Access.REMOTE_WRITE).remote()
+                local = client.register(bytearray(64))
+                slots, called = free_sends(client), [False]
+
+                def call(_request):
+                    called[0] = True
+
+                if {kind!r} == "write":
+                    request = client.post_write(local[:], remote)
+                else:
+                    request = client.post_send(b"x" * 20)
+                request.add_done_callback(call)
+                waiter = asyncio.ensure_future(request)
+                await asyncio.sleep(0)
+                time.sleep(0.005)  # the device completes it, and the loop does not run
+                is_over = False
+                _testcapi.set_nomemory(number, number + 1)
+                try:
+                    hub_of(client).drain()
+                    is_over = over()
+                except (MemoryError, SystemError):
+                    pass
+                finally:
+                    _testcapi.remove_mem_hooks()
+                async with asyncio.timeout(BOUND):
+                    await waiter
+                    while free_sends(client) != slots or not called[0]:
+                        await asyncio.sleep(0.001)
+                assert not local._users, number
+                return is_over
+
+        async def sweep():
+            for number in range(LAST):
+                if await attempt(number):
+                    return "over"
+
+        print(asyncio.run(sweep()))
+        """,
+        AIORDMA_BACKEND=engine,
+    )
+    assert printed == "over\n"
