@@ -17,6 +17,7 @@ from weakref import finalize, ref
 
 from aiordma._base.enums import WorkCompletionFlag, WorkCompletionOpcode
 from aiordma._base.interrupts import deferring_method
+from aiordma._loop.ending import ATTEMPTS
 from aiordma._loop.event_loop import Waiter
 from aiordma._native import Lease, Pool
 from aiordma._requests.python import WorkRequest
@@ -53,6 +54,7 @@ class PooledReceives:
         self._port, self._pool, self._refused, self._members = port, pool, refused, members
         self._queue: ArrivalQueue | None = None
         self._unposted: list[Lease] = []
+        self._doubtful: list[Lease] = []
         self._posted: dict[int, Lease] = {}
 
     @property
@@ -78,30 +80,51 @@ class PooledReceives:
     @deferring_method
     def give_back(self, lease: Lease, /) -> None:
         """Post a block again, with the next chain. If it cannot be posted, it is released."""
-        self._unposted.append(lease)
+        try:
+            self._unposted.append(lease)
+        except MemoryError:
+            lease.release()
+            self._refused(errno.ENOMEM)
+            return
         if len(self._unposted) >= self.chain or not self._posted:
             self.post_unposted()
 
     @deferring_method
     def post_unposted(self) -> None:
         """Post the chain of blocks that were given back."""
-        leases, self._unposted = self._unposted, []
+        leases = self._unposted
         if not leases:
             return
-        # A shared queue's members can have moved on to another thread with their loop.
-        self._port.thread = get_ident()
-        found = self._port.receive_all([lease.memory for lease in leases])
-        requests: list[WorkRequest] = []
-        if found is None:
-            is_full = self._port.can_receive and len(leases) > self._port._receives.free
-            error = errno.ENOMEM if is_full else 0
-        else:
-            error, requests = found if isinstance(found, tuple) else (0, found)
-        for lease, request in zip(leases, requests, strict=False):
-            self._posted[request.wr_id] = lease
-            request._on_done(self._arrived)
-        for lease in leases[len(requests) :]:
-            lease.release()
+        error = 0
+        try:
+            # A shared queue's members can have moved on to another thread with their loop.
+            self._port.thread = get_ident()
+            requests: list[WorkRequest] = []
+            self._unposted = []
+            found = self._port.receive_all([lease.memory for lease in leases])
+        except MemoryError:
+            self._doubtful = leases  # not released: the device may have got some of them
+            self._refused(errno.ENOMEM)
+            return
+        # No memory is allocated for what was posted, but where it is tried again.
+        if isinstance(found, tuple):
+            error, requests = found
+        elif found is not None:
+            requests = found
+        elif self._port.can_receive and len(leases) > self._port._receives.free:
+            error = errno.ENOMEM
+        tracked, attempts = 0, ATTEMPTS
+        while tracked < len(requests):
+            try:
+                self._posted[requests[tracked].wr_id] = leases[tracked]
+                requests[tracked]._on_done(self._arrived)
+                tracked += 1
+            except MemoryError:
+                attempts -= 1
+                if not attempts:
+                    raise
+        while len(leases) > len(requests):
+            leases.pop().release()
         if error or found is None:
             self._refused(error)
 
@@ -170,10 +193,9 @@ class ArrivalQueue:
 
     @deferring_method
     def take_data(self) -> bytes:
-        """Return a copy of the first arrival, which exists, and give back its block."""
-        lease, completion = self._take()
-        data = lease.memory._copy(_contents_length(completion))
-        self._receives.give_back(lease)
+        """Return a copy of the first arrival, which exists, and give back its block. If there is no
+        memory for the copy, the arrival stays the first one."""
+        data: bytes = self._take_as(_copy)
         return data
 
     def take_datagram_at_once(self, senders: Any, /) -> Any:
@@ -183,10 +205,9 @@ class ArrivalQueue:
     @deferring_method
     def take_datagram(self, senders: Any, /) -> Any:
         """Return the first arrival, which exists, as a datagram, and give back its block."""
-        lease, completion = self._take()
-        message = senders.message(lease.memory.view, completion)
-        self._receives.give_back(lease)
-        return message
+        return self._take_as(
+            lambda lease, completion: senders.message(lease.memory.view, completion)
+        )
 
     def take_message_at_once(self, message: Callable[..., Any], /) -> Any:
         """Return None: this backend waits first."""
@@ -196,16 +217,20 @@ class ArrivalQueue:
     def take_message(self, message: Callable[..., Any], /) -> Any:
         """Return the first arrival, which exists, as a message of this class, and give back its
         block."""
-        lease, completion = self._take()
-        data = lease.memory._copy(_contents_length(completion))
-        self._receives.give_back(lease)
-        if completion.opcode == _WRITTEN:
-            return message(data, completion.immediate, None, completion.byte_len)
-        if completion.wc_flags & WorkCompletionFlag.WITH_IMM:
-            return message(data, completion.immediate)
-        if completion.wc_flags & WorkCompletionFlag.WITH_INV:
-            return message(data, None, completion.immediate)
-        return message(data)
+        return self._take_as(lambda lease, completion: _message(message, lease, completion))
+
+    def _take_as(self, contents: Callable[[Lease, WorkCompletion], Any]) -> Any:
+        arrival = self._take()
+        try:
+            made = contents(*arrival)
+        except MemoryError:
+            self._arrived.appendleft(arrival)
+            raise
+        except BaseException:
+            self._receives.give_back(arrival[0])
+            raise
+        self._receives.give_back(arrival[0])
+        return made
 
     def _take(self) -> tuple[Lease, WorkCompletion]:
         if not self._arrived:
@@ -265,11 +290,17 @@ class ArrivalView:
     @deferring_method
     def _open(self) -> memoryview:
         """Take the first arrival, which exists, and return the memoryview."""
-        self._lease, completion = self._queue._take()
-        # The exporter lives as long as the view, and everything that the program made of it.
-        exporter = self._lease.memory._export(_contents_length(completion))
+        arrival = self._queue._take()
+        lease, completion = arrival
+        try:
+            # The exporter lives as long as the view, and everything that the program made of it.
+            exporter = lease.memory._export(_contents_length(completion))
+            self._view, self._exporter = memoryview(exporter).toreadonly(), ref(exporter)
+        except MemoryError:
+            self._queue._arrived.appendleft(arrival)
+            raise
+        self._lease = lease
         self._queue.views += 1
-        self._view, self._exporter = memoryview(exporter).toreadonly(), ref(exporter)
         return self._view
 
     @deferring_method
@@ -318,6 +349,21 @@ class _Ended:
 
     def __await__(self) -> Iterator[None]:
         return iter(())
+
+
+def _copy(lease: Lease, completion: WorkCompletion) -> bytes:
+    return lease.memory._copy(_contents_length(completion))
+
+
+def _message(message: Callable[..., Any], lease: Lease, completion: WorkCompletion) -> Any:
+    data = _copy(lease, completion)
+    if completion.opcode == _WRITTEN:
+        return message(data, completion.immediate, None, completion.byte_len)
+    if completion.wc_flags & WorkCompletionFlag.WITH_IMM:
+        return message(data, completion.immediate)
+    if completion.wc_flags & WorkCompletionFlag.WITH_INV:
+        return message(data, None, completion.immediate)
+    return message(data)
 
 
 def _contents_length(completion: WorkCompletion) -> int:

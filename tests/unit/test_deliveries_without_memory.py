@@ -83,3 +83,55 @@ def test_completion_without_memory_is_not_lost(kind: str, engine: str) -> None:
         AIORDMA_BACKEND=engine,
     )
     assert printed == "over\n"
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("engine", ["c", "python"])
+@pytest.mark.parametrize("call", ["take_data", "take_message"])
+def test_message_without_memory_is_kept(call: str, engine: str) -> None:
+    printed = run_child(
+        COMMON,
+        f"""
+        from aiordma import Message
+
+        ARGUMENTS = {{"take_data": (), "take_message": (Message,)}}[{call!r}]
+
+        async def attempt(number):
+            async with connected_pair(receive_buffers=2) as (client, server):
+                for text in (b"one", b"two"):
+                    await client.send(text * 300)
+                queue = server._messages.queue
+                async with asyncio.timeout(BOUND):
+                    while queue.arrived < 2:
+                        await asyncio.sleep(0.001)
+                is_over, is_taken, taken = False, False, None
+                _testcapi.set_nomemory(number, number + 1)
+                try:
+                    taken = queue.{call}(*ARGUMENTS)
+                    is_taken = True
+                    is_over = over()
+                except (MemoryError, SystemError):
+                    pass
+                finally:
+                    _testcapi.remove_mem_hooks()
+                receives = server._messages.receives
+                if server.cause is not None:  # the receive could not be posted: this is an error
+                    return is_over
+                assert queue.arrived == 2 - is_taken, (number, taken)
+                assert receives.posted + receives.unposted + queue.arrived == 2, number
+                got = [bytes(await server.receive()) for _ in range(queue.arrived)]
+                if is_taken:
+                    got.insert(0, bytes(getattr(taken, "data", taken)))
+                assert got == [b"one" * 300, b"two" * 300], number
+                return is_over
+
+        async def sweep():
+            for number in range(LAST):
+                if await attempt(number):
+                    return "over"
+
+        print(asyncio.run(sweep()))
+        """,
+        AIORDMA_BACKEND=engine,
+    )
+    assert printed == "over\n"

@@ -144,7 +144,8 @@ Py_ssize_t engine_contents_length(const ArrivalQueue *queue)
     return arrival->completion.byte_len < sge.length ? arrival->completion.byte_len : sge.length;
 }
 
-static PyObject *take_data(ArrivalQueue *queue)
+/* Return a copy of the first arrival, which stays there. */
+static PyObject *copy_data(const ArrivalQueue *queue)
 {
     struct ibv_sge sge;
 
@@ -153,7 +154,12 @@ static PyObject *take_data(ArrivalQueue *queue)
         return NULL;
     }
     const char *block = engine_leased_block(engine_arrival_at(queue, 0)->lease, &sge);
-    PyObject *data = PyBytes_FromStringAndSize(block, engine_contents_length(queue));
+    return PyBytes_FromStringAndSize(block, engine_contents_length(queue));
+}
+
+static PyObject *take_data(ArrivalQueue *queue)
+{
+    PyObject *data = copy_data(queue);
     if (data)
         engine_give_back(queue->receives, engine_pop_arrival(queue));
     return data;
@@ -291,9 +297,19 @@ static PyObject *take_message(ArrivalQueue *queue, PyObject *type)
     }
     struct aiordma_completion completion =
         queue->count ? engine_arrival_at(queue, 0)->completion : (struct aiordma_completion){0};
-    PyObject *data = take_data(queue);
+    PyObject *data = copy_data(queue);
+    const Lease *lease = data ? engine_arrival_at(queue, 0)->lease : NULL;
     PyObject *message = data ? make_message((PyTypeObject *)type, data, &completion) : NULL;
     Py_XDECREF(data);
+    if (!message)
+        return NULL;
+    /* Making it can run the collector, and so code that takes or drops the arrival. */
+    if (!queue->count || engine_arrival_at(queue, 0)->lease != lease) {
+        Py_DECREF(message);
+        PyErr_SetString(PyExc_RuntimeError, "the arrival was dropped while it was taken");
+        return NULL;
+    }
+    engine_give_back(queue->receives, engine_pop_arrival(queue));
     return message;
 }
 
