@@ -19,8 +19,7 @@ PyObject *engine_persist(PyObject *module, PyObject *function)
     (void)module;
     while (!(result = PyObject_CallNoArgs(function)) && is_without_memory()) {
         PyErr_Clear();
-        Py_BEGIN_ALLOW_THREADS
-        nanosleep(&pause, NULL);
+        Py_BEGIN_ALLOW_THREADS nanosleep(&pause, NULL);
         Py_END_ALLOW_THREADS
     }
     return result;
