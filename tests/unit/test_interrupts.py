@@ -62,11 +62,17 @@ def test_an_interrupt_in_a_callback_reaches_the_loop(engine: str, loop: str, kin
                 while True:
                     await anyio.sleep(0.01)
             finally:
+                arrived = []
                 with anyio.CancelScope(shield=True):
                     # All of them ended, and every message arrived.
-                    for request in requests:
-                        await request
-                    print([int(await server.receive()) for _ in range(COUNT)], flush=True)
+                    try:
+                        for request in requests:
+                            await request
+                        for _ in range(COUNT):
+                            arrived.append(int(await server.receive()))
+                    finally:
+                        print([request.done() for request in requests] == [True] * COUNT)
+                        print(arrived, flush=True)
                     await closed(client, server, listener)
 
         try:
@@ -77,7 +83,12 @@ def test_an_interrupt_in_a_callback_reaches_the_loop(engine: str, loop: str, kin
         """,
         AIORDMA_BACKEND=engine,
     )
-    assert printed.splitlines() == [str(list(range(12))), f"['{kind}']", "True"]
+    are_done, arrived, *others = printed.splitlines()
+    assert (are_done, others) == ("True", [f"['{kind}']", "True"])
+    # Trio ends its system tasks at a SystemExit in one of them, and aiordma's close what is open:
+    # requests that the device has not completed by then are flushed.
+    is_cut_off = (loop, kind) == ("trio", "SystemExit")
+    assert arrived == str(list(range(12))) or (is_cut_off and arrived == "[]")
 
 
 @ENGINES
