@@ -270,21 +270,23 @@ class DeviceHub:
 
     def drain_all(self) -> None:
         """Drain as many completions as the queues can hold, before failing requests in flight. An
-        interrupt (KeyboardInterrupt) of a done callback is raised again after the last one."""
-        interrupt: BaseException | None = None
+        interrupt (KeyboardInterrupt) of a done callback is raised again after the last one, rather
+        than another exception (MemoryError)."""
+        error: BaseException | None = None
         left = sum(shared.queue.cqe for shared in self._queues)
         while left > 0:
             try:
                 self.drain()
                 left -= BATCH * ROUNDS
             except BaseException as raised:  # behind its batch
-                interrupt = interrupt or raised
+                if error is None or not isinstance(raised, Exception):
+                    error = raised
                 left -= BATCH
         try:
-            if interrupt is not None:
-                raise interrupt
+            if error is not None:
+                raise error
         finally:
-            del interrupt  # its traceback holds this frame
+            del error  # its traceback holds this frame
 
     @property
     def wakes(self) -> int:
