@@ -373,10 +373,10 @@ class ConnectionRequest:
     def _close(self) -> None:
         """Start `aclose` in the background, also outside of the event loop."""
         if not self._answered:
-            self._answered = True
-            self._tally.rejected += 1
             self._refuse(b"")
             give_back_later(self._reactor, self._identifier)
+            self._answered = True
+            self._tally.rejected += 1
 
     def _left_open(self) -> str:
         """Return the name for the reactor's warning that the request was not answered; empty for no
@@ -385,10 +385,10 @@ class ConnectionRequest:
 
     def _start_rejecting(self, then: Callable[[], None], private_data: bytes = b"") -> None:
         """Start `reject` in the background, also outside of the event loop. Then call `then`. The
-        request must not have been answered."""
-        self._answered = True
+        request must not have been answered. If this raises MemoryError, it has not been."""
         self._refuse(private_data)
         give_back_later(self._reactor, self._identifier, then)
+        self._answered = True
 
     def _abandon(self) -> None:
         """Let the `accept` that runs in another task raise ClosedError. If it has returned or is
@@ -402,6 +402,8 @@ class ConnectionRequest:
             self._identifier.reject(private_data)
         except VerbsCallError as error:
             logger.debug("rejecting %s: %s", self.peer_address, error)  # the peer has withdrawn
+        except MemoryError:
+            pass  # destroying the identifier rejects the peer, without the private data
 
     def __del__(self) -> None:
         if not getattr(self, "_answered", True) and self._process == here.pid:

@@ -223,7 +223,8 @@ class Handshakes:
     def release(self) -> None:
         """Let every waiting `accept` return None."""
         while self._callers:
-            self._callers.popleft().waiter.wake()
+            self._callers[0].waiter.wake()
+            self._callers.popleft()  # last: if there was no memory, it is woken later
 
     def close(self) -> None:
         """End every handshake, and close connections that no call has returned, in the
@@ -330,18 +331,19 @@ class Handshakes:
             handshake.timer.cancel()
 
     def _end(self, handshake: Handshake) -> None:
-        handshake.was_ended = True
-        self._on_leave()
-        self._forget(handshake)
+        if not handshake.was_ended:
+            handshake.was_ended = True
+            self._on_leave()
         request, connection = handshake.request, handshake.connection
         if not request.was_answered:
             request._start_rejecting(self._on_left)  # its task has not begun, and may never begin
-            return
-        request._abandon()
-        if self._loop.has_ended:
-            self._on_left()  # no task continues, and the connection is closed
-        elif connection is not None:
-            self._loop.spawn(partial(self._close, connection), "aiordma: closing a connection")
+        else:
+            request._abandon()
+            if self._loop.has_ended:
+                self._on_left()  # no task continues, and the connection is closed
+            elif connection is not None:
+                self._loop.spawn(partial(self._close, connection), "aiordma: closing a connection")
+        self._forget(handshake)  # last: if there was no memory, it is ended again
 
     async def _close(self, connection: Connection) -> None:
         try:

@@ -54,6 +54,7 @@ from aiordma._connection.handshakes import Handshake, Handshakes, ServedHandshak
 from aiordma._connection.local_ports import LocalPorts
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._connection.shared_source import ListenerReceives
+from aiordma._loop.ending import end
 from aiordma._loop.event_loop import Waiter, require_here
 from aiordma._loop.threads import Once, outwait
 from aiordma._runtime.address_lookup import checked_host, checked_port, numeric_address
@@ -341,7 +342,7 @@ class Listener(AbstractListener[Connection]):
         self._requirement = requirement
         self._requests: FairQueue[ConnectionRequest] = FairQueue()
         self._waiters: deque[Waiter] = deque()
-        self._closed = False
+        self._closed = self._is_destroying = False
         self._failure: DeviceRemovedError | None = None
         self._is_serving = True
         self._leaving = 0
@@ -459,17 +460,21 @@ class Listener(AbstractListener[Connection]):
     def _turn_away(self, request: ConnectionRequest, reason: bytes = b"") -> None:
         self._backlog_full += reason == BACKLOG_IS_FULL
         self._count_leaving()
-        request._start_rejecting(self._has_left, reason)
+        try:
+            request._start_rejecting(self._has_left, reason)
+        except MemoryError:
+            self._leaving -= 1
+            raise
 
     def _count_leaving(self) -> None:
         self._leaving += 1
 
     def _has_left(self) -> None:
-        self._leaving -= 1
-        if not self._leaving and self._closed:
+        if self._leaving == 1 and self._closed:
             if self._domain is not None:
                 self._domain.leave(self)
             self._gave_back.set()
+        self._leaving -= 1  # last: if there was no memory, this is done again
 
     @deferring_steps
     async def request(self) -> ConnectionRequest:
@@ -667,17 +672,29 @@ class Listener(AbstractListener[Connection]):
     @deferring
     def _close(self) -> None:
         """Start `aclose` in the background."""
-        if self._closed or self._process != here.pid:  # else it belongs to the parent process
+        if self._process != here.pid:
+            return  # it belongs to the parent process
+        try:
+            self._close_if_open()
+        except MemoryError:
+            end(self._reactor.loop, self._close_if_open)
+
+    def _close_if_open(self) -> None:
+        # All of it, also if it was called before: that call may have found no memory.
+        if self._is_destroying:
             return
-        self._closed = True
+        if not self._closed:
+            self._closed = True
+            self._leaving += 1
         self._receives.close()
         self._wake_all()
-        self._leaving += 1
         self._handshakes.close()
-        while self._requests:
-            self._turn_away(self._requests.popleft())
+        for request in list(self._requests):
+            self._turn_away(request)
+            self._requests.remove(request)
         self._reactor.unsubscribe(self._identifier)
-        self._reactor.destroy(self._identifier.close, lambda: self._reactor.release(self._has_left))
+        self._reactor.destroy(self._identifier.close, closed=self._has_left)
+        self._is_destroying = True
 
     def _left_open(self) -> str:
         """Return the name for the reactor's warning that the listener was not closed; empty for no
@@ -686,7 +703,8 @@ class Listener(AbstractListener[Connection]):
 
     def _wake_all(self) -> None:
         while self._waiters:
-            self._waiters.popleft().wake()
+            self._waiters[0].wake()
+            self._waiters.popleft()  # last: if there was no memory, it is woken later
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self._process == here.pid:

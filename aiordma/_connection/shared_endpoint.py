@@ -12,6 +12,7 @@ import errno
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import anyio
@@ -46,6 +47,7 @@ from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.lifecycle import Lifecycle, Phase
 from aiordma._endpoint.staging import Staged, Staging, register_memory
+from aiordma._loop.ending import Ending, end
 from aiordma._loop.event_loop import EventLoop, Waiter, require_here
 from aiordma._loop.threads import Calls, outwait
 from aiordma._native import Slots
@@ -123,6 +125,7 @@ class SharedReceiveEndpoint:
         self._members = SharedReceiveMembers(hub)
         self._made = False
         self._reserved = 0
+        self._destroy_unused: Callable[[], None] | None = None
         self._calls = Calls(self.loop)
         self._retiring = False
         self.buffers: int = settings.buffers
@@ -524,6 +527,12 @@ class SharedReceiveEndpoint:
     def fail(self, error: Exception) -> None:
         """End the queue with this error as the cause, unless it has one. End its members, too,
         because their peers would wait for receives for ever."""
+        try:
+            self._fail(error)
+        except MemoryError:
+            end(self.loop, partial(self._fail, error))
+
+    def _fail(self, error: Exception) -> None:
         self._end(error)
         for member in self._members:
             member.fail(error)
@@ -531,43 +540,57 @@ class SharedReceiveEndpoint:
     def _end(self, cause: Exception) -> None:
         if self.cause is None:
             self.life.cause = detached(cause)
-            if self.port is not None:
-                self.port.can_receive = False
+        if self.port is not None:
+            self.port.can_receive = False
         self._destroy_if_due()
         self._look_at_limit()  # wakes the task that waits for the limit
 
     def _destroy_if_due(self) -> None:
+        try:
+            self._flush_if_due()
+        except MemoryError:
+            end(self.loop, self._flush_if_due)
+
+    def _flush_if_due(self) -> None:
         if self.cause is None or len(self._members) or self._calls.delays(self._destroy_if_due):
             return
-        if not self.life.advance(Phase.FLUSHING):
-            return
-        if self._made and self.loop.has_ended:
+        self.life.enter(Phase.FLUSHING, self._begin_flush)
+
+    def _begin_flush(self) -> None:
+        if not self._made:
+            Ending(self.loop, *self._last_steps()).run()
+        elif self.loop.has_ended:
             self._destroy()
-        elif self._made:
+        else:
             # Not immediately: this can run in the middle of a post.
             self.loop.call_later(0, self._destroy)
-        else:
-            self._finish()
 
     def _destroy(self) -> None:
-        if self.life.advance(Phase.DESTROYING):
-            self.reactor.destroy(self.raw.close, self._finish)
+        try:
+            self._begin_destroying()
+        except MemoryError:
+            end(self.loop, self._begin_destroying)
 
-    def _finish(self) -> None:
-        """Release everything: the queue is destroyed, so the device accesses no memory, and nothing
-        more completes."""
-        # The ExitStack calls all of these, even if a callback of the program raises an error.
-        with ExitStack() as last_first:
-            last_first.callback(self._is_over)
-            if self._reserved:
-                last_first.callback(self.hub.free, self.queue, self._reserved)
-            if self._made:
-                last_first.callback(self.hub.on_object_event.pop, self.raw.key, None)
-            last_first.callback(self.hub.on_failure.discard, self.fail)
-            if self._pooled is not None:
-                last_first.callback(self._pooled.post_unposted)  # releases them
-            last_first.callback(lambda: fail_all(self._open, self._flushed))
-            last_first.callback(self.hub.drain_all)
+    def _begin_destroying(self) -> None:
+        if self.life.phase < Phase.DESTROYING:
+            destroy = partial(self.reactor.destroy, self.raw.close, *self._last_steps())
+            self.life.enter(Phase.DESTROYING, destroy)
+
+    def _last_steps(self) -> list[Callable[[], object]]:
+        """Return the steps that release everything. The queue is destroyed, so the device accesses
+        no memory, and nothing more completes."""
+        steps: list[Callable[[], object]] = [
+            self.hub.drain_all,
+            lambda: fail_all(self._open, self._flushed),
+        ]
+        if self._pooled is not None:
+            steps.append(self._pooled.post_unposted)  # releases them
+        steps.append(lambda: self.hub.on_failure.discard(self.fail))
+        if self._made:
+            steps.append(lambda: self.hub.on_object_event.pop(self.raw.key, None))
+        if self._reserved:
+            steps.append(lambda: self.hub.free(self.queue, self._reserved))
+        return [*steps, self._is_over]
 
     def _flushed(self, request: WorkRequest) -> Exception:
         self.hub.in_flight.take(request.wr_id)
@@ -576,12 +599,16 @@ class SharedReceiveEndpoint:
         return error
 
     def _is_over(self) -> None:
+        name = f"a shared receive queue of {self.device_name}"
+        ending = Ending(
+            self.loop,
+            lambda: self.hub.counters.remove(self),
+            self.life.ended.set,
+            lambda: self.unretrieved.end(name, self.cause),
+            self._give_back_if_closing,
+        )
         self.life.advance(Phase.ENDED)
-        self.hub.counters.remove(self)
-        self.life.ended.set()
-        self.unretrieved.end(f"a shared receive queue of {self.device_name}", self.cause)
-        if self.life.is_closing:
-            self._give_back()
+        ending.run()
 
     def _left_open(self) -> str:
         return "" if self.is_closing else with_origin(self, self.life.origin)
@@ -599,9 +626,14 @@ class SharedReceiveEndpoint:
     @deferring
     def close(self) -> None:
         """End the queue, and then release everything, in the background. Idempotent."""
-        if self.life.is_closing:
-            self._destroy_after_loop()
-            return
+        try:
+            self._close()
+        except MemoryError:
+            end(self.loop, self._close)
+
+    def _close(self) -> None:
+        # All of it, also if it was called before: that call may have found no memory, and the loop
+        # may have ended before it could close this.
         self.life.is_closing = True
         if self._process != here.pid:
             self.life.closed.set()  # the queue belongs to the parent process
@@ -618,14 +650,19 @@ class SharedReceiveEndpoint:
         if is_due and self._process == here.pid and self.loop.has_ended:
             self._destroy()
 
+    def _give_back_if_closing(self) -> None:
+        if self.life.is_closing:
+            self._give_back()
+
     def _give_back(self) -> None:
-        if not self.life.advance(Phase.CLOSED):
-            return
+        self.life.enter(Phase.CLOSED, self._release)
+
+    def _release(self) -> None:
         identifier, regions = self._identifier, list(self.regions.values())
         if identifier is not None:
             self.reactor.unsubscribe(identifier)
-        self.regions = {}
-        destroy_unused = self.hub.take_unused()
+        self._destroy_unused = self._destroy_unused or self.hub.take_unused()
+        destroy_unused = self._destroy_unused
 
         def close() -> None:
             with ExitStack() as last_first:
@@ -635,12 +672,13 @@ class SharedReceiveEndpoint:
                 for region in regions:
                     last_first.callback(region._retire)
 
-        def closed() -> None:
+        def leave() -> None:
             if self.domain_state is not None:
                 self.domain_state.leave(self)
-            self.reactor.release(self.life.closed.set)
 
-        self.reactor.destroy(close, closed)
+        forgetting = Ending(self.loop, self.regions.clear)
+        self.reactor.destroy(close, leave, closed=self.life.closed.set)
+        forgetting.run()
 
     @deferring_steps
     async def aclose(self) -> None:

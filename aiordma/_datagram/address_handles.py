@@ -7,12 +7,13 @@ requests has completed.
 
 import logging
 from collections import OrderedDict
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from aiordma._base.errors import ClosedError
 from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._endpoint.domain_state import DomainState
+from aiordma._loop.ending import Ending, end
 from aiordma._loop.event_loop import EventLoop
 from aiordma._loop.threads import PEERS, Once, in_thread, start_destroy
 from aiordma._native import HandleBase
@@ -160,14 +161,16 @@ class AddressHandles:
     def destroy(self, handle: AddressHandle) -> None:
         """Destroy a handle in the background. PeerHandle calls this."""
         self._unwanted.append(handle)
-        self._destroy_unwanted()
+        try:
+            self._destroy_unwanted()
+        except MemoryError:
+            end(self._loop, self._destroy_unwanted)
 
     @deferring
     def _destroy_unwanted(self) -> None:
         if self._destroying or not self._unwanted:
             return
-        self._destroying = True
-        unwanted, self._unwanted = self._unwanted, []
+        unwanted, others = self._unwanted, list[AddressHandle]()
 
         def close() -> None:
             with ExitStack() as stack:
@@ -176,33 +179,56 @@ class AddressHandles:
 
         def closed(error: BaseException | None) -> None:
             if error is not None:
-                logger.error("destroying address handles: %s", error, exc_info=error)
+                with suppress(MemoryError):
+                    logger.error("destroying address handles: %s", error, exc_info=error)
             self._destroying = False
-            self._destroy_unwanted()
-            self._reactor.release(lambda: self._gone(len(unwanted)))
+            ending.run()
 
+        gone = partial(self._gone, len(unwanted))
+        release = partial(self._reactor.release, gone)
+        ending = Ending(self._loop, self._destroy_unwanted, release)
+        undoing = Ending(self._loop, self._reactor.release)
         self._reactor.retain()
-        start_destroy(self._loop, close, closed)
+        self._destroying, self._unwanted = True, others
+        try:
+            start_destroy(self._loop, close, closed)
+        except MemoryError:
+            unwanted += self._unwanted
+            self._destroying, self._unwanted = False, unwanted
+            undoing.run()
+            raise
 
     def _gone(self, count: int) -> None:
         self._alive -= count
+        try:
+            self._leave_if_last()
+        except MemoryError:
+            end(self._loop, self._leave_if_last)
+
+    def _leave_if_last(self) -> None:
         if self._closed and not self._alive and not self._has_left:
+            release = partial(self._reactor.release, self.ended.set)
+            ending = Ending(self._loop, self._leave_domain, release)
             self._has_left = True
-            # In this order: the domain closes with its last user, and needs the reactor for that.
-            if self._domain_state is not None:
-                self._domain_state.leave(self)
-            self._reactor.release(self.ended.set)
+            ending.run()
+
+    def _leave_domain(self) -> None:
+        # Before the reactor: the domain closes with its last user, and needs the reactor for that.
+        if self._domain_state is not None:
+            self._domain_state.leave(self)
 
     @deferring
     def close(self) -> None:
         """Destroy all handles in the background, each when its last request has completed.
         Idempotent. The endpoint still uses the domain and the reactor."""
-        if self._closed:
-            return
-        self._closed = True
-        self._reactor.retain()
-        if self._domain_state is not None:
-            self._domain_state.join(self, "address handles", lambda: True)
+        # All of it, also if it was called before: that call may have found no memory.
+        if not self._closed:
+            if self._domain_state is not None:
+                self._domain_state.join(self, "address handles", lambda: True)
+            self._reactor.retain()
+            self._closed = True
         while self._kept:
-            self._kept.popitem()[1].retire()
-        self._gone(0)
+            last = next(reversed(self._kept))
+            self._kept[last].retire()
+            del self._kept[last]
+        self._leave_if_last()

@@ -13,7 +13,7 @@ import anyio
 
 from aiordma._base.enums import CmEventType, QueuePairType
 from aiordma._base.errors import ClosedError, VerbsCallError
-from aiordma._base.interrupts import deferring, deferring_steps
+from aiordma._base.interrupts import deferring_steps
 from aiordma._base.options import ConnectionOptions
 from aiordma._base.socket_address import SocketAddress, address_text
 from aiordma._base.states import ConnectionState
@@ -27,6 +27,7 @@ from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._loop.threads import in_thread, outwait
 from aiordma._runtime.hub import DeviceHub
+from aiordma._runtime.identifiers import give_back_later
 from aiordma._runtime.reactor import Reactor
 from aiordma.verbs import GRH_BYTES, AddressVector
 from aiordma.verbs.identifier import ConnectionParameters, Event, Identifier
@@ -152,7 +153,7 @@ class DatagramEndpoint(Endpoint):
             except VerbsCallError as error:
                 # The peer repeats its request, or times out.
                 logger.debug("answering %s: %s", identifier.peer_address, error)
-        self.reactor.destroy(identifier.close, self.reactor.release)
+        give_back_later(self.reactor, identifier)
 
     # -- resolving peers ----------------------------------------------------------------------
 
@@ -193,13 +194,11 @@ class DatagramEndpoint(Endpoint):
             raise ClosedError("this datagram socket is closed")
         super().require_usable()
 
-    @deferring
-    def close(self) -> None:
-        """End the socket, and then release everything, in the background. Idempotent."""
+    def _close(self) -> None:
         if not self.is_inherited:
             for group in list(self.groups.values()):
                 group._start_leaving()
-        super().close()
+        super()._close()
 
     def _give_back(self) -> None:
         if self.received is not None:

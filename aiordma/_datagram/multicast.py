@@ -26,6 +26,7 @@ from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._connection.event_waiter import EventWaiter, failure_of
 from aiordma._datagram.peer import DatagramPeer
 from aiordma._endpoint.endpoint import Endpoint
+from aiordma._loop.ending import end
 from aiordma._loop.threads import Once, in_thread, outwait
 from aiordma.verbs import QueuePair
 from aiordma.verbs.identifier import Event, Identifier
@@ -81,7 +82,7 @@ class MulticastGroup:
         self._peer: DatagramPeer | None = None
         self._failure: Exception | None = None
         self._attached: tuple[QueuePair, bytes, int] | None = None
-        self._leaving = False
+        self._leaving = self._is_destroying = False
         self._has_left: Once = Once(endpoint.loop)
         self._on_left: Callable[[], object] = lambda: None
         self._reactor.retain()
@@ -142,7 +143,14 @@ class MulticastGroup:
     @deferring
     def _start_leaving(self) -> None:
         """Start `leave` in the background, which sets `_has_left` at its end. Idempotent."""
-        if self._leaving:
+        try:
+            self._leave_if_member()
+        except MemoryError:
+            end(self._reactor.loop, self._leave_if_member)
+
+    def _leave_if_member(self) -> None:
+        # All of it, also if it was called before: that call may have found no memory.
+        if self._is_destroying:
             return
         self._leaving = True
         self._reactor.unsubscribe(self._identifier)
@@ -155,7 +163,8 @@ class MulticastGroup:
                 last_first.callback(self._leave_network)
                 last_first.callback(self._detach)
 
-        self._reactor.destroy(leave, lambda: self._reactor.release(self._finish_leaving))
+        self._reactor.destroy(leave, closed=self._finish_leaving)
+        self._is_destroying = True
 
     def _finish_leaving(self) -> None:
         self._on_left()

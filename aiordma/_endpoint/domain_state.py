@@ -10,6 +10,7 @@ A domain is closed when nothing uses it any more: its regions first, then the do
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TypeVar
 
 from anyio.lowlevel import checkpoint_if_cancelled
@@ -21,6 +22,7 @@ from aiordma._base.origin import with_origin
 from aiordma._base.process import here, require_same_process
 from aiordma._base.provider import SOFTWARE
 from aiordma._endpoint.lifecycle import Lifecycle, Phase
+from aiordma._loop.ending import Ending, end
 from aiordma._loop.event_loop import EventLoop, require_here
 from aiordma._loop.threads import in_thread, outwait, start_destroy
 from aiordma._requests.pool import SLAB, BufferPool
@@ -70,6 +72,7 @@ class DomainState:
         hub.counters.add_cache(self.pool.registrations)
         self.life: Lifecycle = Lifecycle(self.loop)
         self.regions: dict[int, MemoryRegion] = {}
+        self._detached: list[MemoryRegion] = []  # the pool's, for the close
         self._process = here.pid
         self._identifier = identifier
         self._users: dict[object, tuple[str, Callable[[], bool]]] = {}
@@ -185,19 +188,26 @@ class DomainState:
     def close(self) -> None:
         """Deregister the memory and free the domain, in the background. Idempotent. Nothing may use
         the domain."""
-        if self.life.is_closing:
-            return
+        try:
+            self._close()
+        except MemoryError:
+            end(self.loop, self._close)
+
+    def _close(self) -> None:
         self.life.is_closing = True
         if self._process != here.pid:
             return  # the domain belongs to the parent process
         if self.life.cause is None:
             self.life.cause = ClosedError("this domain is closed")
-        identifier = self._identifier
+        self.life.enter(Phase.DESTROYING, self._release)
+
+    def _release(self) -> None:
+        identifier, regions = self._identifier, list(self.regions.values())
         if identifier is not None:
             self.reactor.unsubscribe(identifier)
-        regions, self.regions = list(self.regions.values()), {}
-        regions += self.pool.detach()
         self.hub.counters.remove_cache(self.pool.registrations)
+        self.pool.detach(self._detached)
+        regions += self._detached
 
         def close() -> None:
             with ExitStack() as last_first:
@@ -207,14 +217,13 @@ class DomainState:
                 for region in regions:
                     last_first.callback(region.close)
 
-        def closed() -> None:
-            self.life.advance(Phase.CLOSED)
-            if identifier is None:
-                self.life.closed.set()
-            else:
-                self.reactor.release(self.life.closed.set)
-
-        self.reactor.destroy(close, closed)
+        advance, closed = partial(self.life.advance, Phase.CLOSED), self.life.closed.set
+        forgetting = Ending(self.loop, self.regions.clear)
+        if identifier is None:
+            self.reactor.destroy(close, advance, closed)
+        else:
+            self.reactor.destroy(close, advance, closed=closed)
+        forgetting.run()
 
     @deferring_steps
     async def aclose(self) -> None:
@@ -282,17 +291,26 @@ def start_deregistering(
     device refuses to free a domain that has regions. (`domain` is None for the loop's own one,
     which the reactor closes.)"""
     user = object()
-    reactor.retain()
-    if domain is not None:
-        domain.join(user, "deregistration", lambda: True)
+    errors: list[BaseException | None] = [None]
 
-    def returned(error: BaseException | None) -> None:
-        then(error)
+    def leave() -> None:
         if domain is not None:
             domain.leave(user)
-        reactor.release()
 
-    start_destroy(reactor.loop, function, returned)
+    def returned(error: BaseException | None) -> None:
+        errors[0] = error
+        ending.run()
+
+    ending = Ending(reactor.loop, lambda: then(errors[0]), leave, reactor.release, errors.clear)
+    giving_up = Ending(reactor.loop, leave, reactor.release)
+    reactor.retain()
+    try:
+        if domain is not None:
+            domain.join(user, "deregistration", lambda: True)
+        start_destroy(reactor.loop, function, returned)
+    except MemoryError:
+        giving_up.run()
+        raise
 
 
 def wrong_domain(region: MemoryRegion, domain: ProtectionDomain) -> ValueError:

@@ -10,6 +10,7 @@ import errno
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Protocol, TypeVar
 
 from anyio.lowlevel import checkpoint_if_cancelled
@@ -48,7 +49,7 @@ from aiordma._endpoint.lifecycle import Lifecycle, Phase
 from aiordma._endpoint.peer_watch import PeerWatch
 from aiordma._endpoint.sizes import capacity_for, check_depths, probe_entries
 from aiordma._endpoint.work_queues import ReceiveQueue, SendQueue
-from aiordma._loop.ending import Ending
+from aiordma._loop.ending import Ending, end
 from aiordma._loop.event_loop import EventLoop, Waiter, require_here
 from aiordma._loop.threads import Calls, in_thread, outwait
 from aiordma._requests.pool import BufferPool
@@ -228,6 +229,7 @@ class Endpoint:
         """What is built on this connection waits for the peer's device, for a limited time, and
         calls `close` then. The end of the event loop waits for that."""
         self._queue: CompletionQueueShare | None = None
+        self._destroy_unused: Callable[[], None] | None = None
         self._entries = options.max_send_wr + options.receive_queue
         if domain is not None:
             domain.join(self, "connection", lambda: self.life.is_closing)
@@ -793,7 +795,7 @@ class Endpoint:
         try:
             self._destroy_if_due()
         except MemoryError:
-            Ending(self.loop, self._destroy_if_due).run()
+            end(self.loop, self._destroy_if_due)
 
     def _destroy_if_due(self) -> None:
         shared = self.shared_receive
@@ -804,19 +806,19 @@ class Endpoint:
             return
         self.life.cancel_timers(_FLUSHED)
         if self.queue_pair is None:
-            finish = self._last_steps()
+            finish = Ending(self.loop, *self._last_steps())
             self.life.advance(Phase.DESTROYING)
             finish.run()
             return
         self.hub.forget_queue_pair(self.queue_pair.key)
-        self.life.advance(Phase.DESTROYING)
         self.windows_go = True
         try:
-            self.reactor.destroy(self._destroy_queue_pair, self._finish)
+            self.life.enter(
+                Phase.DESTROYING,
+                partial(self.reactor.destroy, self._destroy_queue_pair, *self._last_steps()),
+            )
         except MemoryError:
-            # Nothing was done if the loop has not ended.
-            if not self.loop.has_ended:
-                self.life.phase, self.windows_go = Phase.FLUSHING, False
+            self.windows_go = False
             raise
 
     def _destroy_queue_pair(self) -> None:
@@ -826,16 +828,11 @@ class Endpoint:
             window._free()
         self.queue_pair.close()
 
-    def _finish(self) -> None:
-        """Fail all requests and release everything, after the queue pair was destroyed: the device
-        accesses no memory and completes no requests."""
-        self._last_steps().run()
-
-    def _last_steps(self) -> Ending:
-        self.windows_go = False
+    def _last_steps(self) -> list[Callable[[], object]]:
+        """Return the steps that fail all requests and release everything, after the queue pair was
+        destroyed: the device accesses no memory and completes no requests."""
         shared, queue = self.shared_receive, self._queue
-        return Ending(
-            self.loop,
+        return [
             self.hub.drain_all,
             lambda: fail_all(self.requests, self._flushed),
             self._close_windows,
@@ -843,9 +840,10 @@ class Endpoint:
             lambda: None if queue is None else self.hub.free(queue, self._entries),
             lambda: None if shared is None else shared.leave(self),
             self._is_over,
-        )
+        ]
 
     def _close_windows(self) -> None:
+        self.windows_go = False
         with ExitStack() as last_first:
             for window in list(self.windows.values()):
                 last_first.callback(window.close)
@@ -889,7 +887,7 @@ class Endpoint:
         try:
             self._close()
         except MemoryError:
-            self._close()
+            end(self.loop, self._close)
 
     def _close(self) -> None:
         # All of it, also if it was called before: that call may have found no memory, and the loop
@@ -921,7 +919,8 @@ class Endpoint:
     def _release(self) -> None:
         self.reactor.unsubscribe(self.identifier)
         regions = list(self.regions.values())
-        destroy_unused = self.hub.take_unused()
+        self._destroy_unused = self._destroy_unused or self.hub.take_unused()
+        destroy_unused = self._destroy_unused
 
         def close() -> None:
             with ExitStack() as last_first:
@@ -930,14 +929,17 @@ class Endpoint:
                 # If a request of another connection uses a region, it closes with that.
                 last_first.callback(retire_all, regions)
 
-        def closed() -> None:
+        def forget() -> None:
+            for region in regions:  # no others: a worker thread can register one in the meantime
+                self.regions.pop(id(region), None)
+
+        def leave() -> None:
             if self.domain_state is not None:
                 self.domain_state.leave(self)
-            self.reactor.release(self.life.closed.set)
 
-        self.reactor.destroy(close, closed)
-        for region in regions:  # no others: a worker thread can register one in the meantime
-            self.regions.pop(id(region), None)
+        forgetting = Ending(self.loop, forget)
+        self.reactor.destroy(close, leave, closed=self.life.closed.set)
+        forgetting.run()
 
     @deferring_steps
     async def aclose(self) -> None:

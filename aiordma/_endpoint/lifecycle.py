@@ -63,6 +63,18 @@ class Lifecycle:
         self.phase = phase
         return True
 
+    def enter(self, phase: Phase, begin: Callable[[], object]) -> None:
+        """Enter a phase as `advance` does, and call the function that begins it. If that raises
+        MemoryError, because it has done nothing, the phase is the earlier one."""
+        before = self.phase
+        if not self.advance(phase):
+            return
+        try:
+            begin()
+        except MemoryError:
+            self.phase = before
+            raise
+
     @property
     def has_ended(self) -> bool:
         """Whether the device's object is destroyed, and every request has completed."""

@@ -93,14 +93,18 @@ class BufferPool(Pool):
     def close(self) -> None:
         """Deregister every slab, and the registration cache. No posted request may still use a
         block."""
-        for region in self.detach():
+        regions: list[MemoryRegion] = []
+        self.detach(regions)
+        for region in regions:
             region.close()
 
-    def detach(self) -> list[MemoryRegion]:
-        """Return the region of every slab and of the registration cache, for the caller to close,
-        also in another thread. No posted request may still use a block. The pool leases no block
-        any more."""
+    def detach(self, into: list[MemoryRegion]) -> None:
+        """Move the region of every slab and of the registration cache into a list, for the caller
+        to close, also in another thread. No posted request may still use a block. The pool leases
+        no block any more. If this raises MemoryError, call it again with the same list."""
         self._forget_current()
         self._others.clear()
-        slabs, self._slabs = self._slabs, {}
-        return [*(slab.region for slab in slabs), *self.registrations._detach()]
+        while self._slabs:
+            into.append(next(reversed(self._slabs)).region)
+            self._slabs.popitem()
+        self.registrations._detach(into)

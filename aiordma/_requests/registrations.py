@@ -223,14 +223,23 @@ class RegistrationCache:
         _close_all(unused)
         return bool(unused)
 
-    def _detach(self) -> list[MemoryRegion]:
-        """Return every region, for the caller to close. The cache keeps no more."""
+    def _detach(self, into: list[MemoryRegion]) -> None:
+        """Move every region into a list, for the caller to close. The cache keeps no more. If this
+        raises MemoryError, call it again with the same list."""
         self._is_closed = True
         with self._lock:
-            entries, self._entries = self._entries, {}
+            # A finalizer takes entries out at any moment, and then has put them into `_dead`.
+            for key in list(self._entries):
+                entry = self._entries.get(key)
+                if entry is not None:
+                    into.append(entry.region)
+                    self._entries.pop(key, None)
             self._bytes = 0
             self._ended_bytes.clear()
-        return [*(entry.region for entry in entries.values()), *self._take_dead()]
+        with suppress(IndexError):
+            while True:
+                into.append(self._dead[0])
+                self._dead.popleft()
 
     def _evict(self, most: int) -> None:
         self._remove_unused(most)

@@ -15,7 +15,7 @@ kept for the next connection.
 
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import anyio
 
@@ -228,6 +228,8 @@ class DeviceHub:
         """Remove the completion queues without reservations, except for one of each vector. If any
         are removed, also shrink the in-flight table.
 
+        If this raises MemoryError, none is removed.
+
         Returns:
             A function that destroys these queues. Call it in a worker thread, because it can block,
             and before the hub is closed.
@@ -242,16 +244,18 @@ class DeviceHub:
                 kept.add(vector)
             else:
                 unused.append(shared)
-        if unused:
-            self._queues = [shared for shared in self._queues if shared not in unused]
-            self.steps.set_queues([shared.queue.key for shared in self._queues])
-            self.in_flight.shrink()
 
         def destroy() -> None:
             with ExitStack() as stack:
                 for shared in unused:
                     stack.callback(shared.queue.close)
 
+        if unused:
+            used = [shared for shared in self._queues if shared not in unused]
+            self.steps.set_queues([shared.queue.key for shared in used])
+            self._queues = used
+            with suppress(MemoryError):
+                self.in_flight.shrink()
         return destroy
 
     def _make_queue(self, entries: int, comp_vector: int) -> CompletionQueue:

@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import anyio
 
 from aiordma._base.enums import PortSpace
+from aiordma._loop.ending import end
 from aiordma._loop.threads import outwait
 from aiordma._runtime.reactor import Reactor
 from aiordma.verbs.identifier import Identifier
@@ -60,6 +62,10 @@ def give_back_later(
     reactor: Reactor, identifier: Identifier, then: Callable[[], object] = lambda: None
 ) -> None:
     """Destroy an identifier and release its reactor in the background. Then call `then` on the
-    loop's thread."""
+    loop's thread, as a step of an Ending. If there is no memory for this, it is done later."""
+    begin = partial(reactor.destroy, identifier.close, closed=then)
     reactor.unsubscribe(identifier)
-    reactor.destroy(identifier.close, lambda: reactor.release(then))
+    try:
+        begin()
+    except MemoryError:
+        end(reactor.loop, begin)

@@ -12,8 +12,9 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -21,10 +22,10 @@ import anyio
 from anyio.lowlevel import RunVar
 
 from aiordma._base.errors import ClosedError, EventLoopError, VerbsCallError
-from aiordma._base.interrupts import deferring
+from aiordma._base.interrupts import deferring, uninterrupted
 from aiordma._base.process import here, require_same_process
 from aiordma._base.provider import Provider
-from aiordma._loop.ending import Ending
+from aiordma._loop.ending import Ending, end
 from aiordma._loop.event_loop import EventLoop, current_event_loop, require_here
 from aiordma._loop.threads import DESTROYS, Once, calls_under_way, in_thread, start_destroy
 from aiordma._native import ffi
@@ -102,10 +103,11 @@ class Reactor:
         self._destroying = 0
         self._since_events = 0  # destroying calls begun since the last delivery of events
         self._taken = 0  # events of the last delivery
-        self._unwanted: deque[tuple[Callable[[], object], Callable[[], object]]] = deque()
+        self._unwanted: deque[tuple[Callable[[], object], Ending]] = deque()
         self._taking = 0
         self._after_events: list[Callable[[], None]] = []
         self._closed = Once(loop)
+        self._after_close: list[Callable[[], object]] = []
         self._deadline: float | None = None  # for the calls under way, after the loop's end
         channel._is_left_to_owner = lambda: not loop.is_running
         loop.watch(channel.fd, self._readable)
@@ -182,7 +184,10 @@ class Reactor:
 
     @deferring
     def destroy(
-        self, function: Callable[[], object], then: Callable[[], object] = lambda: None
+        self,
+        function: Callable[[], object],
+        *then: Callable[[], object],
+        closed: Callable[[], object] | None = None,
     ) -> None:
         """Run a function that destroys queue pairs or identifiers in a worker thread, and then
         `then` on the loop's thread. A failure of the function is logged.
@@ -192,21 +197,35 @@ class Reactor:
         calls and events alternate, so that closing many connections does not delay events: after
         `DESTROYS_AT_ONCE` calls, further ones wait until these have returned and the pending events
         are delivered. The reactor stays open during the call.
+
+        Args:
+            function: the function.
+            then: the functions to call afterwards, the steps of an Ending.
+            closed: if given, the caller is a user of the reactor no longer: release it, behind
+                `then`, and call this as `release` does.
+
+        Raises:
+            MemoryError: nothing was done.
+            ClosedError, ForkError: as of `retain`.
         """
-        unwanted = function, then
+        steps = [self._watch_again, *self._releasing(*then)]
+        if closed is not None:
+            steps += self._releasing(closed)
+        unwanted = function, Ending(self.loop, *steps, self.poll_events)
+        starting = Ending(self.loop, self._start_due_destroys)
         self._unwanted.append(unwanted)
         try:
             self.retain()
         except BaseException:
             self._unwanted.remove(unwanted)
             raise
-        self._start_destroys()
+        starting.run()
 
     def _start_destroys(self) -> None:
         try:
             self._start_due_destroys()
         except MemoryError:
-            Ending(self.loop, self._start_due_destroys).run()
+            end(self.loop, self._start_due_destroys)
 
     def _start_due_destroys(self) -> None:
         most = max(DESTROYS_AT_ONCE, self._taken)
@@ -224,50 +243,34 @@ class Reactor:
                     self._unwanted.appendleft(unwanted)
                 raise
 
-    def _start_destroy(self, function: Callable[[], object], then: Callable[[], object]) -> None:
-        failure: BaseException | None = None
-        is_released = False
-
+    def _start_destroy(self, function: Callable[[], object], ending: Ending) -> None:
         def returned(error: BaseException | None) -> None:
-            nonlocal failure
-            failure = error
             self._destroying -= 1
+            if error is not None:
+                with suppress(MemoryError):
+                    logger.error("destroying: %s", error, exc_info=error)
             ending.run()
 
-        def report() -> None:
-            nonlocal failure
-            error, failure = failure, None
-            if error is not None:
-                logger.error("destroying: %s", error, exc_info=error)
-
-        def release() -> None:
-            nonlocal is_released
-            if is_released:
-                then()
-            elif self.users > 1:
-                # Release this user first: `then` may release the last one, with its own callback.
-                self.users -= 1
-                is_released = True
-                then()
-            else:
-                self.release(then)
-
-        # Made first: nothing may fail once the call has returned.
-        ending = Ending(self.loop, report, self._watch_again, release, self.poll_events)
         self._destroying += 1
         try:
             if self._destroying == 1:
                 self.loop.unwatch(self.channel.fd)
             start_destroy(self.loop, function, returned)
-        except BaseException:
+        except BaseException as error:
             if not self.loop.has_ended:  # else it was run
                 self._destroying -= 1
                 self._watch_again()
+            if isinstance(error, SystemError):  # a call in C can lose its MemoryError
+                raise MemoryError from error
             raise
 
     def _watch_again(self) -> None:
-        if not self._destroying and not self.ended:
+        if self._destroying or self.ended:
+            return
+        try:
             self.loop.watch(self.channel.fd, self._readable)
+        except SystemError as error:  # a call in C can lose its MemoryError
+            raise MemoryError from error
 
     def _readable(self) -> None:
         self.poll_events()
@@ -341,27 +344,42 @@ class Reactor:
 
         Raises: as `retain`.
         """
+        release = uninterrupted(Ending(self.loop, *self._releasing()).run)
         self.retain()
         try:
             yield
         finally:
-            self.release()
+            release()
 
     @deferring
     def release(self, then: Callable[[], object] = lambda: None) -> None:
         """Count one user less. The last one closes the reactor. `then` is called when it is closed;
-        if there are other users, at once. If the last one's raises MemoryError, call it again."""
+        if there are other users, at once. It is a step of an Ending.
+
+        Raises:
+            MemoryError: nothing was done.
+        """
+        Ending(self.loop, *self._releasing(then)).run()
+
+    def _releasing(self, *then: Callable[[], object]) -> list[Callable[[], object]]:
+        """Return the steps of `release`, for an Ending. Whatever it repeats, the user is counted
+        once."""
+        return [self._count_release, partial(self._released, Ending(self.loop, *then))]
+
+    def _count_release(self) -> None:
         if not self.ended:
             self.users -= 1
-            if self.users:
-                then()
-                return
-            self.ended = True
-        self._on_end()
-        self.loop.unwatch(self.channel.fd)
+
+    def _released(self, then: Ending) -> None:
+        if self.users or self._closed.is_set():
+            then.run()
+        elif self.ended:
+            self._after_close.append(then.run)
+        else:
+            self._close(then)
+
+    def _close(self, then: Ending) -> None:
         hubs = list(self._hubs.values())
-        for hub in hubs:
-            hub.stop()
 
         def close() -> None:
             with ExitStack() as stack:
@@ -371,11 +389,25 @@ class Reactor:
 
         def closed(error: BaseException | None) -> None:
             if error is not None:
-                logger.error("closing: %s", error, exc_info=error)
-            self._closed.set()
-            then()
+                with suppress(MemoryError):
+                    logger.error("closing: %s", error, exc_info=error)
+            last.run()
 
-        start_destroy(self.loop, close, closed)
+        last = Ending(self.loop, self._closed.set, then.run, self._call_after_close)
+        ending = Ending(
+            self.loop,
+            self._on_end,
+            partial(self.loop.unwatch, self.channel.fd),
+            *(hub.stop for hub in hubs),
+            partial(start_destroy, self.loop, close, closed),
+        )
+        self.ended = True
+        ending.run()
+
+    def _call_after_close(self) -> None:
+        with ExitStack() as stack:
+            for then in self._after_close:
+                stack.callback(then)
 
     async def guard(self) -> None:
         """Wait for the reactor's end. If the loop ends first, close the objects that the program

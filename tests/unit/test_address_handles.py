@@ -1,7 +1,8 @@
 """Address handles: kept up to a number, never destroyed under a request, gone at the end."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
@@ -11,7 +12,6 @@ from aiordma._base.errors import ClosedError, VerbsCallError
 from aiordma._datagram import address_handles
 from aiordma._datagram.address_handles import AddressHandles
 from aiordma._loop.event_loop import current_event_loop
-from aiordma._runtime.reactor import Reactor
 from aiordma.verbs import AddressVector
 from tests.unit.loops import until
 
@@ -33,7 +33,13 @@ class Users:
         self.count -= 1
         then()
 
-    retained: Any = Reactor.retained
+    @contextmanager
+    def retained(self) -> Iterator[None]:
+        self.retain()
+        try:
+            yield
+        finally:
+            self.release()
 
 
 class Device:

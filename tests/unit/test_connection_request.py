@@ -35,9 +35,9 @@ class Reactor:
     def unsubscribe(self, identifier: Any) -> None:
         self.forgotten.append(identifier)
 
-    def destroy(self, function: Any, then: Any) -> None:
+    def destroy(self, function: Any, closed: Any) -> None:
         function()
-        then()
+        self.release(closed)
 
 
 class Identifier:
