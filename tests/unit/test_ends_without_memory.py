@@ -18,7 +18,7 @@ from tests import connections
 from tests.bench.instant import doorbell_fails, doorbell_is_due, instant, prepare
 from tests.internals import endpoint_of, free_sends, hub_of
 
-faulthandler.dump_traceback_later(120, exit=True)  # what hangs fails, and says where
+faulthandler.dump_traceback_later(100, exit=True)  # what hangs fails, and says where
 logging.disable(logging.CRITICAL)  # what is logged here is that there was no memory
 
 BOUND = 10  # seconds; an end takes a flush_timeout at most
@@ -169,8 +169,8 @@ def test_failed_doorbell_without_memory_ends_all(kind: str, engine: str) -> None
     assert printed == "over\n"
 
 
-STEPS = {"_destroy": 60, "_finish": 60, "_is_over": 40, "_release": 60}
-"""The steps of an end, in order, and how many allocations are tried of each."""
+STEPS = ["_destroy", "_last_steps", "_is_over", "_release"]
+"""The steps of an end, in order. `_last_steps` returns some, of which each is one of its own."""
 
 
 @pytest.mark.natively
@@ -182,13 +182,14 @@ def test_later_step_of_an_end_without_memory_is_done_again(step: str, engine: st
         f"""
         import aiordma._loop.ending
         aiordma._loop.ending.RETRY_SECONDS = 0.001
-        failures = []
+        failures, finished = [], []
 
         def fails_once(function, number):
             def call():
                 if is_first:
                     is_first.clear()
-                    raised, _ = calls(number, function)
+                    raised, is_over = calls(number, function)
+                    finished.append(is_over)
                     if raised is not None:
                         failures.append(raised)
                         raise raised
@@ -198,20 +199,161 @@ def test_later_step_of_an_end_without_memory_is_done_again(step: str, engine: st
             is_first = [True]
             return call
 
-        def ends(client, local, remote, waiting, number):
-            endpoint = endpoint_of(client)
-            setattr(endpoint, {step!r}, fails_once(getattr(endpoint, {step!r}), number))
-            endpoint.close()
-            return None, False
+        async def attempt(name, number, which):
+            async with connections.connected("127.0.0.1", server=OPTIONS, client=OPTIONS) as both:
+                client, server = both
+                endpoint = endpoint_of(client)
+                region = client.register(bytearray(64), Access.LOCAL_WRITE)
+                waiting = client.post_send(region[:9])  # for which the peer has no receive
+                function = getattr(endpoint, name)
+                if name == "_last_steps":
+                    steps = function()
+                    is_end = which == len(steps)
+                    if not is_end:
+                        steps[which] = fails_once(steps[which], number)
+                    setattr(endpoint, name, lambda: steps)
+                else:
+                    is_end = which == 1
+                    setattr(endpoint, name, fails_once(function, number))
+                async with asyncio.timeout(BOUND):
+                    await client.aclose()
+                assert waiting.done() and not region._users and region.closed, number
+            return is_end
 
-        async def steps():
-            for number in range({STEPS[step]}):
-                await attempt(ends, number)
+        def state(connection):
+            hub = hub_of(connection)
+            reserved = sum(queue.reserved for queue in hub._queues)
+            return len(hub.in_flight), reserved, endpoint_of(connection).reactor.users
+
+        async def steps(name):
+            async with connections.connected("127.0.0.1", server=OPTIONS, client=OPTIONS) as both:
+                before, which = state(both[0]), 0
+                while True:
+                    for number in range(400):
+                        if await attempt(name, number, which):
+                            return
+                        async with asyncio.timeout(BOUND):
+                            while state(both[0]) > before:
+                                await asyncio.sleep(0)
+                        assert state(both[0]) == before, (number, state(both[0]), before)
+                        if finished[-1]:
+                            break
+                    else:
+                        raise AssertionError("not over")
+                    which += 1
 
         prepare()
-        asyncio.run(steps())
+        asyncio.run(steps({step!r}))
         print("some failed" if failures or {step!r} == "_destroy" else "none failed")
         """,
         AIORDMA_BACKEND=engine,
     )
     assert printed == "some failed\n"
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("engine", ["c", "python"])
+@pytest.mark.parametrize("kind", ["listener", "domain", "shared receive queue", "datagram"])
+def test_close_without_memory_is_done_again(kind: str, engine: str) -> None:
+    """Whether the close raises MemoryError or not: once there is memory, the object is closed."""
+    printed = run_child(
+        SWEEP,
+        f"""
+        import aiordma._loop.ending
+        aiordma._loop.ending.RETRY_SECONDS = 0.001
+        LOCAL, DEVICE = "127.0.0.1", {{"device": "software"}}
+
+        async def make():
+            match {kind!r}:
+                case "listener":
+                    made = await aiordma.listen(LOCAL, 0, **DEVICE)
+                    return made, made._close, made._reactor
+                case "domain":
+                    made = await aiordma.open_domain(LOCAL, **DEVICE)
+                    await made.register(bytearray(9))
+                    return made, made._state.close_when_unused, made._state.reactor
+                case "shared receive queue":
+                    made = await aiordma.open_shared_receive(LOCAL, depth=8, **DEVICE)
+                    made.register(bytearray(9))
+                case "datagram":
+                    made = await aiordma.open_datagram(LOCAL, 0, **DEVICE)
+            return made, made._endpoint.close, made._endpoint.reactor
+
+        async def sweep():
+            async with connections.connected(LOCAL, server=OPTIONS, client=OPTIONS) as (client, _):
+                endpoint = endpoint_of(client)
+                for number in range(400):
+                    users = endpoint.reactor.users
+                    reserved = reserved_of(client)
+                    made, close, reactor = await make()
+                    assert reactor is endpoint.reactor
+                    raised, is_over = calls(number, close)
+                    async with asyncio.timeout(BOUND):
+                        await made.aclose()
+                        while (reactor.users, reserved_of(client)) > (users, reserved):
+                            await asyncio.sleep(0)
+                    assert (reactor.users, reserved_of(client)) == (users, reserved), number
+                    if is_over:
+                        return "over"
+
+        def reserved_of(connection):
+            return sum(queue.reserved for queue in hub_of(connection)._queues)
+
+        print(asyncio.run(sweep()))
+        """,
+        AIORDMA_BACKEND=engine,
+    )
+    assert printed == "over\n"
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("kind", ["domain", "shared receive queue"])
+def test_end_of_shared_object_gives_back_once(kind: str) -> None:
+    """A step of the end finds no memory, whichever it is: none of the others is done twice."""
+    printed = run_child(
+        SWEEP,
+        f"""
+        import aiordma._loop.ending
+        aiordma._loop.ending.RETRY_SECONDS = 0.001
+        real = aiordma._loop.ending.Ending.__init__
+
+        def init(self, loop, *steps):
+            real(self, loop, *(failing(step) for step in steps))
+
+        def failing(step):
+            def call():
+                count[0] += 1
+                if count[0] == number[0]:
+                    raise MemoryError  # before the step has done anything
+                step()
+            return call
+
+        async def sweep():
+            async with connections.connected("127.0.0.1", server=OPTIONS, client=OPTIONS) as both:
+                hub, reactor = hub_of(both[0]), endpoint_of(both[0]).reactor
+                before = sum(queue.reserved for queue in hub._queues), reactor.users
+                aiordma._loop.ending.Ending.__init__ = init
+                for number[0] in range(1, 100):
+                    count[0] = -1000  # while it is opened
+                    if {kind!r} == "domain":
+                        made = await aiordma.open_domain("127.0.0.1", device="software")
+                    else:
+                        made = await aiordma.open_shared_receive(
+                            "127.0.0.1", depth=500, device="software"
+                        )
+                    count[0] = 0
+                    async with asyncio.timeout(BOUND):
+                        await made.aclose()
+                        while reactor.users > before[1]:
+                            await asyncio.sleep(0)
+                    after = sum(queue.reserved for queue in hub._queues), reactor.users
+                    assert after == before, (number[0], after, before)
+                    if count[0] < number[0]:
+                        aiordma._loop.ending.Ending.__init__ = real
+                        return "over" if number[0] > 5 else "few"
+
+        count, number = [0], [0]
+        print(asyncio.run(sweep()))
+        """,
+    )
+    assert printed == "over\n"
