@@ -49,8 +49,8 @@ PRIVATE_SLAB = 1 << 16
 class DomainState:
     """See the module. `Domain` is its public interface.
 
-    With an identifier, it counts as one user of the reactor, until it is closed. Without one, it is
-    private to its only user, and is closed when that user leaves.
+    It counts as one user of the reactor, until it is closed: the caller's use, if it has an
+    identifier. Without one, it is private to its only user, and is closed when that user leaves.
     """
 
     def __init__(
@@ -77,7 +77,9 @@ class DomainState:
         self._identifier = identifier
         self._users: dict[object, tuple[str, Callable[[], bool]]] = {}
         self._retiring = identifier is None
-        if identifier is not None:
+        if identifier is None:
+            reactor.retain()
+        else:
             at_end = AtLoopEnd(self._left_open, self.close_when_unused, self._aclose_when_unused)
             reactor.subscribe(identifier, self._handle, at_end)
 
@@ -217,12 +219,9 @@ class DomainState:
                 for region in regions:
                     last_first.callback(region.close)
 
-        advance, closed = partial(self.life.advance, Phase.CLOSED), self.life.closed.set
+        advance = partial(self.life.advance, Phase.CLOSED)
         forgetting = Ending(self.loop, self.regions.clear)
-        if identifier is None:
-            self.reactor.destroy(close, advance, closed)
-        else:
-            self.reactor.destroy(close, advance, closed=closed)
+        self.reactor.destroy(close, advance, closed=self.life.closed.set)
         forgetting.run()
 
     @deferring_steps

@@ -71,8 +71,9 @@ class EventLoop(Protocol):
     removed once the report is passed to `call_from_thread`, or the call was withdrawn."""
 
     returned: dict[object, Callable[[], object]]
-    """For each task that has not continued since its call in a worker thread has returned: what to
-    do in its place if the loop has ended, because it does not continue then."""
+    """For each task that has not continued since its call in a worker thread has returned, and for
+    each Ending that waits for memory: what to do if the loop has ended, because neither continues
+    then."""
 
     @property
     def has_ended(self) -> bool:

@@ -200,7 +200,7 @@ class Reactor:
 
         Args:
             function: the function.
-            then: the functions to call afterwards, the steps of an Ending.
+            then: the functions to call afterwards, the steps of an Ending. The reactor is open.
             closed: if given, the caller is a user of the reactor no longer: release it, behind
                 `then`, and call this as `release` does.
 
@@ -208,9 +208,10 @@ class Reactor:
             MemoryError: nothing was done.
             ClosedError, ForkError: as of `retain`.
         """
-        steps = [self._watch_again, *self._releasing(*then)]
+        steps = [self._watch_again, *then]
         if closed is not None:
-            steps += self._releasing(closed)
+            steps.append(self._count_release)
+        steps += self._releasing() if closed is None else self._releasing(closed)
         unwanted = function, Ending(self.loop, *steps, self.poll_events)
         starting = Ending(self.loop, self._start_due_destroys)
         self._unwanted.append(unwanted)
