@@ -236,8 +236,10 @@ class Connection(ObjectStream[bytes]):
     @property
     def peer_timeout(self) -> float:
         """Seconds after which a peer that acknowledges nothing ends the connection, from the
-        retry_count and ack_timeout in force; `math.inf` without a limit; on iWARP 1 to 900.
-        Hardware may take up to four times as long. See `ConnectionOptions.peer_timeout`."""
+        retry_count and ack_timeout in force; `math.inf` without a limit, and on UC, which has no
+        acknowledgements; on iWARP 1 to 900. Hardware may take up to four times as long. With
+        retry_count=7, rxe retransmits without limit, and this number does not hold. See
+        `ConnectionOptions.peer_timeout`."""
         return self._endpoint.peer_timeout
 
     def query(self) -> QueuePairAttributes:

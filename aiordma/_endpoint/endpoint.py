@@ -8,6 +8,7 @@ memory released. So no buffer is freed while the device can access it, and no re
 
 import errno
 import logging
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -711,6 +712,8 @@ class Endpoint:
     @property
     def peer_timeout(self) -> float:
         """Seconds after which a peer that acknowledges nothing ends the connection."""
+        if self.service is not QueuePairType.RC:
+            return math.inf  # no acknowledgements
         seconds = retry_seconds(*self.retries)
         if not self.hub.is_iwarp:
             return seconds

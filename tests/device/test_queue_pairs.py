@@ -1,6 +1,7 @@
 """Queue pairs without the connection manager: connected by hand, awaited as any other."""
 
 import contextlib
+import math
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -70,6 +71,7 @@ async def test_what_uc_lacks_is_said(device: DeviceUnderTest) -> None:
             one.post_send(b"x", invalidate=1)
         with pytest.raises(aiordma.NotSupportedError, match="UC"):
             await one.open_window()
+        assert one.peer_timeout == math.inf  # no acknowledgements
         await both_ways(one, other)
 
 
