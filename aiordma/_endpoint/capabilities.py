@@ -60,8 +60,12 @@ def require_atomics(endpoint: Endpoint) -> None:
 
 
 def has_immediate(endpoint: Endpoint) -> bool:
-    """Whether SEND and WRITE can carry immediate data. iWARP devices have it by RFC 7306, which
-    defines atomics and immediate data. They report only the atomics (atomic_cap)."""
+    """Whether aiordma posts immediate data with SEND and WRITE.
+
+    No attribute of a device reports it. On iWARP, RFC 7306 defines both atomics and immediate data,
+    and devices report the atomics (atomic_cap), which stand for both here. A device can have
+    immediate data without atomics: libcxgb4 posts WRITE_WITH_IMM. We have not tested one.
+    """
     hub = endpoint.hub
     return not hub.is_iwarp or hub.attributes.atomic_cap is not AtomicCapability.NONE
 
@@ -70,11 +74,12 @@ def require_immediate(endpoint: Endpoint) -> None:
     """Check that SEND and WRITE can carry immediate data.
 
     Raises:
-        NotSupportedError: the device has none (`has_immediate`).
+        NotSupportedError: the device is not known to support it (`has_immediate`).
     """
     if not has_immediate(endpoint):
         raise NotSupportedError(
-            f"immediate data: {_name(endpoint)} is an iWARP device, and has none (RFC 7306)"
+            f"immediate data: {_name(endpoint)} is an iWARP device without atomics (atomic_cap). "
+            "aiordma posts immediate data on iWARP only with atomics: RFC 7306 defines both"
         )
     endpoint.port.can_immediate = True  # as above
 
@@ -83,25 +88,37 @@ def require_windows(endpoint: Endpoint) -> None:
     """Check that memory windows can be bound.
 
     Raises:
-        NotSupportedError: the device or the service does not support memory windows.
+        NotSupportedError: the device has no memory windows, or the service is not RC. (The verbs
+            also permit UC; aiordma does not.)
     """
     if not endpoint.hub.attributes.max_mw:
         raise NotSupportedError(f"memory windows: {_name(endpoint)} has none (max_mw)")
     if endpoint.service is not QueuePairType.RC:
-        raise NotSupportedError(f"memory windows: {endpoint.service.name} queue pairs have none")
+        raise NotSupportedError(
+            f"memory windows: aiordma binds them on RC queue pairs only, not on "
+            f"{endpoint.service.name}"
+        )
     endpoint.port.can_bind = True  # as above
 
 
 def require_invalidate(endpoint: Endpoint) -> None:
     """Check that a message can invalidate a memory window of the peer.
 
+    The window is the peer's. No attribute reports whether this side's device can send such a
+    message; that it has memory windows itself (max_mw) stands for it.
+
     Raises:
-        NotSupportedError: the device or the service does not support memory windows.
+        NotSupportedError: the device has no memory windows, or the service is not RC. (The verbs
+            also permit UC; aiordma does not.)
     """
     if not endpoint.hub.attributes.max_mw:
         raise NotSupportedError(
-            f"SEND with invalidate: {_name(endpoint)} has no memory windows (max_mw)"
+            f"SEND with invalidate: {_name(endpoint)} has no memory windows (max_mw), and aiordma "
+            "posts it only on devices that have them"
         )
     if endpoint.service is not QueuePairType.RC:
-        raise NotSupportedError(f"SEND with invalidate: {endpoint.service.name} has none")
+        raise NotSupportedError(
+            f"SEND with invalidate: aiordma posts it on RC queue pairs only, not on "
+            f"{endpoint.service.name}"
+        )
     endpoint.port.can_invalidate = True  # as above
