@@ -286,18 +286,25 @@ class LocalQueuePairError(WorkCompletionError):
 
 
 class LocalProtectionError(WorkCompletionError):
-    """A local buffer is not registered, belongs to another protection domain, or is not inside its
-    region."""
+    """A local buffer is not registered, belongs to another protection domain, is not inside its
+    region, or its region does not permit the operation."""
 
     _statuses = (Status.LOC_PROT_ERR,)
-    meaning = "a local buffer is not registered for it, or lies outside its region"
+    meaning = (
+        "a local buffer is not registered for it, or lies outside its region, or the region does "
+        "not permit it (a READ or a receive needs LOCAL_WRITE)"
+    )
 
 
 class LocalAccessError(WorkCompletionError):
-    """A local region does not permit the operation."""
+    """This side's device could not carry out what a peer's message asks of local memory."""
 
     _statuses = (Status.LOC_ACCESS_ERR,)
-    meaning = "the local region does not permit the operation"
+    meaning = (
+        "the peer's message asks for what local memory does not permit: it invalidates an rkey "
+        "that is unknown here or cannot be invalidated, or it is a WRITE with immediate data that "
+        "met a protection error"
+    )
 
 
 class RemoteInvalidRequestError(WorkCompletionError):
@@ -326,12 +333,14 @@ class RemoteAccessError(WorkCompletionError):
 
 
 class RemoteOperationError(WorkCompletionError):
-    """The peer's device could not execute the operation."""
+    """The peer's device could not execute the operation, or gave an answer that does not belong to
+    it."""
 
     _statuses = (Status.REM_OP_ERR, Status.REM_ABORT_ERR, Status.BAD_RESP_ERR)
     meaning = (
-        "the peer's device could not complete it (rxe also reports this for a message "
-        "that is longer than the peer's receive: see its receive_size=)"
+        "the peer's device could not complete it, or gave an unexpected answer "
+        "(IBV_WC_BAD_RESP_ERR; rxe also reports a remote error for a message that is longer than "
+        "the peer's receive: see its receive_size=)"
     )
 
 
@@ -397,7 +406,8 @@ def _unacknowledged(retry_count: int, ack_timeout: int) -> str:
 
 
 class ReceiverNotReadyError(WorkCompletionError):
-    """The peer had no receive posted for longer than rnr_retry_count allows."""
+    """The peer had no receive posted for longer than rnr_retry_count allows: the peer's own, or
+    this side's on a queue pair of `open_queue_pair`."""
 
     _statuses = (Status.RNR_RETRY_EXC_ERR,)
     meaning = "the peer had no receive posted within all RNR retries"

@@ -225,3 +225,16 @@ async def test_port_leaves_wrong_binds_to_the_general_path() -> None:
         with pytest.raises(aiordma.ClosedError):
             client.post_bind_window(window, region[:], ACCESS)
         assert_free(client, window, region)
+
+
+@pytest.mark.natively
+async def test_peers_bad_invalidation_is_a_local_access_error() -> None:
+    """docs/errors/LocalAccessError.md."""
+    keywords: Any = {"device": "software"}
+    async with connections.connected("127.0.0.1", server=keywords, client=keywords) as ends:
+        client, server = ends
+        request = client.post_send(b"x", invalidate=0x12345678)
+        with pytest.raises(aiordma.LocalAccessError, match="invalidates an rkey that is unknown"):
+            await server.receive()
+        with pytest.raises(aiordma.RemoteAccessError):
+            await request
