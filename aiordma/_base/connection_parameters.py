@@ -71,7 +71,8 @@ class ConnectionParameters:
         initiator_depth: READs and atomics that this side has in flight, 0 to 254; 255: as many as
             the device can have.
         retry_count: retransmissions without an acknowledgement, 0 to 7.
-        rnr_retry_count: retransmissions to a peer without a posted receive, 0 to 7; 7: no limit.
+        rnr_retry_count: how often the peer resends a message for which no receive is posted on
+            this side, 0 to 7; 7: no limit.
         qp_num: the number of a queue pair that librdmacm did not create; 0: it did.
         shared_receive: whether that queue pair has a shared receive queue.
         flow_control: whether the device has end-to-end flow control.

@@ -152,7 +152,8 @@ class ConnectionOptions:
             TCP retransmits: see ack_timeout.
         rnr_retry_count: how often the peer resends a message for which no receive is posted on
             this side, before its send fails with ReceiverNotReadyError; 7: without limit. The
-            peer sets the value for this side's sends (man rdma_connect).
+            peer sets the value for this side's sends (man rdma_connect). `open_queue_pair` has no
+            connection manager: there it is the value for this side's sends.
         ack_timeout: exponent n of 4.096 us x 2^n, the time before a retransmission, 1..31; 16 is
             268 ms. 0: no limit, so that the device never retransmits and never detects a dead
             peer (iWARP: after 900 s). While requests are in flight, a dead peer is detected within

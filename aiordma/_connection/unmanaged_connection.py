@@ -84,6 +84,20 @@ async def open_queue_pair(
 ) -> "UnmanagedConnection":
     """Create a queue pair on a device, to be connected by `UnmanagedConnection.connect_to`.
 
+    Nothing negotiates the options with the peer:
+
+    - rnr_retry_count is how often *this* side's device resends a message that finds no receive at
+      the peer (`ibv_qp_attr.rnr_retry`). With the connection manager it is the opposite direction.
+    - initiator_depth and responder_resources are used as they are, limited only by this side's
+      device. initiator_depth must not exceed the responder_resources of the peer; with 255 on both
+      sides, they are max_qp_init_rd_atom and max_qp_rd_atom of the two devices.
+
+    UC has no acknowledgements. A request completes when the device has sent it, and lost packets
+    are not resent. A message that finds no receive at the peer is dropped, without an error on
+    either side. UC has no READs and atomics, and aiordma binds no memory windows there. These
+    options have no effect: retry_count, rnr_retry_count, ack_timeout, min_rnr_timer, peer_timeout,
+    keepalive, responder_resources and initiator_depth.
+
     Args:
         device: the device's name, such as "rxe0".
         service: RC or UC. (For datagrams, see `open_datagram`.)
@@ -93,7 +107,7 @@ async def open_queue_pair(
         shared_receive: take receives from this queue; the receive_* options then have no effect.
             None: the queue pair has receives of its own.
         domain: the protection domain, as of `connect`.
-        options: see ConnectionOptions.
+        options: see ConnectionOptions, and the differences above.
 
     Raises:
         NoDeviceError: there is no such device.
