@@ -151,7 +151,12 @@ class PortState(_OpenEnum):
 
 
 class Access(IntFlag):
-    """Permitted access to a memory region (man ibv_reg_mr). Local reads are always permitted."""
+    """Permitted access to a memory region (man ibv_reg_mr). Local reads are always permitted.
+
+    RELAXED_ORDERING permits nothing. It allows the device to write incoming data to the region in
+    any order, so that a later WRITE can reach memory before an earlier one. A completion still says
+    that all earlier data is there.
+    """
 
     LOCAL_WRITE = lib.IBV_ACCESS_LOCAL_WRITE
     REMOTE_WRITE = lib.IBV_ACCESS_REMOTE_WRITE

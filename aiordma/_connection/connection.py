@@ -592,7 +592,8 @@ class Connection(ObjectStream[bytes]):
             remote: the peer's memory, of the same length.
             immediate: 32 bits for the peer's program; None: none.
             fence: see the class.
-            solicited: see the class.
+            solicited: see the class. Without `immediate` it has no effect, because nothing
+                completes at the peer.
 
         Raises: as `Connection.post_send`.
 
@@ -653,6 +654,10 @@ class Connection(ObjectStream[bytes]):
         In both cases `local` receives the previous value, as a number in this machine's byte order.
         Both memories are 8 bytes long, and the remote one is aligned to 8.
 
+        It is atomic with respect to other atomics of the peer's device only
+        (`DeviceAttributes.atomic_cap`): meanwhile the peer's program must not change the bytes
+        itself, and nothing may WRITE to them.
+
         Args:
             local: registered memory, or a writable buffer, of 8 bytes.
             remote: the peer's 8 bytes.
@@ -677,7 +682,7 @@ class Connection(ObjectStream[bytes]):
         self, local: LocalMemory, remote: RemoteMemory, add: int, *, fence: bool = False
     ) -> WorkRequest:
         """Post an atomic add to the peer's 8 bytes, modulo 2**64 (IBV_WR_ATOMIC_FETCH_AND_ADD).
-        `local` receives the previous value.
+        `local` receives the previous value. It is atomic as `post_compare_swap` is.
 
         Args:
             local, remote, fence: as of `post_compare_swap`.
@@ -1008,6 +1013,10 @@ class Connection(ObjectStream[bytes]):
 
         Values are unsigned. The peer's byte order is assumed to be this machine's.
 
+        It is atomic with respect to other atomics of the peer's device only
+        (`DeviceAttributes.atomic_cap`): meanwhile the peer's program must not change the bytes
+        itself, and nothing may WRITE to them.
+
         Args:
             remote: the peer's 8 bytes, aligned to 8.
             compare, swap: numbers of 64 bits.
@@ -1027,7 +1036,7 @@ class Connection(ObjectStream[bytes]):
 
     async def fetch_add(self, remote: RemoteMemory, add: int) -> int:
         """Add to the peer's 8 bytes, modulo 2**64, and return the previous value. Values are as for
-        `compare_swap`.
+        `compare_swap`, and it is atomic as `compare_swap` is.
 
         Args:
             remote: the peer's 8 bytes, aligned to 8.

@@ -437,10 +437,12 @@ class QueuePair(Resource):
     def query_data_in_order(self, opcode: WorkRequestOpcode) -> bool:
         """Return whether the bytes of an operation's data arrive in memory in order, so that a
         program may wait for the last byte instead of the completion. Says nothing about different
-        operations.
+        operations. True holds only if the CPU reads the data, and if the region was not registered
+        with Access.RELAXED_ORDERING.
 
         Args:
-            opcode: RDMA_READ: of READs that are posted to this queue pair. Others: of the peer's.
+            opcode: RDMA_READ: of READs that are posted to this queue pair. SEND, RDMA_WRITE: of the
+                peer's, at this side. For other opcodes the result has no meaning.
 
         Raises:
             TypeError, ValueError: `opcode` is no WorkRequestOpcode.
