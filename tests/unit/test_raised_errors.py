@@ -21,11 +21,13 @@ def _raised(function: Function) -> set[str]:
 
 
 def _dropped(function: Function) -> set[str]:
-    """Return the variables that a `finally` deletes or clears."""
+    """Return the variables that a `finally` deletes, clears or sets to None."""
     found = set()
     for node in ast.walk(function):
         for each in node.finalbody if isinstance(node, ast.Try) else []:
-            if isinstance(each, ast.Delete):
+            if isinstance(each, ast.Delete) or (
+                isinstance(each, ast.Assign) and ast.unparse(each.value) == "None"
+            ):
                 found |= {ast.unparse(target) for target in each.targets}
             elif isinstance(each, ast.Expr) and ast.unparse(each).endswith(".clear()"):
                 found.add(ast.unparse(each).removesuffix(".clear()"))
