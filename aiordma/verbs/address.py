@@ -190,4 +190,4 @@ class AddressHandle(Resource):
         return f"<AddressHandle to {self.vector}>"
 
     def _destroy(self) -> None:
-        check_positive_errno(self.domain.provider.destroy_ah(self.pointer), "ibv_destroy_ah")
+        self._check_destroyed(self.domain.provider.destroy_ah(self.pointer), "ibv_destroy_ah")

@@ -152,7 +152,7 @@ class CompletionChannel(Resource):
         return {child.key: child for child in children if isinstance(child, CompletionQueue)}
 
     def _destroy(self) -> None:
-        check_positive_errno(
+        self._check_destroyed(
             self.provider.destroy_comp_channel(self.pointer), "ibv_destroy_comp_channel"
         )
 
@@ -362,7 +362,7 @@ class CompletionQueue(Resource):
         check_positive_errno(error, "ibv_modify_cq", f"count={count}, period={period}")
 
     def _destroy(self) -> None:
-        check_positive_errno(self.provider.destroy_cq(self.pointer), "ibv_destroy_cq")
+        self._check_destroyed(self.provider.destroy_cq(self.pointer), "ibv_destroy_cq")
 
 
 def _checked_entries(context: Context, entries: int, call: str) -> int:

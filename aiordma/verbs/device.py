@@ -396,9 +396,11 @@ class Context(Resource):
         events, the iteration of that task ends. Idempotent.
 
         Raises:
-            BusyError: a task of another thread waits for the events, or posted requests still use a
-                memory region. The region stays open then, and so do its domain and the device.
-            VerbsCallError: the driver refused to destroy an object; all others are closed.
+            BusyError: a task of another thread waits for the events, or posted requests or bound
+                windows still use a memory region. The region stays open then, and so do its domain
+                and the device.
+            VerbsCallError: the driver refused to destroy an object, which stays open, and so does
+                the device; all others are closed.
 
         See: man ibv_close_device.
         """
@@ -411,7 +413,7 @@ class Context(Resource):
             self._async_events._stop()
         finally:
             if self._owned:
-                check_positive_errno(self.provider.close_device(self.pointer), "ibv_close_device")
+                self._check_destroyed(self.provider.close_device(self.pointer), "ibv_close_device")
 
 
 class ProtectionDomain(Resource):
@@ -446,4 +448,4 @@ class ProtectionDomain(Resource):
         return f"<ProtectionDomain of {self.context.device_name}>"
 
     def _destroy(self) -> None:
-        check_positive_errno(self.provider.dealloc_pd(self.pointer), "ibv_dealloc_pd")
+        self._check_destroyed(self.provider.dealloc_pd(self.pointer), "ibv_dealloc_pd")

@@ -148,14 +148,9 @@ class DmabufRegion(MemoryRegion):
         # The device keeps the pages. A GPU's allocator could give them to another tensor.
         return self._owner
 
-    def _destroy(self) -> None:
-        try:
-            super()._destroy()
-        finally:
-            os.close(self._descriptor)
-
     def _let_go(self) -> None:
         self._owner = None
+        os.close(self._descriptor)
 
 
 def checked_part(

@@ -417,13 +417,14 @@ class Identifier(Resource):
             )
             return self.pointer.qp
 
-        def unmake(_pointer: Any) -> None:
+        def unmake(_pointer: Any) -> int:
             # rdma_destroy_qp does not detach the queue pair, and does not report that the kernel
             # then refuses to destroy it. Leaving a group detaches it.
             with ExitStack() as last_first:
                 last_first.callback(self.provider.cm_destroy_qp, self.pointer)
                 while self._groups:
                     last_first.callback(self._leave, self._groups.pop())
+            return 0
 
         pair = QueuePair(
             domain,
@@ -755,4 +756,5 @@ class Identifier(Resource):
             if self.queue_pair is not None:
                 self.queue_pair.close()
         finally:
-            check_minus_one(self.provider.destroy_id(self.pointer), "rdma_destroy_id")
+            # Its error is in errno.
+            self._check_destroyed(self.provider.destroy_id(self.pointer), "rdma_destroy_id")

@@ -1,5 +1,6 @@
 """Registered memory: memory regions of Python buffers, and their slices (man ibv_reg_mr)."""
 
+import errno as errno_module
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from aiordma._base.enums import Access, MemoryAdvice, names_of
 from aiordma._base.errors import (
     BusyError,
     NotSupportedError,
+    VerbsCallError,
     check_pointer,
     check_positive_errno,
     check_supported,
@@ -42,8 +44,9 @@ __all__ = (
     "retire_all",
 )
 
-_OUTLIVING: list[object] = []
-"""Memory that the device may still access after its region was collected; never freed."""
+_OUTLIVING: dict[object, object] = {}
+"""Memory that the device may still access after its region was collected, by a key of its own. It
+is freed only if the region is deregistered later."""
 _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _NEED_LOCAL_WRITE = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _NOT_EVERY_DEVICE = Access.ON_DEMAND | Access.HUGETLB | Access.MW_BIND
@@ -54,6 +57,8 @@ _BYTES = "its bytes are its view, and bytes(...) copies them"
 _SIW = 0x626D74
 """The vendor_id of siw. Its kernel module accepts an iova and ignores it, and deregisters memory
 without waiting for the packet that it is placing there."""
+_BOUND = (errno_module.EBUSY, errno_module.EINVAL)
+"""What ibv_dereg_mr returns while a window is bound to the region: EINVAL is rxe's."""
 _LONGEST_PASS = 0.05
 """Seconds that siw's receive path certainly has left a packet after. Only for kernels that refuse
 `membarrier`."""
@@ -282,6 +287,8 @@ class MemoryRegion(RegionBase, Resource):
             bool(access & _NEED_LOCAL_WRITE) and domain.context.query().vendor_id == _SIW
         )
         """Whether deregistering has to wait until the device has placed what it was placing."""
+        self._kept: object = None
+        """The key of the memory in _OUTLIVING, after the driver refused to deregister it."""
         self._on_close: Callable[[], object] = lambda: None
         """Called when the region closes, to remove it from a list of regions."""
         self._start: int = start
@@ -446,8 +453,9 @@ class MemoryRegion(RegionBase, Resource):
 
         Raises:
             BusyError: posted requests, bound windows or grants still use the region; await or end
-                them first.
-            VerbsCallError: the driver refused. The region is closed nevertheless.
+                them first, and close it again. The region stays open.
+            VerbsCallError: the driver refused. The region stays open, because the device may still
+                access the memory; close it again later.
 
         See: man ibv_dereg_mr.
         """
@@ -455,8 +463,12 @@ class MemoryRegion(RegionBase, Resource):
             return
         if self._users:
             raise BusyError(self._in_use)
-        self._usable = False
-        Resource.close(self)
+        was_usable, self._usable = self._usable, False
+        try:
+            Resource.close(self)
+        finally:
+            if not self._closed:
+                self._usable = was_usable
 
     @property
     def _in_use(self) -> str:
@@ -475,7 +487,7 @@ class MemoryRegion(RegionBase, Resource):
         if self._users:
             # The region is collected together with the requests that use it, and their queue pair,
             # in any order. The memory must outlive all of them.
-            _OUTLIVING.append(self._owner_of_memory())
+            _OUTLIVING[object()] = self._owner_of_memory()
             self._users = 0
         super()._disown()
 
@@ -484,11 +496,34 @@ class MemoryRegion(RegionBase, Resource):
         return self._view
 
     def _destroy(self) -> None:
+        # Before the call: the region may be garbage, and there may be no memory after a refusal.
+        key = object()
+        _OUTLIVING[key] = self._owner_of_memory()
+        try:
+            self._check_destroyed(self.domain.provider.dereg_mr(self.pointer), "ibv_dereg_mr")
+        except VerbsCallError as error:
+            if not self.access & Access.MW_BIND or error.errno not in _BOUND:
+                raise
+            raise BusyError(
+                f"{self!r} stays registered: {error}: a memory window is bound to it: close or "
+                "invalidate the window, then close the region"
+            ) from error
+        finally:
+            if self._is_refused:
+                self._forget_kept()
+                self._kept = key
+            else:
+                del _OUTLIVING[key]
+                self._forget_kept()
         self._on_close()
-        check_positive_errno(self.domain.provider.dereg_mr(self.pointer), "ibv_dereg_mr")
         if self._outwaits:
             _outwait_receiving()
         self._let_go()
+
+    def _forget_kept(self) -> None:
+        """Let the memory be freed that an earlier refusal to deregister has kept."""
+        _OUTLIVING.pop(self._kept, None)
+        self._kept = None
 
     def _let_go(self) -> None:
         """Release the memory, which is deregistered."""

@@ -4,7 +4,7 @@ from typing import Any
 
 from aiordma._base.arguments import member, resource, whole_number
 from aiordma._base.enums import MemoryWindowType
-from aiordma._base.errors import NotSupportedError, check_pointer, check_positive_errno
+from aiordma._base.errors import NotSupportedError, check_pointer
 from aiordma._base.interrupts import deferring
 from aiordma._native import lib
 from aiordma.verbs.device import ProtectionDomain
@@ -81,4 +81,4 @@ class MemoryWindow(Resource):
         return rkey & ~0xFF | (rkey + 1) & 0xFF
 
     def _destroy(self) -> None:
-        check_positive_errno(lib.aiordma_dealloc_window(self.pointer), "ibv_dealloc_mw")
+        self._check_destroyed(lib.aiordma_dealloc_window(self.pointer), "ibv_dealloc_mw")

@@ -241,7 +241,7 @@ class QueuePair(Resource):
         capacity: Capacity,
         *,
         make: Callable[[Any], Any],
-        unmake: Callable[[Any], None],
+        unmake: Callable[[Any], int],
         shared_receive: RawSharedReceiveQueue | None = None,
     ) -> None:
         capacity._check(domain.context)
@@ -310,8 +310,8 @@ class QueuePair(Resource):
         def make(request: Any) -> Any:
             return check_pointer(provider.create_qp(domain.pointer, request), "ibv_create_qp")
 
-        def unmake(pointer: Any) -> None:
-            check_positive_errno(provider.destroy_qp(pointer), "ibv_destroy_qp")
+        def unmake(pointer: Any) -> int:
+            return int(provider.destroy_qp(pointer))
 
         return cls(
             domain,
@@ -752,6 +752,7 @@ class QueuePair(Resource):
     def _detach(self, gid: bytes, lid: int) -> None:
         error = self.provider.detach_mcast(self.pointer, _raw_gid(gid), lid)
         check_positive_errno(error, "ibv_detach_mcast")
+        self._groups.discard((gid, lid))
 
     def _explain(self, count: int) -> str:
         """Return the sizes of the post and the queue pair, for the error of a refused post."""
@@ -759,7 +760,9 @@ class QueuePair(Resource):
 
     def _destroy(self) -> None:
         with self._attaching, ExitStack() as last_first:
-            last_first.callback(self._unmake, self.pointer)
+            last_first.callback(
+                lambda: self._check_destroyed(self._unmake(self.pointer), "ibv_destroy_qp")
+            )
             # The kernel refuses to destroy a queue pair that is attached to a group.
             for group in list(self._groups):
                 last_first.callback(self._detach, *group)

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from aiordma._base.errors import ClosedError
+from aiordma._base.errors import ClosedError, check_positive_errno
 from aiordma._base.interrupts import deferring
 from aiordma._base.process import forked, here
 
@@ -24,7 +24,9 @@ class Resource:
     first object that the garbage collector finalizes closes its children before itself, in order.
     (Weak references to children would be lost by then, because the collector clears weak references
     before it calls finalizers.) Children close by `_closing_rank`, then newest first. A second
-    close does nothing. Objects that are collected unclosed are then closed, with a ResourceWarning.
+    close does nothing. An object that the driver refuses to destroy stays open, and so does every
+    object that it was created on: the device may still use them. Objects that are collected
+    unclosed are then closed, with a ResourceWarning.
 
     A forked child inherits copies that it cannot use. Closing a copy leaves the parent's object
     alone.
@@ -40,6 +42,9 @@ class Resource:
     pointer: Any = None
     """The C object. None until the constructor has made it: an interrupt within the constructor
     leaves a child without one, and its close destroys nothing."""
+
+    _is_refused: bool = False
+    """Whether the driver has refused to destroy the C object, which therefore still exists."""
 
     _is_left_to_owner: Callable[[], bool]
     """Whether the finalizer does nothing. This is so if an object made by aiordma owns the
@@ -77,7 +82,7 @@ class Resource:
     def _find(self, key: int) -> "Resource | None":
         """Return the descendant of this object that has the key; None if it is closed."""
         for child in list(self._children.values()):
-            found = child if child.key == key else child._find(key)
+            found = child if child.key == key and not child._closed else child._find(key)
             if found is not None:
                 return found
         return None
@@ -87,11 +92,11 @@ class Resource:
         """Destroy the object and all of its children. Idempotent.
 
         Raises:
-            BusyError: posted requests still use a memory region. The region stays open, and so does
-                every object that it was created on, which includes this object: close it again
-                later. All other objects are closed.
-            VerbsCallError: the driver refused to destroy an object. The object is closed
-                nevertheless, as are all others.
+            BusyError: posted requests or bound windows still use a memory region. The region stays
+                open, and so does every object that it was created on, which includes this object:
+                close it again later. All other objects are closed.
+            VerbsCallError: the driver refused to destroy an object. It stays open, and so does
+                every object that it was created on: close it again later. All others are closed.
         """
         if self._closed:
             return
@@ -110,15 +115,31 @@ class Resource:
         if not all(child._closed for child in children):
             self._closed = False
             return
-        with ExitStack() as stack:
-            for parent in self._parents:
-                stack.callback(parent._children.pop, id(self), None)
+        self._is_refused = False
+        try:
             if self.pointer is not None:
-                stack.callback(self._destroy)
+                self._destroy()
+        finally:
+            if self._is_refused:
+                self._closed = False
+            else:
+                for parent in self._parents:
+                    parent._children.pop(id(self), None)
 
     def _destroy(self) -> None:
-        """Destroy the C object. This is called once, after every child was closed."""
+        """Destroy the C object, and pass the result to `_check_destroyed`. This is called after
+        every child was closed, and again if the driver refused."""
         raise NotImplementedError
+
+    def _check_destroyed(self, result: int, call: str) -> None:
+        """Check the result of the call that destroys the C object: 0, or a positive errno.
+
+        Raises:
+            VerbsCallError: the driver refused. The C object exists, and so this object stays open.
+        """
+        if result:
+            self._is_refused = True  # first: without memory for the error, it still exists
+            check_positive_errno(result, call)
 
     def __enter__(self) -> Self:
         self._require_open()

@@ -176,4 +176,4 @@ class RawSharedReceiveQueue(Resource):
         return abs(error), posted[0]  # siw's driver returns -ENOMEM
 
     def _destroy(self) -> None:
-        check_positive_errno(self.provider.destroy_srq(self.pointer), "ibv_destroy_srq")
+        self._check_destroyed(self.provider.destroy_srq(self.pointer), "ibv_destroy_srq")

@@ -1,5 +1,6 @@
 """Memory windows: remote access given for a while, and revoked by either side."""
 
+import gc
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -128,6 +129,41 @@ async def test_a_window_is_invalidated_once(kind: MemoryWindowType) -> None:
         with pytest.raises(ValueError, match="bind it first"):
             server.post_invalidate(window)
         await both_ways(client, server)
+
+
+@pytest.mark.natively
+async def test_region_under_a_window_that_is_still_bound_stays_registered() -> None:
+    async with connected() as (client, server):
+        memory = bytearray(16)
+        region = server.register(memory, BINDABLE)
+        window = await server.bind(region[:], Access.REMOTE_WRITE)
+        theirs = window.remote
+        window.mark_invalidated()  # which is wrong
+        for _ in range(2):
+            with pytest.raises(aiordma.BusyError, match="a memory window is bound to it"):
+                region.close()
+            assert not region.closed
+        await client.write(b"done by the peer", theirs)
+        assert memory == b"done by the peer"
+        window.close()
+        region.close()
+        assert region.closed
+
+
+@pytest.mark.natively
+async def test_memory_under_a_window_that_is_still_bound_is_kept() -> None:
+    async with connected() as (client, server):
+        region = server.register(bytearray(4000), BINDABLE)
+        window = await server.bind(region[:], Access.REMOTE_WRITE)
+        theirs = window.remote
+        window.mark_invalidated()
+        with pytest.raises(aiordma.BusyError):
+            region.close()
+        del region, window
+        gc.collect()
+        others = [bytearray(4000) for _ in range(200)]
+        await client.write(b"x" * 4000, theirs)
+        assert not any(map(any, others))
 
 
 async def test_the_peers_send_revokes_what_it_was_given() -> None:

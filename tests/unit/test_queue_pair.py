@@ -22,7 +22,7 @@ class Posted(QueuePair):
         self._process = here.pid
         self._parents = ()
         self._children = {}
-        self._unmake = lambda _: None
+        self._unmake = lambda _: 0
         self._groups = set()
         self._attaching = reentrant_lock()
         self.pointer = driver.queue_pair
@@ -115,10 +115,15 @@ class Attached(Posted):
         super().__init__(Driver())
         self.asked: list[str] = []
         self.on_attach: Callable[[], object] = lambda: None
-        self._unmake = lambda _: self.asked.append("destroy")
+        self._unmake = self._destroyed
         self.answer = 0
+        self.refusals: list[int] = []
         calls: Any = SimpleNamespace(attach_mcast=self._attach, detach_mcast=self._detach_group)
         self.provider = calls
+
+    def _destroyed(self, _: object) -> int:
+        self.asked.append("destroy")
+        return self.refusals.pop() if self.refusals else 0
 
     def _attach(self, *_: object) -> int:
         self.asked.append("attach")
@@ -147,3 +152,14 @@ def test_group_that_the_driver_refuses_is_not_detached() -> None:
         pair.attach_multicast(bytes(16))
     pair.close()
     assert pair.asked == ["attach", "destroy"]
+
+
+def test_second_close_after_a_refusal_detaches_no_group_again() -> None:
+    pair = Attached()
+    pair.attach_multicast(bytes(16))
+    pair.refusals = [errno.EBUSY]
+    with pytest.raises(VerbsCallError, match="ibv_destroy_qp"):
+        pair.close()
+    assert not pair.closed
+    pair.close()
+    assert pair.asked == ["attach", "detach", "destroy", "destroy"]

@@ -1,11 +1,13 @@
 """Resources close once, children first, and are never collected in silence."""
 
+import errno
 import gc
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from aiordma._base.errors import ClosedError
+from aiordma._base.errors import BusyError, ClosedError, VerbsCallError
 from aiordma.testing import software_objects
 from aiordma.verbs import (
     CompletionChannel,
@@ -14,8 +16,31 @@ from aiordma.verbs import (
     Device,
     MemoryRegion,
     ProtectionDomain,
+    QueuePair,
+    RawSharedReceiveQueue,
     Resource,
 )
+from tests.unit.software_device import nothing_left
+
+
+class RefusingOnce:
+    """A provider whose function is refused with EBUSY once."""
+
+    def __init__(self, table: Any, function: str) -> None:
+        self._table = table
+        self._function = function
+        self._refusals = [errno.EBUSY]
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._table, name)
+        if name != self._function:
+            return function
+        return lambda pointer: self._refusals.pop() if self._refusals else function(pointer)
+
+
+def make_queue_pair(context: Context) -> QueuePair:
+    queue = CompletionQueue(context, 2)
+    return QueuePair.create(context.alloc_pd(), queue, queue)
 
 
 class Thing(Resource):
@@ -218,3 +243,60 @@ def test_interrupt_within_a_constructor_does_not_disturb_the_close(
             make(context, domain)
     context.close()
     assert software_objects() == before
+
+
+def test_refused_object_and_its_parents_stay_open_until_a_later_close() -> None:
+    log: list[str] = []
+    refusals = [errno.EBUSY, errno.EBUSY, 0]
+
+    class Refused(Thing):
+        def _destroy(self) -> None:
+            self._check_destroyed(refusals.pop(0), "ibv_destroy_x")
+            super()._destroy()
+
+    parent = Thing("parent", log)
+    thing, sibling = Refused("refused", log, parent), Thing("sibling", log, parent)
+    with pytest.raises(VerbsCallError, match="ibv_destroy_x: Device or resource busy"):
+        thing.close()
+    assert not thing.closed
+    with pytest.raises(VerbsCallError, match="ibv_destroy_x: Device or resource busy"):
+        parent.close()
+    assert (thing.closed, sibling.closed, parent.closed) == (False, True, False)
+    parent.close()
+    assert (thing.closed, parent.closed) == (True, True)
+    parent.close()
+    assert log == ["sibling", "refused", "parent"]
+
+
+@pytest.mark.parametrize(
+    ("make", "function"),
+    [
+        (lambda context: context.alloc_pd(), "dealloc_pd"),
+        (lambda context: CompletionQueue(context, 1), "destroy_cq"),
+        (lambda context: CompletionChannel(context), "destroy_comp_channel"),
+        (lambda context: MemoryRegion(context.alloc_pd(), bytearray(64)), "dereg_mr"),
+        (lambda context: RawSharedReceiveQueue(context.alloc_pd(), 1), "destroy_srq"),
+        (make_queue_pair, "destroy_qp"),
+    ],
+)
+def test_what_the_driver_refuses_to_destroy_can_be_closed_again(
+    make: Callable[[Context], Resource], function: str
+) -> None:
+    with nothing_left(), Device("software").open() as context:
+        context.provider = RefusingOnce(context.provider, function)  # type: ignore[assignment]
+        thing = make(context)
+        with pytest.raises((VerbsCallError, BusyError), match="Device or resource busy"):
+            thing.close()
+        assert not thing.closed
+        thing.close()
+        assert thing.closed
+
+
+def test_what_the_driver_refuses_to_close_can_be_closed_again() -> None:
+    with nothing_left():
+        context = Device("software").open()
+        context.provider = RefusingOnce(context.provider, "close_device")  # type: ignore[assignment]
+        with pytest.raises(VerbsCallError, match="ibv_close_device: Device or resource busy"):
+            context.close()
+        assert not context.closed
+        context.close()
