@@ -57,8 +57,10 @@ _BYTES = "its bytes are its view, and bytes(...) copies them"
 _SIW = 0x626D74
 """The vendor_id of siw. Its kernel module accepts an iova and ignores it, and deregisters memory
 without waiting for the packet that it is placing there."""
-_BOUND = (errno_module.EBUSY, errno_module.EINVAL)
-"""What ibv_dereg_mr returns while a window is bound to the region: EINVAL is rxe's."""
+_UNCHANGED = (lib.IBV_REREG_MR_ERR_INPUT, lib.IBV_REREG_MR_ERR_DONT_FORK_NEW)
+"""Results of ibv_rereg_mr after which the region is valid as it was."""
+_RXE_IS_BOUND = errno_module.EINVAL
+"""What rxe's ibv_dereg_mr returns, in place of EBUSY, while a window is bound to the region."""
 _LONGEST_PASS = 0.05
 """Seconds that siw's receive path certainly has left a packet after. Only for kernels that refuse
 `membarrier`."""
@@ -386,12 +388,13 @@ class MemoryRegion(RegionBase, Resource):
 
         Raises:
             BusyError: posted requests, bound windows or grants still use the region; await or end
-                them first.
+                them first, and repeat the call. The region is unchanged.
             ValueError, TypeError: as in the constructor; or there is nothing to change, the domain
                 is of another context, or the region is ZERO_BASED.
             NotSupportedError: the device or its library does not support this; the region is
                 unchanged. (On Linux 6.1, rxe and siw do not.)
-            VerbsCallError: the driver refused. The region can only be closed.
+            VerbsCallError: the driver refused. The text says whether the region is unchanged, or
+                can only be closed.
             ClosedError, ForkError: it or the domain is closed, or was opened by the parent of this
                 process.
 
@@ -436,7 +439,13 @@ class MemoryRegion(RegionBase, Resource):
             except NotSupportedError:
                 self._usable = True
                 raise
-            check_positive_errno(-1, "ibv_rereg_mr", "the region can only be closed now")
+            if result not in _UNCHANGED:
+                check_positive_errno(-1, "ibv_rereg_mr", "The region can only be closed now")
+            self._usable = True
+            try:
+                check_positive_errno(-1, "ibv_rereg_mr", "The region is unchanged")
+            except VerbsCallError as error:
+                raise self._bound_or(error) from None
         if home is not self.domain:
             self._move(home)
         self.domain, self.access, self._view = home, wanted, view
@@ -502,12 +511,7 @@ class MemoryRegion(RegionBase, Resource):
         try:
             self._check_destroyed(self.domain.provider.dereg_mr(self.pointer), "ibv_dereg_mr")
         except VerbsCallError as error:
-            if not self.access & Access.MW_BIND or error.errno not in _BOUND:
-                raise
-            raise BusyError(
-                f"{self!r} stays registered: {error}: a memory window is bound to it: close or "
-                "invalidate the window, then close the region"
-            ) from error
+            raise self._bound_or(error, _RXE_IS_BOUND) from None
         finally:
             if self._is_refused:
                 self._forget_kept()
@@ -519,6 +523,16 @@ class MemoryRegion(RegionBase, Resource):
         if self._outwaits:
             _outwait_receiving()
         self._let_go()
+
+    def _bound_or(self, error: VerbsCallError, also: int = errno_module.EBUSY) -> Exception:
+        """Return the error for a refusal of the driver. EBUSY, or `also`, means a bound window if
+        the region permits windows."""
+        if not self.access & Access.MW_BIND or error.errno not in (errno_module.EBUSY, also):
+            return error
+        return BusyError(
+            f"{self!r} is in use: {error}: a memory window is bound to it: close or invalidate the "
+            "window, then repeat the call"
+        )
 
     def _forget_kept(self) -> None:
         """Let the memory be freed that an earlier refusal to deregister has kept."""

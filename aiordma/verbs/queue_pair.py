@@ -662,6 +662,9 @@ class QueuePair(Resource):
     ) -> None:
         """Bind a window of type 1 to memory; a length of 0 unbinds it.
 
+        The call changes the window's `rkey`, before the bind completes. If the completion is a
+        failure, the old rkey still counts: keep it, and set `window.rkey` to it.
+
         Args:
             wr_id: a number of 64 bits, for the completion.
             window: the window.

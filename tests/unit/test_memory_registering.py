@@ -187,9 +187,27 @@ def test_unsupported_reregistration_keeps_the_region(domain: Domain) -> None:
             region.reregister(Access.REMOTE_READ)
         assert region._usable  # or its posts would take the general path
         domain.again_errno = errno.EINVAL
-        with pytest.raises(VerbsCallError, match=r"ibv_rereg_mr.*only be closed"):
+        with pytest.raises(VerbsCallError, match=r"ibv_rereg_mr.*can only be closed"):
             region.reregister(Access.REMOTE_READ)
         assert (region.access, region.lkey, region.address) == before
+
+
+@pytest.mark.parametrize("result", [lib.IBV_REREG_MR_ERR_INPUT, lib.IBV_REREG_MR_ERR_DONT_FORK_NEW])
+def test_refused_change_keeps_the_region(domain: Domain, result: int) -> None:
+    with register(domain, bytearray(8), WRITE | Access.MW_BIND) as region:
+        before = (region.access, region.lkey, region.address)
+        domain.again_result, domain.again_errno = result, errno.EINVAL
+        with pytest.raises(VerbsCallError, match=r"ibv_rereg_mr.*The region is unchanged"):
+            region.reregister(Access.REMOTE_READ)
+        assert region._usable
+        domain.again_errno = errno.EBUSY
+        with pytest.raises(BusyError, match=r"unchanged.*close or invalidate the window"):
+            region.reregister(Access.REMOTE_READ)
+        assert region._usable
+        assert (region.access, region.lkey, region.address) == before
+        domain.again_result = 0
+        region.reregister(Access.REMOTE_READ)
+        assert region.access == Access.REMOTE_READ
 
 
 def test_what_cannot_be_changed_is_refused_before_c_sees_it(domain: Domain) -> None:

@@ -41,14 +41,15 @@ def refuse(domain: ProtectionDomain, error: int) -> Refusing:
     return refusing
 
 
-def test_region_with_a_bound_window_stays_open_until_it_can_be_closed() -> None:
+@pytest.mark.parametrize("error", [errno.EBUSY, errno.EINVAL], ids=["others", "rxe"])
+def test_region_with_a_bound_window_stays_open_until_it_can_be_closed(error: int) -> None:
     with nothing_left(), Device("software").open() as context, context.alloc_pd() as domain:
-        driver = refuse(domain, errno.EBUSY)
+        driver = refuse(domain, error)
         buffer = Buffer(64)
         region = MemoryRegion(domain, buffer, Access.LOCAL_WRITE | Access.MW_BIND)
         memory = weakref.ref(buffer)
         for _ in range(2):
-            with pytest.raises(BusyError, match="close or invalidate the window, then close"):
+            with pytest.raises(BusyError, match="close or invalidate the window, then repeat"):
                 region.close()
             assert not region.closed
         del buffer
