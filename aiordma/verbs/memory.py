@@ -548,12 +548,19 @@ class MemoryRegion(RegionBase, Resource):
 def retire_all(regions: Iterable[MemoryRegion]) -> None:
     """Close regions, and those in use when their last request has completed. On siw, the wait for
     what the device was placing is one for all that are closed."""
-    outwaits = False
+    waiting: list[MemoryRegion] = []
+
+    def outwait() -> None:
+        for region in waiting:
+            region._outwaits = True  # the driver may have refused: it closes again later
+        if waiting:
+            _outwait_receiving()
+
     with ExitStack() as last_first:
-        last_first.callback(lambda: _outwait_receiving() if outwaits else None)
+        last_first.callback(outwait)
         for region in regions:
-            if not region._users:
-                outwaits |= region._outwaits
+            if region._outwaits and not region._users:
+                waiting.append(region)
                 region._outwaits = False
             last_first.callback(region._retire)
 

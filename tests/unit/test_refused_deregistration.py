@@ -11,7 +11,7 @@ from aiordma import Access
 from aiordma._base.errors import BusyError, VerbsCallError
 from aiordma.testing import software_objects
 from aiordma.verbs import Device, MemoryRegion, ProtectionDomain
-from aiordma.verbs.memory import _OUTLIVING
+from aiordma.verbs.memory import _OUTLIVING, retire_all
 from tests.unit.software_device import nothing_left
 
 pytestmark = pytest.mark.natively
@@ -95,3 +95,20 @@ def test_collected_region_that_is_not_deregistered_keeps_its_memory() -> None:
     (table, (region, domain, context)) = raw[0]
     assert table.dereg_mr(region) == table.dealloc_pd(domain) == table.close_device(context) == 0
     assert software_objects() == before
+
+
+def test_region_that_waits_for_siw_does_so_at_its_later_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[None] = []
+    monkeypatch.setattr("aiordma.verbs.memory._outwait_receiving", lambda: waits.append(None))
+    with nothing_left(), Device("software").open() as context, context.alloc_pd() as domain:
+        driver = refuse(domain, errno.EBUSY)
+        region = MemoryRegion(domain, bytearray(64), Access.REMOTE_WRITE)
+        region._outwaits = True
+        with pytest.raises(VerbsCallError):
+            retire_all([region])
+        waits.clear()
+        driver.error = 0
+        region.close()
+        assert len(waits) == 1
