@@ -131,7 +131,6 @@ async def test_a_window_is_invalidated_once(kind: MemoryWindowType) -> None:
         await both_ways(client, server)
 
 
-@pytest.mark.natively
 async def test_region_under_a_window_that_is_still_bound_stays_registered() -> None:
     async with connected() as (client, server):
         memory = bytearray(16)
@@ -150,7 +149,6 @@ async def test_region_under_a_window_that_is_still_bound_stays_registered() -> N
         assert region.closed
 
 
-@pytest.mark.natively
 async def test_memory_under_a_window_that_is_still_bound_is_kept() -> None:
     async with connected() as (client, server):
         region = server.register(bytearray(4000), BINDABLE)
