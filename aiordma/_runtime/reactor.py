@@ -257,21 +257,15 @@ class Reactor:
             if self._destroying == 1:
                 self.loop.unwatch(self.channel.fd)
             start_destroy(self.loop, function, returned)
-        except BaseException as error:
+        except BaseException:
             if not self.loop.has_ended:  # else it was run
                 self._destroying -= 1
                 self._watch_again()
-            if isinstance(error, SystemError):  # a call in C can lose its MemoryError
-                raise MemoryError from error
             raise
 
     def _watch_again(self) -> None:
-        if self._destroying or self.ended:
-            return
-        try:
+        if not self._destroying and not self.ended:
             self.loop.watch(self.channel.fd, self._readable)
-        except SystemError as error:  # a call in C can lose its MemoryError
-            raise MemoryError from error
 
     def _readable(self) -> None:
         self.poll_events()
