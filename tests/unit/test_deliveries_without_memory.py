@@ -16,6 +16,7 @@ import aiordma
 from aiordma import Access
 from aiordma.testing import connected_pair
 from tests.internals import free_sends, hub_of
+from tests.unit.failing_allocation import is_still_to_come
 
 faulthandler.dump_traceback_later(120, exit=True)  # what hangs fails, and says where
 logging.disable(logging.CRITICAL)  # what is logged here is that there was no memory
@@ -23,13 +24,6 @@ logging.disable(logging.CRITICAL)  # what is logged here is that there was no me
 BOUND = 10  # seconds
 LAST = 400
 
-def over():
-    try:
-        for _ in range(12):
-            bytearray(9)
-    except MemoryError:
-        return True
-    return False
 """
 
 
@@ -61,7 +55,7 @@ def test_completion_without_memory_is_not_lost(kind: str, engine: str) -> None:
                 _testcapi.set_nomemory(number, number + 1)
                 try:
                     hub_of(client).drain()
-                    is_over = over()
+                    is_over = is_still_to_come()
                 except (MemoryError, SystemError):
                     pass
                 finally:
@@ -109,7 +103,7 @@ def test_message_without_memory_is_kept(call: str, engine: str) -> None:
                 try:
                     taken = queue.{call}(*ARGUMENTS)
                     is_taken = True
-                    is_over = over()
+                    is_over = is_still_to_come()
                 except (MemoryError, SystemError):
                     pass
                 finally:

@@ -17,6 +17,7 @@ from aiordma import Access
 from tests import connections
 from tests.bench.instant import doorbell_fails, doorbell_is_due, instant, prepare
 from tests.internals import endpoint_of, free_sends, hub_of
+from tests.unit.failing_allocation import is_still_to_come
 
 faulthandler.dump_traceback_later(100, exit=True)  # what hangs fails, and says where
 logging.disable(logging.CRITICAL)  # what is logged here is that there was no memory
@@ -25,22 +26,13 @@ BOUND = 10  # seconds; an end takes a flush_timeout at most
 EXPECTED = MemoryError, SystemError, aiordma.RdmaError  # a call in C can lose its MemoryError
 OPTIONS = {"device": "software", "receive_buffers": 0, "flow_control": False, "flush_timeout": 0.01}
 
-def over():
-    # Whether the allocation that fails is one of the next: the call did not get as far as that.
-    try:
-        for _ in range(12):
-            bytearray(9)
-    except MemoryError:
-        return True
-    return False
-
 def calls(number, function, *arguments):
     # Call the function, and return what it raised, and whether no allocation failed.
     raised, is_over = None, False
     _testcapi.set_nomemory(number, number + 1)
     try:
         function(*arguments)
-        is_over = over()
+        is_over = is_still_to_come()
     except EXPECTED as error:
         raised = type(error)
     finally:

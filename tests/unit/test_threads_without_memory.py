@@ -14,20 +14,13 @@ import asyncio, faulthandler, logging, time
 import _testcapi
 from aiordma._loop.event_loop import current_event_loop
 from aiordma._loop.threads import DESTROYS, Lane, in_thread, start_call, start_destroy
+from tests.unit.failing_allocation import is_still_to_come
 
 faulthandler.dump_traceback_later(60, exit=True)  # what hangs fails, and says where
 logging.disable(logging.CRITICAL)  # what is logged here is that there was no memory
 
 BOUND = 10  # seconds
 LAST = 400  # later allocations are none of a call's
-
-def is_over():
-    try:
-        for _ in range(12):
-            bytearray(9)
-    except MemoryError:
-        return True
-    return False
 
 def start(loop, function, then, lane):
     if lane is DESTROYS:
@@ -41,7 +34,7 @@ async def attempt(loop, lane, number):
     try:
         start(loop, lambda: ran.append(1), reported.append, lane)
         time.sleep(0.002)  # the worker's allocations
-        over = is_over()
+        over = is_still_to_come()
     except Exception as error:
         raised = error
     finally:
