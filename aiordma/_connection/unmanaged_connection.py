@@ -4,7 +4,7 @@ As in ibv_rc_pingpong, each side sends its queue pair's number, first packet num
 to the peer, for example over a TCP connection.
 """
 
-import secrets
+import os
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -39,6 +39,8 @@ from aiordma.verbs import MOST_LID, AddressVector
 
 __all__ = ("QueuePairAddress", "UnmanagedConnection", "open_queue_pair")
 
+_PSN_BYTES = 3
+"""A packet number has 24 bits; a stranger must not guess it."""
 _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
 
 
@@ -198,7 +200,7 @@ class UnmanagedConnection(Connection):
         self._connecting = False
         self.address: QueuePairAddress = QueuePairAddress(
             endpoint.qp_num,
-            secrets.randbits(24),
+            int.from_bytes(os.urandom(_PSN_BYTES)),
             context.query_gid(port, gid_index),
             context.query_port(port).lid,
         )
