@@ -198,6 +198,29 @@ def test_requests_before_one_that_fails_here_have_their_own_end(stack: ExitStack
     assert wire.hear().operation == TERMINATE
 
 
+@pytest.mark.parametrize(
+    ("opcode", "reason", "expected"),
+    [
+        # RDMAP: an access error, an operation that is not accepted, a failure of the peer's
+        ("RDMA_READ", b"\x01\x02", "REM_ACCESS_ERR"),
+        ("RDMA_READ", b"\x02\x06", "REM_INV_REQ_ERR"),
+        ("RDMA_READ", b"\x02\x07", "REM_OP_ERR"),
+        # DDP: no buffer. A READ's is the peer's depth, a message's is a receive.
+        ("RDMA_READ", b"\x12\x02", "REM_INV_REQ_ERR"),
+        ("SEND", b"\x12\x02", "RNR_RETRY_EXC_ERR"),
+    ],
+)
+def test_peers_reason_is_a_requests_status(
+    stack: ExitStack, opcode: str, reason: bytes, expected: str
+) -> None:
+    wire = Wire(stack)
+    remote = RemoteMemory(0, 64, 0) if opcode == "RDMA_READ" else None
+    wire.send(1, wire.region(bytearray(64)), opcode=WorkRequestOpcode[opcode], remote=remote)
+    wire.hear()
+    wire.peer.sendall(untagged(TERMINATE, 2, 1, reason + bytes(2)))
+    assert wire.completions(1) == [(1, WorkCompletionStatus[expected])]
+
+
 def test_answers_in_pieces_belong_to_their_reads(stack: ExitStack) -> None:
     wire = Wire(stack)
     parts = [bytearray(size) for size in (64, 5, 64, 3)]

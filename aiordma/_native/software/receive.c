@@ -33,6 +33,11 @@ enum { LARGE_AFTER = 1 << 20, LARGE_BUFFER = 4 << 20 };
 /* LEAST_ROOM: the least space for a read after the beginning of a frame in the buffer. */
 enum { LEAST_ROOM = 4096, FEW_ANSWERS = 4 };
 
+/*
+ * The reason for a message that does not belong there, and for what the queue pair accepts from no
+ * peer, however its memory was registered: an operation that its access flags forbid, or an atomic
+ * on memory that is not aligned. InfiniBand calls both an invalid request, not an access error.
+ */
 static const struct sw_reason UNEXPECTED = {SW_LAYER_RDMAP, 2, 6};
 
 static struct sw_reason access_reason(enum sw_refusal refusal)
@@ -112,7 +117,7 @@ static int begin_write(struct sw_stream *stream)
     if (!frame->payload && frame->is_last)
         return 1; /* accesses nothing, like the announcement */
     if (!permits(stream, IBV_ACCESS_REMOTE_WRITE))
-        return refuse(stream, tagged_reason(SW_ACCESS));
+        return refuse(stream, UNEXPECTED);
     enum sw_refusal refusal = sw_reach_remote(&stream->pair->ibv, frame->stag, frame->offset,
                                               frame->payload, IBV_ACCESS_REMOTE_WRITE, &memory);
     return refusal ? refuse(stream, tagged_reason(refusal)) : 1;
@@ -460,11 +465,11 @@ static int end_read_request(struct sw_stream *stream, const char *payload)
     answer->sequence = receiving->frame.sequence;
     sw_read_request_read(payload, &answer->read);
     if (answer->read.size) {
-        enum sw_refusal refusal = SW_ACCESS;
-        if (permits(stream, IBV_ACCESS_REMOTE_READ))
-            refusal =
-                sw_reach_remote(&stream->pair->ibv, answer->read.source, answer->read.source_offset,
-                                answer->read.size, IBV_ACCESS_REMOTE_READ, &memory);
+        if (!permits(stream, IBV_ACCESS_REMOTE_READ))
+            return refuse(stream, UNEXPECTED);
+        enum sw_refusal refusal =
+            sw_reach_remote(&stream->pair->ibv, answer->read.source, answer->read.source_offset,
+                            answer->read.size, IBV_ACCESS_REMOTE_READ, &memory);
         if (refusal)
             return refuse(stream, access_reason(refusal));
     }
@@ -478,7 +483,6 @@ static int end_atomic_request(struct sw_stream *stream, const char *payload)
     struct sw_sending *sending = &stream->sending;
     struct sw_answer *answer =
         &sending->answers[(sending->answer_first + sending->answer_count) % sending->answer_size];
-    enum sw_refusal refusal = SW_ACCESS;
     struct sw_memory memory;
 
     receiving->expected[SW_QUEUE_REQUEST]++;
@@ -488,13 +492,15 @@ static int end_atomic_request(struct sw_stream *stream, const char *payload)
     sw_atomic_request_read(payload, &answer->atomic);
     if (answer->atomic.operation != SW_FETCH_ADD && answer->atomic.operation != SW_COMPARE_SWAP)
         return refuse(stream, UNEXPECTED);
-    if (permits(stream, IBV_ACCESS_REMOTE_ATOMIC))
-        refusal = sw_reach_remote(&stream->pair->ibv, answer->atomic.stag, answer->atomic.offset, 8,
-                                  IBV_ACCESS_REMOTE_ATOMIC, &memory);
-    if (!refusal && (uintptr_t)memory.at % 8)
-        refusal = SW_BOUNDS;
+    if (!permits(stream, IBV_ACCESS_REMOTE_ATOMIC))
+        return refuse(stream, UNEXPECTED);
+    enum sw_refusal refusal =
+        sw_reach_remote(&stream->pair->ibv, answer->atomic.stag, answer->atomic.offset, 8,
+                        IBV_ACCESS_REMOTE_ATOMIC, &memory);
     if (refusal)
         return refuse(stream, access_reason(refusal));
+    if ((uintptr_t)memory.at % 8)
+        return refuse(stream, UNEXPECTED);
     sending->answer_count++;
     return 0;
 }
@@ -545,17 +551,28 @@ static int end_read_response(struct sw_stream *stream)
     return 0;
 }
 
-static enum ibv_wc_status status_of(const struct sw_reason *reason)
+static int is_question(const struct sw_send *send)
+{
+    return send->opcode == IBV_WR_RDMA_READ || send->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
+           send->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+}
+
+static enum ibv_wc_status status_of(const struct sw_reason *reason, const struct sw_send *send)
 {
     if (reason->layer == SW_LAYER_RDMAP && reason->type == 1)
         return IBV_WC_REM_ACCESS_ERR;
+    if (reason->layer == UNEXPECTED.layer && reason->type == UNEXPECTED.type &&
+        reason->code == UNEXPECTED.code)
+        return IBV_WC_REM_INV_REQ_ERR;
     if (reason->layer == SW_LAYER_DDP && reason->type == 1)
         return IBV_WC_REM_ACCESS_ERR;
     /* siw (Linux 6.1) exchanges layer and type. DDP's type 0 has code 0. */
     if (reason->layer == SW_LAYER_DDP && reason->type == 0 && reason->code)
         return IBV_WC_REM_ACCESS_ERR;
+    /* Without a buffer: a message has no receive, a question is beyond the peer's depth. */
     if (reason->layer == SW_LAYER_DDP && reason->type == 2)
-        return reason->code == 2 ? IBV_WC_RNR_RETRY_EXC_ERR : IBV_WC_REM_INV_REQ_ERR;
+        return reason->code == 2 && !is_question(send) ? IBV_WC_RNR_RETRY_EXC_ERR
+                                                       : IBV_WC_REM_INV_REQ_ERR;
     return IBV_WC_REM_OP_ERR;
 }
 
@@ -563,9 +580,6 @@ static enum ibv_wc_status status_of(const struct sw_reason *reason)
 static int is_of(const struct sw_send *send, const struct sw_frame *header)
 {
     int is_write = send->opcode == IBV_WR_RDMA_WRITE || send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-    int is_question = send->opcode == IBV_WR_RDMA_READ ||
-                      send->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
-                      send->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
 
     if (send->stage == SW_DONE)
         return 0;
@@ -573,8 +587,8 @@ static int is_of(const struct sw_send *send, const struct sw_frame *header)
         return is_write && header->stag == send->rkey &&
                header->offset - send->remote_address < send->length;
     if (header->queue == SW_QUEUE_REQUEST)
-        return is_question && header->sequence == send->sequence;
-    return !is_question && (!is_write || send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM) &&
+        return is_question(send) && header->sequence == send->sequence;
+    return !is_question(send) && (!is_write || send->opcode == IBV_WR_RDMA_WRITE_WITH_IMM) &&
            header->queue == SW_QUEUE_SEND && header->sequence == send->sequence;
 }
 
@@ -612,7 +626,7 @@ static int end_terminate(struct sw_stream *stream, const char *payload)
     if (!sw_terminate_read(payload, size, &reason)) {
         struct sw_send *send = find_blamed(stream, payload + header, size - header);
         if (send)
-            sw_end_send(stream->pair, send, status_of(&reason));
+            sw_end_send(stream->pair, send, status_of(&reason, send));
     }
     sw_queue_pair_failed(stream->pair);
     return -1;
