@@ -71,6 +71,8 @@ DEVICE_LACKS: dict[str, dict[str, str]] = {
         "rdma_establish": "iWARP has no rdma_establish, which a client that makes its own queue "
         "pair calls",
         "beside_the_built_in": "it is the built-in one",
+        "empty_accesses_refused": "the device itself sends READs and WRITEs of no bytes: none is "
+        "refused",
         "librdmacm": "it does not use librdmacm: a forked child opens it anew",
         "kernel": "it is part of the program; the tests on siw connect it with siw",
     },
@@ -94,6 +96,11 @@ DEVICE_LACKS: dict[str, dict[str, str]] = {
         "local_errors_named": "rxe 6.1 reports a request's memory that is not registered as "
         "LOC_QP_OP_ERR, not LOC_PROT_ERR",
         "drained_at_once": "rxe 6.1 reports a drained send queue only at a later completion",
+        "depth_of_none_ends": "rxe 6.1 never ends a READ or an atomic if the depth is 0",
+        "late_receives_flushed": "rxe 6.1 does not flush a receive that is posted in ERR",
+        "err_ends_the_peer": "RoCE sends nothing when a queue pair is moved to ERR",
+        "early_sends_refused": "rxe's library has queued a send when the kernel refuses it",
+        "sqd_resumed": "rxe 6.1 sends what was posted in SQD with the next post in RTS",
         "handles_copied": "a program keeps an address handle until the datagrams posted with it "
         "have been sent, as the verbs have it; the built-in device copies it at the post",
     },

@@ -32,7 +32,7 @@ class End:
     queue: CompletionQueue
     pair: QueuePair
 
-    def connect(self, peer: "End", *, rnr_retry: int = 7) -> None:
+    def connect(self, peer: "End", *, rnr_retry: int = 7, max_dest_rd_atomic: int = 1) -> None:
         self.pair.modify(QueuePairState.INIT, pkey_index=0, port=1, access=REMOTE)
         gid = self.domain.context.query_gid(1, GID_INDEX)
         self.pair.modify(
@@ -41,7 +41,7 @@ class End:
             path_mtu=Mtu.MTU_1024,
             dest_qp_num=peer.pair.qp_num,
             rq_psn=0,
-            max_dest_rd_atomic=1,
+            max_dest_rd_atomic=max_dest_rd_atomic,
             min_rnr_timer=5,
         )
         self.pair.modify(

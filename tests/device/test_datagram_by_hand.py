@@ -82,6 +82,17 @@ class End:
             self.pair.modify(QueuePairState.RTS, sq_psn=0)
 
     def send(self, part: aiordma.MemorySlice, *, to: "End | None" = None, qkey: int = QKEY) -> None:
+        error, _ = self.post(part, to=to, qkey=qkey)
+        assert not error
+
+    def post(
+        self,
+        part: aiordma.MemorySlice,
+        wr_id: int = 7,
+        *,
+        to: "End | None" = None,
+        qkey: int = QKEY,
+    ) -> tuple[int, int]:
         work = SendWork(
             "SEND",
             WorkRequestOpcode.SEND,
@@ -92,8 +103,7 @@ class End:
             remote_qpn=(to or self).pair.qp_num,
             remote_qkey=qkey,
         )
-        error, _ = self.pair.post_send_chain([work], [7], [SendFlag.SIGNALED])
-        assert not error
+        return self.pair.post_send_chain([work], [wr_id], [SendFlag.SIGNALED])
 
     def completions(self, count: int) -> list[aiordma.WorkCompletion]:
         found: list[aiordma.WorkCompletion] = []
