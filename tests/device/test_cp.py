@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import termios
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -45,15 +47,15 @@ class Server:
     def __init__(self, directory: Path) -> None:
         self.received: list[tuple[str, int]] = []
         self.error: Exception | None = None
-        self._receiver = FileReceiver(directory, self._received)
+        self.receiver = FileReceiver(directory, self.note)
 
-    def _received(self, path: Path, size: int) -> None:
+    def note(self, path: Path, size: int) -> None:
         self.received.append((path.name, size))
 
     async def serve(self, listener: StreamListener) -> None:
         async with await listener.accept() as stream:
             try:
-                await self._receiver.serve(stream)
+                await self.receiver.serve(stream)
             except Exception as error:
                 self.error = error
 
@@ -226,6 +228,93 @@ def test_the_command_copies_a_file(served: Path, tmp_path: Path) -> None:
         finally:
             server.send_signal(signal.SIGINT)
         assert server.wait(30) == 130
+
+
+async def cp_beside_the_loop(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return await anyio.to_thread.run_sync(cp, *arguments)
+
+
+def gave_up(done: subprocess.CompletedProcess[str], port: str, limit: float) -> bool:
+    """Whether the command ended because nobody accepted within what the steps before had left of
+    the limit."""
+    target = re.escape(f"connect to {ADDRESS}:{port}")
+    reason = r"waiting for the peer to accept took longer than (\S+) s"
+    found = re.fullmatch(f"aiordma cp: {target}: {reason}\n", done.stderr)
+    assert found is not None, done.stderr
+    return done.returncode == 1 and done.stdout == "" and 0 < float(found[1]) <= limit
+
+
+@one_loop
+async def test_timeout_ends_the_wait_for_an_accept(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"data")
+    async with listen_stream(ADDRESS) as listener:
+        port = str(listener.port)
+        done = await cp_beside_the_loop(str(source), ADDRESS, "--port", port, "--timeout", "1.5")
+    assert gave_up(done, port, 1.5)
+
+
+@pytest.mark.natively
+def test_timeout_ends_the_wait_for_a_server_that_says_nothing(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"data")
+    with socket.create_server((ADDRESS, 0)) as server:  # TCP accepts, and no program does
+        port = str(server.getsockname()[1])
+        done = cp(str(source), ADDRESS, "--port", port, "--timeout", "0.5")
+    assert gave_up(done, port, 0.5)
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize(
+    ("timeout", "status", "text"),
+    [
+        ("0.0009", 2, "--timeout"),
+        ("nan", 2, "--timeout"),
+        ("0.001", 1, "took longer than "),
+        ("1e300", 0, ""),
+    ],
+)
+def test_timeout_at_the_ends_of_its_range(
+    timeout: str, status: int, text: str, served: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"data")
+    with socket.create_server((ADDRESS, 0)) as silent:
+        port = str(silent.getsockname()[1])
+        if status:
+            done = cp(str(source), ADDRESS, "--port", port, "--timeout", timeout)
+        else:
+            with serving(*COMMAND, "--serve", str(served), "--bind", ADDRESS, "--port", OWN_PORT):
+                done = cp(str(source), ADDRESS, "--port", OWN_PORT, "--timeout", timeout)
+            assert (served / "source").read_bytes() == b"data"
+    assert done.returncode == status, done.stderr
+    assert text in done.stderr
+
+
+@one_loop
+@pytest.mark.natively
+async def test_timeout_does_not_end_a_copy_that_stalls(served: Path, tmp_path: Path) -> None:
+    """It bounds the connecting only."""
+    seconds = 2.0
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(3_000_000))  # more than is in flight
+    server = Server(served)
+
+    class Stalling(FileReceiver):
+        async def _fill(self, *arguments: Any) -> None:
+            await anyio.sleep(1.5 * seconds)  # a part of the file is here
+            await super()._fill(*arguments)
+
+    server.receiver = Stalling(served, server.note)
+    with anyio.fail_after(60):
+        async with listen_stream(ADDRESS) as listener, anyio.create_task_group() as group:
+            group.start_soon(server.serve, listener)
+            done = await cp_beside_the_loop(
+                str(source), ADDRESS, "--port", str(listener.port), "--timeout", str(seconds)
+            )
+    assert done.returncode == 0, done.stderr
+    assert server.error is None
+    assert (served / "source").read_bytes() == source.read_bytes()
 
 
 @pytest.mark.natively
