@@ -240,14 +240,22 @@ class WorkCompletionError(RdmaError, builtins.ConnectionError, anyio.BrokenResou
     has ended, so this is also a builtin ConnectionError.
 
     `status`, `vendor_err` and `qp_num` are fields of the work completion; no other field of a
-    failed completion is valid (man ibv_poll_cq). `request` describes the request.
+    failed completion is valid (man ibv_poll_cq). `request` describes the request. The text names
+    the peer of a connection.
     """
 
     _statuses: ClassVar[tuple[Status, ...]] = ()
     meaning: ClassVar[str] = ""
 
     def __init__(
-        self, status: int, request: str, *, vendor_err: int = 0, qp_num: int = 0, why: str = ""
+        self,
+        status: int,
+        request: str,
+        *,
+        vendor_err: int = 0,
+        qp_num: int = 0,
+        why: str = "",
+        peer: str | None = None,
     ) -> None:
         try:
             self.status: Status | int = Status(status)
@@ -255,7 +263,8 @@ class WorkCompletionError(RdmaError, builtins.ConnectionError, anyio.BrokenResou
         except ValueError:  # a status of a newer device
             self.status, name = status, f"unknown status {status}"
         text = f"{request} failed: {why or self.meaning or 'see man ibv_poll_cq'} ({name}"
-        text += f", vendor error {vendor_err:#x})" if vendor_err else ")"
+        text += f", vendor error {vendor_err:#x}" if vendor_err else ""
+        text += f", peer {peer})" if peer else ")"
         super().__init__(text)
         self.request = request
         self.vendor_err = vendor_err
@@ -363,11 +372,12 @@ class RetryExceededError(WorkCompletionError, PeerGoneError):
         qp_num: int = 0,
         retry_count: int | None = None,
         ack_timeout: int | None = None,
+        peer: str | None = None,
     ) -> None:
         why = ""
         if retry_count is not None and ack_timeout is not None:
             why = _unacknowledged(retry_count, ack_timeout)
-        super().__init__(status, request, vendor_err=vendor_err, qp_num=qp_num, why=why)
+        super().__init__(status, request, vendor_err=vendor_err, qp_num=qp_num, why=why, peer=peer)
         self.retry_count = retry_count
         self.ack_timeout = ack_timeout
 
@@ -460,10 +470,11 @@ def completion_error(
     qp_num: int = 0,
     retries: tuple[int, int] | None = None,
     peer_gone: bool = False,
+    peer: str | None = None,
 ) -> WorkCompletionError:
     """Make the error for a work completion's status; for an unknown status, the base class.
     `retries` are the connection's retry_count and ack_timeout. `peer_gone` is whether flushes are a
-    consequence of the peer's end."""
+    consequence of the peer's end. `peer` is its address, for the text."""
     family = _BY_STATUS.get(status, WorkCompletionError)
     if family is FlushedError and peer_gone:
         family = PeerFlushedError
@@ -475,8 +486,9 @@ def completion_error(
             qp_num=qp_num,
             retry_count=retries[0],
             ack_timeout=retries[1],
+            peer=peer,
         )
-    return family(status, request, vendor_err=vendor_err, qp_num=qp_num)
+    return family(status, request, vendor_err=vendor_err, qp_num=qp_num, peer=peer)
 
 
 # ---------------------------------------------------------------------------------------------

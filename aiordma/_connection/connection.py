@@ -166,7 +166,7 @@ class Connection(ObjectStream[bytes]):
         self._endpoint.require_same_process()
         self._endpoint.require_own_loop()
         if self._endpoint.state is ConnectionState.CLOSED:
-            raise ClosedError("this connection is closed")
+            raise ClosedError(f"{self._endpoint.name} is closed")
         if self._handshake is None:
             raise ValueError(
                 f"establish: {self!r} was not prepared, or was established before; only "

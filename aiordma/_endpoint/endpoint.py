@@ -26,6 +26,7 @@ from aiordma._base.enums import (
 from aiordma._base.errors import (
     TCP_SECONDS,
     ClosedError,
+    DeviceEventError,
     DeviceRemovedError,
     DisconnectedError,
     FlushedError,
@@ -242,8 +243,12 @@ class Endpoint:
     @property
     def trace_labels(self) -> tuple[str, int, str | None]:
         """The device, the queue pair's number and the peer, for a trace. In any thread."""
-        peer = None if self._peer is None else address_text(self._peer)
-        return self.hub.context.device_name, self.qp_num, peer
+        return self.hub.context.device_name, self.qp_num, self._peer_text
+
+    @property
+    def _peer_text(self) -> str | None:
+        """The peer's address for messages; None if there is no single peer, or it is not known."""
+        return None if self._peer is None else address_text(self._peer)
 
     def statistics(self) -> RequestStatistics:
         """Return the counters of its requests."""
@@ -253,10 +258,9 @@ class Endpoint:
     @property
     def name(self) -> str:
         """The endpoint's name in messages."""
-        peer = self.identifier.peer_address
-        if peer is None:
+        if self._peer is None:
             return f"queue pair {self.qp_num:#x} of {self.hub.context.device_name}"
-        return f"the connection to {address_text(peer)}"
+        return f"the connection to {self._peer_text}"
 
     async def open(
         self,
@@ -309,7 +313,7 @@ class Endpoint:
         )
         self.capacity = self.queue_pair.capacity
         self.qp_num = self.queue_pair.qp_num
-        self.hub.on_queue_pair_error[self.queue_pair.key] = self.fail
+        self.hub.on_queue_pair_error[self.queue_pair.key] = self._queue_pair_failed
 
     def _open_port(self) -> None:
         """Open the port for requests, once there is a queue pair."""
@@ -436,7 +440,7 @@ class Endpoint:
         """
         self.require_same_process()
         if self._state is ConnectionState.CLOSED:
-            raise ClosedError("this connection is closed")
+            raise ClosedError(f"{self.name} is closed")
         if self.life.cause is not None:
             raise detached(self.life.cause)
         self.require_own_loop()
@@ -466,6 +470,7 @@ class Endpoint:
                 vendor_err=vendor_err,
                 qp_num=self.qp_num,
                 retries=self.retries,
+                peer=self._peer_text,
             )
             if self._cause_is_assumed:
                 self.cause, self.state, self._cause_is_assumed = (
@@ -511,6 +516,7 @@ class Endpoint:
             vendor_err=vendor_err,
             qp_num=self.qp_num,
             peer_gone=unexplained or isinstance(cause, PeerGoneError),
+            peer=self._peer_text if cause is None else None,  # the cause has it
         )
         error.__cause__ = cause
         return error
@@ -565,15 +571,26 @@ class Endpoint:
         """
         assert self.queue_pair is not None
         name = "ibv_post_recv" if is_receive else "ibv_post_send"
-        check_positive_errno(error, name, self.queue_pair._explain(1))
+        check_positive_errno(error, name, self._explain_post(1))
 
     def doorbell_failed(self, error: int) -> None:
         """End with an error, because the device could not be notified of a request in its queue,
         and may still execute it."""
         assert self.queue_pair is not None
-        failure = VerbsCallError(error, "ibv_post_send", self.queue_pair._explain(1))
+        failure = VerbsCallError(error, "ibv_post_send", self._explain_post(1))
         failure.was_taken = True
         self.fail(failure)
+
+    def _explain_post(self, count: int) -> str:
+        """Return the sizes and the name of the queue pair, for the error of a refused post."""
+        assert self.queue_pair is not None
+        return f"{self.queue_pair._explain(count)}, {self.name}"
+
+    @deferring
+    def _queue_pair_failed(self, error: DeviceEventError) -> None:
+        """End with the device's event for the queue pair."""
+        device = self.hub.context.device_name
+        self.fail(DeviceEventError(error.event, f"{self.name} on {device}"))
 
     # -- connection events --------------------------------------------------------------------
 
@@ -630,10 +647,10 @@ class Endpoint:
         elif before is not ConnectionState.ESTABLISHED:
             return  # the task that connects or accepts checks the state
         if event.type is CmEventType.DEVICE_REMOVAL:
-            cause: Exception = DeviceRemovedError(f"{self.hub.context.device_name} was removed")
+            device = self.hub.context.device_name
+            cause: Exception = DeviceRemovedError(f"{self.name}: {device} was removed")
         else:
-            peer = address_text(self.identifier.peer_address)
-            cause = DisconnectedError(f"peer {peer} disconnected")
+            cause = DisconnectedError(f"peer {self._peer_text} disconnected")
             if -event.status in _SILENCE:
                 cause = self._silence_error()
         if self.cause is None:
@@ -720,9 +737,8 @@ class Endpoint:
         return min(max(seconds, _TCP_LEAST), TCP_SECONDS)
 
     def _silence_error(self) -> Exception:
-        status, peer = int(WorkCompletionStatus.RETRY_EXC_ERR), self.identifier.peer_address
-        what = f"the connection to {address_text(peer)}"
-        return completion_error(status, what, qp_num=self.qp_num, retries=self.retries)
+        status = int(WorkCompletionStatus.RETRY_EXC_ERR)
+        return completion_error(status, self.name, qp_num=self.qp_num, retries=self.retries)
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -901,7 +917,7 @@ class Endpoint:
             return
         self.state = ConnectionState.CLOSED
         self._wake_state_waiters()
-        self._end_with(ClosedError("this connection was closed"))
+        self._end_with(ClosedError(f"this side closed {self.name}"))
         if self.loop.has_ended:
             self._destroy()  # the loop runs no more callbacks, such as those of timers
         if self.life.has_ended:

@@ -59,6 +59,10 @@ class Owner(RequestOwner, Protocol):
     queue_pair: QueuePair | None
     requests: OpenRequests
 
+    @property
+    def name(self) -> str:
+        """Its name in messages, with the peer's address."""
+
     def require_usable(self) -> None:
         """Check that requests may be posted."""
 
@@ -279,11 +283,11 @@ class SendQueue(WorkQueue):
         self, error: int, posted: int, requests: list[WorkRequest], signal_last_only: bool
     ) -> None:
         if error < 0:
-            hint = "the device was not notified (doorbell)"
+            hint = f"the device was not notified (doorbell), {self._owner.name}"
             self._owner.fail(VerbsCallError(-error, "ibv_post_send", hint))
             return
         refused = requests[posted]
-        hint = f"{refused.operation} of {refused.length} bytes"
+        hint = f"{refused.operation} of {refused.length} bytes, {self._owner.name}"
         failure = VerbsCallError(error, "ibv_post_send", hint)
         if posted:
             failure = PartialPostError(error, "ibv_post_send", hint, requests[:posted])

@@ -125,7 +125,7 @@ class Rsocket:
         if self._endpoint.cause is not None:
             return self._end_error()
         if self.path.peer_disconnected:
-            return DisconnectedError("the peer has closed the stream")
+            return DisconnectedError(f"{self._endpoint.name}: the peer has closed the stream")
         return None
 
     def _end_error(self) -> Exception:
@@ -170,7 +170,9 @@ class Rsocket:
 
     def _raise(self) -> NoReturn:
         error = self.write_error()
-        raise DisconnectedError("the stream has ended") if error is None else error
+        if error is None:
+            error = DisconnectedError(f"{self._endpoint.name}: the stream has ended")
+        raise error
 
     async def drained(self) -> None:
         """Wait until the peer's device has everything that was written, or until the end.
@@ -194,7 +196,7 @@ class Rsocket:
     @deferring
     def violated(self, text: str) -> None:
         """See Owner."""
-        self.fail(StreamProtocolError(text))
+        self.fail(StreamProtocolError(f"{self._endpoint.name}: {text}"))
 
     @deferring
     def wrong_arrival(self, completion: WorkCompletion) -> None:
@@ -216,7 +218,7 @@ class Rsocket:
             if error:
                 self._endpoint.post_refused(error, is_receive)
             self._endpoint.require_usable()
-            raise DisconnectedError("the connection cannot post requests")
+            raise DisconnectedError(f"{self._endpoint.name} cannot post requests")
         except RdmaError as found:
             self.fail(found)
 

@@ -140,7 +140,7 @@ class Stream(ByteStream):
             while not path.readable:
                 if path.at_eof:
                     await checkpoint()
-                    raise anyio.EndOfStream
+                    raise anyio.EndOfStream(f"{self._endpoint.name}: the peer has ended its data")
                 error = self._rsocket.read_error()
                 try:
                     if error is not None:
@@ -365,12 +365,14 @@ class Stream(ByteStream):
 
     def _require_open(self) -> None:
         if self._path.closed:
-            raise ClosedError("this stream is closed")
+            raise ClosedError(f"{self._endpoint.name}: this stream is closed")
 
     def _require_writable(self) -> None:
         self._require_open()
         if self._eof_sent:
-            raise ClosedError("this stream cannot send any more: send_eof() was called")
+            raise ClosedError(
+                f"{self._endpoint.name}: this stream cannot send any more: send_eof() was called"
+            )
         error = self._rsocket.write_error()
         try:
             if error is not None:

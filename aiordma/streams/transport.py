@@ -519,7 +519,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         has no end then, which the close of the connection does by itself."""
         endpoint = self._connection._endpoint
         if not (self._lost or self._backlog or endpoint.life.is_closing or endpoint.is_inherited):
-            closed = ClosedError("this connection was closed")
+            closed = ClosedError(f"this side closed {endpoint.name}")
             self._force_close(self._channel.read_error() or closed)
 
     def _is_tls_ending(self) -> bool:

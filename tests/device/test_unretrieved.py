@@ -86,7 +86,7 @@ async def test_sends_dropped_by_close_are_one_report(reports: list[Report]) -> N
         assert text.count("SEND of 17 bytes") == 3
         assert " and 2 more. " in text
         assert isinstance(error, aiordma.FlushedError)
-        assert "this connection was closed" in str(error)
+        assert "this side closed the connection to " in str(error)
 
 
 @pytest.mark.parametrize("who", ["we", "the peer"])

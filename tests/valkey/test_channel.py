@@ -335,8 +335,12 @@ async def test_data_without_an_announcement_is_refused() -> None:
             await peer.post_send(pack_memory(aiordma.RemoteMemory(4096, 65536, 1)))
             reader, writer = await connecting
             await peer.post_write(b"", aiordma.RemoteMemory(0, 0, 0), immediate=9)
-            with pytest.raises(ValkeyProtocolError, match="wrote 9 bytes, and it wrote 0"):
+            with pytest.raises(
+                ValkeyProtocolError, match="wrote 9 bytes, and it wrote 0"
+            ) as caught:
                 await reader.read()
+            server = f"the connection to {ADDRESS}:{listener.port}: the peer "
+            assert str(caught.value).startswith(server)
             writer.close()
 
 

@@ -345,7 +345,10 @@ class ValkeyChannel:
             self._take(request.result(), block)
             self._post_receive(connection, block)
         except ValkeyProtocolError as error:
-            self._fail(error)
+            if self._peer is None:
+                self._fail(error)  # `open_connection` says to whom it connects
+            else:
+                self._fail(ValkeyProtocolError(f"{self._endpoint.name}: {error}"))
         except RdmaError:
             return  # the connection has ended: `_ended` is called
 
