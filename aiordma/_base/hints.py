@@ -5,7 +5,7 @@ import resource
 import socket
 from collections.abc import Callable
 
-__all__ = ("cannot_bind", "descriptors_hint", "hint")
+__all__ = ("cannot_bind", "descriptors_hint", "hint", "is_own_address")
 
 
 def _memory_limit() -> str:
@@ -107,7 +107,7 @@ _HINTS: dict[tuple[str, int], Callable[[], str]] = {
 def cannot_bind(host: str, error: int) -> str:
     """Return why a bind to a numeric address failed with ENODEV or EADDRNOTAVAIL, and what to do.
     (For an address of another machine, the kernel may return either.)"""
-    if not _is_ours(host):
+    if not is_own_address(host):
         return f"{host} is no address of this machine: `ip address` lists those"
     if error == errno.EADDRNOTAVAIL:
         return (
@@ -120,7 +120,8 @@ def cannot_bind(host: str, error: int) -> str:
     )
 
 
-def _is_ours(host: str) -> bool:
+def is_own_address(host: str) -> bool:
+    """Return whether a numeric address is one of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -3,10 +3,10 @@
 import errno
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import TypeVar, Unpack
+from typing import TypeAlias, TypeVar, Unpack
 
 import anyio
 
@@ -36,11 +36,17 @@ from aiordma._base.options import (
     refuses,
 )
 from aiordma._base.provider import Provider, Requirement, wanted_device
+from aiordma._base.socket_address import SocketAddress
 from aiordma._base.states import ConnectionState, next_state
 from aiordma._connection.connection import Connection
 from aiordma._connection.domain import DomainArgument, DomainChoice
 from aiordma._connection.local_ports import LocalPorts
-from aiordma._connection.several_addresses import Routes, SharedSeconds, first_connected
+from aiordma._connection.several_addresses import (
+    Routes,
+    SharedSeconds,
+    first_bound,
+    first_connected,
+)
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._endpoint.endpoint import Endpoint
@@ -76,6 +82,8 @@ logger: logging.Logger = logging.getLogger("aiordma")
 _S = ConnectionState
 
 Connected = TypeVar("Connected")
+LocalAddresses: TypeAlias = Sequence[SocketAddress | None]
+"""The local (host, port) to connect from, the first that can be bound; None: any."""
 
 
 @refuses(DECIDED_BY_CM)
@@ -104,8 +112,8 @@ async def connect(
         port: the peer's port in RDMA's TCP port space. On iWARP (siw, the software device) these
             are TCP's ports, shared with sockets; on RoCE and InfiniBand they are separate.
         private_data: up to 56 bytes for the peer's program, sent with the connection request.
-        source: bind to this local (host, port) first; port 0 is any port. Of a name, an address
-            of the peer's family is taken. None: any address.
+        source: bind to this local (host, port) first; port 0 is any port. Of a name, the first
+            address of the peer's family that can be bound is taken. None: any address.
         timeout: seconds for all steps together; None: no limit. Each address of a name gets an
             equal part of what remains.
         device: "auto" is the real RDMA device that reaches the address, otherwise the built-in
@@ -153,10 +161,10 @@ async def connect(
         return attempt
 
     async def establish(
-        attempt: _Attempt, address: str, bound: tuple[str, int] | None, seconds: float | None
+        attempt: _Attempt, address: str, local: LocalAddresses, seconds: float | None
     ) -> Connection:
         with attempt.limited(seconds):
-            return await _connect_to(attempt, address, bound, private_data)
+            return await _connect_to(attempt, address, local, private_data)
 
     return await _to_first(begin(), begin, establish)
 
@@ -164,7 +172,7 @@ async def connect(
 async def _to_first(
     first: "_Attempt",
     begin: "Callable[[], _Attempt]",
-    use: "Callable[[_Attempt, str, tuple[str, int] | None, float | None], Awaitable[Connection]]",
+    use: "Callable[[_Attempt, str, LocalAddresses, float | None], Awaitable[Connection]]",
 ) -> Connection:
     """Return what `use` returns for the first address of the name that can be connected. `first`
     looks the name up, and serves its only address. If there are several, `begin` makes an attempt
@@ -179,17 +187,17 @@ async def _to_first(
             attempt = begin()  # a call of the driver may still use the one before
             attempt.set_timeout(seconds)
         with shared.spending():
-            return await use(attempt, address, routes.local(address), seconds)
+            return await use(attempt, address, routes.locals(address), seconds)
 
     return await first_connected(routes.addresses, use_one, routes.failure)
 
 
 async def _connect_to(
-    attempt: "_Attempt", address: str, bound: tuple[str, int] | None, private_data: bytes
+    attempt: "_Attempt", address: str, local: LocalAddresses, private_data: bytes
 ) -> Connection:
     ports = LocalPorts(attempt.source)
     while True:
-        connection = await attempt.prepare(address, bound)
+        connection = await attempt.prepare(address, local)
         try:
             await connection.establish(private_data=private_data)
             return connection
@@ -252,10 +260,10 @@ async def prepare_connection(
         return attempt
 
     async def prepare(
-        attempt: _Attempt, address: str, bound: tuple[str, int] | None, seconds: float | None
+        attempt: _Attempt, address: str, local: LocalAddresses, seconds: float | None
     ) -> Connection:
         with attempt.limited(seconds):
-            connection = await attempt.prepare(address, bound)
+            connection = await attempt.prepare(address, local)
         attempt.set_timeout(first.timeout)  # that of `establish`
         return connection
 
@@ -335,7 +343,7 @@ class PeerAddresses:
         attempt = self._begin()
         attempt.set_timeout(preparing.share(1))
         with self.seconds.spending(), preparing.spending(), attempt.limited():
-            connection = await attempt.prepare(address, self._routes.local(address))
+            connection = await attempt.prepare(address, self._routes.locals(address))
         attempt.set_timeout(answering.share(1))
         return connection
 
@@ -435,16 +443,20 @@ class _Attempt:
         target = partial(_target, self.host, self.port)
         return Routes(found, local, target, f"source={self.source!r}")
 
-    async def prepare(self, address: str, bound: tuple[str, int] | None) -> Connection:
+    async def prepare(self, address: str, local: LocalAddresses) -> Connection:
         """Perform the steps up to the queue pair, and post the pooled receives. The arguments are
         a result of `look_up`."""
         self.target = _target(self.host, self.port, address)
-        return await with_device(
-            self.chosen_device,
-            address,
-            lambda provider: self._prepare(provider, address, bound),
-            self._requirement,
-        )
+
+        async def prepare_from(bound: SocketAddress | None) -> Connection:
+            return await with_device(
+                self.chosen_device,
+                address,
+                lambda provider: self._prepare(provider, address, bound),
+                self._requirement,
+            )
+
+        return await first_bound(local, prepare_from)
 
     async def _prepare(
         self, provider: Provider, host: str, source: tuple[str, int] | None

@@ -1,5 +1,6 @@
 """The addresses of a name, which are tried one after the other, and share the call's time limit."""
 
+import errno
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -14,9 +15,17 @@ from aiordma._base.errors import (
     is_listeners_answer,
     is_programs_answer,
 )
+from aiordma._base.hints import is_own_address
 from aiordma._base.socket_address import SocketAddress
 
-__all__ = ("Routes", "SharedSeconds", "first_connected", "first_of_errors", "joined_error")
+__all__ = (
+    "Routes",
+    "SharedSeconds",
+    "first_bound",
+    "first_connected",
+    "first_of_errors",
+    "joined_error",
+)
 
 Address = TypeVar("Address")
 Connected = TypeVar("Connected")
@@ -112,13 +121,13 @@ class Routes:
         self.addresses: list[str] = []
         self._without: list[str] = []
         for each in found:
-            is_matched = local is None or self.local(each) is not None
-            (self.addresses if is_matched else self._without).append(each)
+            (self.addresses if self.locals(each) else self._without).append(each)
 
-    def local(self, address: str) -> SocketAddress | None:
-        """Return the local (host, port) for an address of the peer's; None: any."""
-        same = (each for each in self._local or () if _is_ipv6(each[0]) is _is_ipv6(address))
-        return next(same, None)
+    def locals(self, address: str) -> Sequence[SocketAddress | None]:
+        """Return the local (host, port) to try for an address of the peer's; None: any."""
+        if self._local is None:
+            return [None]
+        return [each for each in self._local if _is_ipv6(each[0]) is _is_ipv6(address)]
 
     def errors(self, errors: list[Exception]) -> list[Exception]:
         """Return the errors of all addresses: these, and those of the addresses that could not be
@@ -139,6 +148,35 @@ class Routes:
 
 def _is_ipv6(address: str) -> bool:
     return ":" in address
+
+
+async def first_bound(
+    local: Sequence[SocketAddress | None],
+    connect: Callable[[SocketAddress | None], Awaitable[Connected]],
+) -> Connected:
+    """Return what `connect` returns for the first of the local addresses that can be bound. As
+    asyncio's `create_connection`, it tries no other one after any other error.
+
+    Args:
+        local: of `Routes.locals`: at least one.
+        connect: called with a local address.
+
+    Raises:
+        Exception: of `connect`. If no address can be bound, its text is that of all of them.
+    """
+    errors: list[Exception] = []
+    own = [each for each in local if len(local) == 1 or each is None or is_own_address(each[0])]
+    try:
+        for each in own or local:
+            try:
+                return await connect(each)
+            except AddressError as error:
+                if own and error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+                    raise
+                errors.append(error)
+        raise joined_error(errors, "; another local address: ".join)
+    finally:
+        errors.clear()  # their tracebacks hold this frame
 
 
 async def first_connected(

@@ -28,6 +28,7 @@ from aiordma._connection.listener import MOST_BACKLOG, Listener
 from aiordma._connection.several_addresses import (
     Routes,
     SharedSeconds,
+    first_bound,
     first_connected,
     joined_error,
 )
@@ -345,9 +346,9 @@ async def create_connection(
             it is.
         proto, happy_eyeballs_delay, interleave: accepted, without effect.
         sock: must be None.
-        local_addr: bind to this local (host, port) first; of a name, to its address of the peer's
-            family. As of asyncio's, a host None is a loopback address, and the port can be the name
-            of a service. None: any address.
+        local_addr: bind to this local (host, port) first; of a name, to its first address of the
+            peer's family that can be bound. As of asyncio's, a host None is a loopback address, and
+            the port can be the name of a service. None: any address.
         server_hostname: the name that the peer's certificate must have; None: `host`.
         ssl_handshake_timeout: seconds for the TLS handshake; None: 60.
         ssl_shutdown_timeout: seconds for the end of TLS before the transport is aborted; None: 30.
@@ -391,11 +392,13 @@ async def create_connection(
     )
 
     async def connect_to(address: str, left: int) -> tuple[Connection, Rsocket]:
-        source = routes.local(address)
-        with shared.spending():
-            return await connect_rsocket(
-                settings, address, number, source, shared.share(2 * left), device, require
-            )
+        async def connect_from(source: SocketAddress | None) -> tuple[Connection, Rsocket]:
+            with shared.spending():
+                return await connect_rsocket(
+                    settings, address, number, source, shared.share(2 * left), device, require
+                )
+
+        return await first_bound(routes.locals(address), connect_from)
 
     connection, rsocket = await first_connected(
         routes.addresses,

@@ -14,11 +14,12 @@ import pytest
 
 import aiordma
 from aiordma import streams
+from aiordma._base.socket_address import address_text
 from aiordma._runtime.device_choice import with_device
 from aiordma.integrations import valkey
 from tests.device.many_addresses import MANY, names
 from tests.device.players import one_loop, reactor_in_use, until
-from tests.devices import ADDRESS, IPV6, UNREACHABLE
+from tests.devices import ADDRESS, IPV6, NOT_OURS, UNREACHABLE
 
 pytestmark = [pytest.mark.anyio, one_loop]
 
@@ -375,6 +376,75 @@ async def test_only_addresses_of_the_local_family_are_tried(
     with pytest.raises(aiordma.RejectedError) as caught:
         await connect_from(connect, MANY, await unused_port(), (IPV6, 0))
     assert f"=('{IPV6}', 0) has no IPv4 address to connect from" in str(caught.value)
+
+
+@pytest.mark.one_kernel_device
+@pytest.mark.parametrize("connect", FROM[:4])
+async def test_local_address_that_cannot_be_bound_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, connect: Connect
+) -> None:
+    names(monkeypatch, NOT_OURS, ADDRESS)
+    async with (
+        echoing(ADDRESS) as port,
+        aiordma.listen(ADDRESS) as listener,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(listener.serve, aiordma.Connection.ended)
+        is_plain = connect in (aiordma.connect, aiordma.prepare_connection)
+        to = listener.port if is_plain else port
+        opened = await connect_from(connect, ADDRESS, to, (MANY, 0))
+        if isinstance(opened, asyncio.Transport):
+            assert opened.get_extra_info("sockname")[0] == ADDRESS
+            opened.abort()
+        else:
+            connection = opened.connection if isinstance(opened, streams.Stream) else opened
+            assert address_text(connection.local_address).startswith(f"{ADDRESS}:")
+            await opened.aclose()
+        group.cancel_scope.cancel()
+    await until(lambda: not reactor_in_use())
+
+
+@pytest.mark.one_kernel_device
+@pytest.mark.parametrize("connect", FROM)
+async def test_every_local_address_that_cannot_be_bound_is_named(
+    monkeypatch: pytest.MonkeyPatch, connect: Connect
+) -> None:
+    names(monkeypatch, NOT_OURS, "10.99.99.98")
+    with pytest.raises(aiordma.AddressError) as caught:
+        await connect_from(connect, ADDRESS, 7471, (MANY, 0))
+    first, another = str(caught.value).split("; another local address: ")
+    for text, address in ((first, NOT_OURS), (another, "10.99.99.98")):
+        assert text.startswith(f"connect to {ADDRESS}:7471: ")
+        assert f"{address} is no address of this machine" in text
+    assert not reactor_in_use()
+
+
+@pytest.mark.natively
+async def test_a_local_port_that_is_taken_is_free_at_another_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names(monkeypatch, "127.0.0.2", "127.0.0.3")
+    with socket.create_server(("127.0.0.2", 0)) as taken:
+        local = MANY, taken.getsockname()[1]
+        async with (
+            echoing(ADDRESS) as port,
+            streams.connect_stream(ADDRESS, port, source=local) as stream,
+        ):
+            assert stream.connection.local_address == ("127.0.0.3", local[1])
+    await until(lambda: not reactor_in_use())
+
+
+@pytest.mark.natively
+async def test_a_refused_connect_is_not_repeated_from_another_local_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As asyncio: the other ones are for those that cannot be bound."""
+    names(monkeypatch, "127.0.0.2", "127.0.0.3")
+    port = await unused_port()
+    for connect in FROM[0], FROM[2], FROM[3]:
+        with pytest.raises(aiordma.RejectedError) as caught:
+            await connect_from(connect, ADDRESS, port, (MANY, 0))
+        assert "another" not in str(caught.value)
 
 
 @pytest.mark.natively
