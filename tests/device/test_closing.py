@@ -5,6 +5,7 @@ import gc
 import time
 import tracemalloc
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from typing import Any
@@ -13,6 +14,7 @@ import anyio
 import pytest
 
 import aiordma
+from aiordma._endpoint.endpoint import Endpoint
 from aiordma._loop.threads import calls_under_way
 from tests.connections import connect_to
 from tests.device.players import (
@@ -26,7 +28,7 @@ from tests.device.players import (
     until,
 )
 from tests.devices import ADDRESS, DeviceUnderTest, kernel_objects, own_group
-from tests.internals import identifier_of, pool_of, reactor_of, requests_of
+from tests.internals import endpoint_of, identifier_of, pool_of, reactor_of, requests_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.loop_and_device]
 
@@ -335,3 +337,28 @@ async def test_connections_that_left_keep_one_queue(device: DeviceUnderTest) -> 
                         await connections.enter_async_context(await listener.accept())
                 assert queues() > before + 1
             assert queues() <= before + 1
+
+
+@pytest.mark.parametrize("closes", ["client", "server"])
+async def test_end_explains_flushed_receives_once(
+    closes: str, device: DeviceUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explained, ended = Counter[object](), Counter[object]()
+    for name, calls in (("request_failed", explained), ("request_ended", ended)):
+        original = getattr(Endpoint, name)
+
+        def count(self: Endpoint, *arguments: Any, of: Any = original, into: Any = calls) -> Any:
+            into[self] += 1
+            return of(self, *arguments)
+
+        monkeypatch.setattr(Endpoint, name, count)
+    many = {"receive_buffers": 64}
+    async with connected(client=many, server=many) as ends, anyio.create_task_group() as group:
+        closing, other = ends if closes == "client" else reversed(ends)
+        endpoints = endpoint_of(closing), endpoint_of(other)
+        group.start_soon(closing.aclose)
+        group.start_soon(other.ended)
+    assert explained[endpoints[0]] == 1
+    # On iWARP, the flushes may arrive before the event that explains them.
+    assert explained[endpoints[1]] == 1 or device.driver != "rxe"
+    assert max(ended.values()) == 1

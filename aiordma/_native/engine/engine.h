@@ -263,7 +263,8 @@ typedef struct {
     struct ibv_srq *shared; /* instead of queue_pair, in a SharedPort */
     unsigned long long max_message;
     Py_ssize_t max_inline, max_send_sge, max_recv_sge, max_read_sge;
-    PyObject *remote; /* the last RemoteMemory, which is immutable, and its fields: */
+    PyObject *flushed; /* the error of a flushed receive, whose cause is known; or NULL */
+    PyObject *remote;  /* the last RemoteMemory, which is immutable, and its fields: */
     unsigned long long remote_address, remote_length;
     unsigned int rkey;
     /* Of datagrams: */

@@ -48,6 +48,7 @@ int engine_traverse_port(Port *port, visitproc visit, void *arg)
     Py_VISIT(port->loop);
     Py_VISIT(port->domain);
     Py_VISIT(port->pool);
+    Py_VISIT(port->flushed);
     Py_VISIT(port->remote);
     Py_VISIT(port->senders);
     return engine_traverse_destinations(port, visit, arg);
@@ -55,6 +56,7 @@ int engine_traverse_port(Port *port, visitproc visit, void *arg)
 
 int engine_clear_port(Port *port)
 {
+    Py_CLEAR(port->flushed);
     Py_CLEAR(port->remote);
     Py_CLEAR(port->pool);
     Py_CLEAR(port->senders);

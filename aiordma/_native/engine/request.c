@@ -341,10 +341,17 @@ static void release(Request *request)
     Py_DECREF(held);
 }
 
+/* An owner that waits for the end of its requests hears of the last one, and of each send. */
+static int owner_hears(const Request *request, const Port *port)
+{
+    int others_remain = request->open == port->open && request->open && request->open->count > 1;
+    return port->notifies_owner && (!request->is_receive || port->shared || !others_remain);
+}
+
 static void account(Request *request)
 {
     Port *port = request->port;
-    if (port && !port->notifies_owner) {
+    if (port && !owner_hears(request, port)) {
         engine_leave(port->open, request);
         engine_give_slot(request->is_receive ? port->receives : port->sends);
         return;
@@ -436,8 +443,30 @@ static void fail(Request *request, PyObject *error)
     request->state = FAILED;
 }
 
+/* Whether it is a receive that no program sees, and was flushed. There are hundreds at the end of a
+   connection, and the cause of the end explains them all. */
+static int is_one_of_many_flushed(const Request *request,
+                                  const struct aiordma_completion *completion)
+{
+    return completion->status == IBV_WC_WR_FLUSH_ERR && request->is_receive && request->port &&
+           !request->port->shared && (request->pooled || request->stream);
+}
+
+static void remember_flushed(Port *port, PyObject *error)
+{
+    PyObject *cause = PyException_GetCause(error);
+    if (cause)
+        Py_XSETREF(port->flushed, Py_NewRef(error));
+    Py_XDECREF(cause);
+}
+
 static void explain(Request *request, const struct aiordma_completion *completion)
 {
+    int is_one_of_many = is_one_of_many_flushed(request, completion);
+    if (is_one_of_many && request->port->flushed) {
+        fail(request, Py_NewRef(request->port->flushed));
+        return;
+    }
     PyObject *raw = engine_completion_tuple(completion);
     PyObject *error = NULL;
     if (raw) {
@@ -459,6 +488,8 @@ static void explain(Request *request, const struct aiordma_completion *completio
         PyErr_NormalizeException(&type, &error, &trace);
         Py_XDECREF(type);
         Py_XDECREF(trace);
+    } else if (is_one_of_many) {
+        remember_flushed(request->port, error);
     }
     fail(request, error);
 }
