@@ -28,6 +28,7 @@ __all__ = (
     "REJECT_REASONS",
     "REJECT_TEXTS",
     "TCP_SECONDS",
+    "UNSUPPORTED",
     "AddressError",
     "BusyError",
     "ClosedError",
@@ -642,13 +643,17 @@ def check_positive_errno(result: int, call: str, hint: str | None = None) -> Non
         raise VerbsCallError(result if result > 0 else ffi.errno or _UNSAID, call, hint)
 
 
+UNSUPPORTED: frozenset[int] = frozenset({errno_module.EOPNOTSUPP, errno_module.ENOSYS})
+"""Errnos of a call that the device or its library does not have."""
+
+
 def check_supported(error: int, what: str, device: str) -> None:
     """Raise if the errno of a call means that the device does not support it.
 
     Raises:
         NotSupportedError: the device or its library lacks the call.
     """
-    if error in (errno_module.EOPNOTSUPP, errno_module.ENOSYS):
+    if error in UNSUPPORTED:
         raise NotSupportedError(f"{what}: {device} or its library cannot")
 
 

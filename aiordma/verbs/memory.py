@@ -13,7 +13,9 @@ from aiordma._base.arguments import Buffer, member, shown, whole_number, wrong_t
 from aiordma._base.device_enums import OnDemandPaging
 from aiordma._base.enums import Access, MemoryAdvice, names_of
 from aiordma._base.errors import (
+    UNSUPPORTED,
     BusyError,
+    ClosedError,
     NotSupportedError,
     VerbsCallError,
     check_pointer,
@@ -289,6 +291,9 @@ class MemoryRegion(RegionBase, Resource):
             bool(access & _NEED_LOCAL_WRITE) and domain.context.query().vendor_id == _SIW
         )
         """Whether deregistering has to wait until the device has placed what it was placing."""
+        self._uncertain: memoryview | None = None
+        """The new memory of a re-registration that has failed half way: the device may access it,
+        besides the old one."""
         self._kept: object = None
         """The key of the memory in _OUTLIVING, after the driver refused to deregister it."""
         self._on_close: Callable[[], object] = lambda: None
@@ -371,6 +376,14 @@ class MemoryRegion(RegionBase, Resource):
         """
         return self[:].remote()
 
+    def _require_open(self) -> None:
+        super()._require_open()
+        if self._uncertain is not None:
+            raise ClosedError(
+                f"{self!r} can only be closed now: re-registering it failed, and it is not known "
+                "what the device accesses"
+            )
+
     @deferring
     def reregister(
         self,
@@ -394,7 +407,7 @@ class MemoryRegion(RegionBase, Resource):
             NotSupportedError: the device or its library does not support this; the region is
                 unchanged. (On Linux 6.1, rxe and siw do not.)
             VerbsCallError: the driver refused. The text says whether the region is unchanged, or
-                can only be closed.
+                can only be closed. In that case, the old and the new memory are kept until then.
             ClosedError, ForkError: it or the domain is closed, or was opened by the parent of this
                 process.
 
@@ -420,10 +433,14 @@ class MemoryRegion(RegionBase, Resource):
         flags |= lib.IBV_REREG_MR_CHANGE_ACCESS if access is not None else 0
         flags |= lib.IBV_REREG_MR_CHANGE_PD if domain is not None else 0
         flags |= lib.IBV_REREG_MR_CHANGE_TRANSLATION if buffer is not None else 0
-        address = self.address if buffer is None else address_of(view)
+        start = address_of(view)
+        address = self.address if buffer is None else start
         for used in (self, home):
             used._require_open()  # after the arguments' checks, which may run the program's code
-        self._usable = False
+        before = self._parents
+        if home is not self.domain:
+            self._move(self.domain, home)  # it closes before both, whatever the driver answers
+        self._usable, self._uncertain = False, view
         result = home.provider.rereg_mr(
             self.pointer,
             flags,
@@ -434,24 +451,28 @@ class MemoryRegion(RegionBase, Resource):
         )
         # With DO_FORK_OLD the change is done, but the old memory is still marked for forks.
         if result not in (0, lib.IBV_REREG_MR_ERR_DO_FORK_OLD):
+            error = ffi.errno
+            is_unchanged = result in _UNCHANGED or error in UNSUPPORTED
+            if not is_unchanged:
+                hint = "The region can only be closed now"
+                check_positive_errno(error or -1, "ibv_rereg_mr", hint)
+            self._usable, self._uncertain = True, None
+            if home is not self.domain:
+                self._move(*before)
+            check_supported(error, "re-registering memory", home.context.device_name)
             try:
-                check_supported(ffi.errno, "re-registering memory", home.context.device_name)
-            except NotSupportedError:
-                self._usable = True
-                raise
-            if result not in _UNCHANGED:
-                check_positive_errno(-1, "ibv_rereg_mr", "The region can only be closed now")
-            self._usable = True
-            try:
-                check_positive_errno(-1, "ibv_rereg_mr", "The region is unchanged")
-            except VerbsCallError as error:
-                raise self._bound_or(error) from None
+                check_positive_errno(error or -1, "ibv_rereg_mr", "The region is unchanged")
+            except VerbsCallError as refusal:
+                raise self._bound_or(refusal) from None
+        # No memory is allocated for the first two: the device accesses the new memory.
+        self._view = view
+        self._uncertain = None
         if home is not self.domain:
             self._move(home)
-        self.domain, self.access, self._view = home, wanted, view
+        self.domain, self.access = home, wanted
         self._usable, self._writable = True, bool(wanted & Access.LOCAL_WRITE)
         self._access = int(wanted)
-        self._start = address_of(view)
+        self._start = start
         self.address, self.length = address, len(view)
         self.lkey, self.rkey = self.pointer.lkey, self.pointer.rkey
 
@@ -502,7 +523,7 @@ class MemoryRegion(RegionBase, Resource):
 
     def _owner_of_memory(self) -> object:
         """Return what has to live as long as the device uses the memory."""
-        return self._view
+        return self._view if self._uncertain is None else (self._view, self._uncertain)
 
     def _destroy(self) -> None:
         # Before the call: the region may be garbage, and there may be no memory after a refusal.
@@ -541,8 +562,10 @@ class MemoryRegion(RegionBase, Resource):
 
     def _let_go(self) -> None:
         """Release the memory, which is deregistered."""
-        with suppress(BufferError):  # another view of it exists: the export ends with that view
-            self._view.release()
+        for view in (self._view, self._uncertain):
+            if view is not None:
+                with suppress(BufferError):  # another view exists: the export ends with that view
+                    view.release()
 
 
 def retire_all(regions: Iterable[MemoryRegion]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from aiordma._base.device_enums import OnDemandPaging
 from aiordma._base.enums import Access
-from aiordma._base.errors import BusyError, NotSupportedError, VerbsCallError
+from aiordma._base.errors import BusyError, ClosedError, NotSupportedError, VerbsCallError
 from aiordma._native import ffi, lib
 from aiordma.verbs import MemoryRegion
 from tests.unit.plain_domain import PlainDomain
@@ -190,6 +190,30 @@ def test_unsupported_reregistration_keeps_the_region(domain: Domain) -> None:
         with pytest.raises(VerbsCallError, match=r"ibv_rereg_mr.*can only be closed"):
             region.reregister(Access.REMOTE_READ)
         assert (region.access, region.lkey, region.address) == before
+
+
+@pytest.mark.parametrize(
+    "result", [lib.IBV_REREG_MR_ERR_CMD, lib.IBV_REREG_MR_ERR_CMD_AND_DO_FORK_NEW]
+)
+def test_failed_change_keeps_both_memories_until_the_close(domain: Domain, result: int) -> None:
+    """The man page says only that the region must not be used: the device may access either."""
+    with Domain() as other:
+        other.context, other.provider = domain.context, domain.provider
+        old, new = bytearray(8), bytearray(16)
+        region = register(domain, old)
+        domain.again_result, domain.again_errno = result, errno.EIO
+        with pytest.raises(VerbsCallError, match=r"ibv_rereg_mr.*can only be closed"):
+            region.reregister(buffer=new, domain=other)
+        for memory in (old, new):
+            with pytest.raises(BufferError):
+                memory.append(0)
+        assert list(domain._children.values()) == list(other._children.values()) == [region]
+        with pytest.raises(ClosedError, match="can only be closed"):
+            region.reregister(Access.REMOTE_READ)
+        region.close()
+        for memory in (old, new):
+            memory.append(0)
+        assert domain._children == other._children == {}
 
 
 @pytest.mark.parametrize("result", [lib.IBV_REREG_MR_ERR_INPUT, lib.IBV_REREG_MR_ERR_DONT_FORK_NEW])
