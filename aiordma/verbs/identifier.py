@@ -417,14 +417,23 @@ class Identifier(Resource):
             )
             return self.pointer.qp
 
-        def unmake(_pointer: Any) -> int:
-            # rdma_destroy_qp does not detach the queue pair, and does not report that the kernel
-            # then refuses to destroy it. Leaving a group detaches it.
+        def unmake(pointer: Any) -> int:
+            # Not rdma_destroy_qp, which does not report that the driver refuses. Besides, it would
+            # destroy only the completion queues that librdmacm has created, and there are none.
+            # The kernel refuses while the queue pair is attached to a group. Leaving detaches it.
+            result = 0
+
+            def destroy() -> None:
+                nonlocal result
+                result = int(self.provider.destroy_qp(pointer))
+                if not result:
+                    self.pointer.qp = ffi.NULL
+
             with ExitStack() as last_first:
-                last_first.callback(self.provider.cm_destroy_qp, self.pointer)
+                last_first.callback(destroy)
                 while self._groups:
                     last_first.callback(self._leave, self._groups.pop())
-            return 0
+            return result
 
         pair = QueuePair(
             domain,
@@ -756,5 +765,8 @@ class Identifier(Resource):
             if self.queue_pair is not None:
                 self.queue_pair.close()
         finally:
-            # Its error is in errno.
-            self._check_destroyed(self.provider.destroy_id(self.pointer), "rdma_destroy_id")
+            if self.queue_pair is not None and not self.queue_pair.closed:
+                self._is_refused = True  # the queue pair needs it
+            else:
+                # Its error is in errno.
+                self._check_destroyed(self.provider.destroy_id(self.pointer), "rdma_destroy_id")
