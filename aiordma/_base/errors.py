@@ -472,10 +472,12 @@ def completion_error(
     retries: tuple[int, int] | None = None,
     peer_gone: bool = False,
     peer: str | None = None,
+    why: str = "",
 ) -> WorkCompletionError:
     """Make the error for a work completion's status; for an unknown status, the base class.
     `retries` are the connection's retry_count and ack_timeout. `peer_gone` is whether flushes are a
-    consequence of the peer's end. `peer` is its address, for the text."""
+    consequence of the peer's end. `peer` is its address, for the text. `why` is the reason of a
+    flush; "": the status has it."""
     family = _BY_STATUS.get(status, WorkCompletionError)
     if family is FlushedError and peer_gone:
         family = PeerFlushedError
@@ -489,6 +491,8 @@ def completion_error(
             ack_timeout=retries[1],
             peer=peer,
         )
+    if why:
+        return family(status, request, vendor_err=vendor_err, qp_num=qp_num, why=why, peer=peer)
     return family(status, request, vendor_err=vendor_err, qp_num=qp_num, peer=peer)
 
 

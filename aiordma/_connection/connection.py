@@ -1228,6 +1228,8 @@ class Connection(ObjectStream[bytes]):
         Raises:
             EventLoopError: called outside of its event loop; the message says what happens to the
                 connection (docs/guarantees.md).
+            VerbsCallError: the driver refused to destroy the queue pair. Its requests have failed,
+                and their memory stays registered. Call this again later.
 
         Cancellation: the connection still closes, and the call returns once it is closed.
 

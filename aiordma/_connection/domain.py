@@ -139,6 +139,8 @@ class Domain:
                 registrations still use the domain; the message counts them. Nothing has changed.
             EventLoopError: called outside of its event loop; the message says what happens to the
                 domain.
+            VerbsCallError: the driver refused to destroy the domain, or an object that was created
+                in it. Call this again later.
 
         Cancellation: the domain still closes, and the call returns once it is closed.
 

@@ -46,13 +46,14 @@ from aiordma._endpoint.arrivals import chain_length
 from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.lifecycle import Lifecycle, Phase
+from aiordma._endpoint.outliving import Outliving
 from aiordma._endpoint.staging import Staged, Staging, register_memory
 from aiordma._loop.ending import Ending, end
 from aiordma._loop.event_loop import EventLoop, Waiter, require_here
 from aiordma._loop.threads import Calls, outwait
 from aiordma._native import Slots
 from aiordma._requests.pool import BufferPool
-from aiordma._requests.request import OpenRequests, WorkRequest, fail_all
+from aiordma._requests.request import OpenRequests, WorkRequest
 from aiordma._requests.select import PooledReceives, SharedPort
 from aiordma._requests.unretrieved import Unretrieved
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
@@ -126,6 +127,7 @@ class SharedReceiveEndpoint:
         self._made = False
         self._reserved = 0
         self._destroy_unused: Callable[[], None] | None = None
+        self._outliving = Outliving(self.loop, reactor, domain)
         self._calls = Calls(self.loop)
         self._retiring = False
         self.buffers: int = settings.buffers
@@ -228,6 +230,7 @@ class SharedReceiveEndpoint:
         port = 1 if self._identifier is None else self._identifier.port
         self.max_message = self.hub.context.query_port(port).max_msg_sz
         self.raw = RawSharedReceiveQueue(self.domain, self.depth, self.max_sge)
+        self._outliving.watch(self.raw)
         self._made = True
 
     def require_usable(self) -> None:
@@ -573,15 +576,17 @@ class SharedReceiveEndpoint:
 
     def _begin_destroying(self) -> None:
         if self.life.phase < Phase.DESTROYING:
-            destroy = partial(self.reactor.destroy, self.raw.close, *self._last_steps())
+            attempt = partial(self._outliving.attempt, self.raw.close)
+            destroy = partial(self.reactor.destroy, attempt, *self._last_steps())
             self.life.enter(Phase.DESTROYING, destroy)
 
     def _last_steps(self) -> list[Callable[[], object]]:
         """Return the steps that release everything. The queue is destroyed, so the device accesses
-        no memory, and nothing more completes."""
+        no memory, and nothing more completes. If the driver has refused, `Outliving` keeps what the
+        device may still use."""
         steps: list[Callable[[], object]] = [
             self.hub.drain_all,
-            lambda: fail_all(self._open, self._flushed),
+            lambda: self._outliving.fail(self._open, self._flushed),
         ]
         if self._pooled is not None:
             steps.append(self._pooled.post_unposted)  # releases them
@@ -589,12 +594,16 @@ class SharedReceiveEndpoint:
         if self._made:
             steps.append(lambda: self.hub.on_object_event.pop(self.raw.key, None))
         if self._reserved:
-            steps.append(lambda: self.hub.free(self.queue, self._reserved))
+            steps.append(
+                lambda: self._outliving.once_destroyed(
+                    lambda: self.hub.free(self.queue, self._reserved)
+                )
+            )
         return [*steps, self._is_over]
 
     def _flushed(self, request: WorkRequest) -> Exception:
         self.hub.in_flight.take(request.wr_id)
-        error = FlushedError(_FLUSH, str(request))
+        error = FlushedError(_FLUSH, str(request), why=self._outliving.why)
         error.__cause__ = self.cause
         return error
 
@@ -667,8 +676,7 @@ class SharedReceiveEndpoint:
         def close() -> None:
             with ExitStack() as last_first:
                 last_first.callback(destroy_unused)
-                if identifier is not None:
-                    last_first.callback(identifier.close)
+                last_first.callback(self._destroy_again)
                 for region in regions:
                     last_first.callback(region._retire)
 
@@ -677,12 +685,23 @@ class SharedReceiveEndpoint:
                 self.domain_state.leave(self)
 
         forgetting = Ending(self.loop, self.regions.clear)
-        self.reactor.destroy(close, leave, closed=self.life.closed.set)
+        settle = self._outliving.settle
+        self.reactor.destroy(close, settle, leave, closed=self.life.closed.set)
         forgetting.run()
+
+    def _destroy_again(self) -> None:
+        """Destroy the identifier, in a worker thread, and the queue if the driver has refused to
+        destroy it before."""
+        with ExitStack() as last_first:
+            if self._identifier is not None:
+                last_first.callback(self._identifier.close)
+            if self._outliving.exists:
+                last_first.callback(self._outliving.attempt, self.raw.close)
 
     @deferring_steps
     async def aclose(self) -> None:
         """Destroy the queue, and wait for it. Idempotent. See `SharedReceiveQueue.aclose`."""
+        again = self.life.closed.is_set()
         if len(self._members) and not self.life.is_closing:
             raise BusyError(
                 f"{len(self._members)} connections take their receives from {self!r}: close them "
@@ -692,3 +711,5 @@ class SharedReceiveEndpoint:
             self.reactor.require_here(self, self.close)
         self.close()
         await outwait(self.life.closed)
+        if self._process == here.pid:
+            await self._outliving.check(self._destroy_again, again=again)

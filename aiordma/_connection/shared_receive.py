@@ -225,6 +225,8 @@ class SharedReceiveQueue:
             BusyError: connections still use the queue: close them first. Nothing has changed.
             EventLoopError: called outside of its event loop; the message says what happens to the
                 queue.
+            VerbsCallError: the driver refused to destroy the queue. Its requests have failed, and
+                their memory stays registered. Call this again later.
 
         Cancellation: the queue still closes, and the call returns once it is closed.
 

@@ -813,6 +813,8 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         Raises:
             EventLoopError: called outside of its event loop; the message says what happens to the
                 socket.
+            VerbsCallError: the driver refused to destroy the queue pair. Its requests have failed,
+                and their memory stays registered. Call this again later.
 
         Cancellation: the socket still closes, and the call returns once it is closed.
         """

@@ -216,7 +216,12 @@ class DatagramEndpoint(Endpoint):
             return  # closed after the loop's end, when no task of the socket's continues
         groups = list(self.groups.values())
         async with AsyncExitStack() as all_of_them:
-            all_of_them.push_async_callback(outwait, self.handles.ended)
+            all_of_them.push_async_callback(self._handles_ended)
             for group in groups:
                 all_of_them.push_async_callback(outwait, group._has_left)
             all_of_them.push_async_callback(super().aclose)
+
+    async def _handles_ended(self) -> None:
+        # Requests of a queue pair that the driver refuses to destroy keep their handles.
+        if not self.outliving.exists:
+            await outwait(self.handles.ended)

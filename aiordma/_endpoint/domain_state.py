@@ -73,6 +73,7 @@ class DomainState:
         self.life: Lifecycle = Lifecycle(self.loop)
         self.regions: dict[int, MemoryRegion] = {}
         self._detached: list[MemoryRegion] = []  # the pool's, for the close
+        self._refusal: BaseException | None = None  # of the last attempt to destroy the domain
         self._process = here.pid
         self._identifier = identifier
         self._users: dict[object, tuple[str, Callable[[], bool]]] = {}
@@ -215,20 +216,32 @@ class DomainState:
             with ExitStack() as last_first:
                 if identifier is not None:
                     last_first.callback(identifier.close)
-                last_first.callback(self.raw.close)
                 for region in regions:
                     last_first.callback(region.close)
+                # First, with its regions: queue pairs that the driver has refused to destroy are
+                # destroyed before the memory that their requests hold.
+                last_first.callback(self._destroy)
 
         advance = partial(self.life.advance, Phase.CLOSED)
         forgetting = Ending(self.loop, self.regions.clear)
         self.reactor.destroy(close, advance, closed=self.life.closed.set)
         forgetting.run()
 
+    def _destroy(self) -> None:
+        """Destroy the domain and what is left in it, in a worker thread."""
+        try:
+            self.raw.close()
+        except BaseException as error:
+            self._refusal = detached(error)
+            raise
+        self._refusal = None
+
     @deferring_steps
     async def aclose(self) -> None:
         """Close the domain, and wait for it. Idempotent. See `Domain.aclose`."""
         if self._process != here.pid:
             return
+        again = self.life.closed.is_set()
         using = Counter(kind for kind, is_closing in self._users.values() if not is_closing())
         if using and not self._retiring:
             users = ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in using.items())
@@ -237,6 +250,10 @@ class DomainState:
             self.reactor.require_here(self, self.close_when_unused)
         self.close_when_unused()
         await outwait(self.life.closed)
+        if again and self._refusal is not None:
+            await self.reactor.destroy_again(self._destroy)
+        if self._refusal is not None:
+            raise detached(self._refusal)
 
 
 async def make_raw(reactor: Reactor, hub: DeviceHub) -> ProtectionDomain:

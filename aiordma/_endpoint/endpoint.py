@@ -48,6 +48,7 @@ from aiordma._base.statistics import RequestStatistics
 from aiordma._endpoint.domain_state import DomainState, kept_open
 from aiordma._endpoint.keepalive import KEEPALIVE
 from aiordma._endpoint.lifecycle import Lifecycle, Phase
+from aiordma._endpoint.outliving import Outliving
 from aiordma._endpoint.peer_watch import PeerWatch
 from aiordma._endpoint.sizes import capacity_for, check_depths, probe_entries
 from aiordma._endpoint.work_queues import ReceiveQueue, SendQueue
@@ -55,7 +56,7 @@ from aiordma._loop.ending import Ending, end
 from aiordma._loop.event_loop import EventLoop, Waiter, require_here
 from aiordma._loop.threads import Calls, in_thread, outwait
 from aiordma._requests.pool import BufferPool
-from aiordma._requests.request import OpenRequests, WorkRequest, fail_all
+from aiordma._requests.request import OpenRequests, WorkRequest
 from aiordma._requests.select import Port
 from aiordma._requests.unretrieved import Unretrieved
 from aiordma._runtime.hub import CompletionQueueShare, DeviceHub
@@ -232,6 +233,8 @@ class Endpoint:
         calls `close` then. The end of the event loop waits for that."""
         self._queue: CompletionQueueShare | None = None
         self._destroy_unused: Callable[[], None] | None = None
+        self.outliving: Outliving = Outliving(self.loop, reactor, domain)
+        """What the device may still use, if the driver refuses to destroy the queue pair."""
         self._entries = options.max_send_wr + options.receive_queue
         if domain is not None:
             domain.join(self, "connection", lambda: self.life.is_closing)
@@ -311,6 +314,7 @@ class Endpoint:
             service=self.service,
             shared_receive=None if shared is None else shared.raw,
         )
+        self.outliving.watch(self.queue_pair)
         self.capacity = self.queue_pair.capacity
         self.qp_num = self.queue_pair.qp_num
         self.hub.on_queue_pair_error[self.queue_pair.key] = self._queue_pair_failed
@@ -505,7 +509,7 @@ class Endpoint:
         if not self.failed_sends or self.failed_sends[-1] is not request:  # a repeated call
             self.failed_sends.append(request)
 
-    def _flush_error(self, request: WorkRequest, vendor_err: int = 0) -> Exception:
+    def _flush_error(self, request: WorkRequest, vendor_err: int = 0, why: str = "") -> Exception:
         cause = self.cause
         # On iWARP, a local failure completes its request before the flush. So if no cause is known
         # yet, the peer has closed the stream.
@@ -517,6 +521,7 @@ class Endpoint:
             qp_num=self.qp_num,
             peer_gone=unexplained or isinstance(cause, PeerGoneError),
             peer=self._peer_text if cause is None else None,  # the cause has it
+            why=why,
         )
         error.__cause__ = cause
         return error
@@ -842,21 +847,28 @@ class Endpoint:
 
     def _destroy_queue_pair(self) -> None:
         assert self.queue_pair is not None
-        # Windows first: in rxe, destroying a queue pair waits for its bound windows.
-        for window in list(self.windows.values()):
-            window._free()
-        self.queue_pair.close()
+        with ExitStack() as last_first:
+            last_first.callback(self.outliving.attempt, self.queue_pair.close)
+            # Windows first: in rxe, destroying a queue pair waits for its bound windows.
+            for window in list(self.windows.values()):
+                last_first.callback(window._free)
 
     def _last_steps(self) -> list[Callable[[], object]]:
         """Return the steps that fail all requests and release everything, after the queue pair was
-        destroyed: the device accesses no memory and completes no requests."""
+        destroyed: the device accesses no memory and completes no requests. If the driver has
+        refused, `outliving` keeps what the device may still use."""
         shared, queue = self.shared_receive, self._queue
+
+        def free() -> None:
+            if queue is not None:
+                self.hub.free(queue, self._entries)
+
         return [
             self.hub.drain_all,
-            lambda: fail_all(self.requests, self._flushed),
+            lambda: self.outliving.fail(self.requests, self._flushed),
             self._close_windows,
             lambda: self.hub.on_failure.discard(self.fail),
-            lambda: None if queue is None else self.hub.free(queue, self._entries),
+            lambda: self.outliving.once_destroyed(free),
             lambda: None if shared is None else shared.leave(self),
             self._is_over,
         ]
@@ -870,7 +882,7 @@ class Endpoint:
     def _flushed(self, request: WorkRequest) -> Exception:
         self.hub.in_flight.take(request.wr_id)
         self._remember_failed(request)
-        return self._flush_error(request)
+        return self._flush_error(request, why=self.outliving.why)
 
     def _is_over(self) -> None:
         ending = Ending(
@@ -944,7 +956,7 @@ class Endpoint:
         def close() -> None:
             with ExitStack() as last_first:
                 last_first.callback(destroy_unused)
-                last_first.callback(self.identifier.close)
+                last_first.callback(self._destroy_again)
                 # If a request of another connection uses a region, it closes with that.
                 last_first.callback(retire_all, regions)
 
@@ -957,8 +969,17 @@ class Endpoint:
                 self.domain_state.leave(self)
 
         forgetting = Ending(self.loop, forget)
-        self.reactor.destroy(close, leave, closed=self.life.closed.set)
+        settle = self.outliving.settle
+        self.reactor.destroy(close, settle, leave, closed=self.life.closed.set)
         forgetting.run()
+
+    def _destroy_again(self) -> None:
+        """Destroy the identifier, in a worker thread, and the queue pair if the driver has refused
+        to destroy it before."""
+        with ExitStack() as last_first:
+            last_first.callback(self.identifier.close)
+            if self.queue_pair is not None and self.outliving.exists:
+                last_first.callback(self.outliving.attempt, self.queue_pair.close)
 
     @deferring_steps
     async def aclose(self) -> None:
@@ -966,12 +987,16 @@ class Endpoint:
 
         Raises:
             EventLoopError: as in `Reactor.require_here`.
+            VerbsCallError: the driver refuses to destroy the queue pair. Call this again later.
         """
+        again = self.life.closed.is_set()
         if not (self.life.closed.is_set() or self.is_inherited):
             self.reactor.require_here(self, self.close)
         if not self.closes_soon or self.is_inherited:
             self.close()
         await outwait(self.life.closed)
+        if not self.is_inherited:
+            await self.outliving.check(self._destroy_again, again=again)
 
     def expect_close(self) -> None:
         """The program has closed what is built on this connection, which closes it in turn once the

@@ -210,6 +210,7 @@ class WorkRequest:
         "_error",
         "_has_ended",
         "_held",
+        "_kept",
         "_open",
         "_owner",
         "_posted",
@@ -244,6 +245,7 @@ class WorkRequest:
         self._posted = 0
         self._owner = owner
         self._held = list(held)
+        self._kept: list[Callable[[], object]] | None = None
         self._has_ended = False
         self._result: WorkCompletion | None = None
         self._error: Exception | None = None
@@ -462,7 +464,7 @@ class WorkRequest:
             del raised  # its traceback holds this frame
 
     def _end_rest(self) -> None:
-        while self._held:
+        while self._held and not self._keeps:
             self._release(self._held.pop(0))
         if not self._has_ended:
             self._owner.request_ended(self)
@@ -487,9 +489,29 @@ class WorkRequest:
 
     @deferring
     def _drop(self) -> None:
-        """Undo the construction of a request that the device did not accept."""
+        """Release the memory of a request that the device did not accept, or that has kept it."""
         while self._held:
             self._held.pop(0)._release()
+        while self._kept:
+            self._kept.pop()()
+
+    def _keep_memory(self) -> None:
+        """If the request fails, keep its memory until `_drop`: the device may still access it."""
+        if self._kept is None and not self.done():
+            self._kept = []
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether the request has failed, and the device may still use its memory."""
+        return self._kept is not None and self._error is not None
+
+    def _release_by(self, release: Callable[[], object]) -> None:
+        """Call a function that releases memory besides `held`: now, or in `_drop`."""
+        if self._kept is not None and self._keeps:
+            if release not in self._kept:  # an interrupt may have repeated the call
+                self._kept.append(release)
+        else:
+            release()
 
 
 class OpenRequests(Collection[WorkRequest]):

@@ -135,7 +135,10 @@ class PooledReceives:
         queue = self._queue
         if completion is not None and self._members is not None:
             queue = self._members.get(completion.qp_num)
-        if lease is not None:
+        if lease is not None and request._keeps:
+            request._release_by(lease.release)  # first: without memory, this is called again
+            del self._posted[request.wr_id]
+        elif lease is not None:
             # Python handles no signal between the next statements, only during or after a call.
             del self._posted[request.wr_id]
             if completion is not None and queue is not None:
@@ -398,7 +401,7 @@ class DatagramReceive:
         if request.exception() is None:
             grh = bytes(self._header.memory.view)
             self._arrival = self._senders.arrival(grh, request.result())
-        self._header.release()
+        request._release_by(self._header.release)
 
     def __repr__(self) -> str:
         return f"<DatagramReceive {self.request!r}>"

@@ -25,9 +25,16 @@ from aiordma._base.errors import ClosedError, EventLoopError, VerbsCallError
 from aiordma._base.interrupts import deferring, uninterrupted
 from aiordma._base.process import here, require_same_process
 from aiordma._base.provider import Provider
-from aiordma._loop.ending import Ending, end
+from aiordma._loop.ending import ATTEMPTS, RETRY_SECONDS, Ending, end
 from aiordma._loop.event_loop import EventLoop, current_event_loop, require_here
-from aiordma._loop.threads import DESTROYS, Once, calls_under_way, in_thread, start_destroy
+from aiordma._loop.threads import (
+    DESTROYS,
+    Once,
+    calls_under_way,
+    in_thread,
+    outwait,
+    start_destroy,
+)
 from aiordma._native import ffi
 from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.unmanaged_identifier import Unmanaged, opened_device
@@ -108,6 +115,7 @@ class Reactor:
         self._after_events: list[Callable[[], None]] = []
         self._closed = Once(loop)
         self._after_close: list[Callable[[], object]] = []
+        self._close_objects: Callable[[], object] = lambda: None
         self._deadline: float | None = None  # for the calls under way, after the loop's end
         channel._is_left_to_owner = lambda: not loop.is_running
         loop.watch(channel.fd, self._readable)
@@ -222,6 +230,33 @@ class Reactor:
             raise
         starting.run()
 
+    async def destroy_again(
+        self, function: Callable[[], object], *then: Callable[[], object]
+    ) -> None:
+        """Run a function as `destroy` does, and wait for it and `then`. It destroys what the driver
+        has refused to destroy. If the reactor has closed meanwhile, close its objects again, too.
+
+        Raises:
+            MemoryError: nothing was done.
+        """
+        done = Once(self.loop)
+        if not self.ended:
+            self.destroy(function, *then, done.set)
+        else:
+            ending = Ending(self.loop, *then, done.set)
+
+            def destroy() -> None:
+                with ExitStack() as last_first:
+                    last_first.callback(self._close_objects)
+                    last_first.callback(function)
+
+            def returned(error: BaseException | None) -> None:
+                _log("destroying", error)
+                ending.run()
+
+            start_destroy(self.loop, _repeated(destroy), returned)
+        await outwait(done)
+
     def _start_destroys(self) -> None:
         try:
             self._start_due_destroys()
@@ -247,16 +282,15 @@ class Reactor:
     def _start_destroy(self, function: Callable[[], object], ending: Ending) -> None:
         def returned(error: BaseException | None) -> None:
             self._destroying -= 1
-            if error is not None:
-                with suppress(MemoryError):
-                    logger.error("destroying: %s", error, exc_info=error)
+            _log("destroying", error)
             ending.run()
 
+        repeated = _repeated(function)
         self._destroying += 1
         try:
             if self._destroying == 1:
                 self.loop.unwatch(self.channel.fd)
-            start_destroy(self.loop, function, returned)
+            start_destroy(self.loop, repeated, returned)
         except BaseException:
             if not self.loop.has_ended:  # else it was run
                 self._destroying -= 1
@@ -383,9 +417,7 @@ class Reactor:
                     stack.callback(hub.close)
 
         def closed(error: BaseException | None) -> None:
-            if error is not None:
-                with suppress(MemoryError):
-                    logger.error("closing: %s", error, exc_info=error)
+            _log("closing", error)
             last.run()
 
         last = Ending(self.loop, self._closed.set, then.run, self._call_after_close)
@@ -394,8 +426,9 @@ class Reactor:
             self._on_end,
             partial(self.loop.unwatch, self.channel.fd),
             *(hub.stop for hub in hubs),
-            partial(start_destroy, self.loop, close, closed),
+            partial(start_destroy, self.loop, _repeated(close), closed),
         )
+        self._close_objects = close
         self.ended = True
         ending.run()
 
@@ -432,7 +465,8 @@ class Reactor:
             for owner in owners:
                 owner.end_above()  # all at once: each can wait for its peer
             for owner in owners:
-                await owner.aclose()
+                with suppress(VerbsCallError):  # the driver refuses to destroy it, which was logged
+                    await owner.aclose()
             with anyio.move_on_after(END_SECONDS, shield=True):
                 await self._closed.wait()
             _warn_of(left)
@@ -506,6 +540,32 @@ class Reactor:
             return "it is as it was"
         self.loop.call_from_thread(close)
         return "its event loop stands still, and closes it when it runs again"
+
+
+def _repeated(function: Callable[[], object]) -> Callable[[], None]:
+    """Return a function that calls a closing one, again as long as it finds no memory: the closes
+    of objects are idempotent."""
+
+    def repeat() -> None:
+        attempts = ATTEMPTS
+        while True:
+            try:
+                function()
+            except MemoryError:
+                attempts -= 1
+                if not attempts:
+                    raise
+                time.sleep(RETRY_SECONDS)
+            else:
+                return
+
+    return repeat
+
+
+def _log(what: str, error: BaseException | None) -> None:
+    if error is not None:
+        with suppress(MemoryError):
+            logger.error("%s: %s", what, error, exc_info=error)
 
 
 def _left_open(owners: list[Closable]) -> list[str]:

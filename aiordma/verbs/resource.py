@@ -17,6 +17,10 @@ def _never() -> bool:
     return False
 
 
+def _nothing() -> None:
+    pass
+
+
 class Resource:
     """Base class of objects in the device or its driver.
 
@@ -45,6 +49,9 @@ class Resource:
 
     _is_refused: bool = False
     """Whether the driver has refused to destroy the C object, which therefore still exists."""
+
+    _on_destroyed: Callable[[], object] = staticmethod(_nothing)
+    """Called once the driver has destroyed the C object, in the thread that closes it."""
 
     _is_left_to_owner: Callable[[], bool]
     """Whether the finalizer does nothing. This is so if an object made by aiordma owns the
@@ -125,6 +132,8 @@ class Resource:
             else:
                 for parent in self._parents:
                     parent._children.pop(id(self), None)
+                notify, self._on_destroyed = self._on_destroyed, _nothing
+                notify()
 
     def _destroy(self) -> None:
         """Destroy the C object, and pass the result to `_check_destroyed`. This is called after

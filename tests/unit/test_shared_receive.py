@@ -236,6 +236,7 @@ def request(wr_id: int) -> Any:
         exception=lambda: None,
         result=lambda: COMPLETION,
         _on_done=lambda _: None,
+        _keeps=False,
     )
 
 

@@ -92,11 +92,12 @@ int engine_arrival_is_quiet(const Request *request, uint32_t qp_num)
 void engine_arrived(Request *request)
 {
     PooledReceives *receives = request->pooled;
-    Lease *lease = (Lease *)request->memory;
+    Lease *lease = engine_keeps(request) ? NULL : (Lease *)request->memory;
     int has_succeeded = request->state == SUCCEEDED;
 
     request->pooled = NULL;
-    request->memory = NULL;
+    if (lease)
+        request->memory = NULL;
     receives->posted--;
     ArrivalQueue *queue =
         has_succeeded || !receives->members ? queue_of(receives, request->completion.qp_num) : NULL;
@@ -105,7 +106,7 @@ void engine_arrived(Request *request)
         engine_return_block(lease);
         engine_notify_refused(receives,
                               ENOMEM); /* the message is lost, so the endpoint has to end */
-    } else if (!has_succeeded || !queue) {
+    } else if (lease && (!has_succeeded || !queue)) {
         if (receives->members)
             engine_give_back(receives, lease);
         else

@@ -302,6 +302,7 @@ struct Request {
     char is_receive, state, at_once, stream_kind;
     char retrieved; /* its error is retrieved, or another request of its run reports it */
     char finalized;
+    char keeps;         /* if it fails, its memory is released by engine_drop only */
     OpenRequests *open; /* the list that contains it, or NULL */
     Request *earlier, *later;
     PyObject *weak;
@@ -405,7 +406,10 @@ Request *engine_request(Port *port, PyObject *operation, Py_ssize_t length, PyOb
                         PyObject *remote, int is_receive);
 void engine_complete(Request *request, const struct aiordma_completion *completion);
 int engine_holds_usable(const Request *request); /* whether its regions are still registered */
-void engine_drop(Request *request); /* release the memory of a request that was not posted */
+/* Release the memory of a request that was not posted, or that has kept it. */
+void engine_drop(Request *request);
+/* Whether the request has failed, and the device may still use its memory. */
+int engine_keeps(const Request *request);
 /* The `on_end` of an atomic whose result is the previous value, which is in its leased block. */
 void engine_read_value(Request *request);
 /* Whether the requests before it in its run can complete without running the program's code. */

@@ -38,6 +38,7 @@ static void unmake(Request *request)
     request->completes_as = 0;
     request->is_receive = request->state = request->at_once = request->retrieved = 0;
     request->stream_kind = 0;
+    request->keeps = 0;
     request->stream_bytes = 0;
     request->posted = 0;
     request->weak = NULL;
@@ -415,13 +416,20 @@ static void call_all(Request *request)
     Py_DECREF(callbacks);
 }
 
+int engine_keeps(const Request *request)
+{
+    return request->keeps && request->state == FAILED;
+}
+
 static void end(Request *request)
 {
     Py_INCREF(request);
-    if (request->on_end)
-        request->on_end(request);
-    forget_subject(request);
-    release(request);
+    if (!engine_keeps(request)) {
+        if (request->on_end)
+            request->on_end(request);
+        forget_subject(request);
+        release(request);
+    }
     account(request);
     wake_all(request);
     call_inner(request);
@@ -583,10 +591,14 @@ void engine_complete(Request *request, const struct aiordma_completion *completi
 
 void engine_drop(Request *request)
 {
+    Py_INCREF(request); /* its subject may have the last reference */
     Py_CLEAR(request->pooled);
     Py_CLEAR(request->stream);
+    if (engine_keeps(request) && request->on_end)
+        request->on_end(request);
     forget_subject(request);
     release(request);
+    Py_DECREF(request);
 }
 
 /* A copy for each caller that gets the error: a raise adds the caller's frames to an exception. */
@@ -935,6 +947,14 @@ static PyObject *request_fail(Request *request, PyObject *error)
     return engine_none_unless_interrupted();
 }
 
+static PyObject *request_keep_memory(Request *request, PyObject *none)
+{
+    (void)none;
+    if (request->state == IN_FLIGHT)
+        request->keeps = 1;
+    Py_RETURN_NONE;
+}
+
 static PyObject *request_drop(Request *request, PyObject *none)
 {
     (void)none;
@@ -1011,7 +1031,10 @@ static PyMethodDef methods[] = {
      "copies of it."},
     {"_drop", (PyCFunction)request_drop, METH_NOARGS,
      "_drop($self, /)\n--\n\n"
-     "Release the memory of a request that the device did not accept."},
+     "Release the memory of a request that the device did not accept, or that has kept it."},
+    {"_keep_memory", (PyCFunction)request_keep_memory, METH_NOARGS,
+     "_keep_memory($self, /)\n--\n\n"
+     "If the request fails, keep its memory until `_drop`: the device may still access it."},
     {"_forget_waiter", (PyCFunction)request_forget_waiter, METH_O,
      "_forget_waiter($self, waiter, /)\n--\n\n"
      "Do not wake a waiter any more."},
