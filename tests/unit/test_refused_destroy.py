@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 import aiordma
+import aiordma.streams
 from aiordma import BusyError, FlushedError, VerbsCallError
 from aiordma.testing import Fault, Faults, software_objects
 from aiordma.verbs.memory import _OUTLIVING
@@ -269,3 +270,30 @@ def test_end_of_the_loop_leaves_refused_memory_registered() -> None:
         assert _OUTLIVING
         fault.end()
     _OUTLIVING.clear()
+
+
+async def test_stream_keeps_its_rings() -> None:
+    async with refusing("destroy_qp") as (fault,):
+        listener = await aiordma.streams.listen_stream("127.0.0.1", 0, device="software")
+        async with anyio.create_task_group() as group:
+            accepted: list[Any] = []
+
+            async def accept() -> None:
+                accepted.append(await listener.accept())
+
+            group.start_soon(accept)
+            client = await aiordma.streams.connect_stream(
+                "127.0.0.1", listener.port, device="software"
+            )
+        connection = client.connection
+        never_flush(connection)
+        await client.send(b"hello")
+        regions = list(endpoint_of(connection).regions.values())
+        with pytest.raises(VerbsCallError, match=REFUSED):
+            await client.aclose()
+        assert [region.closed for region in regions if region._users] == [False]
+        fault.end()
+        await connection.aclose()
+        assert all(region.closed for region in regions)
+        await accepted[0].aclose()
+        await listener.aclose()
