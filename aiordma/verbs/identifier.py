@@ -425,6 +425,8 @@ class Identifier(Resource):
 
             def destroy() -> None:
                 nonlocal result
+                if self.pointer.qp != pointer:
+                    return  # an earlier attempt has destroyed it, and then found no memory
                 result = int(self.provider.destroy_qp(pointer))
                 if not result:
                     self.pointer.qp = ffi.NULL

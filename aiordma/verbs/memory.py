@@ -534,7 +534,7 @@ class MemoryRegion(RegionBase, Resource):
         except VerbsCallError as error:
             raise self._bound_or(error, _RXE_IS_BOUND) from None
         finally:
-            if self._is_refused:
+            if self._is_refused or not self._was_asked:
                 self._forget_kept()
                 self._kept = key
             else:

@@ -48,7 +48,14 @@ class Resource:
     leaves a child without one, and its close destroys nothing."""
 
     _is_refused: bool = False
-    """Whether the driver has refused to destroy the C object, which therefore still exists."""
+    """Whether the driver has refused to destroy the C object, or there was no memory to ask it. The
+    C object still exists."""
+
+    _was_asked: bool = False
+    """Whether the driver has answered the call that destroys the C object."""
+
+    _is_gone: bool = False
+    """Whether the C object does not exist any more."""
 
     _on_destroyed: Callable[[], object] = staticmethod(_nothing)
     """Called once the driver has destroyed the C object, in the thread that closes it."""
@@ -110,30 +117,39 @@ class Resource:
         self._closed = True
         if self._process != here.pid:
             return
-        children = list(self._children.values())
-        # Last in, first out. A callback that fails does not stop the others.
-        with ExitStack() as stack:
-            stack.callback(self._finish_closing, children)
-            for child in sorted(children, key=lambda child: child._closing_rank, reverse=True):
-                stack.callback(child.close)
+        try:
+            children = list(self._children.values())
+            # Last in, first out. A callback that fails does not stop the others.
+            with ExitStack() as stack:
+                stack.callback(self._finish_closing, children)
+                for child in sorted(children, key=lambda child: child._closing_rank, reverse=True):
+                    stack.callback(child.close)
+        finally:
+            if not self._is_gone:
+                self._closed = False
 
     def _finish_closing(self, children: "list[Resource]") -> None:
         """Destroy the C object, unless a child stays open: the child still needs its parent."""
         if not all(child._closed for child in children):
-            self._closed = False
             return
-        self._is_refused = False
+        self._is_refused = self._was_asked = self._is_gone = False
+        notify, self._on_destroyed = self._on_destroyed, _nothing
         try:
             if self.pointer is not None:
                 self._destroy()
+        except (MemoryError, SystemError):  # a call in C can lose its MemoryError
+            self._is_refused = self._is_refused or not self._was_asked
+            raise
         finally:
             if self._is_refused:
-                self._closed = False
+                self._on_destroyed = notify
             else:
-                for parent in self._parents:
-                    parent._children.pop(id(self), None)
-                notify, self._on_destroyed = self._on_destroyed, _nothing
-                notify()
+                self._is_gone = True
+                try:
+                    notify()
+                finally:
+                    for parent in self._parents:
+                        parent._children.pop(id(self), None)
 
     def _destroy(self) -> None:
         """Destroy the C object, and pass the result to `_check_destroyed`. This is called after
@@ -146,6 +162,7 @@ class Resource:
         Raises:
             VerbsCallError: the driver refused. The C object exists, and so this object stays open.
         """
+        self._was_asked = True
         if result:
             self._is_refused = True  # first: without memory for the error, it still exists
             check_positive_errno(result, call)
@@ -188,6 +205,6 @@ class Resource:
 
     def _abandon(self) -> None:
         """Mark the object as closed, because its constructor failed before a C object existed."""
-        self._closed = True
+        self._closed = self._is_gone = True
         for parent in self._parents:
             parent._children.pop(id(self), None)
