@@ -129,3 +129,54 @@ def test_message_without_memory_is_kept(call: str, engine: str) -> None:
         AIORDMA_BACKEND=engine,
     )
     assert printed == "over\n"
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("engine", ["c", "python"])
+def test_datagram_without_memory_is_kept(engine: str) -> None:
+    printed = run_child(
+        COMMON,
+        """
+        async def attempt(number):
+            options = {"device": "software", "receive_buffers": 2}
+            async with (
+                aiordma.open_datagram("127.0.0.1", 0, **options) as client,
+                aiordma.open_datagram("127.0.0.1", 0, **options) as server,
+            ):
+                peer = await client.resolve("127.0.0.1", server.port)
+                for text in (b"one", b"two"):
+                    await client.send(text * 300, peer)
+                queue, receives = server._queue, server._received.receives
+                async with asyncio.timeout(BOUND):
+                    while queue.arrived < 2:
+                        await asyncio.sleep(0.001)
+                is_over, is_taken, taken = False, False, None
+                _testcapi.set_nomemory(number, number + 1)
+                try:
+                    taken = queue.take_datagram(server._endpoint.senders)
+                    is_taken = True
+                    is_over = is_still_to_come()
+                except (MemoryError, SystemError):
+                    pass
+                finally:
+                    _testcapi.remove_mem_hooks()
+                if server._endpoint.cause is not None:  # the receive could not be posted
+                    return is_over
+                assert queue.arrived == 2 - is_taken, (number, taken)
+                assert receives.posted + receives.unposted + queue.arrived == 2, number
+                got = [(await server.receive()).data for _ in range(queue.arrived)]
+                if is_taken:
+                    got.insert(0, taken.data)
+                assert got == [b"one" * 300, b"two" * 300], number
+                return is_over
+
+        async def sweep():
+            for number in range(LAST):
+                if await attempt(number):
+                    return "over"
+
+        print(asyncio.run(sweep()))
+        """,
+        AIORDMA_BACKEND=engine,
+    )
+    assert printed == "over\n"

@@ -231,6 +231,20 @@ static PyObject *queue_take_data(ArrivalQueue *queue, PyObject *none)
     return take_data(queue);
 }
 
+/* Remove the first arrival, of which the message was made, and return the message. Without memory
+   for a message, the arrival stays. Takes the reference. */
+static PyObject *pop_taken(ArrivalQueue *queue, const Lease *lease, PyObject *message)
+{
+    /* Making it can run the collector, and so code that takes or drops the arrival. */
+    if (!queue->count || engine_arrival_at(queue, 0)->lease != lease) {
+        Py_DECREF(message);
+        PyErr_SetString(PyExc_RuntimeError, "the arrival was dropped while it was taken");
+        return NULL;
+    }
+    engine_give_back(queue->receives, engine_pop_arrival(queue));
+    return message;
+}
+
 static PyObject *take_datagram(ArrivalQueue *queue, PyObject *senders)
 {
     struct ibv_sge sge;
@@ -241,10 +255,11 @@ static PyObject *take_datagram(ArrivalQueue *queue, PyObject *senders)
     }
     const char *block = engine_leased_block(engine_arrival_at(queue, 0)->lease, &sge);
     struct aiordma_completion completion = engine_arrival_at(queue, 0)->completion;
-    Lease *lease = engine_pop_arrival(queue); /* first: making the message can run the collector */
+    const Lease *lease = engine_arrival_at(queue, 0)->lease;
     PyObject *message = engine_datagram(senders, block, sge.length, &completion);
-    engine_give_back(queue->receives, lease);
-    return message;
+    if (!message)
+        return NULL;
+    return pop_taken(queue, lease, message);
 }
 
 static PyObject *queue_take_datagram_at_once(ArrivalQueue *queue, PyObject *senders)
@@ -304,14 +319,7 @@ static PyObject *take_message(ArrivalQueue *queue, PyObject *type)
     Py_XDECREF(data);
     if (!message)
         return NULL;
-    /* Making it can run the collector, and so code that takes or drops the arrival. */
-    if (!queue->count || engine_arrival_at(queue, 0)->lease != lease) {
-        Py_DECREF(message);
-        PyErr_SetString(PyExc_RuntimeError, "the arrival was dropped while it was taken");
-        return NULL;
-    }
-    engine_give_back(queue->receives, engine_pop_arrival(queue));
-    return message;
+    return pop_taken(queue, lease, message);
 }
 
 static PyObject *queue_take_message_at_once(ArrivalQueue *queue, PyObject *type)
