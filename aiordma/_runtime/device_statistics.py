@@ -5,6 +5,7 @@ Nothing here is on the path of a request. The hubs and their queues count; this 
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol, TypeVar
 
 from aiordma._base.process import here, reentrant_lock
@@ -16,6 +17,7 @@ from aiordma._requests.select import Drain
 __all__ = ("HubCounters", "statistics")
 
 Read = TypeVar("Read")
+Item = TypeVar("Item")
 
 
 class _Counted(Protocol):
@@ -24,18 +26,10 @@ class _Counted(Protocol):
 
 
 class _Total:
-    """A sum, to which a finalizer may add while something else is being added."""
+    """A sum. A finalizer may add to it while something else is being added."""
 
     def __init__(self) -> None:
         self.value = DeviceStatistics()
-
-    def add(self, statistics: DeviceStatistics) -> None:
-        while True:
-            before = self.value
-            after = DeviceStatistics._sum([before, statistics])
-            if self.value is before:
-                self.value = after
-                return
 
 
 class _Process:
@@ -61,6 +55,8 @@ class _Process:
     def sum_up(self) -> dict[str, DeviceStatistics]:
         found = {device: self.ended[device].value for device in list(self.ended)}
         for hub in self.hubs.alive():
+            if hub.has_ended:
+                continue
             before = found.get(hub.device, DeviceStatistics())
             found[hub.device] = DeviceStatistics._sum([before, hub.snapshot()])
         return found
@@ -94,7 +90,8 @@ class HubCounters:
         self._queues: set[_Counted] = set()
         self._caches: set[RegistrationCache] = set()
         self._gone = _Total()
-        self._has_ended = False
+        self.has_ended: bool = False
+        """Whether its counters are among those of the device that remain."""
         with _lock:
             self._process = _current()
             self._process.hubs.add(self)
@@ -108,8 +105,7 @@ class HubCounters:
         """Keep the counters of an object that posts no more requests. Idempotent."""
         with _lock:
             if counted in self._queues:
-                self._queues.discard(counted)
-                self._keep(DeviceStatistics(requests=counted.statistics()))
+                self._move(self._queues, counted, DeviceStatistics(requests=counted.statistics()))
 
     def add_cache(self, cache: RegistrationCache) -> None:
         """Count the hits of a protection domain's cache."""
@@ -120,22 +116,33 @@ class HubCounters:
         """Keep the counters of a domain's cache that is no longer used. Idempotent."""
         with _lock:
             if cache in self._caches:
-                self._caches.discard(cache)
-                self._keep(_of_cache(cache))
+                self._move(self._caches, cache, _of_cache(cache))
 
-    def _keep(self, statistics: DeviceStatistics) -> None:
-        self._gone.add(statistics)
-        self._process.moves += 1
+    def _move(self, items: set[Item], item: Item, statistics: DeviceStatistics) -> None:
+        """Move the counters of an item to those that remain, unless a finalizer has done it."""
+        while item in items:
+            before, moves = self._gone.value, self._process.moves + 1
+            after = DeviceStatistics._sum([before, statistics])
+            if self._gone.value is before and item in items:
+                # No memory is allocated here, and no finalizer runs: all of it, or nothing.
+                self._gone.value = after
+                self._process.moves = moves
+                items.discard(item)
 
     def end(self) -> None:
         """Keep the counters of a hub that stops. Idempotent."""
         with _lock:
-            if self._has_ended:
-                return
-            self._has_ended = True
-            self._process.hubs.discard(self)
-            self._process.ended.setdefault(self._device, _Total()).add(self.snapshot())
-            self._process.moves += 1
+            total = self._process.ended.setdefault(self._device, _Total())
+            while not self.has_ended:
+                before, moves = total.value, self._process.moves + 1
+                after = DeviceStatistics._sum([before, self.snapshot()])
+                if total.value is before and not self.has_ended:
+                    # As in `_move`. From now on, `sum_up` takes the total.
+                    total.value = after
+                    self._process.moves = moves
+                    self.has_ended = True
+            with suppress(MemoryError):
+                self._process.hubs.discard(self)
 
     def snapshot(self) -> DeviceStatistics:
         """Return the counters."""
