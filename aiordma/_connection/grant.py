@@ -22,7 +22,7 @@ from typing import Self
 
 from aiordma._base.arguments import Buffer, seconds, shown, wrong_type
 from aiordma._base.enums import Access, MemoryWindowType, QueuePairType, names_of
-from aiordma._base.errors import VerbsCallError, detached
+from aiordma._base.errors import BusyError, VerbsCallError, detached
 from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.provider import SOFTWARE
 from aiordma._base.ranges import RemoteMemory
@@ -31,6 +31,7 @@ from aiordma._endpoint.domain_state import kept_open, start_deregistering, wrong
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.staging import THREAD_LIMIT
 from aiordma._endpoint.windows import BoundWindow
+from aiordma._loop.ending import end
 from aiordma._loop.event_loop import Timer
 from aiordma._loop.threads import Once, outwait
 from aiordma.verbs import LocalMemory, MemoryRegion, MemorySlice, MemoryWindow
@@ -184,6 +185,13 @@ class Grant:
         if self._ending:
             return
         self._ending = True
+        try:
+            self._end_access()
+        except MemoryError:
+            end(self._endpoint.loop, self._end_access)
+
+    def _end_access(self) -> None:
+        """End the access. Done again if there was no memory: each step can be repeated."""
         endpoint, window = self._endpoint, self._window
         if self._timer is not None:
             self._timer.cancel()
@@ -210,27 +218,29 @@ class Grant:
         if region is None:
             self._finish(None)
             return
-        if endpoint.regions.pop(id(region), None) is None:
+        key = id(region)
+        if key not in endpoint.regions:
             self._finish(None)  # the connection's end has deregistered it, or does it
             return
+        # It is taken from the list last: without memory before, this is done again.
         if region._users:
             region._retire()  # the bind was cancelled, and is still in flight
+            endpoint.regions.pop(key, None)
             self._finish(None)
             return
 
         if endpoint.hub.context.device_name == SOFTWARE and region.length <= THREAD_LIMIT:
-            error: BaseException | None = None
             try:
                 region.close()
-            except VerbsCallError as raised:
-                error = raised
-            try:
-                self._finish(error)
-            finally:
-                del error  # its traceback holds this frame
+            except (VerbsCallError, BusyError) as error:
+                self._error = self._error or detached(error)
+                endpoint.fail(self._error)
+            endpoint.regions.pop(key, None)
+            self._finish(None)
             return
 
         start_deregistering(endpoint.reactor, endpoint.domain_state, region.close, self._finish)
+        endpoint.regions.pop(key, None)
 
     def _finish(self, error: BaseException | None) -> None:
         if isinstance(error, Exception):

@@ -22,6 +22,7 @@ from aiordma._endpoint.domain_state import (
     start_deregistering,
     wrong_domain,
 )
+from aiordma._loop.ending import end
 from aiordma._loop.event_loop import EventLoop
 from aiordma._loop.threads import in_thread
 from aiordma._requests.pool import BufferPool
@@ -336,18 +337,28 @@ class Staging:
 
     @deferring
     def _give_back(self, regions: list[MemoryRegion]) -> None:
+        if not regions:
+            return
+        try:
+            self._deregister(regions)
+        except MemoryError:
+            end(self._endpoint.loop, partial(self._deregister, regions))
+
+    def _deregister(self, regions: list[MemoryRegion]) -> None:
         # Regions that the endpoint's end has removed from this list are closed by it.
-        taken = [self._endpoint.regions.pop(id(region), None) for region in regions]
-        mine = [region for region in taken if region is not None]
+        known = self._endpoint.regions
+        mine = {id(region): region for region in regions if id(region) in known}
 
         def close() -> None:
-            for region in mine:
+            for region in mine.values():
                 region._retire()
 
-        if sum(region.length for region in mine) > THREAD_LIMIT:
+        if sum(region.length for region in mine.values()) > THREAD_LIMIT:
             start_deregistering(self._endpoint.reactor, self._endpoint.domain_state, close)
         else:
             close()
+        for key in mine:  # last: without memory before, the endpoint's end still closes them
+            known.pop(key, None)
 
     # -- limits -------------------------------------------------------------------------------
 

@@ -136,13 +136,18 @@ class BoundWindow(WindowBase):
 
         Raises:
             VerbsCallError: the driver refused.
+            MemoryError: the window is as it was.
         """
-        self._endpoint.windows.pop(id(self), None)
         self._pointer = 0
         try:
             self._window.close()
-        finally:
+        except MemoryError:
+            raise  # it is still open: call this again
+        except BaseException:
             self._let_go()
+            raise
+        self._endpoint.windows.pop(id(self), None)
+        self._let_go()
 
     def _free(self) -> None:
         """Free only the device's window. The connection's end calls this in a thread."""

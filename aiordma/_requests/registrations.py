@@ -278,8 +278,12 @@ class RegistrationCache:
 
     def _sweep(self) -> None:
         dead = self._take_dead()
-        if dead:
+        if not dead:
+            return
+        try:
             self._dispose(dead)
+        except MemoryError:
+            _close_all(dead)
 
     def _take_dead(self) -> list[MemoryRegion]:
         taken = []

@@ -540,10 +540,12 @@ class MemoryRegion(RegionBase, Resource):
             else:
                 del _OUTLIVING[key]
                 self._forget_kept()
-        self._on_close()
-        if self._outwaits:
-            _outwait_receiving()
-        self._let_go()
+        try:
+            self._on_close()
+        finally:
+            if self._outwaits:
+                _outwait_receiving()
+            self._let_go()
 
     def _bound_or(self, error: VerbsCallError, also: int = errno_module.EBUSY) -> Exception:
         """Return the error for a refusal of the driver. EBUSY, or `also`, means a bound window if
@@ -562,10 +564,14 @@ class MemoryRegion(RegionBase, Resource):
 
     def _let_go(self) -> None:
         """Release the memory, which is deregistered."""
-        for view in (self._view, self._uncertain):
-            if view is not None:
-                with suppress(BufferError):  # another view exists: the export ends with that view
-                    view.release()
+        # Without `suppress`, which takes memory.
+        try:  # noqa: SIM105
+            self._view.release()
+        except BufferError:
+            pass  # another view of it exists: the export ends with that view
+        if self._uncertain is not None:
+            with suppress(BufferError):
+                self._uncertain.release()
 
 
 def retire_all(regions: Iterable[MemoryRegion]) -> None:
