@@ -59,7 +59,7 @@ from aiordma._runtime.address_lookup import (
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.identifiers import ROUTE_TIMEOUT_MS, milliseconds, new_identifier
-from aiordma._runtime.reactor import Reactor, acquire_reactor
+from aiordma._runtime.reactor import Reactor
 from aiordma.verbs.identifier import (
     MAX_CONNECT_PRIVATE_DATA,
     ConnectionParameters,
@@ -462,8 +462,7 @@ class _Attempt:
         self, provider: Provider, host: str, source: tuple[str, int] | None
     ) -> Connection:
         self._state = _S.RESOLVING_ADDRESS
-        reactor = await acquire_reactor(provider)
-        async with new_identifier(reactor) as identifier:
+        async with new_identifier(provider) as (reactor, identifier):
             reactor.subscribe(identifier, self._handle)
             hub = await self._resolve(reactor, identifier, host, source)
             domain = await self.domain.on(reactor, hub)

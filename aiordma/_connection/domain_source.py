@@ -16,7 +16,7 @@ from aiordma._endpoint.domain_state import DomainState, make_raw
 from aiordma._runtime.address_lookup import checked_host, numeric_address
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.identifiers import milliseconds, new_identifier
-from aiordma._runtime.reactor import Reactor, acquire_reactor
+from aiordma._runtime.reactor import Reactor
 from aiordma.verbs.identifier import Identifier
 
 __all__ = ("open_domain",)
@@ -70,8 +70,7 @@ async def open_domain(
         )
 
     async def attempt(provider: Provider) -> Domain:
-        reactor = await acquire_reactor(provider)
-        async with new_identifier(reactor) as identifier:
+        async with new_identifier(provider) as (reactor, identifier):
             await _find_device(reactor, identifier, host, numeric, timeout)
             hub = await reactor.hub(identifier)
             name = hub.context.device_name

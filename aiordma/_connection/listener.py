@@ -60,7 +60,7 @@ from aiordma._loop.threads import Once, outwait
 from aiordma._runtime.address_lookup import checked_host, checked_port, numeric_address
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.identifiers import new_identifier
-from aiordma._runtime.reactor import AtLoopEnd, Reactor, acquire_reactor
+from aiordma._runtime.reactor import AtLoopEnd, Reactor
 from aiordma.verbs.device import Context, require_device
 from aiordma.verbs.identifier import Event, Identifier
 
@@ -209,8 +209,7 @@ async def listen_with(
                 )
 
     async def listening(provider: Provider) -> tuple[Reactor, Identifier]:
-        reactor = await acquire_reactor(provider)
-        async with new_identifier(reactor) as identifier:
+        async with new_identifier(provider) as (reactor, identifier):
             if options.tos is not None:
                 identifier.set_tos(options.tos)
             if ipv6_only is not None:

@@ -16,7 +16,6 @@ from aiordma._endpoint.endpoint import Endpoint
 from aiordma._runtime.address_lookup import checked_host, numeric_address
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.identifiers import new_identifier
-from aiordma._runtime.reactor import acquire_reactor
 from aiordma.verbs import ProtectionDomain
 
 __all__ = ("ListenerReceives", "open_shared_receive")
@@ -109,8 +108,7 @@ async def _open(
     settings: SharedReceiveSettings,
     choice: DomainChoice,
 ) -> SharedReceiveQueue:
-    reactor = await acquire_reactor(provider)
-    async with new_identifier(reactor) as identifier:
+    async with new_identifier(provider) as (reactor, identifier):
         identifier.bind(numeric, 0)
         if not identifier.device_key:
             raise AddressError(

@@ -42,7 +42,6 @@ from aiordma._requests.select import calls_port
 from aiordma._runtime.address_lookup import checked_host, checked_port, numeric_address
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.identifiers import new_identifier
-from aiordma._runtime.reactor import acquire_reactor
 from aiordma.verbs import (
     GRH_BYTES,
     MOST_LID,
@@ -224,8 +223,7 @@ async def _bound(
     choice: DomainChoice,
 ) -> DatagramEndpoint:
     """Return an endpoint without a queue pair, on the device that has the address."""
-    reactor = await acquire_reactor(provider)
-    async with new_identifier(reactor, PortSpace.UDP) as identifier:
+    async with new_identifier(provider, PortSpace.UDP) as (reactor, identifier):
         identifier.bind(numeric, port)
         if not identifier.device_key:
             raise AddressError._unreached(f"{numeric} is not the address of an RDMA device")

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 
 import anyio
 
@@ -25,9 +26,10 @@ from aiordma._datagram.peer import UDP_QKEY, DatagramPeer
 from aiordma._datagram.queue import DatagramQueue
 from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.endpoint import Endpoint
+from aiordma._loop.ending import ATTEMPTS, end
 from aiordma._loop.threads import in_thread, outwait
 from aiordma._runtime.hub import DeviceHub
-from aiordma._runtime.identifiers import give_back_later
+from aiordma._runtime.identifiers import give_back_later, release_surely
 from aiordma._runtime.reactor import Reactor
 from aiordma.verbs import GRH_BYTES, AddressVector
 from aiordma.verbs.identifier import ConnectionParameters, Event, Identifier
@@ -138,22 +140,47 @@ class DatagramEndpoint(Endpoint):
 
     def handle_event(self, event: Event) -> None:
         """Handle a CM event of the identifier."""
+        try:
+            self._handle_request_or_other(event)
+        except MemoryError:
+            end(self.loop, partial(self._handle_request_or_other, event))
+
+    def _handle_request_or_other(self, event: Event) -> None:
+        """Do what `handle_event` does. What raises MemoryError has done nothing."""
         if event.type is CmEventType.CONNECT_REQUEST:
             self._answer(event)
         else:
             super().handle_event(event)
 
     def _answer(self, event: Event) -> None:
+        if self.reactor.ended:
+            return  # its channel has destroyed the new identifier
         self.reactor.retain()
-        identifier = Identifier(self.reactor.channel, key=event.new_key)
-        if self.cause is None:
-            answer = ConnectionParameters(private_data=self._private_data, qp_num=self.qp_num)
-            try:
-                identifier.accept(answer)
-            except VerbsCallError as error:
-                # The peer repeats its request, or times out.
-                logger.debug("answering %s: %s", identifier.peer_address, error)
-        give_back_later(self.reactor, identifier)
+        try:
+            identifier = Identifier(self.reactor.channel, key=event.new_key)
+        except BaseException:
+            release_surely(self.reactor)
+            raise
+        attempts = ATTEMPTS
+        try:
+            while attempts:
+                try:
+                    self._accept(identifier)
+                    break
+                except MemoryError:  # librdmacm has not been asked
+                    attempts -= 1
+        finally:
+            give_back_later(self.reactor, identifier)
+
+    def _accept(self, identifier: Identifier) -> None:
+        if self.cause is not None:
+            return
+        answer = ConnectionParameters(private_data=self._private_data, qp_num=self.qp_num)
+        try:
+            identifier.accept(answer)
+        except VerbsCallError as error:
+            # The peer repeats its request, or times out.
+            logger.debug("answering %s: %s", identifier.peer_address, error)
 
     # -- resolving peers ----------------------------------------------------------------------
 

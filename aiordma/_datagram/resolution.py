@@ -40,8 +40,8 @@ async def resolve_peer(
     try:
         with anyio.fail_after(timeout):
             family = socket.AF_INET6 if ":" in source else socket.AF_INET
-            reactor.retain()  # before the first wait, during which its last user can close it
-            async with new_identifier(reactor, PortSpace.UDP) as identifier:
+            # Before the first wait, during which the reactor's last user can close it.
+            async with new_identifier(reactor, PortSpace.UDP) as (_, identifier):
                 reactor.subscribe(identifier, waiter.handle)
                 numeric = await numeric_address(host, family)
                 try:

@@ -7,9 +7,10 @@ from functools import partial
 import anyio
 
 from aiordma._base.enums import PortSpace
+from aiordma._base.provider import Provider
 from aiordma._loop.ending import end
 from aiordma._loop.threads import outwait
-from aiordma._runtime.reactor import Reactor
+from aiordma._runtime.reactor import Reactor, acquire_reactor
 from aiordma.verbs.identifier import Identifier
 
 __all__ = (
@@ -18,6 +19,7 @@ __all__ = (
     "give_back_later",
     "milliseconds",
     "new_identifier",
+    "release_surely",
 )
 
 ROUTE_TIMEOUT_MS = 2000
@@ -34,28 +36,59 @@ def milliseconds(timeout: float | None) -> int:
 
 @asynccontextmanager
 async def new_identifier(
-    reactor: Reactor, port_space: PortSpace = PortSpace.TCP
-) -> AsyncIterator[Identifier]:
-    """Create an identifier, for a reactor that the caller has retained. If the block fails, destroy
-    the identifier and release the reactor. Otherwise both belong to the caller."""
+    where: Provider | Reactor, port_space: PortSpace = PortSpace.TCP
+) -> AsyncIterator[tuple[Reactor, Identifier]]:
+    """Create an identifier, and count it as a user of its reactor. If the block fails, destroy the
+    identifier and release the reactor. Otherwise both belong to the caller.
+
+    Args:
+        where: the reactor, or the provider of the running loop's reactor.
+        port_space: the identifier's.
+
+    Raises:
+        as `acquire_reactor`.
+        VerbsCallError: librdmacm refused.
+    """
+    # Here, because without memory for the block itself, the caller's use would be lost.
+    if isinstance(where, Reactor):
+        where.retain()
+        reactor = where
+    else:
+        reactor = await acquire_reactor(where)
     try:
+        gone = anyio.Event()
+        notify = gone.set  # before: nothing may fail once the identifier is to be given back
         identifier = Identifier(reactor.channel, port_space)
     except BaseException:
-        reactor.release()
+        release_surely(reactor)
         raise
     try:
-        yield identifier
+        yield reactor, identifier
     except BaseException:
-        await give_back(reactor, identifier)
+        give_back_later(reactor, identifier, notify)
+        await outwait(gone)
         raise
 
 
 async def give_back(reactor: Reactor, identifier: Identifier) -> None:
     """Destroy an identifier and release its reactor, and wait for it, also if the task is
     cancelled."""
-    gone = anyio.Event()
-    give_back_later(reactor, identifier, gone.set)
+    try:
+        gone = anyio.Event()
+        notify = gone.set
+    except MemoryError:
+        give_back_later(reactor, identifier)
+        raise
+    give_back_later(reactor, identifier, notify)
     await outwait(gone)
+
+
+def release_surely(reactor: Reactor) -> None:
+    """Release a reactor. If there is no memory for this, it is done later."""
+    try:
+        reactor.release()
+    except MemoryError:
+        end(reactor.loop, reactor.release)
 
 
 def give_back_later(
@@ -63,9 +96,12 @@ def give_back_later(
 ) -> None:
     """Destroy an identifier and release its reactor in the background. Then call `then` on the
     loop's thread, as a step of an Ending. If there is no memory for this, it is done later."""
-    begin = partial(reactor.destroy, identifier.close, closed=then)
-    reactor.unsubscribe(identifier)
     try:
-        begin()
+        _give_back(reactor, identifier, then)
     except MemoryError:
-        end(reactor.loop, begin)
+        end(reactor.loop, partial(_give_back, reactor, identifier, then))
+
+
+def _give_back(reactor: Reactor, identifier: Identifier, then: Callable[[], object]) -> None:
+    reactor.unsubscribe(identifier)
+    reactor.destroy(identifier.close, closed=then)

@@ -171,7 +171,7 @@ class Reactor:
                     handler(event)
                 elif event.new_key:
                     # Its listener was closed: destroying the new identifier rejects the request.
-                    self.destroy(Identifier(self.channel, key=event.new_key).close)
+                    self._reject(event.new_key)
                 if self.ended or count == EVENTS_AT_ONCE:
                     return False  # further events make the channel readable again
         except VerbsCallError as error:
@@ -300,6 +300,20 @@ class Reactor:
     def _watch_again(self) -> None:
         if not self._destroying and not self.ended:
             self.loop.watch(self.channel.fd, self._readable)
+
+    def _reject(self, key: int) -> None:
+        """Destroy a new identifier, now, or as soon as there is memory for it."""
+        made: list[Identifier] = []
+
+        def reject() -> None:
+            if not made:
+                made.append(Identifier(self.channel, key=key))
+            self.destroy(made[0].close)
+
+        try:
+            reject()
+        except MemoryError:
+            end(self.loop, reject)
 
     def _readable(self) -> None:
         self.poll_events()

@@ -127,29 +127,45 @@ class Identifier(Resource):
         self.provider: Provider = channel.provider
         self.channel: EventChannel = channel
         self.queue_pair: QueuePair | None = None
-        self._groups: list[bytes] = []
+        self._groups: list[bytes]
         """The addresses of the groups to which librdmacm attaches its queue pair."""
-        if key:
-            try:
-                channel._requests.remove(key)
-            except KeyError:
+        self.key: int
+        self.port_space: PortSpace
+        try:
+            self._groups = []
+            if key:
+                self._adopt(key)
+            else:
+                self._create(port_space)
+        except BaseException:
+            if self.pointer is None:
                 self._abandon()
-                expected = "the new_key of a CONNECT_REQUEST of this channel, not adopted before"
-                raise wrong_value(key, "key", expected, "Identifier") from None
-            self.pointer: Any = ffi.cast("struct rdma_cm_id *", key)
-        else:
-            out = ffi.new("struct rdma_cm_id **")
-            try:
-                check_minus_one(
-                    self.provider.create_id(channel.pointer, out, ffi.NULL, port_space),
-                    "rdma_create_id",
-                )
-            except BaseException:
-                self._abandon()
-                raise
-            self.pointer = out[0]
-        self.key: int = int(ffi.cast("uintptr_t", self.pointer))
-        self.port_space: PortSpace = PortSpace(self.pointer.ps)
+            else:
+                self.close()  # without memory after its creation
+            raise
+
+    def _adopt(self, key: int) -> None:
+        """Take over the identifier of a connection request. What raises has changed nothing."""
+        pointer = ffi.cast("struct rdma_cm_id *", key)
+        requests, self.pointer, self.key = self.channel._requests, None, key
+        if key in requests:
+            self.port_space = PortSpace(pointer.ps)
+        try:
+            requests.remove(key)
+        except KeyError:
+            expected = "the new_key of a CONNECT_REQUEST of this channel, not adopted before"
+            raise wrong_value(key, "key", expected, "Identifier") from None
+        self.pointer = pointer
+
+    def _create(self, port_space: PortSpace) -> None:
+        out = ffi.new("struct rdma_cm_id **")
+        check_minus_one(
+            self.provider.create_id(self.channel.pointer, out, ffi.NULL, port_space),
+            "rdma_create_id",
+        )
+        self.pointer = out[0]
+        self.key = int(ffi.cast("uintptr_t", self.pointer))
+        self.port_space = PortSpace(self.pointer.ps)
 
     def __repr__(self) -> str:
         return f"<Identifier {self.key:#x}>"
