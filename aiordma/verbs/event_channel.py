@@ -14,6 +14,7 @@ from aiordma._base.enums import CmEventType
 from aiordma._base.errors import NoDeviceError, VerbsCallError, check_negative_errno, check_pointer
 from aiordma._base.interrupts import deferring
 from aiordma._base.provider import Provider, checked_device, usual_provider
+from aiordma._loop.ending import ATTEMPTS
 from aiordma._native import ffi, lib
 from aiordma.verbs import AddressVector, Resource
 
@@ -117,31 +118,46 @@ class EventChannel(Resource):
             taken = lib.aiordma_next_cm_event(self.provider.table, self.pointer, raw)
             if not check_negative_errno(taken, "rdma_get_cm_event"):
                 return
-            try:
-                kind = CmEventType(raw.event)
-            except ValueError:  # an event of a newer librdmacm, acknowledged and ignored
-                continue
-            request = kind is CmEventType.CONNECT_REQUEST
-            if request:
-                self._requests.add(raw.id)
-            yield Event(
-                type=kind,
-                status=raw.status,
-                key=raw.listen_id if request else raw.id,
-                new_key=raw.id if request else 0,
-                private_data=bytes(ffi.buffer(raw.private_data, raw.private_data_length)),
-                responder_resources=raw.responder_resources,
-                initiator_depth=raw.initiator_depth,
-                retry_count=raw.retry_count,
-                rnr_retry_count=raw.rnr_retry_count,
-                flow_control=bool(raw.flow_control),
-                shared_receive=bool(raw.srq),
-                qp_num=raw.qp_num,
-                qkey=raw.qkey,
-                address=AddressVector._read(raw.address)
-                if kind in _WITH_ADDRESS and raw.address.port_num
-                else None,
-            )
+            attempts = ATTEMPTS
+            while True:
+                try:
+                    event = self._read(raw)
+                    break
+                except MemoryError:  # the event is taken: without another attempt, it is lost
+                    attempts -= 1
+                    if not attempts:
+                        raise
+            if event is not None:
+                yield event
+
+    def _read(self, raw: Any) -> Event | None:
+        """Return the event of a struct; None for an event of a newer librdmacm, which is ignored.
+        Can be repeated."""
+        try:
+            kind = CmEventType(raw.event)
+        except ValueError:
+            return None
+        request = kind is CmEventType.CONNECT_REQUEST
+        if request:
+            self._requests.add(raw.id)
+        return Event(
+            type=kind,
+            status=raw.status,
+            key=raw.listen_id if request else raw.id,
+            new_key=raw.id if request else 0,
+            private_data=bytes(ffi.buffer(raw.private_data, raw.private_data_length)),
+            responder_resources=raw.responder_resources,
+            initiator_depth=raw.initiator_depth,
+            retry_count=raw.retry_count,
+            rnr_retry_count=raw.rnr_retry_count,
+            flow_control=bool(raw.flow_control),
+            shared_receive=bool(raw.srq),
+            qp_num=raw.qp_num,
+            qkey=raw.qkey,
+            address=AddressVector._read(raw.address)
+            if kind in _WITH_ADDRESS and raw.address.port_num
+            else None,
+        )
 
     def _destroy(self) -> None:
         self.provider.destroy_event_channel(self.pointer)

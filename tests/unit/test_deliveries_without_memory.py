@@ -180,3 +180,35 @@ def test_datagram_without_memory_is_kept(engine: str) -> None:
         AIORDMA_BACKEND=engine,
     )
     assert printed == "over\n"
+
+
+@pytest.mark.natively
+def test_connection_event_without_memory_is_not_lost() -> None:
+    printed = run_child(
+        COMMON,
+        """
+        import select
+        from aiordma import CmEventType, EventChannel, Identifier
+        from aiordma._base.provider import software
+
+        def attempt(number):
+            with EventChannel(software()) as channel, Identifier(channel) as identifier:
+                identifier.resolve_address("127.0.0.1", 7471, None, 2000)
+                assert select.select([channel.fd], [], [], BOUND)[0]
+                events, first, is_over = channel.events(), None, False
+                _testcapi.set_nomemory(number, number + 1)
+                try:
+                    first = next(events)
+                    is_over = is_still_to_come()
+                except (MemoryError, SystemError):
+                    pass
+                finally:
+                    _testcapi.remove_mem_hooks()
+                taken = [event.type for event in (first, *channel.events()) if event]
+                assert taken == [CmEventType.ADDR_RESOLVED], number
+                return is_over
+
+        print(next("over" for number in range(LAST) if attempt(number)))
+        """,
+    )
+    assert printed == "over\n"
