@@ -11,7 +11,7 @@ from aiordma._loop.event_loop import EventLoop
 from aiordma._requests.request import WorkRequest, fail_all
 from aiordma._runtime.reactor import Reactor
 from aiordma.verbs import Resource
-from aiordma.verbs.memory import _OUTLIVING
+from aiordma.verbs.memory import OUTLIVING
 
 __all__ = ("Outliving",)
 
@@ -85,7 +85,7 @@ class Outliving:
         """End requests without completions, after an attempt to destroy the object."""
         requests = list(requests)
         if self.exists:
-            _OUTLIVING[self] = self  # the requests hold their owner, and with it the object
+            OUTLIVING[self] = self  # the requests hold their owner, and with it the object
             for request in requests:
                 self._requests[request] = None
                 request._keep_memory()
@@ -113,7 +113,7 @@ class Outliving:
         with suppress(IndexError):
             while True:
                 self._later.pop()()
-        _OUTLIVING.pop(self, None)
+        OUTLIVING.pop(self, None)
 
     @property
     def why(self) -> str:

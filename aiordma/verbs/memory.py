@@ -35,6 +35,7 @@ from aiordma.verbs.foreign_memory import (
 from aiordma.verbs.resource import Resource
 
 __all__ = (
+    "OUTLIVING",
     "LocalMemory",
     "MemoryRegion",
     "MemorySlice",
@@ -46,7 +47,7 @@ __all__ = (
     "retire_all",
 )
 
-_OUTLIVING: dict[object, object] = {}
+OUTLIVING: dict[object, object] = {}
 """Memory that the device may still access after its region was collected, by a key of its own. It
 is freed only if the region is deregistered later."""
 _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
@@ -295,7 +296,7 @@ class MemoryRegion(RegionBase, Resource):
         """The new memory of a re-registration that has failed half way: the device may access it,
         besides the old one."""
         self._kept: object = None
-        """The key of the memory in _OUTLIVING, after the driver refused to deregister it."""
+        """The key of the memory in OUTLIVING, after the driver refused to deregister it."""
         self._on_close: Callable[[], object] = lambda: None
         """Called when the region closes, to remove it from a list of regions."""
         self._start: int = start
@@ -517,7 +518,7 @@ class MemoryRegion(RegionBase, Resource):
         if self._users:
             # The region is collected together with the requests that use it, and their queue pair,
             # in any order. The memory must outlive all of them.
-            _OUTLIVING[object()] = self._owner_of_memory()
+            OUTLIVING[object()] = self._owner_of_memory()
             self._users = 0
         super()._disown()
 
@@ -528,7 +529,7 @@ class MemoryRegion(RegionBase, Resource):
     def _destroy(self) -> None:
         # Before the call: the region may be garbage, and there may be no memory after a refusal.
         key = object()
-        _OUTLIVING[key] = self._owner_of_memory()
+        OUTLIVING[key] = self._owner_of_memory()
         try:
             self._check_destroyed(self.domain.provider.dereg_mr(self.pointer), "ibv_dereg_mr")
         except VerbsCallError as error:
@@ -538,7 +539,7 @@ class MemoryRegion(RegionBase, Resource):
                 self._forget_kept()
                 self._kept = key
             else:
-                del _OUTLIVING[key]
+                del OUTLIVING[key]
                 self._forget_kept()
         try:
             self._on_close()
@@ -559,7 +560,7 @@ class MemoryRegion(RegionBase, Resource):
 
     def _forget_kept(self) -> None:
         """Let the memory be freed that an earlier refusal to deregister has kept."""
-        _OUTLIVING.pop(self._kept, None)
+        OUTLIVING.pop(self._kept, None)
         self._kept = None
 
     def _let_go(self) -> None:

@@ -11,7 +11,7 @@ from aiordma import Access
 from aiordma._base.errors import BusyError, VerbsCallError
 from aiordma.testing import software_objects
 from aiordma.verbs import Device, MemoryRegion, ProtectionDomain
-from aiordma.verbs.memory import _OUTLIVING, retire_all
+from aiordma.verbs.memory import OUTLIVING, retire_all
 from tests.unit.software_device import nothing_left
 
 pytestmark = pytest.mark.natively
@@ -57,9 +57,9 @@ def test_region_with_a_bound_window_stays_open_until_it_can_be_closed(error: int
         assert memory() is not None
         assert len(bytes(region[:])) == 64  # it can still be used
         driver.error = 0
-        kept = len(_OUTLIVING)
+        kept = len(OUTLIVING)
         region.close()
-        assert (region.closed, len(_OUTLIVING)) == (True, kept - 1)
+        assert (region.closed, len(OUTLIVING)) == (True, kept - 1)
         gc.collect()
         assert memory() is None
 

@@ -13,7 +13,7 @@ import aiordma
 import aiordma.streams
 from aiordma import BusyError, FlushedError, VerbsCallError
 from aiordma.testing import Fault, Faults, software_objects
-from aiordma.verbs.memory import _OUTLIVING
+from aiordma.verbs.memory import OUTLIVING
 from tests.connections import connect_to
 from tests.internals import endpoint_of, hub_of
 from tests.unit.child import run_child
@@ -28,10 +28,10 @@ REFUSED = r"ibv_destroy_qp: Device or resource busy.*call aclose\(\) again"
 @asynccontextmanager
 async def refusing(*calls: str) -> AsyncIterator[list[Fault]]:
     """The device refuses these calls until the faults end; at the end, everything is destroyed."""
-    before, kept = objects(), dict(_OUTLIVING)
+    before, kept = objects(), dict(OUTLIVING)
     with Faults() as faults, anyio.fail_after(PATIENCE):
         yield [faults.refuse_call(call, errno.EBUSY, times=0) for call in calls]
-    assert (objects(), _OUTLIVING) == (before, kept)
+    assert (objects(), OUTLIVING) == (before, kept)
 
 
 def objects() -> dict[str, int]:
@@ -257,7 +257,7 @@ def test_end_of_the_loop_leaves_refused_memory_registered() -> None:
         import asyncio, errno, gc, logging, warnings
         import aiordma
         from aiordma.testing import Faults, software_objects
-        from aiordma.verbs.memory import _OUTLIVING
+        from aiordma.verbs.memory import OUTLIVING
         from tests.connections import connect_to
         from tests.unit.test_refused_destroy import OPTIONS, never_flush
 
@@ -280,7 +280,7 @@ def test_end_of_the_loop_leaves_refused_memory_registered() -> None:
             try:
                 own.append(0)
             except BufferError:
-                print("kept", bool(_OUTLIVING), software_objects()["regions"])
+                print("kept", bool(OUTLIVING), software_objects()["regions"])
         """
     )
     assert printed == "kept True 1\n"
