@@ -21,7 +21,7 @@ SLOW = (
     "create_cq",
     "destroy_cq",
     "cm_create_qp",
-    "cm_destroy_qp",
+    "destroy_qp",
     "destroy_id",
     "alloc_pd",
     "dealloc_pd",
@@ -123,7 +123,7 @@ async def test_other_tasks_run_while_a_connection_closes(monkeypatch: pytest.Mon
     """A destroy that blocks in the kernel blocks no other task."""
     async with connected() as (one, other), connected() as (client, server):
         provider = provider_under_test()
-        destroy = provider.cm_destroy_qp
+        destroy = provider.destroy_qp
         entered, proceed = threading.Event(), threading.Event()
 
         def slow(pointer: Any) -> Any:
@@ -131,7 +131,7 @@ async def test_other_tasks_run_while_a_connection_closes(monkeypatch: pytest.Mon
             proceed.wait()
             return destroy(pointer)
 
-        monkeypatch.setattr(provider, "cm_destroy_qp", slow)
+        monkeypatch.setattr(provider, "destroy_qp", slow)
         async with anyio.create_task_group() as group:
             group.start_soon(client.aclose)
             await until(entered.is_set)

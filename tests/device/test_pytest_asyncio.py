@@ -165,7 +165,7 @@ async def test_a_close_that_times_out_closes_all_the_same(
 ) -> None:
     async with connected() as (client, server):
         provider = client.domain.provider
-        destroy = provider.cm_destroy_qp
+        destroy = provider.destroy_qp
         entered, proceed = threading.Event(), threading.Event()
 
         def slow(pointer: Any) -> Any:
@@ -173,7 +173,7 @@ async def test_a_close_that_times_out_closes_all_the_same(
             proceed.wait()
             return destroy(pointer)
 
-        monkeypatch.setattr(provider, "cm_destroy_qp", slow)
+        monkeypatch.setattr(provider, "destroy_qp", slow)
         closing = asyncio.create_task(client.aclose())
         await until(entered.is_set)
         closing.cancel()
