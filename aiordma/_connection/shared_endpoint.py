@@ -127,7 +127,7 @@ class SharedReceiveEndpoint:
         self._made = False
         self._reserved = 0
         self._destroy_unused: Callable[[], None] | None = None
-        self._outliving = Outliving(self.loop, reactor, domain)
+        self._outliving = Outliving(self.loop, reactor, domain, self.pool)
         self._calls = Calls(self.loop)
         self._retiring = False
         self.buffers: int = settings.buffers

@@ -30,6 +30,7 @@ from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.reactor import AtLoopEnd, Reactor
 from aiordma.verbs import MemoryRegion, ProtectionDomain
 from aiordma.verbs.identifier import Event, Identifier
+from aiordma.verbs.memory import retire_all
 
 __all__ = (
     "DomainState",
@@ -216,8 +217,7 @@ class DomainState:
             with ExitStack() as last_first:
                 if identifier is not None:
                     last_first.callback(identifier.close)
-                for region in regions:
-                    last_first.callback(region.close)
+                last_first.callback(retire_all, regions)
                 # First, with its regions: queue pairs that the driver has refused to destroy are
                 # destroyed before the memory that their requests hold.
                 last_first.callback(self._destroy)

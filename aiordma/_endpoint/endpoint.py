@@ -233,7 +233,7 @@ class Endpoint:
         calls `close` then. The end of the event loop waits for that."""
         self._queue: CompletionQueueShare | None = None
         self._destroy_unused: Callable[[], None] | None = None
-        self.outliving: Outliving = Outliving(self.loop, reactor, domain)
+        self.outliving: Outliving = Outliving(self.loop, reactor, domain, self.pool)
         """What the device may still use, if the driver refuses to destroy the queue pair."""
         self._entries = options.max_send_wr + options.receive_queue
         if domain is not None:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from aiordma._base.errors import BusyError, VerbsCallError, detached
 from aiordma._endpoint.domain_state import DomainState
 from aiordma._loop.event_loop import EventLoop
+from aiordma._requests.pool import BufferPool
 from aiordma._requests.request import WorkRequest, fail_all
 from aiordma._runtime.reactor import Reactor
 from aiordma.verbs import Resource
@@ -30,14 +31,18 @@ class Outliving:
 
     Args:
         loop, reactor, domain: the owner's; None: the domain is the loop's own.
+        pool: that of the blocks that its requests use.
     """
 
-    def __init__(self, loop: EventLoop, reactor: Reactor, domain: DomainState | None) -> None:
+    def __init__(
+        self, loop: EventLoop, reactor: Reactor, domain: DomainState | None, pool: BufferPool
+    ) -> None:
         self.exists: bool = False
         """Whether there is an object in the device."""
         self._loop = loop
         self._reactor = reactor
         self._domain = domain
+        self._pool = pool
         self._refusal: BaseException | None = None
         self._requests: dict[WorkRequest, None] = {}
         self._later: list[Callable[[], object]] = []
@@ -86,6 +91,9 @@ class Outliving:
         requests = list(requests)
         if self.exists:
             OUTLIVING[self] = self  # the requests hold their owner, and with it the object
+            for slab in self._pool.leased_slabs():
+                slab._hold()  # a request holds its block, which the end of the pool ignores
+                self._later.append(slab._release)
             for request in requests:
                 self._requests[request] = None
                 request._keep_memory()

@@ -13,7 +13,8 @@ from contextlib import suppress
 from aiordma._base.interrupts import deferring
 from aiordma._native import Lease, Pool, Slab
 from aiordma._requests.registrations import RegistrationCache
-from aiordma.verbs import MemoryRegion, ProtectionDomain
+from aiordma.verbs import MemoryRegion, MemorySlice, ProtectionDomain
+from aiordma.verbs.memory import retire_all
 
 __all__ = ("SLAB", "BufferPool", "Lease")
 
@@ -90,18 +91,22 @@ class BufferPool(Pool):
         else:
             self._set_current(slab)
 
+    def leased_slabs(self) -> list[MemorySlice]:
+        """Return the whole of each slab that has a leased block."""
+        return [slab.region[:] for slab in self._slabs if slab.free < slab.count]
+
     def close(self) -> None:
-        """Deregister every slab, and the registration cache. No posted request may still use a
-        block."""
+        """Deregister every slab, and the registration cache; what is held, at its release. No
+        posted request may still use a block of another slab."""
         regions: list[MemoryRegion] = []
         self.detach(regions)
-        for region in regions:
-            region.close()
+        retire_all(regions)
 
     def detach(self, into: list[MemoryRegion]) -> None:
         """Move the region of every slab and of the registration cache into a list, for the caller
-        to close, also in another thread. No posted request may still use a block. The pool leases
-        no block any more. If this raises MemoryError, call it again with the same list."""
+        to retire, also in another thread. No posted request may still use a block of a slab that is
+        not held. The pool leases no block any more. If this raises MemoryError, call it again with
+        the same list."""
         self._forget_current()
         self._others.clear()
         while self._slabs:

@@ -169,10 +169,9 @@ class Rsocket:
         return done
 
     def _raise(self) -> NoReturn:
+        ended = f"{self._endpoint.name}: the stream has ended"
         error = self.write_error()
-        if error is None:
-            error = DisconnectedError(f"{self._endpoint.name}: the stream has ended")
-        raise error
+        raise DisconnectedError(ended) if error is None else error
 
     async def drained(self) -> None:
         """Wait until the peer's device has everything that was written, or until the end.

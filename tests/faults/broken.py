@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from aiordma._connection.grant import Grant
-from aiordma._endpoint import endpoint
+from aiordma._endpoint import endpoint, outliving
 from aiordma._endpoint.lifecycle import Lifecycle
 from aiordma._requests import python
 from tests.faults.machine import Machine
@@ -51,7 +51,7 @@ def give_a_slot_twice() -> None:
 def forget_requests() -> None:
     """Do not fail the requests of a connection that has ended, and do not wait for their
     completions: on a quiet machine, the device nearly always has them in time."""
-    module: Any = endpoint
+    module: Any = outliving
     module.fail_all = lambda requests, explain: None
     life: Any = Lifecycle
     set_timer = life.set_timer

@@ -128,6 +128,7 @@ class World:
         self.options = SimpleNamespace(max_recv_wr=max_recv_wr, max_send_wr=max_send_wr)
         self.ends: list[Callable[[], object]] = []
         self._endpoint = SimpleNamespace(
+            name="the connection to a peer",
             hub=SimpleNamespace(
                 is_iwarp=uses_words, attributes=SimpleNamespace(atomic_cap=AtomicCapability.NONE)
             ),
