@@ -154,9 +154,10 @@ PARALLEL = .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorde
 	--max-worker-restart=0
 # Clusters, in processes of their own, too, are test-dask's.
 DASK = $(addprefix tests/dask/test_, frames.py channel.py)
-# The longest modules come first, so that both processes end at about the same time.
-IN_SOFTWARE = tests/faults tests/docs tests/soak tests/attacks tests/device tests/unit $(DASK) \
-	$(addprefix tests/, valkey interop/test_decoded.py)
+# The longest modules come first, so that both processes end at about the same time; the unit tests
+# last: the others compare what a process has open before and after each test.
+IN_SOFTWARE = tests/faults tests/docs tests/soak tests/attacks tests/device $(DASK) \
+	$(addprefix tests/, valkey interop/test_decoded.py unit)
 ON_PYTHON = AIORDMA_BACKEND=python AIORDMA_TEST_LOOPS=asyncio AIORDMA_TEST_DEVICE=software
 # Both runs at the same time: much of either one's time is spent waiting.
 test-software: venv
