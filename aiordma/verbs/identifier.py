@@ -129,6 +129,7 @@ class Identifier(Resource):
         self.queue_pair: QueuePair | None = None
         self._groups: list[bytes]
         """The addresses of the groups to which librdmacm attaches its queue pair."""
+        self.pointer: Any
         self.key: int
         self.port_space: PortSpace
         try:
