@@ -166,7 +166,7 @@ class ListenerReceives:
             )
         self.domain: DomainChoice = self.choice(domain, "listen")
         self._made: dict[ProtectionDomain, SharedReceiveEndpoint] = {}
-        self._making = anyio.Lock()
+        self._making = anyio.Lock(fast_acquire=True)
         self._closed = False
 
     def choice(self, domain: DomainArgument, call: str) -> DomainChoice:

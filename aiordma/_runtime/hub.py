@@ -114,7 +114,7 @@ class DeviceHub:
         self.on_object_event: dict[int, Callable[[AsyncEventType], None]] = {}
         self._events: Subscription | None = None
         self._stopped = False
-        self._making_queue = anyio.Lock()
+        self._making_queue = anyio.Lock(fast_acquire=True)
         self._queues: list[CompletionQueueShare] = []
         self._last_cqe: dict[int, int | None] = {0: None}
         """By vector: the option `cqe` of the last reservation."""

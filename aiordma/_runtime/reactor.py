@@ -106,7 +106,7 @@ class Reactor:
         self.ended: bool = False
         self._handlers: dict[int, tuple[EventHandler, Closable | None]] = {}
         self._hubs: dict[int, DeviceHub] = {}
-        self._opening = anyio.Lock()
+        self._opening = anyio.Lock(fast_acquire=True)
         self._destroying = 0
         self._since_events = 0  # destroying calls begun since the last delivery of events
         self._taken = 0  # events of the last delivery
@@ -617,7 +617,8 @@ def _ours() -> tuple[WeakValueDictionary[str, Reactor], anyio.Lock]:
     try:
         return _current.get(), _locks.get()
     except LookupError:
-        current, lock = WeakValueDictionary[str, Reactor](), anyio.Lock()
+        current = WeakValueDictionary[str, Reactor]()
+        lock = anyio.Lock(fast_acquire=True)
         _current.set(current)
         _locks.set(lock)
         return current, lock
