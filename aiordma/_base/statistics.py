@@ -1,14 +1,16 @@
 """Snapshots of counters: values without behaviour. Counters only grow, except those that are said
 to be a present number."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from functools import reduce
+from typing import Self, TypeVar
 
 from aiordma._base.enums import WorkCompletionOpcode, WorkCompletionStatus
 
 __all__ = ("DeviceStatistics", "ListenerStatistics", "RequestStatistics")
+
+Key = TypeVar("Key", bound=int)
 
 _Counters = tuple[int, int, int, int, int, int, dict[int, int], dict[int, int]]
 
@@ -18,6 +20,12 @@ def _status(number: int) -> WorkCompletionStatus:
         return WorkCompletionStatus(number)
     except ValueError:  # a status of a newer device
         return WorkCompletionStatus.GENERAL_ERR
+
+
+def _added(one: Mapping[Key, int], other: Mapping[Key, int]) -> dict[Key, int]:
+    """Return a new dict with the sums of both, in the order of the keys."""
+    # By the keys: without memory, Python 3.11 crashes where it makes an iterator of the items.
+    return {key: one.get(key, 0) + other.get(key, 0) for key in sorted({*one, *other})}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +63,10 @@ class RequestStatistics:
     @classmethod
     def _of(cls, counters: _Counters, waits: int = 0) -> Self:
         """Return the statistics of the counters of OpenRequests."""
-        completed: Counter[WorkCompletionOpcode] = Counter()
-        for opcode, count in counters[6].items():
-            completed[WorkCompletionOpcode(opcode)] += count
-        failed: Counter[WorkCompletionStatus] = Counter()
-        for status, count in counters[7].items():
-            failed[_status(status)] += count
+        completed, failed = counters[6], dict[WorkCompletionStatus, int]()
+        for number in counters[7]:
+            status = _status(number)
+            failed[status] = failed.get(status, 0) + counters[7][number]
         return cls(
             posted_sends=counters[0],
             posted_receives=counters[1],
@@ -68,30 +74,27 @@ class RequestStatistics:
             discarded=counters[3],
             bytes_sent=counters[4],
             bytes_received=counters[5],
-            completed=dict(sorted(completed.items())),
-            failed=dict(sorted(failed.items())),
+            completed={WorkCompletionOpcode(each): completed[each] for each in sorted(completed)},
+            failed={each: failed[each] for each in sorted(failed)},
             queue_full_waits=waits,
         )
 
-    @classmethod
-    def _sum(cls, all_statistics: Iterable["RequestStatistics"]) -> Self:
-        every = list(all_statistics)
-        completed: Counter[WorkCompletionOpcode] = Counter()
-        failed: Counter[WorkCompletionStatus] = Counter()
-        for each in every:
-            completed.update(each.completed)
-            failed.update(each.failed)
-        return cls(
-            posted_sends=sum(each.posted_sends for each in every),
-            posted_receives=sum(each.posted_receives for each in every),
-            in_flight=sum(each.in_flight for each in every),
-            discarded=sum(each.discarded for each in every),
-            bytes_sent=sum(each.bytes_sent for each in every),
-            bytes_received=sum(each.bytes_received for each in every),
-            completed=dict(sorted(completed.items())),
-            failed=dict(sorted(failed.items())),
-            queue_full_waits=sum(each.queue_full_waits for each in every),
+    def _plus(self, other: "RequestStatistics") -> "RequestStatistics":
+        return RequestStatistics(
+            posted_sends=self.posted_sends + other.posted_sends,
+            posted_receives=self.posted_receives + other.posted_receives,
+            in_flight=self.in_flight + other.in_flight,
+            discarded=self.discarded + other.discarded,
+            bytes_sent=self.bytes_sent + other.bytes_sent,
+            bytes_received=self.bytes_received + other.bytes_received,
+            completed=_added(self.completed, other.completed),
+            failed=_added(self.failed, other.failed),
+            queue_full_waits=self.queue_full_waits + other.queue_full_waits,
         )
+
+    @classmethod
+    def _sum(cls, all_statistics: Iterable["RequestStatistics"]) -> "RequestStatistics":
+        return reduce(RequestStatistics._plus, all_statistics, cls())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,16 +139,19 @@ class DeviceStatistics:
     registration_cache_misses: int = 0
     """How often a large array was registered for the cache."""
 
-    @classmethod
-    def _sum(cls, all_statistics: Iterable["DeviceStatistics"]) -> Self:
-        every = list(all_statistics)
-        return cls(
-            requests=RequestStatistics._sum(each.requests for each in every),
-            queues=sum(each.queues for each in every),
-            polls=sum(each.polls for each in every),
-            wakes=sum(each.wakes for each in every),
-            completion_events=sum(each.completion_events for each in every),
-            completions=sum(each.completions for each in every),
-            registration_cache_hits=sum(each.registration_cache_hits for each in every),
-            registration_cache_misses=sum(each.registration_cache_misses for each in every),
+    def _plus(self, other: "DeviceStatistics") -> "DeviceStatistics":
+        return DeviceStatistics(
+            requests=self.requests._plus(other.requests),
+            queues=self.queues + other.queues,
+            polls=self.polls + other.polls,
+            wakes=self.wakes + other.wakes,
+            completion_events=self.completion_events + other.completion_events,
+            completions=self.completions + other.completions,
+            registration_cache_hits=self.registration_cache_hits + other.registration_cache_hits,
+            registration_cache_misses=self.registration_cache_misses
+            + other.registration_cache_misses,
         )
+
+    @classmethod
+    def _sum(cls, all_statistics: Iterable["DeviceStatistics"]) -> "DeviceStatistics":
+        return reduce(DeviceStatistics._plus, all_statistics, cls())

@@ -122,7 +122,7 @@ class HubCounters:
         """Move the counters of an item to those that remain, unless a finalizer has done it."""
         while item in items:
             before, moves = self._gone.value, self._process.moves + 1
-            after = DeviceStatistics._sum([before, statistics])
+            after = before._plus(statistics)
             if self._gone.value is before and item in items:
                 # No memory is allocated here, and no finalizer runs: all of it, or nothing.
                 self._gone.value = after
