@@ -227,8 +227,10 @@ class ConnectionOptions:
     flow_control: bool = True
 
     def __post_init__(self) -> None:
-        for name in (*_RANGES, *_SECONDS, *_FLAGS):
-            object.__setattr__(self, name, _checked(name, getattr(self, name)))
+        for name, default in _DEFAULTS.items():
+            value = getattr(self, name)
+            if value is not default:
+                object.__setattr__(self, name, _checked(name, value))
         if self.peer_timeout is not None:
             self._set_retries(self.peer_timeout)
         if self.keepalive is not None and not self.ack_timeout:
@@ -262,10 +264,9 @@ class ConnectionOptions:
                 not a number.
             ValueError: an option is out of range.
         """
-        known_options = {*_RANGES, *_SECONDS, *_FLAGS}
         for name, value in keywords.items():
-            if name not in known_options:
-                raise unknown_parameter(name, call, known_options)
+            if name not in _DEFAULTS:
+                raise unknown_parameter(name, call, _DEFAULTS)
             _checked(name, value, call.__name__)
         return cls(**keywords)
 
@@ -273,6 +274,13 @@ class ConnectionOptions:
     def receive_queue(self) -> int:
         """The depth of the receive queue."""
         return self.receive_buffers or self.max_recv_wr
+
+
+_DEFAULTS: dict[str, Any] = {
+    name: ConnectionOptions.__dataclass_fields__[name].default
+    for name in (*_RANGES, *_SECONDS, *_FLAGS)
+}
+"""The options' defaults, which need no check."""
 
 
 def unknown_parameter(name: str, call: Callable[..., object], options: Iterable[str]) -> TypeError:

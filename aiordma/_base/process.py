@@ -63,11 +63,15 @@ def forked(process: int, what: str) -> ForkError:
     )
 
 
-def require_same_process(process: int, what: str) -> None:
+def require_same_process(process: int, what: object) -> None:
     """Check that an object belongs to this process.
+
+    Args:
+        process: the process that made it.
+        what: the object, or a text that names it, for the message.
 
     Raises:
         ForkError: the object belongs to another process.
     """
     if process != here.pid:
-        raise forked(process, what)
+        raise forked(process, what if isinstance(what, str) else repr(what))

@@ -150,7 +150,7 @@ class ConnectionRequest:
             self._gone = event
 
     def _answer(self) -> None:
-        require_same_process(self._process, repr(self))
+        require_same_process(self._process, self)
         require_here(self._reactor.loop, self)
         if self._answered:
             raise ClosedError("this connection request has been answered")

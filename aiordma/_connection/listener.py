@@ -449,12 +449,12 @@ class Listener(AbstractListener[Connection]):
         logger.warning("%r turns peers away until there is room again. %s", self, why)
 
     def _is_ours(self, identifier: Identifier) -> bool:
-        if self._device is None and self._requirement.permits_software:
+        if self._device is not None and self._device != identifier._device_name:
+            return False
+        if self._requirement.permits_software:
             return True
         with borrowed_context(identifier) as context:
-            return self._device in (None, context.device_name) and (
-                self._requirement.permits_kind(context.kind)
-            )
+            return self._requirement.permits_kind(context.kind)
 
     def _turn_away(self, request: ConnectionRequest, reason: bytes = b"") -> None:
         self._backlog_full += reason == BACKLOG_IS_FULL
@@ -486,7 +486,7 @@ class Listener(AbstractListener[Connection]):
 
         Cancellation: no peer is lost; the next call returns it.
         """
-        require_same_process(self._process, repr(self))
+        require_same_process(self._process, self)
         require_here(self._reactor.loop, self)
         while not self._requests:
             if self._has_ended:
@@ -557,7 +557,7 @@ class Listener(AbstractListener[Connection]):
         private_data = check_private_data(
             private_data, MAX_ACCEPT_PRIVATE_DATA, "an accept", "accept"
         )
-        require_same_process(self._process, repr(self))
+        require_same_process(self._process, self)
         require_here(self._reactor.loop, self)
         if self._has_ended:
             raise self._end_error()

@@ -242,7 +242,7 @@ class SharedReceiveEndpoint:
                 its cause.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
         """
-        require_same_process(self._process, repr(self))
+        require_same_process(self._process, self)
         self.require_own_loop()
         if self.cause is not None:
             raise detached(self.cause)

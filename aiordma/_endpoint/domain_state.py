@@ -107,7 +107,7 @@ class DomainState:
             DeviceRemovedError: its device was removed.
             EventLoopError, ForkError: called outside of its event loop, or in a forked child.
         """
-        require_same_process(self._process, repr(self))
+        require_same_process(self._process, self)
         if self.life.cause is not None:
             raise detached(self.life.cause)
         require_here(self.loop, self)

@@ -706,10 +706,11 @@ class Endpoint:
         if not self.hub.is_iwarp:
             self.retries = in_force.retry_cnt, in_force.timeout
         self._shorten_rnr_timer()
-        ours, peer = self.identifier.local_address, self.identifier.peer_address
         keepalive, silence = self.options.keepalive, None
-        if self.hub.leaves_silence_to_tcp and ours and peer:
-            silence = (ours, peer), self.peer_timeout
+        if self.hub.leaves_silence_to_tcp:
+            ours, peer = self.identifier.local_address, self.identifier.peer_address
+            if ours and peer:
+                silence = (ours, peer), self.peer_timeout
         if keepalive is not None or silence is not None:
             self._watch = PeerWatch(
                 self.loop,
@@ -768,7 +769,7 @@ class Endpoint:
 
     def _end_with(self, cause: Exception) -> None:
         if self.cause is None:
-            self.cause = detached(cause)
+            self.cause = cause
         self._end()
 
     def _end(self) -> None:

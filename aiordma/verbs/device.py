@@ -32,7 +32,14 @@ from aiordma.verbs.attributes import (
 )
 from aiordma.verbs.resource import Resource
 
-__all__ = ("Context", "Device", "ProtectionDomain", "no_such_device", "require_device")
+__all__ = (
+    "Context",
+    "Device",
+    "ProtectionDomain",
+    "name_of",
+    "no_such_device",
+    "require_device",
+)
 
 
 class Device:
@@ -104,7 +111,7 @@ class Device:
     @contextmanager
     def _found(self, provider: Provider) -> Iterator[Any]:
         with _listed(provider) as devices:
-            names = [_name(provider, device) for device in devices]
+            names = [name_of(provider, device) for device in devices]
             if self.name not in names:
                 raise NoDeviceError(no_such_device(self.name, names))
             yield devices[names.index(self.name)]
@@ -137,10 +144,11 @@ def no_such_device(name: str, names: list[str]) -> str:
 
 def _names(provider: Provider) -> list[str]:
     with _listed(provider) as devices:
-        return [_name(provider, device) for device in devices]
+        return [name_of(provider, device) for device in devices]
 
 
-def _name(provider: Provider, device: Any) -> str:
+def name_of(provider: Provider, device: Any) -> str:
+    """Return the name of a struct ibv_device."""
     return str(ffi.string(provider.get_device_name(device)).decode())
 
 
@@ -176,7 +184,7 @@ class Context(Resource):
         self.provider = provider
         self.pointer = pointer
         self._owned = owned
-        self.device_name: str = _name(provider, pointer.device)
+        self.device_name: str = name_of(provider, pointer.device)
         self.transport: Transport = Transport(pointer.device.transport_type)
         self.num_comp_vectors: int = pointer.num_comp_vectors
         self._attributes: DeviceAttributes | None = None

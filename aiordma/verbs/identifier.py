@@ -45,6 +45,7 @@ from aiordma.verbs import (
     RawSharedReceiveQueue,
     Resource,
 )
+from aiordma.verbs.device import name_of
 from aiordma.verbs.event_channel import Event, EventChannel
 from aiordma.verbs.queue_pair import checked_service, modify_arguments
 
@@ -385,6 +386,15 @@ class Identifier(Resource):
         self._require_open()
         return int(self.pointer.port_num)
 
+    @property
+    def _device_name(self) -> str:
+        """The name of the device to which the identifier is bound.
+
+        Raises: as `context`.
+        """
+        self._require_device("rdma_cm_id")
+        return name_of(self.provider, self.pointer.verbs.device)
+
     def context(self) -> Context:
         """Return the device of a resolved or requesting identifier. librdmacm owns the context.
 
@@ -426,12 +436,14 @@ class Identifier(Resource):
         self._require_device("rdma_create_qp")
 
         def make(request: Any) -> Any:
-            check_minus_one(
-                self.provider.cm_create_qp(self.pointer, domain.pointer, request),
-                "rdma_create_qp",
-                f"Asked for {capacity} (of these, devices do not announce their most for "
-                "max_inline_data: try less)",
-            )
+            result = self.provider.cm_create_qp(self.pointer, domain.pointer, request)
+            if result:
+                check_minus_one(
+                    result,
+                    "rdma_create_qp",
+                    f"Asked for {capacity} (of these, devices do not announce their most for "
+                    "max_inline_data: try less)",
+                )
             return self.pointer.qp
 
         def unmake(pointer: Any) -> int:
