@@ -50,6 +50,7 @@ from aiordma._connection.several_addresses import (
 from aiordma._connection.shared_endpoint import SharedReceiveEndpoint
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._endpoint.endpoint import Endpoint
+from aiordma._loop.event_loop import EventLoop, Waiter
 from aiordma._loop.threads import PEERS, Once, start_call
 from aiordma._runtime.address_lookup import (
     addresses_of,
@@ -392,8 +393,9 @@ class _Attempt:
         self._requirement = Requirement(require, call)
         self._state = _S.RESOLVING_ADDRESS
         self._event: Event | None = None
-        self._changed = anyio.Event()
+        self._waiter: Waiter | None = None  # of the task that waits for an event
         self._calling = False
+        self._is_limited = False
 
     def take(
         self,
@@ -425,7 +427,12 @@ class _Attempt:
     @contextmanager
     def limited(self, remaining: float | None = None) -> Iterator[None]:
         """Limit the time of the steps in the block, and name the step that failed. `remaining` are
-        the seconds that earlier steps have left; None: all."""
+        the seconds that earlier steps have left; None: all. Within another such block, which is
+        the shorter one, this does nothing."""
+        if self._is_limited:
+            yield
+            return
+        self._is_limited = True
         try:
             with anyio.fail_after(self.timeout if remaining is None else remaining):
                 yield
@@ -435,6 +442,8 @@ class _Attempt:
             ) from None
         except VerbsCallError as error:
             raise _refused_call(f"connect to {self.target}: {self.step}", error) from error
+        finally:
+            self._is_limited = False
 
     async def look_up(self) -> Routes:
         """Return the numeric addresses of the host, and of the source."""
@@ -533,7 +542,7 @@ class _Attempt:
             identifier.resolve_address(host, self.port, source, self.timeout_ms)
         except VerbsCallError as error:
             raise AddressError._of_call(f"connect to {self.target}", error) from error
-        await self._until(_S.RESOLVING_ROUTE)
+        await self._until(_S.RESOLVING_ROUTE, reactor.loop)
         hub = await reactor.hub(identifier)
         if self._device is not None and hub.context.device_name != self._device:
             raise AddressError(
@@ -546,7 +555,7 @@ class _Attempt:
             identifier.resolve_route(min(self.timeout_ms, ROUTE_TIMEOUT_MS))
         except VerbsCallError as error:
             raise RouteError._of_call(f"connect to {self.target}", error) from error
-        await self._until(_S.CONNECTING)
+        await self._until(_S.CONNECTING, reactor.loop)
         return hub
 
     async def _request_connection(
@@ -594,14 +603,15 @@ class _Attempt:
     def _handle(self, event: Event) -> None:
         self._state = next_state(self._state, event.type)
         self._event = event
-        self._changed.set()
+        if self._waiter is not None:
+            self._waiter.wake()
 
-    async def _until(self, goal: ConnectionState) -> None:
+    async def _until(self, goal: ConnectionState, loop: EventLoop) -> None:
         while self._state is not goal:
             if self._state is _S.BROKEN:
                 raise failed_event(f"connect to {self.target}", self._event)
-            self._changed = anyio.Event()
-            await self._changed.wait()
+            self._waiter = loop.waiter()
+            await self._waiter.wait()
 
 
 def _refused_call(what: str, error: VerbsCallError) -> RdmaConnectionError:

@@ -4,12 +4,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
-import anyio
-
 from aiordma._base.enums import PortSpace
 from aiordma._base.provider import Provider
 from aiordma._loop.ending import end
-from aiordma._loop.threads import outwait
+from aiordma._loop.threads import Once, outwait
 from aiordma._runtime.reactor import Reactor, acquire_reactor
 from aiordma.verbs.identifier import Identifier
 
@@ -56,7 +54,7 @@ async def new_identifier(
     else:
         reactor = await acquire_reactor(where)
     try:
-        gone = anyio.Event()
+        gone = Once(reactor.loop)
         notify = gone.set  # before: nothing may fail once the identifier is to be given back
         identifier = Identifier(reactor.channel, port_space)
     except BaseException:
@@ -74,7 +72,7 @@ async def give_back(reactor: Reactor, identifier: Identifier) -> None:
     """Destroy an identifier and release its reactor, and wait for it, also if the task is
     cancelled."""
     try:
-        gone = anyio.Event()
+        gone = Once(reactor.loop)
         notify = gone.set
     except MemoryError:
         give_back_later(reactor, identifier)
