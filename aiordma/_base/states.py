@@ -23,6 +23,7 @@ _Sets = tuple[Attribute, Attribute]
 
 _RC, _UC, _UD = QueuePairType.RC, QueuePairType.UC, QueuePairType.UD
 _NONE = Attribute(0)
+_STATE = int(Attribute.STATE)
 _INIT = Attribute.PKEY_INDEX | Attribute.PORT
 _ALT = Attribute.ALT_PATH
 _PATH = Attribute.AV | Attribute.PATH_MTU | Attribute.DEST_QPN | Attribute.RQ_PSN
@@ -115,7 +116,7 @@ def check_transition(
     service: QueuePairType,
     current: QueuePairState,
     target: QueuePairState,
-    given: Attribute,
+    given: int,
 ) -> None:
     """Check that the attributes of a modify match the transition.
 
@@ -123,14 +124,14 @@ def check_transition(
         ValueError: a required attribute is missing, or an attribute is not allowed. The text names
             it.
     """
-    required, optional = allowed_attributes(service, current, target)
-    given &= ~Attribute.STATE
+    required, optional = map(int, allowed_attributes(service, current, target))
+    given = int(given) & ~_STATE  # numbers, because operations of an IntFlag take long
     missing, extra = required & ~given, given & ~(required | optional)
     for problem, names in (("needs", missing), ("does not take", extra)):
         if names:
             raise ValueError(
                 f"{current.name} to {target.name} of a {service.name} queue pair {problem} "
-                + ", ".join(str(flag.name) for flag in names)
+                + ", ".join(str(flag.name) for flag in Attribute(names))
             )
 
 

@@ -25,7 +25,6 @@ from aiordma._base.connection_parameters import (
 from aiordma._base.enums import (
     AsyncEventType,
     PortSpace,
-    QueuePairAttribute,
     QueuePairState,
     QueuePairType,
     Transport,
@@ -615,7 +614,7 @@ class Identifier(Resource):
         raw, mask = ffi.new("struct ibv_qp_attr *"), ffi.new("int *")
         raw.qp_state = state
         self._call("init_qp_attr", raw, mask)
-        return modify_arguments(raw, QueuePairAttribute(mask[0]))
+        return modify_arguments(raw, mask[0])
 
     def establish(self) -> None:
         """Complete a connect after CONNECT_RESPONSE, with the queue pair in RTS. The peer gets

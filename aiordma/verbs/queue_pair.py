@@ -161,15 +161,20 @@ _FIELDS: dict[str, tuple[QueuePairAttribute, str]] = {
 }
 
 
-def modify_arguments(raw: Any, mask: QueuePairAttribute) -> dict[str, Any]:
+_STATE, _AV = int(QueuePairAttribute.STATE), int(QueuePairAttribute.AV)
+"""Numbers, because operations of an IntFlag take long."""
+
+
+def modify_arguments(raw: Any, mask: int) -> dict[str, Any]:
     """Return the arguments of `QueuePair.modify` for the attributes in mask of a struct
     ibv_qp_attr."""
+    mask = int(mask)
     arguments: dict[str, Any] = {
-        name: getattr(raw, field) for name, (flag, field) in _FIELDS.items() if flag & mask
+        name: getattr(raw, field) for name, (flag, field) in _FIELDS.items() if int(flag) & mask
     }
-    if mask & QueuePairAttribute.STATE:
+    if mask & _STATE:
         arguments["state"] = QueuePairState(raw.qp_state)
-    if mask & QueuePairAttribute.AV:
+    if mask & _AV:
         arguments["address"] = AddressVector._read(raw.ah_attr)
     return arguments
 
@@ -408,31 +413,31 @@ class QueuePair(Resource):
         """
         current = self.state
         raw = ffi.new("struct ibv_qp_attr *")
-        mask = QueuePairAttribute(0)
+        mask = 0
         if state is not None:
             state = member(state, "state", QueuePairState, "modify")
-            mask |= QueuePairAttribute.STATE
+            mask |= _STATE
             raw.qp_state = state
         if address is not None:
             instance(address, "address", AddressVector, "modify")
-            mask |= QueuePairAttribute.AV
+            mask |= _AV
             address._fill(raw.ah_attr)
         for name, value in attributes.items():
             if name not in _FIELDS:
                 raise TypeError(f"modify(): {name!r} is no attribute: {nearest(name, _FIELDS)}")
             flag, field = _FIELDS[name]
-            mask |= flag
+            mask |= int(flag)
             number = whole_number(value, name, 0, 2**32 - 1, "modify")
             try:
                 setattr(raw, field, number)
             except OverflowError as error:
                 raise ValueError(f"modify(): {name}={number}: {error}") from None
         check_transition(self.service, current, state if state is not None else current, mask)
-        check_positive_errno(
-            self.provider.modify_qp(self.pointer, raw, mask),
-            "ibv_modify_qp",
-            f"{current.name} to {(state or current).name} with {mask!r}",
-        )
+        result = self.provider.modify_qp(self.pointer, raw, mask)
+        if result:
+            move = f"{current.name} to {(state or current).name}"
+            hint = f"{move} with {QueuePairAttribute(mask)!r}"
+            check_positive_errno(result, "ibv_modify_qp", hint)
 
     def query_data_in_order(self, opcode: WorkRequestOpcode) -> bool:
         """Return whether the bytes of an operation's data arrive in memory in order, so that a
