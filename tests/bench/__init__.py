@@ -11,6 +11,7 @@ beside_c.py     rows of this machine: the software device from Python and from C
 beside_tcp.py   rows of this machine: large transfers beside plain TCP in C (plain_tcp.c), and what
                 connections cost each other (streaming.py)
 rxe.py          rows of the virtual machine: latency, throughput
+connects.py     what a connection costs: connect, one echo, close
 connections.py  rows of the virtual machine: a thousand connections
 valkey_gets.py  rows of the virtual machine: a Valkey server's clients, over RDMA and over TCP
 peers.py        rows of the virtual machine: other Python libraries

@@ -54,17 +54,34 @@ def rounds_of(
         functions: with a depth of 1, called between two operations, each at its own address.
         receives: of the server, for sends, each into memory of its own.
     """
-    program = [str(compile_same_work()), "software" if device == "software" else "rdma-core"]
     place = [host, free_port(), str(int(polling))]
     milliseconds = round(seconds * 1000)
     numbers = (work.size, work.depth, connections, milliseconds, rounds, functions, receives)
     printed = against_itself(
-        program,
+        _program(device),
         ["ask", *place, work.operation, *map(str, numbers)],
         ["serve", *place],
         more_seconds=rounds * seconds + connections * CONNECTION_SECONDS,
     )
     return [_reading(work, [*map(int, line.split())]) for line in printed.splitlines()]
+
+
+def connects(host: str, device: str, size: int, seconds: float) -> Reading:
+    """Return the connections per second, one after the other, each with an echo of so many bytes;
+    both sides sleep on the completion channel."""
+    place = [host, free_port(), "0"]
+    printed = against_itself(
+        _program(device),
+        ["ask", *place, "connect", str(size), str(round(seconds * 1000))],
+        ["serve", *place],
+        more_seconds=2 * seconds,
+    )
+    count, nanoseconds = map(int, printed.split())
+    return Reading(count / nanoseconds * 1e9, extra={"count": count})
+
+
+def _program(device: str) -> list[str]:
+    return [str(compile_same_work()), "software" if device == "software" else "rdma-core"]
 
 
 def measured(

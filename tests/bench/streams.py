@@ -35,7 +35,7 @@ SECONDS_TO_START = 0.1
 
 def rows(here: Candidates) -> list[Row]:
     """Return those that are measured on this machine."""
-    at = _Peers(here)
+    at = Peers(here)
     return [
         *(_echo(at, "software", size, limit=0.5) for size in ECHO_SIZES),
         *(_echo_by_asyncio(at, "software", size) for size in ECHO_SIZES),
@@ -46,7 +46,7 @@ def rows(here: Candidates) -> list[Row]:
 
 def rxe_rows(here: Candidates) -> list[Row]:
     """Return those of the virtual machine: round trips beside TCP, and bandwidth beside C."""
-    at = _Peers(here)
+    at = Peers(here)
     return [
         *(_echo(at, "rxe", size, limit=0.7) for size in ECHO_SIZES),
         *(_echo_by_asyncio(at, "rxe", size) for size in ECHO_SIZES),
@@ -56,7 +56,7 @@ def rxe_rows(here: Candidates) -> list[Row]:
     ]
 
 
-class _Peers:
+class Peers:
     """The servers for each kind of loop, started when they are needed."""
 
     def __init__(self, here: Candidates) -> None:
@@ -78,7 +78,7 @@ class _Peers:
 # -- round trips ----------------------------------------------------------------------------------
 
 
-def _echo(at: _Peers, where: str, size: int, limit: float | None) -> Row:
+def _echo(at: Peers, where: str, size: int, limit: float | None) -> Row:
     return Row(
         f"{where}/stream/echo/{size}",
         "us",
@@ -89,7 +89,7 @@ def _echo(at: _Peers, where: str, size: int, limit: float | None) -> Row:
     )
 
 
-def _echo_by_asyncio(at: _Peers, where: str, size: int) -> Row:
+def _echo_by_asyncio(at: Peers, where: str, size: int) -> Row:
     return Row(
         f"{where}/stream/echo/{size}/open_connection",
         "us",
@@ -110,7 +110,7 @@ async def _echo_byte_stream(here: Candidates, port: int, size: int) -> Measureme
             while missing:
                 missing -= await stream.receive_into(answer[size - missing :])
 
-        return await _timed(exchange, here.seconds, size)
+        return await timed(exchange, here.seconds, size)
 
 
 async def _echo_asyncio(
@@ -124,10 +124,10 @@ async def _echo_asyncio(
         writer.write(payload)
         await reader.readexactly(size)
 
-    return await _timed(exchange, here.seconds, size)
+    return await timed(exchange, here.seconds, size)
 
 
-async def _timed(exchange: Exchange, seconds: float, size: int) -> Measurement:
+async def timed(exchange: Exchange, seconds: float, size: int) -> Measurement:
     await one_by_one(exchange, deadline(seconds * SECONDS_TO_START), Meter("", size))
     meter = Meter(f"stream/{size}", size)
     until = deadline(seconds)
@@ -138,7 +138,7 @@ async def _timed(exchange: Exchange, seconds: float, size: int) -> Measurement:
 
 def tcp_beside_stream(here: Candidates) -> Row:
     """Return what `software/echo/64/beside_stream` is for asyncio's TCP streams."""
-    at = _Peers(here)
+    at = Peers(here)
 
     def slowest() -> Reading:
         found = _run_tcp(at, _echo_asyncio, 64)
@@ -163,7 +163,7 @@ def tcp_beside_stream(here: Candidates) -> Row:
 # -- one direction --------------------------------------------------------------------------------
 
 
-def _writes(at: _Peers, where: str, size: int, limit: float | None) -> Row:
+def _writes(at: Peers, where: str, size: int, limit: float | None) -> Row:
     return Row(
         f"{where}/stream/write/{size}" + ("" if where == "software" else "/beside_tcp"),
         "MB/s",
@@ -175,7 +175,7 @@ def _writes(at: _Peers, where: str, size: int, limit: float | None) -> Row:
     )
 
 
-def _writes_by_asyncio(at: _Peers, where: str, size: int) -> Row:
+def _writes_by_asyncio(at: Peers, where: str, size: int) -> Row:
     return Row(
         f"{where}/stream/write/{size}/open_connection",
         "MB/s",
@@ -241,7 +241,7 @@ RSTREAM_BYTES = 16 << 20
 """In each direction, in one burst after the other; about a second's work of the guest."""
 
 
-def _beside_rstream(at: _Peers, size: int) -> Row:
+def _beside_rstream(at: Peers, size: int) -> Row:
     return Row(
         f"rxe/stream/write/{size}",
         "MB/s",
@@ -256,7 +256,7 @@ def _beside_rstream(at: _Peers, size: int) -> Row:
 RSTREAM_ECHOES = 1000
 
 
-def _echo_beside_rstream(at: _Peers, size: int) -> Row:
+def _echo_beside_rstream(at: Peers, size: int) -> Row:
     return Row(
         f"rxe/stream/echo/{size}/beside_rstream",
         "us",
@@ -289,7 +289,7 @@ def _rstream_fields(host: str, size: int, count: int, rounds: int) -> list[str]:
 
 
 def _run(
-    at: _Peers, measure: Callable[[Candidates, int, int], Awaitable[Measurement]], size: int
+    at: Peers, measure: Callable[[Candidates, int, int], Awaitable[Measurement]], size: int
 ) -> Measurement:
     port = at.ports("auto")[0]
     return run(partial(measure, at.here, port, size), spin=at.here.spin)
@@ -300,7 +300,7 @@ OverAsyncio = Callable[
 ]
 
 
-def _run_rdma(at: _Peers, measure: OverAsyncio, size: int) -> Measurement:
+def _run_rdma(at: Peers, measure: OverAsyncio, size: int) -> Measurement:
     port = at.ports("auto")[1]
 
     async def connected() -> Measurement:
@@ -310,7 +310,7 @@ def _run_rdma(at: _Peers, measure: OverAsyncio, size: int) -> Measurement:
     return run(connected, spin=at.here.spin)
 
 
-def _run_tcp(at: _Peers, measure: OverAsyncio, size: int) -> Measurement:
+def _run_tcp(at: Peers, measure: OverAsyncio, size: int) -> Measurement:
     port = at.ports("asyncio")[2]
 
     async def connected() -> Measurement:

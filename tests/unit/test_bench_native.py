@@ -88,6 +88,15 @@ def test_rows_beside_plain_tcp_are_measured(tmp_path: Path) -> None:
     ]
 
 
+def test_rows_of_short_connections_are_measured(tmp_path: Path) -> None:
+    assert measured("connects", "*", tmp_path) == [
+        "software/connect",
+        "software/connect/open_domain",
+        "software/connect/beside_tcp",
+        "software/stream/connect",
+    ]
+
+
 @pytest.mark.anyio
 async def test_the_server_of_a_thousand_connections_echoes() -> None:
     with shared_server.serving("127.0.0.1", "software", 0.0) as ports:
