@@ -15,7 +15,7 @@ from rich.console import Console
 
 from aiordma import RdmaError
 from aiordma.cli.copying import FileReceiver, send_file
-from aiordma.cli.options import KEEPALIVE, DeviceName, Port, Require, check_device, finite
+from aiordma.cli.options import KEEPALIVE, DeviceName, Port, Require, check_device, finite, is_given
 from aiordma.cli.rcopy import PORT, RcopyError
 from aiordma.cli.running import run_command
 from aiordma.streams import Stream, connect_stream, listen_stream
@@ -25,6 +25,7 @@ __all__ = ("cp", "split_target")
 
 
 def cp(
+    context: typer.Context,
     source: Annotated[Path | None, typer.Argument(help="A file.", show_default=False)] = None,
     target: Annotated[
         str | None, typer.Argument(help="HOST[:PATH], or [IPV6][:PATH].", show_default=False)
@@ -57,10 +58,14 @@ def cp(
     if serve is not None:
         if source is not None or target is not None:
             raise typer.BadParameter("--serve has no other arguments")
+        if is_given(context, "timeout"):
+            raise typer.BadParameter("--timeout is the sender's: --serve waits for clients")
         run_command("cp", partial(_serve, serve, bind, port, device, require))
         return
     if source is None or target is None:
         raise typer.BadParameter("give FILE and HOST[:PATH], or --serve DIRECTORY")
+    if is_given(context, "bind"):
+        raise typer.BadParameter("--bind is the receiver's: give it with --serve DIRECTORY")
     try:
         host, path = split_target(target, source.name)
     except ValueError as error:

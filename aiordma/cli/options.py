@@ -17,6 +17,7 @@ __all__ = (
     "check_device",
     "device_names",
     "finite",
+    "is_given",
 )
 
 KEEPALIVE: float = 30.0
@@ -59,6 +60,12 @@ def finite(number: float) -> float:
     if not math.isfinite(number):
         raise typer.BadParameter(f"{number} is not a finite number")
     return number
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Return whether an option stands on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _kinds() -> list[str]:

@@ -69,6 +69,8 @@ MISTAKES = [
     Mistake("cp", MISUSED, "--serve"),
     Mistake("cp one", MISUSED, "--serve"),
     Mistake("cp --serve . file host", MISUSED, "--serve has no other arguments"),
+    Mistake("cp --serve . --timeout 5", MISUSED, "--timeout is the sender's"),
+    Mistake("cp /etc/hosts host --bind 127.0.0.1", MISUSED, "--bind is the receiver's"),
     Mistake("cp /etc/hosts :name", MISUSED, "has no host"),
     Mistake("cp /etc/hosts [::1", MISUSED, "[IPV6]"),
     Mistake("cp /etc/hosts 127.0.0.1 --port 99999", MISUSED, "65535"),
