@@ -281,7 +281,7 @@ class DeviceHub:
         while left > 0:
             try:
                 self.drain()
-                left -= BATCH * ROUNDS
+                left = left - BATCH * ROUNDS if self.steps.more else 0
             except BaseException as raised:  # behind its batch
                 if error is None or not isinstance(raised, Exception):
                     error = raised

@@ -66,3 +66,20 @@ def test_interrupt_behind_a_lack_of_memory_is_raised(monkeypatch: pytest.MonkeyP
             assert request.done()
 
     aiordma.run(body())
+
+
+def test_empty_queue_is_drained_once_however_much_it_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body() -> None:
+        async with connected_pair(receive_buffers=0) as (client, _):
+            hub, drains = hub_of(client), list[int]()
+            drain = hub.drain
+            monkeypatch.setattr(hub, "drain", lambda: drains.append(drain()))
+            for shared in hub._queues:
+                monkeypatch.setattr(shared.queue, "cqe", 1 << 22)
+            hub.drain_all()
+            assert drains == [0]
+            monkeypatch.undo()
+
+    aiordma.run(body())
