@@ -56,7 +56,8 @@ async def test_step_is_repeated_without_memory_for_a_timer(monkeypatch: pytest.M
     assert not loop.returned
 
 
-def test_loop_that_ends_before_the_timer_leaves_the_step() -> None:
+def test_loop_that_ends_before_the_timer_leaves_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending_module, "RETRY_SECONDS", 3600)
     done: list[str] = []
 
     async def begin() -> EventLoop:
