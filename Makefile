@@ -265,7 +265,7 @@ lint: venv
 	done; \
 	exit $$status
 
-# Each row of docs/performance.md beside its reference; BENCH='name' takes some rows only. BED=uml:
+# Each row of docs/benchmarks.md beside its reference; BENCH='name' takes some rows only. BED=uml:
 # the VM's rows, in user-mode Linux.
 BENCH ?=
 BENCH_ROUNDS ?= 5

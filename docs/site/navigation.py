@@ -26,6 +26,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "devices",
         "observability",
         "security",
+        "performance",
         "tuning",
         "containers",
     ),
@@ -43,7 +44,9 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
     "Inside": (
         "design",
         "software-device",
-        "performance",
+        "hot-path",
+        "benchmarks",
+        "benchmark-results",
         "streams-suites",
         "post-mortems/index",
     ),

@@ -1,4 +1,4 @@
-"""`make bench`: the goals of docs/performance.md, each measured beside its reference.
+"""`make bench`: the goals of docs/benchmarks.md, each measured beside its reference.
 
 rows.py         what a row is, and what becomes of it
 rounds.py       reference, candidate, reference, candidate, ...

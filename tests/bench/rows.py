@@ -29,7 +29,7 @@ class Row:
     """One line of the table.
 
     Attributes:
-        name: as docs/performance.md has it.
+        name: as docs/benchmarks.md has it.
         unit: of the values.
         candidate: measures aiordma once.
         reference: what it is compared with, in words.

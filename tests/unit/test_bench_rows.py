@@ -242,7 +242,7 @@ def test_every_goal_has_a_row_and_the_page_knows_every_row() -> None:
     assert len(set(names)) == len(names)
     assert {row.name: row.limit for row in rows if row.name in GOALS} == GOALS
     assert all(row.limit == 1 for row in rows if row.name.startswith("peer/"))
-    page = (ROOT / "docs/performance.md").read_text()
+    page = (ROOT / "docs/benchmarks.md").read_text()
     assert [name for name in names if f"`{_in_the_page(name)}`" not in page] == []
 
 
