@@ -86,7 +86,7 @@ async def test_connect_to_silent_server_times_out(said: bytes) -> None:
         silent_server(said) as port,
         pytest.raises(aiordma.ConnectTimeoutError, match="waiting for the peer to accept"),
     ):
-        await aiordma.connect(HOST, port, device="software", timeout=1)
+        await aiordma.connect(HOST, port, device="software", timeout=3)
 
 
 @pytest.mark.anyio
@@ -95,7 +95,7 @@ async def test_connect_to_full_server_times_out() -> None:
         silent_server(b"", accepts=False) as port,
         pytest.raises(aiordma.ConnectTimeoutError, match="waiting for the peer to accept"),
     ):
-        await aiordma.connect(HOST, port, device="software", timeout=1)
+        await aiordma.connect(HOST, port, device="software", timeout=3)
 
 
 def test_peers_without_a_first_frame_delay_no_other() -> None:

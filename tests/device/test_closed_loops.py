@@ -393,7 +393,7 @@ def test_closes_on_a_closed_loop_share_one_limit(
     new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = objects()
-    monkeypatch.setattr("aiordma._runtime.reactor.END_SECONDS", 1.0)
+    monkeypatch.setattr("aiordma._runtime.reactor.END_SECONDS", 3.0)
     may_return = threading.Event()
 
     async def begin_call() -> list[Any]:
@@ -408,7 +408,7 @@ def test_closes_on_a_closed_loop_share_one_limit(
     begin = time.monotonic()
     for closable in opened:
         asyncio.run(closing_fails(closable, "belongs to the event loop.*has ended.*closed now"))
-    assert 1.0 <= time.monotonic() - begin < 2.5  # three would be 3 s
+    assert 3.0 <= time.monotonic() - begin < 8.5  # three would be 9 s
     may_return.set()
     while calls_under_way():
         time.sleep(0.001)

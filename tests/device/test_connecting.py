@@ -30,7 +30,7 @@ from tests.internals import requests_of
 
 pytestmark = pytest.mark.anyio
 
-A_WHILE = 1.0
+A_WHILE = 2.0
 """Seconds for all steps but the one that never ends."""
 
 

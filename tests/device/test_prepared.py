@@ -234,7 +234,7 @@ async def test_a_peer_can_be_prepared_or_accepted_once() -> None:
 @pytest.mark.capability("slow_handshakes")
 async def test_prepared_connection_has_the_time_limit() -> None:
     async with aiordma.listen(ADDRESS, 0) as listener:  # accepts nothing
-        prepared = aiordma.prepare_connection(ADDRESS, listener.port, timeout=0.5)
+        prepared = aiordma.prepare_connection(ADDRESS, listener.port, timeout=3.0)
         async with prepared as client:
-            with pytest.raises(aiordma.ConnectTimeoutError, match=r"took longer than 0\.5 s"):
+            with pytest.raises(aiordma.ConnectTimeoutError, match="took longer than 3 s"):
                 await client.establish()

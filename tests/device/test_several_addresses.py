@@ -92,9 +92,9 @@ async def test_establish_has_the_whole_time_limit(monkeypatch: pytest.MonkeyPatc
     names(monkeypatch, UNREACHABLE, IPV6)
     async with (
         aiordma.listen(IPV6, 0) as listener,  # and accepts no request
-        aiordma.prepare_connection(MANY, listener.port, timeout=0.4) as connection,
+        aiordma.prepare_connection(MANY, listener.port, timeout=3.0) as connection,
     ):
-        with pytest.raises(aiordma.ConnectTimeoutError, match=r"longer than 0\.4 s"):
+        with pytest.raises(aiordma.ConnectTimeoutError, match="longer than 3 s"):
             await connection.establish()
     await until(lambda: not reactor_in_use())
 

@@ -26,9 +26,12 @@ async def test_close_outlasts_a_device_that_never_flushes(faults: Faults, second
             await receive
 
 
-@pytest.mark.parametrize(("seconds", "phase"), [(NEVER, Phase.FLUSHING), (0.01, Phase.DESTROYING)])
+@pytest.mark.parametrize(
+    ("seconds", "late", "phase"),
+    [(NEVER, 0.5, Phase.FLUSHING), (0.01, 3.0, Phase.DESTROYING)],
+)
 async def test_late_flush_ends_requests_if_close_waits(
-    faults: Faults, seconds: float, phase: Phase
+    faults: Faults, seconds: float, late: float, phase: Phase
 ) -> None:
     """A device that flushes late: its completion ends the request, if close waits for it."""
     options = OWN_RECEIVES | {"flush_timeout": seconds}
@@ -36,7 +39,7 @@ async def test_late_flush_ends_requests_if_close_waits(
         life, phases = endpoint_of(server).life, []
         receive = server.post_recv(server.register(bytearray(8)))
         receive.add_done_callback(lambda _: phases.append(life.phase))
-        faults.delay_completions(0.7)
+        faults.delay_completions(late)
         with anyio.fail_after(60):
             await server.aclose()
         assert phases == [phase]

@@ -2,8 +2,8 @@
 
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+import stat
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -31,27 +31,20 @@ def test_silence_is_noticed_without_confirmations() -> None:
     }
 
 
-@contextmanager
-def tcp_sockets(port: int) -> Iterator[list[socket.socket]]:
-    """Yield copies of this process's TCP sockets that are connected to a port."""
-    found: list[socket.socket] = []
-    try:
-        for name in os.listdir("/proc/self/fd"):
-            try:
-                copy = socket.socket(fileno=os.dup(int(name)))
-            except OSError:
-                continue  # another descriptor
-            found.append(copy)
-            try:
-                is_of_port = copy.family == socket.AF_INET and copy.getpeername()[1] == port
-            except OSError:
-                is_of_port = False
-            if not is_of_port:
-                found.pop().close()
-        yield found
-    finally:
-        for copy in found:
-            copy.close()
+def tcp_socket(port: int) -> socket.socket:
+    """Return a second descriptor of this process's TCP socket that is connected to a port."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
+                continue  # of another descriptor, socket.socket() would leave the copy open
+            found = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue  # closed by now
+        with suppress(OSError):
+            if found.family == socket.AF_INET and found.getpeername()[1] == port:
+                return found
+        found.close()
+    raise LookupError(f"no socket is connected to port {port}")
 
 
 @pytest.mark.anyio
@@ -64,7 +57,7 @@ async def test_silence_is_watched_for_without_ack_timeout(ack_timeout: int, inte
         request = client.post_send(b"no receive is posted for this")
         request.add_done_callback(lambda ended: ended.exception())
         assert client.peer_address is not None
-        with tcp_sockets(client.peer_address[1]) as (stream,):
+        with tcp_socket(client.peer_address[1]) as stream:
             with anyio.fail_after(10):
                 while not stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE):
                     await anyio.sleep(0.05)

@@ -200,7 +200,7 @@ async def test_options_that_the_protocol_decides_are_unknown() -> None:
 
 async def test_a_peer_that_announces_nothing_is_not_waited_for() -> None:
     async with await aiordma.listen(ADDRESS) as listener:
-        connecting = asyncio.ensure_future(open_connection(ADDRESS, listener.port, timeout=0.5))
+        connecting = asyncio.ensure_future(open_connection(ADDRESS, listener.port, timeout=3.0))
         async with await listener.accept():
             with pytest.raises(aiordma.ConnectTimeoutError, match="announced no memory within"):
                 await connecting

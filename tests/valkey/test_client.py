@@ -103,7 +103,8 @@ async def test_a_transaction_that_was_watched_fails(valkey_server: ValkeyServer)
 async def test_a_reply_that_does_not_come_ends_in_valkeys_timeout(
     valkey_server: ValkeyServer,
 ) -> None:
-    async with client_and_server(valkey_server, socket_timeout=0.3) as client:
+    limits = {"socket_timeout": 3.0, "socket_connect_timeout": 30.0}
+    async with client_and_server(valkey_server, **limits) as client:
         with pytest.raises(exceptions.TimeoutError):
             await client.blpop(["nothing"], timeout=0)
         assert await client.ping()
@@ -153,7 +154,7 @@ async def test_a_peer_that_announces_nothing_ends_in_valkeys_timeout() -> None:
 
     async with await aiordma.listen(ADDRESS) as listener:
         peer = asyncio.ensure_future(accept())
-        async with client_of(listener.port, socket_connect_timeout=0.5) as client:
+        async with client_of(listener.port, socket_connect_timeout=3.0) as client:
             with pytest.raises(exceptions.TimeoutError):
                 await client.ping()
         await (await peer).aclose()
