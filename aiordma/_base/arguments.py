@@ -26,7 +26,6 @@ __all__ = (
     "member",
     "nearest",
     "optional_seconds",
-    "out_of_range",
     "resource",
     "seconds",
     "seconds_within",
@@ -70,7 +69,7 @@ def wrong_value(value: object, name: str, expected: str, call: str = "") -> Valu
     return ValueError(f"{_where(call)}{name}={shown(value)}: expected {expected}")
 
 
-def out_of_range(value: float, name: str, least: float, most: float, call: str = "") -> ValueError:
+def _out_of_range(value: float, name: str, least: float, most: float, call: str = "") -> ValueError:
     """Return the error for a number that is out of range."""
     bits = f" ({_BITS[most]} bits)" if most in _BITS else ""
     return ValueError(f"{_where(call)}{name}={shown(value)} is not in {least}..{most}{bits}")
@@ -93,7 +92,7 @@ def whole_number(value: Any, name: str, least: int, most: int, call: str = "") -
             expected = f"a whole number in {least}..{most}"
             raise wrong_type(value, name, expected, call) from None
     if not least <= value <= most:
-        raise out_of_range(value, name, least, most, call)
+        raise _out_of_range(value, name, least, most, call)
     return int(value)
 
 
@@ -124,7 +123,7 @@ def seconds_within(value: Any, name: str, least: float, most: float, call: str =
     """
     number = seconds(value, name, call)
     if not least <= number <= most:
-        raise out_of_range(value, name, least, most, call)
+        raise _out_of_range(value, name, least, most, call)
     return number
 
 

@@ -22,15 +22,11 @@ class LocalPorts:
     Args:
         source: the local (host, port). A port that the program chose, so not 0, has no substitute.
         timeout: seconds for all attempts together; None: no limit.
-
-    Attributes:
-        remaining: seconds for the next attempt; None: no limit.
     """
 
     def __init__(self, source: tuple[str, int] | None, timeout: float | None = None) -> None:
         self._source = source
-        self._timeout = self.remaining = timeout
-        self._began = time.monotonic()
+        self._end = None if timeout is None else time.monotonic() + timeout
         self._failed = 0
 
     def has_another(self, error: BaseException) -> bool:
@@ -41,10 +37,8 @@ class LocalPorts:
         if error.errno not in _IN_USE:
             return False
         self._failed += 1
-        if self._timeout is not None:
-            self.remaining = self._timeout - (time.monotonic() - self._began)
         return (
             (self._source is None or self._source[1] == 0)
             and self._failed < MOST_ATTEMPTS
-            and (self.remaining is None or self.remaining > 0)
+            and (self._end is None or time.monotonic() < self._end)
         )

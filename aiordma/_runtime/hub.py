@@ -40,7 +40,7 @@ from aiordma.verbs import (
 )
 from aiordma.verbs.async_event import QUEUE_PAIR_ERRORS
 
-__all__ = ("CompletionQueueShare", "DeviceHub", "Entry")
+__all__ = ("CompletionQueueShare", "DeviceHub")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -291,11 +291,6 @@ class DeviceHub:
                 raise error
         finally:
             del error  # its traceback holds this frame
-
-    @property
-    def wakes(self) -> int:
-        """How often the channel woke the loop."""
-        return self.steps.wakes
 
     @property
     def draining(self) -> bool:

@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ("CONTAINERS", "container_of", "memlock_command", "nodes_command")
+__all__ = ("container_of", "memlock_command", "nodes_command")
 
 _MARKERS = (
     ("var/run/secrets/kubernetes.io", "kubernetes"),
@@ -56,12 +56,11 @@ _MEMLOCK = {
     ),
     "systemd-nspawn": "systemd-nspawn --rlimit=MEMLOCK=infinity ...",
 }
-CONTAINERS: tuple[str, ...] = tuple(_NODES)
-"""The kinds that are recognized. Any other one is "container"."""
 
 
 def container_of(root: Path = Path("/")) -> str | None:
-    """Return the kind of the container that this process runs in; None: it runs in none.
+    """Return the kind of the container that this process runs in: one of those with commands
+    here, or "container"; None: it runs in none.
 
     Args:
         root: the directory that has dev, proc and run, for tests.

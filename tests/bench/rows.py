@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from statistics import median
 from typing import Any
 
 from aiordma.bench.meter import Measurement
-from aiordma.bench.statistics import median, percentile, ratio
+from aiordma.bench.statistics import percentile
 
 LESS = "less"
 MORE = "more"
@@ -73,6 +74,13 @@ def rate(found: Measurement) -> Reading:
 def bandwidth(found: Measurement) -> Reading:
     """Return megabytes (10**6) per second."""
     return Reading(found.megabytes_per_second, extra=found.as_dict())
+
+
+def ratio(value: float | None, reference: float | None) -> float | None:
+    """Return value / reference; None if either is None, or the reference is 0."""
+    if value is None or not reference:
+        return None
+    return value / reference
 
 
 def chosen(rows: Sequence[Row], pattern: str) -> list[Row]:

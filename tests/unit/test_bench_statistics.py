@@ -1,11 +1,10 @@
-"""The benchmark's numbers: percentiles, medians, what a measurement holds."""
+"""The benchmark's numbers: percentiles, ratios, what a measurement holds."""
 
 import io
 import json
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Generator
-from statistics import median as known_median
 from typing import Any
 
 import anyio
@@ -15,10 +14,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from aiordma.bench.meter import Measurement, Meter
-from aiordma.bench.statistics import median, percentile, ratio
+from aiordma.bench.statistics import percentile
 from aiordma.bench.table import print_table
 from aiordma.bench.timing import deadline, one_by_one, pipelined, timed_pipeline
 from aiordma.bench.workload import OPERATIONS, Workload
+from tests.bench.rows import ratio
 
 numbers = st.lists(st.floats(0, 1e9), min_size=1, max_size=300)
 
@@ -54,18 +54,11 @@ def test_no_such_percentage(percent: float) -> None:
 def test_nothing_measured_is_an_error() -> None:
     with pytest.raises(ValueError, match="nothing was measured"):
         percentile([], 50)
-    with pytest.raises(ValueError, match="nothing was measured"):
-        median([])
     meter = Meter("nothing", 1)
     with meter:
         pass
     with pytest.raises(TimeoutError, match="not one operation"):
         meter.result()
-
-
-@given(numbers)
-def test_the_median_is_pythons(values: list[float]) -> None:
-    assert median(values) == pytest.approx(known_median(values))
 
 
 def test_a_ratio_needs_both() -> None:

@@ -54,7 +54,7 @@ def test_a_readable_channel_completes_each_request_with_its_own(device: Device) 
     for wr_id, request in zip(wr_ids, requests, strict=True):
         assert [raw[0] for raw in request.completions] == [wr_id]
     assert len(hub.in_flight) == 0
-    assert hub.wakes == 1
+    assert hub.steps.wakes == 1
 
 
 def test_unknown_completion_is_dropped(device: Device) -> None:
@@ -89,7 +89,7 @@ def test_more_than_a_batch_is_drained_in_one_wake(device: Device, count: int) ->
         device.complete(hub.in_flight.add(request))
     loop.watched[Channel.fd]()
     assert all(len(request.completions) == 1 for request in requests)
-    assert hub.wakes == 1
+    assert hub.steps.wakes == 1
 
 
 def test_a_flood_lets_others_have_their_turn_and_is_not_forgotten(device: Device) -> None:
