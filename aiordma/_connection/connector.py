@@ -11,6 +11,11 @@ from typing import TypeAlias, TypeVar, Unpack
 import anyio
 
 from aiordma._base.arguments import instance, optional_seconds, wrong_type
+from aiordma._base.connection_parameters import (
+    MAX_CONNECT_PRIVATE_DATA,
+    ConnectionParameters,
+    check_private_data,
+)
 from aiordma._base.enums import CmEventType
 from aiordma._base.errors import (
     REJECT_REASONS,
@@ -61,13 +66,7 @@ from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.identifiers import ROUTE_TIMEOUT_MS, milliseconds, new_identifier
 from aiordma._runtime.reactor import Reactor
-from aiordma.verbs.identifier import (
-    MAX_CONNECT_PRIVATE_DATA,
-    ConnectionParameters,
-    Event,
-    Identifier,
-    check_private_data,
-)
+from aiordma.verbs.identifier import Event, Identifier
 
 __all__ = (
     "PeerAddresses",

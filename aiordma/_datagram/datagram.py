@@ -8,6 +8,12 @@ from typing import Any
 from anyio.abc import UnreliableObjectReceiveStream
 
 from aiordma._base.arguments import data, optional_seconds, shown, text, whole_number
+from aiordma._base.connection_parameters import (
+    MAX_DATAGRAM_ACCEPT_PRIVATE_DATA,
+    MAX_DATAGRAM_CONNECT_PRIVATE_DATA,
+    ConnectionParameters,
+    check_private_data,
+)
 from aiordma._base.enums import Access, PortSpace
 from aiordma._base.errors import AddressError, NotSupportedError
 from aiordma._base.interrupts import deferring, deferring_steps
@@ -55,12 +61,6 @@ from aiordma.verbs import (
     SendWork,
 )
 from aiordma.verbs.address import MOST_GID_INDEX, MOST_SERVICE_LEVEL
-from aiordma.verbs.identifier import (
-    MAX_DATAGRAM_ACCEPT_PRIVATE_DATA,
-    MAX_DATAGRAM_CONNECT_PRIVATE_DATA,
-    ConnectionParameters,
-    check_private_data,
-)
 from aiordma.verbs.memory import flat_view
 
 __all__ = ("Datagram", "open_datagram")

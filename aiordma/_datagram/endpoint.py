@@ -12,6 +12,7 @@ from functools import partial
 
 import anyio
 
+from aiordma._base.connection_parameters import ConnectionParameters
 from aiordma._base.enums import CmEventType, QueuePairType
 from aiordma._base.errors import ClosedError, VerbsCallError
 from aiordma._base.interrupts import deferring_steps
@@ -32,7 +33,7 @@ from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.identifiers import give_back_later, release_surely
 from aiordma._runtime.reactor import Reactor
 from aiordma.verbs import GRH_BYTES, AddressVector
-from aiordma.verbs.identifier import ConnectionParameters, Event, Identifier
+from aiordma.verbs.identifier import Event, Identifier
 
 __all__ = ("DatagramEndpoint",)
 

@@ -4,6 +4,7 @@ import socket
 
 import anyio
 
+from aiordma._base.connection_parameters import ConnectionParameters
 from aiordma._base.enums import CmEventType, PortSpace
 from aiordma._base.errors import AddressError, ConnectTimeoutError, VerbsCallError
 from aiordma._connection.event_waiter import EventWaiter
@@ -16,7 +17,6 @@ from aiordma._runtime.identifiers import (
     new_identifier,
 )
 from aiordma._runtime.reactor import Reactor
-from aiordma.verbs.identifier import ConnectionParameters
 
 __all__ = ("resolve_peer",)
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from aiordma._base.arguments import data, instance, member, resource, whole_number, wrong_value
 from aiordma._base.connection_parameters import (
-    DEVICE_MAXIMUM,
     MAX_ACCEPT_PRIVATE_DATA,
     MAX_CONNECT_PRIVATE_DATA,
     MAX_DATAGRAM_ACCEPT_PRIVATE_DATA,
@@ -48,20 +47,7 @@ from aiordma.verbs.device import name_of
 from aiordma.verbs.event_channel import Event, EventChannel
 from aiordma.verbs.queue_pair import checked_service, modify_arguments
 
-__all__ = (
-    "DEVICE_MAXIMUM",
-    "MAX_ACCEPT_PRIVATE_DATA",
-    "MAX_CONNECT_PRIVATE_DATA",
-    "MAX_DATAGRAM_ACCEPT_PRIVATE_DATA",
-    "MAX_DATAGRAM_CONNECT_PRIVATE_DATA",
-    "MAX_REJECT_PRIVATE_DATA",
-    "ConnectionParameters",
-    "Ece",
-    "Event",
-    "EventChannel",
-    "Identifier",
-    "check_private_data",
-)
+__all__ = ("Event", "EventChannel", "Identifier")
 
 
 # (limit for connections, limit for the UDP port space)

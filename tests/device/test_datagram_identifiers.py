@@ -25,10 +25,10 @@ from aiordma import (
     SendFlag,
     WorkRequestOpcode,
 )
+from aiordma._base.connection_parameters import ConnectionParameters
 from aiordma._base.enums import PortSpace
 from aiordma._datagram.peer import UDP_QKEY
 from aiordma.verbs import AddressHandle, SendWork
-from aiordma.verbs.identifier import ConnectionParameters
 from aiordma.verbs.memory import gather
 from tests.conftest import DEVICE
 from tests.device.identifiers import expect, no_event
