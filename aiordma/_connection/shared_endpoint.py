@@ -21,6 +21,7 @@ from anyio.lowlevel import checkpoint
 from aiordma._base.arguments import Buffer
 from aiordma._base.enums import AsyncEventType, CmEventType, WorkCompletionStatus
 from aiordma._base.errors import (
+    UNSUPPORTED,
     BusyError,
     ClosedError,
     DeviceEventError,
@@ -73,7 +74,6 @@ logger: logging.Logger = logging.getLogger("aiordma")
 
 _QP_NUM = WorkCompletion._fields.index("qp_num")
 
-_CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTSUP)
 
 _FLUSH = int(WorkCompletionStatus.WR_FLUSH_ERR)
 
@@ -512,7 +512,7 @@ class SharedReceiveEndpoint:
         try:
             await self._calls.run(change)
         except VerbsCallError as error:
-            if error.errno in _CANNOT:
+            if error.errno in UNSUPPORTED:
                 raise NotSupportedError(
                     f"{self.device_name} cannot resize a shared receive queue"
                 ) from error

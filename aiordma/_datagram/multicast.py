@@ -5,7 +5,6 @@ The socket's identifier listens, to answer peers that resolve it, and a listenin
 join. So this module attaches the queue pair itself.
 """
 
-import errno
 import ipaddress
 import logging
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import anyio
 
 from aiordma._base.enums import CmEventType, PortSpace
 from aiordma._base.errors import (
+    UNSUPPORTED,
     ClosedError,
     ConnectTimeoutError,
     MulticastError,
@@ -35,7 +35,7 @@ __all__ = ("MulticastGroup", "check_group", "join_group")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
-_NOT_SUPPORTED = (errno.EOPNOTSUPP, 524)
+_UNSUPPORTED_GROUP = UNSUPPORTED | {524}
 """The errno values for a group that is not supported. 524 is the kernel's internal ENOTSUPP, which
 has no name in C."""
 
@@ -224,7 +224,7 @@ async def join_group(
             await group._join(source)
     except BaseException as error:
         await group.leave()
-        if isinstance(error, VerbsCallError) and error.errno in _NOT_SUPPORTED:
+        if isinstance(error, VerbsCallError) and error.errno in _UNSUPPORTED_GROUP:
             device = endpoint.hub.context.device_name
             raise NotSupportedError(
                 f"multicast group {address}: the kernel joins no such group with {device} "

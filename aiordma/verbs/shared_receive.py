@@ -1,6 +1,5 @@
 """Shared receive queues, synchronous (man ibv_create_srq)."""
 
-import errno
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from aiordma._base.arguments import resource, whole_number
 from aiordma._base.enums import SharedReceiveAttribute
 from aiordma._base.errors import (
+    UNSUPPORTED,
     NotSupportedError,
     PartialPostError,
     VerbsCallError,
@@ -91,7 +91,7 @@ class RawSharedReceiveQueue(Resource):
         try:
             check_positive_errno(self.provider.query_srq(self.pointer, raw), "ibv_query_srq")
         except VerbsCallError as error:
-            if error.errno == errno.EOPNOTSUPP:
+            if error.errno in UNSUPPORTED:
                 raise NotSupportedError(
                     f"{self.domain.context.device_name} cannot query a shared receive queue"
                 ) from error
