@@ -67,7 +67,7 @@ IDLE_SECONDS = 5.0
 MOST_ABANDONED = 448
 """The maximum number of abandoned calls of a lane that delay no other call."""
 
-RETRY_SECONDS = 0.05
+START_AGAIN_SECONDS = 0.05
 """Seconds between the failed start of a thread and the first retry. The delay doubles for each
 further retry."""
 
@@ -303,7 +303,7 @@ def _reporting(
                     loop.call_from_thread(partial(then, error))
                     break
                 except MemoryError:  # nothing else ends the caller's wait
-                    time.sleep(RETRY_SECONDS)
+                    time.sleep(START_AGAIN_SECONDS)
         finally:
             forget()
             del error  # its traceback holds this frame
@@ -388,7 +388,7 @@ def start_destroy(
         raise
     try:
         if not has_worker:
-            _retry(loop, call, RETRY_SECONDS, RETRIES)
+            _retry(loop, call, START_AGAIN_SECONDS, RETRIES)
     except MemoryError:
         if DESTROYS.workers.withdraw(call):
             call.forget()

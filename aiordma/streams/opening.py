@@ -58,7 +58,7 @@ _MOST_BUFFER_BYTES = 1 << 30
 _LEAST_BUFFER_BYTES = 4096
 _LEAST_DEPTH = 16
 _MOST_CLOSE_TIMEOUT = 3600
-RETRY_SECONDS = 1.0
+ACCEPT_AGAIN_SECONDS = 1.0
 """The pause after an accept that failed because this process lacks descriptors or memory."""
 
 
@@ -439,7 +439,7 @@ class StreamListener(AnyListener[Stream]):
                 level = logging.INFO if is_peers else logging.WARNING
                 logger.log(level, "a stream was not accepted: %s", cause_text(error))
                 if isinstance(error, VerbsCallError):
-                    await anyio.sleep(RETRY_SECONDS)
+                    await anyio.sleep(ACCEPT_AGAIN_SECONDS)
 
     async def _accept(self) -> tuple[Connection, Rsocket]:
         connection = await self._listener.accept()

@@ -485,7 +485,7 @@ async def test_serving_goes_on_after_a_shortage(
         await listener.aclose()
         return await accept(listener._listener)
 
-    monkeypatch.setattr("aiordma.streams.opening.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("aiordma.streams.opening.ACCEPT_AGAIN_SECONDS", 0.01)
     async with listen_stream(ADDRESS) as listener:
         monkeypatch.setattr(listener._listener, "accept", failing)
         with caplog.at_level("INFO", "aiordma"):

@@ -45,7 +45,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
     starts = Starts()
     monkeypatch.setattr(threads, "start_new_thread", starts.start)
     monkeypatch.setattr(threads, "IDLE_SECONDS", 0.0)
-    monkeypatch.setattr(threads, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(threads, "START_AGAIN_SECONDS", 0.001)
     forget_workers()
     return starts
 

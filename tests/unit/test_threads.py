@@ -361,7 +361,7 @@ async def test_a_call_without_a_thread_fails_clearly(starts: Starts) -> None:
 async def test_report_without_memory_is_tried_again(
     starts: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(threads, "START_AGAIN_SECONDS", 0.001)
     loop: Any = current_event_loop()
     deliver_soon, failures = loop._deliver_soon, [MemoryError()] * 5
 
@@ -434,7 +434,7 @@ async def test_a_destroy_is_retried_until_a_thread_starts(starts: Starts) -> Non
 async def test_a_destroy_runs_on_the_loop_at_last(
     starts: Starts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(threads, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(threads, "START_AGAIN_SECONDS", 0.001)
     starts.fail, ran = True, []
     errors: list[BaseException | None] = []
 
