@@ -7,6 +7,8 @@ from typing import Self
 from aiordma._native import lib
 
 __all__ = (
+    "REMOTE_ACCESS",
+    "REMOTE_WRITING",
     "Access",
     "AsyncEventType",
     "AtomicCapability",
@@ -167,6 +169,12 @@ class Access(IntFlag):
     ON_DEMAND = lib.IBV_ACCESS_ON_DEMAND
     HUGETLB = lib.IBV_ACCESS_HUGETLB
     RELAXED_ORDERING = lib.IBV_ACCESS_RELAXED_ORDERING
+
+
+REMOTE_ACCESS: Access = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
+"""Everything that a peer can be permitted."""
+REMOTE_WRITING: Access = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
+"""What lets a peer change memory. It requires LOCAL_WRITE."""
 
 
 def names_of(access: Access) -> str:

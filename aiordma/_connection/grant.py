@@ -21,7 +21,14 @@ from types import TracebackType
 from typing import Self
 
 from aiordma._base.arguments import Buffer, seconds, shown, wrong_type
-from aiordma._base.enums import Access, MemoryWindowType, QueuePairType, names_of
+from aiordma._base.enums import (
+    REMOTE_ACCESS,
+    REMOTE_WRITING,
+    Access,
+    MemoryWindowType,
+    QueuePairType,
+    names_of,
+)
 from aiordma._base.errors import BusyError, VerbsCallError, detached
 from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.provider import SOFTWARE
@@ -39,8 +46,6 @@ from aiordma.verbs.memory import flat_view
 
 __all__ = ("Grant", "open_grant")
 
-_REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
-_WRITING = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _RXE = 0xFFFFFF
 """The vendor_id of rxe, which checks an access through a window against the bounds of the region,
 not of the window."""
@@ -133,13 +138,13 @@ class Grant:
             return False
         given = self._held.region.access
         return bool(given & Access.MW_BIND) and (
-            not self._access & _WRITING or bool(given & Access.LOCAL_WRITE)
+            not self._access & REMOTE_WRITING or bool(given & Access.LOCAL_WRITE)
         )
 
     async def _register(self, access: Access) -> MemoryRegion:
         """Register the memory for this grant."""
         endpoint = self._endpoint
-        if self._access & _WRITING:
+        if self._access & REMOTE_WRITING:
             access |= Access.LOCAL_WRITE
         held, buffer = self._held, self._memory
 
@@ -326,7 +331,7 @@ async def open_grant(
     """Give the peer access. See `Connection.grant`."""
     if isinstance(access, bool) or not isinstance(access, int):
         raise wrong_type(access, "access", "Access flags", "grant")
-    if not access or int(access) & ~int(_REMOTE):
+    if not access or int(access) & ~int(REMOTE_ACCESS):
         raise ValueError(
             f"grant(): access={names_of(Access(access))}: a grant gives REMOTE_READ, "
             "REMOTE_WRITE, REMOTE_ATOMIC"
@@ -350,7 +355,7 @@ async def open_grant(
         length, readonly = _size_of(memory)
     if not length:
         raise ValueError("grant(): memory: no bytes: give at least one")
-    if readonly and access & _WRITING:
+    if readonly and access & REMOTE_WRITING:
         raise TypeError(
             f"grant(): memory={shown(memory)}: it is read-only, and "
             f"access={names_of(Access(access))} lets the peer write to it: give a bytearray, or "

@@ -10,6 +10,7 @@ from typing import Unpack
 
 from aiordma._base.arguments import data, instance, member, whole_number
 from aiordma._base.enums import (
+    REMOTE_ACCESS,
     Access,
     AtomicCapability,
     LinkLayer,
@@ -41,7 +42,6 @@ __all__ = ("QueuePairAddress", "UnmanagedConnection", "open_queue_pair")
 
 _PSN_BYTES = 3
 """A packet number has 24 bits; a stranger must not guess it."""
-_REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +213,11 @@ class UnmanagedConnection(Connection):
 
     def _initialize(self, pkey_index: int) -> None:
         """Move the queue pair from RESET to INIT. `open_queue_pair` calls this."""
-        access = _REMOTE
+        access = REMOTE_ACCESS
         if self._endpoint.service is QueuePairType.UC:
             access = Access.REMOTE_WRITE
-        elif self._endpoint.hub.attributes.atomic_cap is not AtomicCapability.NONE:
-            access |= Access.REMOTE_ATOMIC
+        elif self._endpoint.hub.attributes.atomic_cap is AtomicCapability.NONE:
+            access &= ~Access.REMOTE_ATOMIC
         pair = self._endpoint.queue_pair
         assert pair is not None
         pair.modify(QueuePairState.INIT, pkey_index=pkey_index, port=self._port_num, access=access)

@@ -3,7 +3,7 @@
 import logging
 
 from aiordma._base.arguments import instance, wrong_type
-from aiordma._base.enums import Access, MemoryWindowType, names_of
+from aiordma._base.enums import REMOTE_ACCESS, REMOTE_WRITING, Access, MemoryWindowType, names_of
 from aiordma._base.errors import VerbsCallError
 from aiordma._base.interrupts import deferring, uninterrupted
 from aiordma._base.ranges import RemoteMemory
@@ -16,8 +16,6 @@ from aiordma.verbs import MemorySlice, MemoryWindow
 __all__ = ("BoundWindow", "check_bindable", "check_window_memory")
 
 logger: logging.Logger = logging.getLogger("aiordma")
-
-_REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 
 
 class BoundWindow(WindowBase):
@@ -199,7 +197,7 @@ def check_window_memory(endpoint: Endpoint, memory: MemorySlice, access: Access,
     memory.region._require_open()
     if not memory.length:
         raise ValueError("a window of no bytes: bind it to at least one")
-    if not access or int(access) & ~int(_REMOTE):
+    if not access or int(access) & ~int(REMOTE_ACCESS):
         raise ValueError(
             f"{call}(): access={names_of(Access(access))}: a window gives REMOTE_READ, "
             "REMOTE_WRITE, REMOTE_ATOMIC"
@@ -210,7 +208,7 @@ def check_window_memory(endpoint: Endpoint, memory: MemorySlice, access: Access,
             f"the region was registered with {names_of(given)}: binding a window takes "
             "Access.MW_BIND"
         )
-    if access & (Access.REMOTE_WRITE | Access.REMOTE_ATOMIC) and not given & Access.LOCAL_WRITE:
+    if access & REMOTE_WRITING and not given & Access.LOCAL_WRITE:
         raise ValueError(
             f"the region was registered with {names_of(given)}: a window that is written to takes "
             "Access.LOCAL_WRITE"

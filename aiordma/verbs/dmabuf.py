@@ -5,7 +5,7 @@ from mmap import PAGESIZE
 from typing import Any
 
 from aiordma._base.arguments import resource, whole_number, wrong_type
-from aiordma._base.enums import Access, names_of
+from aiordma._base.enums import REMOTE_WRITING, Access, names_of
 from aiordma._base.errors import (
     NotSupportedError,
     VerbsCallError,
@@ -20,8 +20,7 @@ from aiordma.verbs.memory import MemoryRegion
 
 __all__ = ("DmabufRegion", "checked_part")
 
-_WRITING = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
-_PERMITTED = Access.LOCAL_WRITE | Access.REMOTE_READ | _WRITING | Access.RELAXED_ORDERING
+_PERMITTED = Access.LOCAL_WRITE | Access.REMOTE_READ | REMOTE_WRITING | Access.RELAXED_ORDERING
 """What the kernel permits for a dma-buf (uverbs_std_types_mr.c): no windows can be bound to it."""
 
 
@@ -187,7 +186,7 @@ def _checked(access: Any, call: str) -> Access:
             f"{call}(): access={names_of(flags)}: for a dma-buf the kernel permits "
             f"{names_of(_PERMITTED)}"
         )
-    return flags | Access.LOCAL_WRITE if flags & _WRITING else flags
+    return flags | Access.LOCAL_WRITE if flags & REMOTE_WRITING else flags
 
 
 def _duplicate(fd: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 
 from aiordma._base.arguments import Buffer, member, shown, whole_number, wrong_type
 from aiordma._base.device_enums import OnDemandPaging
-from aiordma._base.enums import Access, MemoryAdvice, names_of
+from aiordma._base.enums import REMOTE_ACCESS, REMOTE_WRITING, Access, MemoryAdvice, names_of
 from aiordma._base.errors import (
     UNSUPPORTED,
     BusyError,
@@ -50,8 +50,6 @@ __all__ = (
 OUTLIVING: dict[object, object] = {}
 """Memory that the device may still access after its region was collected, by a key of its own. It
 is freed only if the region is deregistered later."""
-_REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
-_NEED_LOCAL_WRITE = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _NOT_EVERY_DEVICE = Access.ON_DEMAND | Access.HUGETLB | Access.MW_BIND
 _OPTIONAL = lib.IBV_ACCESS_OPTIONAL_RANGE
 _OBJECTS = re.compile(r"(?:[^:O]|:[^:]*:)*O")
@@ -141,7 +139,7 @@ class MemorySlice(Part):
         Raises:
             ValueError: the region was registered without remote access.
         """
-        if not self.region.access & _REMOTE:
+        if not self.region.access & REMOTE_ACCESS:
             raise ValueError(
                 "this memory was registered without remote access: "
                 "register(buffer, Access.REMOTE_READ | Access.REMOTE_WRITE)"
@@ -289,7 +287,7 @@ class MemoryRegion(RegionBase, Resource):
         self._users: int = 0  # posted requests that use a part of it
         self._retired: bool = False
         self._outwaits: bool = (
-            bool(access & _NEED_LOCAL_WRITE) and domain.context.query().vendor_id == _SIW
+            bool(access & REMOTE_WRITING) and domain.context.query().vendor_id == _SIW
         )
         """Whether deregistering has to wait until the device has placed what it was placing."""
         self._uncertain: memoryview | None = None
@@ -674,7 +672,7 @@ def checked_access(
         flags = "flags such as Access.REMOTE_READ | Access.REMOTE_WRITE"
         raise wrong_type(access, "access", flags, call)
     access = Access(whole_number(access, "access", 0, 2**31 - 1, call))
-    if access & _NEED_LOCAL_WRITE:
+    if access & REMOTE_WRITING:
         access |= Access.LOCAL_WRITE
     if readonly and access & Access.LOCAL_WRITE:
         raise TypeError(
