@@ -75,6 +75,7 @@ __all__ = (
     "is_backlog_full",
     "is_listeners_answer",
     "is_programs_answer",
+    "leaf_errors",
     "retry_seconds",
 )
 
@@ -125,6 +126,13 @@ def detached(error: Stored) -> Stored:
     again.__cause__ = detached(cause) if isinstance(cause, RdmaError) else cause
     again.__suppress_context__ = error.__suppress_context__
     return again
+
+
+def leaf_errors(error: BaseException) -> list[BaseException]:
+    """Return the errors of an exception group and of the groups in it; else the error itself."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for each in error.exceptions for leaf in leaf_errors(each)]
+    return [error]
 
 
 def cause_text(error: BaseException) -> str:

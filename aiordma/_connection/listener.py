@@ -31,6 +31,7 @@ from aiordma._base.errors import (
     WorkCompletionError,
     cause_text,
     detached,
+    leaf_errors,
 )
 from aiordma._base.fair_queue import FairQueue, source_of
 from aiordma._base.hints import descriptors_hint
@@ -244,14 +245,6 @@ _TOO_LONG = (LocalLengthError, LocalQueuePairError)
 """The errors of a peer's message that is longer than its receive: rxe reports the second one."""
 
 
-def _leaf_errors(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            yield from _leaf_errors(each)
-    else:
-        yield error
-
-
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, its cause, and so on."""
     seen: set[int] = set()
@@ -280,7 +273,7 @@ def _is_of(connection: Connection, error: BaseException) -> bool:
 def _peers_fault(error: Exception, connection: Connection | None) -> BaseException | None:
     """Return the first cause of a handler's error, if the handler did not cause any part of it;
     otherwise None. Without a connection, its handshake failed."""
-    leaves = list(_leaf_errors(error))
+    leaves = leaf_errors(error)
     if not all(isinstance(leaf, (RdmaError, *_PEERS_FAULT)) for leaf in leaves):
         return None
     causes = []

@@ -3,7 +3,7 @@
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Unpack
 
@@ -17,6 +17,7 @@ from aiordma._base.errors import (
     RdmaConnectionError,
     RdmaError,
     detached,
+    leaf_errors,
 )
 from aiordma._base.options import ConnectionKeywords
 from aiordma._base.socket_address import address_text
@@ -235,7 +236,7 @@ class Session:
 
     async def _is_lost(self, error: BaseException | None) -> bool:
         """Record why the connection ended, and return whether this explains the block's error."""
-        leaves = [] if error is None else list(_leaves(error))
+        leaves = [] if error is None else leaf_errors(error)
         cause = self._connection.cause
         if cause is None and any(isinstance(leaf, PeerFlushedError) for leaf in leaves):
             # An iWARP device flushes before the connection manager reports the disconnect.
@@ -268,11 +269,3 @@ class Session:
         return all(isinstance(leaf, RdmaError | anyio.EndOfStream) for leaf in leaves) and any(
             isinstance(leaf, PeerGoneError | anyio.EndOfStream) for leaf in leaves
         )
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            yield from _leaves(each)
-    else:
-        yield error
