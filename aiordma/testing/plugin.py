@@ -23,6 +23,7 @@ import pytest
 
 from aiordma._base.errors import VerbsCallError
 from aiordma._base.origin import unclosed_since
+from aiordma._base.provider import SOFTWARE
 from aiordma._connection.connection import Connection
 from aiordma._connection.listener import Listener
 from aiordma._runtime.reactor import current_reactors
@@ -49,7 +50,6 @@ __all__ = (
     "rdma_stream_pair",
 )
 
-SOFTWARE = "software"
 LOOPBACK = "127.0.0.1"
 SIOCGIFADDR = 0x8915
 """man 7 netdevice: the address of an interface."""
