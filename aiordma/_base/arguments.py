@@ -32,6 +32,7 @@ __all__ = (
     "shown",
     "text",
     "whole_number",
+    "within_device",
     "wrong_type",
     "wrong_value",
 )
@@ -94,6 +95,16 @@ def whole_number(value: Any, name: str, least: int, most: int, call: str = "") -
     if not least <= value <= most:
         raise _out_of_range(value, name, least, most, call)
     return int(value)
+
+
+def within_device(value: int, name: str, least: int, most: int, device: str) -> None:
+    """Check a whole number against a limit of the device of that name.
+
+    Raises:
+        ValueError: the value is out of range; the message has the limit and the device.
+    """
+    if not least <= value <= most:
+        raise ValueError(f"{name}={value}: {device} has {least}..{most}")
 
 
 def seconds(value: Any, name: str, call: str = "") -> float:

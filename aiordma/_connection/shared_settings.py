@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from aiordma._base.arguments import whole_number
+from aiordma._base.arguments import whole_number, within_device
 from aiordma._base.errors import NotSupportedError
 from aiordma._base.options import check_queue
 from aiordma._runtime.hub import DeviceHub
@@ -40,8 +40,7 @@ class SharedReceiveSettings:
             ("depth", self.depth, device.max_srq_wr),
             ("max_sge", self.parts(hub), device.max_srq_sge),
         ):
-            if not 1 <= value <= limit:
-                raise ValueError(f"{argument}={value}: {name} has 1..{limit}")
+            within_device(value, argument, 1, limit, name)
 
     def parts(self, hub: DeviceHub) -> int:
         """Return the number of parts that a receive may have on this device."""

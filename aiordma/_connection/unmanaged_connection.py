@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import Unpack
 
-from aiordma._base.arguments import data, instance, member, whole_number
+from aiordma._base.arguments import data, instance, member, whole_number, within_device
 from aiordma._base.enums import (
     REMOTE_ACCESS,
     Access,
@@ -153,16 +153,10 @@ async def open_queue_pair(
                 f"queue pairs without the connection manager: {device} is an iWARP device, whose "
                 "queue pairs are connected by the connection manager only"
             )
-        ports = hub.attributes.phys_port_cnt
-        if not 1 <= port <= ports:
-            raise ValueError(f"port={port}: {device} has 1..{ports}")
+        within_device(port, "port", 1, hub.attributes.phys_port_cnt, device)
         attributes = hub.context.query_port(port)
-        if not 0 <= gid_index < attributes.gid_tbl_len:
-            raise ValueError(f"gid_index={gid_index}: {device} has 0..{attributes.gid_tbl_len - 1}")
-        if not 0 <= pkey_index < attributes.pkey_tbl_len:
-            raise ValueError(
-                f"pkey_index={pkey_index}: {device} has 0..{attributes.pkey_tbl_len - 1}"
-            )
+        within_device(gid_index, "gid_index", 0, attributes.gid_tbl_len - 1, device)
+        within_device(pkey_index, "pkey_index", 0, attributes.pkey_tbl_len - 1, device)
         own = await choice.on(reactor, hub)
     except BaseException:
         reactor.release()

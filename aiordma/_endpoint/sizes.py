@@ -1,6 +1,7 @@
 """The sizes of a queue pair, from the options of its connection and the limits of its device
 (pure)."""
 
+from aiordma._base.arguments import within_device
 from aiordma._base.connection_parameters import DEVICE_MAXIMUM
 from aiordma._base.options import ConnectionOptions
 from aiordma.verbs import Capacity, DeviceAttributes
@@ -19,8 +20,8 @@ def check_depths(options: ConnectionOptions, limits: DeviceAttributes, device: s
         ("responder_resources", limits.max_qp_rd_atom),
     ):
         value = getattr(options, name)
-        if value != DEVICE_MAXIMUM and value > limit:
-            raise ValueError(f"{name}={value}: {device} has 0..{limit}")
+        if value != DEVICE_MAXIMUM:
+            within_device(value, name, 0, limit, device)
 
 
 def probe_entries(options: ConnectionOptions, limits: DeviceAttributes, entries: int) -> int:

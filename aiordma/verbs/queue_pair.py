@@ -6,7 +6,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from aiordma._base.arguments import data, instance, member, nearest, resource, whole_number
+from aiordma._base.arguments import (
+    data,
+    instance,
+    member,
+    nearest,
+    resource,
+    whole_number,
+    within_device,
+)
 from aiordma._base.enums import (
     Access,
     Mtu,
@@ -79,8 +87,7 @@ class Capacity:
         }
         for name, limit in limits.items():
             value = whole_number(getattr(self, name), name, -(2**63), 2**63)
-            if not 0 <= value <= limit:
-                raise ValueError(f"{name}={value}: {context.device_name} has 0..{limit}")
+            within_device(value, name, 0, limit, context.device_name)
         whole_number(self.max_inline_data, "max_inline_data", 0, 2**32 - 1)
 
     def _fill(self, raw: Any) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from aiordma._base.arguments import resource, whole_number
+from aiordma._base.arguments import resource, whole_number, within_device
 from aiordma._base.enums import SharedReceiveAttribute
 from aiordma._base.errors import (
     UNSUPPORTED,
@@ -54,8 +54,7 @@ class RawSharedReceiveQueue(Resource):
             ("max_sge", max_sge, device.max_srq_sge),
         ):
             whole_number(value, name, -(2**63), 2**63, "RawSharedReceiveQueue")
-            if not 1 <= value <= limit:
-                raise ValueError(f"{name}={value}: {domain.context.device_name} has 1..{limit}")
+            within_device(value, name, 1, limit, domain.context.device_name)
         super().__init__(domain)
         self.domain = domain
         self.provider: Provider = domain.provider
