@@ -289,7 +289,7 @@ struct Request {
     Handle *handle;                /* held; NULL: the request is no datagram */
     Port *port;                    /* NULL: the owner gives back its slot */
     PooledReceives *pooled; /* of a receive of a pool's block, which is its memory; or NULL */
-    StreamPath *stream;     /* of a stream's message, whose end it hears of; or NULL */
+    StreamPath *stream;     /* of a stream's message, whose end it handles; or NULL */
     Py_ssize_t stream_bytes;
     /* Called once when the request ends, before its memory is released; runs no code of the
        program's. NULL: none. `subject` is the object that it is about. */

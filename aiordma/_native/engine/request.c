@@ -342,8 +342,9 @@ static void release(Request *request)
     Py_DECREF(held);
 }
 
-/* An owner that waits for the end of its requests hears of the last one, and of each send. */
-static int owner_hears(const Request *request, const Port *port)
+/* Whether the end is reported to the owner: one that waits for its requests gets that of the last
+ * receive, and of each send. */
+static int notifies_owner(const Request *request, const Port *port)
 {
     int others_remain = request->open == port->open && request->open && request->open->count > 1;
     return port->notifies_owner && (!request->is_receive || port->shared || !others_remain);
@@ -352,7 +353,7 @@ static int owner_hears(const Request *request, const Port *port)
 static void account(Request *request)
 {
     Port *port = request->port;
-    if (port && !owner_hears(request, port)) {
+    if (port && !notifies_owner(request, port)) {
         engine_leave(port->open, request);
         engine_give_slot(request->is_receive ? port->receives : port->sends);
         return;

@@ -3,8 +3,9 @@
  * streams/path.py, on top of streams/protocol.py, which explains the protocol. A test compares both
  * (tests/unit/test_rsocket_inputs.py).
  *
- * Python's Rsocket (streams/rsocket.py) makes the path, and is its owner: it hears of errors. What a
- * peer sends is checked here, and nothing is written outside of the memory that the peer lent.
+ * Python's Rsocket (streams/rsocket.py) makes the path, and is its owner, to which errors are
+ * reported. What a peer sends is checked here, and nothing is written outside of the memory that the
+ * peer lent.
  *
  * Making a request can run the program's code (the garbage collector). So requests are made first.
  * Then the state is read again, changed, and the device gets them, with no such code in between.
@@ -297,7 +298,7 @@ void engine_stream_post_receive(StreamPath *path, uint32_t number)
     Request *request;
 
     if (!is_usable(path, 1))
-        return; /* the connection has ended, which the owner hears of */
+        return; /* the connection has ended, which is reported to the owner */
     int error = make(path, path->ours, 1, 1, &request);
     if (error) {
         refused(path, error, 1);
@@ -642,7 +643,7 @@ static void data_sent(StreamPath *path, Py_ssize_t ring_bytes, int has_succeeded
     path->data_slots += path->slots_of_data;
     if (!has_succeeded) {
         path->lost_data = 1;
-        return; /* the connection has ended, or is about to: the owner hears of it */
+        return; /* the connection has ended, or is about to, which is reported to the owner */
     }
     call_if_drained(path);
     call(path->on_writable);
@@ -777,7 +778,7 @@ static void arrived(StreamPath *path, const Request *request)
     int64_t written = completion->byte_len;
 
     if (request->state != SUCCEEDED)
-        return; /* the connection has ended, or is about to: the owner hears of it */
+        return; /* the connection has ended, or is about to, which is reported to the owner */
     path->next_word = (number + 1) % path->credits; /* receives complete in order */
     if (path->failed)
         return;

@@ -337,10 +337,10 @@ static int was_sent_here(uint64_t digest)
     return 0;
 }
 
-void sw_capture_packet(const struct sw_udp_way *way, uint16_t port, int is_sent, const void *packet,
-                       size_t size)
+void sw_capture_packet(const struct sw_udp_route *route, uint16_t port, int is_sent,
+                       const void *packet, size_t size)
 {
-    const struct sw_roce_path *path = &way->path;
+    const struct sw_roce_path *path = &route->path;
     struct end from = {path->source, is_sent ? port : path->source_port};
     struct end to = {path->destination, is_sent ? path->destination_port : port};
     struct iovec parts[4];

@@ -17,8 +17,8 @@ extern int sw_is_capturing;
 /* Write the first `size` bytes of the parts, which a TCP socket has just sent or received. */
 void sw_capture_parts(int fd, int is_sent, const struct iovec *parts, int count, size_t size);
 /* Write a packet that a UDP socket has just sent or received. */
-void sw_capture_packet(const struct sw_udp_way *way, uint16_t port, int is_sent, const void *packet,
-                       size_t size);
+void sw_capture_packet(const struct sw_udp_route *route, uint16_t port, int is_sent,
+                       const void *packet, size_t size);
 /* In a fork's child: the file is the parent's. */
 void sw_capture_forked(void);
 

@@ -43,8 +43,8 @@ struct sw_service {
     int backlog; /* 0: it does not listen */
     struct answer *answers;
     uint32_t next_answer;
-    /* The request: sent by this identifier, or received from the peer that way leads to. */
-    struct sw_udp_way way;
+    /* The request: sent by this identifier, or received from the peer that route leads to. */
+    struct sw_udp_route route;
     uint64_t transaction;
     uint32_t number, tries;
     int failure;                    /* an errno of sending the request */
@@ -73,9 +73,9 @@ static void read_address(const struct sockaddr *address, struct in6_addr *to)
 
 /* -- packets ----------------------------------------------------------------------------- */
 
-static int send_mad(const struct sw_udp *udp, const struct sw_udp_way *to, const uint8_t *mad)
+static int send_mad(const struct sw_udp *udp, const struct sw_udp_route *to, const uint8_t *mad)
 {
-    struct sw_udp_way way = *to;
+    struct sw_udp_route route = *to;
     uint8_t packet[SW_ROCE_HEADERS + SW_MAD + SW_ROCE_TRAILER];
     struct sw_roce_datagram datagram = {
         .destination_qpn = SW_QPN_SERVICES,
@@ -84,24 +84,24 @@ static int send_mad(const struct sw_udp *udp, const struct sw_udp_way *to, const
         .size = SW_MAD,
     };
 
-    way.path.source_port = udp->port;
+    route.path.source_port = udp->port;
     memcpy(packet + sw_roce_headers(packet, &datagram), mad, SW_MAD);
-    uint32_t size = sw_roce_seal(packet, &datagram, &way.path);
+    uint32_t size = sw_roce_seal(packet, &datagram, &route.path);
     /* The first error can be that of an earlier packet, reported by ICMP. */
-    return sw_udp_send(udp, &way, packet, size) ? sw_udp_send(udp, &way, packet, size) : 0;
+    return sw_udp_send(udp, &route, packet, size) ? sw_udp_send(udp, &route, packet, size) : 0;
 }
 
-static void send_reply(const struct sw_udp *udp, const struct sw_udp_way *way,
+static void send_reply(const struct sw_udp *udp, const struct sw_udp_route *route,
                        const struct sw_sidr_reply *reply)
 {
     uint8_t mad[SW_MAD];
 
     sw_sidr_write_reply(mad, reply);
     /* If the reply is lost, the peer repeats its request. */
-    (void)send_mad(udp, way, mad);
+    (void)send_mad(udp, route, mad);
 }
 
-static void turn_around(const struct sw_udp_way *from, struct sw_udp_way *to)
+static void turn_around(const struct sw_udp_route *from, struct sw_udp_route *to)
 {
     memset(to, 0, sizeof(*to));
     to->path.source = from->path.destination;
@@ -166,7 +166,7 @@ static void set_address(struct sockaddr_storage *to, const struct in6_addr *addr
  * Create an identifier and an event for a request, and remember it. Without memory the request is
  * dropped: the peer will repeat it.
  */
-static void put_to_program(struct sw_service *asked, const struct sw_udp_way *from,
+static void put_to_program(struct sw_service *asked, const struct sw_udp_route *from,
                            const struct sw_sidr_request *request)
 {
     struct sw_identifier *identifier = sw_new_requesting(asked->identifier);
@@ -194,15 +194,15 @@ static void put_to_program(struct sw_service *asked, const struct sw_udp_way *fr
     service->listener = asked->identifier;
     service->transaction = request->transaction;
     service->number = request->number;
-    turn_around(from, &service->way);
-    service->way.path.traffic_class = identifier->has_tos ? identifier->tos : 0;
+    turn_around(from, &service->route);
+    service->route.path.traffic_class = identifier->has_tos ? identifier->tos : 0;
     identifier->service = service;
     sw_set_private_data(event, request->private_data, SW_SIDR_REQUEST_DATA);
     remember(asked, request);
     sw_report(event);
 }
 
-static void asked(struct sw_service *service, const struct sw_udp_way *from,
+static void asked(struct sw_service *service, const struct sw_udp_route *from,
                   const struct sw_sidr_request *request)
 {
     const struct sw_roce_path *path = &from->path;
@@ -212,7 +212,7 @@ static void asked(struct sw_service *service, const struct sw_udp_way *from,
         .status = SW_SIDR_NOBODY,
         .port = request->port,
     };
-    struct sw_udp_way back;
+    struct sw_udp_route back;
 
     /* The addresses in the request must be those of the packet. */
     if (request->port != service->udp.port || request->source_port != path->source_port ||
@@ -254,15 +254,15 @@ static int answer(struct sw_identifier *identifier, enum sw_sidr_status status)
         reply.qkey = 0;
     memcpy(reply.private_data, identifier->private_data, size);
     if (service->listener) {
-        struct sw_service *heard = service->listener->service;
+        struct sw_service *listening = service->listener->service;
         struct answer *kept =
-            find_answer(heard, &service->way.path.destination, service->way.path.destination_port,
-                        reply.transaction, reply.number);
+            find_answer(listening, &service->route.path.destination,
+                        service->route.path.destination_port, reply.transaction, reply.number);
         if (kept) {
             kept->reply = reply;
             kept->is_answered = 1;
         }
-        send_reply(&heard->udp, &service->way, &reply);
+        send_reply(&listening->udp, &service->route, &reply);
         return 0;
     }
     /* The listener is gone, and another socket can have its port: reply from any other port. */
@@ -272,7 +272,7 @@ static int answer(struct sw_identifier *identifier, enum sw_sidr_status status)
     int error = sw_udp_open(&udp, (struct sockaddr *)&source, 0);
     if (error)
         return error;
-    send_reply(&udp, &service->way, &reply);
+    send_reply(&udp, &service->route, &reply);
     sw_udp_close(&udp);
     return 0;
 }
@@ -296,7 +296,7 @@ static int reject_question(struct sw_identifier *identifier)
 static int ask(struct sw_identifier *identifier)
 {
     struct sw_service *service = identifier->service;
-    const struct sw_roce_path *path = &service->way.path;
+    const struct sw_roce_path *path = &service->route.path;
     struct sw_sidr_request request = {
         .transaction = service->transaction,
         .number = service->number,
@@ -309,7 +309,7 @@ static int ask(struct sw_identifier *identifier)
 
     memcpy(request.private_data, identifier->private_data, identifier->parameters.private_data_len);
     sw_sidr_write_request(mad, &request);
-    return send_mad(&service->udp, &service->way, mad);
+    return send_mad(&service->udp, &service->route, mad);
 }
 
 /* End without a queue pair. status is a negative errno, or the status of the peer's reply. */
@@ -371,16 +371,16 @@ static struct sw_identifier *find_asking(const struct sw_sidr_reply *reply,
         const struct sw_service *service = each->service;
         if (service && each->state == SW_CM_CONNECTING && service->number == reply->number &&
             service->transaction == reply->transaction &&
-            service->way.path.destination_port == reply->port &&
-            is_same(&service->way.path.destination, peer))
+            service->route.path.destination_port == reply->port &&
+            is_same(&service->route.path.destination, peer))
             return each;
     }
     return NULL;
 }
 
-static int fill_way(struct sw_identifier *identifier, struct ibv_ah_attr *attr)
+static int fill_address_vector(struct sw_identifier *identifier, struct ibv_ah_attr *attr)
 {
-    const struct sw_roce_path *path = &identifier->service->way.path;
+    const struct sw_roce_path *path = &identifier->service->route.path;
     union ibv_gid ours;
 
     memcpy(&ours, &path->source, sizeof(ours));
@@ -405,7 +405,7 @@ static void answered(struct sw_identifier *identifier, const struct sw_sidr_repl
     struct sw_event *event = sw_new_event(identifier, RDMA_CM_EVENT_ESTABLISHED, 0);
     if (!event)
         return; /* the request and its reply will be repeated */
-    int error = fill_way(identifier, &event->ibv.param.ud.ah_attr);
+    int error = fill_address_vector(identifier, &event->ibv.param.ud.ah_attr);
     if (error) {
         free(event);
         give_up(identifier, -error, NULL);
@@ -430,13 +430,13 @@ static void read_refusals(struct sw_service *service)
     for (int i = 0; i < BURST && (error = sw_udp_refusal(&service->udp, &peer, &port)); i++) {
         struct sw_identifier *identifier = service->identifier;
         if (identifier->state == SW_CM_CONNECTING && is_final(error) &&
-            port == service->way.path.destination_port &&
-            is_same(&peer, &service->way.path.destination))
+            port == service->route.path.destination_port &&
+            is_same(&peer, &service->route.path.destination))
             fail(identifier, error);
     }
 }
 
-static void read_packet(struct sw_service *service, const struct sw_udp_way *from,
+static void read_packet(struct sw_service *service, const struct sw_udp_route *from,
                         const uint8_t *packet, size_t size)
 {
     struct sw_roce_datagram datagram;
@@ -459,7 +459,7 @@ static void ready(struct sw_watch *watch, uint32_t events)
 {
     struct sw_service *service = SW_CONTAINER(watch, struct sw_service, watch);
     uint8_t packet[SW_ROCE_HEADERS + SW_MAD + SW_ROCE_TRAILER];
-    struct sw_udp_way from;
+    struct sw_udp_route from;
 
     if (events & EPOLLERR)
         read_refusals(service);
@@ -510,15 +510,15 @@ static int begin_asking(struct sw_identifier *identifier)
     if (error)
         return error;
     struct sw_service *service = identifier->service;
-    memset(&service->way, 0, sizeof(service->way));
-    read_address(&addresses->src_addr, &service->way.path.source);
-    read_address(&addresses->dst_addr, &service->way.path.destination);
-    service->way.path.destination_port = ntohs(*sw_port_of(&addresses->dst_addr));
-    service->way.path.hop_limit = HOP_LIMIT;
-    service->way.path.traffic_class = identifier->has_tos ? identifier->tos : 0;
-    service->way.interface = scope_of(&addresses->dst_addr);
-    if (!service->way.interface)
-        service->way.interface = scope_of(&addresses->src_addr);
+    memset(&service->route, 0, sizeof(service->route));
+    read_address(&addresses->src_addr, &service->route.path.source);
+    read_address(&addresses->dst_addr, &service->route.path.destination);
+    service->route.path.destination_port = ntohs(*sw_port_of(&addresses->dst_addr));
+    service->route.path.hop_limit = HOP_LIMIT;
+    service->route.path.traffic_class = identifier->has_tos ? identifier->tos : 0;
+    service->route.interface = scope_of(&addresses->dst_addr);
+    if (!service->route.interface)
+        service->route.interface = scope_of(&addresses->src_addr);
     sw_random(&service->transaction, sizeof(service->transaction));
     sw_random(&service->number, sizeof(service->number));
     service->tries = 0;
@@ -586,5 +586,5 @@ const struct sw_port_space sw_datagram_space = {
     .request_taken = do_nothing,
     .forget = forget,
     .forked = do_nothing, /* the engine watches its socket and closes it */
-    .told = {.heard = do_nothing, .ended = do_nothing, .lost = sw_lose_queue_pair},
+    .reports = {.first_frame = do_nothing, .ended = do_nothing, .lost = sw_lose_queue_pair},
 };

@@ -523,5 +523,5 @@ const struct sw_port_space sw_stream_space = {
     .request_taken = request_taken,
     .forget = forget,
     .forked = forked,
-    .told = {sw_stream_heard, sw_stream_ended, sw_stream_lost_queue_pair},
+    .reports = {sw_stream_first_frame, sw_stream_ended, sw_stream_lost_queue_pair},
 };

@@ -360,13 +360,13 @@ static void was_rejected(struct sw_identifier *identifier)
 int sw_begin_stream(struct sw_connection *connection, const struct sw_terms *terms)
 {
     const struct sw_identifier *identifier = connection->identifier;
-    struct ibv_ah_attr *way = &connection->pair->attributes.ah_attr;
+    struct ibv_ah_attr *vector = &connection->pair->attributes.ah_attr;
     int fd = connection->fd;
 
-    way->is_global = 1;
-    way->port_num = identifier->ibv.port_num;
-    way->grh.dgid = identifier->ibv.route.addr.addr.ibaddr.dgid;
-    way->grh.traffic_class = identifier->has_tos ? identifier->tos : 0;
+    vector->is_global = 1;
+    vector->port_num = identifier->ibv.port_num;
+    vector->grh.dgid = identifier->ibv.route.addr.addr.ibaddr.dgid;
+    vector->grh.traffic_class = identifier->has_tos ? identifier->tos : 0;
     sw_unwatch(&connection->watch);
     connection->fd = -1;
     sw_device.counts.sockets--; /* the stream counts it */
@@ -535,7 +535,7 @@ int sw_stream_connect(struct sw_identifier *identifier)
 
 /* -- connected, and over ----------------------------------------------------------------------- */
 
-void sw_stream_heard(struct sw_identifier *identifier)
+void sw_stream_first_frame(struct sw_identifier *identifier)
 {
     struct sw_terms terms = {0};
 

@@ -64,7 +64,7 @@ void sw_took_too_long(struct sw_timer *timer); /* of an identifier */
 int sw_stream_bind(struct sw_identifier *identifier);
 int sw_stream_connect(struct sw_identifier *identifier);
 int sw_stream_disconnect(struct sw_identifier *identifier);
-void sw_stream_heard(struct sw_identifier *identifier);
+void sw_stream_first_frame(struct sw_identifier *identifier);
 void sw_stream_ended(struct sw_identifier *identifier);
 void sw_stream_lost_queue_pair(struct sw_identifier *identifier);
 

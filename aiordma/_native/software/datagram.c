@@ -50,7 +50,7 @@ static int is_group(const union ibv_gid *gid)
 }
 
 /* Compute the path of a datagram from an address vector. */
-static int find_way(const struct ibv_ah_attr *attr, struct sw_udp_way *way)
+static int find_route(const struct ibv_ah_attr *attr, struct sw_udp_route *route)
 {
     static const union ibv_gid nowhere;
     const union ibv_gid *to = &attr->grh.dgid;
@@ -61,22 +61,22 @@ static int find_way(const struct ibv_ah_attr *attr, struct sw_udp_way *way)
         return EINVAL;
     if (sw_gid_entry(attr->grh.sgid_index, &from) || is_ipv4(&from.gid) != is_ipv4(to))
         return EINVAL;
-    memset(way, 0, sizeof(*way));
-    memcpy(&way->path.source, &from.gid, sizeof(from.gid));
-    memcpy(&way->path.destination, to, sizeof(*to));
-    way->path.hop_limit = attr->grh.hop_limit;
-    way->path.traffic_class = attr->grh.traffic_class;
-    way->interface = from.ndev_ifindex;
+    memset(route, 0, sizeof(*route));
+    memcpy(&route->path.source, &from.gid, sizeof(from.gid));
+    memcpy(&route->path.destination, to, sizeof(*to));
+    route->path.hop_limit = attr->grh.hop_limit;
+    route->path.traffic_class = attr->grh.traffic_class;
+    route->interface = from.ndev_ifindex;
     return 0;
 }
 
 static struct ibv_ah *create_ah(struct ibv_pd *domain, struct ibv_ah_attr *attr)
 {
     struct sw_address_handle *handle = NULL;
-    struct sw_udp_way way;
+    struct sw_udp_route route;
 
     sw_lock();
-    int error = domain && attr ? find_way(attr, &way) : EINVAL;
+    int error = domain && attr ? find_route(attr, &route) : EINVAL;
     if (!error && sw_device.counts.address_handles >= SW_MOST_ADDRESS_HANDLES)
         error = ENOMEM;
     if (!error) {
@@ -86,7 +86,7 @@ static struct ibv_ah *create_ah(struct ibv_pd *domain, struct ibv_ah_attr *attr)
     if (!error) {
         handle->ibv.context = domain->context;
         handle->ibv.pd = domain;
-        handle->way = way;
+        handle->route = route;
         ((struct sw_domain *)domain)->objects++;
         sw_device.counts.address_handles++;
     }
@@ -146,7 +146,7 @@ static int init_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct
 
 static enum ibv_wc_status send_one(struct sw_queue_pair *pair, const struct sw_send *send)
 {
-    struct sw_udp_way way = send->way;
+    struct sw_udp_route route = send->route;
     uint8_t packet[SW_ROCE_MOST];
     struct sw_roce_datagram datagram = {
         .destination_qpn = send->remote_qpn & 0xffffff,
@@ -171,14 +171,14 @@ static enum ibv_wc_status send_one(struct sw_queue_pair *pair, const struct sw_s
         if (status != IBV_WC_SUCCESS)
             return status;
     }
-    way.path.source_port = pair->datagrams->udp.port;
-    way.path.destination_port = sw_roce_is_group(&way.path.destination)
-                                    ? SW_GROUP_PORT
-                                    : (uint16_t)(datagram.destination_qpn & 0xffff);
-    uint32_t size = sw_roce_seal(packet, &datagram, &way.path);
+    route.path.source_port = pair->datagrams->udp.port;
+    route.path.destination_port = sw_roce_is_group(&route.path.destination)
+                                      ? SW_GROUP_PORT
+                                      : (uint16_t)(datagram.destination_qpn & 0xffff);
+    uint32_t size = sw_roce_seal(packet, &datagram, &route.path);
     pair->attributes.sq_psn = (pair->attributes.sq_psn + 1) & 0xffffff;
     /* If it cannot be sent, it is lost, as any datagram can be. */
-    (void)sw_udp_send(&pair->datagrams->udp, &way, packet, size);
+    (void)sw_udp_send(&pair->datagrams->udp, &route, packet, size);
     return IBV_WC_SUCCESS;
 }
 
@@ -273,19 +273,19 @@ static void receive(struct sw_datagrams *datagrams, const struct sw_udp *udp,
     uint32_t number = group ? SW_QPN_GROUP : datagrams->pair->ibv.qp_num;
     uint8_t packet[SW_ROCE_MOST];
     struct sw_roce_datagram datagram;
-    struct sw_udp_way way;
+    struct sw_udp_route route;
 
     for (int i = 0; i < BURST && !sw_turn_is_over(); i++) {
-        ssize_t size = sw_udp_receive(udp, packet, sizeof(packet), &way);
+        ssize_t size = sw_udp_receive(udp, packet, sizeof(packet), &route);
         if (size < 0 && (errno == EAGAIN || errno == EBADF))
             return;
         sw_add_work(SW_FRAME_WORK + SW_DATAGRAM_MTU);
         if (size < 0 || (size_t)size > sizeof(packet) ||
-            (group && memcmp(group, &way.path.destination, sizeof(*group))) ||
-            sw_roce_read(packet, (size_t)size, &way.path, &datagram))
+            (group && memcmp(group, &route.path.destination, sizeof(*group))) ||
+            sw_roce_read(packet, (size_t)size, &route.path, &datagram))
             continue;
         if (datagram.destination_qpn == number)
-            deliver(datagrams->pair, &way.path, &datagram, (size_t)size, !!group);
+            deliver(datagrams->pair, &route.path, &datagram, (size_t)size, !!group);
     }
 }
 

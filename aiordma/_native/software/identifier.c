@@ -265,7 +265,7 @@ void sw_identifiers_forked(void)
 void sw_give_queue_pair(struct sw_identifier *identifier, struct sw_queue_pair *pair)
 {
     pair->identifier = identifier;
-    pair->told = &identifier->space->told;
+    pair->reports = &identifier->space->reports;
     sw_gid_of(&identifier->ibv.route.addr.src_addr, &pair->source);
 }
 

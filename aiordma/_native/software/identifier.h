@@ -57,7 +57,7 @@ struct sw_port_space {
     void (*request_taken)(struct sw_identifier *listener); /* no more in the channel, or dropped */
     void (*forget)(struct sw_identifier *identifier);      /* the identifier is being destroyed */
     void (*forked)(struct sw_identifier *identifier);      /* in a fork's child: close its socket */
-    struct sw_told told; /* reports of the identifier's queue pair */
+    struct sw_reports reports; /* reports of the identifier's queue pair */
 };
 
 struct sw_identifier {

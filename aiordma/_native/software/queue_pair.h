@@ -15,7 +15,7 @@ struct sw_queue_pair;
 
 struct sw_address_handle {
     struct ibv_ah ibv;
-    struct sw_udp_way way;
+    struct sw_udp_route route;
 };
 
 struct sw_send {
@@ -31,7 +31,8 @@ struct sw_send {
     int part_count;
     struct ibv_sge *parts; /* max_send_sge of them */
     char *inlined;         /* max_inline_data bytes; in use if flags has IBV_SEND_INLINE */
-    struct sw_udp_way way; /* of the address handle, which may be destroyed before this is used */
+    /* Of the address handle, which may be destroyed before this is used. */
+    struct sw_udp_route route;
     uint32_t remote_qpn, remote_qkey;
     struct ibv_mw *window;
     uint32_t window_key;
@@ -55,8 +56,8 @@ struct sw_transport {
 };
 
 /* Reports about an identifier's queue pair to the connection manager. */
-struct sw_told {
-    void (*heard)(struct sw_identifier *identifier); /* the peer's first frame has arrived */
+struct sw_reports {
+    void (*first_frame)(struct sw_identifier *identifier); /* the peer's first frame has arrived */
     void (*ended)(struct sw_identifier *identifier); /* the connection is over, for any reason */
     void (*lost)(struct sw_identifier *identifier);  /* the queue pair is being destroyed */
 };
@@ -92,7 +93,7 @@ struct sw_queue_pair {
     struct sw_stream *stream;       /* of RC, once connected (stream.h) */
     struct sw_datagrams *datagrams; /* of UD (datagram.c) */
     struct sw_identifier *identifier; /* the connection manager's, or NULL */
-    const struct sw_told *told;       /* set with identifier */
+    const struct sw_reports *reports; /* set with identifier */
     union ibv_gid source;             /* the identifier's address, or zeros */
 };
 

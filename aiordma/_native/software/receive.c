@@ -728,7 +728,7 @@ static int go_on(struct sw_stream *stream)
     if (!stream->has_heard) {
         stream->has_heard = 1;
         if (stream->pair->identifier)
-            stream->pair->told->heard(stream->pair->identifier);
+            stream->pair->reports->first_frame(stream->pair->identifier);
         if (!stream->pair)
             return -1;
     }

@@ -41,7 +41,7 @@ struct sw_roce_path {
 };
 
 /* A path, and the interface of the local address: the scope of link-local addresses and groups. */
-struct sw_udp_way {
+struct sw_udp_route {
     struct sw_roce_path path;
     uint32_t interface;
 };

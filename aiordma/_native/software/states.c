@@ -161,7 +161,7 @@ static int destroy_qp(struct ibv_qp *queue_pair)
         return EBUSY;
     }
     if (pair->identifier)
-        pair->told->lost(pair->identifier);
+        pair->reports->lost(pair->identifier);
     pair->ibv.state = IBV_QPS_RESET;
     pair->transport->close(pair);
     sw_stop_waiting(pair);

@@ -235,7 +235,7 @@ void sw_stream_end(struct sw_queue_pair *pair)
     pair->stream = NULL;
     see_off(stream);
     if (pair->identifier)
-        pair->told->ended(pair->identifier);
+        pair->reports->ended(pair->identifier);
 }
 
 /* A peer decides how many frames an answer has, so this is not searched for in the queue. */

@@ -186,7 +186,7 @@ int sw_udp_join(const struct sw_udp *udp, const struct in6_addr *group, uint32_t
  * Check that the system has a route to the group on an interface. Connecting a UDP socket sends
  * nothing.
  */
-static int find_way(const struct sw_udp *udp, const struct in6_addr *group, uint32_t interface)
+static int check_route(const struct sw_udp *udp, const struct in6_addr *group, uint32_t interface)
 {
     union any_address to;
     socklen_t size = udp->family == AF_INET ? sizeof(to.ipv4) : sizeof(to.ipv6);
@@ -220,7 +220,7 @@ int sw_udp_open_member(struct sw_udp *udp, const struct in6_addr *group, uint32_
     if (udp->fd < 0)
         return errno;
     sw_device.counts.sockets++;
-    int error = find_way(udp, group, interface);
+    int error = check_route(udp, group, interface);
     if (!error && !send_only)
         error = sw_udp_join(udp, group, interface);
     if (error)
@@ -242,16 +242,16 @@ static void add_control(struct msghdr *message, int level, int type, const void 
     message->msg_controllen += CMSG_SPACE(size);
 }
 
-static void add_path(struct msghdr *message, const struct sw_udp_way *way)
+static void add_path(struct msghdr *message, const struct sw_udp_route *route)
 {
-    const struct sw_roce_path *path = &way->path;
+    const struct sw_roce_path *path = &route->path;
     int hops = path->hop_limit, traffic_class = path->traffic_class;
 
     if (is_ipv4(&path->destination)) {
         struct in_pktinfo from = {0};
         memcpy(&from.ipi_spec_dst, path->source.s6_addr + 12, 4);
         if (IN_MULTICAST(ntohl(path->destination.s6_addr32[3])))
-            from.ipi_ifindex = (int)way->interface;
+            from.ipi_ifindex = (int)route->interface;
         add_control(message, IPPROTO_IP, IP_PKTINFO, &from, sizeof(from));
         if (hops)
             add_control(message, IPPROTO_IP, IP_TTL, &hops, sizeof(hops));
@@ -261,7 +261,7 @@ static void add_path(struct msghdr *message, const struct sw_udp_way *way)
     }
     struct in6_pktinfo from = {.ipi6_addr = path->source};
     if (IN6_IS_ADDR_MULTICAST(&path->destination) || IN6_IS_ADDR_LINKLOCAL(&path->destination))
-        from.ipi6_ifindex = way->interface;
+        from.ipi6_ifindex = route->interface;
     add_control(message, IPPROTO_IPV6, IPV6_PKTINFO, &from, sizeof(from));
     if (hops)
         add_control(message, IPPROTO_IPV6, IPV6_HOPLIMIT, &hops, sizeof(hops));
@@ -270,9 +270,9 @@ static void add_path(struct msghdr *message, const struct sw_udp_way *way)
 }
 
 static int set_name(struct msghdr *message, union any_address *name, const struct sw_udp *udp,
-                    const struct sw_udp_way *way)
+                    const struct sw_udp_route *route)
 {
-    const struct sw_roce_path *path = &way->path;
+    const struct sw_roce_path *path = &route->path;
 
     memset(name, 0, sizeof(*name));
     message->msg_name = name;
@@ -289,12 +289,12 @@ static int set_name(struct msghdr *message, union any_address *name, const struc
     name->ipv6.sin6_port = htons(path->destination_port);
     name->ipv6.sin6_addr = path->destination;
     if (IN6_IS_ADDR_MULTICAST(&path->destination) || IN6_IS_ADDR_LINKLOCAL(&path->destination))
-        name->ipv6.sin6_scope_id = way->interface;
+        name->ipv6.sin6_scope_id = route->interface;
     message->msg_namelen = sizeof(name->ipv6);
     return 0;
 }
 
-int sw_udp_send(const struct sw_udp *udp, const struct sw_udp_way *way, const void *packet,
+int sw_udp_send(const struct sw_udp *udp, const struct sw_udp_route *route, const void *packet,
                 size_t size)
 {
     union any_address name;
@@ -302,24 +302,24 @@ int sw_udp_send(const struct sw_udp *udp, const struct sw_udp_way *way, const vo
     struct iovec part = {.iov_base = (void *)(uintptr_t)packet, .iov_len = size};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control};
 
-    int error = set_name(&message, &name, udp, way);
+    int error = set_name(&message, &name, udp, route);
     if (error)
         return error;
     memset(&control, 0, sizeof(control));
-    add_path(&message, way);
+    add_path(&message, route);
     if (sendmsg(udp->fd, &message, MSG_NOSIGNAL) >= 0) {
         if (sw_is_capturing)
-            sw_capture_packet(way, udp->port, 1, packet, size);
+            sw_capture_packet(route, udp->port, 1, packet, size);
         return 0;
     }
-    if (errno != EMSGSIZE || !is_ipv4(&way->path.destination))
+    if (errno != EMSGSIZE || !is_ipv4(&route->path.destination))
         return errno;
     /* It exceeds the network's MTU: allow fragmentation of this packet. */
     error = set(udp->fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DONT);
     if (!error && sendmsg(udp->fd, &message, MSG_NOSIGNAL) < 0)
         error = errno;
     else if (!error && sw_is_capturing)
-        sw_capture_packet(way, udp->port, 1, packet, size);
+        sw_capture_packet(route, udp->port, 1, packet, size);
     set(udp->fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO);
     return error;
 }
@@ -336,9 +336,9 @@ static uint16_t read_address(const union any_address *from, struct in6_addr *add
     return ntohs(from->ipv6.sin6_port);
 }
 
-static void read_control(const struct cmsghdr *header, struct sw_udp_way *way)
+static void read_control(const struct cmsghdr *header, struct sw_udp_route *route)
 {
-    struct sw_roce_path *path = &way->path;
+    struct sw_roce_path *path = &route->path;
     int is_ip = header->cmsg_level == IPPROTO_IP, is_ipv6 = header->cmsg_level == IPPROTO_IPV6;
     int number = 0;
 
@@ -346,12 +346,12 @@ static void read_control(const struct cmsghdr *header, struct sw_udp_way *way)
         struct in6_pktinfo to;
         memcpy(&to, CMSG_DATA(header), sizeof(to));
         path->destination = to.ipi6_addr;
-        way->interface = to.ipi6_ifindex;
+        route->interface = to.ipi6_ifindex;
     } else if (is_ip && header->cmsg_type == IP_PKTINFO) {
         struct in_pktinfo to;
         memcpy(&to, CMSG_DATA(header), sizeof(to));
         map_ipv4(&path->destination, &to.ipi_addr);
-        way->interface = (uint32_t)to.ipi_ifindex;
+        route->interface = (uint32_t)to.ipi_ifindex;
     } else if (is_ip && header->cmsg_type == IP_TOS) {
         path->traffic_class = *CMSG_DATA(header); /* one byte, unlike the others */
     } else if ((is_ip && header->cmsg_type == IP_TTL) ||
@@ -364,7 +364,8 @@ static void read_control(const struct cmsghdr *header, struct sw_udp_way *way)
     }
 }
 
-ssize_t sw_udp_receive(const struct sw_udp *udp, void *packet, size_t room, struct sw_udp_way *way)
+ssize_t sw_udp_receive(const struct sw_udp *udp, void *packet, size_t room,
+                       struct sw_udp_route *route)
 {
     union any_address from;
     union control control;
@@ -381,14 +382,14 @@ ssize_t sw_udp_receive(const struct sw_udp *udp, void *packet, size_t room, stru
     ssize_t size = recvmsg(udp->fd, &message, MSG_TRUNC);
     if (size < 0)
         return -1;
-    memset(way, 0, sizeof(*way));
-    way->path.source_port = read_address(&from, &way->path.source);
-    way->path.destination_port = udp->port;
+    memset(route, 0, sizeof(*route));
+    route->path.source_port = read_address(&from, &route->path.source);
+    route->path.destination_port = udp->port;
     for (struct cmsghdr *header = CMSG_FIRSTHDR(&message); header;
          header = CMSG_NXTHDR(&message, header))
-        read_control(header, way);
+        read_control(header, route);
     if (sw_is_capturing && (size_t)size <= room)
-        sw_capture_packet(way, udp->port, 0, packet, (size_t)size);
+        sw_capture_packet(route, udp->port, 0, packet, (size_t)size);
     return size;
 }
 

@@ -37,13 +37,14 @@ int sw_udp_open_member(struct sw_udp *udp, const struct in6_addr *group, uint32_
 void sw_udp_close(struct sw_udp *udp);
 
 /* Send from path.source, also if the socket is bound to another address. */
-int sw_udp_send(const struct sw_udp *udp, const struct sw_udp_way *way, const void *packet,
+int sw_udp_send(const struct sw_udp *udp, const struct sw_udp_route *route, const void *packet,
                 size_t size);
 /*
- * Receive a packet. Returns its size, which can be larger than room, or -1 and errno. way: from the
- * sender to this host, with the interface that the packet arrived on.
+ * Receive a packet. Returns its size, which can be larger than room, or -1 and errno. route: from
+ * the sender to this host, with the interface that the packet arrived on.
  */
-ssize_t sw_udp_receive(const struct sw_udp *udp, void *packet, size_t room, struct sw_udp_way *way);
+ssize_t sw_udp_receive(const struct sw_udp *udp, void *packet, size_t room,
+                       struct sw_udp_route *route);
 /*
  * Take the oldest error that ICMP reported, and the destination of its packet. Returns a positive
  * errno, or 0 if there is none.

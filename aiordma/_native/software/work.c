@@ -120,7 +120,7 @@ static void copy_send(struct sw_queue_pair *pair, struct sw_send *send,
     else
         send->immediate = request->imm_data;
     if (pair->ibv.qp_type == IBV_QPT_UD) {
-        send->way = ((const struct sw_address_handle *)request->wr.ud.ah)->way;
+        send->route = ((const struct sw_address_handle *)request->wr.ud.ah)->route;
         send->remote_qpn = request->wr.ud.remote_qpn;
         send->remote_qkey = request->wr.ud.remote_qkey;
     } else if (is_atomic(send->opcode)) {
