@@ -104,11 +104,11 @@ def allowed_attributes(
     try:
         return _TABLE[current, target][service]
     except KeyError:
-        ways = [t.name for (c, t), by in _TABLE.items() if c is current and service in by]
-        ways += [state.name for state in _always(current)]
+        targets = [t.name for (c, t), by in _TABLE.items() if c is current and service in by]
+        targets += [state.name for state in _always(current)]
         raise ValueError(
             f"a {service.name} queue pair does not go from {current.name} to {target.name}; from "
-            f"{current.name} it goes to {', '.join(dict.fromkeys(ways))}"
+            f"{current.name} it goes to {', '.join(dict.fromkeys(targets))}"
         ) from None
 
 

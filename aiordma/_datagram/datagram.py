@@ -415,14 +415,14 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         if qkey is not None:
             qkey = whole_number(qkey, "qkey", 0, MOST_QKEY, "peer")
         lid = whole_number(lid, "lid", 0, MOST_LID, "peer")
-        way = AddressVector(
+        vector = AddressVector(
             port=self._endpoint.identifier.port,
             gid=gid,
             gid_index=self._endpoint.gid_index,
             lid=lid,
             service_level=self._endpoint.service_level or 0,
         )
-        return DatagramPeer(way, qp_num, self.qkey if qkey is None else qkey)
+        return DatagramPeer(vector, qp_num, self.qkey if qkey is None else qkey)
 
     async def join(
         self, group: str, *, send_only: bool = False, timeout: float | None = 30.0
@@ -561,8 +561,8 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         immediate: int | None,
         solicited: bool,
     ) -> WorkRequest:
-        work, way = self._describe(parts, where, peer, immediate, solicited)
-        handle = self._endpoint.handles.get(way)
+        work, vector = self._describe(parts, where, peer, immediate, solicited)
+        handle = self._endpoint.handles.get(vector)
         try:
             return self._post(work, peer, handle, parts, where)
         finally:
@@ -642,10 +642,10 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         immediate: int | None,
         solicited: bool,
     ) -> WorkRequest:
-        work, way = self._describe(parts, where, peer, immediate, solicited)
+        work, vector = self._describe(parts, where, peer, immediate, solicited)
         # First the handle: the lookup of a peer that does not answer takes long, and with a slot it
         # would hold up what is sent to others.
-        handle = await self._endpoint.handles.obtain(way)
+        handle = await self._endpoint.handles.obtain(vector)
         try:
             with await self._endpoint.sends.slots.take() as slot:
                 return self._post(work, peer, handle, parts, where, slot)

@@ -323,7 +323,7 @@ def _over_tcp(
 def _report(title: str, tasks: list[Task], loop: str, spin: float, file: Path | None) -> None:
     found: list[Measurement | Failure] = []
     statuses: list[int] = []
-    silent: dict[str, str] = {}  # by the way to the server: the row that waited in vain
+    silent: dict[str, str] = {}  # by protocol: the row that waited in vain
     console = Console()
     with Progress(
         console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
@@ -331,10 +331,10 @@ def _report(title: str, tasks: list[Task], loop: str, spin: float, file: Path | 
         shown = progress.add_task("", total=len(tasks))
         for name, task in tasks:
             progress.update(shown, description=name)
-            way = _way(name)
+            protocol = _protocol(name)
             try:
-                if way in silent:
-                    raise UnreachableError(f"not tried: {silent[way]} reached no server")
+                if protocol in silent:
+                    raise UnreachableError(f"not tried: {silent[protocol]} reached no server")
                 found.append(run(task, loop=loop, spin=spin))
             except Exception as error:
                 status = status_of(error)
@@ -342,7 +342,7 @@ def _report(title: str, tasks: list[Task], loop: str, spin: float, file: Path | 
                     raise
                 first = first_error(error)
                 if isinstance(first, ConnectTimeoutError | UnreachableError):
-                    silent.setdefault(way, name)
+                    silent.setdefault(protocol, name)
                 found.append((name, one_line(first)))
                 statuses.append(status)
             progress.advance(shown)
@@ -360,9 +360,9 @@ def _report(title: str, tasks: list[Task], loop: str, spin: float, file: Path | 
         console.print(failure, markup=False, highlight=False, soft_wrap=True)
 
 
-def _way(row: str) -> str:
-    """Return which way to the server a row takes: if one of them is closed, others can be open."""
-    return next((way for way in ("tcp", "datagrams") if row.startswith(way)), "connections")
+def _protocol(row: str) -> str:
+    """Return the protocol of a row: the server can be unreachable by one, and not by another."""
+    return next((each for each in ("tcp", "datagrams") if row.startswith(each)), "connections")
 
 
 def _failures(found: list[Measurement | Failure]) -> list[str]:

@@ -260,8 +260,8 @@ async def connect_rsocket(
     check: Callable[[Connection], object] = lambda _: None,
     is_whole_limit: bool = False,
 ) -> tuple[Connection, Rsocket]:
-    """Do the work of `connect_stream`. `check` is called with the connection before the peer hears
-    of it, and can raise. With `is_whole_limit`, `timeout` is for all steps together, as of
+    """Do the work of `connect_stream`. `check` is called with the connection before it is
+    established, and can raise. With `is_whole_limit`, `timeout` is for all steps together, as of
     `aiordma.connect`."""
     addresses = PeerAddresses(
         settings.call,

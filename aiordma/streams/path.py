@@ -163,7 +163,7 @@ class StreamPath:
     """See the module.
 
     Attributes:
-        owner: hears of errors.
+        owner: errors are reported to it.
         on_readable: called when data has arrived, and at the end; None: nobody waits for it.
         on_writable: called when there may be room to send again, and at the end; or None.
         on_drained: called when `is_drained`, and at the end; or None. Each of the three may be

@@ -196,7 +196,8 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             self._loop.call_soon(uninterrupted(self._process), context=self._context)
 
     def _watch_room(self) -> None:
-        """Hear of room to write while there is something to be written, and only then."""
+        """Set the callback for free space in the ring if there is something to be written, else
+        clear it."""
         path = self._path
         if not self._backlog or path.on_readable is None:
             path.on_writable = None
@@ -574,8 +575,9 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         self._loop.call_soon(uninterrupted(self._settle), context=self._context)
 
     def _settle(self) -> None:
-        """The step after `_finish`, in the loop's next turn: a loop that polls has heard of most
-        peers' devices by then, and connection_lost is called when asyncio's own transports do."""
+        """The step after `_finish`, in the loop's next turn: a loop that polls has the answers of
+        most peers' devices by then, and connection_lost is called when it is by asyncio's own
+        transports."""
         if self._losing or self._has_loop_ended():
             return
         lose = uninterrupted(partial(self._lose_soon, None))

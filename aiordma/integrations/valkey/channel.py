@@ -298,7 +298,7 @@ class ValkeyChannel:
         """Announce the buffer: the peer writes to its beginning."""
         self._arrived = self._taken = 0
         self._announced = True
-        with suppress(RdmaError):  # the reader is told
+        with suppress(RdmaError):  # the reader gets the error
             self._post_control(pack_memory(self._buffer[:].remote()))
 
     def _post_control(self, message: bytes) -> None:
