@@ -1,7 +1,8 @@
 """The providers: tables of C calls, of libibverbs and librdmacm (by dlopen), or the software
 device.
 
-Only this module and `device_choice` choose a device. No other module depends on the choice.
+Only this module and `device_choice` choose. docs/design.md ("Two providers") lists the modules that
+know a device by its name.
 """
 
 import errno
@@ -40,10 +41,12 @@ SOFTWARE = "software"
 """The name of the built-in software device."""
 
 HELD_MIB = "AIORDMA_SOFTWARE_HELD_MIB"
-CAPTURE = "AIORDMA_CAPTURE"
-CAPTURE_MIB = "AIORDMA_CAPTURE_MIB"
-DEFAULT_CAPTURE_MIB = "1024"
 """Environment variable: MiB that the software device may use to hold back peers' messages."""
+CAPTURE = "AIORDMA_CAPTURE"
+"""Environment variable: the file to which the software device's traffic is written."""
+CAPTURE_MIB = "AIORDMA_CAPTURE_MIB"
+"""Environment variable: MiB that this file may have."""
+DEFAULT_CAPTURE_MIB = "1024"
 
 _DEVICES = "/sys/class/infiniband"
 

@@ -61,7 +61,6 @@ class _Collected:
         if staged is not None:
             staged.own()
             work.sges = staged.sges
-        if staged is not None:
             self._staged.append(staged)  # holds the inline bytes until they are posted
         request = self._endpoint.sends.prepare(work)
         try:

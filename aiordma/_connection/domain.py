@@ -67,8 +67,9 @@ class Domain:
 
     @property
     def members(self) -> int:
-        """The number of objects that use the domain: connections, listeners, datagram sockets,
-        shared receive queues, and registrations that are under way."""
+        """The number of objects that use the domain: connections, listeners, datagram sockets and
+        their address handles until these are destroyed, shared receive queues, and registrations
+        and deregistrations that are under way."""
         return self._state.members
 
     async def register(

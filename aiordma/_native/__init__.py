@@ -5,9 +5,11 @@ inline verbs behind them, and the constants; every call that lives in libibverbs
 through a provider's table (provider.h): rdma-core's, or that of the software device. Nothing is
 opened at import.
 
-`c_backend` is the hot path as Python objects written in C (engine/). Of it, the parts that posts
-look into are used in any case: registered memory, slots, completions, and what a task waits for.
-All else has a counterpart in Python, and `_base/backend.py` chooses.
+`c_backend` is the hot path as Python objects written in C (engine/). What this module exports of it
+is used with both backends: registered memory, slots, completions, what a task waits for, and what
+cannot be written in Python (docs/design.md, "One data path, two backends"). The rest has a
+counterpart in Python: requests, the in-flight table, ports, the drain, arrivals, streams' paths.
+`_base/backend.py` chooses.
 
 Both are the process's, and work in its main interpreter only: in another one importing aiordma is
 an ImportError. They need the GIL: a free-threaded build of Python turns it on as it imports them.

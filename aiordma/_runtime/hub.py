@@ -7,10 +7,9 @@ entry.
 Queue pairs reserve their depth in a shared completion queue, so that no sequence of posts can
 overrun it. If the queue is full, the hub creates another one on the same channel, as large as all
 others together: each drain polls every queue. (Resizing is not an option, because siw cannot
-resize.) A queue has one completion vector and one size, so
-queue pairs share it only if their options `comp_vector` and `cqe` are equal. Queues without
-reservations are destroyed, except for one of each vector, of the size that was reserved last. It is
-kept for the next connection.
+resize.) A queue has one completion vector and one size, so queue pairs share it only if their
+options `comp_vector` and `cqe` are equal. Queues without reservations are destroyed, except for one
+of each vector, of the size that was reserved last. It is kept for the next connection.
 """
 
 import logging

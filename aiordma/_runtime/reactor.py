@@ -203,8 +203,9 @@ class Reactor:
         During the call, no CM event is taken, because taking an event can change the state of the
         queue pair that is being destroyed (man rdma_get_cm_event, rdma_destroy_id). Destroying
         calls and events alternate, so that closing many connections does not delay events: after
-        `DESTROYS_AT_ONCE` calls, further ones wait until these have returned and the pending events
-        are delivered. The reactor stays open during the call.
+        `DESTROYS_AT_ONCE` calls, or as many as events were delivered before, further ones wait
+        until these have returned and the pending events are delivered. The reactor stays open
+        during the call.
 
         Args:
             function: the function.

@@ -1,4 +1,5 @@
-"""Identifiers of the connection manager. No call waits for the peer, except `connect` on siw.
+"""Identifiers of the connection manager. No call waits for the peer, except on siw: `connect`, and
+after it `disconnect` and the close.
 
 The reactor waits for events and handles timeouts.
 """
@@ -81,9 +82,10 @@ def _c_int(value: int) -> bytes:
 class Identifier(Resource):
     """A CM identifier (`rdma_cm_id`), RDMA's counterpart of a socket.
 
-    Every call returns at once, with an exception on the kernel's iWARP devices: siw connects its
-    TCP stream within `connect`, which takes up to two minutes if nothing answers. Closing the
-    identifier waits for that call.
+    Every call returns at once, with exceptions on the kernel's iWARP devices: siw connects its TCP
+    stream within `connect`, which takes up to two minutes if nothing answers. Closing the
+    identifier waits for that call. Before the peer has answered the request, `disconnect` and
+    closing wait for the answer, on siw up to 10 s.
 
     Args:
         channel: the channel that gets its events, which have its `key`.

@@ -1,7 +1,7 @@
 /*
  * Posts receives of registered memory as one chain, on a shared receive queue or on a queue pair. If
- * it cannot handle one of them, it posts none, and all take the general path
- * (_connection/shared_receive.py, _endpoint/arrivals.py).
+ * it cannot handle one of them, it posts none, and all take the general path (`post` of
+ * _connection/shared_endpoint.py).
  */
 #include "engine.h"
 
