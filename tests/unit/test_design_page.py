@@ -1,4 +1,4 @@
-"""The lists of modules in docs/design.md and docs/software-device.md are those of the tree."""
+"""The lists in docs/design.md and docs/software-device.md name what is in the tree."""
 
 import re
 from pathlib import Path
@@ -70,6 +70,13 @@ def test_every_folder_and_source_in_c_is_listed() -> None:
 def test_folders_are_listed_from_the_lowest_to_the_highest() -> None:
     listed = [each.rstrip("/") for each in _listed() if each.count("/") == 1 and each[-1] == "/"]
     assert listed == [folder for folder in FOLDERS if folder]
+
+
+def test_every_folder_of_tests_is_in_the_map() -> None:
+    _, _, section = (ROOT / "docs" / "design.md").read_text().partition("\n## Tests\n")
+    listed = re.findall(r"^\| `(\w+)/` \|", section, re.MULTILINE)
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/*.[pc]*") if path.is_file()}
+    assert sorted(listed) == sorted(folders - {"__pycache__"})
 
 
 def _software_modules() -> list[str]:
