@@ -55,7 +55,7 @@ from aiordma.verbs import (
     RegistrableMemory,
     WorkCompletion,
 )
-from aiordma.verbs.memory import blank_bytes
+from aiordma.verbs.buffers import blank_bytes
 
 __all__ = ("Connection", "ConnectionInfo")
 

@@ -42,7 +42,7 @@ from aiordma._loop.ending import end
 from aiordma._loop.event_loop import Timer
 from aiordma._loop.threads import Once, outwait
 from aiordma.verbs import LocalMemory, MemoryRegion, MemorySlice, MemoryWindow
-from aiordma.verbs.memory import flat_view
+from aiordma.verbs.buffers import flat_view
 
 __all__ = ("Grant", "open_grant")
 

@@ -61,7 +61,7 @@ from aiordma.verbs import (
     SendWork,
 )
 from aiordma.verbs.address import MOST_GID_INDEX, MOST_SERVICE_LEVEL
-from aiordma.verbs.memory import flat_view
+from aiordma.verbs.buffers import flat_view
 
 __all__ = ("Datagram", "open_datagram")
 

@@ -38,8 +38,9 @@ from aiordma.verbs import (
     ProtectionDomain,
     RegistrableMemory,
 )
+from aiordma.verbs.buffers import address_of, flat_view
 from aiordma.verbs.gpu_memory import register_anywhere
-from aiordma.verbs.memory import address_of, flat_view, gather
+from aiordma.verbs.memory import gather
 
 __all__ = (
     "PARTS",

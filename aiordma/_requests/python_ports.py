@@ -15,7 +15,7 @@ from aiordma._base.ranges import RemoteMemory
 from aiordma._native import HandleBase, Part, Pool, Slots, ffi, lib
 from aiordma._requests.python import Drain, OpenRequests, WorkRequest
 from aiordma.verbs import MemorySlice
-from aiordma.verbs.memory import address_of, flat_view
+from aiordma.verbs.buffers import address_of, flat_view
 from aiordma.verbs.send_work import RECEIVE_REQUEST, pack_plain
 
 __all__ = ("ChainPort", "Port", "SharedPort")

@@ -22,7 +22,7 @@ from aiordma._base.errors import VerbsCallError
 from aiordma._base.process import reentrant_lock
 from aiordma._loop.event_loop import EventLoop
 from aiordma.verbs import MemoryRegion, MemorySlice
-from aiordma.verbs.memory import address_of
+from aiordma.verbs.buffers import address_of
 
 __all__ = ("LentRegistration", "RegistrationCache")
 

@@ -19,7 +19,8 @@ from aiordma._loop.threads import Once
 from aiordma._requests.select import awaits_path
 from aiordma.streams.ending import call_weakly, close_once_drained
 from aiordma.streams.rsocket import Rsocket
-from aiordma.verbs.memory import MemoryRegion, MemorySlice, flat_view
+from aiordma.verbs.buffers import flat_view
+from aiordma.verbs.memory import MemoryRegion, MemorySlice
 
 __all__ = ("Stream", "family_of")
 

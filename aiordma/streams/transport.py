@@ -18,7 +18,7 @@ from aiordma._base.origin import warn_unclosed, with_origin
 from aiordma._connection.connection import Connection
 from aiordma.streams.ending import Drains, call_weakly, close_once_drained
 from aiordma.streams.sockets import Readiness, StreamSocket, socket_name
-from aiordma.verbs.memory import flat_view
+from aiordma.verbs.buffers import flat_view
 
 __all__ = ("StreamTransport", "TransportChannel", "TransportPath")
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from aiordma._base.arguments import Buffer, whole_number, wrong_type
-from aiordma.verbs.memory import MemoryRegion, MemorySlice, address_of, flat_view
+from aiordma.verbs.buffers import address_of, flat_view
+from aiordma.verbs.memory import MemoryRegion, MemorySlice
 
 __all__ = ("RawPart", "Sge", "packed_parts")
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 
-from aiordma.verbs.memory import flat_view
+from aiordma.verbs.buffers import flat_view
 from tests.unit.child import RUN, run_child
 
 CYCLES = """
@@ -43,7 +43,7 @@ def sources():
         "slice of structured": lambda: numpy.zeros(LENGTH // 4, structured).data[:6],
         "memoryview of fortran": lambda: numpy.zeros((6, 8), numpy.uint8, order="F").data,
         "memoryview of mmap": lambda: memoryview(mapped)[:LENGTH],
-        "memoryview of pickle buffer": lambda: memoryview(aiordma.verbs.memory.PickleBuffer(raw)),
+        "memoryview of pickle buffer": lambda: memoryview(aiordma.verbs.buffers.PickleBuffer(raw)),
     }
 
 async def keep(call, data):
@@ -280,7 +280,7 @@ def test_a_view_that_is_kept_exports_no_memoryview() -> None:
     run_child(
         CYCLES,
         """
-        from aiordma.verbs.memory import flat_view
+        from aiordma.verbs.buffers import flat_view
         for kind, make in sources().items():
             for _ in range(20):
                 data = make()

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from aiordma._base.ranges import RemoteMemory
-from aiordma.verbs.memory import address_of, flat_view
+from aiordma.verbs.buffers import address_of, flat_view
 
 __all__ = (
     "BATCH",
