@@ -97,7 +97,8 @@ from aiordma._connection.unmanaged_connection import (
     UnmanagedConnection,
     open_queue_pair,
 )
-from aiordma._datagram.datagram import Datagram, open_datagram
+from aiordma._datagram.datagram import Datagram
+from aiordma._datagram.datagram_source import open_datagram
 from aiordma._datagram.message import DatagramArrival, DatagramMessage, DatagramReceive
 from aiordma._datagram.multicast import MulticastGroup
 from aiordma._datagram.peer import DatagramPeer

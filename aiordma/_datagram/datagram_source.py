@@ -1,0 +1,207 @@
+"""open_datagram(): a datagram socket at a port of a local address."""
+
+import ipaddress
+
+from aiordma._base.arguments import whole_number
+from aiordma._base.connection_parameters import (
+    MAX_DATAGRAM_ACCEPT_PRIVATE_DATA,
+    check_private_data,
+)
+from aiordma._base.enums import PortSpace
+from aiordma._base.errors import AddressError, NotSupportedError
+from aiordma._base.opening import opens
+from aiordma._base.options import (
+    DECIDED_FOR_DATAGRAMS,
+    ConnectionKeywords,
+    ConnectionOptions,
+    refuses,
+)
+from aiordma._base.provider import Provider, Requirement, wanted_device
+from aiordma._connection.domain import DomainArgument, DomainChoice
+from aiordma._datagram.datagram import Datagram
+from aiordma._datagram.endpoint import DatagramEndpoint
+from aiordma._datagram.peer import MOST_QKEY, UDP_QKEY
+from aiordma._runtime.address_lookup import checked_host, checked_port, numeric_address
+from aiordma._runtime.device_choice import with_device
+from aiordma._runtime.identifiers import new_identifier
+from aiordma.verbs.address import MOST_GID_INDEX, MOST_SERVICE_LEVEL
+
+__all__ = ("open_datagram",)
+
+
+@refuses(DECIDED_FOR_DATAGRAMS)
+@opens
+async def open_datagram(
+    host: str,
+    port: int = 0,
+    *,
+    device: str = "auto",
+    require: str | None = None,
+    receive_buffers: int = 64,
+    max_recv_wr: int = 64,
+    max_send_wr: int = 64,
+    max_send_sge: int = 4,
+    max_recv_sge: int = 4,
+    max_inline_data: int = 64,
+    comp_vector: int = 0,
+    cqe: int | None = None,
+    gid_index: int | None = None,
+    service_level: int | None = None,
+    most_handles: int = 256,
+    qkey: int = UDP_QKEY,
+    private_data: bytes = b"",
+    domain: DomainArgument = None,
+) -> Datagram:
+    """Open a datagram socket: one UD queue pair at a port of a local address.
+
+    A peer that resolves the port receives the queue pair's number. It resolves with
+    `Datagram.resolve`, or with rdma_resolve_addr and rdma_connect in the UDP port space.
+
+    Args:
+        host: a local address, which determines the device. "0.0.0.0" is not possible, because a
+            queue pair belongs to one device.
+        port: the port in RDMA's UDP port space; 0 is any free port (`socket.port`).
+        device: "auto" is the real RDMA device that has the address, otherwise the built-in device
+            "software"; a name requires that device.
+        require: "rdma" refuses the software device; "infiniband", "roce" or "iwarp" refuses every
+            device of another kind; "any" permits all. None: the environment variable
+            AIORDMA_REQUIRE, or "any" if it is not set.
+        receive_buffers: the number of receives that are posted for you. If a datagram arrives while
+            all of them hold datagrams that you have not received, it is silently dropped. 0: you
+            post receives with `post_recv`.
+        max_recv_wr: the maximum number of receives that you may post.
+        max_send_wr: the maximum number of sends in flight. Beyond it, `post_ud_send` raises
+            QueueFullError, and `send` waits.
+        max_send_sge: the maximum number of parts that one datagram is gathered from.
+        max_recv_sge: the maximum number of parts that one datagram is scattered to, without its
+            header.
+        max_inline_data: datagrams up to this length, in bytes, are copied at the post.
+        comp_vector: the completion vector (interrupt) of the socket's completion queue, as of
+            ConnectionOptions.
+        cqe: entries of that completion queue, as of ConnectionOptions; None: the default
+            size, or what the depths need if that is more.
+        gid_index: the index of the local GID, which is `Datagram.gid`, and the source of datagrams
+            to peers of `resolve` and `peer`; None: the GID of the address `host` (on RoCE, of
+            version 2). The source of a reply to `message.source` is the GID that the message was
+            sent to.
+        service_level: the service level of datagrams to all peers except groups, 0..15
+            (InfiniBand's SL; on RoCE the priority of a VLAN). None: for peers of `resolve`, that of
+            the resolved path; for `message.source`, that of the message; for peers of `peer`, 0.
+            The software device does not send it.
+        most_handles: the maximum number of peers with a cached address handle, and of remembered
+            senders.
+        qkey: the queue pair's key: datagrams with a different key are dropped. With a key other
+            than the port space's default, no peer can resolve this socket, because the connection
+            manager sends the default. Peers then need the address, number and key from another
+            source.
+        private_data: up to 136 bytes for peers that resolve this socket
+            (`DatagramPeer.private_data`).
+        domain: the protection domain: None shares one with everything else on this event loop and
+            device, "each" makes one for this socket alone, and a Domain of `open_domain` is used
+            with its device.
+
+    Raises:
+        NotSupportedError: the device does not support datagrams.
+        AddressError: the host's name does not resolve, or the address belongs to another device
+            than the required one.
+        NoDeviceError: a real device is required by name, and there is no such device.
+        DeviceRequirementError: `require` does not permit the device that has the address.
+        TypeError, ValueError: an argument is invalid; the message names it and the expected value.
+        VerbsCallError: the address or port is not available; the message says why.
+        ClosedError, EventLoopError: `domain` is closed, or belongs to another event loop.
+        ForkError: this process is a forked child of a process that used real devices.
+
+    Cancellation: nothing is left.
+
+    See: man rdma_bind_addr, rdma_listen.
+    """
+    call = "open_datagram"
+    host, port = checked_host(host, "host", call), checked_port(port, "port", call)
+    sizes = ConnectionKeywords(
+        receive_buffers=receive_buffers,
+        max_recv_wr=max_recv_wr,
+        max_send_wr=max_send_wr,
+        max_send_sge=max_send_sge,
+        max_recv_sge=max_recv_sge,
+        max_inline_data=max_inline_data,
+        comp_vector=comp_vector,
+        cqe=cqe,
+    )
+    options = ConnectionOptions._of(open_datagram, sizes)
+    private_data = check_private_data(
+        private_data,
+        MAX_DATAGRAM_ACCEPT_PRIVATE_DATA,
+        "the answer to those who resolve a datagram port",
+        call,
+    )
+    qkey = whole_number(qkey, "qkey", 0, MOST_QKEY, call)
+    most_handles = whole_number(most_handles, "most_handles", 1, 1 << 16, call)
+    if gid_index is not None:
+        gid_index = whole_number(gid_index, "gid_index", 0, MOST_GID_INDEX, call)
+    if service_level is not None:
+        service_level = whole_number(service_level, "service_level", 0, MOST_SERVICE_LEVEL, call)
+    choice = DomainChoice(domain, call)
+    device = choice.device(device)
+    choice.require_usable()
+    requirement = Requirement(require, call)
+    wanted = wanted_device(device)
+    numeric = await numeric_address(host)
+    if ipaddress.ip_address(numeric).is_unspecified:
+        raise ValueError(
+            f"host={host!r}: a datagram socket belongs to one device; give the address of its "
+            "interface (`rdma link` lists devices and their interfaces)"
+        )
+
+    async def attempt(provider: Provider) -> Datagram:
+        endpoint = await _bound(
+            provider,
+            numeric,
+            port,
+            wanted,
+            requirement,
+            options,
+            private_data,
+            most_handles,
+            choice,
+        )
+        try:
+            await endpoint.start(numeric, qkey, gid_index, service_level)
+            return Datagram(endpoint, numeric)
+        except BaseException:
+            await endpoint.aclose()
+            raise
+
+    return await with_device(device, numeric, attempt, requirement)
+
+
+async def _bound(
+    provider: Provider,
+    numeric: str,
+    port: int,
+    wanted: str | None,
+    requirement: Requirement,
+    options: ConnectionOptions,
+    private_data: bytes,
+    most_handles: int,
+    choice: DomainChoice,
+) -> DatagramEndpoint:
+    """Return an endpoint without a queue pair, on the device that has the address."""
+    async with new_identifier(provider, PortSpace.UDP) as (reactor, identifier):
+        identifier.bind(numeric, port)
+        if not identifier.device_key:
+            raise AddressError._unreached(f"{numeric} is not the address of an RDMA device")
+        hub = await reactor.hub(identifier)
+        name = hub.context.device_name
+        if wanted is not None and name != wanted:
+            raise AddressError(f"{numeric} is {name}'s, not {wanted}'s, which was asked for")
+        requirement.check_kind(name, hub.context.kind)
+        if not hub.attributes.max_ah:
+            # Devices without address handles (iWARP) have no UD queue pairs either.
+            raise NotSupportedError(f"datagrams: {name} has none (max_ah 0)")
+        domain = await choice.on(reactor, hub)
+    # From here the endpoint owns the identifier, and the use of the reactor.
+    endpoint = DatagramEndpoint(
+        reactor, hub, identifier, options, private_data, most_handles, domain
+    )
+    reactor.subscribe(identifier, endpoint.handle_event, endpoint)
+    return endpoint
