@@ -400,6 +400,14 @@ int engine_wake(Waiter *waiter);
 /* Collect the waiters that are woken from now on, until engine_run_woken runs their tasks. */
 void engine_collect_woken(PyObject *list);
 int engine_run_woken(PyObject *list);
+/*
+ * `throw` and `close` of an awaitable that awaits another one, `inner`, or NULL. The caller holds a
+ * reference to it.
+ */
+PyObject *engine_throw_into(PyObject *inner, PyObject *arguments);
+PyObject *engine_close_inner(PyObject *inner);
+/* What `send` and `__next__` return after a step: its result, or NULL with an exception. */
+PyObject *engine_after_step(PySendResult step, PyObject *result);
 
 /* request.c: */
 Request *engine_request(Port *port, PyObject *operation, Py_ssize_t length, PyObject *memory,
@@ -414,6 +422,10 @@ int engine_keeps(const Request *request);
 void engine_read_value(Request *request);
 /* Whether the requests before it in its run can complete without running the program's code. */
 int engine_run_is_quiet(const Request *last);
+/* A completion, or an exception if the request failed or has not ended. */
+PyObject *engine_result(Request *request);
+
+/* open.c: */
 void engine_enter(OpenRequests *open, Request *request);
 void engine_leave(OpenRequests *open, Request *request); /* no effect if it is not in the list */
 /* Count a request that ends. NULL: it ends without a completion. */
@@ -426,22 +438,13 @@ void engine_record(const Request *request, const struct aiordma_completion *comp
 PyObject *engine_begin_trace(PyObject *module, PyObject *most);
 PyObject *engine_take_trace(PyObject *module, PyObject *none);
 
-/* A completion, or an exception if the request failed or has not ended. */
-PyObject *engine_result(Request *request);
+/* request_await.c: */
 void engine_forget_waiter(Request *request, PyObject *waiter);
 /* Await a request on behalf of `awaited`, which is its own awaitable once the request has ended. */
 PyObject *engine_await_request(Request *request, PyObject *awaited,
                                const struct engine_awaited *calls);
 /* Take the reference of a result, and raise StopIteration with it. Returns NULL. */
 PyObject *engine_stop_iteration(PyObject *result);
-/*
- * `throw` and `close` of an awaitable that awaits another one, `inner`, or NULL. The caller holds a
- * reference to it.
- */
-PyObject *engine_throw_into(PyObject *inner, PyObject *arguments);
-PyObject *engine_close_inner(PyObject *inner);
-/* What `send` and `__next__` return after a step: its result, or NULL with an exception. */
-PyObject *engine_after_step(PySendResult step, PyObject *result);
 
 /* datagrams.c: */
 int engine_datagram_names(void);

@@ -5,6 +5,42 @@
  */
 #include "engine.h"
 
+/* -- the list ------------------------------------------------------------------------------ */
+
+void engine_enter(OpenRequests *open, Request *request)
+{
+    if (request->open)
+        return;
+    request->open = open; /* borrowed: the list removes its requests before it is freed */
+    request->later = NULL;
+    request->earlier = open->last;
+    if (open->last)
+        open->last->later = request;
+    else
+        open->first = request;
+    open->last = request;
+    open->count++;
+    Py_INCREF(request);
+}
+
+void engine_leave(OpenRequests *open, Request *request)
+{
+    if (!open || request->open != open)
+        return;
+    if (request->earlier)
+        request->earlier->later = request->later;
+    else
+        open->first = request->later;
+    if (request->later)
+        request->later->earlier = request->earlier;
+    else
+        open->last = request->earlier;
+    request->earlier = request->later = NULL;
+    request->open = NULL;
+    open->count--;
+    Py_DECREF(request);
+}
+
 static int open_traverse(OpenRequests *open, visitproc visit, void *arg)
 {
     for (Request *request = open->first; request; request = request->later)

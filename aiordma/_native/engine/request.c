@@ -1,7 +1,7 @@
-/* A posted work request; its counterpart is in _requests/python.py. */
-#include "engine.h"
-
-#include <structmember.h>
+/* A posted work request: its memory, its completion and its result. How it is awaited is in
+   request_await.c, its type in request_type.c. WorkRequest in _requests/python.py is the counterpart
+   of all three. */
+#include "request.h"
 
 /*
  * The memory of finished requests is kept for new ones, because a program makes millions of them.
@@ -25,7 +25,7 @@ static Request *make(void)
     return request;
 }
 
-static void unmake(Request *request)
+void engine_unmake(Request *request)
 {
     /* Python finalizes an object once, and would not finalize the next request in its place. */
     if (!SPARE || spare_count == SPARE || request->finalized) {
@@ -108,8 +108,7 @@ static void release_held(PyObject *held, Py_ssize_t count)
     }
 }
 
-/* Hold all items of a tuple of memory; with an exception, none of them. */
-static int hold_all(PyObject *held)
+int engine_hold_all(PyObject *held)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(held); i++) {
         PyObject *result = PyObject_CallMethodNoArgs(PyTuple_GET_ITEM(held, i), engine_given.hold);
@@ -123,148 +122,6 @@ static int hold_all(PyObject *held)
         }
     }
     return 0;
-}
-
-static PyObject *request_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"owner", "operation", "length", "held", "remote", "is_receive", NULL};
-    PyObject *owner, *operation, *held, *remote = Py_None;
-    Py_ssize_t length;
-    int is_receive = 0;
-
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OUnO|O$p", names, &owner, &operation, &length,
-                                     &held, &remote, &is_receive))
-        return NULL;
-    Request *request = (Request *)type->tp_alloc(type, 0);
-    if (!request)
-        return NULL;
-    request->owner = Py_NewRef(owner);
-    request->operation = Py_NewRef(operation);
-    request->remote = remote == Py_None ? NULL : Py_NewRef(remote);
-    request->length = length;
-    request->is_receive = (char)is_receive;
-    PyObject *all = PySequence_Tuple(held); /* a copy, which no other code changes */
-    if (!all || hold_all(all)) {
-        Py_XDECREF(all);
-        Py_DECREF(request);
-        return NULL;
-    }
-    request->held = all;
-    return (PyObject *)request;
-}
-
-static int request_traverse(Request *request, visitproc visit, void *arg)
-{
-    Py_VISIT(request->owner);
-    Py_VISIT(request->held);
-    Py_VISIT(request->remote);
-    Py_VISIT(request->result);
-    Py_VISIT(request->error);
-    Py_VISIT(request->run);
-    Py_VISIT(request->waiters);
-    Py_VISIT(request->callbacks);
-    Py_VISIT(request->inner);
-    Py_VISIT(request->memory);
-    Py_VISIT(request->handle);
-    Py_VISIT(request->port);
-    Py_VISIT(request->pooled);
-    Py_VISIT(request->stream);
-    Py_VISIT(request->subject);
-    return 0;
-}
-
-static void forget_subject(Request *request)
-{
-    request->on_end = NULL;
-    Py_CLEAR(request->subject);
-}
-
-/* The result and the error stay: exceptions and completions clear themselves. */
-static int request_clear(Request *request)
-{
-    Py_CLEAR(request->run);
-    Py_CLEAR(request->waiters);
-    Py_CLEAR(request->callbacks);
-    Py_CLEAR(request->inner);
-    forget_subject(request);
-    return 0;
-}
-
-/* Report an error that was never retrieved, as asyncio does for a future. */
-static void request_finalize(Request *request)
-{
-    PyObject *type, *value, *trace;
-
-    request->finalized = 1;
-    if (request->state != FAILED || request->retrieved || !request->owner)
-        return;
-    PyErr_Fetch(&type, &value, &trace);
-    PyObject *arguments[] = {request->owner, (PyObject *)request};
-    PyObject *result = engine_call_method_alone(engine_given.request_unretrieved, arguments, 2);
-    Py_XDECREF(result);
-    if (!result)
-        engine_log("the failure of %r could not be reported", (PyObject *)request);
-    request->retrieved = 1;
-    PyErr_Restore(type, value, trace);
-}
-
-static void request_dealloc(Request *request)
-{
-    if (request->state == FAILED && !request->retrieved &&
-        PyObject_CallFinalizerFromDealloc((PyObject *)request))
-        return; /* the report made a new reference to it */
-    PyObject_GC_UnTrack(request);
-    if (request->weak)
-        PyObject_ClearWeakRefs((PyObject *)request);
-    request_clear(request);
-    Py_CLEAR(request->owner);
-    Py_CLEAR(request->operation);
-    Py_CLEAR(request->held);
-    Py_CLEAR(request->remote);
-    Py_CLEAR(request->result);
-    Py_CLEAR(request->error);
-    Py_CLEAR(request->memory);
-    Py_CLEAR(request->handle);
-    Py_CLEAR(request->port);
-    Py_CLEAR(request->pooled);
-    Py_CLEAR(request->stream);
-    unmake(request);
-}
-
-/* -- the list of requests that have not ended (open.c) ------------------------------------- */
-
-void engine_enter(OpenRequests *open, Request *request)
-{
-    if (request->open)
-        return;
-    request->open = open; /* borrowed: the list removes its requests before it is freed */
-    request->later = NULL;
-    request->earlier = open->last;
-    if (open->last)
-        open->last->later = request;
-    else
-        open->first = request;
-    open->last = request;
-    open->count++;
-    Py_INCREF(request);
-}
-
-void engine_leave(OpenRequests *open, Request *request)
-{
-    if (!open || request->open != open)
-        return;
-    if (request->earlier)
-        request->earlier->later = request->later;
-    else
-        open->first = request->later;
-    if (request->later)
-        request->later->earlier = request->earlier;
-    else
-        open->last = request->earlier;
-    request->earlier = request->later = NULL;
-    request->open = NULL;
-    open->count--;
-    Py_DECREF(request);
 }
 
 /* -- completion --------------------------------------------------------------------------- */
@@ -422,13 +279,19 @@ int engine_keeps(const Request *request)
     return request->keeps && request->state == FAILED;
 }
 
+void engine_forget_subject(Request *request)
+{
+    request->on_end = NULL;
+    Py_CLEAR(request->subject);
+}
+
 static void end(Request *request)
 {
     Py_INCREF(request);
     if (!engine_keeps(request)) {
         if (request->on_end)
             request->on_end(request);
-        forget_subject(request);
+        engine_forget_subject(request);
         release(request);
     }
     account(request);
@@ -590,6 +453,13 @@ void engine_complete(Request *request, const struct aiordma_completion *completi
     end(request);
 }
 
+void engine_fail(Request *request, PyObject *error)
+{
+    engine_count(request, NULL);
+    fail(request, Py_NewRef(error));
+    end(request);
+}
+
 void engine_drop(Request *request)
 {
     Py_INCREF(request); /* its subject may have the last reference */
@@ -597,13 +467,12 @@ void engine_drop(Request *request)
     Py_CLEAR(request->stream);
     if (engine_keeps(request) && request->on_end)
         request->on_end(request);
-    forget_subject(request);
+    engine_forget_subject(request);
     release(request);
     Py_DECREF(request);
 }
 
-/* A copy for each caller that gets the error: a raise adds the caller's frames to an exception. */
-static PyObject *own_error(Request *request)
+PyObject *engine_own_error(Request *request)
 {
     request->retrieved = 1;
     return engine_given.detached ? PyObject_CallOneArg(engine_given.detached, request->error)
@@ -620,7 +489,7 @@ PyObject *engine_result(Request *request)
             Py_XSETREF(request->result, engine_completion(&request->completion));
         return Py_XNewRef(request->result);
     case FAILED:
-        error = own_error(request);
+        error = engine_own_error(request);
         if (error) {
             PyErr_SetObject((PyObject *)Py_TYPE(error), error);
             Py_DECREF(error);
@@ -631,469 +500,3 @@ PyObject *engine_result(Request *request)
         return NULL;
     }
 }
-
-/* -- awaiting ----------------------------------------------------------------------------- */
-
-static int add_waiter(Request *request, PyObject *waiter)
-{
-    if (!request->waiters && !(request->waiters = PyList_New(0)))
-        return -1;
-    return PyList_Append(request->waiters, waiter);
-}
-
-void engine_forget_waiter(Request *request, PyObject *waiter)
-{
-    PyObject *waiters = request->waiters;
-    for (Py_ssize_t i = 0; waiters && i < PyList_GET_SIZE(waiters); i++)
-        if (PyList_GET_ITEM(waiters, i) == waiter) {
-            if (PySequence_DelItem(waiters, i))
-                engine_log("removing a waiter of %r failed", (PyObject *)request);
-            return;
-        }
-}
-
-/* Make a waiter for the owner's loop: the engine's on asyncio, else the loop's own. */
-static PyObject *make_waiter(Request *request)
-{
-    if (request->port && request->port->loop)
-        return (PyObject *)engine_waiter(request->port->loop);
-    PyObject *loop = PyObject_GetAttr(request->owner, engine_given.loop);
-    PyObject *waiter = loop ? PyObject_CallMethodNoArgs(loop, engine_given.waiter) : NULL;
-    Py_XDECREF(loop);
-    return waiter;
-}
-
-static int has_ended(PyObject *awaited)
-{
-    return ((Request *)awaited)->state != IN_FLIGHT;
-}
-
-enum { AT_ONCE = 256 };
-
-/* Whether the await has to suspend, because AT_ONCE awaits did not, and other tasks have to run. */
-static int has_to_pause(Request *request)
-{
-    if (!request->at_once)
-        return 0;
-    request->at_once = 0;
-    if (!request->port || ++request->port->drain->at_once < AT_ONCE)
-        return 0;
-    request->port->drain->at_once = 0;
-    return 1;
-}
-
-static PyObject *awaited_result(PyObject *awaited)
-{
-    return engine_result((Request *)awaited);
-}
-
-static void awaited_forget(PyObject *awaited, PyObject *waiter)
-{
-    engine_forget_waiter((Request *)awaited, waiter);
-}
-
-static const struct engine_awaited awaited_calls = {
-    .has_ended = has_ended,
-    .result = awaited_result,
-    .forget = awaited_forget,
-};
-
-static PyObject *await_elsewhere(PyObject *awaited, PyObject *waiter)
-{
-    PyObject *arguments[] = {awaited, waiter};
-    if (!engine_given.wait_elsewhere) {
-        PyErr_SetString(PyExc_RuntimeError, "the engine was not given wait_elsewhere");
-        return NULL;
-    }
-    return PyObject_Vectorcall(engine_given.wait_elsewhere, arguments, 2, NULL);
-}
-
-/* Await a request that has ended, and suspend the task once. */
-static PyObject *pause_once(Request *request, PyObject *awaited, const struct engine_awaited *calls)
-{
-    PyObject *made = make_waiter(request), *result = NULL;
-    if (made && Py_IS_TYPE(made, &engine_waiter_type)) {
-        Waiter *waiter = (Waiter *)made;
-        engine_await(waiter, awaited, calls);
-        waiter->pauses = 1;
-        return made;
-    }
-    PyObject *woken = made ? PyObject_CallMethodNoArgs(made, engine_given.wake) : NULL;
-    if (woken)
-        result = await_elsewhere(awaited, made); /* suspends once, though the waiter is woken */
-    Py_XDECREF(woken);
-    Py_XDECREF(made);
-    return result;
-}
-
-PyObject *engine_await_request(Request *request, PyObject *awaited,
-                               const struct engine_awaited *calls)
-{
-    request->retrieved = 1; /* also if the await is cancelled, which abandons the result */
-    if (request->state == IN_FLIGHT && request->port && engine_usable(request->port, 1))
-        request->port->drain->poll_now(request->port->drain);
-    if (engine_interrupted())
-        return NULL;
-    if (request->state != IN_FLIGHT) {
-        /* The request as its own awaitable does not suspend. */
-        return has_to_pause(request) ? pause_once(request, awaited, calls) : Py_NewRef(awaited);
-    }
-    if (!request->wr_id) {
-        PyErr_Format(PyExc_RuntimeError, "%R is part of a chain that is not posted yet", request);
-        return NULL;
-    }
-    if (request->port && request->port->thread != PyThread_get_thread_ident()) {
-        PyObject *ours = PyObject_CallMethodNoArgs(request->owner, engine_given.require_own_loop);
-        if (!ours)
-            return NULL;
-        Py_DECREF(ours);
-    }
-    PyObject *waiter = make_waiter(request), *result = NULL;
-    if (!waiter || add_waiter(request, waiter)) {
-        Py_XDECREF(waiter);
-        return NULL;
-    }
-    if (Py_IS_TYPE(waiter, &engine_waiter_type)) {
-        engine_await((Waiter *)waiter, awaited, calls);
-        return waiter;
-    }
-    result = await_elsewhere(awaited, waiter);
-    Py_DECREF(waiter);
-    return result;
-}
-
-static PyObject *request_await(Request *request)
-{
-    return engine_await_request(request, (PyObject *)request, &awaited_calls);
-}
-
-/* The request as its own awaitable returns its result at once. */
-static PySendResult request_send(Request *request, PyObject *value, PyObject **result)
-{
-    (void)value;
-    *result = engine_result(request);
-    return *result ? PYGEN_RETURN : PYGEN_ERROR;
-}
-
-PyObject *engine_stop_iteration(PyObject *result)
-{
-    if (!result)
-        return NULL;
-    PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, result);
-    if (stop)
-        PyErr_SetObject(PyExc_StopIteration, stop);
-    Py_XDECREF(stop);
-    Py_DECREF(result);
-    return NULL;
-}
-
-static PyObject *request_next(Request *request)
-{
-    return engine_stop_iteration(engine_result(request));
-}
-
-/* For `yield from`, which calls iter(). */
-static PyObject *request_itself(PyObject *request)
-{
-    return Py_NewRef(request);
-}
-
-static PyObject *request_forget_waiter(Request *request, PyObject *waiter)
-{
-    engine_forget_waiter(request, waiter);
-    Py_RETURN_NONE;
-}
-
-/* -- the interface for Python --------------------------------------------------------------- */
-
-static PyObject *request_str(Request *request)
-{
-    if (!request->remote)
-        return PyUnicode_FromFormat("%U of %zd bytes", request->operation, request->length);
-    return PyUnicode_FromFormat("%U of %zd bytes (remote: %S)", request->operation, request->length,
-                                request->remote);
-}
-
-static PyObject *request_repr(Request *request)
-{
-    static const char *const states[] = {"in flight", "done"};
-    PyObject *number = PyLong_FromUnsignedLongLong(request->wr_id);
-    PyObject *hex = number ? PyNumber_ToBase(number, 16) : NULL;
-    PyObject *text = NULL;
-
-    if (hex && request->state == FAILED)
-        text = PyUnicode_FromFormat("<WorkRequest %S, wr_id %U, failed: %s>", request, hex,
-                                    Py_TYPE(request->error)->tp_name);
-    else if (hex)
-        text = PyUnicode_FromFormat("<WorkRequest %S, wr_id %U, %s>", request, hex,
-                                    states[request->state == SUCCEEDED]);
-    Py_XDECREF(number);
-    Py_XDECREF(hex);
-    return text;
-}
-
-static PyObject *request_done(Request *request, PyObject *none)
-{
-    (void)none;
-    return PyBool_FromLong(request->state != IN_FLIGHT);
-}
-
-static PyObject *request_result(Request *request, PyObject *none)
-{
-    (void)none;
-    return engine_result(request);
-}
-
-static PyObject *request_exception(Request *request, PyObject *none)
-{
-    (void)none;
-    return request->error ? own_error(request) : Py_NewRef(Py_None);
-}
-
-static PyObject *request_stored_error(Request *request, PyObject *none)
-{
-    (void)none;
-    return Py_NewRef(request->error ? request->error : Py_None);
-}
-
-static PyObject *call_now(Request *request, PyObject *callback)
-{
-    PyObject *result = PyObject_CallOneArg(callback, (PyObject *)request);
-    Py_XDECREF(result);
-    if (!result)
-        engine_log("a callback of %r failed", (PyObject *)request);
-    return engine_none_unless_interrupted();
-}
-
-static PyObject *request_add_done_callback(Request *request, PyObject *callback)
-{
-    if (request->state != IN_FLIGHT)
-        return call_now(request, callback);
-    if ((!request->callbacks && !(request->callbacks = PyList_New(0))) ||
-        PyList_Append(request->callbacks, callback))
-        return NULL;
-    Py_RETURN_NONE;
-}
-
-static PyObject *request_on_done(Request *request, PyObject *callback)
-{
-    if (request->state != IN_FLIGHT)
-        return call_now(request, callback);
-    Py_XSETREF(request->inner, Py_NewRef(callback));
-    Py_RETURN_NONE;
-}
-
-static PyObject *list_of(PyObject *list)
-{
-    return list ? PyList_GetSlice(list, 0, PyList_GET_SIZE(list)) : PyList_New(0);
-}
-
-static PyObject *request_remove_done_callback(Request *request, PyObject *callback)
-{
-    PyObject *known = list_of(request->callbacks), *kept = PyList_New(0);
-    int failed = !known || !kept;
-
-    for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(known); i++) {
-        int is_it = PyObject_RichCompareBool(PyList_GET_ITEM(known, i), callback, Py_EQ);
-        failed = is_it < 0 || (!is_it && PyList_Append(kept, PyList_GET_ITEM(known, i)));
-    }
-    Py_ssize_t removed = failed ? 0 : PyList_GET_SIZE(known) - PyList_GET_SIZE(kept);
-    /* Comparing runs the program's code, which may have ended the request. */
-    if (!failed && removed && request->callbacks)
-        Py_XSETREF(request->callbacks, Py_NewRef(kept));
-    Py_XDECREF(known);
-    Py_XDECREF(kept);
-    return failed ? NULL : PyLong_FromSsize_t(removed);
-}
-
-static PyObject *request_cancelled(Request *request, PyObject *none)
-{
-    (void)request, (void)none;
-    Py_RETURN_FALSE;
-}
-
-static PyObject *request_set_run(Request *request, PyObject *run)
-{
-    Py_ssize_t count = PySequence_Length(run);
-    if (count < 0)
-        return NULL;
-    Py_XSETREF(request->run, count ? Py_NewRef(run) : NULL);
-    Py_RETURN_NONE;
-}
-
-static PyObject *request_complete(Request *request, PyObject *raw)
-{
-    struct aiordma_completion c;
-    if (!PyTuple_Check(raw)) {
-        PyErr_SetString(PyExc_TypeError, "a completion is a tuple");
-        return NULL;
-    }
-    if (engine_read_completion(raw, &c))
-        return NULL;
-    engine_complete(request, &c);
-    return engine_none_unless_interrupted();
-}
-
-static PyObject *request_fail(Request *request, PyObject *error)
-{
-    if (request->state == IN_FLIGHT) {
-        if (!PyExceptionInstance_Check(error)) {
-            PyErr_SetString(PyExc_TypeError, "a request fails with an exception");
-            return NULL;
-        }
-        engine_count(request, NULL);
-        fail(request, Py_NewRef(error));
-        end(request);
-    }
-    return engine_none_unless_interrupted();
-}
-
-static PyObject *request_keep_memory(Request *request, PyObject *none)
-{
-    (void)none;
-    if (request->state == IN_FLIGHT)
-        request->keeps = 1;
-    Py_RETURN_NONE;
-}
-
-static PyObject *request_drop(Request *request, PyObject *none)
-{
-    (void)none;
-    engine_drop(request);
-    return engine_none_unless_interrupted();
-}
-
-static PyObject *request_waiters(Request *request, void *closure)
-{
-    (void)closure;
-    return list_of(request->waiters);
-}
-
-static PyObject *request_callbacks(Request *request, void *closure)
-{
-    (void)closure;
-    return list_of(request->callbacks);
-}
-
-static PyMethodDef methods[] = {
-    {"done", (PyCFunction)request_done, METH_NOARGS,
-     "done($self, /)\n--\n\n"
-     "Return whether the request has ended.\n\n"
-     "Raises: nothing."},
-    {"result", (PyCFunction)request_result, METH_NOARGS,
-     "result($self, /)\n--\n\n"
-     "Return the completion of an ended request.\n\n"
-     "Raises:\n"
-     "    WorkCompletionError: the request failed.\n"
-     "    RdmaError: the request is of a chain that was not posted.\n"
-     "    RuntimeError: the request is still in flight."},
-    {"exception", (PyCFunction)request_exception, METH_NOARGS,
-     "exception($self, /)\n--\n\n"
-     "Return the error of an ended request, None if it succeeded or is in flight. Each\n"
-     "call returns an exception of its own, as each await raises one.\n\n"
-     "Raises: nothing."},
-    {"add_done_callback", (PyCFunction)request_add_done_callback, METH_O,
-     "add_done_callback($self, callback, /)\n--\n\n"
-     "Call a function with the request once it has ended: at once if it has ended, otherwise\n"
-     "on the loop's thread when its completion is delivered. The function should be short.\n"
-     "Its exceptions are logged.\n\n"
-     "Args:\n"
-     "    callback: a function of the request.\n\n"
-     "Raises: nothing."},
-    {"_stored_error", (PyCFunction)request_stored_error, METH_NOARGS,
-     "_stored_error($self, /)\n--\n\n"
-     "Return the error, or None. Unlike `exception`, it does not count as retrieved, and is no\n"
-     "copy: do not raise it."},
-    {"_on_done", (PyCFunction)request_on_done, METH_O,
-     "_on_done($self, callback, /)\n--\n\n"
-     "Add a done callback that runs no code of the program's: it may be called inside\n"
-     "another request's post."},
-    {"remove_done_callback", (PyCFunction)request_remove_done_callback, METH_O,
-     "remove_done_callback($self, callback, /)\n--\n\n"
-     "Remove a callback, and return how often it had been added. For asyncio.wait.\n\n"
-     "Args:\n"
-     "    callback: the function that was added.\n\n"
-     "Raises: nothing."},
-    {"cancelled", (PyCFunction)request_cancelled, METH_NOARGS,
-     "cancelled($self, /)\n--\n\n"
-     "Return False: no verb cancels a posted request. For asyncio.wait.\n\n"
-     "Raises: nothing."},
-    {"_set_run", (PyCFunction)request_set_run, METH_O,
-     "_set_run($self, run, /)\n--\n\n"
-     "Complete the unsignaled requests before this one in a run, when this one\n"
-     "completes."},
-    {"_complete", (PyCFunction)request_complete, METH_O,
-     "_complete($self, raw, /)\n--\n\n"
-     "End the request with a completion."},
-    {"_fail", (PyCFunction)request_fail, METH_O,
-     "_fail($self, error, /)\n--\n\n"
-     "End the request without a completion: the queue pair is destroyed, or the request was\n"
-     "not posted. A request that has ended does not change. The error is stored: raise only\n"
-     "copies of it."},
-    {"_drop", (PyCFunction)request_drop, METH_NOARGS,
-     "_drop($self, /)\n--\n\n"
-     "Release the memory of a request that the device did not accept, or that has kept it."},
-    {"_keep_memory", (PyCFunction)request_keep_memory, METH_NOARGS,
-     "_keep_memory($self, /)\n--\n\n"
-     "If the request fails, keep its memory until `_drop`: the device may still access it."},
-    {"_forget_waiter", (PyCFunction)request_forget_waiter, METH_O,
-     "_forget_waiter($self, waiter, /)\n--\n\n"
-     "Do not wake a waiter any more."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyMemberDef members[] = {
-    {"operation", T_OBJECT, offsetof(Request, operation), READONLY, NULL},
-    {"length", T_PYSSIZET, offsetof(Request, length), READONLY, NULL},
-    {"remote", T_OBJECT, offsetof(Request, remote), READONLY, NULL},
-    {"is_receive", T_BOOL, offsetof(Request, is_receive), READONLY, NULL},
-    {"wr_id", T_ULONGLONG, offsetof(Request, wr_id), 0, NULL},
-    {"_completes_as", T_UINT, offsetof(Request, completes_as), 0, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyGetSetDef properties[] = {
-    {"_waiters", (getter)request_waiters, NULL, NULL, NULL},
-    {"_callbacks", (getter)request_callbacks, NULL, NULL, NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyAsyncMethods awaiting = {
-    .am_await = (unaryfunc)request_await,
-    .am_send = (sendfunc)request_send,
-};
-
-PyTypeObject engine_request_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "aiordma.WorkRequest",
-    .tp_doc =
-        "WorkRequest(owner, operation, length, held, remote=None, *, is_receive=False)\n"
-        "--\n\n"
-        "A posted work request. Await it for its WorkCompletion; any number of tasks may,\n"
-        "any number of times.\n\n"
-        "`operation` is the name of the request (SEND, RECV, RDMA_READ, RDMA_WRITE, ...),\n"
-        "`length` the number of its local bytes. If the program does not retrieve an error, by\n"
-        "awaiting, `result` or `exception`, the error is reported (docs/guarantees.md).\n\n"
-        "Raises:\n"
-        "    WorkCompletionError: the awaited request failed.\n"
-        "    RdmaError: the awaited request is of a chain that was not posted.\n"
-        "    RuntimeError: the awaited request is of a chain that is not posted yet.\n"
-        "    EventLoopError: the request was awaited outside of its event loop.\n\n"
-        "Cancellation: the request stays in flight and holds its memory. Its completion is then\n"
-        "discarded.",
-    .tp_basicsize = sizeof(Request),
-    .tp_weaklistoffset = offsetof(Request, weak),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_new = request_new,
-    .tp_dealloc = (destructor)request_dealloc,
-    .tp_finalize = (destructor)request_finalize,
-    .tp_traverse = (traverseproc)request_traverse,
-    .tp_clear = (inquiry)request_clear,
-    .tp_str = (reprfunc)request_str,
-    .tp_repr = (reprfunc)request_repr,
-    .tp_methods = methods,
-    .tp_members = members,
-    .tp_getset = properties,
-    .tp_as_async = &awaiting,
-    .tp_iter = request_itself,
-    .tp_iternext = (iternextfunc)request_next,
-};
