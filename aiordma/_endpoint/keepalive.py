@@ -42,7 +42,7 @@ class Probe:
         work = SendWork(operation, int(WorkRequestOpcode.RDMA_WRITE), remote=RemoteMemory(0, 0, 0))
         with suppress(RdmaError):
             self._request = self._sends.submit(work, slot=slots.take_reserved())
-            self._request._on_done(WorkRequest.exception)
+            self._request._set_on_done(WorkRequest.exception)
 
 
 class Keepalive:

@@ -210,6 +210,7 @@ class WorkRequest:
         "_error",
         "_has_ended",
         "_held",
+        "_inner",
         "_kept",
         "_open",
         "_owner",
@@ -252,6 +253,7 @@ class WorkRequest:
         self._retrieved = False  # True also if another request reports the error
         self._waiters: list[Waiter] = []
         self._callbacks: list[Callable[[WorkRequest], object]] = []
+        self._inner: Callable[[WorkRequest], object] | None = None
         self._run: Sequence[WorkRequest] = ()
         self._hold_all()
 
@@ -323,11 +325,14 @@ class WorkRequest:
         else:
             self._callbacks.append(callback)
 
-    def _on_done(self, callback: Callable[["WorkRequest"], object], /) -> None:
-        """Add a done callback that runs no code of the program. It may be called during
-        another request's post.
+    def _set_on_done(self, callback: Callable[["WorkRequest"], object], /) -> None:
+        """Set the done callback that runs no code of the program's: it may be called inside
+        another request's post. It replaces the one before, and is called before the others.
         """
-        self.add_done_callback(callback)
+        if self.done():
+            self._call(callback)
+        else:
+            self._inner = callback
 
     def remove_done_callback(self, callback: Callable[["WorkRequest"], object], /) -> int:
         """Remove a callback, and return how often it had been added. For asyncio.wait.
@@ -472,6 +477,10 @@ class WorkRequest:
         while self._waiters:
             self._waiters[0].wake()
             self._waiters.pop(0)  # last: if there was no memory, it is woken again
+        inner = self._inner
+        if inner is not None:
+            self._inner = None
+            self._call(inner)
         while self._callbacks:
             self._call(self._callbacks.pop(0))
 

@@ -117,7 +117,7 @@ class PooledReceives:
         while tracked < len(requests):
             try:
                 self._posted[requests[tracked].wr_id] = leases[tracked]
-                requests[tracked]._on_done(self._arrived)
+                requests[tracked]._set_on_done(self._arrived)
                 tracked += 1
             except MemoryError:
                 attempts -= 1

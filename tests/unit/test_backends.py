@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -65,6 +66,20 @@ def test_views_have_the_same_methods_but_those_of_a_coroutine() -> None:
     in_c, in_python = c_backend.ArrivalView, python_arrivals.ArrivalView
     assert methods(in_c) - methods(in_python) == {"close", "send", "throw"}
     assert internal(in_c) == internal(in_python)
+
+
+@pytest.mark.parametrize("kind", [c_backend.WorkRequest, python.WorkRequest], ids=["c", "python"])
+def test_a_request_has_one_inner_callback_which_is_called_first(kind: type) -> None:
+    called: list[int] = []
+    request = kind(MagicMock(), "SEND", 8, ())
+    request.add_done_callback(lambda _: called.append(1))
+    request._set_on_done(lambda _: called.append(2))
+    request._set_on_done(lambda _: called.append(3))
+    assert called == []
+    request._complete((1 << 32, *[0] * 13))
+    assert called == [3, 1]
+    request._set_on_done(lambda _: called.append(4))
+    assert called == [3, 1, 4]
 
 
 @pytest.mark.parametrize("in_python", CLASSES)

@@ -235,7 +235,7 @@ def request(wr_id: int) -> Any:
         wr_id=wr_id,
         exception=lambda: None,
         result=lambda: COMPLETION,
-        _on_done=lambda _: None,
+        _set_on_done=lambda _: None,
         _keeps=False,
     )
 

@@ -197,7 +197,7 @@ static PyObject *request_add_done_callback(Request *request, PyObject *callback)
     Py_RETURN_NONE;
 }
 
-static PyObject *request_on_done(Request *request, PyObject *callback)
+static PyObject *request_set_on_done(Request *request, PyObject *callback)
 {
     if (request->state != IN_FLIGHT)
         return call_now(request, callback);
@@ -324,10 +324,10 @@ static PyMethodDef methods[] = {
      "_stored_error($self, /)\n--\n\n"
      "Return the error, or None. Unlike `exception`, it does not count as retrieved, and is no\n"
      "copy: do not raise it."},
-    {"_on_done", (PyCFunction)request_on_done, METH_O,
-     "_on_done($self, callback, /)\n--\n\n"
-     "Add a done callback that runs no code of the program's: it may be called inside\n"
-     "another request's post."},
+    {"_set_on_done", (PyCFunction)request_set_on_done, METH_O,
+     "_set_on_done($self, callback, /)\n--\n\n"
+     "Set the done callback that runs no code of the program's: it may be called inside\n"
+     "another request's post. It replaces the one before, and is called before the others."},
     {"remove_done_callback", (PyCFunction)request_remove_done_callback, METH_O,
      "remove_done_callback($self, callback, /)\n--\n\n"
      "Remove a callback, and return how often it had been added. For asyncio.wait.\n\n"
