@@ -46,6 +46,8 @@ __all__ = (
     "LocalQueuePairError",
     "MulticastError",
     "NoDeviceError",
+    "NoMemoryError",
+    "NotPostedError",
     "NotSupportedError",
     "PartialPostError",
     "PeerFlushedError",
@@ -169,6 +171,11 @@ class QueueFullError(RdmaError, anyio.WouldBlock):
     """The work queue is full. Nothing was posted: await a request, then post again."""
 
 
+class NotPostedError(RdmaError):
+    """The request was collected for a chain that was not posted. `__cause__` is the error that
+    ended the chain's block, or the post."""
+
+
 class ForkError(RdmaError):
     """A forked child used an object of its parent. Nothing was done: open the object in the
     child."""
@@ -224,6 +231,13 @@ class DeviceEventError(RdmaError, builtins.ConnectionError, anyio.BrokenResource
         super().__init__(f"{what}: the device reports {event.name} (man ibv_get_async_event)")
         self.event = event
         self.what = what
+
+
+class NoMemoryError(RdmaError, builtins.ConnectionError, anyio.BrokenResourceError):
+    """This process had no memory for a step that a connection needs, so the connection has ended.
+
+    It is also a builtin ConnectionError. It is no MemoryError.
+    """
 
 
 class PeerGoneError(RdmaError, builtins.ConnectionError):

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from aiordma._base.enums import Access, WorkRequestOpcode
-from aiordma._base.errors import NotSupportedError, RdmaError, VerbsCallError
+from aiordma._base.errors import NoMemoryError, NotPostedError, NotSupportedError, VerbsCallError
 from aiordma._base.ranges import RemoteMemory
 from aiordma._connection.posts import Posts
 from aiordma._connection.works import (
@@ -106,13 +106,17 @@ class _Collected:
             raise
         except Exception:
             # There was no memory. The end of the queue pair ends the requests.
-            self._endpoint.fail(RdmaError("there was no memory to end a chain that was refused"))
+            self._endpoint.fail(
+                NoMemoryError("there was no memory to end a chain that was refused")
+            )
             raise
 
     def give_up(self, cause: BaseException) -> None:
-        """Fail all requests that are not posted with an RdmaError."""
+        """Fail all requests that are not posted with a NotPostedError."""
         requests = [request for request in self.port.requests() if not request.wr_id]
-        reason = RdmaError("the chain that it was part of was not posted")
+        # Only the class: the text of the program's own errors is made by the program's code.
+        kind = type(cause).__name__
+        reason = NotPostedError(f"its chain was not posted, because the block raised {kind}")
         reason.__cause__ = cause
         try:
             fail_all(requests, lambda _: reason)
@@ -127,7 +131,7 @@ class Chain:
     Each `post_*` method takes the arguments of the connection's method of the same name. It returns
     a request that can be awaited after the block. The request takes its slot, and holds its memory,
     as soon as it is added. Bytes that are short enough to go inline are copied then. If the block
-    raises, nothing is posted, and each request fails with an RdmaError.
+    raises, nothing is posted, and each request fails with a NotPostedError.
 
     Raises:
         PartialPostError: at the end of the block: the device refused a request; the requests before

@@ -15,7 +15,7 @@ from threading import get_ident
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from aiordma._base.enums import QueuePairType
-from aiordma._base.errors import BusyError, RdmaError
+from aiordma._base.errors import BusyError, NoMemoryError, RdmaError, cause_text, detached
 from aiordma._base.interrupts import deferring_steps, uninterrupted
 from aiordma._base.states import ConnectionState
 from aiordma._endpoint.endpoint import Endpoint
@@ -200,7 +200,13 @@ class Arrivals:
             return
         try:
             another = poster.pool.lease(lease.memory.length)
-        except (RdmaError, OSError, MemoryError) as error:  # OSError: no memory could be mapped
+        except RdmaError as error:
             poster.fail(error)
+        except (OSError, MemoryError) as error:  # OSError: no memory could be mapped
+            lacking = NoMemoryError(
+                f"there was no memory for another receive buffer: {cause_text(error)}"
+            )
+            lacking.__cause__ = detached(error)
+            poster.fail(lacking)
         else:
             self.receives.give_back(another)

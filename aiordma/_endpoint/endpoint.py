@@ -30,8 +30,8 @@ from aiordma._base.errors import (
     DeviceRemovedError,
     DisconnectedError,
     FlushedError,
+    NoMemoryError,
     PeerGoneError,
-    RdmaError,
     VerbsCallError,
     check_positive_errno,
     completion_error,
@@ -623,7 +623,7 @@ class Endpoint:
             self._handle_event(event)
         except MemoryError:
             # There is no second event, for which its requests would wait.
-            self.fail(RdmaError("there was no memory to handle an event of the connection"))
+            self.fail(NoMemoryError("there was no memory to handle an event of the connection"))
 
     def _handle_event(self, event: Event) -> None:
         if event.type in _ENDS_OF_HANDSHAKE:

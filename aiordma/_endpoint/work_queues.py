@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 from aiordma._base.enums import SendFlag, WorkCompletionOpcode, WorkRequestOpcode
 from aiordma._base.errors import (
+    NoMemoryError,
+    NotPostedError,
     PartialPostError,
     QueueFullError,
     RdmaError,
@@ -177,7 +179,10 @@ class SendQueue(WorkQueue):
             if not isinstance(error, Exception):
                 raise
             if not isinstance(error, RdmaError):
-                error = RdmaError("the device was not notified (doorbell), and there is no memory")
+                error = NoMemoryError(
+                    "there was no memory for the error of a post: the device was not notified "
+                    "(doorbell)"
+                )
             self._owner.fail(error)
 
     def prepare(self, work: SendWork) -> WorkRequest:
@@ -258,7 +263,9 @@ class SendQueue(WorkQueue):
             if not port.posted:
                 self._not_posted(requests, refused)
             elif isinstance(refused, MemoryError):  # the errno of the doorbell is lost
-                self._owner.fail(RdmaError("there was no memory for the error of a chain's post"))
+                self._owner.fail(
+                    NoMemoryError("there was no memory for the error of a chain's post")
+                )
             raise
         if error:
             self.chain_posted(error, port.posted, requests, signal_last_only)
@@ -276,7 +283,7 @@ class SendQueue(WorkQueue):
             raise
         except Exception:
             # There was no memory. The end of the queue pair ends the requests.
-            self._owner.fail(RdmaError("there was no memory to end a chain that was refused"))
+            self._owner.fail(NoMemoryError("there was no memory to end a chain that was refused"))
             raise
 
     def _refused(
@@ -312,13 +319,15 @@ class SendQueue(WorkQueue):
                     request.wr_id = 0
                 fail_all(requests, lambda _: detached(reason))
             except Exception:  # there was no memory: once more, for those that have not ended
-                lost = RdmaError("there was no memory to post it")
+                lost = NotPostedError("there was no memory to post it")
                 fail_all(requests, lambda _: lost)
                 raise
         except Exception:
             if not all(request.done() for request in requests):
                 # The end of the queue pair ends them.
-                self._owner.fail(RdmaError("there was no memory to end its requests"))
+                self._owner.fail(
+                    NoMemoryError("there was no memory to end requests that were not posted")
+                )
             raise
         finally:
             for request in requests:
@@ -377,8 +386,10 @@ def _reason(cause: BaseException) -> Exception:
     """Return the error of a request that was not posted for this cause."""
     if isinstance(cause, RdmaError):
         return cause
-    reason = RdmaError("it was not posted")
+    reason = NotPostedError(
+        f"its chain was not posted, because the post raised {type(cause).__name__}"
+    )
     if isinstance(cause, MemoryError):
-        reason = RdmaError("there was no memory to post it")
+        reason = NotPostedError("there was no memory to post it")
     reason.__cause__ = detached(cause)
     return reason

@@ -195,7 +195,7 @@ class WorkRequest:
 
     Raises:
         WorkCompletionError: the awaited request failed.
-        RdmaError: the awaited request is of a chain that was not posted.
+        NotPostedError, VerbsCallError: the awaited request's chain was not posted.
         RuntimeError: the awaited request is of a chain that is not posted yet.
         EventLoopError: the request was awaited outside of its event loop.
 
@@ -283,7 +283,7 @@ class WorkRequest:
 
         Raises:
             WorkCompletionError: the request failed.
-            RdmaError: the request is of a chain that was not posted.
+            NotPostedError, VerbsCallError: the request's chain was not posted.
             RuntimeError: the request is still in flight.
         """
         if self._error is not None:

@@ -186,6 +186,8 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "NoDeviceError",
             "DeviceRequirementError",
             "NotSupportedError",
+            "NoMemoryError",
+            "NotPostedError",
             "ClosedError",
             "BusyError",
             "QueueFullError",

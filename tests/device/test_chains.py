@@ -89,8 +89,9 @@ async def test_raising_chain_block_posts_nothing() -> None:
             with pytest.raises(RuntimeError, match="not posted yet"):
                 await request
             raise KeyError
-        with pytest.raises(aiordma.RdmaError, match="was not posted"):
+        with pytest.raises(aiordma.NotPostedError, match="the block raised KeyError") as caught:
             await request
+        assert isinstance(caught.value.__cause__, KeyError)
         with pytest.raises(ValueError, match="over"):
             chain.post_send(b"late")
         assert (pool.leased, free_sends(client)) == (leased, free)
@@ -320,7 +321,7 @@ async def test_memory_is_held_from_the_beginning() -> None:
                 ours.close()
             raise KeyError
         for request in requests:
-            with pytest.raises(aiordma.RdmaError, match="was not posted"):
+            with pytest.raises(aiordma.NotPostedError, match="was not posted"):
                 await request
         ours.close()
         assert free_sends(client) == client.options.max_send_wr

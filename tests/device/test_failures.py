@@ -12,9 +12,10 @@ import pytest
 import aiordma
 from aiordma._base.socket_address import address_text
 from tests.alike import alike
-from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected, until
+from tests.device.players import OWN_RECEIVES, Outcome, both_ways, connected, one_loop, until
 from tests.devices import ADDRESS, DeviceUnderTest
 from tests.forked import python
+from tests.internals import endpoint_of
 
 pytestmark = pytest.mark.anyio
 
@@ -147,6 +148,23 @@ async def test_a_killed_peer_ends_what_waits_for_it(waiting_for: str) -> None:
             )
             assert not client.is_connected
         await peer.wait()
+
+
+@one_loop
+async def test_event_that_finds_no_memory_ends_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with connected() as (client, server):
+        endpoint = endpoint_of(server)
+
+        def handle(event: object) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(endpoint, "_handle_event", handle)
+        await client.aclose()
+        with pytest.raises(aiordma.NoMemoryError, match="no memory to handle an event") as caught:
+            await server.receive()
+        assert isinstance(caught.value, ConnectionError)
 
 
 # -- texts ----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import re
 from contextlib import AsyncExitStack, suppress
 from pickle import PickleBuffer
 from typing import Any
@@ -11,6 +12,7 @@ import anyio.lowlevel
 import pytest
 
 import aiordma
+from aiordma._base.errors import cause_text
 from aiordma._requests.pool import BufferPool
 from aiordma.verbs import MemoryRegion
 from tests.device.players import connected, members, one_loop
@@ -122,21 +124,26 @@ async def test_block_is_returned_if_its_replacement_fails(
         await settled(pool, leased - 1)  # one receive fewer
 
 
+@pytest.mark.parametrize(
+    "refusal", [OSError(errno.ENOMEM, "no memory to map"), MemoryError()], ids=["map", "allocate"]
+)
 async def test_connection_ends_if_no_block_can_replace_a_kept_one(
-    monkeypatch: pytest.MonkeyPatch,
+    refusal: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connected(server=SMALL) as (client, server):
 
         def lease(size: int) -> None:
-            raise OSError(errno.ENOMEM, "no memory to map")
+            raise refusal
 
         await client.send(b"keep this")
         async with server.receive_view() as view:
             kept = view[5:]
             monkeypatch.setattr(pool_of(server), "lease", lease)
         assert bytes(kept) == b"this"
-        with pytest.raises(OSError, match="no memory to map"):
+        with pytest.raises(aiordma.NoMemoryError, match=re.escape(cause_text(refusal))) as caught:
             await server.receive()
+        assert isinstance(caught.value, ConnectionError)
+        assert type(caught.value.__cause__) is type(refusal)
 
 
 async def test_export_of_a_view_is_not_overwritten() -> None:
@@ -312,8 +319,9 @@ async def test_kept_block_without_replacement_ends_the_shared_queue(
         monkeypatch.undo()
         assert bytes(kept) == b"irst"
         cause = await servers[1].ended()
-        assert isinstance(cause, MemoryError)
-        with pytest.raises(MemoryError):
+        assert isinstance(cause, aiordma.NoMemoryError)
+        assert isinstance(cause.__cause__, MemoryError)
+        with pytest.raises(aiordma.NoMemoryError, match="no block"):
             endpoint_of(shared).require_usable()
 
 

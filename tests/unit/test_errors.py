@@ -144,6 +144,8 @@ FAMILIES: dict[type[Exception], tuple[type[Exception], ...]] = {
     ),
     errors.FlushedError: (WorkCompletionError, ConnectionError),
     errors.NoDeviceError: (RdmaError, ConnectionError),
+    errors.NoMemoryError: (RdmaError, ConnectionError, anyio.BrokenResourceError),
+    errors.NotPostedError: (RdmaError,),
     errors.NotSupportedError: (RdmaError,),
     errors.PeerFlushedError: (errors.PeerGoneError, errors.FlushedError),
     errors.PeerGoneError: (RdmaError, ConnectionError),
@@ -227,6 +229,8 @@ EXAMPLES: list[RdmaError] = [
     errors.ClosedError("this connection is closed"),
     errors.BusyError("2 posted work requests still own it"),
     errors.NoDeviceError("there is none"),
+    errors.NoMemoryError("there was no memory"),
+    errors.NotPostedError("its chain was not posted"),
     RdmaError(),
 ]
 
@@ -282,7 +286,7 @@ def test_detached_copy_keeps_everything_but_the_traceback(error: RdmaError) -> N
 
 
 def test_detached_keeps_a_cause_that_is_not_ours() -> None:
-    stored = RdmaError("the chain was not posted")
+    stored = errors.NotPostedError("its chain was not posted")
     stored.__cause__ = cause = KeyError("the program's own")
     assert detached(stored).__cause__ is cause
 

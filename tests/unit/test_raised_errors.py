@@ -43,3 +43,14 @@ def test_no_function_keeps_an_error_that_it_raises() -> None:
         for variable in _raised(node) - _dropped(node)
     }
     assert kept == set()
+
+
+def test_base_class_of_errors_is_never_made_itself() -> None:
+    """docs/errors/RdmaError.md: each error has a more precise class."""
+    made = [
+        f"{name}, line {node.lineno}"
+        for name, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "RdmaError"
+    ]
+    assert made == []

@@ -305,7 +305,7 @@ static PyMethodDef methods[] = {
      "Return the completion of an ended request.\n\n"
      "Raises:\n"
      "    WorkCompletionError: the request failed.\n"
-     "    RdmaError: the request is of a chain that was not posted.\n"
+     "    NotPostedError, VerbsCallError: the request's chain was not posted.\n"
      "    RuntimeError: the request is still in flight."},
     {"exception", (PyCFunction)request_exception, METH_NOARGS,
      "exception($self, /)\n--\n\n"
@@ -395,7 +395,7 @@ PyTypeObject engine_request_type = {
         "awaiting, `result` or `exception`, the error is reported (docs/guarantees.md).\n\n"
         "Raises:\n"
         "    WorkCompletionError: the awaited request failed.\n"
-        "    RdmaError: the awaited request is of a chain that was not posted.\n"
+        "    NotPostedError, VerbsCallError: the awaited request's chain was not posted.\n"
         "    RuntimeError: the awaited request is of a chain that is not posted yet.\n"
         "    EventLoopError: the request was awaited outside of its event loop.\n\n"
         "Cancellation: the request stays in flight and holds its memory. Its completion is then\n"
