@@ -28,12 +28,12 @@ class Finding:
     """One result of a check.
 
     Args:
-        level: "ok", "note" (nothing to do), "warning" (RDMA works, but not as well as it could) or
-            "error" (RDMA does not work).
+        level: "ok", "note" (nothing has to be done), "warning" (RDMA works, but not as well as it
+            could) or "error" (RDMA does not work).
         subject: the check: "libraries", "memlock", ...
         text: what was found, and what it means.
         command: the command that mends it, or that finds the cause, for a person to read and run.
-            Each warning and error has one. "": there is nothing to do.
+            Each warning and error has one; a note may have one, too. "": there is nothing to do.
         fix: commands that `--fix` may run as root, because they remove nothing.
     """
 

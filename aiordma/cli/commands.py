@@ -48,6 +48,7 @@ def _root(
     Start with `aiordma doctor`: it says whether RDMA works here, and what to do if it does not.
     Everything also works without RDMA, on the built-in software device.
 
-    Exit status: 0: done; 1: failed, with the reason on standard error; 2: wrong arguments, or
-    missing packages; 130: interrupted.
+    Exit status: 0: done; 1: failed, with the reason on standard error (doctor: RDMA does not work
+    here, with the reason in its findings); 2: wrong arguments or environment variables, or missing
+    packages; 130: interrupted.
     """

@@ -18,7 +18,14 @@ from aiordma._base.errors import (
     check_supported,
 )
 from aiordma._base.interrupts import deferring
-from aiordma._base.provider import SOFTWARE, Provider, provider_of, rdma_core, software
+from aiordma._base.provider import (
+    SOFTWARE,
+    Provider,
+    provider_of,
+    rdma_core,
+    software,
+    wanted_device,
+)
 from aiordma._native import ffi, lib
 from aiordma.verbs.async_event import AsyncEvent, AsyncEvents, take_async_event
 from aiordma.verbs.attributes import (
@@ -131,7 +138,8 @@ def require_device(name: str) -> None:
 
 
 def no_such_device(name: str, names: list[str]) -> str:
-    """Return the error text for an unknown device name; `names` are the devices that exist."""
+    """Return the error text for an unknown device name; `names` are the devices that exist. It
+    names AIORDMA_DEVICE if that is the variable's value."""
     if names:
         found = f"there is {', '.join(names)} (`rdma link` lists them)"
     else:
@@ -139,7 +147,8 @@ def no_such_device(name: str, names: list[str]) -> str:
             "there is none at all: `modprobe -a rdma_rxe rdma_ucm && rdma link add rxe0 type rxe "
             "netdev eth0` makes one"
         )
-    return f'there is no RDMA device {name!r}; {found}. Built in is device="{SOFTWARE}"'
+    source = f" (AIORDMA_DEVICE names {name!r})" if wanted_device() == name else ""
+    return f'there is no RDMA device {name!r}{source}; {found}. Built in is device="{SOFTWARE}"'
 
 
 def _names(provider: Provider) -> list[str]:

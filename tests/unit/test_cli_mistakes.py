@@ -101,7 +101,7 @@ MISTAKES = [
     # the environment
     *with_environment(MISUSED, "AIORDMA_REQUIRE=dance: give one of", AIORDMA_REQUIRE="dance"),
     *with_environment(FAILED, "AIORDMA_REQUIRE=rdma does not permit", AIORDMA_REQUIRE="rdma"),
-    *with_environment(FAILED, "rxe77", AIORDMA_DEVICE="rxe77"),
+    *with_environment(FAILED, "AIORDMA_DEVICE names 'rxe77'", AIORDMA_DEVICE="rxe77"),
     *with_environment(
         MISUSED, "/missing/x cannot be written", AIORDMA_CAPTURE="/missing/x", AIORDMA_REQUIRE="any"
     ),

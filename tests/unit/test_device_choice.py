@@ -30,6 +30,7 @@ from aiordma._base.provider import (
 from aiordma._native import ffi
 from aiordma._runtime import device_choice
 from aiordma._runtime.device_choice import with_device
+from aiordma.verbs.device import no_such_device
 
 pytestmark = pytest.mark.anyio
 
@@ -243,6 +244,16 @@ def test_an_argument_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch
     assert wanted_device("auto") is None
     monkeypatch.setenv("AIORDMA_DEVICE", "auto")
     assert wanted_device("auto") is None
+
+
+def test_unknown_device_of_the_environment_names_its_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AIORDMA_DEVICE", "rxe0")
+    assert "AIORDMA_DEVICE names 'rxe0'" in no_such_device("rxe0", [])
+    assert "AIORDMA_DEVICE" not in no_such_device("siw0", [])
+    monkeypatch.delenv("AIORDMA_DEVICE")
+    assert "AIORDMA_DEVICE" not in no_such_device("rxe0", ["siw0"])
 
 
 def test_where_no_address_decides(machine: Machine) -> None:
