@@ -127,7 +127,8 @@ class RemoteMemory:
         size = memoryview(data).nbytes
         if size != cls.WIRE.size:
             raise ValueError(
-                f"a packed RemoteMemory has {cls.WIRE.size} bytes, and this has {size}"
+                f"unpack(): data has {size} bytes: expected the {cls.WIRE.size} bytes that pack() "
+                "returned"
             )
         return cls(*cls.WIRE.unpack(data))
 

@@ -65,8 +65,8 @@ async def open_domain(
     numeric = await numeric_address(host)
     if ipaddress.ip_address(numeric).is_unspecified:
         raise ValueError(
-            f"host={host!r}: a domain belongs to one device; give the address of its interface "
-            "(`rdma link` lists devices and their interfaces)"
+            f"{call}(): host={host!r}: a domain belongs to one device; give the address of its "
+            "interface (`rdma link` lists devices and their interfaces)"
         )
 
     async def attempt(provider: Provider) -> Domain:

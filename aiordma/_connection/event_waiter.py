@@ -26,7 +26,7 @@ _REFUSALS = {
     2: "its program refused",
     3: "it has no queue pair for that port",
     4: "it redirects to another port, which aiordma does not follow",
-    5: "it speaks another version of the question",
+    5: "it uses another version of the protocol (SIDR)",
 }
 """Texts for the status of a peer's answer in the UDP port space (`ib_cm_sidr_status` of the
 kernel)."""

@@ -439,7 +439,7 @@ class Listener(AbstractListener[Connection]):
     def _log_shortage(self, error: int) -> None:
         """Log an event of the software device, which reports each shortage once."""
         why = descriptors_hint(error) or os.strerror(error)
-        logger.warning("%r turns peers away until there is room again. %s", self, why)
+        logger.warning("%r refuses peers until this process has resources again. %s", self, why)
 
     def _is_ours(self, identifier: Identifier) -> bool:
         if self._device is not None and self._device != identifier._device_name:

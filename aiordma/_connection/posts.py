@@ -188,7 +188,7 @@ class Posts:
         self._endpoint.require_usable()
         require_windows(self._endpoint)
         if window._endpoint is not self._endpoint:
-            raise ValueError(f"{window!r} belongs to another connection")
+            raise ValueError(f"{call}(): window={window!r}: it belongs to another connection")
         memory, flags = window._require_valid(), send_flags(fence)
         if window._window.kind is MemoryWindowType.TYPE_1:
             request = self._sink.bind(window._window, memory[:0], 0, flags, slot)

@@ -296,12 +296,13 @@ class SharedReceiveEndpoint:
         staged: list[Staged] = []
         try:
             for parts in receives:
+                where = f"post_srq_recv(): buffers[{len(staged)}]"
                 if len(parts) > self.max_sge:
                     raise ValueError(
-                        f"{len(parts)} parts: one receive takes at most {self.max_sge}; ask for "
-                        f"more with max_sge= (the device has {self.hub.attributes.max_srq_sge})"
+                        f"{where}: {len(parts)} parts: one receive takes at most {self.max_sge}; "
+                        f"ask for more with max_sge= (the device has "
+                        f"{self.hub.attributes.max_srq_sge})"
                     )
-                where = f"post_srq_recv(): buffers[{len(staged)}]"
                 staged.append(self._staging.receive(parts, where))
         except BaseException:
             for prepared in staged:
@@ -494,8 +495,8 @@ class SharedReceiveEndpoint:
         least = max(1, self.posted, self.buffers)  # a message's block is posted again later
         if not least <= depth <= most:
             raise ValueError(
-                f"depth={depth} is not in {least}..{most}: {self.posted} are posted, buffers is "
-                f"{self.buffers}, and {self.device_name} has {most}"
+                f"resize(): depth={depth} is not in {least}..{most}: {self.posted} are posted, "
+                f"buffers is {self.buffers}, and {self.device_name} has {most}"
             )
         if depth > before:
             self.hub.reserve_more(self.queue, depth - before)

@@ -188,7 +188,7 @@ class SharedReceiveQueue:
         """
         whole_number(count, "count", 0, MOST_WORK_REQUESTS, "limit")
         if not 1 <= count <= self.depth:
-            raise ValueError(f"count={count} is not in 1..{self.depth} (the depth)")
+            raise ValueError(f"limit(): count={count} is not in 1..{self.depth} (the depth)")
         await self._endpoint.limit(count)
 
     @deferring_steps

@@ -68,7 +68,7 @@ class QueuePairAddress:
             object.__setattr__(self, name, whole_number(getattr(self, name), name, 0, most))
         object.__setattr__(self, "gid", data(self.gid, "gid"))
         if len(self.gid) != 16:
-            raise ValueError(f"a gid has 16 bytes, and this has {len(self.gid)}")
+            raise ValueError(f"gid has {len(self.gid)} bytes: expected 16")
 
 
 @refuses(DECIDED_LATER)
@@ -132,7 +132,9 @@ async def open_queue_pair(
     requirement.check_device(device)
     service = member(service, "service", QueuePairType, call)
     if service is QueuePairType.UD:
-        raise ValueError("a UD queue pair is no connection: open_datagram() makes one")
+        raise ValueError(
+            f"{call}(): service=UD: expected RC or UC; open_datagram() opens a UD queue pair"
+        )
     port = whole_number(port, "port", 1, 255, call)
     gid_index = whole_number(gid_index, "gid_index", 0, 2**31 - 1, call)
     pkey_index = whole_number(pkey_index, "pkey_index", 0, 2**16 - 1, call)

@@ -217,7 +217,7 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         """
         gid = data(gid, "gid", "peer")
         if len(gid) != 16:
-            raise ValueError(f"peer(): a gid has 16 bytes, and this has {len(gid)}")
+            raise ValueError(f"peer(): gid has {len(gid)} bytes: expected 16")
         qp_num = whole_number(qp_num, "qp_num", 0, MOST_QP_NUM, "peer")
         if qkey is not None:
             qkey = whole_number(qkey, "qkey", 0, MOST_QKEY, "peer")
@@ -541,24 +541,24 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
 
     @deferring
     def _receive(self, where: str, given: list[LocalMemory]) -> DatagramReceive:
-        endpoint = self._endpoint
+        endpoint, call = self._endpoint, call_of(where)
         if endpoint.options.receive_buffers:
             raise ValueError(
-                "this socket posts its own receives, and datagrams go to the oldest one: use "
-                "receive(), or open it with receive_buffers=0"
+                f"{call}(): this socket posts its own receives, and datagrams go to the oldest "
+                "one: use receive(), or open it with receive_buffers=0"
             )
         endpoint.require_usable()
         most = endpoint.capacity.max_recv_sge - 1
         if len(given) > most:
             raise ValueError(
-                f"{len(given)} parts: beside the header's there is room for {most}; ask for more "
-                "with max_recv_sge="
+                f"{call}(): {len(given)} parts: expected at most {most}, because the header takes "
+                "one more; ask for more with max_recv_sge="
             )
         length = _length(given, where)
         if length < endpoint.mtu:
             raise ValueError(
-                f"room for {length} bytes: a datagram can have {endpoint.mtu}, the port's MTU, and "
-                "on most devices one that does not fit ends the socket"
+                f"{where.partition('[')[0]} has {length} bytes: expected at least {endpoint.mtu} "
+                "(the port's MTU), the longest datagram that can arrive"
             )
         header = endpoint.pool.lease(GRH_BYTES)
         try:
@@ -602,7 +602,8 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
             return message
         if not self._endpoint.options.receive_buffers:
             raise ValueError(
-                "this socket was opened with receive_buffers=0: post receives with post_recv()"
+                "receive(): this socket was opened with receive_buffers=0: post receives with "
+                "post_recv()"
             )
         return await self._received.receive()
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 
 import anyio
 
+from aiordma._base.arguments import wrong_value
 from aiordma._base.enums import CmEventType, PortSpace
 from aiordma._base.errors import (
     UNSUPPORTED,
@@ -40,23 +41,25 @@ _UNSUPPORTED_GROUP = UNSUPPORTED | {524}
 has no name in C."""
 
 
-def check_group(host: str, source: str) -> str:
+def check_group(group: str, source: str) -> str:
     """Return a group's address in its canonical form.
 
     Raises:
-        ValueError: `host` is not a multicast address, or not of the same IP version as the local
+        ValueError: `group` is not a multicast address, or not of the same IP version as the local
             address `source`.
     """
     try:
-        address = ipaddress.ip_address(host)
+        address = ipaddress.ip_address(group)
     except ValueError as error:
-        raise ValueError(
-            f"{host!r} is not a numeric address; a multicast group has no host name"
-        ) from error
+        expected = "a numeric multicast address, because a group has no host name"
+        raise wrong_value(group, "group", expected, "join") from error
     if not address.is_multicast:
-        raise ValueError(f"{host} is no multicast address: those are 224.0.0.0/4 and ff00::/8")
-    if address.version != ipaddress.ip_address(source).version:
-        raise ValueError(f"{host} cannot be joined from {source}: another version of IP")
+        expected = "a multicast address, of 224.0.0.0/4 or ff00::/8"
+        raise wrong_value(group, "group", expected, "join")
+    version = ipaddress.ip_address(source).version
+    if address.version != version:
+        expected = f"an IPv{version} group, because the socket's local address is {source}"
+        raise wrong_value(group, "group", expected, "join")
     return str(address)
 
 
@@ -125,7 +128,9 @@ class MulticastGroup:
         self._identifier.join_multicast(self.address, send_only=self.send_only)
         event = await self._waiter.until(CmEventType.MULTICAST_JOIN)
         if event.address is None or event.address.gid is None:
-            raise MulticastError(f"join {self.address}: no way to the group was given")
+            raise MulticastError(
+                f"join {self.address}: the connection manager reported no address of the group"
+            )
         self._endpoint.require_usable()
         self._peer = DatagramPeer(event.address, event.qp_num, event.qkey)
         if not self.send_only:
@@ -214,7 +219,7 @@ async def join_group(
     """Join a group with a datagram endpoint. See `Datagram.join`. The group is in `groups` until it
     is left."""
     if address in groups:
-        raise ValueError(f"{address} is joined already: leave it first")
+        raise ValueError(f"join(): group={address!r} is joined already: leave it first")
     identifier = Identifier(endpoint.reactor.channel, PortSpace.UDP)
     group = MulticastGroup(endpoint, identifier, address, send_only)
     groups[address] = group

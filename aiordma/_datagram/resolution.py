@@ -57,5 +57,5 @@ async def resolve_peer(
     except TimeoutError:
         raise ConnectTimeoutError(f"{what}: no answer within {timeout:g} s") from None
     if event.address is None:
-        raise AddressError(f"{what}: the peer's answer says no way to it")
+        raise AddressError(f"{what}: the peer's answer has no address")
     return DatagramPeer(event.address, event.qp_num, event.qkey, event.private_data)

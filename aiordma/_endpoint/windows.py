@@ -175,9 +175,9 @@ def check_bindable(
     instance(window, "window", BoundWindow, call, "a BoundWindow of open_window()")
     window._window._require_open()
     if window._endpoint is not endpoint:
-        raise ValueError(f"{window!r} belongs to another connection")
+        raise ValueError(f"{call}(): window={window!r}: it belongs to another connection")
     if window.is_bound:
-        raise ValueError(f"{window!r} is bound: revoke it first")
+        raise ValueError(f"{call}(): window={window!r}: it is bound: revoke it first")
     check_window_memory(endpoint, memory, access, call)
 
 
@@ -196,7 +196,7 @@ def check_window_memory(endpoint: Endpoint, memory: MemorySlice, access: Access,
         raise wrong_type(access, "access", "Access flags", call)
     memory.region._require_open()
     if not memory.length:
-        raise ValueError("a window of no bytes: bind it to at least one")
+        raise ValueError(f"{call}(): memory: no bytes: give at least one")
     if not access or int(access) & ~int(REMOTE_ACCESS):
         raise ValueError(
             f"{call}(): access={names_of(Access(access))}: a window gives REMOTE_READ, "
@@ -205,13 +205,13 @@ def check_window_memory(endpoint: Endpoint, memory: MemorySlice, access: Access,
     given = memory.region.access
     if not given & Access.MW_BIND:
         raise ValueError(
-            f"the region was registered with {names_of(given)}: binding a window takes "
-            "Access.MW_BIND"
+            f"{call}(): memory: its region was registered with {names_of(given)}: expected "
+            "Access.MW_BIND, to bind a window"
         )
     if access & REMOTE_WRITING and not given & Access.LOCAL_WRITE:
         raise ValueError(
-            f"the region was registered with {names_of(given)}: a window that is written to takes "
-            "Access.LOCAL_WRITE"
+            f"{call}(): memory: its region was registered with {names_of(given)}: expected "
+            f"Access.LOCAL_WRITE, because access={names_of(Access(access))} lets the peer write"
         )
     if memory.region.domain is not endpoint.domain:
         raise wrong_domain(memory.region, endpoint.domain)

@@ -116,7 +116,7 @@ async def resolve(
     See: man rdma_getaddrinfo.
     """
     if host is None and service is None:
-        raise ValueError("neither a host nor a service to resolve")
+        raise ValueError("resolve(): host=None and service=None: expected one of them, or both")
     call = "resolve"
     if host is not None:
         host = checked_host(host, "host", call)
@@ -124,7 +124,7 @@ async def resolve(
         service = checked_service(service, "service", call)
     port_space = member(port_space, "port_space", PortSpace, call)
     if port_space not in _SERVICES:
-        raise ValueError(f"port_space={port_space!r}: only TCP and UDP have addresses to resolve")
+        raise ValueError(f"{call}(): port_space={port_space!r}: expected TCP or UDP")
     if family is not None:
         family = member(family, "family", socket.AddressFamily, call)
     provider = usual_provider(checked_device(device, call))

@@ -161,8 +161,8 @@ class DeviceHub:
         most = self.attributes.max_cqe
         if entries > most:
             raise ValueError(
-                f"{entries} requests in flight: a completion queue of "
-                f"{self.context.device_name} holds {most}"
+                f"max_send_wr + max_recv_wr, or depth: {entries} requests can be in flight, and a "
+                f"completion queue of {self.context.device_name} holds {most}"
             )
         if cqe is not None and not entries <= cqe <= most:
             raise ValueError(
@@ -183,7 +183,7 @@ class DeviceHub:
             return shared
 
     def reserve_more(self, shared: CompletionQueueShare, entries: int) -> None:
-        """Reserve more entries in the same completion queue.
+        """Reserve more entries in the same completion queue, for `SharedReceiveQueue.resize`.
 
         Raises:
             ValueError: the queue does not have so many free entries.
@@ -191,8 +191,8 @@ class DeviceHub:
         left = shared.queue.cqe - shared.reserved
         if entries > left:
             raise ValueError(
-                f"{entries} requests more: the completion queue, of {shared.queue.cqe}, has room "
-                f"for {left}; others share it"
+                f"resize(): depth: {entries} more requests: their completion queue has "
+                f"{shared.queue.cqe} entries, of which {left} are free; connections share it"
             )
         shared.reserved += entries
 

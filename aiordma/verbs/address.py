@@ -81,7 +81,7 @@ class AddressVector:
         if self.gid is not None:
             object.__setattr__(self, "gid", data(self.gid, "gid"))
             if len(self.gid) != 16:
-                raise ValueError(f"a gid has 16 bytes, and this has {len(self.gid)}")
+                raise ValueError(f"gid has {len(self.gid)} bytes: expected 16")
 
     @classmethod
     def _read(cls, raw: Any) -> "AddressVector":
@@ -138,7 +138,7 @@ class AddressVector:
         port = whole_number(port, "port", 1, 255, "of_sender")
         grh = data(grh, "grh", "of_sender")
         if len(grh) != GRH_BYTES:
-            raise ValueError(f"a GRH has {GRH_BYTES} bytes, and this has {len(grh)}")
+            raise ValueError(f"of_sender(): grh has {len(grh)} bytes: expected {GRH_BYTES}")
         context._require_open()
         packed = ffi.new("struct aiordma_completion *")
         ffi.buffer(packed)[:] = COMPLETION.pack(*completion)

@@ -701,7 +701,7 @@ class Identifier(Resource):
     def _require_own_queue_pair(self, call: str) -> None:
         self._require_open()
         if self.pointer.qp:
-            raise ValueError(f"{call}: librdmacm made the queue pair, and sees to this by itself")
+            raise ValueError(f"{call}: librdmacm created the queue pair, and does this itself")
 
     # -- multicast ----------------------------------------------------------------------------
 

@@ -189,7 +189,7 @@ def modify_arguments(raw: Any, mask: int) -> dict[str, Any]:
 def _group(gid: bytes, lid: int, call: str) -> tuple[bytes, int]:
     gid = data(gid, "gid", call)
     if len(gid) != 16:
-        raise ValueError(f"{call}(): a gid has 16 bytes, and this has {len(gid)}")
+        raise ValueError(f"{call}(): gid has {len(gid)} bytes: expected 16")
     return gid, whole_number(lid, "lid", 0, MOST_LID, call)
 
 

@@ -288,9 +288,13 @@ async def test_a_receive_that_will_not_do_is_refused() -> None:
     own = {"receive_buffers": 0, "max_recv_wr": 1}
     async with sockets(other=own) as (one, other, _):
         for socket, parts, text in (
-            (one, [bytearray(one.mtu)], "posts its own receives"),
-            (other, [bytearray(100)], f"room for 100 bytes: a datagram can have {other.mtu}"),
-            (other, [bytearray(other.mtu)] * 40, "40 parts: beside the header's there is room for"),
+            (one, [bytearray(one.mtu)], r"post_recvv\(\): this socket posts its own receives"),
+            (
+                other,
+                [bytearray(100)],
+                rf"post_recvv\(\): parts has 100 bytes: expected at least {other.mtu}",
+            ),
+            (other, [bytearray(other.mtu)] * 40, r"post_recvv\(\): 40 parts: expected at most"),
         ):
             with pytest.raises(ValueError, match=text):
                 socket.post_recvv(parts)

@@ -54,13 +54,17 @@ async def test_ipv4_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "problem"),
     [
-        ((None,), {}, "neither a host nor a service"),
+        ((None,), {}, r"resolve\(\): host=None and service=None: expected"),
         (("192.0.2.1", 65536), {}, r"service=65536 is not in 0\.\.65535"),
         (("192.0.2.1", -1), {}, r"service=-1 is not in 0\.\.65535"),
         (("192.0.2.1", "70000"), {}, "service='70000': expected a port in 0..65535"),
         (("192.0.2.1\0",), {}, "holds a NUL"),
         (("192.0.2.1", "1\0"), {}, "holds a NUL"),
-        (("192.0.2.1",), {"port_space": PortSpace.IB}, "only TCP and UDP"),
+        (
+            ("192.0.2.1",),
+            {"port_space": PortSpace.IB},
+            r"resolve\(\): port_space=.*: expected TCP or UDP",
+        ),
     ],
 )
 async def test_bad_arguments_are_refused_by_name(

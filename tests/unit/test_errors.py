@@ -1,4 +1,4 @@
-"""Errors: one class per status, families that existing except clauses catch, texts that teach."""
+"""Errors: classes of the usual statuses, families that except clauses catch, texts that teach."""
 
 import copy
 import copyreg

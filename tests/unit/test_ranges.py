@@ -115,7 +115,9 @@ def test_the_packed_form_is_address_length_rkey_in_network_order() -> None:
 @given(st.binary(max_size=40))
 def test_unpacking_takes_exactly_what_is_a_range(data: bytes) -> None:
     if len(data) != 20:
-        with pytest.raises(ValueError, match=f"has 20 bytes, and this has {len(data)}"):
+        with pytest.raises(
+            ValueError, match=rf"unpack\(\): data has {len(data)} bytes: expected the 20"
+        ):
             RemoteMemory.unpack(data)
         return
     address, length, rkey = struct.unpack("!QQI", data)
