@@ -13,7 +13,7 @@ import errno as errno_module
 import math
 import os
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import anyio
 
@@ -85,6 +85,13 @@ __all__ = (
 class RdmaError(Exception):
     """Base class of aiordma's exceptions. It can be pickled, together with a cause that is an
     RdmaError."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        made = cast(object, self)
+        if isinstance(made, OSError) and made.errno is None:
+            numbers = (_SOCKET_ERRNOS.get(each) for each in type(self).__mro__)
+            made.errno = next((number for number in numbers if number is not None), None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = dict(self.__dict__)
@@ -598,6 +605,25 @@ class DeviceRemovedError(DisconnectedError):
 class StreamProtocolError(RdmaConnectionError, anyio.BrokenResourceError):
     """The peer of a stream does not use rsockets' protocol, or violates it. The message has what
     arrived, and what is permitted."""
+
+
+_SOCKET_ERRNOS: dict[type, int] = {
+    DeviceEventError: errno_module.ECONNABORTED,
+    WorkCompletionError: errno_module.ECONNABORTED,
+    PeerGoneError: errno_module.ECONNRESET,
+    DisconnectedError: errno_module.ECONNRESET,
+    PeerFlushedError: errno_module.ECONNRESET,
+    RemoteAccessError: errno_module.ECONNRESET,
+    RemoteInvalidRequestError: errno_module.ECONNRESET,
+    RemoteOperationError: errno_module.ECONNRESET,
+    RetryExceededError: errno_module.ETIMEDOUT,
+    ConnectTimeoutError: errno_module.ETIMEDOUT,
+    UnreachableError: errno_module.ETIMEDOUT,
+    RouteError: errno_module.EHOSTUNREACH,
+    StreamProtocolError: errno_module.EPROTO,
+}
+"""The `errno` of these classes and their subclasses, unless an error has one of its own: that of a
+socket's error with the same cause, for programs that look at it."""
 
 
 BACKLOG_IS_FULL: bytes = b"the listener's backlog is full"

@@ -31,7 +31,7 @@ from aiordma._base.errors import (
     VerbsCallError,
     detached,
 )
-from aiordma._base.hints import descriptors_hint
+from aiordma._base.hints import descriptors_hint, is_own_address
 from aiordma._base.interrupts import deferring_steps
 from aiordma._base.opening import opens
 from aiordma._base.options import (
@@ -540,7 +540,10 @@ class _Attempt:
         try:
             identifier.resolve_address(host, self.port, source, self.timeout_ms)
         except VerbsCallError as error:
-            raise AddressError._of_call(f"connect to {self.target}", error) from error
+            refused = AddressError._of_call(f"connect to {self.target}", error)
+            if error.errno == errno.ENODEV and source and not is_own_address(source[0]):
+                refused.errno = errno.EADDRNOTAVAIL  # as of a socket's bind
+            raise refused from error
         await self._until(_S.RESOLVING_ROUTE, reactor.loop)
         hub = await reactor.hub(identifier)
         if self._device is not None and hub.context.device_name != self._device:
@@ -613,6 +616,20 @@ class _Attempt:
             await self._waiter.wait()
 
 
+_OF_NETWORKS = frozenset(
+    {
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ETIMEDOUT,
+    }
+)
+"""What the route, or the wait for the peer, fails with at a socket. (Drivers have others.)"""
+
+
 def _refused_call(what: str, error: VerbsCallError) -> RdmaConnectionError:
     """Return the ConnectionError for a call that the driver refused."""
     text = f"{what}: {error}"
@@ -620,7 +637,9 @@ def _refused_call(what: str, error: VerbsCallError) -> RdmaConnectionError:
         reason = -error.errno
         return RejectedError(f"{text}: {REJECT_REASONS[reason]}", reason=reason, private_data=b"")
     if error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH):
-        return UnreachableError(text)
+        unreachable = UnreachableError(text)
+        unreachable.errno = error.errno
+        return unreachable
     if error.errno == errno.EPROTO:
         text += f": {REJECT_REASONS[-error.errno]}"
     refused = RdmaConnectionError(text)
@@ -667,12 +686,13 @@ def failed_event(what: str, event: Event | None) -> Exception:
                 ". Either no machine has this address, or no RDMA device reaches it (`rdma link` "
                 "lists devices and their interfaces)"
             )
-        error = AddressError(f"{what}: resolving the address failed: {text}")
-        error.errno = None if shortage is None else -status
-        error.is_unreached = status == -errno.ENODEV
-        return error
+        unresolved = AddressError(f"{what}: resolving the address failed: {text}")
+        unresolved.is_unreached = status == -errno.ENODEV
+        # A broadcast address fails with EACCES, and TCP's connect to it with ENETUNREACH.
+        return _with_errno(unresolved, -errno.ENETUNREACH if status == -errno.EACCES else status)
     if kind is CmEventType.ROUTE_ERROR:
-        return RouteError(f"{what}: resolving the route failed: {text}")
+        unrouted = RouteError(f"{what}: resolving the route failed: {text}")
+        return _with_errno(unrouted, status, _OF_NETWORKS)
     if kind is CmEventType.REJECTED:
         said = event.private_data.rstrip(b"\0")  # zero-padded on InfiniBand and RoCE
         reason = REJECT_TEXTS.get(said) or REJECT_REASONS.get(status, text)
@@ -682,13 +702,22 @@ def failed_event(what: str, event: Event | None) -> Exception:
             private_data=event.private_data,
         )
     if kind is CmEventType.UNREACHABLE:
-        return UnreachableError(f"{what}: the peer's connection manager did not answer: {text}")
+        silent = UnreachableError(f"{what}: the peer's connection manager did not answer: {text}")
+        return _with_errno(silent, status, _OF_NETWORKS)
     if kind is CmEventType.DISCONNECTED:
         return DisconnectedError(f"{what}: the peer disconnected at once")
     if kind is CmEventType.DEVICE_REMOVAL:
         return DeviceRemovedError(f"{what}: the RDMA device was removed")
     if status == -errno.EPROTO:
         text += f": {REJECT_REASONS[status]}"
-    failure = RdmaConnectionError(f"{what}: {kind.label}: {text}")
-    failure.errno = None if shortage is None else -status
-    return failure
+    return _with_errno(RdmaConnectionError(f"{what}: {kind.label}: {text}"), status)
+
+
+def _with_errno(
+    error: RdmaConnectionError, status: int, known: frozenset[int] | None = None
+) -> RdmaConnectionError:
+    """Give an error the errno of an event's status, if the status has one, and it is `known`; None:
+    any."""
+    if status < -1 and (known is None or -status in known):
+        error.errno = -status
+    return error

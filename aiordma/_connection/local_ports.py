@@ -3,7 +3,7 @@
 import errno
 import time
 
-from aiordma._base.errors import RdmaConnectionError, VerbsCallError
+from aiordma._base.errors import AddressError, RdmaConnectionError, VerbsCallError
 
 __all__ = ("MOST_ATTEMPTS", "LocalPorts")
 
@@ -36,6 +36,8 @@ class LocalPorts:
             return False
         if error.errno not in _IN_USE:
             return False
+        if isinstance(error, AddressError) and error.errno == errno.EADDRNOTAVAIL:
+            return False  # the source is an address of another machine
         self._failed += 1
         return (
             (self._source is None or self._source[1] == 0)

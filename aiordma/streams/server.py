@@ -19,6 +19,7 @@ from aiordma._base.errors import (
     VerbsCallError,
     cause_text,
 )
+from aiordma._base.hints import cannot_bind, is_own_address
 from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._base.process import here
 from aiordma._base.provider import SOFTWARE, Requirement, checked_device
@@ -593,7 +594,7 @@ async def create_server(
                 )
             except VerbsCallError as error:
                 if not (is_ipv6 and listeners and error.errno in _NO_IPV6):
-                    raise
+                    raise _of_bind(error, address[0]) from None
                 logger.warning("the server does not listen on it: %s", cause_text(error))
                 continue
             # asyncio's server listens only from `start_serving` on. A port of RDMA's is reserved by
@@ -608,6 +609,13 @@ async def create_server(
     if start_serving:
         await server.start_serving()
     return server
+
+
+def _of_bind(error: VerbsCallError, host: str) -> VerbsCallError:
+    """Return the error with the errno of a socket's bind, if the address is another machine's."""
+    if error.errno != errno.ENODEV or is_own_address(host):
+        return error
+    return VerbsCallError(errno.EADDRNOTAVAIL, error.call, cannot_bind(host, error.errno))
 
 
 def _check_device(device: str, require: str | None, call: str) -> None:

@@ -20,7 +20,7 @@ import aiordma
 from aiordma import streams
 from aiordma.streams.rsocket import Rsocket
 from tests.device.transports import LOOPS, Recorder, Run, echo, is_readable, on_loop, two
-from tests.devices import ADDRESS
+from tests.devices import ADDRESS, NOT_OURS
 
 pytestmark = pytest.mark.one_kernel_device
 
@@ -787,6 +787,21 @@ def test_a_refused_connection_has_the_number_and_text_of_an_oserror() -> None:
         assert str(address[1]) in raised.value.strerror
 
     asyncio.run(main())
+
+
+def test_foreign_addresses_are_refused_as_by_asyncio(run: Run) -> None:
+    """As of a bind of asyncio's, also if the device says ENODEV."""
+
+    async def main() -> None:
+        for opening in (
+            streams.start_server(echo, NOT_OURS, 0),
+            streams.open_connection(ADDRESS, 1, local_addr=(NOT_OURS, 0)),
+        ):
+            with pytest.raises(OSError, match=f"{NOT_OURS} is no address of this") as caught:
+                await opening
+            assert caught.value.errno == errno.EADDRNOTAVAIL
+
+    run(main)
 
 
 # -- arguments ------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,6 +52,30 @@ def table() -> dict[str, dict[str, str]]:
 
 def event(kind: CmEventType) -> Event:
     return Event(kind, -1, 1, 2 if kind is CmEventType.CONNECT_REQUEST else 0, b"", 0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "number"),
+    [
+        (CmEventType.ADDR_ERROR, errno.ENETUNREACH, errno.ENETUNREACH),
+        (CmEventType.ADDR_ERROR, errno.EACCES, errno.ENETUNREACH),  # TCP's, of a broadcast address
+        (CmEventType.ADDR_ERROR, errno.ENODEV, errno.ENODEV),
+        (CmEventType.ADDR_ERROR, 1, None),  # librdmacm gave no reason
+        (CmEventType.ROUTE_ERROR, errno.ENETUNREACH, errno.ENETUNREACH),
+        (CmEventType.ROUTE_ERROR, errno.EINVAL, errno.EHOSTUNREACH),
+        (CmEventType.UNREACHABLE, errno.EHOSTUNREACH, errno.EHOSTUNREACH),
+        (CmEventType.UNREACHABLE, 1, errno.ETIMEDOUT),
+        (CmEventType.CONNECT_ERROR, errno.EPROTO, errno.EPROTO),
+        (CmEventType.REJECTED, errno.ETIMEDOUT, errno.ECONNREFUSED),
+        (CmEventType.DISCONNECTED, 1, errno.ECONNRESET),
+    ],
+)
+def test_error_of_an_event_has_the_errno_of_a_sockets(
+    kind: CmEventType, status: int, number: int | None
+) -> None:
+    error = failed_event("what", replace(event(kind), status=-status))
+    assert isinstance(error, OSError)
+    assert error.errno == number
 
 
 def error_of(kind: CmEventType) -> str:

@@ -177,6 +177,35 @@ def test_peers_that_have_gone_are_these_errors() -> None:
     }
 
 
+ERRNOS: list[tuple[RdmaError, int | None]] = [
+    (errors.DisconnectedError("peer disconnected"), errno.ECONNRESET),
+    (errors.DeviceRemovedError("gone"), errno.ECONNRESET),
+    (errors.ConnectTimeoutError("too slow"), errno.ETIMEDOUT),
+    (errors.RejectedError("no", reason=28, private_data=b""), errno.ECONNREFUSED),
+    (errors.UnreachableError("no answer"), errno.ETIMEDOUT),
+    (errors.RouteError("no route"), errno.EHOSTUNREACH),
+    (errors.StreamProtocolError("no rsocket"), errno.EPROTO),
+    (errors.DeviceEventError(AsyncEventType.QP_FATAL, "a queue pair"), errno.ECONNABORTED),
+    (completion_error(Status.RETRY_EXC_ERR, "SEND"), errno.ETIMEDOUT),
+    (completion_error(Status.REM_ACCESS_ERR, "WRITE"), errno.ECONNRESET),
+    (completion_error(Status.REM_INV_REQ_ERR, "SEND"), errno.ECONNRESET),
+    (completion_error(Status.REM_OP_ERR, "SEND"), errno.ECONNRESET),
+    (completion_error(Status.WR_FLUSH_ERR, "SEND"), errno.ECONNABORTED),
+    (completion_error(Status.WR_FLUSH_ERR, "SEND", peer_gone=True), errno.ECONNRESET),
+    (completion_error(9999, "SEND"), errno.ECONNABORTED),
+    (errors.AddressError("nowhere"), None),
+    (errors.RdmaConnectionError("of a call that has an errno of its own"), None),
+]
+
+
+@pytest.mark.parametrize(("error", "number"), ERRNOS, ids=lambda each: type(each).__name__)
+def test_error_has_the_errno_of_a_sockets(error: RdmaError, number: int | None) -> None:
+    assert isinstance(error, OSError)
+    for each in (error, pickle.loads(pickle.dumps(error)), copy.copy(error), detached(error)):
+        assert each.errno == number
+        assert str(each) == error.args[0]  # without "[Errno 104]"
+
+
 @pytest.mark.parametrize("error", errors.WorkCompletionError.__subclasses__())
 def test_failed_request_is_caught_by_socket_programs(error: type[Exception]) -> None:
     with pytest.raises(ConnectionError):

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from aiordma import RdmaConnectionError
+from aiordma import AddressError, RdmaConnectionError
 from aiordma._connection.local_ports import MOST_ATTEMPTS, LocalPorts
 
 
@@ -30,6 +30,12 @@ def test_port_in_use_has_a_substitute_some_times(
 @pytest.mark.parametrize("error", [failed(errno.ECONNREFUSED), OSError(errno.EADDRINUSE, "")])
 def test_other_errors_are_final(error: BaseException) -> None:
     assert not LocalPorts(None).has_another(error)
+
+
+def test_foreign_source_address_has_no_substitute() -> None:
+    error = AddressError("connect")
+    error.errno = errno.EADDRNOTAVAIL
+    assert not LocalPorts(("192.0.2.7", 0)).has_another(error)
 
 
 def test_other_errors_take_no_attempt() -> None:
