@@ -394,6 +394,8 @@ class _Attempt:
         self._event: Event | None = None
         self._waiter: Waiter | None = None  # of the task that waits for an event
         self._calling = False
+        self._has_asked = False  # the peer may have the request
+        self._later: Callable[[], None] | None = None
         self._is_limited = False
 
     def take(
@@ -516,13 +518,26 @@ class _Attempt:
         try:
             yield
         except BaseException as error:
-            if endpoint.in_handshake and not self._calling:
+            withdrawal = None if isinstance(error, Exception) else endpoint.on_withdrawal
+            if self._calling:  # it is closed when the driver's call has returned
+                self._later = withdrawal
+            elif withdrawal is not None and self._may_be_accepted(endpoint):
+                withdrawal()
+            elif endpoint.in_handshake:
                 endpoint.close()  # in the background: the driver waits for the peer's answer
-            elif not self._calling:  # otherwise it is closed when the driver's call has returned
+            else:
                 await endpoint.aclose()
             if isinstance(error, VerbsCallError):
                 raise _refused_call(f"connect to {self.target}", error) from error
             raise
+
+    def _may_be_accepted(self, endpoint: Endpoint) -> bool:
+        """Return whether the peer may be connected, or become so before it hears that this side has
+        withdrawn. On iWARP, it is connected as soon as it accepts; elsewhere only after this
+        side."""
+        if endpoint.state is _S.CONNECTING:
+            return self._has_asked and endpoint.hub.is_iwarp and endpoint.cause is None
+        return endpoint.state is _S.ESTABLISHED
 
     async def _resolve(
         self,
@@ -565,6 +580,7 @@ class _Attempt:
     ) -> None:
         if not endpoint.hub.is_iwarp or identifier.provider.connects_at_once:
             identifier.connect(request)
+            self._has_asked = True
             return
         # A driver may connect its TCP stream during the call (siw does), which can take as long as
         # TCP's time limits. The identifier must not be destroyed during the call. So if this task
@@ -581,17 +597,21 @@ class _Attempt:
                 errors.append(error)
             returned.set()
             if abandoned:
-                endpoint.close()
+                later, self._later = self._later, None
+                if error is None and later is not None and self._may_be_accepted(endpoint):
+                    later()
+                else:
+                    endpoint.close()
 
         withdraw = start_call(endpoint.loop, lambda: identifier.connect(request), then, PEERS)
-        self._calling = True
+        self._calling = self._has_asked = True
         endpoint.calls.begin()
         endpoint.handshake_begins()
         try:
             await returned.wait()
         except BaseException:
             if withdraw():  # the call had not begun
-                self._calling = False
+                self._calling = self._has_asked = False
                 endpoint.handshake_ends()
                 endpoint.calls.end()
             abandoned = True

@@ -149,6 +149,18 @@ class SharedReceives(Protocol):
         """Remove an endpoint after its queue pair was destroyed and its completions delivered."""
 
 
+class _Answer:
+    """Takes the place of a Waiter: a wake-up calls a callback from the loop."""
+
+    def __init__(self, loop: EventLoop, callback: Callable[[], None]) -> None:
+        self._loop = loop
+        self._callback = callback
+
+    def wake(self) -> None:
+        """Call the callback in the loop's next turn."""
+        self._loop.call_later(0, self._callback)
+
+
 class Endpoint:
     """See the module. A connect or an accept creates it with an identifier that is bound to a
     device. Call `open` before using it, and `aclose` in every case.
@@ -215,7 +227,7 @@ class Endpoint:
         """Between `handshake_begins` and `handshake_ends`."""
         self._peer = identifier.peer_address
         self._cause_is_assumed = self._polls_events = False
-        self._state_waiters: list[Waiter] = []
+        self._state_waiters: list[Waiter | _Answer] = []
         self._watch: PeerWatch | None = None
         self._spare = 0
         self.failed_sends: list[WorkRequest] | None = None
@@ -231,6 +243,9 @@ class Endpoint:
         self.closes_soon: bool = False
         """What is built on this connection waits for the peer's device, for a limited time, and
         calls `close` then. The end of the event loop waits for that."""
+        self.on_withdrawal: Callable[[], None] | None = None
+        """Ends what is being built on this connection, because its connect was cancelled or timed
+        out: once the peer has answered, and in place of a `close`."""
         self._queue: CompletionQueueShare | None = None
         self._destroy_unused: Callable[[], None] | None = None
         self.outliving: Outliving = Outliving(self.loop, reactor, domain, self.pool)
@@ -694,6 +709,10 @@ class Endpoint:
                 if waiter in self._state_waiters:
                     self._state_waiters.remove(waiter)
         return self.was_established
+
+    def call_once_answered(self, callback: Callable[[], None]) -> None:
+        """Call the callback from the loop once the handshake has ended, or the endpoint."""
+        self._state_waiters.append(_Answer(self.loop, callback))
 
     def established(self) -> None:
         """Query and set the attributes that are available only once the queue pair is connected."""

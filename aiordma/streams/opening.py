@@ -23,16 +23,18 @@ from aiordma._base.errors import (
     cause_text,
     is_backlog_full,
 )
-from aiordma._base.interrupts import deferring_steps
+from aiordma._base.interrupts import deferring_steps, uninterrupted
 from aiordma._base.opening import opens
 from aiordma._base.options import ConnectionKeywords, ConnectionOptions, unknown_parameter
 from aiordma._base.socket_address import SocketAddress, address_text
+from aiordma._base.states import ConnectionState
 from aiordma._connection.connection import Connection
 from aiordma._connection.connection_request import ConnectionRequest
 from aiordma._connection.connector import PeerAddresses
 from aiordma._connection.listener import Listener, listen_with
 from aiordma._connection.local_ports import LocalPorts
 from aiordma._connection.several_addresses import SharedSeconds
+from aiordma.streams.ending import ABORT_SECONDS
 from aiordma.streams.path import CONTROL_SLOTS
 from aiordma.streams.protocol import CREDIT_LIMIT
 from aiordma.streams.rsocket import CLOSE_TIMEOUT, Rsocket
@@ -166,7 +168,8 @@ async def connect_stream(
         as `aiordma.connect`.
         StreamProtocolError: the program at that port does not use rsockets.
 
-    Cancellation: nothing is left; the peer's connection ends, if it was established.
+    Cancellation: the peer, if it accepts, gets an end of the data. On iWARP, the connection waits
+        in the background for that, at most `close_timeout` seconds, at most 5.
 
     See: man 7 rsocket.
     """
@@ -239,6 +242,44 @@ async def _closed_on_failure(connection: Connection) -> AsyncIterator[None]:
         raise
 
 
+def _withdraw(connection: Connection, rsocket: Rsocket) -> None:
+    """End the connection of a connect that was cancelled or timed out: once the peer has accepted
+    it, with an end of the data, as over TCP. It has no data, so none can be missing. If the peer
+    does not accept within `close_timeout`, at most ABORT_SECONDS, it finds the connection
+    closed."""
+    endpoint = connection._endpoint
+    endpoint.expect_close()
+    endpoint.closes_soon = True
+    held = [connection]  # without this, it would be collected, and closed, now
+
+    def close() -> None:
+        timer.cancel()
+        while held:
+            held.pop()._endpoint.close()
+
+    def end() -> None:
+        event = endpoint.last_event
+        if not held or endpoint.state is not ConnectionState.ESTABLISHED or event is None:
+            close()
+            return
+        try:
+            rsocket.start(event.private_data)
+        except StreamProtocolError:
+            close()
+            return
+        rsocket.begin(is_first=True)
+        rsocket.path.close_write(True)
+        if not rsocket.notify_drained(uninterrupted(close)):
+            close()
+
+    most = min(rsocket.close_timeout, ABORT_SECONDS)
+    timer = endpoint.loop.call_later(most, uninterrupted(close))
+    if endpoint.state is ConnectionState.ESTABLISHED:
+        end()
+    else:
+        endpoint.call_once_answered(uninterrupted(end))
+
+
 @contextmanager
 def _naming(operation: str) -> Iterator[None]:
     """Let the error of a handshake say which one."""
@@ -281,7 +322,12 @@ async def connect_rsocket(
             rsocket = Rsocket(connection, settings.ring_bytes, close_timeout=settings.close_timeout)
         # If it fails, it closes the connection itself: in the background while the driver waits for
         # the peer, which takes iWARP's up to two minutes.
-        await connection.establish(private_data=rsocket.hello())
+        endpoint = connection._endpoint
+        endpoint.on_withdrawal = uninterrupted(partial(_withdraw, connection, rsocket))
+        try:
+            await connection.establish(private_data=rsocket.hello())
+        finally:
+            endpoint.on_withdrawal = None
         async with _closed_on_failure(connection):
             with _naming(f"connect to {addresses.target(address)}"):
                 rsocket.start(connection.private_data)
