@@ -472,6 +472,7 @@ class _Attempt:
         self, provider: Provider, host: str, source: tuple[str, int] | None
     ) -> Connection:
         self._state = _S.RESOLVING_ADDRESS
+        self.step = "making the identifier"
         async with new_identifier(provider) as (reactor, identifier):
             reactor.subscribe(identifier, self._handle)
             hub = await self._resolve(reactor, identifier, host, source)

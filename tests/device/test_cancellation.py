@@ -227,6 +227,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 STEPS = (
     "looking up the name",
+    "making the identifier",
     "resolving the address",
     "resolving the route",
     "waiting for the peer to accept",

@@ -3,8 +3,8 @@
 import errno
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ import anyio
 import pytest
 
 import aiordma
+import aiordma.streams
 from aiordma._base.provider import SOFTWARE
+from aiordma._connection import connector
 from tests.device.many_addresses import names
 from tests.device.players import Outcome, connected, one_loop, reactor_in_use, until
 from tests.device.second_device import second_device
@@ -264,6 +266,25 @@ async def test_an_address_without_an_answer_is_a_timeout_that_names_the_step() -
         with pytest.raises(aiordma.ConnectTimeoutError, match="waiting for the peer to accept"):
             await aiordma.connect(address, port, timeout=A_WHILE)
         await _until(lambda: not reactor_in_use())
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize(
+    "connect", [aiordma.connect, aiordma.prepare_connection, aiordma.streams.connect_stream]
+)
+async def test_wait_for_an_identifier_is_named_in_a_timeout(
+    monkeypatch: pytest.MonkeyPatch, connect: Callable[..., Any]
+) -> None:
+    """As if all worker threads were busy. A numeric address is not looked up."""
+
+    @asynccontextmanager
+    async def new_identifier(*_args: Any) -> AsyncIterator[None]:
+        await anyio.sleep_forever()
+        yield
+
+    monkeypatch.setattr(connector, "new_identifier", new_identifier)
+    with pytest.raises(aiordma.ConnectTimeoutError, match="7471: making the identifier took lo"):
+        await connect(ADDRESS, 7471, timeout=0.1)
 
 
 async def test_a_port_in_use_is_named() -> None:
