@@ -27,6 +27,9 @@ __all__ = (
     "joined_error",
 )
 
+_OF_BINDS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENODEV)
+"""Errnos of local addresses that cannot be bound. ENODEV: no RDMA device has it."""
+
 Address = TypeVar("Address")
 Connected = TypeVar("Connected")
 
@@ -154,7 +157,8 @@ async def first_bound(
     local: Sequence[SocketAddress | None],
     connect: Callable[[SocketAddress | None], Awaitable[Connected]],
 ) -> Connected:
-    """Return what `connect` returns for the first of the local addresses that can be bound. As
+    """Return what `connect` returns for the first of the local addresses that can be bound: the
+    others are another machine's, or their port is taken, or no permitted device has them. As
     asyncio's `create_connection`, it tries no other one after any other error.
 
     Args:
@@ -165,13 +169,15 @@ async def first_bound(
         Exception: of `connect`. If no address can be bound, its text is that of all of them.
     """
     errors: list[Exception] = []
-    own = [each for each in local if len(local) == 1 or each is None or is_own_address(each[0])]
     try:
-        for each in own or local:
+        for each in local:
             try:
                 return await connect(each)
+            except DeviceRequirementError as error:
+                errors.append(error)
             except AddressError as error:
-                if own and error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+                is_own = each is None or is_own_address(each[0])
+                if is_own and error.errno not in _OF_BINDS:
                     raise
                 errors.append(error)
         raise joined_error(errors, "; another local address: ".join)

@@ -1,13 +1,15 @@
 """The error of a name with several addresses, of those of its addresses."""
 
 import copy
+import errno
 import pickle
 
 import pytest
 
 import aiordma
 from aiordma._base.errors import BACKLOG_IS_FULL, NOT_SERVING
-from aiordma._connection.several_addresses import first_of_errors
+from aiordma._base.socket_address import SocketAddress
+from aiordma._connection.several_addresses import first_bound, first_of_errors
 
 
 def rejected(said: bytes) -> aiordma.RejectedError:
@@ -60,3 +62,57 @@ def test_joined_text_survives_copies() -> None:
         assert str(again) == str(error) == f"{NOBODY}; another address: slow"
         assert isinstance(again, aiordma.RejectedError)
         assert (again.errno, again.strerror) == (NOBODY.errno, str(error))
+
+
+# -- local addresses ------------------------------------------------------------------------------
+
+TAKEN, FOREIGN, GOOD = ("127.0.0.2", 4711), ("192.0.2.7", 4711), ("127.0.0.3", 4711)
+
+
+def unbound(number: int | None, text: str) -> aiordma.AddressError:
+    error = aiordma.AddressError(text)
+    error.errno = number
+    return error
+
+
+async def bound(errors: dict[SocketAddress, Exception], *local: SocketAddress) -> SocketAddress:
+    async def connect(source: SocketAddress | None) -> SocketAddress:
+        assert source is not None
+        if source in errors:
+            raise errors[source]
+        return source
+
+    return await first_bound(local, connect)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "error",
+    [
+        unbound(errno.EADDRINUSE, "taken"),
+        unbound(errno.EADDRNOTAVAIL, "no address of this machine"),
+        unbound(errno.ENODEV, "no RDMA device has it"),
+        aiordma.DeviceRequirementError("no permitted device has it"),
+    ],
+    ids=["taken", "foreign", "no device", "not permitted"],
+)
+async def test_local_address_that_cannot_be_bound_is_passed_over(error: Exception) -> None:
+    assert await bound({TAKEN: error}, TAKEN, GOOD) == GOOD
+
+
+@pytest.mark.anyio
+async def test_every_reason_against_a_local_address_is_in_the_text() -> None:
+    errors: dict[SocketAddress, Exception] = {
+        TAKEN: unbound(errno.EADDRINUSE, "taken"),
+        FOREIGN: unbound(None, "foreign"),
+    }
+    with pytest.raises(aiordma.AddressError) as caught:
+        await bound(errors, TAKEN, FOREIGN)
+    assert str(caught.value) == "taken; another local address: foreign"
+
+
+@pytest.mark.anyio
+async def test_other_errors_of_an_own_local_address_are_final() -> None:
+    for error in (unbound(errno.ENETUNREACH, "no route"), copy.copy(NOBODY)):
+        with pytest.raises(type(error), match=str(error)):
+            await bound({TAKEN: error}, TAKEN, GOOD)
