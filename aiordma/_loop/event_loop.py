@@ -32,6 +32,7 @@ __all__ = (
     "asyncio_event_loop",
     "current_event_loop",
     "require_here",
+    "runs_event_loop",
 )
 
 logger: logging.Logger = logging.getLogger("aiordma")
@@ -538,6 +539,11 @@ def _trio_here() -> Any:
     if lowlevel is None or not lowlevel.in_trio_run():
         return None
     return module if lowlevel.in_trio_task() or _asyncio_here() is None else None
+
+
+def runs_event_loop() -> bool:
+    """Return whether an event loop runs in this thread, which must not block then."""
+    return _asyncio_here() is not None or _trio_here() is not None
 
 
 def require_here(loop: EventLoop, what: object) -> None:

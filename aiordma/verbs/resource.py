@@ -1,16 +1,26 @@
 """Resource: the base class of verbs objects, which close after their children."""
 
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Self
 
-from aiordma._base.errors import ClosedError, check_positive_errno
+from aiordma._base.errors import BusyError, ClosedError, check_positive_errno
 from aiordma._base.interrupts import deferring
 from aiordma._base.process import forked, here
+from aiordma._loop.event_loop import runs_event_loop
 
 __all__ = ("Resource",)
+
+LONGEST_CLOSE = 20.0
+"""Seconds from the begin of a close after which another thread's close of a parent does not wait
+for it any more. rxe can take 12 s to destroy a queue pair."""
+
+_TURN_SECONDS = 0.002
+"""Seconds between two looks at the close of another thread."""
 
 
 def _never() -> bool:
@@ -31,6 +41,9 @@ class Resource:
     close does nothing. An object that the driver refuses to destroy stays open, and so does every
     object that it was created on: the device may still use them. Objects that are collected
     unclosed are then closed, with a ResourceWarning.
+
+    Threads may close objects at the same time. An object whose child another thread is destroying
+    waits for that, or stays open.
 
     A forked child inherits copies that it cannot use. Closing a copy leaves the parent's object
     alone.
@@ -57,6 +70,12 @@ class Resource:
     _is_gone: bool = False
     """Whether the C object does not exist any more."""
 
+    _closing_in: int = 0
+    """The thread that closes the object, or has tried to, last."""
+
+    _closing_since: float = 0.0
+    """When that thread has begun, by the monotonic clock."""
+
     _on_destroyed: Callable[[], object] = staticmethod(_nothing)
     """Called once the driver has destroyed the C object, in the thread that closes it."""
 
@@ -68,13 +87,19 @@ class Resource:
     def __init__(self, *parents: "Resource") -> None:
         for parent in parents:
             parent._require_open()
-        self._closed = False
         self._process = here.pid
         self._children: dict[int, Resource] = {}
         self._parents = parents
         self._is_left_to_owner = parents[0]._is_left_to_owner if parents else _never
-        for parent in parents:
-            parent._children[id(self)] = self
+        self._closing_in = 0  # a close needs no memory to replace them
+        self._closing_since = 0.0
+        self._closed = False
+        try:
+            for parent in parents:
+                parent._children[id(self)] = self
+        except BaseException:
+            self._abandon()  # no memory
+            raise
 
     @property
     def closed(self) -> bool:
@@ -106,14 +131,19 @@ class Resource:
         """Destroy the object and all of its children. Idempotent.
 
         Raises:
-            BusyError: posted requests or bound windows still use a memory region. The region stays
+            BusyError: posted requests or bound windows still use a memory region, or another thread
+                is closing an object for long (on an event loop's thread: at all). That object stays
                 open, and so does every object that it was created on, which includes this object:
                 close it again later. All other objects are closed.
             VerbsCallError: the driver refused to destroy an object. It stays open, and so does
                 every object that it was created on: close it again later. All others are closed.
         """
+        thread, since = get_ident(), time.monotonic()
         if self._closed:
             return
+        # Without a call in between, at which another thread could run.
+        self._closing_in = thread
+        self._closing_since = since
         self._closed = True
         if self._process != here.pid:
             return
@@ -123,14 +153,38 @@ class Resource:
             with ExitStack() as stack:
                 stack.callback(self._finish_closing, children)
                 for child in sorted(children, key=lambda child: child._closing_rank, reverse=True):
-                    stack.callback(child.close)
+                    stack.callback(child._close_before_parent)
         finally:
             if not self._is_gone:
                 self._closed = False
 
+    def _close_before_parent(self) -> None:
+        """Close, or wait for the thread that is closing this object. If the driver refuses there,
+        try again here.
+
+        Raises:
+            as `close`.
+            BusyError: that thread takes too long, or this thread must not wait for it.
+        """
+        give_up: float | None = None
+        while True:
+            self.close()
+            if self._is_gone or not self._closed:
+                return
+            if give_up is None:
+                give_up = self._closing_since + LONGEST_CLOSE
+                if self._closing_in == get_ident() or runs_event_loop():
+                    give_up = 0.0
+            if time.monotonic() > give_up:
+                raise BusyError(
+                    f"{self!r} is being closed by another thread, or by a caller of this function: "
+                    "repeat the call later"
+                )
+            time.sleep(_TURN_SECONDS)
+
     def _finish_closing(self, children: "list[Resource]") -> None:
-        """Destroy the C object, unless a child stays open: the child still needs its parent."""
-        if not all(child._closed for child in children):
+        """Destroy the C object, unless a child exists: the child still needs its parent."""
+        if not all(child._is_gone for child in children):
             return
         self._is_refused = self._was_asked = self._is_gone = False
         notify, self._on_destroyed = self._on_destroyed, _nothing
