@@ -433,24 +433,20 @@ class Identifier(Resource):
                 )
             return self.pointer.qp
 
+        def leave(last_first: ExitStack) -> None:
+            # The kernel refuses while the queue pair is attached to a group. Leaving detaches it.
+            for address in list(self._groups):
+                last_first.callback(self._leave_group, address)
+
         def unmake(pointer: Any) -> int:
             # Not rdma_destroy_qp, which does not report that the driver refuses. Besides, it would
             # destroy only the completion queues that librdmacm has created, and there are none.
-            # The kernel refuses while the queue pair is attached to a group. Leaving detaches it.
-            result = 0
-
-            def destroy() -> None:
-                nonlocal result
-                if self.pointer.qp != pointer:
-                    return  # an earlier attempt has destroyed it, and then found no memory
-                result = int(self.provider.destroy_qp(pointer))
-                if not result:
-                    self.pointer.qp = ffi.NULL
-
-            with ExitStack() as last_first:
-                last_first.callback(destroy)
-                while self._groups:
-                    last_first.callback(self._leave, self._groups.pop())
+            if self.pointer.qp != pointer:
+                return 0  # an earlier attempt has destroyed it, and then found no memory
+            result = int(self.provider.destroy_qp(pointer))
+            if not result:
+                self.pointer.qp = ffi.NULL
+                self._groups.clear()
             return result
 
         pair = QueuePair(
@@ -462,6 +458,8 @@ class Identifier(Resource):
             make=make,
             unmake=unmake,
             shared_receive=shared_receive,
+            identifier=self,
+            leave=leave,
         )
         self.queue_pair = pair
         return pair
@@ -764,6 +762,12 @@ class Identifier(Resource):
             "rdma_leave_multicast",
         )
 
+    def _leave_group(self, address: bytes) -> None:
+        """Leave a group to which librdmacm attaches the queue pair."""
+        self._leave(address)
+        with suppress(ValueError):  # another thread has left it
+            self._groups.remove(address)
+
     # -- addresses ----------------------------------------------------------------------------
 
     @property
@@ -779,12 +783,5 @@ class Identifier(Resource):
         return unpack_address(bytes(ffi.buffer(lib.aiordma_peer_address(self.pointer), 28)))
 
     def _destroy(self) -> None:
-        try:
-            if self.queue_pair is not None:
-                self.queue_pair.close()
-        finally:
-            if self.queue_pair is not None and not self.queue_pair.closed:
-                self._is_refused = True  # the queue pair needs it
-            else:
-                # Its error is in errno.
-                self._check_destroyed(self.provider.destroy_id(self.pointer), "rdma_destroy_id")
+        # Its error is in errno.
+        self._check_destroyed(self.provider.destroy_id(self.pointer), "rdma_destroy_id")

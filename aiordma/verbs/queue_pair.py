@@ -255,17 +255,20 @@ class QueuePair(Resource):
         make: Callable[[Any], Any],
         unmake: Callable[[Any], int],
         shared_receive: RawSharedReceiveQueue | None = None,
+        identifier: Resource | None = None,
+        leave: Callable[[ExitStack], object] = lambda _: None,
     ) -> None:
         capacity._check(domain.context)
         works_with: list[Resource] = [send_queue, receive_queue]
-        if shared_receive is not None:
-            works_with.append(shared_receive)
+        works_with += [user for user in (shared_receive, identifier) if user is not None]
         super().__init__(domain, *dict.fromkeys(works_with))
         self.provider: Provider = domain.provider
         self.domain = domain
         self.service = service
         self.has_shared_receive: bool = shared_receive is not None
         self._unmake = unmake
+        self._leave = leave
+        """Registers calls that leave the groups to which librdmacm attaches the queue pair."""
         self._groups: set[tuple[bytes, int]] = set()
         self._attaching = reentrant_lock()  # leaving a group and closing run in different threads
         request = ffi.new("struct ibv_qp_init_attr *")
@@ -781,3 +784,4 @@ class QueuePair(Resource):
             # The kernel refuses to destroy a queue pair that is attached to a group.
             for group in list(self._groups):
                 last_first.callback(self._detach, *group)
+            self._leave(last_first)

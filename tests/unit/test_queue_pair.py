@@ -23,6 +23,7 @@ class Posted(QueuePair):
         self._parents = ()
         self._children = {}
         self._unmake = lambda _: 0
+        self._leave = lambda _: None
         self._groups = set()
         self._attaching = reentrant_lock()
         self.pointer = driver.queue_pair
