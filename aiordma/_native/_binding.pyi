@@ -66,6 +66,7 @@ class FFI:
     NULL: CData
     errno: int
     error: type[Exception]
+    def addressof(self, cdata: CData, /, *fields: str | int) -> CData: ...
     def new(self, cdecl: str | CType, init: Any = ...) -> CData: ...
     def cast(self, cdecl: str | CType, value: int | CData) -> CData: ...
     def string(self, cdata: CData, maxlen: int = ...) -> bytes: ...
@@ -129,6 +130,88 @@ class Lib:
     def aiordma_data_path(self) -> CData: ...
     def aiordma_dealloc_window(self, window: CData, /) -> int: ...
     def aiordma_local_address(self, id_: CData, /) -> CData: ...
+    def aiordma_make_alloc_pd(self, made: CData, provider: CData, context: CData, /) -> None: ...
+    def aiordma_make_cq_ex(
+        self,
+        made: CData,
+        context: CData,
+        entries: int,
+        channel: CData,
+        vector: int,
+        flags: int,
+        wc_flags: int,
+        /,
+    ) -> None: ...
+    def aiordma_make_create_ah(
+        self, made: CData, provider: CData, domain: CData, attr: CData, /
+    ) -> None: ...
+    def aiordma_make_create_comp_channel(
+        self, made: CData, provider: CData, context: CData, /
+    ) -> None: ...
+    def aiordma_make_create_cq(
+        self,
+        made: CData,
+        provider: CData,
+        context: CData,
+        entries: int,
+        cq_context: CData | bytes,
+        channel: CData,
+        vector: int,
+        /,
+    ) -> None: ...
+    def aiordma_make_create_event_channel(self, made: CData, provider: CData, /) -> None: ...
+    def aiordma_make_create_qp(
+        self, made: CData, provider: CData, domain: CData, attr: CData, /
+    ) -> None: ...
+    def aiordma_make_create_srq(
+        self, made: CData, provider: CData, domain: CData, attr: CData, /
+    ) -> None: ...
+    def aiordma_make_open_device(self, made: CData, provider: CData, device: CData, /) -> None: ...
+    def aiordma_make_reg_dmabuf_mr(
+        self,
+        made: CData,
+        provider: CData,
+        domain: CData,
+        offset: int,
+        length: int,
+        iova: int,
+        fd: int,
+        access: int,
+        /,
+    ) -> None: ...
+    def aiordma_make_reg_mr(
+        self,
+        made: CData,
+        provider: CData,
+        domain: CData,
+        address: CData | bytes,
+        length: int,
+        access: int,
+        /,
+    ) -> None: ...
+    def aiordma_make_reg_mr_iova(
+        self,
+        made: CData,
+        provider: CData,
+        domain: CData,
+        address: CData | bytes,
+        length: int,
+        iova: int,
+        access: int,
+        /,
+    ) -> None: ...
+    def aiordma_make_reg_mr_iova2(
+        self,
+        made: CData,
+        provider: CData,
+        domain: CData,
+        address: CData | bytes,
+        length: int,
+        iova: int,
+        access: int,
+        /,
+    ) -> None: ...
+    def aiordma_make_window(self, made: CData, domain: CData, type_: int, /) -> None: ...
     def aiordma_moderate_cq(self, queue: CData, count: int, period: int, /) -> int: ...
     def aiordma_next_async_event(self, provider: CData, context: CData, copy: CData, /) -> int: ...
     def aiordma_next_cm_event(self, provider: CData, channel: CData, copy: CData, /) -> int: ...

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiordma._base.arguments import data, instance, whole_number
-from aiordma._base.errors import check_pointer, check_positive_errno
+from aiordma._base.errors import check_positive_errno
 from aiordma._base.interrupts import deferring
 from aiordma._native import ffi, lib
 from aiordma.verbs.completion import COMPLETION, WorkCompletion
@@ -174,16 +174,18 @@ class AddressHandle(Resource):
         instance(domain, "domain", ProtectionDomain, "AddressHandle")
         instance(vector, "vector", AddressVector, "AddressHandle")
         super().__init__(domain)
-        self.domain = domain
-        self.vector = vector
-        raw = ffi.new("struct ibv_ah_attr *")
-        vector._fill(raw)
         try:
-            self.pointer: Any = check_pointer(
-                domain.provider.create_ah(domain.pointer, raw), "ibv_create_ah", str(vector)
+            self.domain = domain
+            self.vector = vector
+            raw = ffi.new("struct ibv_ah_attr *")
+            vector._fill(raw)
+            self.pointer: Any = self._create(
+                *("struct ibv_ah", domain.provider, "create_ah", domain.pointer, raw),
+                call="ibv_create_ah",
+                hint=str(vector),
             )
         except BaseException:
-            self._abandon()
+            self._give_up()
             raise
 
     def __repr__(self) -> str:

@@ -102,17 +102,18 @@ class CompletionChannel(Resource):
     def __init__(self, context: Context) -> None:
         resource(context, "context", "a Context", "CompletionChannel")
         super().__init__(context)
-        self.context = context
-        self.provider: Provider = context.provider
         try:
-            self.pointer: Any = check_pointer(
-                self.provider.create_comp_channel(context.pointer), "ibv_create_comp_channel"
+            self.context = context
+            self.provider: Provider = context.provider
+            self.pointer: Any = self._create(
+                *("struct ibv_comp_channel", self.provider, "create_comp_channel", context.pointer),
+                call="ibv_create_comp_channel",
             )
+            self.fd: int = self.pointer.fd
+            os.set_blocking(self.fd, False)
         except BaseException:
-            self._abandon()
+            self._give_up()
             raise
-        self.fd: int = self.pointer.fd
-        os.set_blocking(self.fd, False)
 
     def __repr__(self) -> str:
         return f"<CompletionChannel of {self.context.device_name}>"
@@ -206,33 +207,35 @@ class CompletionQueue(Resource):
                 f"0..{context.num_comp_vectors - 1}"
             )
         super().__init__(context, *([channel] if channel else []))
-        self.context = context
-        self.provider: Provider = context.provider
-        to = channel.pointer if channel else ffi.NULL
         try:
+            self.context = context
+            self.provider: Provider = context.provider
+            to = channel.pointer if channel else ffi.NULL
             if flags or timestamps:
                 with_times = lib.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP if timestamps else 0
-                self.pointer: Any = lib.aiordma_create_cq_ex(
-                    context.pointer, entries, to, comp_vector, flags or 0, with_times
-                )
                 extras = [repr(flags)] if flags else []
                 extras += ["timestamps"] if timestamps else []
                 what = " and ".join(extras)
-                if self.pointer == ffi.NULL:
-                    check_supported(ffi.errno, f"a queue with {what}", context.device_name)
-                check_pointer(self.pointer, "ibv_create_cq_ex", what)
-            else:
-                self.pointer = check_pointer(
-                    self.provider.create_cq(context.pointer, entries, ffi.NULL, to, comp_vector),
-                    "ibv_create_cq",
+                self._made = made = ffi.new("struct ibv_cq **")
+                lib.aiordma_make_cq_ex(
+                    made, context.pointer, entries, to, comp_vector, flags or 0, with_times
                 )
+                pointer = made[0]
+                if pointer == ffi.NULL:
+                    check_supported(ffi.errno, f"a queue with {what}", context.device_name)
+                self.pointer: Any = check_pointer(pointer, "ibv_create_cq_ex", what)
+            else:
+                arguments = (context.pointer, entries, ffi.NULL, to, comp_vector)
+                self.pointer = self._create(
+                    *("struct ibv_cq", self.provider, "create_cq", *arguments), call="ibv_create_cq"
+                )
+            self.cqe: int = self.pointer.cqe
+            self.comp_vector: int = comp_vector
+            self.timestamps: bool = bool(timestamps)
+            self.key: int = int(ffi.cast("uintptr_t", self.pointer))
         except BaseException:
-            self._abandon()
+            self._give_up()
             raise
-        self.cqe: int = self.pointer.cqe
-        self.comp_vector: int = comp_vector
-        self.timestamps: bool = bool(timestamps)
-        self.key: int = int(ffi.cast("uintptr_t", self.pointer))
 
     def __repr__(self) -> str:
         return f"<CompletionQueue of {self.cqe} on {self.context.device_name}>"

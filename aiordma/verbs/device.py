@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,6 @@ from aiordma._base.errors import (
     BusyError,
     NoDeviceError,
     check_negative_errno,
-    check_pointer,
     check_positive_errno,
     check_supported,
 )
@@ -110,10 +109,15 @@ class Device:
 
         See: man ibv_open_device.
         """
-        provider = provider_of(self.name)
-        with self._found(provider) as device:
-            pointer = check_pointer(provider.open_device(device), "ibv_open_device")
-            return Context(provider, pointer, owned=True)
+        provider, context = provider_of(self.name), None
+        try:
+            with self._found(provider) as device:
+                context = Context._opened(provider, device)
+        except BaseException:
+            if context is not None:
+                context._give_up()
+            raise
+        return context
 
     @contextmanager
     def _found(self, provider: Provider) -> Iterator[Any]:
@@ -189,17 +193,43 @@ class Context(Resource):
     """
 
     def __init__(self, provider: Provider, pointer: Any, *, owned: bool) -> None:
-        super().__init__()
+        self._begin(provider, lambda: pointer, owned=owned)
+
+    @classmethod
+    def _opened(cls, provider: Provider, device: Any) -> "Context":
+        """Open a device, a struct ibv_device.
+
+        Raises:
+            VerbsCallError: the device could not be opened.
+        """
+        context = cls.__new__(cls)
+        kind, call = "struct ibv_context", "ibv_open_device"
+
+        def open_device() -> Any:
+            return context._create(kind, provider, "open_device", device, call=call)
+
+        context._begin(provider, open_device, owned=True)
+        return context
+
+    def _begin(self, provider: Provider, find: Callable[[], Any], *, owned: bool) -> None:
+        """Do what the constructor does. `find` returns the struct ibv_context."""
+        Resource.__init__(self)
         self.provider = provider
-        self.pointer = pointer
         self._owned = owned
-        self.device_name: str = name_of(provider, pointer.device)
-        self.transport: Transport = Transport(pointer.device.transport_type)
-        self.num_comp_vectors: int = pointer.num_comp_vectors
         self._attributes: DeviceAttributes | None = None
-        self.async_fd: int = pointer.async_fd
-        os.set_blocking(self.async_fd, False)
-        self._async_events = AsyncEvents(self)
+        self.async_fd: int = -1
+        try:
+            self._async_events = AsyncEvents(self)
+            pointer = find()
+            self.pointer: Any = pointer
+            self.device_name: str = name_of(provider, pointer.device)
+            self.transport: Transport = Transport(pointer.device.transport_type)
+            self.num_comp_vectors: int = pointer.num_comp_vectors
+            self.async_fd = pointer.async_fd
+            os.set_blocking(self.async_fd, False)
+        except BaseException:
+            self._give_up()
+            raise
 
     def __repr__(self) -> str:
         return f"<Context {self.device_name}>"
@@ -451,14 +481,14 @@ class ProtectionDomain(Resource):
     def __init__(self, context: Context) -> None:
         resource(context, "context", "a Context", "ProtectionDomain")
         super().__init__(context)
-        self.context = context
-        self.provider: Provider = context.provider
         try:
-            self.pointer: Any = check_pointer(
-                self.provider.alloc_pd(context.pointer), "ibv_alloc_pd"
+            self.context = context
+            self.provider: Provider = context.provider
+            self.pointer: Any = self._create(
+                *("struct ibv_pd", self.provider, "alloc_pd", context.pointer), call="ibv_alloc_pd"
             )
         except BaseException:
-            self._abandon()
+            self._give_up()
             raise
 
     def __repr__(self) -> str:

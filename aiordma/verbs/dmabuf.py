@@ -9,11 +9,9 @@ from aiordma._base.enums import REMOTE_WRITING, Access, names_of
 from aiordma._base.errors import (
     NotSupportedError,
     VerbsCallError,
-    check_pointer,
     check_supported,
 )
 from aiordma._base.interrupts import deferring
-from aiordma._native import ffi
 from aiordma.verbs.device import ProtectionDomain
 from aiordma.verbs.foreign_memory import RegistrableMemory
 from aiordma.verbs.memory import MemoryRegion
@@ -86,21 +84,27 @@ class DmabufRegion(MemoryRegion):
         try:
             self._enter(domain, access, iova, length, 0, lambda: self._register_descriptor(fd))
         except BaseException:
-            os.close(self._descriptor)
+            if getattr(self, "_closed", True):  # else with the region
+                self._close_descriptor()
             raise
 
     def _register_descriptor(self, fd: int) -> Any:
         domain, what = self.domain, "registering a dma-buf"
+        arguments = (self._offset, self.length, self.address, fd, int(self.access))
         try:
-            register = domain.provider.reg_dmabuf_mr
+            return self._create(
+                *("struct ibv_mr", domain.provider, "reg_dmabuf_mr", domain.pointer, *arguments),
+                call="ibv_reg_dmabuf_mr",
+                hint=f"descriptor {fd}",
+            )
         except NotSupportedError as error:
             raise NotSupportedError(f"{what}: {error}") from None
-        pointer = register(
-            domain.pointer, self._offset, self.length, self.address, fd, int(self.access)
-        )
-        if pointer == ffi.NULL:
-            check_supported(ffi.errno, what, domain.context.device_name)
-        return check_pointer(pointer, "ibv_reg_dmabuf_mr", f"descriptor {fd}")
+        except VerbsCallError as error:
+            try:
+                check_supported(error.errno or 0, what, domain.context.device_name)
+            except NotSupportedError as lacking:
+                raise lacking from None
+            raise
 
     @property
     def view(self) -> memoryview:
@@ -149,7 +153,12 @@ class DmabufRegion(MemoryRegion):
 
     def _let_go(self) -> None:
         self._owner = None
-        os.close(self._descriptor)
+        self._close_descriptor()
+
+    def _close_descriptor(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def checked_part(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiordma._base.enums import CmEventType
-from aiordma._base.errors import NoDeviceError, VerbsCallError, check_negative_errno, check_pointer
+from aiordma._base.errors import NoDeviceError, VerbsCallError, check_negative_errno
 from aiordma._base.interrupts import deferring
 from aiordma._base.provider import Provider, checked_device, usual_provider
 from aiordma._loop.ending import ATTEMPTS
@@ -73,24 +73,25 @@ class EventChannel(Resource):
             device = usual_provider(checked_device(device, "EventChannel"))
         super().__init__()
         provider = device
-        self.provider = provider
         try:
+            self.provider: Provider = provider
+            self._requests: set[int] = set()
+            """The keys of identifiers, made by CONNECT_REQUEST events, that were not adopted."""
             provider.use_manager()
-            self.pointer: Any = check_pointer(
-                provider.create_event_channel(), "rdma_create_event_channel"
+            self.pointer: Any = self._create(
+                *("struct rdma_event_channel", provider, "create_event_channel"),
+                call="rdma_create_event_channel",
             )
+            self.fd: int = self.pointer.fd
+            os.set_blocking(self.fd, False)
         except VerbsCallError as error:
-            self._abandon()
+            self._give_up()
             if error.errno in _SHORTAGES:
                 raise
             raise NoDeviceError(str(error)) from error
         except BaseException:
-            self._abandon()
+            self._give_up()
             raise
-        self.fd: int = self.pointer.fd
-        os.set_blocking(self.fd, False)
-        self._requests: set[int] = set()
-        """The keys of identifiers that CONNECT_REQUEST events made, and that were not adopted."""
 
     def __repr__(self) -> str:
         return f"<EventChannel of {self.provider.name}>"

@@ -112,25 +112,21 @@ class Identifier(Resource):
         port_space = member(port_space, "port_space", PortSpace, "Identifier")
         key = whole_number(key, "key", 0, 2**64 - 1, "Identifier")
         super().__init__(channel)
-        self.provider: Provider = channel.provider
-        self.channel: EventChannel = channel
-        self.queue_pair: QueuePair | None = None
-        self._groups: list[bytes]
-        """The addresses of the groups to which librdmacm attaches its queue pair."""
         self.pointer: Any
         self.key: int
         self.port_space: PortSpace
         try:
-            self._groups = []
+            self.provider: Provider = channel.provider
+            self.channel: EventChannel = channel
+            self.queue_pair: QueuePair | None = None
+            self._groups: list[bytes] = []
+            """The addresses of the groups to which librdmacm attaches its queue pair."""
             if key:
                 self._adopt(key)
             else:
-                self._create(port_space)
+                self._make_identifier(port_space)
         except BaseException:
-            if self.pointer is None:
-                self._abandon()
-            else:
-                self.close()  # without memory after its creation
+            self._give_up()
             raise
 
     def _adopt(self, key: int) -> None:
@@ -146,13 +142,13 @@ class Identifier(Resource):
             raise wrong_value(key, "key", expected, "Identifier") from None
         self.pointer = pointer
 
-    def _create(self, port_space: PortSpace) -> None:
-        out = ffi.new("struct rdma_cm_id **")
+    def _make_identifier(self, port_space: PortSpace) -> None:
+        self._made = made = ffi.new("struct rdma_cm_id **")
         check_minus_one(
-            self.provider.create_id(self.channel.pointer, out, ffi.NULL, port_space),
+            self.provider.create_id(self.channel.pointer, made, ffi.NULL, port_space),
             "rdma_create_id",
         )
-        self.pointer = out[0]
+        self.pointer = made[0]
         self.key = int(ffi.cast("uintptr_t", self.pointer))
         self.port_space = PortSpace(self.pointer.ps)
 
@@ -422,7 +418,8 @@ class Identifier(Resource):
         )
         self._require_device("rdma_create_qp")
 
-        def make(request: Any) -> Any:
+        def make(pair: QueuePair, request: Any) -> Any:
+            made = ffi.addressof(self.pointer, "qp")
             result = self.provider.cm_create_qp(self.pointer, domain.pointer, request)
             if result:
                 check_minus_one(
@@ -431,7 +428,8 @@ class Identifier(Resource):
                     f"Asked for {capacity} (of these, devices do not announce their most for "
                     "max_inline_data: try less)",
                 )
-            return self.pointer.qp
+            pair._made = made
+            return made[0]
 
         def leave(last_first: ExitStack) -> None:
             # The kernel refuses while the queue pair is attached to a group. Leaving detaches it.

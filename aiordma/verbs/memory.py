@@ -16,7 +16,6 @@ from aiordma._base.errors import (
     ClosedError,
     NotSupportedError,
     VerbsCallError,
-    check_pointer,
     check_positive_errno,
     check_supported,
 )
@@ -269,40 +268,41 @@ class MemoryRegion(RegionBase, Resource):
         """Become a child of the domain, and register. Arguments are the attributes' values, and the
         function that returns the struct ibv_mr."""
         Resource.__init__(self, domain)
-        self.domain: ProtectionDomain = domain
-        self.access: Access = access
-        self._writable: bool = bool(access & Access.LOCAL_WRITE)
-        self._access: int = int(access)
-        self._users: int = 0  # posted requests that use a part of it
-        self._retired: bool = False
-        self._outwaits: bool = (
-            bool(access & REMOTE_WRITING) and domain.context.query().vendor_id == _SIW
-        )
-        """Whether deregistering has to wait until the device has placed what it was placing."""
-        self._uncertain: memoryview | None = None
-        """The new memory of a re-registration that has failed half way: the device may access it,
-        besides the old one."""
-        self._kept: object = None
-        """The key of the memory in OUTLIVING, after the driver refused to deregister it."""
-        self._on_close: Callable[[], object] = lambda: None
-        """Called when the region closes, to remove it from a list of regions."""
-        self._start: int = start
-        self.address: int = address
-        self.length: int = length
         try:
+            self.domain: ProtectionDomain = domain
+            self.access: Access = access
+            self._writable: bool = bool(access & Access.LOCAL_WRITE)
+            self._access: int = int(access)
+            self._users: int = 0  # posted requests that use a part of it
+            self._retired: bool = False
+            self._outwaits: bool = (
+                bool(access & REMOTE_WRITING) and domain.context.query().vendor_id == _SIW
+            )
+            """Whether deregistering has to wait until the device has placed what it was placing."""
+            self._uncertain: memoryview | None = None
+            """The new memory of a re-registration that has failed half way: the device may access
+            it, besides the old one."""
+            self._kept: object = None
+            """The key of the memory in OUTLIVING, after the driver refused to deregister it."""
+            self._on_close: Callable[[], object] = lambda: None
+            """Called when the region closes, to remove it from a list of regions."""
+            self._start: int = start
+            self.address: int = address
+            self.length: int = length
             self.pointer: Any = register()
+            self.lkey: int = self.pointer.lkey
+            self.rkey: int = self.pointer.rkey
+            self._mr: int = int(ffi.cast("uintptr_t", self.pointer))
         except BaseException:
-            self._abandon()
+            self._give_up()
             raise
-        self.lkey: int = self.pointer.lkey
-        self.rkey: int = self.pointer.rkey
-        self._mr: int = int(ffi.cast("uintptr_t", self.pointer))
         self._usable: bool = True
 
     def _register(self, iova: int | None) -> Any:
         provider, pointer, length = self.domain.provider, self.domain.pointer, self.length
         start = ffi.cast("void *", self.address)
         access = int(self.access)
+        arguments: tuple[int, ...]
         if self.access & Access.ZERO_BASED:
             if iova:
                 raise ValueError(f"MemoryRegion(): iova={iova:#x}: ZERO_BASED means iova=0")
@@ -313,15 +313,15 @@ class MemoryRegion(RegionBase, Resource):
             self.address = iova
         if access & _OPTIONAL:
             # Older kernels refuse optional flags. This call removes those that are not supported.
-            return check_pointer(
-                provider.reg_mr_iova2(pointer, start, length, self.address, access),
-                "ibv_reg_mr",  # a macro that calls ibv_reg_mr_iova2
-            )
-        if iova is not None:
-            return check_pointer(
-                provider.reg_mr_iova(pointer, start, length, iova, access), "ibv_reg_mr_iova"
-            )
-        return check_pointer(provider.reg_mr(pointer, start, length, access), "ibv_reg_mr")
+            # ibv_reg_mr is a macro that calls ibv_reg_mr_iova2.
+            slot, call, arguments = "reg_mr_iova2", "ibv_reg_mr", (length, self.address, access)
+        elif iova is not None:
+            slot, call, arguments = "reg_mr_iova", "ibv_reg_mr_iova", (length, iova, access)
+        else:
+            slot, call, arguments = "reg_mr", "ibv_reg_mr", (length, access)
+        return self._create(
+            *("struct ibv_mr", provider, slot, pointer, start, *arguments), call=call
+        )
 
     def _register_part(self, offset: int, length: int, access: Access) -> "MemoryRegion":
         """Register a part once more, as a region of its own."""

@@ -6,7 +6,7 @@ from aiordma._base.arguments import member, resource, whole_number
 from aiordma._base.enums import MemoryWindowType
 from aiordma._base.errors import NotSupportedError, check_pointer
 from aiordma._base.interrupts import deferring
-from aiordma._native import lib
+from aiordma._native import ffi, lib
 from aiordma.verbs.device import ProtectionDomain
 from aiordma.verbs.resource import Resource
 
@@ -44,14 +44,14 @@ class MemoryWindow(Resource):
         if not domain.context.query().max_mw:
             raise NotSupportedError(f"{domain.context.device_name} has no memory windows (max_mw)")
         super().__init__(domain)
-        self.domain = domain
-        self.kind = kind
         try:
-            self.pointer: Any = check_pointer(
-                lib.aiordma_alloc_window(domain.pointer, kind), "ibv_alloc_mw"
-            )
+            self.domain = domain
+            self.kind = kind
+            self._made = made = ffi.new("struct ibv_mw **")
+            lib.aiordma_make_window(made, domain.pointer, kind)
+            self.pointer: Any = check_pointer(made[0], "ibv_alloc_mw")
         except BaseException:
-            self._abandon()
+            self._give_up()
             raise
 
     def __repr__(self) -> str:

@@ -27,7 +27,6 @@ from aiordma._base.enums import (
 from aiordma._base.errors import (
     NotSupportedError,
     VerbsCallError,
-    check_pointer,
     check_positive_errno,
 )
 from aiordma._base.interrupts import deferring
@@ -252,7 +251,7 @@ class QueuePair(Resource):
         service: QueuePairType,
         capacity: Capacity,
         *,
-        make: Callable[[Any], Any],
+        make: Callable[["QueuePair", Any], Any],
         unmake: Callable[[Any], int],
         shared_receive: RawSharedReceiveQueue | None = None,
         identifier: Resource | None = None,
@@ -262,30 +261,31 @@ class QueuePair(Resource):
         works_with: list[Resource] = [send_queue, receive_queue]
         works_with += [user for user in (shared_receive, identifier) if user is not None]
         super().__init__(domain, *dict.fromkeys(works_with))
-        self.provider: Provider = domain.provider
-        self.domain = domain
-        self.service = service
-        self.has_shared_receive: bool = shared_receive is not None
-        self._unmake = unmake
-        self._leave = leave
-        """Registers calls that leave the groups to which librdmacm attaches the queue pair."""
-        self._groups: set[tuple[bytes, int]] = set()
-        self._attaching = reentrant_lock()  # leaving a group and closing run in different threads
-        request = ffi.new("struct ibv_qp_init_attr *")
-        request.send_cq = send_queue.pointer
-        request.recv_cq = receive_queue.pointer
-        request.qp_type = service
-        if shared_receive is not None:
-            request.srq = shared_receive.pointer
-        capacity._fill(request.cap)
         try:
-            self.pointer: Any = make(request)
+            self.provider: Provider = domain.provider
+            self.domain = domain
+            self.service = service
+            self.has_shared_receive: bool = shared_receive is not None
+            self._unmake = unmake
+            self._leave = leave
+            """Registers calls that leave the groups to which librdmacm attaches the queue pair."""
+            self._groups: set[tuple[bytes, int]] = set()
+            # Leaving a group and closing run in different threads.
+            self._attaching = reentrant_lock()
+            request = ffi.new("struct ibv_qp_init_attr *")
+            request.send_cq = send_queue.pointer
+            request.recv_cq = receive_queue.pointer
+            request.qp_type = service
+            if shared_receive is not None:
+                request.srq = shared_receive.pointer
+            capacity._fill(request.cap)
+            self.pointer: Any = make(self, request)
+            self.capacity: Capacity = Capacity._read(request.cap)
+            self.qp_num: int = self.pointer.qp_num
+            self.key: int = int(ffi.cast("uintptr_t", self.pointer))
         except BaseException:
-            self._abandon()
+            self._give_up()
             raise
-        self.capacity: Capacity = Capacity._read(request.cap)
-        self.qp_num: int = self.pointer.qp_num
-        self.key: int = int(ffi.cast("uintptr_t", self.pointer))
 
     @classmethod
     def create(
@@ -322,8 +322,11 @@ class QueuePair(Resource):
         )
         provider = domain.provider
 
-        def make(request: Any) -> Any:
-            return check_pointer(provider.create_qp(domain.pointer, request), "ibv_create_qp")
+        def make(pair: QueuePair, request: Any) -> Any:
+            return pair._create(
+                *("struct ibv_qp", provider, "create_qp", domain.pointer, request),
+                call="ibv_create_qp",
+            )
 
         def unmake(pointer: Any) -> int:
             return int(provider.destroy_qp(pointer))

@@ -8,19 +8,29 @@ from threading import get_ident
 from types import TracebackType
 from typing import Any, Self
 
-from aiordma._base.errors import BusyError, ClosedError, check_positive_errno
+from aiordma._base.errors import (
+    BusyError,
+    ClosedError,
+    VerbsCallError,
+    check_pointer,
+    check_positive_errno,
+)
 from aiordma._base.interrupts import deferring
 from aiordma._base.process import forked, here
+from aiordma._base.provider import Provider
 from aiordma._loop.event_loop import runs_event_loop
+from aiordma._native import ffi, lib
 
 __all__ = ("Resource",)
 
 LONGEST_CLOSE = 20.0
-"""Seconds from the begin of a close after which another thread's close of a parent does not wait
-for it any more. rxe can take 12 s to destroy a queue pair."""
+"""Seconds after the beginning of a close for which another thread's close of a parent waits at
+most. rxe can take 12 s to destroy a queue pair."""
 
 _TURN_SECONDS = 0.002
-"""Seconds between two looks at the close of another thread."""
+"""Seconds between two checks whether another thread's close has returned."""
+
+_CDATA = type(ffi.NULL)
 
 
 def _never() -> bool:
@@ -60,6 +70,10 @@ class Resource:
     """The C object. None until the constructor has made it: an interrupt within the constructor
     leaves a child without one, and its close destroys nothing."""
 
+    _made: Any = None
+    """Where C has stored the pointer: there can be no memory for `pointer` after the call. None
+    before the call."""
+
     _is_refused: bool = False
     """Whether the driver has refused to destroy the C object, or there was no memory to ask it. The
     C object still exists."""
@@ -91,7 +105,8 @@ class Resource:
         self._children: dict[int, Resource] = {}
         self._parents = parents
         self._is_left_to_owner = parents[0]._is_left_to_owner if parents else _never
-        self._closing_in = 0  # a close needs no memory to replace them
+        self._made = None  # it needs no memory to replace these
+        self._closing_in = 0
         self._closing_since = 0.0
         self._closed = False
         try:
@@ -189,6 +204,8 @@ class Resource:
         self._is_refused = self._was_asked = self._is_gone = False
         notify, self._on_destroyed = self._on_destroyed, _nothing
         try:
+            if self.pointer is None and self._made is not None:
+                self.pointer = self._made[0] or None
             if self.pointer is not None:
                 self._destroy()
         except (MemoryError, SystemError):  # a call in C can lose its MemoryError
@@ -256,6 +273,50 @@ class Resource:
         self._parents = parents
         for parent in parents:
             parent._children[id(self)] = self
+
+    def _create(
+        self,
+        kind: str,
+        provider: Provider,
+        slot: str,
+        *arguments: Any,
+        call: str,
+        hint: str | None = None,
+    ) -> Any:
+        """Create the C object. If this, or anything behind it, raises, the constructor has to
+        `_give_up`.
+
+        Args:
+            kind: the C type of the object.
+            provider, slot: the function that creates it.
+            arguments: the function's arguments.
+            call, hint: as of `check_pointer`.
+
+        Returns:
+            the pointer, for `pointer`.
+
+        Raises:
+            VerbsCallError: the driver refused.
+        """
+        function = getattr(provider, slot)
+        self._made = made = ffi.new(f"{kind} **")
+        if isinstance(function, _CDATA):
+            getattr(lib, f"aiordma_make_{slot}")(made, provider.table, *arguments)
+            return check_pointer(made[0], call, hint)
+        pointer = made[0] = function(*arguments)  # replaced by a test
+        return check_pointer(pointer, call, hint)
+
+    def _give_up(self) -> None:
+        """End a constructor that raises: destroy the C object, if it exists. If this is not
+        possible now, it is destroyed with one of the parents."""
+        if self._made is None and self.pointer is None:
+            self._abandon()
+            return
+        # Without `suppress`, which takes memory.
+        try:  # noqa: SIM105
+            self.close()
+        except (MemoryError, SystemError, VerbsCallError, BusyError):
+            pass
 
     def _abandon(self) -> None:
         """Mark the object as closed, because its constructor failed before a C object existed."""

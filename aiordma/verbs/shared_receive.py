@@ -11,7 +11,6 @@ from aiordma._base.errors import (
     NotSupportedError,
     PartialPostError,
     VerbsCallError,
-    check_pointer,
     check_positive_errno,
 )
 from aiordma._base.interrupts import deferring
@@ -56,21 +55,22 @@ class RawSharedReceiveQueue(Resource):
             whole_number(value, name, -(2**63), 2**63, "RawSharedReceiveQueue")
             within_device(value, name, 1, limit, domain.context.device_name)
         super().__init__(domain)
-        self.domain = domain
-        self.provider: Provider = domain.provider
-        request = ffi.new("struct ibv_srq_init_attr *")
-        request.attr.max_wr = max_wr
-        request.attr.max_sge = max_sge
         try:
-            self.pointer: Any = check_pointer(
-                self.provider.create_srq(domain.pointer, request), "ibv_create_srq"
+            self.domain = domain
+            self.provider: Provider = domain.provider
+            request = ffi.new("struct ibv_srq_init_attr *")
+            request.attr.max_wr = max_wr
+            request.attr.max_sge = max_sge
+            self.pointer: Any = self._create(
+                *("struct ibv_srq", self.provider, "create_srq", domain.pointer, request),
+                call="ibv_create_srq",
             )
+            self.max_wr: int = request.attr.max_wr
+            self.max_sge: int = request.attr.max_sge
+            self.key: int = int(ffi.cast("uintptr_t", self.pointer))
         except BaseException:
-            self._abandon()
+            self._give_up()
             raise
-        self.max_wr: int = request.attr.max_wr
-        self.max_sge: int = request.attr.max_sge
-        self.key: int = int(ffi.cast("uintptr_t", self.pointer))
 
     def __repr__(self) -> str:
         return f"<RawSharedReceiveQueue of {self.max_wr} on {self.domain.context.device_name}>"
