@@ -239,8 +239,7 @@ class Grant:
                 region.close()
             except (VerbsCallError, BusyError) as error:
                 self._error = self._error or detached(error)
-                endpoint.fail(self._error)
-            endpoint.regions.pop(key, None)
+                endpoint.fail(self._error)  # its close tries to deregister it again
             self._finish(None)
             return
 
@@ -248,6 +247,8 @@ class Grant:
         endpoint.regions.pop(key, None)
 
     def _finish(self, error: BaseException | None) -> None:
+        if self._own is not None and error is not None:
+            self._endpoint.adopt(self._own)  # whose close tries to deregister it again
         if isinstance(error, Exception):
             self._error = self._error or detached(error)
             self._endpoint.fail(error)

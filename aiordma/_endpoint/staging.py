@@ -40,7 +40,7 @@ from aiordma.verbs import (
 )
 from aiordma.verbs.buffers import address_of, flat_view
 from aiordma.verbs.gpu_memory import register_anywhere
-from aiordma.verbs.memory import gather
+from aiordma.verbs.memory import gather, retire_all
 
 __all__ = (
     "PARTS",
@@ -346,20 +346,23 @@ class Staging:
             end(self._endpoint.loop, partial(self._deregister, regions))
 
     def _deregister(self, regions: list[MemoryRegion]) -> None:
-        # Regions that the endpoint's end has removed from this list are closed by it.
+        # Regions that the endpoint's end has removed from this list are closed by it, and so are
+        # those that the driver refuses now: they stay in the list.
         known = self._endpoint.regions
-        mine = {id(region): region for region in regions if id(region) in known}
+        mine = [region for region in regions if id(region) in known]
+        close = partial(retire_all, mine)
 
-        def close() -> None:
-            for region in mine.values():
-                region._retire()
+        def forget(_error: BaseException | None = None) -> None:
+            for region in mine:  # each has left the list itself, if there was memory for that
+                if region._is_gone:
+                    known.pop(id(region), None)
 
-        if sum(region.length for region in mine.values()) > THREAD_LIMIT:
-            start_deregistering(self._endpoint.reactor, self._endpoint.domain_state, close)
+        if sum(region.length for region in mine) > THREAD_LIMIT:
+            domain = self._endpoint.domain_state
+            start_deregistering(self._endpoint.reactor, domain, close, forget)
         else:
             close()
-        for key in mine:  # last: without memory before, the endpoint's end still closes them
-            known.pop(key, None)
+            forget()
 
     # -- limits -------------------------------------------------------------------------------
 
@@ -406,10 +409,7 @@ def register_memory(
 def _dispose(reactor: Reactor, domain: DomainState | None, regions: list[MemoryRegion]) -> None:
     """Deregister memory of the registration cache, in a worker thread if that takes long."""
 
-    def close() -> None:
-        for region in regions:
-            region._retire()
-
+    close = partial(retire_all, regions)
     if reactor.ended or sum(region.length for region in regions) <= THREAD_LIMIT:
         close()
     else:

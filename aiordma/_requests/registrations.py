@@ -23,6 +23,7 @@ from aiordma._base.process import reentrant_lock
 from aiordma._loop.event_loop import EventLoop
 from aiordma.verbs import MemoryRegion, MemorySlice
 from aiordma.verbs.buffers import address_of
+from aiordma.verbs.memory import retire_all
 
 __all__ = ("LentRegistration", "RegistrationCache")
 
@@ -111,7 +112,7 @@ class RegistrationCache:
         self._ended_bytes: deque[int] = deque()  # of the entries that finalizers have taken out
         self._lock = reentrant_lock()
         self._loop: EventLoop | None = None
-        self._dispose: Callable[[list[MemoryRegion]], object] = _close_all
+        self._dispose: Callable[[list[MemoryRegion]], object] = retire_all
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -220,7 +221,7 @@ class RegistrationCache:
         was anything."""
         self._remove_unused(0)
         unused = self._take_dead()
-        _close_all(unused)
+        retire_all(unused)
         return bool(unused)
 
     def _detach(self, into: list[MemoryRegion]) -> None:
@@ -283,7 +284,7 @@ class RegistrationCache:
         try:
             self._dispose(dead)
         except MemoryError:
-            _close_all(dead)
+            retire_all(dead)
 
     def _take_dead(self) -> list[MemoryRegion]:
         taken = []
@@ -291,11 +292,6 @@ class RegistrationCache:
             while True:
                 taken.append(self._dead.popleft())
         return taken
-
-
-def _close_all(regions: list[MemoryRegion]) -> None:
-    for region in regions:
-        region._retire()
 
 
 def _key_of(view: memoryview) -> _Key:

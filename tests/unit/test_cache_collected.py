@@ -12,7 +12,7 @@ import gc, numpy
 from aiordma._requests.registrations import RegistrationCache
 
 class Region:
-    _usable = True
+    _usable, _users, _outwaits = True, 0, False
 
     def __init__(self, array):
         self._view = memoryview(array)
@@ -63,7 +63,7 @@ def test_finalizer_that_clears_the_cache_leaves_what_is_being_lent() -> None:
     class Region:
         """A region whose slice allocates, so that a finalizer of the program runs."""
 
-        _usable, length = True, 64
+        _usable, _users, _outwaits, length = True, 0, False, 64
 
         def __init__(self, array: Any) -> None:
             self._view = self.view = memoryview(array)

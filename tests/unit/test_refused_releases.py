@@ -1,0 +1,99 @@
+"""Memory that aiordma registered for a request, a grant or its cache, and that the driver refuses
+to deregister: the rest is deregistered at once, and the refused memory with the connection."""
+
+import errno
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+import aiordma
+from aiordma import Access, VerbsCallError
+from aiordma.testing import Faults, connected_pair, software_objects
+from tests.internals import endpoint_of, hub_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.natively]
+
+PATIENCE = 10
+SHORT, LONG = 400_000, 800_000
+"""Two of these are deregistered on the loop's thread, and in a worker thread."""
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[tuple[aiordma.Connection, aiordma.Connection]]:
+    """Two connections of a loop that has others, so that its own protection domain stays."""
+    with anyio.fail_after(PATIENCE):
+        async with connected_pair(receive_buffers=0), connected_pair(receive_buffers=0) as both:
+            yield both
+
+
+def is_free(buffer: bytearray) -> bool:
+    try:
+        buffer.append(0)
+    except BufferError:
+        return False
+    return True
+
+
+def regions() -> int:
+    return software_objects()["regions"]
+
+
+async def until(condition: Any) -> None:
+    while not condition():
+        await anyio.sleep(0.002)
+
+
+@pytest.mark.parametrize("size", [SHORT, LONG])
+@pytest.mark.parametrize("refused", [0, 1])
+async def test_other_memory_of_the_request_is_deregistered(size: int, refused: int) -> None:
+    async with pair() as (client, server):
+        target = server.register(bytearray(2 * size), Access.REMOTE_WRITE)
+        before, known = regions(), len(endpoint_of(client).regions)
+        buffers = [bytearray(size), bytearray(size)]
+        with Faults() as faults:
+            fault = faults.refuse_call("dereg_mr", errno.EBUSY, after=refused)
+            await client.writev(buffers, target.remote())
+            await until(lambda: fault.struck and regions() == before + 1)
+            await until(lambda: len(endpoint_of(client).regions) == known + 1)
+        assert sorted(is_free(buffer) for buffer in buffers) == [False, True]
+        await client.aclose()
+        assert is_free(buffers[0])
+        assert is_free(buffers[1])
+        assert regions() == before
+
+
+@pytest.mark.parametrize("size", [SHORT, LONG])
+async def test_other_memory_of_the_cache_is_deregistered(size: int) -> None:
+    numpy = pytest.importorskip("numpy")
+    async with pair() as (client, server):
+        target = server.register(bytearray(2 * size), Access.REMOTE_WRITE)
+        before = regions()
+        arrays = [numpy.zeros(size, "u1") for _ in range(3)]
+        for array in arrays:
+            await client.write(array, target.remote()[:size])
+        assert regions() == before + 3
+        with Faults() as faults:
+            fault = faults.refuse_call("dereg_mr", errno.EBUSY)
+            try:
+                hub_of(client).pool.registrations.clear()
+            except VerbsCallError:
+                assert size == SHORT
+            await until(lambda: fault.struck and regions() == before + 1)
+
+
+@pytest.mark.parametrize("size", [SHORT, 2 * LONG])
+async def test_memory_of_a_grant_is_deregistered_with_the_connection(size: int) -> None:
+    async with pair() as (client, _):
+        before, memory = regions(), bytearray(size)
+        with Faults() as faults:
+            grant = await client.grant(memory, Access.REMOTE_WRITE)
+            faults.refuse_call("dereg_mr", errno.EIO)
+            with pytest.raises(VerbsCallError, match="ibv_dereg_mr"):
+                await grant.aclose()
+        assert regions() == before + 1
+        await client.aclose()
+        assert regions() == before
+        assert is_free(memory)
