@@ -272,9 +272,16 @@ class Identifier(Resource):
         if channel.provider is not self.provider:
             expected = f"a channel of {self.provider.name}, as the identifier's is"
             raise wrong_value(channel, "channel", expected, "migrate")
-        self._call("migrate_id", channel.pointer)
-        self._move(channel)
+        self._require_open()
+        before = self.channel
+        self._move(before, channel)  # it closes before both, whatever librdmacm answers
+        try:
+            self._call("migrate_id", channel.pointer)
+        except VerbsCallError:
+            self._move(before)
+            raise
         self.channel = channel
+        self._move(channel)
 
     def bind(self, host: str, port: int) -> None:
         """Bind to a local address; port 0 takes a free port.

@@ -425,18 +425,20 @@ class MemoryRegion(RegionBase, Resource):
         address = self.address if buffer is None else start
         for used in (self, home):
             used._require_open()  # after the arguments' checks, which may run the program's code
-        before = self._parents
-        if home is not self.domain:
-            self._move(self.domain, home)  # it closes before both, whatever the driver answers
-        self._usable, self._uncertain = False, view
-        result = home.provider.rereg_mr(
+        before, length = self._parents, len(view)
+        number, writable = int(wanted), bool(wanted & Access.LOCAL_WRITE)
+        arguments = (
             self.pointer,
             flags,
             home.pointer,
             ffi.cast("void *", address if buffer is not None else 0),
-            len(view) if buffer is not None else 0,
-            int(wanted) if access is not None else 0,
+            length if buffer is not None else 0,
+            number if access is not None else 0,
         )
+        if home is not self.domain:
+            self._move(self.domain, home)  # it closes before both, whatever the driver answers
+        self._usable, self._uncertain = False, view
+        result = home.provider.rereg_mr(*arguments)
         # With DO_FORK_OLD the change is done, but the old memory is still marked for forks.
         if result not in (0, lib.IBV_REREG_MR_ERR_DO_FORK_OLD):
             error = ffi.errno
@@ -452,17 +454,18 @@ class MemoryRegion(RegionBase, Resource):
                 check_positive_errno(error or -1, "ibv_rereg_mr", "The region is unchanged")
             except VerbsCallError as refusal:
                 raise self._bound_or(refusal) from None
-        # No memory is allocated for the first two: the device accesses the new memory.
+        # The device accesses the new memory. Until `_uncertain` is None again, the region can only
+        # be closed: there may be no memory for the keys, or for its parents.
         self._view = view
-        self._uncertain = None
+        lkey, rkey = self.pointer.lkey, self.pointer.rkey
         if home is not self.domain:
             self._move(home)
         self.domain, self.access = home, wanted
-        self._usable, self._writable = True, bool(wanted & Access.LOCAL_WRITE)
-        self._access = int(wanted)
+        self._writable, self._access = writable, number
         self._start = start
-        self.address, self.length = address, len(view)
-        self.lkey, self.rkey = self.pointer.lkey, self.pointer.rkey
+        self.address, self.length = address, length
+        self.lkey, self.rkey = lkey, rkey
+        self._usable, self._uncertain = True, None
 
     def close(self) -> None:
         """Deregister the memory. Its rkeys are then invalid, and no byte of a peer's arrives in the

@@ -267,12 +267,15 @@ class Resource:
             child._disown()
 
     def _move(self, *parents: "Resource") -> None:
-        """Become the child of other parents, which are open."""
-        for parent in self._parents:
-            parent._children.pop(id(self), None)
-        self._parents = parents
+        """Become the child of other parents, which are open. Without memory, this stays the child
+        of the earlier ones, and can have become the child of the others, too."""
+        key, before = id(self), self._parents
         for parent in parents:
-            parent._children[id(self)] = self
+            parent._children[key] = self
+        self._parents = parents
+        for parent in before:
+            if parent not in parents:
+                parent._children.pop(key, None)
 
     def _create(
         self,
