@@ -608,6 +608,7 @@ class StreamProtocolError(RdmaConnectionError, anyio.BrokenResourceError):
 
 
 _SOCKET_ERRNOS: dict[type, int] = {
+    NoMemoryError: errno_module.ENOMEM,
     DeviceEventError: errno_module.ECONNABORTED,
     WorkCompletionError: errno_module.ECONNABORTED,
     PeerGoneError: errno_module.ECONNRESET,

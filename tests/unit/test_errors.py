@@ -185,6 +185,7 @@ ERRNOS: list[tuple[RdmaError, int | None]] = [
     (errors.UnreachableError("no answer"), errno.ETIMEDOUT),
     (errors.RouteError("no route"), errno.EHOSTUNREACH),
     (errors.StreamProtocolError("no rsocket"), errno.EPROTO),
+    (errors.NoMemoryError("no memory for a step"), errno.ENOMEM),
     (errors.DeviceEventError(AsyncEventType.QP_FATAL, "a queue pair"), errno.ECONNABORTED),
     (completion_error(Status.RETRY_EXC_ERR, "SEND"), errno.ETIMEDOUT),
     (completion_error(Status.REM_ACCESS_ERR, "WRITE"), errno.ECONNRESET),
