@@ -28,7 +28,7 @@ from aiordma._base.ranges import RemoteMemory
 from aiordma._loop.ending import ATTEMPTS
 from aiordma._loop.event_loop import EventLoop, Waiter
 from aiordma._native import ffi, lib
-from aiordma.verbs import WorkCompletion
+from aiordma.verbs import MemoryRegion, MemorySlice, WorkCompletion
 from aiordma.verbs.completion import COMPLETION
 
 __all__ = (
@@ -486,9 +486,20 @@ class WorkRequest:
 
     def _release(self, memory: Holdable) -> None:
         try:
-            memory._release()
+            if isinstance(memory, MemorySlice):
+                _release_region(memory.region)
+            else:
+                memory._release()
         except Exception:  # a region's last user closes it, which can fail
-            logger.exception("releasing the memory of %r failed", self)
+            with suppress(MemoryError):
+                logger.exception("releasing the memory of %r failed", self)
+
+    def _call_release(self, release: Callable[[], object]) -> None:
+        try:
+            release()
+        except Exception:
+            with suppress(MemoryError):
+                logger.exception("releasing the memory of %r failed", self)
 
     def _call(self, callback: Callable[["WorkRequest"], object]) -> None:
         try:
@@ -498,11 +509,13 @@ class WorkRequest:
 
     @deferring
     def _drop(self) -> None:
-        """Release the memory of a request that the device did not accept, or that has kept it."""
+        """Release the memory of a request that the device did not accept, or that has kept it. All
+        of it is released, also if one raises, which is logged. If this raises MemoryError, call it
+        again."""
         while self._held:
-            self._held.pop(0)._release()
+            self._release(self._held.pop(0))
         while self._kept:
-            self._kept.pop()()
+            self._call_release(self._kept.pop())
 
     def _keep_memory(self) -> None:
         """If the request fails, keep its memory until `_drop`: the device may still access it."""
@@ -521,6 +534,24 @@ class WorkRequest:
                 self._kept.append(release)
         else:
             release()
+
+
+def _release_region(region: MemoryRegion) -> None:
+    """Count one request less. The last one closes a retired region, again if there was no memory
+    for that."""
+    region._users -= 1
+    if not region._retired or region._users:
+        return
+    attempts = ATTEMPTS
+    while True:
+        try:
+            region.close()
+        except MemoryError:
+            attempts -= 1
+            if not attempts:
+                raise
+        else:
+            return
 
 
 class OpenRequests(Collection[WorkRequest]):

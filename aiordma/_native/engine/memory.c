@@ -29,7 +29,8 @@ int engine_release_region(RegionBase *region)
     region->users--;
     if (!region->retired || region->users)
         return 0;
-    PyObject *result = engine_call_method_alone(engine_given.close, (PyObject **)&region, 1);
+    /* Nothing else closes it before its domain. */
+    PyObject *result = engine_call_method_surely(engine_given.close, (PyObject **)&region, 1);
     Py_XDECREF(result);
     return result ? 0 : -1;
 }

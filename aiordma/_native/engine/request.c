@@ -101,9 +101,15 @@ static void release_held(PyObject *held, Py_ssize_t count)
 {
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *memory = PyTuple_GET_ITEM(held, i);
-        PyObject *result = engine_call_deferring(memory, engine_given.release, NULL);
-        Py_XDECREF(result);
-        if (!result)
+        int failed;
+        if (PyObject_TypeCheck(memory, &engine_part_type)) {
+            failed = engine_release_region(((Part *)memory)->region);
+        } else {
+            PyObject *result = engine_call_deferring(memory, engine_given.release, NULL);
+            failed = !result;
+            Py_XDECREF(result);
+        }
+        if (failed)
             engine_log("releasing the memory of %r failed", memory);
     }
 }
