@@ -48,11 +48,13 @@ class PeerHandle(HandleBase):
     def retire(self) -> None:
         """Destroy the handle as soon as it has no holders. Idempotent."""
         if not self._retired:
+            self.handle._in_use = self._holders > 0  # its domain must not destroy it
             self._retired = True
             self._destroy_if_unused()
 
     def _destroy_if_unused(self) -> None:
         if self._retired and not self._holders:
+            self.handle._in_use = False
             self._handles.destroy(self.handle)
 
 
@@ -61,7 +63,9 @@ class AddressHandles:
 
     Creating a handle may query the network for the peer's link address, and destroying one waits
     for the device. So both run in worker threads, and one destroying call runs at a time. `ended`
-    is set when all handles are destroyed after `close`. Until then, the domain stays open.
+    is set when all handles are destroyed after `close`. Until then, the domain stays open. (If the
+    driver refuses to destroy the queue pair, `ended` does not wait for the handles of its requests.
+    They are destroyed with what the requests keep, or by the domain.)
 
     Args:
         loop, reactor, domain: those of the endpoint.
@@ -83,10 +87,10 @@ class AddressHandles:
         self._most = most
         self._domain_state = state
         self._kept: OrderedDict[AddressVector, PeerHandle] = OrderedDict()
-        self._alive = 0
+        self._alive = self._making = 0
         self._unwanted: list[AddressHandle] = []
         self._destroying = False
-        self._closed = self._has_left = False
+        self._closed = self._are_kept = self._has_left = False
         self.ended: Once = Once(loop)
 
     def __len__(self) -> int:
@@ -126,14 +130,19 @@ class AddressHandles:
         keep = partial(self._keep, vector)
         make = partial(AddressHandle, self._domain, vector)
         self._alive += 1
+        self._making += 1
         with ExitStack() as stack:
-            stack.callback(self._gone, 1)
+            stack.callback(self._made)
             stack.enter_context(self._reactor.retained())
             known = keep(
                 await in_thread(self._loop, make, PEERS, on_cancelled=keep, on_lost=stack.close)
             )
         self._require_open()
         return known
+
+    def _made(self) -> None:
+        self._making -= 1
+        self._gone(1)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -160,11 +169,24 @@ class AddressHandles:
 
     def destroy(self, handle: AddressHandle) -> None:
         """Destroy a handle in the background. PeerHandle calls this."""
+        if self._are_kept:
+            self._destroy_kept(handle)
+            return
         self._unwanted.append(handle)
         try:
             self._destroy_unwanted()
         except MemoryError:
             end(self._loop, self._destroy_unwanted)
+
+    def _destroy_kept(self, handle: AddressHandle) -> None:
+        """Destroy a handle at once, in any thread: nothing keeps the reactor open any more. If that
+        fails, the end of the domain repeats it."""
+        self._alive -= 1
+        try:
+            handle.close()
+        except Exception as error:
+            with suppress(MemoryError):
+                logger.error("destroying an address handle: %s", error, exc_info=error)
 
     @deferring
     def _destroy_unwanted(self) -> None:
@@ -206,7 +228,10 @@ class AddressHandles:
             end(self._loop, self._leave_if_last)
 
     def _leave_if_last(self) -> None:
-        if self._closed and not self._alive and not self._has_left:
+        waits = self._alive > 0
+        if self._are_kept:
+            waits = self._destroying or bool(self._unwanted or self._making)
+        if self._closed and not waits and not self._has_left:
             release = partial(self._reactor.release, self.ended.set)
             ending = Ending(self._loop, self._leave_domain, release)
             self._has_left = True
@@ -218,9 +243,15 @@ class AddressHandles:
             self._domain_state.leave(self)
 
     @deferring
-    def close(self) -> None:
+    def close(self, *, are_kept: bool = False) -> None:
         """Destroy all handles in the background, each when its last request has completed.
-        Idempotent. The endpoint still uses the domain and the reactor."""
+        Idempotent. The endpoint still uses the domain and the reactor.
+
+        Args:
+            are_kept: requests keep their handles, because the driver refuses to destroy their queue
+                pair. Do not wait for these handles.
+        """
+        self._are_kept = self._are_kept or are_kept
         # All of it, also if it was called before: that call may have found no memory.
         if not self._closed:
             if self._domain_state is not None:

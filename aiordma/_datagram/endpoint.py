@@ -77,7 +77,7 @@ class DatagramEndpoint(Endpoint):
         self._private_data = private_data
         self._most_handles = most_handles
         self._resolving: set[anyio.CancelScope] = set()
-        self.life.on_close.append(self.handles.close)
+        self.life.on_close.append(self._close_handles)
 
     def __repr__(self) -> str:
         state = "" if self.cause is None else f": {self.state.value}"
@@ -233,6 +233,10 @@ class DatagramEndpoint(Endpoint):
             self.received.queue.discard()
         super()._give_back()
 
+    def _close_handles(self) -> None:
+        # Requests of a queue pair that the driver refuses to destroy keep their handles.
+        self.handles.close(are_kept=self.outliving.exists)
+
     @deferring_steps
     async def aclose(self) -> None:
         """Call `close`, and wait for it, also if the task is cancelled. The wait is short."""
@@ -240,16 +244,10 @@ class DatagramEndpoint(Endpoint):
             return
         if not self.life.closed.is_set():
             self.reactor.require_here(self, self.close)
-        if self.loop.has_ended:
-            return  # closed after the loop's end, when no task of the socket's continues
         groups = list(self.groups.values())
         async with AsyncExitStack() as all_of_them:
-            all_of_them.push_async_callback(self._handles_ended)
-            for group in groups:
-                all_of_them.push_async_callback(outwait, group._has_left)
+            if not self.loop.has_ended:  # else no task of the socket's continues
+                all_of_them.push_async_callback(outwait, self.handles.ended)
+                for group in groups:
+                    all_of_them.push_async_callback(outwait, group._has_left)
             all_of_them.push_async_callback(super().aclose)
-
-    async def _handles_ended(self) -> None:
-        # Requests of a queue pair that the driver refuses to destroy keep their handles.
-        if not self.outliving.exists:
-            await outwait(self.handles.ended)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiordma._base.arguments import data, instance, whole_number
-from aiordma._base.errors import check_positive_errno
+from aiordma._base.errors import BusyError, check_positive_errno
 from aiordma._base.interrupts import deferring
 from aiordma._native import ffi, lib
 from aiordma.verbs.completion import COMPLETION, WorkCompletion
@@ -169,6 +169,9 @@ class AddressHandle(Resource):
 
     _closing_rank = 1
 
+    _in_use: bool = False
+    """Whether requests of a datagram socket use it that nobody can wait for."""
+
     @deferring
     def __init__(self, domain: ProtectionDomain, vector: AddressVector) -> None:
         instance(domain, "domain", ProtectionDomain, "AddressHandle")
@@ -190,6 +193,24 @@ class AddressHandle(Resource):
 
     def __repr__(self) -> str:
         return f"<AddressHandle to {self.vector}>"
+
+    def close(self) -> None:
+        """Destroy the handle. Idempotent.
+
+        Raises:
+            BusyError: it is a datagram socket's, and requests use it whose queue pair the driver
+                refuses to destroy. It stays open, and so does its domain.
+            VerbsCallError: the driver refused. The handle stays open: close it again later.
+
+        See: man ibv_create_ah.
+        """
+        if self._in_use and not self._closed:
+            raise BusyError(f"{self!r} is in use by posted work requests, whose queue pair exists")
+        super().close()
+
+    def _disown(self) -> None:
+        self._in_use = False  # the garbage collector has found it together with the requests
+        super()._disown()
 
     def _destroy(self) -> None:
         self._check_destroyed(self.domain.provider.destroy_ah(self.pointer), "ibv_destroy_ah")

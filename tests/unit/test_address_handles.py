@@ -8,11 +8,13 @@ from typing import Any
 import anyio
 import pytest
 
-from aiordma._base.errors import ClosedError, VerbsCallError
+from aiordma._base.errors import BusyError, ClosedError, VerbsCallError
 from aiordma._datagram import address_handles
 from aiordma._datagram.address_handles import AddressHandles
 from aiordma._loop.event_loop import current_event_loop
+from aiordma.verbs import AddressHandle as RealHandle
 from aiordma.verbs import AddressVector
+from aiordma.verbs import Device as RealDevice
 from tests.unit.loops import until
 
 pytestmark = pytest.mark.anyio
@@ -215,3 +217,33 @@ async def test_one_that_is_made_while_all_is_closed_is_destroyed(device: Device)
         device.ready.set()
     assert device.made == 1
     await ended(handles, device)
+
+
+async def test_end_does_not_wait_for_handles_that_are_kept(device: Device) -> None:
+    handles = handles_of(device, 2)
+    evicted, kept = handles.get(ONE), handles.get(OTHER)
+    handles.get(THIRD).release()  # which drops the first one
+    handles.close(are_kept=True)
+    with anyio.fail_after(10):
+        await handles.ended.wait()
+    assert (device.users.count, device.domain.joined) == (0, [])
+    assert device.alive == [ONE, OTHER]
+    used: list[Any] = [evicted.handle, kept.handle]
+    assert [each._in_use for each in used] == [True, True]
+    await anyio.to_thread.run_sync(evicted.release)  # any thread may, and without the reactor
+    assert (device.alive, used[0]._in_use) == ([OTHER], False)
+    kept.release()
+    assert (device.alive, len(handles), device.users.count) == ([], 0, 0)
+
+
+def test_handle_in_use_keeps_its_domain_open() -> None:
+    with RealDevice("software").open() as context:
+        domain = context.alloc_pd()
+        handle = RealHandle(domain, AddressVector(gid=bytes(10) + b"\xff\xff\x7f\0\0\1"))
+        handle._in_use = True
+        with pytest.raises(BusyError, match="in use"):
+            domain.close()
+        assert (handle.closed, domain.closed) == (False, False)
+        handle._in_use = False
+        domain.close()
+        assert handle.closed
