@@ -230,8 +230,8 @@ class SharedReceiveEndpoint:
         port = 1 if self._identifier is None else self._identifier.port
         self.max_message = self.hub.context.query_port(port).max_msg_sz
         self.raw = RawSharedReceiveQueue(self.domain, self.depth, self.max_sge)
-        self._outliving.watch(self.raw)
         self._made = True
+        self._outliving.watch(self.raw)
 
     def require_usable(self) -> None:
         """Do nothing while receives may be posted and connections may join.
@@ -577,7 +577,7 @@ class SharedReceiveEndpoint:
 
     def _begin_destroying(self) -> None:
         if self.life.phase < Phase.DESTROYING:
-            attempt = partial(self._outliving.attempt, self.raw.close)
+            attempt = self._outliving.attempt
             destroy = partial(self.reactor.destroy, attempt, *self._last_steps())
             self.life.enter(Phase.DESTROYING, destroy)
 
@@ -677,7 +677,7 @@ class SharedReceiveEndpoint:
         def close() -> None:
             with ExitStack() as last_first:
                 last_first.callback(destroy_unused)
-                last_first.callback(self._destroy_again)
+                last_first.callback(self._destroy_rest)
                 for region in regions:
                     last_first.callback(region._retire)
 
@@ -690,19 +690,27 @@ class SharedReceiveEndpoint:
         self.reactor.destroy(close, settle, leave, closed=self.life.closed.set)
         forgetting.run()
 
-    def _destroy_again(self) -> None:
-        """Destroy the identifier, in a worker thread, and the queue if the driver has refused to
-        destroy it before."""
+    def _destroy_rest(self) -> None:
+        """Destroy the identifier, in a worker thread, and before it the queue if the driver has
+        refused to destroy it. Idempotent."""
         with ExitStack() as last_first:
             if self._identifier is not None:
                 last_first.callback(self._identifier.close)
             if self._outliving.exists:
-                last_first.callback(self._outliving.attempt, self.raw.close)
+                last_first.callback(self._outliving.attempt)
+
+    @property
+    def _is_left(self) -> bool:
+        """Whether the driver has refused something at its end, which `aclose` tries again."""
+        return self._process == here.pid and (
+            self._outliving.is_left
+            or (self._identifier is not None and not self._identifier.closed)
+            or self.reactor.is_left
+        )
 
     @deferring_steps
     async def aclose(self) -> None:
         """Destroy the queue, and wait for it. Idempotent. See `SharedReceiveQueue.aclose`."""
-        again = self.life.closed.is_set()
         if len(self._members) and not self.life.is_closing:
             raise BusyError(
                 f"{len(self._members)} connections take their receives from {self!r}: close them "
@@ -710,7 +718,9 @@ class SharedReceiveEndpoint:
             )
         if not self.life.closed.is_set() and self._process == here.pid:
             self.reactor.require_here(self, self.close)
+        elif self._is_left:
+            await self.reactor.destroy_again(self, self._destroy_rest, self._outliving.settle)
         self.close()
         await outwait(self.life.closed)
         if self._process == here.pid:
-            await self._outliving.check(self._destroy_again, again=again)
+            self._outliving.check()

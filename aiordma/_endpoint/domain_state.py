@@ -236,22 +236,47 @@ class DomainState:
             raise
         self._refusal = None
 
+    @property
+    def is_private(self) -> bool:
+        """Whether it is closed by the end of its only user."""
+        return self._identifier is None
+
+    @property
+    def is_left(self) -> bool:
+        """Whether it was closed, and still exists, because the driver has refused to destroy it or
+        what is left in it."""
+        if not self.life.closed.is_set():
+            return False
+        is_open = self._identifier is not None and not self._identifier.closed
+        return self._refusal is not None or not self.raw.closed or is_open
+
+    def _destroy_rest(self) -> None:
+        """Destroy, in a worker thread, what the driver has refused to destroy. Idempotent."""
+        with ExitStack() as last_first:
+            if self._identifier is not None:
+                last_first.callback(self._identifier.close)
+            last_first.callback(self._destroy)
+
+    def destroy_private_rest(self) -> None:
+        """Do the same for a private domain, which nobody else closes again; else do nothing."""
+        if self.is_private and self.is_left:
+            self._destroy_rest()
+
     @deferring_steps
     async def aclose(self) -> None:
         """Close the domain, and wait for it. Idempotent. See `Domain.aclose`."""
         if self._process != here.pid:
             return
-        again = self.life.closed.is_set()
         using = Counter(kind for kind, is_closing in self._users.values() if not is_closing())
         if using and not self._retiring:
             users = ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in using.items())
             raise BusyError(f"{self!r} is in use ({users}): close its users first")
         if not self.life.closed.is_set():
             self.reactor.require_here(self, self.close_when_unused)
+        elif self.is_left or self.reactor.is_left:
+            await self.reactor.destroy_again(self, self._destroy_rest)
         self.close_when_unused()
         await outwait(self.life.closed)
-        if again and self._refusal is not None:
-            await self.reactor.destroy_again(self._destroy)
         if self._refusal is not None:
             raise detached(self._refusal)
 

@@ -868,7 +868,7 @@ class Endpoint:
     def _destroy_queue_pair(self) -> None:
         assert self.queue_pair is not None
         with ExitStack() as last_first:
-            last_first.callback(self.outliving.attempt, self.queue_pair.close)
+            last_first.callback(self.outliving.attempt)
             # Windows first: in rxe, destroying a queue pair waits for its bound windows.
             for window in list(self.windows.values()):
                 last_first.callback(window._free)
@@ -976,7 +976,7 @@ class Endpoint:
         def close() -> None:
             with ExitStack() as last_first:
                 last_first.callback(destroy_unused)
-                last_first.callback(self._destroy_again)
+                last_first.callback(self._destroy_rest)
                 # If a request of another connection uses a region, it closes with that.
                 last_first.callback(retire_all, regions)
 
@@ -993,13 +993,26 @@ class Endpoint:
         self.reactor.destroy(close, settle, leave, closed=self.life.closed.set)
         forgetting.run()
 
-    def _destroy_again(self) -> None:
-        """Destroy the identifier, in a worker thread, and the queue pair if the driver has refused
-        to destroy it before."""
+    def _destroy_rest(self) -> None:
+        """Destroy the identifier, in a worker thread, and before it the queue pair if the driver
+        has refused to destroy it. Idempotent."""
         with ExitStack() as last_first:
+            if self.domain_state is not None:
+                last_first.callback(self.domain_state.destroy_private_rest)
             last_first.callback(self.identifier.close)
-            if self.queue_pair is not None and self.outliving.exists:
-                last_first.callback(self.outliving.attempt, self.queue_pair.close)
+            if self.outliving.exists:
+                last_first.callback(self.outliving.attempt)
+
+    @property
+    def _is_left(self) -> bool:
+        """Whether the driver has refused something at its end, which `aclose` tries again."""
+        domain = self.domain_state
+        return not self.is_inherited and (
+            self.outliving.is_left
+            or not self.identifier.closed
+            or self.reactor.is_left
+            or (domain is not None and domain.is_private and domain.is_left)
+        )
 
     @deferring_steps
     async def aclose(self) -> None:
@@ -1009,14 +1022,15 @@ class Endpoint:
             EventLoopError: as in `Reactor.require_here`.
             VerbsCallError: the driver refuses to destroy the queue pair. Call this again later.
         """
-        again = self.life.closed.is_set()
         if not (self.life.closed.is_set() or self.is_inherited):
             self.reactor.require_here(self, self.close)
+        elif self._is_left:
+            await self.reactor.destroy_again(self, self._destroy_rest, self.outliving.settle)
         if not self.closes_soon or self.is_inherited:
             self.close()
         await outwait(self.life.closed)
         if not self.is_inherited:
-            await self.outliving.check(self._destroy_again, again=again)
+            self.outliving.check()
 
     def expect_close(self) -> None:
         """The program has closed what is built on this connection, which closes it in turn once the

@@ -1,21 +1,25 @@
 """What the device may still use, because the driver refuses to destroy a queue pair or a shared
 receive queue: the memory of its requests, and its entries of a completion queue."""
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from aiordma._base.errors import BusyError, VerbsCallError, detached
+from aiordma._base.process import reentrant_lock
 from aiordma._endpoint.domain_state import DomainState
+from aiordma._loop.ending import repeated
 from aiordma._loop.event_loop import EventLoop
 from aiordma._requests.pool import BufferPool
 from aiordma._requests.request import WorkRequest, fail_all
 from aiordma._runtime.reactor import Reactor
-from aiordma.verbs import Resource
+from aiordma.verbs import MemoryRegion, MemorySlice, Resource
 from aiordma.verbs.memory import OUTLIVING
 
 __all__ = ("Outliving",)
 
+logger: logging.Logger = logging.getLogger("aiordma")
 
 _TURN_SECONDS = 0.01
 _TURNS = 2000
@@ -28,6 +32,9 @@ class Outliving:
     Usually the driver destroys the object, and this does nothing. If it refuses, the requests still
     end, with an error, but their memory is kept until the driver has destroyed the object. Closing
     the owner again tries that again, and so do the end of its protection domain and of the device.
+
+    `_release` is the one step that releases what is kept. Each thing is forgotten only after its
+    release, so the step can be repeated, in any thread.
 
     Args:
         loop, reactor, domain: the owner's; None: the domain is the loop's own.
@@ -43,85 +50,114 @@ class Outliving:
         self._reactor = reactor
         self._domain = domain
         self._pool = pool
+        self._raw: Resource | None = None
         self._refusal: BaseException | None = None
-        self._requests: dict[WorkRequest, None] = {}
-        self._later: list[Callable[[], object]] = []
-        self._is_left = False
+        self._kept: dict[object, Callable[[], object]] = {}
+        """What releases each thing that is kept: call it until it raises no MemoryError."""
+        self._lock = reentrant_lock()  # of `_release`
+        self._is_releasing = False
 
-    def _may_release(self) -> bool:
-        """Whether nothing on the loop's thread uses the memory's pool any more, so that memory may
-        be released in another thread."""
-        is_closing = self._domain is not None and self._domain.life.is_closing
-        return is_closing or self._reactor.ended or self._loop.has_ended
+    @property
+    def is_left(self) -> bool:
+        """Whether the object, or what is kept because of it, exists."""
+        return self.exists or bool(self._kept)
 
     def watch(self, raw: Resource) -> None:
-        """Begin with a new object of the device."""
-        self.exists = True
+        """Begin with a new object of the device, before its first request. If this raises
+        MemoryError, `attempt` still destroys it."""
+        self._raw = raw
         raw._on_destroyed = self._destroyed
+        self.exists = True  # last: nothing but the callback ends it
 
-    def attempt(self, destroy: Callable[[], object]) -> None:
-        """Call the function that destroys the object, in a worker thread, and keep its error."""
-        self._refusal = None
+    def attempt(self) -> None:
+        """Try to destroy the object, in a worker thread, and keep the driver's refusal."""
+        assert self._raw is not None
         try:
-            destroy()
+            self._raw.close()
             for _ in range(_TURNS):
                 if not self.exists:
                     return
                 time.sleep(_TURN_SECONDS)  # another thread is destroying it, and may be refused
-                destroy()
+                self._raw.close()
             raise BusyError("another thread has been destroying this object for long")
         except BaseException as error:
             self._refusal = detached(error)
             raise
 
     def _destroyed(self) -> None:
-        """Release everything, in any thread, if the owner has left it here."""
+        """Note that the object is destroyed, in any thread. The owner's own attempts are followed
+        by `settle`. Others are made only when nothing on the loop's thread uses the pool of the
+        memory any more, and what they destroy next needs that the memory is released."""
         self.exists = False
-        if not self._is_left:
-            return  # the owner is waiting for its own attempt, and calls `settle`
-        if self._may_release():
-            self._release()
-        else:
-            self._loop.call_from_thread(self._release)
+        is_closing = self._domain is not None and self._domain.life.is_closing
+        if is_closing or self._reactor.ended or self._loop.has_ended:
+            repeated(self._release)()
 
     def fail(
         self, requests: Iterable[WorkRequest], explain: Callable[[WorkRequest], Exception]
     ) -> None:
-        """End requests without completions, after an attempt to destroy the object."""
+        """End requests without completions, after an attempt to destroy the object. If this raises
+        MemoryError, call it again."""
         requests = list(requests)
         if self.exists:
             OUTLIVING[self] = self  # the requests hold their owner, and with it the object
             for slab in self._pool.leased_slabs():
-                slab._hold()  # a request holds its block, which the end of the pool ignores
-                self._later.append(slab._release)
+                self._hold(slab)  # a request holds its block, which the end of the pool ignores
             for request in requests:
-                self._requests[request] = None
+                self._kept[request] = request._drop
                 request._keep_memory()
         fail_all(requests, explain)
+
+    def _hold(self, slab: MemorySlice) -> None:
+        if self._kept.get(slab.region, _nothing) is not _nothing:
+            return
+        release = _Hold(slab.region).release
+        self._kept[slab.region] = _nothing
+        slab._hold()
+        self._kept[slab.region] = release  # which takes no memory: the region is held once
 
     def once_destroyed(self, function: Callable[[], object]) -> None:
         """Call a function on the loop's thread: now, or when the object is destroyed."""
         if self.exists:
-            self._later.append(function)
+            self._kept[function] = function
         else:
             function()
 
     def settle(self) -> None:
         """Release everything if the object is destroyed. Otherwise leave it to a later attempt.
         Called on the loop's thread, after an attempt. Idempotent."""
-        self._is_left = True
         if not self.exists:
             self._release()
 
     def _release(self) -> None:
-        # Two threads may do this at the same time: each takes something else.
-        with suppress(KeyError):
-            while True:
-                self._requests.popitem()[0]._drop()
-        with suppress(IndexError):
-            while True:
-                self._later.pop()()
-        OUTLIVING.pop(self, None)
+        """Release everything that is kept, in any thread. If this raises MemoryError, the rest is
+        still kept: call it again. Other errors are logged, as those of a completed request."""
+        interrupt: BaseException | None = None
+        try:
+            with self._lock:
+                if self._is_releasing:
+                    return  # a release runs code of the program's, which has called this
+                self._is_releasing = True
+                try:
+                    while self._kept:
+                        last = next(reversed(self._kept))
+                        try:
+                            self._kept[last]()
+                        except MemoryError:
+                            raise
+                        except Exception:
+                            with suppress(MemoryError):
+                                logger.exception("releasing what a queue had kept failed")
+                        except BaseException as error:  # raised again behind the last one
+                            interrupt = error
+                        del self._kept[last]
+                finally:
+                    self._is_releasing = False
+            OUTLIVING.pop(self, None)
+            if interrupt is not None:
+                raise interrupt
+        finally:
+            del interrupt  # its traceback holds this frame
 
     @property
     def why(self) -> str:
@@ -135,23 +171,38 @@ class Outliving:
             "memory, which stays registered until aclose(), called again, succeeds"
         )
 
-    async def check(self, destroy: Callable[[], object], *, again: bool) -> None:
-        """Raise the driver's refusal if the object still exists.
-
-        Args:
-            destroy: makes an `attempt`, and destroys what the object was created on.
-            again: whether to call `destroy` before.
+    def check(self) -> None:
+        """Raise the driver's refusal if the object still exists, after an attempt.
 
         Raises:
             VerbsCallError: the driver refuses to destroy the object.
             BusyError: another thread is destroying it.
         """
-        if again and self.exists:
-            self._is_left = self._may_release()
-            await self._reactor.destroy_again(destroy, self.settle)
+        if not self.exists:
+            return
         error = self._refusal
-        if self.exists and error is not None:
-            if isinstance(error, VerbsCallError) and error.errno is not None:
-                hint = "It still exists, and its memory stays registered: call aclose() again"
-                raise VerbsCallError(error.errno, error.call, hint)
-            raise detached(error)
+        if isinstance(error, VerbsCallError) and error.errno is not None:
+            hint = "It still exists, and its memory stays registered: call aclose() again"
+            raise VerbsCallError(error.errno, error.call, hint)
+        raise detached(error or BusyError("its queue was not destroyed: call aclose() again"))
+
+
+class _Hold:
+    """A hold of a slab."""
+
+    def __init__(self, region: MemoryRegion) -> None:
+        self._region = region
+        self._is_released = False
+
+    def release(self) -> None:
+        """Give the hold back once, and close the region if it was the last one of a retired slab.
+        If this raises MemoryError, call it again."""
+        if not self._is_released:
+            self._region._users -= 1
+            self._is_released = True
+        if self._region._retired and not self._region._users:
+            self._region.close()
+
+
+def _nothing() -> None:
+    """Release nothing: the entry of a slab that is not held yet."""

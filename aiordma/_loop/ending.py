@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from aiordma._loop.event_loop import EventLoop
 
-__all__ = ("ATTEMPTS", "RETRY_SECONDS", "Ending", "end")
+__all__ = ("ATTEMPTS", "RETRY_SECONDS", "Ending", "end", "repeated")
 
 logger: logging.Logger = logging.getLogger("aiordma")
 
@@ -97,3 +97,23 @@ def end(loop: EventLoop, *steps: Callable[[], object]) -> None:
         else:
             break
     ending.run()
+
+
+def repeated(function: Callable[[], object]) -> Callable[[], None]:
+    """Return a function that calls a closing one, again as long as it finds no memory: the closes
+    of objects are idempotent."""
+
+    def repeat() -> None:
+        attempts = ATTEMPTS
+        while True:
+            try:
+                function()
+            except MemoryError:
+                attempts -= 1
+                if not attempts:
+                    raise
+                time.sleep(RETRY_SECONDS)
+            else:
+                return
+
+    return repeat

@@ -25,7 +25,7 @@ from aiordma._base.errors import ClosedError, EventLoopError, VerbsCallError
 from aiordma._base.interrupts import deferring, uninterrupted
 from aiordma._base.process import here, require_same_process
 from aiordma._base.provider import Provider
-from aiordma._loop.ending import ATTEMPTS, RETRY_SECONDS, Ending, end
+from aiordma._loop.ending import Ending, end, repeated
 from aiordma._loop.event_loop import EventLoop, current_event_loop, require_here
 from aiordma._loop.threads import (
     DESTROYS,
@@ -232,31 +232,53 @@ class Reactor:
         starting.run()
 
     async def destroy_again(
-        self, function: Callable[[], object], *then: Callable[[], object]
+        self, what: object, function: Callable[[], object], *then: Callable[[], object]
     ) -> None:
         """Run a function as `destroy` does, and wait for it and `then`. It destroys what the driver
-        has refused to destroy. If the reactor has closed meanwhile, close its objects again, too.
+        has refused to destroy before. If the reactor has closed meanwhile, close its objects again,
+        too. After the loop's end, all of this runs in the calling thread.
+
+        Args:
+            what: the object that owns it.
+            function, then: as of `destroy`.
 
         Raises:
+            EventLoopError: as `require_here`, but not after the loop's end.
             MemoryError: nothing was done.
         """
+        if not self.loop.has_ended:
+            self.require_here(what, partial(self._destroy_again, function, *then))
+            if self.ended:
+                await outwait(self._closed)
         done = Once(self.loop)
-        if not self.ended:
-            self.destroy(function, *then, done.set)
-        else:
-            ending = Ending(self.loop, *then, done.set)
-
-            def destroy() -> None:
-                with ExitStack() as last_first:
-                    last_first.callback(self._close_objects)
-                    last_first.callback(function)
-
-            def returned(error: BaseException | None) -> None:
-                _log("destroying", error)
-                ending.run()
-
-            start_destroy(self.loop, _repeated(destroy), returned)
+        self._destroy_again(function, *then, done.set)
         await outwait(done)
+
+    def _destroy_again(self, function: Callable[[], object], *then: Callable[[], object]) -> None:
+        if not self.ended:
+            self.destroy(function, *then)
+            return
+        ending = Ending(self.loop, *then)
+
+        def destroy() -> None:
+            with ExitStack() as last_first:
+                last_first.callback(self._close_objects)
+                last_first.callback(function)
+
+        def returned(error: BaseException | None) -> None:
+            _log("destroying", error)
+            ending.run()
+
+        start_destroy(self.loop, repeated(destroy), returned)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the reactor has closed, and one of its objects still exists, because the driver
+        has refused to destroy it."""
+        if not self._closed.is_set():
+            return False
+        contexts = [hub.context for hub in list(self._hubs.values())]
+        return not (self.channel.closed and all(context.closed for context in contexts))
 
     def _start_destroys(self) -> None:
         try:
@@ -286,12 +308,12 @@ class Reactor:
             _log("destroying", error)
             ending.run()
 
-        repeated = _repeated(function)
+        closing = repeated(function)
         self._destroying += 1
         try:
             if self._destroying == 1:
                 self.loop.unwatch(self.channel.fd)
-            start_destroy(self.loop, repeated, returned)
+            start_destroy(self.loop, closing, returned)
         except BaseException:
             if not self.loop.has_ended:  # else it was run
                 self._destroying -= 1
@@ -441,7 +463,7 @@ class Reactor:
             self._on_end,
             partial(self.loop.unwatch, self.channel.fd),
             *(hub.stop for hub in hubs),
-            partial(start_destroy, self.loop, _repeated(close), closed),
+            partial(start_destroy, self.loop, repeated(close), closed),
         )
         self._close_objects = close
         self.ended = True
@@ -555,26 +577,6 @@ class Reactor:
             return "it is as it was"
         self.loop.call_from_thread(close)
         return "its event loop stands still, and closes it when it runs again"
-
-
-def _repeated(function: Callable[[], object]) -> Callable[[], None]:
-    """Return a function that calls a closing one, again as long as it finds no memory: the closes
-    of objects are idempotent."""
-
-    def repeat() -> None:
-        attempts = ATTEMPTS
-        while True:
-            try:
-                function()
-            except MemoryError:
-                attempts -= 1
-                if not attempts:
-                    raise
-                time.sleep(RETRY_SECONDS)
-            else:
-                return
-
-    return repeat
 
 
 def _log(what: str, error: BaseException | None) -> None:

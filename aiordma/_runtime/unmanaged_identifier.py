@@ -17,6 +17,7 @@ class Unmanaged:
 
     local_address: SocketAddress | None = None
     peer_address: SocketAddress | None = None
+    closed = True  # the device has no object of it
 
     def __init__(self, port: int = 1) -> None:
         self.port = port

@@ -210,7 +210,7 @@ async def test_queue_of_a_refused_member_keeps_its_blocks(first: str) -> None:
             await client.aclose()
         with pytest.raises(VerbsCallError, match=REFUSED):
             await shared.aclose()
-        assert endpoint_of(shared)._outliving._requests
+        assert endpoint_of(shared)._outliving._kept
         assert pool.registered
         fault.end()
         both: list[Any] = [client, shared] if first == "member" else [shared, client]
