@@ -563,6 +563,7 @@ def test_loop_heeds_a_task_woken_while_it_polls(
     loop = aiordma.new_event_loop()
     with closing(loop), closing(readable), closing(written):
         task = loop.create_task(body())
+        task.add_done_callback(lambda _: loop.stop())  # an error would leave it running
         loop.run_forever()
         stopped = time.monotonic()
         loop.remove_reader(readable)
