@@ -556,10 +556,7 @@ class _Attempt:
         try:
             identifier.resolve_address(host, self.port, source, self.timeout_ms)
         except VerbsCallError as error:
-            refused = AddressError._of_call(f"connect to {self.target}", error)
-            if error.errno == errno.ENODEV and source and not is_own_address(source[0]):
-                refused.errno = errno.EADDRNOTAVAIL  # as of a socket's bind
-            raise refused from error
+            raise _unbound(f"connect to {self.target}", error, source) from error
         await self._until(_S.RESOLVING_ROUTE, reactor.loop)
         hub = await reactor.hub(identifier)
         if self._device is not None and hub.context.device_name != self._device:
@@ -649,6 +646,14 @@ _OF_NETWORKS = frozenset(
     }
 )
 """What the route, or the wait for the peer, fails with at a socket. (Drivers have others.)"""
+
+
+def _unbound(what: str, error: VerbsCallError, source: tuple[str, int] | None) -> AddressError:
+    """Return the error for an address that could not be resolved, or a source not be bound."""
+    unbound = AddressError._of_call(what, error)
+    if error.errno == errno.ENODEV and source and not is_own_address(source[0]):
+        unbound.errno = errno.EADDRNOTAVAIL  # as of a socket's bind
+    return unbound
 
 
 def _refused_call(what: str, error: VerbsCallError) -> RdmaConnectionError:
