@@ -2,7 +2,7 @@
 (pure)."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from aiordma._base.socket_address import SocketAddress
@@ -65,10 +65,11 @@ class FairQueue(Generic[Item]):
         """Return the number of items of a source."""
         return self._counts.get(source, 0)
 
-    def greediest(self) -> Item:
-        """Return the oldest item of the source with the most items. The queue must not be empty."""
-        most = max(self._counts.values())
-        return next(item for item, source in self._sources.items() if self.count(source) == most)
+    def greediest(self, is_eligible: Callable[[Item], bool] = lambda _: True) -> Item | None:
+        """Return the oldest eligible item of the source with the most items, or None."""
+        most = max(self._counts.values(), default=0)
+        found = (item for item, source in self._sources.items() if self.count(source) == most)
+        return next(filter(is_eligible, found), None)
 
     def displaced_by(self, source: bytes) -> Item | None:
         """Return the item to remove from a full queue for a new item of a source: the `greediest`,
@@ -77,5 +78,6 @@ class FairQueue(Generic[Item]):
         if not self._sources:
             return None
         item = self.greediest()
+        assert item is not None
         has_more = self.count(self._sources[item]) > self.count(source) + 1
         return item if has_more else None

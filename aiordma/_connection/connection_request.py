@@ -40,6 +40,7 @@ from aiordma._connection.connector import failed_event, failed_handshake, parame
 from aiordma._connection.domain import DomainArgument, DomainChoice
 from aiordma._connection.shared_source import ListenerReceives
 from aiordma._endpoint.endpoint import Endpoint
+from aiordma._endpoint.lifecycle import Phase
 from aiordma._loop.event_loop import require_here
 from aiordma._runtime.identifiers import give_back, give_back_later
 from aiordma._runtime.reactor import Reactor
@@ -85,6 +86,7 @@ class ConnectionRequest:
         self._gone: Event | None = None
         self._answered = False
         self._abandoned = False
+        self._endpoint: Endpoint | None = None
         self._accepting: Endpoint | None = None
         self._origin = Place("")
         self._was_handed_out = False  # by the program
@@ -143,6 +145,17 @@ class ConnectionRequest:
     def was_answered(self) -> bool:
         """Whether the request was accepted or rejected. True from the start of the answer."""
         return self._answered
+
+    @property
+    def _waits_for_peer(self) -> bool:
+        """Whether the handshake waits for the peer, or has failed. Otherwise this side works on it:
+        it makes the queue pair, or is about to return the established connection."""
+        endpoint = self._endpoint
+        if endpoint is None:
+            return self.is_gone
+        if endpoint.state is ConnectionState.ACCEPTING and endpoint.life.phase is Phase.LIVE:
+            return self._accepting is not None
+        return endpoint.state is not ConnectionState.ESTABLISHED
 
     def _handle_event(self, event: Event) -> None:
         """Handle a CM event of the identifier: the peer can withdraw before the answer."""
@@ -244,6 +257,7 @@ class ConnectionRequest:
         # From here the endpoint owns the identifier, and the use of the reactor.
         accepting = ConnectionState.ACCEPTING
         endpoint = Endpoint(self._reactor, hub, identifier, chosen, accepting, domain)
+        self._endpoint = endpoint
         endpoint.life.origin = endpoint.life.origin or self._origin
         self._reactor.subscribe(identifier, endpoint.handle_event, endpoint)
         async with self._closing_on_failure(endpoint):

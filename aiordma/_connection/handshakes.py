@@ -30,54 +30,93 @@ logger: logging.Logger = logging.getLogger("aiordma")
 
 LOOK_SECONDS = 0.005
 SLOW_LOOKS = 20
-"""A handshake counts as slow, so that another may begin, after so many looks at it, each in a later
-turn of the event loop and so many seconds later. Time alone would count the peers of a busy loop as
-slow, which finish within a few of its turns, however long these take."""
+"""A handshake counts as slow, so that `accept` begins another, after so many looks at it, each in a
+later turn of the event loop and so many seconds later. Time alone would count the peers of a busy
+loop as slow, which finish within a few of its turns, however long these take.
+
+The peer counts as slow, so that it may give way to another, after so many looks at which the
+handshake waited for the peer, and not for this side's worker threads. Each look comes after the
+delivery of the pending CM events, which destroying calls of this side can hold up."""
 
 MOST_HANDSHAKES = 128
-"""The maximum number of handshakes in progress. To begin one more, a slow handshake is ended."""
+"""The maximum number of handshakes in progress. To begin one more, that of a slow peer is ended."""
+
+
+class _Waits:
+    """Counts the looks at a handshake at which it waited for the peer."""
+
+    def __init__(self, request: ConnectionRequest) -> None:
+        self._request = request
+        self._count = 0
+        self._were_too_many = False
+
+    def count(self) -> None:
+        """Count a look. Call this once the pending CM events have been delivered."""
+        self._count += self._request._waits_for_peer
+        self._were_too_many = self._count >= SLOW_LOOKS
+
+    @property
+    def are_too_many(self) -> bool:
+        """Whether the peer is slow. It was at the last look: its last event may be pending now."""
+        return self._were_too_many and self._request._waits_for_peer
 
 
 class ServedHandshakes:
     """The handshakes that `serve` has in progress, each in its own task. If there are too many, the
-    oldest of the address with the most is ended.
+    oldest of a slow peer of the address with the most is ended.
+
+    Args:
+        after_events: calls a function once the pending CM events have been delivered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, after_events: Callable[[Callable[[], None]], None]) -> None:
+        self._after_events = after_events
         self._running: FairQueue[ConnectionRequest] = FairQueue()
-        self._looks = 0
-        self._began: dict[ConnectionRequest, int] = {}  # the number of looks then
+        self._waits: dict[ConnectionRequest, _Waits] = {}
         self._ended = anyio.Event()
 
     def __len__(self) -> int:
         return len(self._running)
 
     async def room(self) -> None:
-        """Wait until one more handshake may begin: there are few, or `begin` ends a slow one."""
-        while len(self._running) >= MOST_HANDSHAKES:
-            if self._looks - self._began[self._running.greediest()] >= SLOW_LOOKS:
-                return
+        """Wait until one more handshake may begin: there are few, or `begin` ends one."""
+        while len(self._running) >= MOST_HANDSHAKES and self._victim() is None:
             with anyio.move_on_after(LOOK_SECONDS) as look:
                 await self._ended.wait()
-            self._looks += look.cancelled_caught
+            if look.cancelled_caught:
+                looked = anyio.Event()
+                try:
+                    self._after_events(partial(self._look, looked))
+                except Exception:
+                    logger.exception("a CM event could not be handled")
+                    continue
+                await looked.wait()
 
     def begin(self, request: ConnectionRequest) -> None:
         """Count a handshake, until `end`."""
-        if len(self._running) >= MOST_HANDSHAKES:
-            victim = self._running.greediest()
+        victim = self._victim() if len(self._running) >= MOST_HANDSHAKES else None
+        if victim is not None:
             _log_victim(victim)
             self.end(victim)
             victim._abandon()
         self._running.append(request, source_of(request.peer_address))
-        self._began[request] = self._looks
+        self._waits[request] = _Waits(request)
 
     def end(self, request: ConnectionRequest) -> None:
         """Count a handshake no longer. Idempotent."""
         if request in self._running:
             self._running.remove(request)
-            del self._began[request]
+            del self._waits[request]
             self._ended.set()
             self._ended = anyio.Event()
+
+    def _look(self, looked: anyio.Event) -> None:
+        for waits in self._waits.values():
+            waits.count()
+        looked.set()
+
+    def _victim(self) -> ConnectionRequest | None:
+        return self._running.greediest(lambda each: self._waits[each].are_too_many)
 
 
 def _log_victim(request: ConnectionRequest) -> None:
@@ -103,10 +142,10 @@ class Handshake:
     def __init__(self, loop: EventLoop, request: ConnectionRequest, private_data: bytes) -> None:
         self.request = request
         self.private_data = private_data
-        self.is_slow = False
+        self.looks = 0
+        self.waits = _Waits(request)
         self.is_adopted = False
         self.was_ended = False  # by the listener
-        self.timer: Timer | None = None
         self.returned = Once(loop)
         self.connection: Connection | None = None
         self.error: Exception | None = None
@@ -115,6 +154,11 @@ class Handshake:
     def peer_address(self) -> SocketAddress | None:
         """The peer's (host, port)."""
         return self.request.peer_address
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether another may begin beside it."""
+        return self.looks >= SLOW_LOOKS
 
     @opens
     async def accept(self) -> Connection:
@@ -159,6 +203,7 @@ class Handshakes:
     Args:
         loop: the listener's event loop.
         requests: the requests that wait to be accepted.
+        after_events: calls a function once the pending CM events have been delivered.
         on_leave: called when the listener ends a handshake.
         on_left: called once for each call of `on_leave`, when that handshake has released
             everything.
@@ -168,17 +213,24 @@ class Handshakes:
         self,
         loop: EventLoop,
         requests: FairQueue[ConnectionRequest],
+        after_events: Callable[[Callable[[], None]], None],
         on_leave: Callable[[], None],
         on_left: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._requests = requests
+        self._after_events = after_events
         self._on_leave = on_leave
         self._on_left = on_left
         self._running: FairQueue[Handshake] = FairQueue()
         self._finished: deque[Handshake] = deque()
         self._callers: deque[_Caller] = deque()
         self._is_closed = False
+        self._timer: Timer | None = None
+        self._counting = False  # once the pending CM events have been delivered
+        self.takes_all = False
+        """Whether the calls of `accept` take all peers, so that handshakes are begun for all that
+        wait, as `serve` of a listener does."""
         self.establish: Callable[[ConnectionRequest, bytes], Awaitable[Connection]] = _accept
         """Answers a request, and returns the established connection."""
 
@@ -217,8 +269,9 @@ class Handshakes:
         while self._requests and self._has_room():
             caller = self._next_caller()
             if caller is None:
-                return
+                break
             self._begin(self._requests.popleft(), caller)
+        self._look_later()
 
     def release(self) -> None:
         """Let every waiting `accept` return None."""
@@ -248,7 +301,9 @@ class Handshakes:
     def _next_caller(self) -> _Caller | None:
         """Return the call that the next handshake is for, if one may begin. For each call there is
         one handshake that is not slow, and one more for each slow handshake. So the number of
-        handshakes doubles while all are slow."""
+        handshakes doubles while all are slow. With `takes_all`, there is no such limit."""
+        if self.takes_all and self._callers:
+            return self._callers[0]
         wanted = Counter(caller.private_data for caller in self._callers)
         for handshake in self._running:
             if handshake.private_data in wanted:
@@ -256,26 +311,50 @@ class Handshakes:
         return next((each for each in self._callers if wanted[each.private_data] > 0), None)
 
     def _has_room(self) -> bool:
-        return len(self._running) < MOST_HANDSHAKES or self._running.greediest().is_slow
+        return len(self._running) < MOST_HANDSHAKES or self._victim() is not None
+
+    def _victim(self) -> Handshake | None:
+        return self._running.greediest(lambda each: each.waits.are_too_many)
 
     def _begin(self, request: ConnectionRequest, caller: _Caller) -> None:
-        if len(self._running) >= MOST_HANDSHAKES:
-            victim = self._running.greediest()
+        victim = self._victim() if len(self._running) >= MOST_HANDSHAKES else None
+        if victim is not None:
             _log_victim(victim.request)
             self._end(victim)
         request._origin = caller.origin or request._origin
         handshake = Handshake(self._loop, request, caller.private_data)
         self._running.append(handshake, source_of(request.peer_address))
-        self._look(handshake)
         self._loop.spawn(partial(self._run, handshake), "aiordma: a handshake")
 
-    def _look(self, handshake: Handshake, looks: int = 0) -> None:
-        if looks < SLOW_LOOKS:
-            again = partial(self._look, handshake, looks + 1)
-            handshake.timer = self._loop.call_later(LOOK_SECONDS, again)
+    def _look_later(self) -> None:
+        """Look at the handshakes in progress, after a while, if it can matter: one of them is not
+        slow yet, or a request and a call wait for room."""
+        if self._timer is not None:
             return
-        handshake.is_slow = True
+        is_full = len(self._running) >= MOST_HANDSHAKES
+        if (is_full and self._requests and self._callers) or any(
+            not handshake.is_slow for handshake in self._running
+        ):
+            self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        for handshake in self._running:
+            handshake.looks += 1
+        if not self._counting:
+            self._counting = True
+            try:
+                self._after_events(self._count_waits)
+            except BaseException:
+                self._counting = False
+                self._look_later()
+                raise
         self.advance()
+
+    def _count_waits(self) -> None:
+        self._counting = False
+        for handshake in self._running:
+            handshake.waits.count()
 
     # -- ending handshakes --------------------------------------------------------------------
 
@@ -327,8 +406,9 @@ class Handshakes:
             self._running.remove(handshake)
         if handshake in self._finished:
             self._finished.remove(handshake)
-        if handshake.timer is not None:
-            handshake.timer.cancel()
+        if not self._running and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _end(self, handshake: Handshake) -> None:
         if not handshake.was_ended:

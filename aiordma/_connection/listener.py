@@ -342,9 +342,13 @@ class Listener(AbstractListener[Connection]):
         self._arrived = self._backlog_full = 0
         self._gave_back = Once(reactor.loop)
         self._handshakes = Handshakes(
-            reactor.loop, self._requests, self._count_leaving, self._has_left
+            reactor.loop,
+            self._requests,
+            reactor.after_events,
+            self._count_leaving,
+            self._has_left,
         )
-        self._served = ServedHandshakes()
+        self._served = ServedHandshakes(reactor.after_events)
         self._origin: Place = origin()
         at_end = AtLoopEnd(self._left_open, self._close, self.aclose)
         reactor.subscribe(identifier, self._handle, at_end)
@@ -523,7 +527,7 @@ class Listener(AbstractListener[Connection]):
         Handshakes run concurrently: while one is slow, other waiting peers are accepted. The call
         returns the first connection that is established. The next calls return the connections that
         are established afterwards. At most 128 handshakes are in progress. To begin one more, the
-        oldest slow handshake of the address with the most handshakes is ended.
+        oldest handshake with a slow peer, of the address with the most handshakes, is ended.
 
         Args:
             private_data: up to 196 bytes for the peer's program. Several peers can be sent these
@@ -575,8 +579,8 @@ class Listener(AbstractListener[Connection]):
         than its receive. Any other error, such as that of another connection that the handler has
         opened, is logged with its traceback, at the level ERROR.
 
-        At most 128 handshakes are in progress. To begin one more, the oldest slow handshake of the
-        address with the most handshakes is ended.
+        At most 128 handshakes are in progress. To begin one more, the oldest handshake with a slow
+        peer, of the address with the most handshakes, is ended.
 
         Args:
             handler: an async function of one connection.

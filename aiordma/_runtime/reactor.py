@@ -157,8 +157,13 @@ class Reactor:
             callbacks, self._after_events = self._after_events, callbacks
         elif self._after_events:
             self.loop.call_later(0, self._readable)
-        for callback in callbacks:
-            callback()
+        try:
+            while callbacks:
+                callbacks.pop(0)()
+        finally:
+            if callbacks:  # one has failed
+                self._after_events[:0] = callbacks
+                self.loop.call_later(0, self._readable)
         self._start_destroys()
         return all_taken
 

@@ -519,12 +519,16 @@ class StreamListener(AnyListener[Stream]):
             await self._serve(handler, own)
 
     async def _serve(self, handler: Callable[[Stream], Awaitable[Any]], group: TaskGroup) -> None:
-        while True:
-            try:
-                accepted = await self._accept_any()
-            except ClosedError:
-                return
-            group.start_soon(self._handle, Stream(*accepted), handler)
+        handshakes = self._listener._handshakes
+        handshakes.takes_all = True
+        try:
+            while True:
+                # In no variable, which would keep the last peer's connection until the next peer.
+                group.start_soon(self._handle, Stream(*await self._accept_any()), handler)
+        except ClosedError:
+            return
+        finally:
+            handshakes.takes_all = False
 
     async def _handle(self, stream: Stream, handler: Callable[[Stream], Awaitable[Any]]) -> None:
         async with stream:

@@ -3,6 +3,7 @@ becomes of the others."""
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -13,8 +14,12 @@ import anyio.lowlevel
 import pytest
 
 import aiordma
+from aiordma import streams
+from aiordma._base.states import ConnectionState
 from aiordma._connection import handshakes
 from aiordma._connection.handshakes import Handshakes
+from aiordma._endpoint.endpoint import Endpoint
+from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Hello
 from tests.device.players import Outcome, both_ways, one_loop, reactor_in_use, until
 from tests.device.silent_peer import silent_peer
 from tests.devices import ADDRESS
@@ -23,6 +28,10 @@ from tests.internals import handshakes_of, requests_of
 pytestmark = [pytest.mark.anyio]
 
 slow = pytest.mark.capability("slow_handshakes")
+
+TABLE = aiordma.RemoteMemory(0x10000, GRANT_BYTES * TABLE_ENTRIES, 1)
+HELLO = Hello(64, TABLE, aiordma.RemoteMemory(0x100000, 1 << 16, 2)).pack()
+"""The private data of a silent peer of a stream's listener."""
 
 
 def listen(**options: Any) -> Any:
@@ -252,34 +261,183 @@ async def stay(_: aiordma.Connection) -> None:
     await anyio.sleep_forever()
 
 
-async def accept_all(listener: aiordma.Listener) -> None:
-    while True:
-        await (await listener.accept()).aclose()
+async def accept_all(listener: aiordma.Listener | streams.StreamListener) -> None:
+    with suppress(aiordma.ClosedError):
+        while True:
+            await (await listener.accept()).aclose()
+
+
+@asynccontextmanager
+async def taking(
+    kind: str, monkeypatch: pytest.MonkeyPatch, most: int = 1
+) -> AsyncIterator[tuple[aiordma.Listener, Any]]:
+    """Yield a listener that takes its peers all the time, with so many handshakes in progress, and
+    the function of a port that connects to it."""
+    monkeypatch.setattr(handshakes, "MOST_HANDSHAKES", most)
+    async with anyio.create_task_group() as group:
+        if kind == "streams":
+            async with streams.listen_stream(ADDRESS, accept_timeout=3600.0) as listening:
+                group.start_soon(accept_all, listening)
+                yield listening._listener, lambda port: streams.connect_stream(ADDRESS, port)
+                group.cancel_scope.cancel()
+            return
+        async with listen() as listener:
+            if kind == "serve":
+                group.start_soon(listener.serve, stay)
+            else:
+                group.start_soon(accept_all, listener)
+            yield listener, lambda port: aiordma.connect(ADDRESS, port)
+            group.cancel_scope.cancel()
+
+
+async def connect_all(listener: aiordma.Listener, connect: Any, count: int = 2) -> None:
+    """Connect peers at once. All must be accepted."""
+    async with anyio.create_task_group() as clients:
+        connecting = [Outcome() for _ in range(count)]
+        for outcome in connecting:
+            clients.start_soon(outcome.of, lambda: connect(listener.port))
+    assert [outcome.error for outcome in connecting] == [None] * count
+    for outcome in connecting:
+        await outcome.value.aclose()
+
+
+def open_slowly(monkeypatch: pytest.MonkeyPatch, wait: Any) -> None:
+    """Let accepted peers wait for their queue pair, as if the worker threads were busy."""
+    make = Endpoint.open
+
+    async def open_slowly(endpoint: Endpoint, *args: Any, **options: Any) -> None:
+        if endpoint.state is ConnectionState.ACCEPTING:
+            await wait()
+        await make(endpoint, *args, **options)
+
+    monkeypatch.setattr(Endpoint, "open", open_slowly)
+
+
+each_kind = pytest.mark.parametrize("kind", ["serve", "accept", "streams"])
 
 
 @one_loop
 @pytest.mark.natively
-@pytest.mark.parametrize("takes", ["serve", "accept"])
+@each_kind
 async def test_no_peer_gives_way_because_the_loop_is_busy(
-    takes: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="aiordma")
-    monkeypatch.setattr(handshakes, "MOST_HANDSHAKES", 1)
-    async with listen() as listener, anyio.create_task_group() as group:
-        if takes == "serve":
-            group.start_soon(listener.serve, stay)
-        else:
-            group.start_soon(accept_all, listener)
-        group.start_soon(hold_up, 0.12)
-        async with anyio.create_task_group() as clients:
-            connecting = [Outcome() for _ in range(2)]
-            for outcome in connecting:
-                clients.start_soon(outcome.of, lambda: aiordma.connect(ADDRESS, listener.port))
-        group.cancel_scope.cancel()
-    assert [outcome.error for outcome in connecting] == [None] * 2
-    for outcome in connecting:
-        await outcome.value.aclose()
+    async with taking(kind, monkeypatch) as (listener, connect), anyio.create_task_group() as busy:
+        busy.start_soon(hold_up, 0.12)
+        await connect_all(listener, connect)
+        busy.cancel_scope.cancel()
     assert "gave way" not in caplog.text
+
+
+@one_loop
+@pytest.mark.natively
+@each_kind
+async def test_no_peer_gives_way_because_threads_are_busy(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="aiordma")
+    slow_seconds = handshakes.SLOW_LOOKS * handshakes.LOOK_SECONDS
+    open_slowly(monkeypatch, lambda: anyio.sleep(4 * slow_seconds))
+    async with taking(kind, monkeypatch) as (listener, connect):
+        await connect_all(listener, connect)
+    assert "gave way" not in caplog.text
+
+
+@one_loop
+@pytest.mark.natively
+@each_kind
+async def test_no_peer_gives_way_while_its_event_waits(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A destroying call holds up the events, and with them the end of a peer's handshake."""
+    caplog.set_level(logging.INFO, logger="aiordma")
+    monkeypatch.setattr(handshakes, "SLOW_LOOKS", 1 << 30)
+    hello = HELLO if kind == "streams" else b""
+    may_end = threading.Event()
+    async with (
+        taking(kind, monkeypatch) as (listener, _),
+        silent_peer(listener.port, hello) as first,
+    ):
+        await until(lambda: listener.statistics().connection_requests == 1)
+        async with silent_peer(listener.port, hello) as second:
+            await until(lambda: listener.statistics().connection_requests == 2)
+            listener._reactor.destroy(may_end.wait)
+            try:
+                await first.finish()
+                monkeypatch.setattr(handshakes, "SLOW_LOOKS", 1)
+                await anyio.sleep(20 * handshakes.LOOK_SECONDS)
+            finally:
+                may_end.set()
+            await until(lambda: listener.statistics().established == 1)
+            await second.finish()
+            await until(lambda: listener.statistics().established == 2)
+    assert "gave way" not in caplog.text
+
+
+@one_loop
+@pytest.mark.natively
+@each_kind
+async def test_silent_peer_gives_way_before_one_without_a_queue_pair(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, may_make = [anyio.Event()], anyio.Event()
+    hello = HELLO if kind == "streams" else b""
+
+    async def wait() -> None:
+        if not made[0].is_set():  # the first peer's
+            made[0].set()
+            await may_make.wait()
+
+    open_slowly(monkeypatch, wait)
+    async with (
+        taking(kind, monkeypatch, most=2) as (listener, _),
+        silent_peer(listener.port, hello) as oldest,
+    ):
+        await made[0].wait()
+        async with silent_peer(listener.port, hello) as silent:
+            await until(lambda: listener.statistics().connection_requests == 2)
+            async with silent_peer(listener.port, hello) as newest:
+                await silent.ended()
+                await newest.finish()
+            may_make.set()
+            await oldest.finish()
+            await until(lambda: listener.statistics().established == 2)
+
+
+@one_loop
+@pytest.mark.natively
+async def test_streams_are_accepted_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server begins all handshakes at once, as `serve` does, and not only beside slow ones."""
+    monkeypatch.setattr(handshakes, "LOOK_SECONDS", 3600.0)
+    count, all_began = 0, anyio.Event()
+
+    async def wait() -> None:
+        nonlocal count
+        count += 1
+        if count == 3:
+            all_began.set()
+        await all_began.wait()
+
+    open_slowly(monkeypatch, wait)
+    async with (
+        streams.listen_stream(ADDRESS) as listener,
+        await streams.start_server(lambda _, writer: writer.close(), ADDRESS, 0) as server,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(listener.serve, streams.Stream.aclose)
+        for port in (listener.port, server.sockets[0].getsockname()[1]):
+            count, all_began = 0, anyio.Event()
+            with anyio.fail_after(30):
+                async with anyio.create_task_group() as clients:
+                    connecting = [Outcome() for _ in range(3)]
+                    for each in connecting:
+                        clients.start_soon(
+                            each.of, lambda port=port: streams.connect_stream(ADDRESS, port)
+                        )
+            for outcome in connecting:
+                await outcome.value.aclose()
+        group.cancel_scope.cancel()
 
 
 async def test_several_accepts_at_once_get_a_peer_each() -> None:

@@ -113,6 +113,8 @@ class FakeReactor:
 
     def retain(self) -> None: ...
 
+    def after_events(self, callback: Any) -> None: ...
+
     def subscribe(self, _identifier: Any, handler: Any, _owner: Any = None) -> None:
         self.handlers.append(handler)
 

@@ -41,6 +41,13 @@ def test_greediest_is_the_oldest_of_the_most(items: list[str], greediest: str) -
     assert queue(*items).greediest() == greediest
 
 
+def test_only_an_eligible_item_of_the_greediest_is_returned() -> None:
+    made = queue("b1", "a1", "a2")
+    assert made.greediest(lambda item: item != "a1") == "a2"
+    assert made.greediest(lambda item: item == "b1") is None
+    assert queue().greediest() is None
+
+
 @pytest.mark.parametrize(
     ("items", "displaced"),
     [
