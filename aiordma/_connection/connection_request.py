@@ -42,6 +42,7 @@ from aiordma._connection.shared_source import ListenerReceives
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.lifecycle import Phase
 from aiordma._loop.event_loop import require_here
+from aiordma._loop.threads import ACCEPTS
 from aiordma._runtime.identifiers import give_back, give_back_later
 from aiordma._runtime.reactor import Reactor
 from aiordma.verbs.identifier import Event, Identifier
@@ -249,7 +250,7 @@ class ConnectionRequest:
         try:
             self._require_wanted()
             hub = await self._reactor.hub(identifier)
-            domain = await choice.on(self._reactor, hub)
+            domain = await choice.on(self._reactor, hub, ACCEPTS)
         except BaseException:
             self._tally.failed += 1
             await give_back(self._reactor, self._identifier)
@@ -257,6 +258,7 @@ class ConnectionRequest:
         # From here the endpoint owns the identifier, and the use of the reactor.
         accepting = ConnectionState.ACCEPTING
         endpoint = Endpoint(self._reactor, hub, identifier, chosen, accepting, domain)
+        endpoint.calls.lane = ACCEPTS
         self._endpoint = endpoint
         endpoint.life.origin = endpoint.life.origin or self._origin
         self._reactor.subscribe(identifier, endpoint.handle_event, endpoint)

@@ -482,7 +482,8 @@ class _Attempt:
         reactor.subscribe(identifier, endpoint.handle_event, endpoint)
         async with self._closing_on_failure(endpoint):
             self.step = "making the queue pair"
-            await endpoint.open(shared_receive=self.shared_receive)
+            async with reactor.connects:
+                await endpoint.open(shared_receive=self.shared_receive)
             handshake = partial(self._establish, endpoint, identifier)
             connection = Connection(endpoint, self.shared_receive, handshake)
             connection._post_pooled_receives()

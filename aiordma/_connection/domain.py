@@ -12,6 +12,7 @@ from aiordma._base.enums import Access
 from aiordma._base.interrupts import deferring_steps
 from aiordma._base.provider import checked_device
 from aiordma._endpoint.domain_state import DomainState, make_private
+from aiordma._loop.threads import CREATES, Lane
 from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.reactor import Reactor
 from aiordma.verbs import (
@@ -243,9 +244,11 @@ class DomainChoice:
         if self._state is not None:
             self._state.require_usable()
 
-    async def on(self, reactor: Reactor, hub: DeviceHub) -> DomainState | None:
+    async def on(
+        self, reactor: Reactor, hub: DeviceHub, lane: Lane = CREATES
+    ) -> DomainState | None:
         """Return the domain for an object on this hub; None: the hub's own. The object must join
-        the domain without waiting for anything else first.
+        the domain without waiting for anything else first. A new domain is allocated in the lane.
 
         Raises:
             as `DomainState.require_usable`.
@@ -253,7 +256,7 @@ class DomainChoice:
             VerbsCallError: the driver refused another protection domain.
         """
         if self._each:
-            return await make_private(reactor, hub)
+            return await make_private(reactor, hub, lane)
         state = self._state
         if state is not None:
             state.require_usable()

@@ -128,7 +128,7 @@ class SharedReceiveEndpoint:
         self._reserved = 0
         self._destroy_unused: Callable[[], None] | None = None
         self._outliving = Outliving(self.loop, reactor, domain, self.pool)
-        self._calls = Calls(self.loop)
+        self.calls: Calls = Calls(self.loop)
         self._retiring = False
         self.buffers: int = settings.buffers
         """The number of receives that the queue posts itself; 0: the program posts them."""
@@ -218,7 +218,7 @@ class SharedReceiveEndpoint:
         self.queue = await self.hub.reserve(self.depth, settings.comp_vector, settings.cqe)
         self._reserved = self.depth
         self.hub.on_failure.add(self.fail)
-        await self._calls.run(self._create)
+        await self.calls.run(self._create)
         self._open_port()
         self.hub.on_object_event[self.raw.key] = self._device_event
         if self.buffers:
@@ -451,7 +451,7 @@ class SharedReceiveEndpoint:
         self._limit = count, waiter
         self._complete_in_python(True)
         try:
-            await self._calls.run(lambda: self.raw.modify(limit=count))
+            await self.calls.run(lambda: self.raw.modify(limit=count))
             # A device need not report a limit that was reached before it was armed.
             self._look_at_limit()
             await waiter.wait()
@@ -467,7 +467,7 @@ class SharedReceiveEndpoint:
         if self.cause is not None:
             return
         try:
-            await self._calls.run(lambda: self.raw.modify(limit=0))
+            await self.calls.run(lambda: self.raw.modify(limit=0))
         except VerbsCallError as error:
             logger.debug("disarming the limit: %s", error)
         # An event of this limit can be pending. It must not count as an event of the next limit.
@@ -511,7 +511,7 @@ class SharedReceiveEndpoint:
 
         self._resizing = True
         try:
-            await self._calls.run(change)
+            await self.calls.run(change)
         except VerbsCallError as error:
             if error.errno in UNSUPPORTED:
                 raise NotSupportedError(
@@ -556,7 +556,7 @@ class SharedReceiveEndpoint:
             end(self.loop, self._flush_if_due)
 
     def _flush_if_due(self) -> None:
-        if self.cause is None or len(self._members) or self._calls.delays(self._destroy_if_due):
+        if self.cause is None or len(self._members) or self.calls.delays(self._destroy_if_due):
             return
         self.life.enter(Phase.FLUSHING, self._begin_flush)
 

@@ -13,6 +13,7 @@ from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._connection.shared_settings import MOST_WORK_REQUESTS, SharedReceiveSettings
 from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.endpoint import Endpoint
+from aiordma._loop.threads import ACCEPTS
 from aiordma._runtime.address_lookup import checked_host, numeric_address
 from aiordma._runtime.device_choice import with_device
 from aiordma._runtime.identifiers import new_identifier
@@ -196,6 +197,7 @@ class ListenerReceives:
                     shared.close_when_unused()  # it has failed
                 endpoint.reactor.retain()
                 shared = SharedReceiveEndpoint(endpoint.reactor, hub, self._settings, domain=domain)
+                shared.calls.lane = ACCEPTS
                 try:
                     await shared.open()
                     shared.join(endpoint)

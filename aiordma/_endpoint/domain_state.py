@@ -24,7 +24,7 @@ from aiordma._base.provider import SOFTWARE
 from aiordma._endpoint.lifecycle import Lifecycle, Phase
 from aiordma._loop.ending import Ending, end
 from aiordma._loop.event_loop import EventLoop, require_here
-from aiordma._loop.threads import in_thread, outwait, start_destroy
+from aiordma._loop.threads import CREATES, Lane, in_thread, outwait, start_destroy
 from aiordma._requests.pool import SLAB, BufferPool
 from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.reactor import AtLoopEnd, Reactor
@@ -281,7 +281,7 @@ class DomainState:
             raise detached(self._refusal)
 
 
-async def make_raw(reactor: Reactor, hub: DeviceHub) -> ProtectionDomain:
+async def make_raw(reactor: Reactor, hub: DeviceHub, lane: Lane = CREATES) -> ProtectionDomain:
     """Allocate a protection domain of the hub's device, in a worker thread.
 
     Raises:
@@ -291,17 +291,18 @@ async def make_raw(reactor: Reactor, hub: DeviceHub) -> ProtectionDomain:
         return await in_thread(
             hub.loop,
             lambda: ProtectionDomain(hub.context),
+            lane,
             on_cancelled=ProtectionDomain.close,
         )
 
 
-async def make_private(reactor: Reactor, hub: DeviceHub) -> DomainState:
+async def make_private(reactor: Reactor, hub: DeviceHub, lane: Lane = CREATES) -> DomainState:
     """Allocate a domain for one user, which must join it at once.
 
     Raises:
         VerbsCallError: the driver refused; the message names the limit.
     """
-    return DomainState(reactor, hub, await make_raw(reactor, hub))
+    return DomainState(reactor, hub, await make_raw(reactor, hub, lane))
 
 
 @contextmanager

@@ -7,11 +7,11 @@ asyncio.run) ignores it, and ends the wait while the thread is still in C.
 
 All event loops of the process share the workers. Each `Lane` has its own workers, at most a fixed
 number, so that calls of one kind do not block calls of another kind: a call that waits for a peer
-(`PEERS`) delays neither creating calls (`CREATES`) nor destroying calls (`DESTROYS`). A lane starts
-a worker for a call if none is idle. A call that the program has abandoned (a connect that took too
-long) does not count while it lasts. A worker ends after `IDLE_SECONDS` without a call. Workers are
-daemons, because a call in C cannot be interrupted, and the program must be able to end. A forked
-child starts with no workers and no calls.
+(`PEERS`) delays neither creating calls (`CREATES`, `ACCEPTS`) nor destroying calls (`DESTROYS`). A
+lane starts a worker for a call if none is idle. A call that the program has abandoned (a connect
+that took too long) does not count while it lasts. A worker ends after `IDLE_SECONDS` without a
+call. Workers are daemons, because a call in C cannot be interrupted, and the program must be able
+to end. A forked child starts with no workers and no calls.
 
 A thread can fail to start (a limit of threads or of memory). If the lane has a worker, the call
 waits for it. Otherwise `start_call` raises. `start_destroy` has no caller that could handle an
@@ -43,6 +43,7 @@ from aiordma._loop.event_loop import EventLoop, Waiter
 from aiordma._native import persist
 
 __all__ = (
+    "ACCEPTS",
     "CREATES",
     "DESTROYS",
     "PEERS",
@@ -90,7 +91,7 @@ class _Call:
     def __init__(self, run: Callable[[], None], forget: Callable[[], None]) -> None:
         self.run: Callable[[], None] = run
         self.forget: Callable[[], None] = forget
-        self.is_abandoned = False
+        self.is_abandoned: bool = False
 
 
 class _Workers:
@@ -273,10 +274,14 @@ within the call."""
 CREATES = Lane(16)
 """Calls that open, create or register an object on this machine."""
 
+ACCEPTS = Lane(16)
+"""Calls that create what a listener's accepts wait for. The connects of the process, which create
+in `CREATES`, do not delay them: they may wait for the accepts of a listener of the process."""
+
 DESTROYS = Lane(16)
 """Calls that close or destroy an object. None of them waits for a call of any lane."""
 
-_LANES = (PEERS, CREATES, DESTROYS)
+_LANES = (PEERS, CREATES, ACCEPTS, DESTROYS)
 
 
 def calls_under_way() -> int:
@@ -559,6 +564,8 @@ class Calls:
         self._loop = loop
         self._count = 0
         self._then: Callable[[], object] | None = None
+        self.lane: Lane = CREATES
+        """The lane of the calls that `run` begins."""
 
     @deferring_steps
     async def run(self, function: Callable[[], Result]) -> Result:
@@ -566,7 +573,7 @@ class Calls:
         self.begin()
         with ExitStack() as until_end:
             until_end.callback(self.end)
-            return await in_thread(self._loop, function, on_lost=until_end.close)
+            return await in_thread(self._loop, function, self.lane, on_lost=until_end.close)
 
     def begin(self) -> None:
         """Count the beginning of a call that the caller runs."""

@@ -22,7 +22,7 @@ from aiordma._base.enums import AsyncEventType, Transport
 from aiordma._base.errors import DeviceEventError, VerbsCallError, check_negative_errno, detached
 from aiordma._base.provider import SOFTWARE
 from aiordma._loop.event_loop import EventLoop, Timer
-from aiordma._loop.threads import in_thread
+from aiordma._loop.threads import ACCEPTS, in_thread
 from aiordma._native import ffi
 from aiordma._requests.pool import BufferPool
 from aiordma._requests.select import BATCH, Drain, Entry, InFlightTable
@@ -169,18 +169,31 @@ class DeviceHub:
                 f"cqe={cqe} is not in {entries}..{most}: {entries} requests can be in flight, and "
                 f"a completion queue of {self.context.device_name} holds {most}"
             )
-        async with self._making_queue:
-            if self.failure is not None:
-                raise detached(self.failure)
-            for shared in self._queues:
-                is_its_kind = shared.comp_vector == comp_vector and shared.cqe == cqe
-                if is_its_kind and shared.reserved + entries <= shared.queue.cqe:
-                    shared.reserved += entries
-                    break
-            else:
-                shared = await self._grow(entries, comp_vector, cqe)
-            self._last_cqe[comp_vector] = cqe
+        # Not behind those that wait for the lock: they get it one after the other, in a turn of the
+        # loop each.
+        shared = self._reserve_at_once(entries, comp_vector, cqe)
+        if shared is not None:
             return shared
+        async with self._making_queue:
+            shared = self._reserve_at_once(entries, comp_vector, cqe)
+            if shared is None:
+                shared = await self._grow(entries, comp_vector, cqe)
+                self._last_cqe[comp_vector] = cqe
+            return shared
+
+    def _reserve_at_once(
+        self, entries: int, comp_vector: int, cqe: int | None
+    ) -> CompletionQueueShare | None:
+        """Reserve entries in a completion queue that has room, or return None."""
+        if self.failure is not None:
+            raise detached(self.failure)
+        for shared in self._queues:
+            is_its_kind = shared.comp_vector == comp_vector and shared.cqe == cqe
+            if is_its_kind and shared.reserved + entries <= shared.queue.cqe:
+                shared.reserved += entries
+                self._last_cqe[comp_vector] = cqe
+                return shared
+        return None
 
     def reserve_more(self, shared: CompletionQueueShare, entries: int) -> None:
         """Reserve more entries in the same completion queue, for `SharedReceiveQueue.resize`.
@@ -203,6 +216,7 @@ class DeviceHub:
         queue = await in_thread(
             self.loop,
             lambda: self._make_queue(size, comp_vector),
+            ACCEPTS,  # an accept may wait for it
             on_cancelled=lambda queue: self._add(queue, comp_vector, cqe),
         )
         shared = self._add(queue, comp_vector, cqe)

@@ -28,6 +28,8 @@ from aiordma._base.provider import Provider
 from aiordma._loop.ending import Ending, end, repeated
 from aiordma._loop.event_loop import EventLoop, current_event_loop, require_here
 from aiordma._loop.threads import (
+    ACCEPTS,
+    CREATES,
     DESTROYS,
     Once,
     calls_under_way,
@@ -53,6 +55,11 @@ closes after it together, wait for calls into the driver."""
 
 EVENTS_AT_ONCE = 256
 """CM events delivered before other callbacks of the loop, and destroying calls, run."""
+
+CONNECTS_AT_ONCE = 2 * CREATES.max_workers
+"""Connects that make their queue pairs at a time. If more of them went on side by side, in each
+turn of the loop, all would send their requests before a listener of the loop had made the queue
+pair for the first: that is a burst which fills its backlog."""
 
 DESTROYS_AT_ONCE = DESTROYS.max_workers
 """Destroying calls that begin before CM events are delivered, once all of these have returned. If
@@ -107,6 +114,8 @@ class Reactor:
         self._handlers: dict[int, tuple[EventHandler, Closable | None]] = {}
         self._hubs: dict[int, DeviceHub] = {}
         self._opening = anyio.Lock(fast_acquire=True)
+        self.connects: anyio.Semaphore = anyio.Semaphore(CONNECTS_AT_ONCE, fast_acquire=True)
+        """A connect holds it while it makes its queue pair."""
         self._destroying = 0
         self._since_events = 0  # destroying calls begun since the last delivery of events
         self._taken = 0  # events of the last delivery
@@ -373,6 +382,10 @@ class Reactor:
                     unused.close()  # the hub existed, or the caller was cancelled
 
     async def _hub(self, key: int, context: Callable[[], Context]) -> DeviceHub:
+        # Not behind those that wait for the lock: they get it one after the other, in a turn of the
+        # loop each, and an accept would come after all connects that wait.
+        if key in self._hubs:
+            return self._hubs[key]
         async with self._opening:
             if key not in self._hubs:
                 named = _named_devices()
@@ -388,7 +401,10 @@ class Reactor:
 
                 with self.retained():
                     hub = await in_thread(
-                        self.loop, lambda: DeviceHub(context(), self.loop), on_cancelled=keep
+                        self.loop,
+                        lambda: DeviceHub(context(), self.loop),
+                        ACCEPTS,  # an accept may wait for it
+                        on_cancelled=keep,
                     )
                     keep(hub)
             return self._hubs[key]

@@ -19,9 +19,12 @@ from aiordma._base.states import ConnectionState
 from aiordma._connection import handshakes
 from aiordma._connection.handshakes import Handshakes
 from aiordma._endpoint.endpoint import Endpoint
+from aiordma._loop.event_loop import current_event_loop
+from aiordma._loop.threads import CREATES, start_call
+from aiordma._runtime import reactor
 from aiordma.streams.protocol import GRANT_BYTES, TABLE_ENTRIES, Hello
 from tests.device.players import Outcome, both_ways, one_loop, reactor_in_use, until
-from tests.device.silent_peer import silent_peer
+from tests.device.silent_peer import SilentPeer, silent_peer
 from tests.devices import ADDRESS
 from tests.internals import handshakes_of, requests_of
 
@@ -438,6 +441,79 @@ async def test_streams_are_accepted_side_by_side(monkeypatch: pytest.MonkeyPatch
             for outcome in connecting:
                 await outcome.value.aclose()
         group.cancel_scope.cancel()
+
+
+# -- accepts beside the connects of the same process -----------------------------------------------
+
+
+async def accept_silent(listener: aiordma.Listener, peer: SilentPeer) -> None:
+    """Accept a peer, while the process's connects wait."""
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+            accepting = Outcome()
+            group.start_soon(accepting.of, listener.accept)
+            await peer.finish()
+    await accepting.value.aclose()
+
+
+accepts = pytest.mark.parametrize(
+    "options", [{}, {"shared_receive": 16}, {"domain": "each"}], ids=str
+)
+
+
+@one_loop
+@pytest.mark.natively
+@accepts
+async def test_accept_needs_no_thread_of_connects(options: dict[str, Any]) -> None:
+    may_end = threading.Event()
+    async with listen(**options) as listener, silent_peer(listener.port) as peer:
+        for _ in range(CREATES.max_workers):
+            start_call(current_event_loop(), may_end.wait, lambda _: None)
+        try:
+            await accept_silent(listener, peer)
+        finally:
+            may_end.set()
+
+
+@one_loop
+@pytest.mark.natively
+@accepts
+async def test_accept_does_not_wait_for_locks_of_connects(options: dict[str, Any]) -> None:
+    """Each of many connects that wait for a lock gets it in a turn of the loop of its own."""
+    async with listen(**options) as listener, silent_peer(listener.port) as peer:
+        await accept_silent(listener, peer)  # which opens what is shared
+        async with silent_peer(listener.port) as other:
+            opening = listener._reactor._opening
+            (hub,) = listener._reactor._hubs.values()
+            async with opening, hub._making_queue:
+                await accept_silent(listener, other)
+
+
+@one_loop
+@pytest.mark.natively
+async def test_few_connects_make_their_queue_pairs_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reactor, "CONNECTS_AT_ONCE", 2)
+    making, most = 0, 0
+    make = Endpoint.open
+
+    async def count(endpoint: Endpoint, *args: Any, **options: Any) -> None:
+        nonlocal making, most
+        if endpoint.state is not ConnectionState.CONNECTING:
+            return await make(endpoint, *args, **options)
+        making += 1
+        most = max(most, making)
+        try:
+            await anyio.wait_all_tasks_blocked()
+            await make(endpoint, *args, **options)
+        finally:
+            making -= 1
+
+    monkeypatch.setattr(Endpoint, "open", count)
+    async with taking("accept", monkeypatch, most=128) as (listener, connect):
+        await connect_all(listener, connect, 6)
+    assert most == 2
 
 
 async def test_several_accepts_at_once_get_a_peer_each() -> None:

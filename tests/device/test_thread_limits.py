@@ -15,7 +15,7 @@ import pytest
 
 import aiordma
 from aiordma._loop import threads
-from aiordma._loop.threads import CREATES, DESTROYS, PEERS
+from aiordma._loop.threads import ACCEPTS, CREATES, DESTROYS, PEERS
 from tests.device.players import REMOTE, both_ways, connected, reactor_in_use, until
 from tests.devices import ADDRESS, DEVICE
 
@@ -52,7 +52,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
 
 def forget_workers() -> None:
     """Let the next call start a thread, also where the one of an earlier call has not ended yet."""
-    for lane in (PEERS, CREATES, DESTROYS):
+    for lane in (PEERS, CREATES, ACCEPTS, DESTROYS):
         lane.reset()
 
 

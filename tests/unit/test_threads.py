@@ -23,6 +23,7 @@ from aiordma._base.errors import VerbsCallError
 from aiordma._loop import threads
 from aiordma._loop.event_loop import current_event_loop
 from aiordma._loop.threads import (
+    ACCEPTS,
     CREATES,
     DESTROYS,
     PEERS,
@@ -263,7 +264,7 @@ class Starts:
 def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
     """No worker is left of earlier tests, and the test can fail the start of further ones."""
     starts = Starts()
-    for lane in (PEERS, CREATES, DESTROYS):
+    for lane in (PEERS, CREATES, ACCEPTS, DESTROYS):
         lane.reset()
     monkeypatch.setattr(threads, "start_new_thread", starts.start)
     yield starts
