@@ -18,6 +18,7 @@ waits for it. Otherwise `start_call` raises. `start_destroy` has no caller that 
 error: it tries again, and finally runs the call on the event loop's own thread.
 """
 
+import atexit
 import errno
 import logging
 import sys
@@ -94,12 +95,39 @@ class _Call:
         self.is_abandoned: bool = False
 
 
+_COMING: set[tuple[int, int]] = set()
+"""The worker threads that have been started and have not begun: the process, and a number."""
+
+_COMING_SECONDS = 5.0
+"""The longest time for which the end of the process waits for threads to begin."""
+
+
+def _outwait_coming() -> None:
+    """Wait until every worker thread that was started has begun. CPython frees the state of all
+    other threads as it ends, and a thread that begins afterwards uses it: the process crashed."""
+    give_up = time.monotonic() + _COMING_SECONDS
+    while any(process == here.pid for process, _ in tuple(_COMING)) and time.monotonic() < give_up:
+        time.sleep(0.001)
+
+
+class _Worker:
+    """The function of a worker thread."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+
+    def __call__(self) -> None:
+        _COMING.discard((here.pid, id(self)))
+        self._work()
+
+
 class _Workers:
     """A queue of calls, and the threads that run them.
 
     No lack of memory ends a worker that has begun, or leaves the lock locked: the lock and what
     wakes an idle worker are locks in C, and `persist` (`_native/engine/persist.c`) calls the
-    worker's function again. Nobody waits for a thread to begin: one that has not begun is counted.
+    worker's function again. Nobody waits for a thread to begin, except the end of the process: one
+    that has not begun is counted.
     """
 
     def __init__(self, most: int) -> None:
@@ -168,8 +196,13 @@ class _Workers:
         return self._count > 0
 
     def _start_worker(self) -> None:
-        work = self._work
+        work = _Worker(self._work)
+        coming = here.pid, id(work)
         started = ref(work)  # the thread has the only reference, from its start to its end
+        if not _COMING:
+            atexit.unregister(_outwait_coming)
+            atexit.register(_outwait_coming)
+        _COMING.add(coming)
         self._count += 1
         try:
             start_new_thread(persist, (work,))
@@ -179,6 +212,7 @@ class _Workers:
         del work
         if started() is None:  # else it runs, and there was no memory for the number of the thread
             self._count -= 1
+            _COMING.discard(coming)
 
     def _work(self) -> None:
         try:

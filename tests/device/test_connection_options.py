@@ -138,7 +138,9 @@ async def test_connection_refuses_a_queue_size_it_cannot_use(device: DeviceUnder
 async def test_shared_queue_grows_into_its_completion_queue() -> None:
     async with aiordma.open_shared_receive(ADDRESS, depth=8, cqe=100) as shared:
         most = endpoint_of(shared).queue.queue.cqe
-        with pytest.raises(ValueError, match=f"the completion queue, of {most}, has room"):
+        with pytest.raises(
+            ValueError, match=f"their completion queue has {most} entries, of which "
+        ):
             await shared.resize(most + 1)
         await shared.resize(100)
         assert shared.depth == 100

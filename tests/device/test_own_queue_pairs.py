@@ -143,7 +143,7 @@ def test_what_librdmacm_sees_to_is_not_done_by_hand() -> None:
             lambda: client.set_local_ece(Ece(1, 1)),
             lambda: client.remote_ece,
         ):
-            with pytest.raises(ValueError, match="librdmacm made the queue pair"):
+            with pytest.raises(ValueError, match="librdmacm created the queue pair"):
                 call()
 
 

@@ -83,7 +83,7 @@ def run(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str
     done = subprocess.run(
         _command(arguments), cwd=folder, capture_output=True, text=True, timeout=90
     )
-    assert not _is_strict(arguments) or complaints(done.stderr) == []
+    assert not _is_strict(arguments) or complaints(done.stderr) == [], done.stderr
     return done
 
 

@@ -13,7 +13,15 @@ from aiordma.streams import connect_stream, listen_stream
 from aiordma.testing import Faults
 from tests.attacks.test_unfinished_handshakes import silent_server
 from tests.connections import connect_to
-from tests.device.players import OWN_RECEIVES, REMOTE, Outcome, both_ways, members, until
+from tests.device.players import (
+    OWN_RECEIVES,
+    REMOTE,
+    Outcome,
+    both_ways,
+    members,
+    reactor_in_use,
+    until,
+)
 from tests.device.silent_peer import silent_peer
 from tests.devices import ADDRESS
 from tests.internals import endpoint_of, handshakes_of
@@ -47,12 +55,11 @@ async def silenced(
 
 @pytest.mark.parametrize("said", [b"", b"MPA ID Rep"], ids=["nothing", "half"])
 async def test_stream_to_silent_server_times_out(said: bytes) -> None:
-    with (
-        silent_server(said) as port,
-        anyio.fail_after(PATIENCE),
-        pytest.raises(aiordma.ConnectTimeoutError),
-    ):
-        await connect_stream(ADDRESS, port, timeout=BOUND)
+    with silent_server(said) as port, anyio.fail_after(PATIENCE):
+        with pytest.raises(aiordma.ConnectTimeoutError):
+            await connect_stream(ADDRESS, port, timeout=BOUND, close_timeout=BOUND)
+        # The connection waits for an answer until then, and the server's thread for its end.
+        await until(lambda: not reactor_in_use())
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])
