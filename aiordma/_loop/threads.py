@@ -28,7 +28,7 @@ from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import cache, partial
 from threading import Lock, current_thread, get_ident
 from typing import Any, TypeVar, cast
 from weakref import ref
@@ -108,6 +108,13 @@ def _outwait_coming() -> None:
     give_up = time.monotonic() + _COMING_SECONDS
     while any(process == here.pid for process, _ in tuple(_COMING)) and time.monotonic() < give_up:
         time.sleep(0.001)
+
+
+@cache
+def _outwait_coming_at_exit() -> None:
+    # Once, at the first start: functions that the program registers later are called before, and
+    # can start more threads.
+    atexit.register(_outwait_coming)
 
 
 class _Worker:
@@ -199,9 +206,7 @@ class _Workers:
         work = _Worker(self._work)
         coming = here.pid, id(work)
         started = ref(work)  # the thread has the only reference, from its start to its end
-        if not _COMING:
-            atexit.unregister(_outwait_coming)
-            atexit.register(_outwait_coming)
+        _outwait_coming_at_exit()
         _COMING.add(coming)
         self._count += 1
         try:
