@@ -112,8 +112,7 @@ def _outwait_coming() -> None:
 
 @cache
 def _outwait_coming_at_exit() -> None:
-    # Once, at the first start: functions that the program registers later are called before, and
-    # can start more threads.
+    # Once, at the first start: functions that the program registers later are called before.
     atexit.register(_outwait_coming)
 
 
@@ -218,6 +217,10 @@ class _Workers:
         if started() is None:  # else it runs, and there was no memory for the number of the thread
             self._count -= 1
             _COMING.discard(coming)
+        elif not threading.main_thread().is_alive():
+            # The process ends, and a function that the program registered calls: `_outwait_coming`
+            # may have been called before it.
+            _outwait_coming()
 
     def _work(self) -> None:
         try:

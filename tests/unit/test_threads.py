@@ -58,17 +58,27 @@ threads.start_new_thread = start_late
 def call():
     threads.Lane(1).workers.submit(threads._Call(lambda: None, lambda: None))
 
-call()
-time.sleep(1)  # it has begun
-atexit.register(call)
+if BEFORE:
+    atexit.register(call)
+if STARTS:
+    call()
+    time.sleep(1)  # it has begun
+if not BEFORE:
+    atexit.register(call)
 """
 
 
-def test_process_ends_after_its_worker_threads_have_begun() -> None:
+@pytest.mark.parametrize("starts", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+def test_process_ends_after_its_worker_threads_have_begun(before: bool, starts: bool) -> None:
+    """Also those that an exit function starts, which was registered before or after the start of
+    the first thread, or which starts the first one."""
+    program = f"BEFORE, STARTS = {before}, {starts}\n{BEGINS_LATE}"
     ended = subprocess.run(
-        [sys.executable, "-c", BEGINS_LATE], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
     )
-    assert (ended.returncode, ended.stdout.split(), ended.stderr) == (0, ["begins"] * 2, "")
+    said = ended.stdout.split()
+    assert (ended.returncode, said, ended.stderr) == (0, ["begins"] * (1 + starts), "")
 
 
 # -- in_thread ------------------------------------------------------------------------------------
