@@ -204,9 +204,11 @@ class AddressHandle(Resource):
 
         See: man ibv_create_ah.
         """
-        if self._in_use and not self._closed:
-            raise BusyError(f"{self!r} is in use by posted work requests, whose queue pair exists")
         super().close()
+
+    def _require_closable(self) -> None:
+        if self._in_use:
+            raise BusyError(f"{self!r} is in use by posted work requests, whose queue pair exists")
 
     def _disown(self) -> None:
         self._in_use = False  # the garbage collector has found it together with the requests

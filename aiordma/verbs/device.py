@@ -451,9 +451,10 @@ class Context(Resource):
 
         See: man ibv_close_device.
         """
-        if not self._closed:
-            self._async_events._require_here()
         super().close()
+
+    def _require_closable(self) -> None:
+        self._async_events._require_here()
 
     def _destroy(self) -> None:
         try:

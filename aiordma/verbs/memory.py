@@ -212,6 +212,7 @@ class MemoryRegion(RegionBase, Resource):
     """
 
     _closing_rank = 3
+    _closes_at_once = True
 
     def __init__(
         self,
@@ -480,16 +481,20 @@ class MemoryRegion(RegionBase, Resource):
 
         See: man ibv_dereg_mr.
         """
-        if self._closed:
-            return
-        if self._users:
-            raise BusyError(self._in_use)
+        super().close()
+
+    def _finish_closing(self, children: list[Resource]) -> None:
         was_usable, self._usable = self._usable, False
         try:
-            Resource.close(self)
+            self._require_closable()  # again: another thread can have posted a request
+            super()._finish_closing(children)
         finally:
-            if not self._closed:
+            if not self._is_gone:
                 self._usable = was_usable
+
+    def _require_closable(self) -> None:
+        if self._users:
+            raise BusyError(self._in_use)
 
     @property
     def _in_use(self) -> str:

@@ -24,8 +24,8 @@ from aiordma._native import ffi, lib
 __all__ = ("Resource",)
 
 LONGEST_CLOSE = 20.0
-"""Seconds after the beginning of a close for which another thread's close of a parent waits at
-most. rxe can take 12 s to destroy a queue pair."""
+"""Seconds after the beginning of a close for which another thread's close of the object, or of a
+parent, waits at most. rxe can take 12 s to destroy a queue pair."""
 
 _TURN_SECONDS = 0.002
 """Seconds between two checks whether another thread's close has returned."""
@@ -47,13 +47,13 @@ class Resource:
     Parents and children hold strong references to each other until one of them is closed. So the
     first object that the garbage collector finalizes closes its children before itself, in order.
     (Weak references to children would be lost by then, because the collector clears weak references
-    before it calls finalizers.) Children close by `_closing_rank`, then newest first. A second
-    close does nothing. An object that the driver refuses to destroy stays open, and so does every
-    object that it was created on: the device may still use them. Objects that are collected
-    unclosed are then closed, with a ResourceWarning.
+    before it calls finalizers.) Children close by `_closing_rank`, then newest first. The close of
+    a closed object does nothing. An object that the driver refuses to destroy stays open, and so
+    does every object that it was created on: the device may still use them. Objects that are
+    collected unclosed are then closed, with a ResourceWarning.
 
-    Threads may close objects at the same time. An object whose child another thread is destroying
-    waits for that, or stays open.
+    Threads may close objects at the same time. A close waits for another thread that is destroying
+    the object, or one of its children, or it raises: once it has returned, the object is gone.
 
     A forked child inherits copies that it cannot use. Closing a copy leaves the parent's object
     alone.
@@ -62,6 +62,10 @@ class Resource:
     _closing_rank = 0
     """Children close in the order of their rank. Queue pairs have 0, so that they close before the
     objects that they use."""
+
+    _closes_at_once = False
+    """Whether an event loop's thread may wait for the call that destroys the object, also if
+    another thread makes it."""
 
     key: int = 0
     """The C object's address, for objects that events refer to."""
@@ -143,25 +147,45 @@ class Resource:
 
     @deferring
     def close(self) -> None:
-        """Destroy the object and all of its children. Idempotent.
+        """Destroy the object and all of its children. Idempotent. If another thread is closing the
+        object, wait for that, and if the driver refuses there, try again here.
 
         Raises:
             BusyError: posted requests or bound windows still use a memory region, or another thread
-                is closing an object for long (on an event loop's thread: at all). That object stays
-                open, and so does every object that it was created on, which includes this object:
-                close it again later. All other objects are closed.
+                is closing an object for long (on an event loop's thread: at all, except for a
+                memory region). That object stays open, and so does every object that it was created
+                on, which includes this object: close it again later. All other objects are closed.
             VerbsCallError: the driver refused to destroy an object. It stays open, and so does
                 every object that it was created on: close it again later. All others are closed.
         """
+        while not self._close_once():
+            if self._closing_in == get_ident():
+                return  # the destruction calls a function that calls this
+            self._await_turn()
+
+    def _close_before_parent(self) -> None:
+        """Close, so that the object is gone.
+
+        Raises:
+            as `close`.
+            BusyError: the destruction of this object calls a function that closes the parent.
+        """
+        while not self._close_once():
+            self._await_turn()
+
+    def _close_once(self) -> bool:
+        """Close, unless the object is being closed: return whether it is gone."""
+        if not self._closed:
+            self._require_closable()
         thread, since = get_ident(), time.monotonic()
         if self._closed:
-            return
+            return self._is_gone or self._process != here.pid
         # Without a call in between, at which another thread could run.
         self._closing_in = thread
         self._closing_since = since
         self._closed = True
         if self._process != here.pid:
-            return
+            return True
         try:
             children = list(self._children.values())
             # Last in, first out. A callback that fails does not stop the others.
@@ -172,30 +196,32 @@ class Resource:
         finally:
             if not self._is_gone:
                 self._closed = False
+        return True
 
-    def _close_before_parent(self) -> None:
-        """Close, or wait for the thread that is closing this object. If the driver refuses there,
-        try again here.
+    def _require_closable(self) -> None:
+        """Check that the object may be closed now. Called before its children are closed.
 
         Raises:
-            as `close`.
-            BusyError: that thread takes too long, or this thread must not wait for it.
+            BusyError: it may not.
         """
-        give_up: float | None = None
-        while True:
-            self.close()
-            if self._is_gone or not self._closed:
-                return
-            if give_up is None:
-                give_up = self._closing_since + LONGEST_CLOSE
-                if self._closing_in == get_ident() or runs_event_loop():
-                    give_up = 0.0
-            if time.monotonic() > give_up:
-                raise BusyError(
-                    f"{self!r} is being closed by another thread, or by a caller of this function: "
-                    "repeat the call later"
-                )
-            time.sleep(_TURN_SECONDS)
+
+    def _await_turn(self) -> None:
+        """Pause before the next attempt to close an object that is being closed.
+
+        Raises:
+            BusyError: that takes too long, or this thread must not wait for it.
+        """
+        must_not_wait = runs_event_loop() and not self._closes_at_once
+        if (
+            self._closing_in == get_ident()
+            or must_not_wait
+            or time.monotonic() > self._closing_since + LONGEST_CLOSE
+        ):
+            raise BusyError(
+                f"{self!r} is being closed by another thread, or by a caller of this function: "
+                "repeat the call later"
+            )
+        time.sleep(_TURN_SECONDS)
 
     def _finish_closing(self, children: "list[Resource]") -> None:
         """Destroy the C object, unless a child exists: the child still needs its parent."""

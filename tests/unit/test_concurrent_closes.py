@@ -4,17 +4,25 @@ import asyncio
 import errno
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 import trio
 
-from aiordma import EventChannel, Identifier, PortSpace, QueuePairType
+from aiordma import Access, EventChannel, Identifier, PortSpace, QueuePairType
 from aiordma._base.errors import BusyError, VerbsCallError
 from aiordma._base.provider import software
 from aiordma.testing import software_objects
-from aiordma.verbs import Capacity, CompletionQueue, ProtectionDomain, QueuePair, Resource, resource
+from aiordma.verbs import (
+    Capacity,
+    CompletionQueue,
+    MemoryRegion,
+    ProtectionDomain,
+    QueuePair,
+    Resource,
+    resource,
+)
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.natively
@@ -149,6 +157,86 @@ def test_close_within_the_destruction_of_a_child_is_refused_at_once() -> None:
     assert (child._is_gone, parent.closed) == (True, False)
     parent.close()
     assert parent._is_gone
+
+
+@pytest.mark.parametrize("refusals", [0, 1, 2])
+def test_second_close_waits_for_the_first(refusals: int) -> None:
+    """Once a close has returned, the object is gone."""
+    thing = Thing()
+    thing.refusals = [errno.EBUSY] * refusals
+    with being_closed(thing) as first:
+        second = Closing(thing)
+        second.join(0.05)
+        assert second.is_alive()
+    assert isinstance(first.ended(), VerbsCallError if refusals else type(None))
+    assert isinstance(second.ended(), VerbsCallError if refusals == 2 else type(None))
+    assert thing._is_gone == (refusals < 2)
+    thing.close()
+
+
+def test_close_that_was_refused_elsewhere_in_between_is_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other thread is refused after this one has seen that it closes the object."""
+    parent = Thing()
+    child = Thing(parent)
+    child.refusals = [errno.EBUSY]
+    close_once = Thing._close_once
+
+    def with_pause(thing: Resource) -> bool:
+        is_gone = close_once(thing)
+        if thing is child and not is_gone:
+            child.may_end.set()
+            wait_until(lambda: not child.closed)
+        return is_gone
+
+    monkeypatch.setattr(Thing, "_close_once", with_pause)
+    with being_closed(child) as first:
+        parent.close()
+    assert isinstance(first.ended(), VerbsCallError)
+    assert child._is_gone
+    assert parent._is_gone
+
+
+def test_close_within_the_own_destruction_does_nothing() -> None:
+    thing = Thing()
+    thing.within = thing.close
+    thing.close()
+    assert thing._is_gone
+
+
+@pytest.mark.parametrize("run", [asyncio.run, lambda main: trio.run(lambda: main)])
+@pytest.mark.parametrize("refusals", [0, 1])
+def test_region_that_another_thread_closes_is_gone_after_its_close(
+    run: Any, refusals: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an event loop's thread, too: no byte of a peer's arrives then."""
+    provider = software()
+    begun, may_end, deregister = threading.Event(), threading.Event(), provider.dereg_mr
+    answers = [errno.EBUSY] * refusals
+
+    def slowly(pointer: Any) -> int:
+        begun.set()
+        assert may_end.wait(PATIENCE)
+        return answers.pop() if answers else deregister(pointer)
+
+    monkeypatch.setattr(provider, "dereg_mr", slowly)
+    before = objects()
+    with ExitStack() as stack:
+        identifier = Identifier(stack.enter_context(EventChannel()), PortSpace.TCP)
+        identifier.bind("127.0.0.1", 0)
+        domain = ProtectionDomain(stack.enter_context(identifier.context()))
+        region = MemoryRegion(domain, bytearray(8), Access.REMOTE_WRITE)
+        first = Closing(region)
+        assert begun.wait(PATIENCE)
+        threading.Timer(0.05, may_end.set).start()
+
+        async def main() -> None:
+            region.close()
+            assert (region._is_gone, objects()["regions"]) == (True, before["regions"])
+
+        run(main())
+        assert isinstance(first.ended(), VerbsCallError if refusals else type(None))
 
 
 @pytest.mark.parametrize("run", [asyncio.run, lambda main: trio.run(lambda: main)])

@@ -161,7 +161,7 @@ async def test_windows_of_type_2_are_unbound_as_their_queue_pair_goes() -> None:
             assert deregister(region) == errno.EBUSY
             await server.aclose()
             assert deregister(region) == 0
-            region._closed = True
+            region._closed = region._is_gone = True
 
 
 async def test_windows_of_type_2_are_unbound_as_their_queue_pair_is_reset() -> None:
@@ -175,7 +175,7 @@ async def test_windows_of_type_2_are_unbound_as_their_queue_pair_is_reset() -> N
             assert deregister(region) == errno.EBUSY
             queue_pair_of(server).modify(aiordma.QueuePairState.RESET)
             assert deregister(region) == 0
-            region._closed = True
+            region._closed = region._is_gone = True
 
 
 def deregister(region: aiordma.MemoryRegion) -> int:
@@ -272,7 +272,7 @@ async def test_a_region_that_is_gone_is_not_bound() -> None:
         region._closed = False  # or Python would refuse it, and the device not be asked
         with aiordma.MemoryWindow(domain) as window:
             assert await is_unbindable(server, window, region)
-        region._closed = True
+        region._closed = region._is_gone = True
 
 
 async def test_a_window_may_count_from_zero() -> None:
