@@ -2,7 +2,8 @@
 imports an event loop: polling, streams' transports and servers, Dask, Valkey, the benchmark.
 
 The rest of the package watches file descriptors, waits and sleeps through an `EventLoop`, and does
-not depend on the loop. Callbacks run on the loop's thread, between tasks.
+not depend on the loop. Callbacks run on the loop's thread, between tasks. An exception of a
+callback does not end trio's run: it is logged. asyncio passes it to its exception handler.
 """
 
 import asyncio
@@ -154,7 +155,8 @@ async def _logged(function: Callable[[], Coroutine[Any, Any, None]], name: str) 
     try:
         await function()
     except Exception:
-        logger.exception("%s failed", name)
+        with suppress(MemoryError):
+            logger.exception("%s failed", name)
 
 
 class _Begun(Coroutine[Any, Any, None]):
@@ -232,7 +234,8 @@ def _call(callback: Callable[[], None], fd: int) -> None:
     try:
         callback()
     except Exception:
-        logger.exception("the callback of fd %d failed", fd)
+        with suppress(MemoryError):
+            logger.exception("the callback of fd %d failed", fd)
 
 
 class _Never:
@@ -501,10 +504,14 @@ class _TrioEventLoop(_Face):
         self._token.run_sync_soon(self._deliver)
 
     def _deliver(self) -> None:
+        # An exception would end the run.
         try:
             super()._deliver()
         except KeyboardInterrupt as interrupt:
             _interrupt_trio(interrupt)
+        except Exception:
+            with suppress(MemoryError):
+                logger.exception("aiordma: a call from another thread failed")
 
     def report(self, message: str, error: Exception) -> None:
         logger.error("%s", message, exc_info=error)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 import threading
 import time
 import warnings
@@ -15,6 +16,7 @@ import pytest
 import trio
 
 import aiordma
+import aiordma._loop.event_loop
 from aiordma._base.errors import EventLoopError
 from aiordma._loop.event_loop import EventLoop, Timer, current_event_loop, require_here
 from aiordma.streams import create_connection, create_server, open_connection, start_server
@@ -100,6 +102,100 @@ async def test_a_thread_calls_on_the_loops_thread() -> None:
     await until(lambda: ran_in)
     thread.join()
     assert ran_in == [threading.get_ident()]
+
+
+# -- callbacks that fail --------------------------------------------------------------------------
+
+
+def _from_thread(loop: EventLoop, callback: Callable[[], None]) -> None:
+    loop.call_from_thread(callback)
+
+
+def _by_timer(loop: EventLoop, callback: Callable[[], None]) -> None:
+    loop.call_later(0.001, callback)
+
+
+def _in_the_next_turn(loop: EventLoop, callback: Callable[[], None]) -> None:
+    loop.call_later(0, callback)
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("schedule", [_from_thread, _by_timer, _in_the_next_turn])
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_error_of_a_callback_is_logged(
+    backend: str,
+    schedule: Callable[[EventLoop, Callable[[], None]], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    called: list[str] = []
+
+    def fail() -> None:
+        called.append("failed")
+        raise OSError("disk on fire")
+
+    async def main() -> None:
+        schedule(current_event_loop(), fail)
+        schedule(current_event_loop(), lambda: called.append("next"))
+        await until(lambda: len(called) == 2)
+        await settle()
+
+    anyio.run(main, backend=backend)
+    assert sorted(called) == ["failed", "next"]
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert "disk on fire" in caplog.text
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_error_of_a_watched_descriptor_is_logged(
+    backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    called: list[bytes] = []
+    reading, writing = socket.socketpair()
+
+    def read() -> None:
+        called.append(reading.recv(1))
+        raise OSError("disk on fire")
+
+    async def main() -> None:
+        loop = current_event_loop()
+        loop.watch(reading.fileno(), read)
+        writing.send(b"x")
+        await until(lambda: called)
+        writing.send(b"y")
+        await until(lambda: len(called) == 2)
+        loop.unwatch(reading.fileno())
+        await settle()
+
+    with reading, writing:
+        anyio.run(main, backend=backend)
+    assert called == [b"x", b"y"]
+    assert [record.levelno for record in caplog.records] == [logging.ERROR] * 2
+    assert "disk on fire" in caplog.text
+
+
+@pytest.mark.natively
+def test_error_of_a_callback_without_memory_for_the_log_does_not_end_trio(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        loop, called = current_event_loop(), list[None]()
+
+        def fail() -> None:
+            called.append(None)
+            raise MemoryError
+
+        loop.call_from_thread(fail)
+        loop.call_later(0, fail)
+        await until(lambda: len(called) == 2)
+        await settle()
+
+    def no_memory(*_arguments: Any, **_keywords: Any) -> None:
+        raise MemoryError
+
+    for name in ("error", "exception"):
+        monkeypatch.setattr(aiordma._loop.event_loop.logger, name, no_memory)
+    anyio.run(main, backend="trio")
 
 
 # -- waiters --------------------------------------------------------------------------------------
