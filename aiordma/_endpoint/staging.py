@@ -40,7 +40,7 @@ from aiordma.verbs import (
 )
 from aiordma.verbs.buffers import address_of, flat_view
 from aiordma.verbs.gpu_memory import register_anywhere
-from aiordma.verbs.memory import gather, retire_all
+from aiordma.verbs.memory import gather, retire_all, retire_or_log
 
 __all__ = (
     "PARTS",
@@ -302,7 +302,7 @@ class Staging:
             for each in lent.values():
                 each.drop()
             for region in temporary:
-                region.close()
+                retire_or_log(region)
             raise
 
     def _register_one(
@@ -350,7 +350,7 @@ class Staging:
         # those that the driver refuses now: they stay in the list.
         known = self._endpoint.regions
         mine = [region for region in regions if id(region) in known]
-        close = partial(retire_all, mine)
+        close = partial(retire_all, mine, retire_or_log)
 
         def forget(_error: BaseException | None = None) -> None:
             for region in mine:  # each has left the list itself, if there was memory for that
@@ -406,10 +406,14 @@ def register_memory(
 
 
 @deferring
-def _dispose(reactor: Reactor, domain: DomainState | None, regions: list[MemoryRegion]) -> None:
-    """Deregister memory of the registration cache, in a worker thread if that takes long."""
-
-    close = partial(retire_all, regions)
+def _dispose(
+    reactor: Reactor,
+    domain: DomainState | None,
+    regions: list[MemoryRegion],
+    close: Callable[[], object],
+) -> None:
+    """Call the function that deregisters memory of the registration cache, in a worker thread if
+    that takes long."""
     if reactor.ended or sum(region.length for region in regions) <= THREAD_LIMIT:
         close()
     else:

@@ -87,7 +87,7 @@ class BufferPool(Pool):
         if current is not None and current.free:
             del self._slabs[slab]
             # If a request that is completing still holds a block, it frees the slab at its end.
-            slab.region._retire()
+            self.registrations._deregister([slab.region])
         else:
             self._set_current(slab)
 

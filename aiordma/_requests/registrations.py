@@ -15,6 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from aiordma._base.arguments import whole_number
@@ -23,7 +24,7 @@ from aiordma._base.process import reentrant_lock
 from aiordma._loop.event_loop import EventLoop
 from aiordma.verbs import MemoryRegion, MemorySlice
 from aiordma.verbs.buffers import address_of
-from aiordma.verbs.memory import retire_all
+from aiordma.verbs.memory import retire_all, retire_or_log
 
 __all__ = ("LentRegistration", "RegistrationCache")
 
@@ -31,6 +32,9 @@ MAX_BYTES = 1 << 28
 """The default of `RegistrationCache.max_bytes`."""
 
 Region = TypeVar("Region", bound=MemoryRegion)
+
+Dispose = Callable[[list[MemoryRegion], Callable[[], object]], object]
+"""Call a function, which deregisters these regions, without blocking the event loop."""
 
 _Key = tuple[int, int, bool]
 _NOTHING = memoryview(b"")
@@ -108,11 +112,12 @@ class RegistrationCache:
         # A finalizer of an array takes its entry out, at any moment and in any thread. So it takes
         # no lock, and only calls methods that Python runs in one piece.
         self._dead: deque[MemoryRegion] = deque()
+        self._refused: dict[MemoryRegion, None] = {}  # which the driver refused to deregister
         self._bytes = 0  # of the entries, and of those in `_ended_bytes`
         self._ended_bytes: deque[int] = deque()  # of the entries that finalizers have taken out
         self._lock = reentrant_lock()
         self._loop: EventLoop | None = None
-        self._dispose: Callable[[list[MemoryRegion]], object] = retire_all
+        self._dispose: Dispose = lambda _regions, close: close()
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -143,15 +148,17 @@ class RegistrationCache:
         self._evict(self._max_bytes)
 
     def clear(self) -> None:
-        """Remove every registration that no request uses.
+        """Remove every registration that no request uses. Memory that the driver has refused to
+        deregister before is deregistered again.
 
         Raises: nothing.
         """
+        self._dead.extend(self._take_refused())
         self._evict(0)
 
     # -- for the staging of requests ------------------------------------------------------------
 
-    def _serve(self, loop: EventLoop, dispose: Callable[[list[MemoryRegion]], object]) -> None:
+    def _serve(self, loop: EventLoop, dispose: Dispose) -> None:
         """Set the loop, and the function that deregisters memory without blocking it."""
         self._loop, self._dispose = loop, dispose
 
@@ -220,9 +227,20 @@ class RegistrationCache:
         """Deregister everything that no request uses, at once, in this thread. Return whether there
         was anything."""
         self._remove_unused(0)
-        unused = self._take_dead()
-        retire_all(unused)
-        return bool(unused)
+        unused = self._take_dead() + self._take_refused()
+        self._deregister(unused)
+        return any(region._is_gone for region in unused)
+
+    def _deregister(self, regions: list[MemoryRegion]) -> None:
+        """Deregister memory of the cache's domain, in any thread. Refusals of the driver are
+        logged. What is refused is kept for `clear`, for a lack of memory, and for the domain's end.
+        If this raises MemoryError, call it again."""
+        try:
+            retire_all(regions, retire_or_log)
+        finally:
+            for region in regions:
+                if region._is_refused and not region._is_gone:
+                    self._refused[region] = None
 
     def _detach(self, into: list[MemoryRegion]) -> None:
         """Move every region into a list, for the caller to close. The cache keeps no more. If this
@@ -241,6 +259,7 @@ class RegistrationCache:
             while True:
                 into.append(self._dead[0])
                 self._dead.popleft()
+        self._refused.clear()  # the domain, whose children they are, closes them
 
     def _evict(self, most: int) -> None:
         self._remove_unused(most)
@@ -281,16 +300,24 @@ class RegistrationCache:
         dead = self._take_dead()
         if not dead:
             return
+        deregister = partial(self._deregister, dead)
         try:
-            self._dispose(dead)
+            self._dispose(dead, deregister)
         except MemoryError:
-            retire_all(dead)
+            deregister()
 
     def _take_dead(self) -> list[MemoryRegion]:
         taken = []
         with suppress(IndexError):
             while True:
                 taken.append(self._dead.popleft())
+        return taken
+
+    def _take_refused(self) -> list[MemoryRegion]:
+        taken = []
+        with suppress(KeyError):
+            while True:
+                taken.append(self._refused.popitem()[0])
         return taken
 
 

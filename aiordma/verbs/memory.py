@@ -1,6 +1,7 @@
 """Registered memory: memory regions of Python buffers, and their slices (man ibv_reg_mr)."""
 
 import errno as errno_module
+import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
@@ -35,7 +36,10 @@ __all__ = (
     "checked_access",
     "gather",
     "retire_all",
+    "retire_or_log",
 )
+
+logger: logging.Logger = logging.getLogger("aiordma")
 
 OUTLIVING: dict[object, object] = {}
 """Memory that the device may still access after its region was collected, by a key of its own. It
@@ -570,9 +574,34 @@ class MemoryRegion(RegionBase, Resource):
                 self._uncertain.release()
 
 
-def retire_all(regions: Iterable[MemoryRegion]) -> None:
+def retire_or_log(region: MemoryRegion) -> None:
+    """Close a region, or let its last request close it. If the driver refuses, the region stays
+    open, and its owner or its domain closes it again. The first refusal is logged, none is raised.
+    """
+    was_refused = region._is_refused and region._was_asked
+    try:
+        region._retire()
+    except MemoryError:
+        raise
+    except Exception as error:
+        if was_refused:
+            return
+        with suppress(MemoryError):
+            logger.error(
+                "%r could not be deregistered, and stays registered until a later attempt: %s",
+                region,
+                error,
+                exc_info=not isinstance(error, VerbsCallError | BusyError),
+            )
+
+
+def retire_all(
+    regions: Iterable[MemoryRegion],
+    retire: Callable[[MemoryRegion], object] = MemoryRegion._retire,
+) -> None:
     """Close regions, and those in use when their last request has completed. On siw, the wait for
-    what the device was placing is one for all that are closed."""
+    what the device was placing is one for all that are closed. `retire` closes one of them:
+    `retire_or_log`, if no caller can handle a refusal."""
     waiting: list[MemoryRegion] = []
 
     def outwait() -> None:
@@ -587,7 +616,7 @@ def retire_all(regions: Iterable[MemoryRegion]) -> None:
             if region._outwaits and not region._users:
                 waiting.append(region)
                 region._outwaits = False
-            last_first.callback(region._retire)
+            last_first.callback(retire, region)
 
 
 def _outwait_receiving() -> None:

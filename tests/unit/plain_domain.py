@@ -20,6 +20,7 @@ class PlainDomain(Resource):
         self.registered: dict[int, tuple[int, int, Access]] = {}
         self.history: list[str] = []
         self.refuse = 0
+        self.refuse_deregistration = 0
         self.count = 0
 
     def _register(self, _domain: Any, start: Any, length: int, access: Access) -> Any:
@@ -34,6 +35,8 @@ class PlainDomain(Resource):
         return region
 
     def _deregister(self, region: Any) -> int:
+        if self.refuse_deregistration:
+            return self.refuse_deregistration
         if self.registered.pop(region.lkey, None) is None:
             return errno.EINVAL
         self.history.append(f"deregister {region.lkey}")

@@ -1,5 +1,6 @@
 """The pool: a block belongs to one lease at a time, and all memory is given back."""
 
+import errno
 import mmap
 import random
 from collections.abc import Iterator
@@ -236,3 +237,21 @@ def test_a_block_is_given_back_once(domain: PlainDomain) -> None:
     assert pool.leased == 0
     assert span(pool.lease(100)) != span(pool.lease(100))
     pool.close()
+
+
+def test_refused_slab_is_logged_and_deregistered_later(
+    domain: PlainDomain, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = make(domain)
+    leases = [pool.lease(SLAB) for _ in range(3)]
+    domain.refuse_deregistration = errno.EBUSY
+    for lease in leases:
+        lease.release()  # the pool keeps one slab
+    assert (pool.leased, len(domain.registered)) == (0, 3)
+    assert [record.levelname for record in caplog.records] == ["ERROR"] * 2
+    assert caplog.text.count("stays registered until a later attempt: [Errno 16] ibv_dereg_mr") == 2
+    domain.refuse_deregistration = 0
+    pool.registrations.clear()
+    assert len(domain.registered) == 1
+    pool.close()
+    assert not domain.registered

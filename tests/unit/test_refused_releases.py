@@ -2,6 +2,7 @@
 to deregister: the rest is deregistered at once, and the refused memory with the connection."""
 
 import errno
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -77,11 +78,110 @@ async def test_other_memory_of_the_cache_is_deregistered(size: int) -> None:
         assert regions() == before + 3
         with Faults() as faults:
             fault = faults.refuse_call("dereg_mr", errno.EBUSY)
-            try:
-                hub_of(client).pool.registrations.clear()
-            except VerbsCallError:
-                assert size == SHORT
+            client.registrations.clear()
             await until(lambda: fault.struck and regions() == before + 1)
+
+
+def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged."""
+    assert all(record.levelno == logging.ERROR for record in caplog.records)
+    return [record.getMessage() for record in caplog.records]
+
+
+def refusal(size: int) -> str:
+    return (
+        f"<MemoryRegion of {size} bytes> could not be deregistered, and stays registered until a "
+        f"later attempt: [Errno {errno.EBUSY}] ibv_dereg_mr: Device or resource busy"
+    )
+
+
+@pytest.mark.parametrize("size", [SHORT, 2 * LONG])
+async def test_refused_memory_of_a_deleted_array_is_logged(
+    size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    numpy = pytest.importorskip("numpy")
+    async with pair() as (client, server):
+        target = server.register(bytearray(size), Access.REMOTE_WRITE)
+        before = regions()
+        for _ in range(2):
+            array = numpy.zeros(size, "u1")
+            await client.write(array, target.remote())
+            with Faults() as faults:
+                fault = faults.refuse_call("dereg_mr", errno.EBUSY, times=0)
+                del array
+                await until(lambda fault=fault: fault.struck == 1)
+                await until(lambda: hub_of(client).pool.registrations._refused)
+                client.registrations.clear()
+                await until(lambda fault=fault: fault.struck == 2)
+            await client.write(b"still working", target.remote()[:13])
+            await until(lambda: hub_of(client).pool.registrations._refused)
+            assert (len(client.registrations), regions()) == (0, before + 1)
+            client.registrations.clear()
+            await until(lambda: regions() == before)
+    assert refusals(caplog) == [refusal(size)] * 2
+
+
+async def test_refused_memory_of_a_deleted_array_is_deregistered_with_the_domain(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    numpy = pytest.importorskip("numpy")
+    before = regions()
+    async with connected_pair(receive_buffers=0) as (client, server):
+        target = server.register(bytearray(SHORT), Access.REMOTE_WRITE)
+        array = numpy.zeros(SHORT, "u1")
+        await client.write(array, target.remote())
+        with Faults() as faults:
+            fault = faults.refuse_call("dereg_mr", errno.EBUSY)
+            del array
+            await until(lambda: fault.struck)
+    await until(lambda: regions() == before)
+    assert refusals(caplog) == [refusal(SHORT)]
+
+
+async def test_registration_that_lacks_memory_does_not_fail_for_a_refusal(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    numpy = pytest.importorskip("numpy")
+    async with pair() as (client, server):
+        target = server.register(bytearray(SHORT), Access.REMOTE_WRITE)
+        before = regions()
+        arrays = [numpy.zeros(SHORT, "u1") for _ in range(2)]
+        for array in arrays:
+            await client.write(array, target.remote())
+        with Faults() as faults:
+            faults.refuse_call("dereg_mr", errno.EBUSY)
+            lacking = faults.refuse_call("reg_mr", errno.ENOMEM)
+            client.register(bytearray(8)).close()
+            assert lacking.struck
+            assert regions() == before + 1
+            faults.refuse_call("reg_mr", errno.ENOMEM)
+            client.register(bytearray(8)).close()  # deregisters what was refused
+        assert regions() == before
+    assert refusals(caplog) == [refusal(SHORT)]
+
+
+async def test_failed_call_raises_its_own_error_though_memory_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    numpy = pytest.importorskip("numpy")
+    async with pair() as (client, server):
+        target = server.register(bytearray(SHORT), Access.REMOTE_WRITE)
+        before, memory = regions(), bytearray(SHORT)
+        client.registrations.max_bytes = SHORT - 1
+        with Faults() as faults:
+            fault = faults.refuse_call("dereg_mr", errno.EBUSY, times=0)
+            with pytest.raises(ValueError, match="slice both to the same length"):
+                client.post_write(memory, target.remote()[:8])
+            assert (fault.struck, regions()) == (1, before + 1)
+        client.registrations.max_bytes = SHORT
+        with Faults() as faults:
+            fault = faults.refuse_call("dereg_mr", errno.EBUSY, times=0)
+            await client.write(numpy.zeros(SHORT, "u1"), target.remote())
+            client.registrations.max_bytes = 0
+            await until(lambda: fault.struck)
+        await client.aclose()
+        assert is_free(memory)
+    assert refusals(caplog) == [refusal(SHORT)] * 2
 
 
 @pytest.mark.parametrize("size", [SHORT, 2 * LONG])
