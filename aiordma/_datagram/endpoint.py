@@ -131,6 +131,7 @@ class DatagramEndpoint(Endpoint):
         )
         self.port.set_senders(self.senders)
         self.received = DatagramQueue(self, GRH_BYTES + self.mtu, self.senders)
+        self.life.on_close.insert(0, self.received.queue.discard)
         if self.options.receive_buffers:
             self.received.fill()
         if qkey == UDP_QKEY:
@@ -227,11 +228,6 @@ class DatagramEndpoint(Endpoint):
             for group in list(self.groups.values()):
                 group._start_leaving()
         super()._close()
-
-    def _give_back(self) -> None:
-        if self.received is not None:
-            self.received.queue.discard()
-        super()._give_back()
 
     def _close_handles(self) -> None:
         # Requests of a queue pair that the driver refuses to destroy keep their handles.

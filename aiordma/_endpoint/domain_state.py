@@ -30,7 +30,7 @@ from aiordma._runtime.hub import DeviceHub
 from aiordma._runtime.reactor import AtLoopEnd, Reactor
 from aiordma.verbs import MemoryRegion, ProtectionDomain
 from aiordma.verbs.identifier import Event, Identifier
-from aiordma.verbs.memory import retire_all
+from aiordma.verbs.memory import retire_all, retire_or_log
 
 __all__ = (
     "DomainState",
@@ -154,7 +154,7 @@ class DomainState:
             try:
                 await checkpoint_if_cancelled()  # a cancellation that the call outwaited
             except BaseException:
-                region.close()
+                retire_or_log(region)
                 raise
             self.regions[id(region)] = region
             region._on_close = lambda: self.regions.pop(id(region), None)

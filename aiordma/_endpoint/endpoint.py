@@ -54,7 +54,7 @@ from aiordma._endpoint.sizes import capacity_for, check_depths, probe_entries
 from aiordma._endpoint.work_queues import ReceiveQueue, SendQueue
 from aiordma._loop.ending import Ending, end
 from aiordma._loop.event_loop import EventLoop, Waiter, require_here
-from aiordma._loop.threads import Calls, in_thread, outwait
+from aiordma._loop.threads import Calls, close_unwanted, in_thread, outwait
 from aiordma._requests.pool import BufferPool
 from aiordma._requests.request import OpenRequests, WorkRequest
 from aiordma._requests.select import Port
@@ -378,7 +378,7 @@ class Endpoint:
                 await checkpoint_if_cancelled()
                 self.require_usable()
             except BaseException:
-                close(made)
+                close_unwanted(close, made)
                 raise
         return made
 

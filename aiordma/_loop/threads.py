@@ -53,6 +53,7 @@ __all__ = (
     "Lane",
     "Once",
     "calls_under_way",
+    "close_unwanted",
     "in_thread",
     "outwait",
     "start_call",
@@ -521,6 +522,18 @@ async def outwait(event: anyio.Event | Once) -> None:
         del interrupted  # its traceback holds this frame, and so the callers' buffers
 
 
+def close_unwanted(close: Callable[[Result], object], made: Result) -> None:
+    """Close what a cancelled call has created. An error is logged, because the caller gets the
+    cancellation: what the driver refuses to destroy is destroyed with its parent."""
+    try:
+        close(made)
+    except MemoryError:
+        raise
+    except Exception as error:
+        with suppress(MemoryError):
+            logger.error("closing %r, which a cancelled call created, failed: %s", made, error)
+
+
 @deferring_steps
 async def in_thread(
     loop: EventLoop,
@@ -537,7 +550,7 @@ async def in_thread(
         function: the function to run.
         lane: the lane of the worker.
         on_cancelled: called with the result on the loop's thread if the caller is cancelled, to
-            close or to keep the object that the function created.
+            close or to keep the object that the function created. Its errors are logged.
         on_lost: called once the function has returned if the loop has ended, because the caller
             does not continue then. `on_cancelled` is called before it.
 
@@ -560,7 +573,7 @@ async def in_thread(
         made, result = result, nothing
         failed, error = error, None
         if made is not nothing:
-            on_cancelled(made)
+            close_unwanted(on_cancelled, made)
         if failed is not None:  # no caller is left to see it
             logger.info("a call failed whose caller had been cancelled: %s", failed)
 

@@ -377,7 +377,7 @@ class WorkRequest:
             # Without an ExitStack, which needs memory itself.
             while held:
                 held -= 1
-                self._held[held]._release()
+                self._release(self._held[held])
             raise
 
     # -- for the hub and the endpoint ---------------------------------------------------------

@@ -83,7 +83,7 @@ class PooledReceives:
         try:
             self._unposted.append(lease)
         except MemoryError:
-            lease.release()
+            _return_block(lease)
             self._refused(errno.ENOMEM)
             return
         if len(self._unposted) >= self.chain or not self._posted:
@@ -124,7 +124,7 @@ class PooledReceives:
                 if not attempts:
                     raise
         while len(leases) > len(requests):
-            leases.pop().release()
+            _return_block(leases.pop())
         if error or found is None:
             self._refused(error)
 
@@ -144,13 +144,22 @@ class PooledReceives:
             if completion is not None and queue is not None:
                 queue._arrived.append((lease, completion))
             elif self._members is None:
-                lease.release()
+                _return_block(lease)
             else:
                 self.give_back(lease)
         if queue is not None:
             queue.wake()
         if completion is not None and not self._posted:
             self.post_unposted()  # no block might be given back soon to complete a chain
+
+
+def _return_block(lease: Lease) -> None:
+    """Return a block to its pool. An error is logged: what follows must not be left out."""
+    try:
+        lease.release()
+    except Exception:
+        with suppress(MemoryError):
+            logger.exception("returning the block %r failed", lease)
 
 
 class ArrivalQueue:

@@ -20,7 +20,7 @@ from aiordma._requests.select import awaits_path
 from aiordma.streams.ending import call_weakly, close_once_drained
 from aiordma.streams.rsocket import Rsocket
 from aiordma.verbs.buffers import flat_view
-from aiordma.verbs.memory import MemoryRegion, MemorySlice
+from aiordma.verbs.memory import MemoryRegion, MemorySlice, retire_or_log
 
 __all__ = ("Stream", "family_of")
 
@@ -201,7 +201,7 @@ class Stream(ByteStream):
             try:
                 await self._send_registered(region[:])
             finally:
-                region._retire()
+                retire_or_log(region)
         finally:
             self._path.sending = False
 

@@ -177,10 +177,11 @@ class MemorySlice(Part):
         self.region._users += 1
 
     def _release(self) -> None:
-        """Count one work request less. The last one closes a retired region."""
+        """Count one work request less. The last one closes a retired region. A refusal of the
+        driver is logged."""
         self.region._users -= 1
         if self.region._retired and not self.region._users:
-            self.region.close()
+            retire_or_log(self.region)
 
 
 class MemoryRegion(RegionBase, Resource):

@@ -1,6 +1,7 @@
 """Memory that aiordma registered for a request, a grant or its cache, and that the driver refuses
 to deregister: the rest is deregistered at once, and the refused memory with the connection."""
 
+import asyncio
 import errno
 import logging
 from collections.abc import AsyncIterator
@@ -11,7 +12,9 @@ import anyio
 import pytest
 
 import aiordma
+import aiordma.streams
 from aiordma import Access, VerbsCallError
+from aiordma._requests.pool import BufferPool
 from aiordma.testing import Faults, connected_pair, software_objects
 from tests.internals import endpoint_of, hub_of
 
@@ -182,6 +185,127 @@ async def test_failed_call_raises_its_own_error_though_memory_is_refused(
         await client.aclose()
         assert is_free(memory)
     assert refusals(caplog) == [refusal(SHORT)] * 2
+
+
+async def cancelled_by_scope(client: aiordma.Connection, domain: aiordma.Domain | None) -> None:
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        if domain is None:
+            await client.register_in_thread(bytearray(SHORT))
+        else:
+            await domain.register(bytearray(SHORT))
+    assert scope.cancelled_caught
+
+
+async def cancelled_by_asyncio(client: aiordma.Connection, domain: aiordma.Domain | None) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pytest.skip("only asyncio's tasks are cancelled without a scope")
+    memory = bytearray(SHORT)
+    call = client.register_in_thread(memory) if domain is None else domain.register(memory)
+    task = asyncio.create_task(call)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("cancel", [cancelled_by_scope, cancelled_by_asyncio])
+@pytest.mark.parametrize("has_domain", [False, True])
+async def test_cancelled_registration_that_is_refused_stays_cancelled(
+    cancel: Any, has_domain: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = regions()
+    async with connected_pair(receive_buffers=0) as (client, _):
+        home = await aiordma.open_domain("127.0.0.1", device="software") if has_domain else None
+        now = regions()
+        with Faults() as faults:
+            fault = faults.refuse_call("dereg_mr", errno.EBUSY)
+            await cancel(client, home)
+            assert (fault.struck, regions()) == (1, now + 1)
+        if home is not None:
+            await home.aclose()
+            assert regions() == now
+    await until(lambda: regions() == before)
+    (message,) = refusals(caplog)
+    assert "ibv_dereg_mr: Device or resource busy" in message
+
+
+@pytest.mark.parametrize("domain", [None, "each"])
+async def test_datagram_socket_closes_though_memory_is_refused(domain: Any) -> None:
+    with anyio.fail_after(PATIENCE):
+        socket = await aiordma.open_datagram("127.0.0.1", device="software", domain=domain)
+        await socket.send(b"not received", await socket.resolve("127.0.0.1", socket.port))
+        received = endpoint_of(socket).received
+        assert received is not None
+        await until(lambda: received.queue.arrived)
+        with Faults() as faults:
+            faults.refuse_call("dereg_mr", errno.EBUSY, times=0)
+            await socket.aclose()
+        await socket.aclose()
+
+
+async def test_datagram_socket_closes_though_its_blocks_are_not_returned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with anyio.fail_after(PATIENCE):
+        socket = await aiordma.open_datagram("127.0.0.1", device="software", domain="each")
+        await socket.send(b"not received", await socket.resolve("127.0.0.1", socket.port))
+        received = endpoint_of(socket).received
+        assert received is not None
+        await until(lambda: received.queue.arrived)
+
+        def fail(*_: Any) -> None:
+            raise VerbsCallError(errno.EIO, "ibv_dereg_mr")
+
+        monkeypatch.setattr(BufferPool, "_has_room", fail)
+        await socket.aclose()
+    assert "Input/output error" in caplog.text
+
+
+async def test_grant_ends_though_the_memory_of_its_region_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with anyio.fail_after(PATIENCE):
+        home = await aiordma.open_domain("127.0.0.1", device="software")
+        async with (
+            connected_pair(receive_buffers=0, domain=home) as (client, _),
+            connected_pair(receive_buffers=0, domain=home) as (other, _),
+        ):
+            region = other.register(bytearray(SHORT), Access.REMOTE_WRITE)
+            grant = await client.grant(region, Access.REMOTE_WRITE)
+            await other.aclose()
+            assert not region.closed
+            with Faults() as faults:
+                # The grant has a registration of its own.
+                faults.refuse_call("dereg_mr", errno.EBUSY, after=1)
+                await grant.aclose()
+            assert not region.closed
+        await home.aclose()
+        assert region.closed
+    assert refusals(caplog) == [refusal(SHORT)]
+
+
+async def test_stream_sends_though_memory_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    size, received = 5 << 20, bytearray()  # which is registered, and not copied
+    listener = await aiordma.streams.listen_stream("127.0.0.1", 0, device="software")
+
+    async def receive() -> None:
+        async with await listener.accept() as stream:
+            async for part in stream:
+                received.extend(part)
+
+    with anyio.fail_after(PATIENCE):
+        async with listener, anyio.create_task_group() as group:
+            group.start_soon(receive)
+            stream = await aiordma.streams.connect_stream("127.0.0.1", listener.port)
+            with Faults() as faults:
+                faults.refuse_call("dereg_mr", errno.EBUSY)
+                await stream.send(bytes(size))
+            await stream.aclose()
+    assert len(received) == size
+    assert refusals(caplog) == [refusal(size)]
 
 
 @pytest.mark.parametrize("size", [SHORT, 2 * LONG])
