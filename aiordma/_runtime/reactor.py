@@ -558,7 +558,7 @@ class Reactor:
             with ExitStack() as last_first:
                 last_first.callback(self._end_lost_waits)
                 for callback in reversed(self.loop.undelivered()):
-                    last_first.callback(callback)
+                    last_first.callback(_call_or_log, callback)
             self._start_destroys()
             if not waits or time.monotonic() >= self._deadline:
                 return
@@ -567,7 +567,7 @@ class Reactor:
     def _end_lost_waits(self) -> None:
         with ExitStack() as stack:
             while self.loop.returned:
-                stack.callback(self.loop.returned.popitem()[1])
+                stack.callback(_call_or_log, self.loop.returned.popitem()[1])
 
     # -- closing outside of the loop ----------------------------------------------------------
 
@@ -598,6 +598,16 @@ class Reactor:
             return "it is as it was"
         self.loop.call_from_thread(close)
         return "its event loop stands still, and closes it when it runs again"
+
+
+def _call_or_log(callback: Callable[[], object]) -> None:
+    """Call a callback of a loop that has ended, and log its error, as the loop does."""
+    try:
+        callback()
+    except MemoryError:
+        raise
+    except Exception as error:
+        _log("a callback of an event loop that has ended", error)
 
 
 def _log(what: str, error: BaseException | None) -> None:

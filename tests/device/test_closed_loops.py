@@ -209,6 +209,31 @@ def test_closing_that_a_closed_loop_interrupted_is_finished(
     assert objects() == before
 
 
+@pytest.mark.natively
+@OWN_LOOPS
+def test_a_failed_callback_hinders_no_close_on_a_closed_loop(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], caplog: pytest.LogCaptureFixture
+) -> None:
+    before = objects()
+    loop = new_loop()
+    opened = loop.run_until_complete(open_pair())
+    loop.close()
+    called: list[str] = []
+
+    def fail() -> None:
+        called.append("failed")
+        raise OSError("disk on fire")
+
+    for callback in (fail, lambda: called.append("next")):
+        opened[0]._endpoint.loop.call_from_thread(callback)
+    opened[0]._endpoint.loop.returned[object()] = fail
+    for closable in opened:
+        asyncio.run(closing_fails(closable, "belongs to the event loop.*has ended.*closed now"))
+    assert called == ["failed", "next", "failed"]
+    assert caplog.text.count("OSError: disk on fire") == 2
+    assert objects() == before
+
+
 @OWN_LOOPS
 def test_a_call_in_a_thread_hinders_no_close_on_a_closed_loop(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
