@@ -22,6 +22,7 @@ from aiordma._base.origin import with_origin
 from aiordma._base.process import here, require_same_process
 from aiordma._base.provider import SOFTWARE
 from aiordma._endpoint.lifecycle import Lifecycle, Phase
+from aiordma._endpoint.remains import destroy
 from aiordma._loop.ending import Ending, end
 from aiordma._loop.event_loop import EventLoop, require_here
 from aiordma._loop.threads import CREATES, Lane, in_thread, outwait, start_destroy
@@ -230,7 +231,7 @@ class DomainState:
     def _destroy(self) -> None:
         """Destroy the domain and what is left in it, in a worker thread."""
         try:
-            self.raw.close()
+            destroy(self.raw)
         except BaseException as error:
             self._refusal = detached(error)
             raise
@@ -248,7 +249,7 @@ class DomainState:
         if not self.life.closed.is_set():
             return False
         is_open = self._identifier is not None and not self._identifier.closed
-        return self._refusal is not None or not self.raw.closed or is_open
+        return not self.raw._is_gone or is_open
 
     def _destroy_rest(self) -> None:
         """Destroy, in a worker thread, what the driver has refused to destroy. Idempotent."""
@@ -277,8 +278,17 @@ class DomainState:
             await self.reactor.destroy_again(self, self._destroy_rest)
         self.close_when_unused()
         await outwait(self.life.closed)
-        if self._refusal is not None:
-            raise detached(self._refusal)
+        self.check()
+
+    def check(self) -> None:
+        """Raise the driver's refusal if the domain still exists, after an attempt to destroy it.
+
+        Raises:
+            VerbsCallError: the driver refuses to destroy the domain, or what is left in it.
+            BusyError: a request or a window uses memory in it, or another thread is destroying it.
+        """
+        if not self.raw._is_gone:
+            raise detached(self._refusal or BusyError("it still exists: call aclose() again"))
 
 
 async def make_raw(reactor: Reactor, hub: DeviceHub, lane: Lane = CREATES) -> ProtectionDomain:
