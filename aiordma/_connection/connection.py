@@ -1228,8 +1228,11 @@ class Connection(ObjectStream[bytes]):
         Raises:
             EventLoopError: called outside of its event loop; the message says what happens to the
                 connection (docs/guarantees.md).
-            VerbsCallError: the driver refused to destroy the queue pair. Its requests have failed,
-                and their memory stays registered. Call this again later.
+            VerbsCallError: the driver refused to destroy the queue pair, a memory window or a
+                region. All requests have failed, and what was refused still exists, with its
+                memory. Call this again later.
+            BusyError: a memory window of another owner is bound to a region. Close that window, and
+                call this again.
 
         Cancellation: the connection still closes, and the call returns once it is closed.
 

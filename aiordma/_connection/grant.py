@@ -230,7 +230,6 @@ class Grant:
         # It is taken from the list last: without memory before, this is done again.
         if region._users:
             region._retire()  # the bind was cancelled, and is still in flight
-            endpoint.regions.pop(key, None)
             self._finish(None)
             return
 

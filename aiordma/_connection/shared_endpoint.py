@@ -48,6 +48,7 @@ from aiordma._endpoint.domain_state import DomainState
 from aiordma._endpoint.endpoint import Endpoint
 from aiordma._endpoint.lifecycle import Lifecycle, Phase
 from aiordma._endpoint.outliving import Outliving
+from aiordma._endpoint.remains import Remains
 from aiordma._endpoint.staging import Staged, Staging, register_memory
 from aiordma._loop.ending import Ending, end
 from aiordma._loop.event_loop import EventLoop, Waiter, require_here
@@ -128,6 +129,7 @@ class SharedReceiveEndpoint:
         self._reserved = 0
         self._destroy_unused: Callable[[], None] | None = None
         self._outliving = Outliving(self.loop, reactor, domain, self.pool)
+        self._remains = Remains()
         self.calls: Calls = Calls(self.loop)
         self._retiring = False
         self.buffers: int = settings.buffers
@@ -668,9 +670,9 @@ class SharedReceiveEndpoint:
         self.life.enter(Phase.CLOSED, self._release)
 
     def _release(self) -> None:
-        identifier, regions = self._identifier, list(self.regions.values())
-        if identifier is not None:
-            self.reactor.unsubscribe(identifier)
+        if self._identifier is not None:
+            self.reactor.unsubscribe(self._identifier)
+        self._remains.add(self.regions.values())
         self._destroy_unused = self._destroy_unused or self.hub.take_unused()
         destroy_unused = self._destroy_unused
 
@@ -678,8 +680,6 @@ class SharedReceiveEndpoint:
             with ExitStack() as last_first:
                 last_first.callback(destroy_unused)
                 last_first.callback(self._destroy_rest)
-                for region in regions:
-                    last_first.callback(region._retire)
 
         def leave() -> None:
             if self.domain_state is not None:
@@ -691,19 +691,21 @@ class SharedReceiveEndpoint:
         forgetting.run()
 
     def _destroy_rest(self) -> None:
-        """Destroy the identifier, in a worker thread, and before it the queue if the driver has
-        refused to destroy it. Idempotent."""
+        """Destroy the identifier, in a worker thread, and before it the regions, and the queue if
+        the driver has refused to destroy it. Idempotent."""
         with ExitStack() as last_first:
             if self._identifier is not None:
                 last_first.callback(self._identifier.close)
             if self._outliving.exists:
                 last_first.callback(self._outliving.attempt)
+            last_first.callback(self._remains.attempt)
 
     @property
     def _is_left(self) -> bool:
         """Whether the driver has refused something at its end, which `aclose` tries again."""
         return self._process == here.pid and (
             self._outliving.is_left
+            or self._remains.is_left
             or (self._identifier is not None and not self._identifier.closed)
             or self.reactor.is_left
         )
@@ -723,4 +725,7 @@ class SharedReceiveEndpoint:
         self.close()
         await outwait(self.life.closed)
         if self._process == here.pid:
+            if self._remains.is_due:
+                await self.reactor.destroy_again(self, self._remains.attempt)
             self._outliving.check()
+            self._remains.check()

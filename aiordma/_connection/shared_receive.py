@@ -222,11 +222,13 @@ class SharedReceiveQueue:
         Receives that are still posted fail with FlushedError.
 
         Raises:
-            BusyError: connections still use the queue: close them first. Nothing has changed.
+            BusyError: connections still use the queue: close them first. Nothing has changed. Or a
+                memory window is bound to a region of the queue: close that window, and call this
+                again.
             EventLoopError: called outside of its event loop; the message says what happens to the
                 queue.
-            VerbsCallError: the driver refused to destroy the queue. Its requests have failed, and
-                their memory stays registered. Call this again later.
+            VerbsCallError: the driver refused to destroy the queue or a region. All requests have
+                failed, and what was refused still exists, with its memory. Call this again later.
 
         Cancellation: the queue still closes, and the call returns once it is closed.
 

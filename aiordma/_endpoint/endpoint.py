@@ -50,6 +50,7 @@ from aiordma._endpoint.keepalive import KEEPALIVE
 from aiordma._endpoint.lifecycle import Lifecycle, Phase
 from aiordma._endpoint.outliving import Outliving
 from aiordma._endpoint.peer_watch import PeerWatch
+from aiordma._endpoint.remains import Remains
 from aiordma._endpoint.sizes import capacity_for, check_depths, probe_entries
 from aiordma._endpoint.work_queues import ReceiveQueue, SendQueue
 from aiordma._loop.ending import Ending, end
@@ -65,12 +66,12 @@ from aiordma._runtime.unmanaged_identifier import Unmanaged
 from aiordma.verbs import (
     Capacity,
     MemoryRegion,
+    MemoryWindow,
     ProtectionDomain,
     QueuePair,
     RawSharedReceiveQueue,
 )
 from aiordma.verbs.identifier import Event, Identifier
-from aiordma.verbs.memory import retire_all
 
 __all__ = ("Endpoint", "SharedReceives", "Window")
 
@@ -114,6 +115,8 @@ _ENDED = (ConnectionState.DISCONNECTED, ConnectionState.BROKEN, ConnectionState.
 
 class Window(Protocol):
     """A memory window of the queue pair."""
+
+    _window: MemoryWindow
 
     def _free(self) -> None:
         """Free the device's object, in any thread."""
@@ -250,6 +253,8 @@ class Endpoint:
         self._destroy_unused: Callable[[], None] | None = None
         self.outliving: Outliving = Outliving(self.loop, reactor, domain, self.pool)
         """What the device may still use, if the driver refuses to destroy the queue pair."""
+        self.remains: Remains = Remains()
+        """Windows and regions from the phase CLOSED on, until the driver has freed them."""
         self._entries = options.max_send_wr + options.receive_queue
         if domain is not None:
             domain.join(self, "connection", lambda: self.life.is_closing)
@@ -386,7 +391,10 @@ class Endpoint:
         """Close the region with this endpoint, if it is not closed before."""
         # In this order: without memory for the second, nothing may keep the region.
         region._on_close = lambda: self.regions.pop(id(region), None)
-        self.regions[id(region)] = region
+        if self.life.phase < Phase.CLOSED:
+            self.regions[id(region)] = region
+        else:
+            self.remains.add([region])  # the end of a grant was refused meanwhile
 
     @property
     def state(self) -> ConnectionState:
@@ -970,6 +978,7 @@ class Endpoint:
     def _release(self) -> None:
         self.reactor.unsubscribe(self.identifier)
         regions = list(self.regions.values())
+        self.remains.add(regions, [window._window for window in self.windows.values()])
         self._destroy_unused = self._destroy_unused or self.hub.take_unused()
         destroy_unused = self._destroy_unused
 
@@ -977,8 +986,6 @@ class Endpoint:
             with ExitStack() as last_first:
                 last_first.callback(destroy_unused)
                 last_first.callback(self._destroy_rest)
-                # If a request of another connection uses a region, it closes with that.
-                last_first.callback(retire_all, regions)
 
         def forget() -> None:
             for region in regions:  # no others: a worker thread can register one in the meantime
@@ -994,14 +1001,15 @@ class Endpoint:
         forgetting.run()
 
     def _destroy_rest(self) -> None:
-        """Destroy the identifier, in a worker thread, and before it the queue pair if the driver
-        has refused to destroy it. Idempotent."""
+        """Destroy the identifier, in a worker thread, and before it the regions, and what the
+        driver has refused to destroy: windows and the queue pair. Idempotent."""
         with ExitStack() as last_first:
             if self.domain_state is not None:
                 last_first.callback(self.domain_state.destroy_private_rest)
             last_first.callback(self.identifier.close)
             if self.outliving.exists:
                 last_first.callback(self.outliving.attempt)
+            last_first.callback(self.remains.attempt)
 
     @property
     def _is_left(self) -> bool:
@@ -1009,6 +1017,7 @@ class Endpoint:
         domain = self.domain_state
         return not self.is_inherited and (
             self.outliving.is_left
+            or self.remains.is_left
             or not self.identifier.closed
             or self.reactor.is_left
             or (domain is not None and domain.is_private and domain.is_left)
@@ -1020,17 +1029,47 @@ class Endpoint:
 
         Raises:
             EventLoopError: as in `Reactor.require_here`.
-            VerbsCallError: the driver refuses to destroy the queue pair. Call this again later.
+            VerbsCallError: the driver refuses to destroy the queue pair, or to free memory of the
+                connection. Call this again later.
+            BusyError: as of `Remains.check`.
         """
+        is_repeated = False
         if not (self.life.closed.is_set() or self.is_inherited):
             self.reactor.require_here(self, self.close)
-        elif self._is_left:
+        elif self._is_left or self._private_domain_closes:
             await self.reactor.destroy_again(self, self._destroy_rest, self.outliving.settle)
+            await self._destroy_private_domain()
+            is_repeated = True
         if not self.closes_soon or self.is_inherited:
             self.close()
         await outwait(self.life.closed)
         if not self.is_inherited:
+            if self.remains.is_due:
+                await self.reactor.destroy_again(self, self.remains.attempt)
             self.outliving.check()
+            self.remains.check()
+            domain = self.domain_state
+            if is_repeated and domain is not None and domain.is_private and domain.is_left:
+                domain.check()
+
+    @property
+    def _private_domain_closes(self) -> bool:
+        """Whether the end of its private domain, which follows its own, still runs."""
+        domain = self.domain_state
+        if domain is None or not domain.is_private or self.is_inherited:
+            return False
+        return not domain.life.closed.is_set()
+
+    async def _destroy_private_domain(self) -> None:
+        """Wait for the end of its private domain, and repeat it if something was left there: it may
+        have come before the queue pair was destroyed."""
+        domain = self.domain_state
+        if domain is None or not domain.is_private:
+            return
+        if not self.loop.has_ended:
+            await outwait(domain.life.closed)
+        if domain.is_left:
+            await self.reactor.destroy_again(self, domain.destroy_private_rest)
 
     def expect_close(self) -> None:
         """The program has closed what is built on this connection, which closes it in turn once the

@@ -1,13 +1,18 @@
-"""Destroys objects of the device that another thread may be destroying."""
+"""What an endpoint's end frees besides its queue: its memory windows and its memory regions. The
+driver can refuse this."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 
-from aiordma._base.errors import BusyError
-from aiordma.verbs import Resource
+from aiordma._base.errors import BusyError, VerbsCallError, detached
+from aiordma._base.process import reentrant_lock
+from aiordma.verbs import MemoryRegion, MemoryWindow, Resource
+from aiordma.verbs.memory import retire_all
 
-__all__ = "destroy"
+__all__ = ("Remains", "destroy")
 
+_DEREGISTER = "ibv_dereg_mr"
 _TURN_SECONDS = 0.01
 _TURNS = 2000
 """How often an attempt looks whether another thread's has ended. rxe can take 12 s."""
@@ -31,3 +36,90 @@ def destroy(raw: Resource, is_destroyed: Callable[[], bool] | None = None) -> No
             return
         time.sleep(_TURN_SECONDS)
     raise BusyError("another thread has been destroying this object for long")
+
+
+class Remains:
+    """See the module. Each endpoint and each shared receive queue has one.
+
+    It keeps what the driver refuses to free, until a later attempt.
+    """
+
+    def __init__(self) -> None:
+        self._windows: dict[int, MemoryWindow] = {}
+        self._regions: dict[int, MemoryRegion] = {}
+        self._refusal: BaseException | None = None  # of the last attempt
+        # One attempt at a time: on siw, one waits for what the device was placing, after all
+        # regions are deregistered.
+        self._lock = reentrant_lock()
+
+    def add(
+        self, regions: Iterable[MemoryRegion] = (), windows: Iterable[MemoryWindow] = ()
+    ) -> None:
+        """Free these in the next attempt. If this raises MemoryError, call it again."""
+        for window in windows:
+            self._windows[id(window)] = window
+        for region in regions:
+            self._regions[id(region)] = region
+
+    @property
+    def is_left(self) -> bool:
+        """Whether any of them exists, except for regions that requests still use: these close with
+        the last request."""
+        return any(not window._is_gone for window in list(self._windows.values())) or any(
+            not (region._is_gone or region._users) for region in list(self._regions.values())
+        )
+
+    @property
+    def is_due(self) -> bool:
+        """Whether any is left, and the last attempt did not ask the driver, because a request used
+        the region then."""
+        return self._refusal is None and self.is_left
+
+    def attempt(self) -> None:
+        """Free the windows, then the regions, in a worker thread, and keep the driver's refusal. A
+        region that a request uses closes with the last one."""
+        with self._lock:
+            windows = [each for each in list(self._windows.values()) if not each._is_gone]
+            regions = [each for each in list(self._regions.values()) if not each._is_gone]
+            try:
+                with ExitStack() as last_first:
+                    last_first.callback(self._forget_destroyed)
+                    for region in regions:
+                        last_first.callback(_outwait, region)
+                    last_first.callback(retire_all, [r for r in regions if not r._closed])
+                    # First: a region is not deregistered while a window is bound to it.
+                    for window in windows:
+                        last_first.callback(destroy, window)
+            except BaseException as error:
+                self._refusal = detached(error)
+                raise
+            self._refusal = None
+
+    def _forget_destroyed(self) -> None:
+        for kept in (self._windows, self._regions):
+            for key, raw in list(kept.items()):
+                if raw._is_gone:
+                    kept.pop(key, None)
+
+    def check(self) -> None:
+        """Raise the driver's refusal if any is left, after an attempt.
+
+        Raises:
+            VerbsCallError: the driver refuses to free it.
+            BusyError: a memory window of another owner is bound to a region, or another thread is
+                freeing it.
+        """
+        if not self.is_left:
+            return
+        error = self._refusal
+        if isinstance(error, VerbsCallError) and error.errno is not None:
+            what = "memory stays registered" if error.call == _DEREGISTER else "window still exists"
+            raise VerbsCallError(error.errno, error.call, f"The {what}: call aclose() again")
+        raise detached(error or BusyError("its memory was not deregistered: call aclose() again"))
+
+
+def _outwait(region: MemoryRegion) -> None:
+    """Wait until another thread has closed the region. If the driver refuses there, ask it again
+    here."""
+    if region._closed and not region._is_gone:
+        destroy(region)

@@ -4,7 +4,7 @@ import logging
 
 from aiordma._base.arguments import instance, wrong_type
 from aiordma._base.enums import REMOTE_ACCESS, REMOTE_WRITING, Access, MemoryWindowType, names_of
-from aiordma._base.errors import VerbsCallError
+from aiordma._base.errors import BusyError, VerbsCallError
 from aiordma._base.interrupts import deferring, uninterrupted
 from aiordma._base.ranges import RemoteMemory
 from aiordma._endpoint.domain_state import wrong_domain
@@ -115,7 +115,8 @@ class BoundWindow(WindowBase):
         If a bind or an invalidate is in flight, the window is freed when it has completed, because
         a device that finds no window to bind breaks the connection.
 
-        Raises: nothing. An error of the driver is logged.
+        Raises: nothing. A refusal of the driver is logged. Another call, and the connection's end,
+        then try again.
 
         See: man ibv_dealloc_mw.
         """
@@ -124,8 +125,13 @@ class BoundWindow(WindowBase):
         if self._last is not None and not self._last.done():
             self._last.add_done_callback(uninterrupted(lambda _: self.close()))
             return
-        self._endpoint.windows.pop(id(self), None)
-        self._free()
+        try:
+            self._free()
+        except (VerbsCallError, BusyError) as error:
+            # The connection's end tries again, and so does another call of this.
+            logger.warning("%r: %s", self, error)
+        else:
+            self._endpoint.windows.pop(id(self), None)
         self._let_go()
 
     def _end(self) -> None:
@@ -148,12 +154,13 @@ class BoundWindow(WindowBase):
         self._let_go()
 
     def _free(self) -> None:
-        """Free only the device's window. The connection's end calls this in a thread."""
+        """Free only the device's window. The connection's end calls this in a thread.
+
+        Raises:
+            VerbsCallError: the driver refused.
+        """
         self._pointer = 0  # first: the end of a bind, on the loop's thread, writes the rkey there
-        try:
-            self._window.close()
-        except VerbsCallError as error:
-            logger.warning("%r: %s", self, error)
+        self._window.close()
 
     def __enter__(self) -> "BoundWindow":
         return self

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 import anyio
 from anyio.lowlevel import RunVar
 
-from aiordma._base.errors import ClosedError, EventLoopError, VerbsCallError
+from aiordma._base.errors import BusyError, ClosedError, EventLoopError, VerbsCallError
 from aiordma._base.interrupts import deferring, uninterrupted
 from aiordma._base.process import here, require_same_process
 from aiordma._base.provider import Provider
@@ -523,7 +523,8 @@ class Reactor:
             for owner in owners:
                 owner.end_above()  # all at once: each can wait for its peer
             for owner in owners:
-                with suppress(VerbsCallError):  # the driver refuses to destroy it, which was logged
+                # The driver refuses to destroy it, which was logged.
+                with suppress(VerbsCallError, BusyError):
                     await owner.aclose()
             with anyio.move_on_after(END_SECONDS, shield=True):
                 await self._closed.wait()
