@@ -18,6 +18,7 @@ from aiordma._base.enums import CmEventType
 from aiordma._base.errors import (
     BACKLOG_IS_FULL,
     NOT_SERVING,
+    BusyError,
     ClosedError,
     DeviceRemovedError,
     FlushedError,
@@ -55,6 +56,7 @@ from aiordma._connection.handshakes import Handshake, Handshakes, ServedHandshak
 from aiordma._connection.local_ports import LocalPorts
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._connection.shared_source import ListenerReceives
+from aiordma._endpoint.remains import destroy
 from aiordma._loop.ending import end
 from aiordma._loop.event_loop import Waiter, require_here
 from aiordma._loop.threads import Once, outwait
@@ -328,6 +330,7 @@ class Listener(AbstractListener[Connection]):
         if self._domain is not None:
             self._domain.join(self, "listener", lambda: self._closed)
         self._identifier = identifier
+        self._refusal: BaseException | None = None  # of the last attempt to destroy it
         self._local = identifier.local_address
         self._backlog = backlog
         self._device = device
@@ -655,6 +658,10 @@ class Listener(AbstractListener[Connection]):
         Raises:
             EventLoopError: called outside of its event loop; the message says what happens to the
                 listener.
+            VerbsCallError: the driver refused to destroy the listener's identifier. The port is in
+                use until a later call destroys it. Or the driver has refused to destroy the queue
+                of `shared_receive`, and refuses it again: it closes with the last connection.
+            BusyError: a thread has been destroying one of these for long. Call this again.
 
         Cancellation: the listener still closes, and the call returns once it is closed.
         """
@@ -662,8 +669,26 @@ class Listener(AbstractListener[Connection]):
             return  # the listener belongs to the parent process
         if not self._gave_back.is_set():
             self._reactor.require_here(self, self._close)
+        elif self._is_left:
+            await self._reactor.destroy_again(self, self._destroy_identifier)
+            await self._receives.close_left()
         self._close()
         await outwait(self._gave_back)
+        if not self._identifier._is_gone:
+            raise detached(self._refusal or BusyError(f"{self!r} exists: call aclose() again"))
+
+    @property
+    def _is_left(self) -> bool:
+        """Whether the driver has refused something at its end, which `aclose` tries again."""
+        return not self._identifier._is_gone or self._receives.is_left or self._reactor.is_left
+
+    def _destroy_identifier(self) -> None:
+        """Destroy the identifier, in a worker thread, and keep the driver's refusal. Idempotent."""
+        try:
+            destroy(self._identifier)
+        except BaseException as error:
+            self._refusal = detached(error)
+            raise
 
     @deferring
     def _close(self) -> None:
@@ -689,7 +714,7 @@ class Listener(AbstractListener[Connection]):
             self._turn_away(request)
             self._requests.remove(request)
         self._reactor.unsubscribe(self._identifier)
-        self._reactor.destroy(self._identifier.close, closed=self._has_left)
+        self._reactor.destroy(self._destroy_identifier, closed=self._has_left)
         self._is_destroying = True
 
     def _left_open(self) -> str:

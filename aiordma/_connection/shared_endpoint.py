@@ -701,9 +701,11 @@ class SharedReceiveEndpoint:
             last_first.callback(self._remains.attempt)
 
     @property
-    def _is_left(self) -> bool:
+    def is_left(self) -> bool:
         """Whether the driver has refused something at its end, which `aclose` tries again."""
-        return self._process == here.pid and (
+        if self._process != here.pid or not self.life.closed.is_set():
+            return False
+        return (
             self._outliving.is_left
             or self._remains.is_left
             or (self._identifier is not None and not self._identifier.closed)
@@ -720,7 +722,7 @@ class SharedReceiveEndpoint:
             )
         if not self.life.closed.is_set() and self._process == here.pid:
             self.reactor.require_here(self, self.close)
-        elif self._is_left:
+        elif self.is_left:
             await self.reactor.destroy_again(self, self._destroy_rest, self._outliving.settle)
         self.close()
         await outwait(self.life.closed)

@@ -1,5 +1,7 @@
 """The sources of shared receive queues: `open_shared_receive`, and listeners."""
 
+from contextlib import AsyncExitStack
+
 import anyio
 
 from aiordma._base.arguments import whole_number, wrong_type
@@ -167,6 +169,7 @@ class ListenerReceives:
             )
         self.domain: DomainChoice = self.choice(domain, "listen")
         self._made: dict[ProtectionDomain, SharedReceiveEndpoint] = {}
+        self._closing: dict[SharedReceiveEndpoint, None] = {}
         self._making = anyio.Lock(fast_acquire=True)
         self._closed = False
 
@@ -194,6 +197,7 @@ class ListenerReceives:
             shared = self._made.get(endpoint.domain)
             if shared is None or shared.cause is not None:
                 if shared is not None:
+                    self._closing[shared] = None
                     shared.close_when_unused()  # it has failed
                 endpoint.reactor.retain()
                 shared = SharedReceiveEndpoint(endpoint.reactor, hub, self._settings, domain=domain)
@@ -213,6 +217,13 @@ class ListenerReceives:
         return shared
 
     def _forget_closed(self) -> None:
+        closing = [shared for shared in self._made.values() if shared.life.is_closing]
+        self._closing.update(dict.fromkeys(closing))
+        self._closing = {
+            shared: None
+            for shared in self._closing
+            if shared.is_left or not shared.life.closed.is_set()
+        }
         self._made = {
             domain: shared for domain, shared in self._made.items() if not shared.life.is_closing
         }
@@ -222,3 +233,18 @@ class ListenerReceives:
         self._closed = True
         for shared in self._made.values():
             shared.close_when_unused()
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the driver has refused to destroy a pooled queue, or its memory."""
+        return any(shared.is_left for shared in (*self._made.values(), *self._closing))
+
+    async def close_left(self) -> None:
+        """Try again to destroy the pooled queues that the driver has refused to destroy.
+
+        Raises: as `SharedReceiveEndpoint.aclose`.
+        """
+        async with AsyncExitStack() as each:
+            for shared in (*self._made.values(), *self._closing):
+                if shared.is_left:
+                    each.push_async_callback(shared.aclose)

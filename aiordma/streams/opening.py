@@ -557,8 +557,7 @@ class StreamListener(AnyListener[Stream]):
     async def aclose(self) -> None:
         """Stop listening, and reject the waiting peers. Accepted streams stay open. Idempotent.
 
-        Raises:
-            EventLoopError: called outside of its event loop.
+        Raises: as `Listener.aclose`.
 
         Cancellation: the listener still closes, and the call returns once it is closed.
         """

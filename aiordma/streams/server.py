@@ -8,12 +8,14 @@ import ssl as tls
 import sys
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from aiordma._base.arguments import optional_seconds, whole_number, wrong_type
 from aiordma._base.errors import (
+    BusyError,
     ClosedError,
     DeviceRemovedError,
     VerbsCallError,
@@ -248,8 +250,7 @@ class StreamServer(asyncio.AbstractServer):
             waiter = self._loop.create_future()
             self._idle.append(waiter)
             await waiter
-        for listener in self._listeners:
-            await listener.aclose()
+        await _close_all(self._listeners)
 
     def close_clients(self) -> None:
         """Close the transports of all accepted streams.
@@ -603,13 +604,20 @@ async def create_server(
             listener._listener._is_serving = False
             listeners.append(listener)
     except BaseException:
-        for listener in listeners:
-            await listener.aclose()
+        await _close_all(listeners)
         raise
     server = StreamServer(loop, listeners, make)
     if start_serving:
         await server.start_serving()
     return server
+
+
+async def _close_all(listeners: Iterable[StreamListener]) -> None:
+    """Close listeners. What the driver refuses was logged, as for sockets, whose close cannot be
+    refused."""
+    for listener in listeners:
+        with suppress(VerbsCallError, BusyError):
+            await listener.aclose()
 
 
 def _of_bind(error: VerbsCallError, host: str) -> VerbsCallError:
@@ -650,7 +658,8 @@ async def _until_free(port: int) -> None:
         if listener is None or _closing.get(listener) != port:
             continue
         if listener._reactor.loop.is_running_here():
-            await listener.aclose()
+            with suppress(VerbsCallError, BusyError):  # then the bind fails
+                await listener.aclose()
 
 
 async def open_connection(
