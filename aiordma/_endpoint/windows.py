@@ -130,7 +130,7 @@ class BoundWindow(WindowBase):
         except (VerbsCallError, BusyError) as error:
             # The connection's end tries again, and so does another call of this.
             logger.warning("%r: %s", self, error)
-        else:
+        if self._window._is_gone:
             self._endpoint.windows.pop(id(self), None)
         self._let_go()
 
