@@ -13,6 +13,7 @@ from functools import partial
 from aiordma._base.errors import ClosedError
 from aiordma._base.interrupts import deferring, deferring_steps
 from aiordma._endpoint.domain_state import DomainState
+from aiordma._endpoint.remains import Remains
 from aiordma._loop.ending import Ending, end
 from aiordma._loop.event_loop import EventLoop
 from aiordma._loop.threads import PEERS, Once, in_thread, start_destroy
@@ -71,6 +72,7 @@ class AddressHandles:
         loop, reactor, domain: those of the endpoint.
         most: the largest number of handles.
         state: the domain's state; None: the domain is the loop's own, which the reactor closes.
+        remains: gets the handles that the driver refuses to destroy.
     """
 
     def __init__(
@@ -80,8 +82,10 @@ class AddressHandles:
         domain: ProtectionDomain,
         most: int,
         state: DomainState | None = None,
+        remains: Remains | None = None,
     ) -> None:
         self._loop = loop
+        self._remains = Remains() if remains is None else remains
         self._reactor = reactor
         self._domain = domain
         self._most = most
@@ -186,6 +190,7 @@ class AddressHandles:
             handle.close()
         except Exception as error:
             with suppress(MemoryError):
+                self._remains.add(objects=[handle])
                 logger.error("destroying an address handle: %s", error, exc_info=error)
 
     @deferring
@@ -202,6 +207,7 @@ class AddressHandles:
         def closed(error: BaseException | None) -> None:
             if error is not None:
                 with suppress(MemoryError):
+                    self._remains.add(objects=[each for each in unwanted if not each._is_gone])
                     logger.error("destroying address handles: %s", error, exc_info=error)
             self._destroying = False
             ending.run()

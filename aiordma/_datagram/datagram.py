@@ -619,9 +619,9 @@ class Datagram(UnreliableObjectReceiveStream[DatagramMessage]):
         Raises:
             EventLoopError: called outside of its event loop; the message says what happens to the
                 socket.
-            VerbsCallError: the driver refused to destroy the queue pair or a region. All requests
-                have failed, and what was refused still exists, with its memory. Call this again
-                later.
+            VerbsCallError: the driver refused to destroy the queue pair, a region, an address
+                handle or the identifier of a group. All requests have failed, and what was refused
+                still exists, with its memory. Call this again later.
             BusyError: a memory window of another owner is bound to a region. Close that window, and
                 call this again.
 

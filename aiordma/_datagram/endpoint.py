@@ -60,7 +60,7 @@ class DatagramEndpoint(Endpoint):
         super().__init__(reactor, hub, identifier, options, ConnectionState.ESTABLISHED, domain)
         self.was_established = True  # there is no handshake
         self.handles: AddressHandles = AddressHandles(
-            self.loop, reactor, self.domain, most_handles, domain
+            self.loop, reactor, self.domain, most_handles, domain, self.remains
         )
         self.groups: dict[str, MulticastGroup] = {}
         self.senders: Senders | None = None
@@ -247,3 +247,4 @@ class DatagramEndpoint(Endpoint):
                 for group in groups:
                     all_of_them.push_async_callback(outwait, group._has_left)
             all_of_them.push_async_callback(super().aclose)
+        await self._check_remains()  # also of what these have left

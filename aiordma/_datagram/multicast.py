@@ -172,6 +172,8 @@ class MulticastGroup:
         self._is_destroying = True
 
     def _finish_leaving(self) -> None:
+        if not self._identifier._is_gone:
+            self._endpoint.remains.add(objects=[self._identifier])
         self._on_left()
         self._has_left.set()
 

@@ -1044,13 +1044,17 @@ class Endpoint:
             self.close()
         await outwait(self.life.closed)
         if not self.is_inherited:
-            if self.remains.is_due:
-                await self.reactor.destroy_again(self, self.remains.attempt)
             self.outliving.check()
-            self.remains.check()
+            await self._check_remains()
             domain = self.domain_state
             if is_repeated and domain is not None and domain.is_private and domain.is_left:
                 domain.check()
+
+    async def _check_remains(self) -> None:
+        """Raise the driver's refusal if it has refused to free something of the endpoint."""
+        if self.remains.is_due:
+            await self.reactor.destroy_again(self, self.remains.attempt)
+        self.remains.check()
 
     @property
     def _private_domain_closes(self) -> bool:

@@ -211,7 +211,7 @@ async def test_refused_window_is_freed_by_a_later_close(first: str, windows: lis
             window.close()
             window.close()
         for _ in range(2):
-            with pytest.raises(VerbsCallError, match=r"ibv_dealloc_mw: .* window still exists: "):
+            with pytest.raises(VerbsCallError, match=r"ibv_dealloc_mw: .*It still exists: call"):
                 await client.aclose()
             assert software_objects()["windows"] == 1
         windows[0] = 0
@@ -272,3 +272,31 @@ def test_end_of_the_loop_survives_refused_memory(caplog: pytest.LogCaptureFixtur
     for user in users:
         asyncio.run(user.aclose())
     assert objects() == before
+
+
+async def test_refused_handle_is_destroyed_by_a_later_close() -> None:
+    async with refusing("destroy_ah") as (fault,), opened("datagram") as socket:
+        other = await aiordma.open_datagram("127.0.0.1", 0, device="software")
+        peer = await socket.resolve("127.0.0.1", other.port)
+        await socket.send(b"x", peer)
+        for _ in range(2):
+            with pytest.raises(VerbsCallError, match=r"ibv_destroy_ah: .*It still exists"):
+                await socket.aclose()
+            assert software_objects()["address_handles"] == 1
+        fault.end()
+        await socket.aclose()
+        assert software_objects()["address_handles"] == 0
+        await other.aclose()
+
+
+async def test_refused_group_is_destroyed_by_a_later_close() -> None:
+    async with refusing() as _, opened("datagram") as socket:
+        before = software_objects()["identifiers"]
+        await socket.join("239.7.7.8")
+        with Faults() as faults:
+            faults.refuse_call("destroy_id", 16, times=0)
+            for _ in range(2):
+                with pytest.raises(VerbsCallError, match=r"rdma_destroy_id: .*It still exists"):
+                    await socket.aclose()
+        await socket.aclose()
+        assert software_objects()["identifiers"] < before
