@@ -56,7 +56,6 @@ from aiordma._connection.handshakes import Handshake, Handshakes, ServedHandshak
 from aiordma._connection.local_ports import LocalPorts
 from aiordma._connection.shared_receive import SharedReceiveQueue
 from aiordma._connection.shared_source import ListenerReceives
-from aiordma._endpoint.remains import destroy
 from aiordma._loop.ending import end
 from aiordma._loop.event_loop import Waiter, require_here
 from aiordma._loop.threads import Once, outwait
@@ -685,7 +684,7 @@ class Listener(AbstractListener[Connection]):
     def _destroy_identifier(self) -> None:
         """Destroy the identifier, in a worker thread, and keep the driver's refusal. Idempotent."""
         try:
-            destroy(self._identifier)
+            self._identifier.close()
         except BaseException as error:
             self._refusal = detached(error)
             raise

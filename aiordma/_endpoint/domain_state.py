@@ -22,7 +22,6 @@ from aiordma._base.origin import with_origin
 from aiordma._base.process import here, require_same_process
 from aiordma._base.provider import SOFTWARE
 from aiordma._endpoint.lifecycle import Lifecycle, Phase
-from aiordma._endpoint.remains import destroy
 from aiordma._loop.ending import Ending, end
 from aiordma._loop.event_loop import EventLoop, require_here
 from aiordma._loop.threads import CREATES, Lane, in_thread, outwait, start_destroy
@@ -231,7 +230,7 @@ class DomainState:
     def _destroy(self) -> None:
         """Destroy the domain and what is left in it, in a worker thread."""
         try:
-            destroy(self.raw)
+            self.raw.close()
         except BaseException as error:
             self._refusal = detached(error)
             raise

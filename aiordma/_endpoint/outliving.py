@@ -2,13 +2,13 @@
 receive queue: the memory of its requests, and its entries of a completion queue."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from aiordma._base.errors import BusyError, VerbsCallError, detached
 from aiordma._base.process import reentrant_lock
 from aiordma._endpoint.domain_state import DomainState
-from aiordma._endpoint.remains import destroy
 from aiordma._loop.ending import repeated
 from aiordma._loop.event_loop import EventLoop
 from aiordma._requests.pool import BufferPool
@@ -20,6 +20,10 @@ from aiordma.verbs.memory import OUTLIVING
 __all__ = ("Outliving",)
 
 logger: logging.Logger = logging.getLogger("aiordma")
+
+_TURN_SECONDS = 0.01
+_TURNS = 2000
+"""How often an attempt looks whether another thread's has ended. rxe can take 12 s."""
 
 
 class Outliving:
@@ -69,7 +73,13 @@ class Outliving:
         """Try to destroy the object, in a worker thread, and keep the driver's refusal."""
         assert self._raw is not None
         try:
-            destroy(self._raw, lambda: not self.exists)
+            self._raw.close()
+            for _ in range(_TURNS):
+                if not self.exists:
+                    return
+                time.sleep(_TURN_SECONDS)  # another thread is destroying it, and may be refused
+                self._raw.close()
+            raise BusyError("another thread has been destroying this object for long")
         except BaseException as error:
             self._refusal = detached(error)
             raise

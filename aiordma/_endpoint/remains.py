@@ -1,8 +1,7 @@
 """What an endpoint's end frees besides its queue: its memory windows and its memory regions, and
 other objects that the driver has refused to destroy before."""
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
 
 from aiordma._base.errors import BusyError, VerbsCallError, detached
@@ -10,32 +9,9 @@ from aiordma._base.process import reentrant_lock
 from aiordma.verbs import MemoryRegion, Resource
 from aiordma.verbs.memory import retire_all
 
-__all__ = ("Remains", "destroy")
+__all__ = ("Remains",)
 
 _DEREGISTER = "ibv_dereg_mr"
-_TURN_SECONDS = 0.01
-_TURNS = 2000
-"""How often an attempt looks whether another thread's has ended. rxe can take 12 s."""
-
-
-def destroy(raw: Resource, is_destroyed: Callable[[], bool] | None = None) -> None:
-    """Destroy an object of the device, in a worker thread. If another thread is destroying it, wait
-    for that. If the driver refuses there, ask it again here.
-
-    Args:
-        raw: the object.
-        is_destroyed: whether the object does not exist any more; None: its own state decides.
-
-    Raises:
-        as `Resource.close`.
-        BusyError: another thread has been destroying it for long.
-    """
-    for _ in range(_TURNS):
-        raw.close()
-        if raw._is_gone if is_destroyed is None else is_destroyed():
-            return
-        time.sleep(_TURN_SECONDS)
-    raise BusyError("another thread has been destroying this object for long")
 
 
 class Remains:
@@ -84,11 +60,12 @@ class Remains:
                 with ExitStack() as last_first:
                     last_first.callback(self._forget_destroyed)
                     for region in regions:
-                        last_first.callback(_outwait, region)
+                        if region._closed:
+                            last_first.callback(region.close)  # waits for another thread's
                     last_first.callback(retire_all, [r for r in regions if not r._closed])
                     # First: a region is not deregistered while a window is bound to it.
                     for raw in objects:
-                        last_first.callback(destroy, raw)
+                        last_first.callback(raw.close)
             except BaseException as error:
                 self._refusal = detached(error)
                 raise
@@ -114,10 +91,3 @@ class Remains:
             what = "The memory stays registered" if error.call == _DEREGISTER else "It still exists"
             raise VerbsCallError(error.errno, error.call, f"{what}: call aclose() again")
         raise detached(error or BusyError("its memory was not deregistered: call aclose() again"))
-
-
-def _outwait(region: MemoryRegion) -> None:
-    """Wait until another thread has closed the region. If the driver refuses there, ask it again
-    here."""
-    if region._closed and not region._is_gone:
-        destroy(region)

@@ -69,6 +69,7 @@ STATUS = (
     "tests/unit/test_doctor.py::test_exit_status_and_json_agree",
     "tests/device/test_cli.py::test_ping_without_a_server_is_one_line",
     "tests/device/test_bench.py::test_interrupt_ends_it_without_a_report_of_requests",
+    "tests/unit/test_trace.py::test_a_file_that_cannot_be_opened_is_named",
 )
 
 

@@ -66,7 +66,7 @@ def environment(wheel: Path, folder: Path, extras: str, without: tuple[str, ...]
         extras: of the wheel, for pip.
         without: packages that the extras do not install, and that must not be borrowed.
     """
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=140)
     interpreter = folder / "bin/python"
     borrows = "AIORDMA_WHEEL" not in os.environ
     options = ["--no-deps", "--no-index"] if borrows else []
