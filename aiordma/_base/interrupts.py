@@ -8,7 +8,7 @@ wait, as a cancellation does.
 """
 
 from collections.abc import Callable, Coroutine
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
 from aiordma import _native
@@ -21,9 +21,10 @@ Method = TypeVar("Method")
 
 
 def uninterrupted(callback: Callable[Parameters, object]) -> Callable[Parameters, None]:
-    """Return a callback that defers SIGINT. It is a partial of a C function, so no SIGINT is
-    handled between its call and its first step either."""
-    return partial(_native.uninterrupted, callback)
+    """Return a callback that defers SIGINT, and has the name of `callback`, for the messages of
+    asyncio's debug mode. It calls from C, so no SIGINT is handled between its call and the first
+    step of `callback` either."""
+    return cast("Callable[Parameters, None]", _native.DeferringMethod(callback))
 
 
 def deferring(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

@@ -103,7 +103,10 @@ class PollingEventLoop(asyncio.SelectorEventLoop):
         Raises: as asyncio's.
         """
         self._spinner.dirty = True
-        return super().call_soon(callback, *args, context=context)
+        handle = super().call_soon(callback, *args, context=context)
+        if created := handle._source_traceback:  # type: ignore[attr-defined]
+            del created[-1]  # this method: debug mode says where the program called it
+        return handle
 
     def call_at(
         self,
@@ -119,7 +122,10 @@ class PollingEventLoop(asyncio.SelectorEventLoop):
         Raises: as asyncio's.
         """
         self._spinner.dirty = True
-        return super().call_at(when, callback, *args, context=context)
+        handle = super().call_at(when, callback, *args, context=context)
+        if created := handle._source_traceback:  # type: ignore[attr-defined]
+            del created[-1]  # this method: debug mode says where the program called it
+        return handle
 
     def stop(self) -> None:
         """As asyncio's.

@@ -103,6 +103,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
     _loop: asyncio.AbstractEventLoop
     _maybe_pause_protocol: Callable[[], None]
     _maybe_resume_protocol: Callable[[], None]
+    _extra: dict[str, Any]
 
     def __init__(
         self,
@@ -140,6 +141,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         self._writes_after_loss = 0
         self._eof_written = self._eof_delivered = False
         self._scheduled = False
+        self._failed_call = ""  # the method of the protocol that has raised an error
         self._context = copy_context()
         connection._endpoint.is_ending_above = call_weakly(self._is_tls_ending, False)
         connection._endpoint.on_loop_end = call_weakly(self._end_with_loop, None)
@@ -148,7 +150,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         # Separate callbacks, as in asyncio: the loop reports an error of connection_made, and the
         # transport goes on.
         loop.call_soon(protocol.connection_made, self)
-        loop.call_soon(uninterrupted(partial(self._begin, waiter)))
+        loop.call_soon(uninterrupted(self._begin), waiter)
 
     def _begin(self, waiter: "asyncio.Future[None] | None") -> None:
         if not self._lost:
@@ -193,7 +195,8 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             # A SIGINT is handled when the protocol has what was read. The protocol is called in
             # the context in which the transport was made, as by asyncio: the completion may be
             # delivered in any other.
-            self._loop.call_soon(uninterrupted(self._process), context=self._context)
+            peer = self._extra["peername"]
+            self._loop.call_soon(uninterrupted(self._process), peer, context=self._context)
 
     def _watch_room(self) -> None:
         """Set the callback for free space in the ring if there is something to be written, else
@@ -206,7 +209,9 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         if path.can_write:  # an object's end, which can run anywhere, may have made room
             self._schedule()
 
-    def _process(self) -> None:
+    def _process(self, _peer: object) -> None:
+        """Write and read. asyncio's debug mode names this method, and the peer, if the protocol
+        takes long."""
         self._scheduled = False
         if self._lost:
             return
@@ -218,6 +223,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             self._end_if_stuck()
             self._show_readiness()
         except (SystemExit, KeyboardInterrupt):
+            self._failed_call = ""
             self._schedule()  # the loop can run again: what is left is delivered then
             raise
         except BaseException as error:
@@ -245,7 +251,13 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
             if self._is_buffered:
                 self._fill_buffer(cast(asyncio.BufferedProtocol, self._protocol))
             else:
-                cast(asyncio.Protocol, self._protocol).data_received(path.read(self._most_bytes))
+                data = path.read(self._most_bytes)
+                try:
+                    cast(asyncio.Protocol, self._protocol).data_received(data)
+                except BaseException:
+                    self._failed_call = "data_received"
+                    raise
+                del data
         if self._paused or self._closing:
             return
         if path.readable:
@@ -259,20 +271,32 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
 
     def _fill_buffer(self, protocol: asyncio.BufferedProtocol) -> None:
         # No view of the buffer is left when buffer_updated runs: it may resize the buffer.
-        protocol.buffer_updated(self._read_into(protocol.get_buffer(-1)))
-
-    def _read_into(self, buffer: Buffer) -> int:
-        view = flat_view(buffer, "get_buffer()")
-        if not len(view):
-            raise RuntimeError("get_buffer() returned an empty buffer")
-        return self._path.read_into(view[: self._most_bytes])
+        try:
+            view = flat_view(protocol.get_buffer(-1), "get_buffer()")
+            if not len(view):
+                raise RuntimeError("get_buffer() returned an empty buffer")
+        except BaseException:
+            self._failed_call = "get_buffer"
+            raise
+        size = self._path.read_into(view[: self._most_bytes])
+        del view
+        try:
+            protocol.buffer_updated(size)
+        except BaseException:
+            self._failed_call = "buffer_updated"
+            raise
 
     def _deliver_eof(self) -> None:
         if self._eof_delivered:
             return
         self._eof_delivered = True
         protocol = cast(asyncio.Protocol, self._protocol)
-        if not protocol.eof_received():
+        try:
+            stays_open = protocol.eof_received()
+        except BaseException:
+            self._failed_call = "eof_received"
+            raise
+        if not stays_open:
             self.close()
 
     # -- reading ----------------------------------------------------------------------------------
@@ -541,7 +565,9 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         connection_lost gets the error, of whatever class it is. Errors of the connection itself
         are not reported."""
         if not isinstance(error, (OSError, RdmaError)):
-            self._report(error, "Fatal error: the protocol of a stream raised an error")
+            call = self._failed_call
+            failed = f"protocol.{call}() call failed." if call else "a step of a stream failed"
+            self._report(error, f"Fatal error: {failed}")
         self._force_close(error)
 
     def _force_close(self, error: BaseException | None) -> None:
@@ -598,7 +624,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         self._losing = True
         if self._end_timer is not None:
             self._end_timer.cancel()
-        self._loop.call_soon(uninterrupted(partial(self._lose, error)), context=self._context)
+        self._loop.call_soon(uninterrupted(self._lose), error, context=self._context)
 
     def _lose(self, error: BaseException | None) -> None:
         self._path.on_readable = self._path.on_writable = None

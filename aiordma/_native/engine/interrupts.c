@@ -333,6 +333,30 @@ static void deferring_dealloc(DeferringMethod *method)
     Py_TYPE(method)->tp_free((PyObject *)method);
 }
 
+/* The function's name, for what describes a callback, as asyncio's debug mode does. Of a partial, the
+   name of its function. */
+static PyObject *deferring_name(DeferringMethod *method, void *attribute)
+{
+    PyObject *function = Py_NewRef(method->function), *name;
+
+    while (!(name = PyObject_GetAttrString(function, attribute)) &&
+           PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        PyErr_Clear();
+        PyObject *inner = PyObject_GetAttrString(function, "func");
+        if (!inner)
+            break;
+        Py_SETREF(function, inner);
+    }
+    Py_DECREF(function);
+    return name;
+}
+
+static PyGetSetDef deferring_properties[] = {
+    {"__name__", (getter)deferring_name, NULL, NULL, "__name__"},
+    {"__qualname__", (getter)deferring_name, NULL, NULL, "__qualname__"},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyMemberDef deferring_members[] = {
     {"__wrapped__", T_OBJECT, offsetof(DeferringMethod, function), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
@@ -348,6 +372,7 @@ PyTypeObject engine_deferring_type = {
     .tp_call = PyVectorcall_Call,
     .tp_descr_get = deferring_get,
     .tp_members = deferring_members,
+    .tp_getset = deferring_properties,
     .tp_traverse = (traverseproc)deferring_traverse,
     .tp_clear = (inquiry)deferring_clear,
     .tp_dealloc = (destructor)deferring_dealloc,
@@ -430,6 +455,23 @@ static void steps_dealloc(Steps *steps)
     Py_TYPE(steps)->tp_free((PyObject *)steps);
 }
 
+/* What stack dumps read of a coroutine: they follow `cr_await` from a task to what it waits for. */
+static PyObject *steps_attribute(Steps *steps, void *attribute)
+{
+    return PyObject_GetAttrString(steps->coroutine, attribute);
+}
+
+static PyGetSetDef steps_properties[] = {
+    {"__name__", (getter)steps_attribute, NULL, NULL, "__name__"},
+    {"__qualname__", (getter)steps_attribute, NULL, NULL, "__qualname__"},
+    {"cr_await", (getter)steps_attribute, NULL, NULL, "cr_await"},
+    {"cr_code", (getter)steps_attribute, NULL, NULL, "cr_code"},
+    {"cr_frame", (getter)steps_attribute, NULL, NULL, "cr_frame"},
+    {"cr_running", (getter)steps_attribute, NULL, NULL, "cr_running"},
+    {"cr_suspended", (getter)steps_attribute, NULL, NULL, "cr_suspended"},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyMemberDef steps_members[] = {
     {"coroutine", T_OBJECT, offsetof(Steps, coroutine), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
@@ -454,6 +496,7 @@ PyTypeObject engine_steps_type = {
     .tp_iternext = (iternextfunc)steps_next,
     .tp_methods = steps_methods,
     .tp_members = steps_members,
+    .tp_getset = steps_properties,
     .tp_traverse = (traverseproc)steps_traverse,
     .tp_clear = (inquiry)steps_clear,
     .tp_dealloc = (destructor)steps_dealloc,
