@@ -167,6 +167,10 @@ class _Begun(Coroutine[Any, Any, None]):
         self._steps = Steps(coroutine)
         self._begun = False
 
+    def __getattr__(self, name: str) -> Any:
+        # The coroutine's name, frame and state, which asyncio and dumps of tasks read.
+        return getattr(self._steps.coroutine, name)
+
     def __await__(self) -> Generator[Any, Any, None]:
         return cast("Generator[Any, Any, None]", self._steps)
 
@@ -368,7 +372,9 @@ class _AsyncioEventLoop(_Face):
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         # The loop itself has only weak references to tasks.
         # A name in the call would reach a program's task factory, which may not take one.
-        task = self._loop.create_task(_Begun(_logged(function, name)))
+        coroutine: Any = _logged(function, name)
+        coroutine.__qualname__ = getattr(function, "__qualname__", name)
+        task = self._loop.create_task(_Begun(coroutine))
         task.set_name(name)
         # A program may close its loop without cancelling its tasks. asyncio would then log an
         # error about this task, which the program did not create.
