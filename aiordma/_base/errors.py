@@ -24,7 +24,9 @@ from aiordma._native import ffi, given
 
 __all__ = (
     "BACKLOG_IS_FULL",
+    "NOT_ACCEPTED",
     "NOT_SERVING",
+    "PLAIN_TCP",
     "REJECT_REASONS",
     "REJECT_TEXTS",
     "TCP_SECONDS",
@@ -641,6 +643,13 @@ REJECT_TEXTS: dict[bytes, str] = {
 }
 """What the private data of aiordma's own listeners mean."""
 
+PLAIN_TCP: str = "a plain TCP server"
+NOT_ACCEPTED: str = (
+    f": the program that listens there does not accept now, or it is {PLAIN_TCP}, which waits for "
+    "a request of its own protocol"
+)
+"""Why a wait for an accept on iWARP can take too long."""
+
 REJECT_REASONS: dict[int, str] = {
     1: "the peer has no queue pair left",
     3: "the peer has no resources left",
@@ -656,7 +665,7 @@ REJECT_REASONS: dict[int, str] = {
         "that listens there does not speak iWARP (MPA)"
     ),
     -errno_module.EPROTO: (
-        "the program that listens there does not speak iWARP (MPA); it may be a plain TCP server"
+        f"the program that listens there does not speak iWARP (MPA); it may be {PLAIN_TCP}"
     ),
     -errno_module.ETIMEDOUT: "the peer did not answer",
 }

@@ -18,6 +18,7 @@ from aiordma._base.connection_parameters import (
 )
 from aiordma._base.enums import CmEventType
 from aiordma._base.errors import (
+    NOT_ACCEPTED,
     REJECT_REASONS,
     REJECT_TEXTS,
     AddressError,
@@ -397,6 +398,7 @@ class _Attempt:
         self._has_asked = False  # the peer may have the request
         self._later: Callable[[], None] | None = None
         self._is_limited = False
+        self._late = ""  # why the step takes long
 
     def take(
         self,
@@ -440,6 +442,7 @@ class _Attempt:
         except TimeoutError:
             raise ConnectTimeoutError(
                 f"connect to {self.target}: {self.step} took longer than {self.timeout:g} s"
+                f"{self._late}"
             ) from None
         except VerbsCallError as error:
             raise _refused_call(f"connect to {self.target}: {self.step}", error) from error
@@ -501,6 +504,8 @@ class _Attempt:
         self, endpoint: Endpoint, identifier: Identifier, private_data: bytes
     ) -> bytes:
         self.step = "waiting for the peer to accept"
+        if endpoint.hub.is_iwarp:
+            self._late = NOT_ACCEPTED
         with self.limited():
             async with self._closing_on_failure(endpoint):
                 if endpoint.state is _S.CONNECTING:

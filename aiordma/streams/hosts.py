@@ -1,13 +1,15 @@
-"""Which hosts an event loop reaches over RDMA (pure)."""
+"""Which hosts an event loop reaches over RDMA."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from ipaddress import ip_address, ip_network
 
 from aiordma._base.arguments import shown, wrong_type
+from aiordma._base.errors import PLAIN_TCP, RdmaConnectionError
 
-__all__ = ("HostRule",)
+__all__ = ("HostRule", "explaining_tcp")
 
 _EXPECTED = "names with wildcards, addresses and networks, as a text or a list of texts"
 _NAME = re.compile(r"[\w.*?!\[\]-]+")
@@ -47,6 +49,23 @@ class HostRule:
         Raises: nothing.
         """
         return any(_matches(host, pattern) for pattern in self._patterns)
+
+
+@contextmanager
+def explaining_tcp(variable: str) -> Iterator[None]:
+    """Add to the text of an error of a connect what to do if the peer is a plain TCP server, as it
+    may be.
+
+    Args:
+        variable: the environment variable that has a rule.
+    """
+    try:
+        yield
+    except RdmaConnectionError as error:
+        if PLAIN_TCP in str(error):
+            cure = f"to reach it over TCP, list only other hosts in {variable}, or in hosts="
+            error.args = (f"{error} ({cure} of new_event_loop)",)
+        raise
 
 
 def _matches(host: str, pattern: str) -> bool:

@@ -15,7 +15,7 @@ from aiordma._base.interrupts import uninterrupted
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
 from aiordma._loop.polling import SPIN, PollingEventLoop
-from aiordma.streams.hosts import HostRule
+from aiordma.streams.hosts import HostRule, explaining_tcp
 from aiordma.streams.opening import StreamOptions, StreamSettings
 from aiordma.streams.rsocket import Rsocket
 from aiordma.streams.server import (
@@ -111,7 +111,7 @@ class StreamEventLoop(PollingEventLoop):
         if host is None or given is not None or not self.uses_rdma(host):
             default: Any = super().create_connection
             return await default(protocol_factory, host, port, **keywords)
-        return await create_connection(protocol_factory, _text(host), port, **self._with(keywords))
+        return await self._create(protocol_factory, _text(host), port, keywords)
 
     async def _create_replacing(
         self, protocol_factory: Any, sock: socket.socket, keywords: dict[str, Any]
@@ -134,7 +134,13 @@ class StreamEventLoop(PollingEventLoop):
         del keywords["sock"]
         if replaced.source is not None:
             keywords["local_addr"] = replaced.source
-        return await create_connection(protocol_factory, *replaced.address, **self._with(keywords))
+        return await self._create(protocol_factory, *replaced.address, keywords)
+
+    async def _create(
+        self, protocol_factory: Any, host: str, port: int | str | None, keywords: dict[str, Any]
+    ) -> Any:
+        with explaining_tcp(VARIABLE):
+            return await create_connection(protocol_factory, host, port, **self._with(keywords))
 
     def _with(self, keywords: dict[str, Any]) -> dict[str, Any]:
         return {**self._options, **keywords}
@@ -182,7 +188,10 @@ class StreamEventLoop(PollingEventLoop):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         stream = None
         try:
-            stream = await connect_for_socket(self._options, _address(address), sock.family, source)
+            with explaining_tcp(VARIABLE):
+                stream = await connect_for_socket(
+                    self._options, _address(address), sock.family, source
+                )
         except ReachedBySocketsError:
             await super().sock_connect(sock, address)
         self._replaced[sock] = _Replaced(_address(address), source, stream)

@@ -13,6 +13,7 @@ from anyio.abc import SocketAttribute, TaskGroup
 
 from aiordma._base.arguments import seconds_within, whole_number
 from aiordma._base.errors import (
+    NOT_ACCEPTED,
     ClosedError,
     ConnectTimeoutError,
     EventLoopError,
@@ -230,7 +231,7 @@ class _FullBacklog:
         """Add to the text of an attempt's error that waiting has taken a part of the time."""
         if self._waited and isinstance(error, ConnectTimeoutError):
             waited = f"before that, the listener's backlog was full for {self._waited:.3g} s"
-            error.args = (f"{error}; {waited}",)
+            error.args = (f"{str(error).removesuffix(NOT_ACCEPTED)}; {waited}",)
 
 
 @asynccontextmanager

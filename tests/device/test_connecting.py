@@ -339,6 +339,15 @@ async def test_server_without_iwarp_is_named(answer: bytes) -> None:
         await aiordma.connect(ADDRESS, port, timeout=30)
 
 
+@pytest.mark.capability("iwarp")
+async def test_timeout_names_plain_tcp_as_possible_cause() -> None:
+    with (
+        socket.create_server((ADDRESS, 0)) as silent,
+        pytest.raises(aiordma.ConnectTimeoutError, match=r"s: .* accept now, or .* plain TCP"),
+    ):
+        await aiordma.connect(ADDRESS, silent.getsockname()[1], timeout=A_WHILE)
+
+
 @pytest.mark.capability("second_device")
 async def test_a_device_that_is_insisted_on_must_reach_the_address(
     device: DeviceUnderTest,

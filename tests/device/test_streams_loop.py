@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import re
 import socket
 import warnings
 from collections.abc import Iterator
@@ -13,7 +14,10 @@ from typing import Any, cast
 
 import pytest
 
+import aiordma
 from aiordma import streams
+from aiordma._base.errors import NOT_ACCEPTED
+from aiordma.streams import loop as loop_module
 from aiordma.streams import server
 from tests.device.transports import Main, Recorder, echo
 from tests.devices import ADDRESS
@@ -187,6 +191,64 @@ def test_other_hosts_use_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
             assert await reader.readexactly(5) == b"hello"
             writer.close()
             await writer.wait_closed()
+
+    on_stream_loop(main)
+
+
+CURE = "to reach it over TCP, list only other hosts in AIORDMA_STREAM_HOSTS, or in hosts="
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("banner", [b"", b"220 ready\r\n"], ids=["waits", "speaks"])
+@pytest.mark.parametrize("by_sock", [False, True])
+def test_connect_to_tcp_server_says_how_to_use_tcp(banner: bytes, by_sock: bool) -> None:
+    accepted: list[asyncio.StreamWriter] = []
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(banner)
+        accepted.append(writer)
+
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        listening, sock = socket.create_server((ADDRESS, 0)), socket.socket()
+        address = listening.getsockname()
+        sock.setblocking(False)
+        with sock:
+            async with await asyncio.start_server(serve, sock=listening):
+                create = partial(loop.create_connection, asyncio.Protocol, timeout=1)
+                if by_sock:
+                    await loop.sock_connect(sock, address)
+                    create = partial(create, sock=sock)
+                else:
+                    create = partial(create, *address)
+                with pytest.raises(aiordma.RdmaConnectionError) as caught:
+                    await create()
+                for writer in accepted:
+                    writer.close()
+                    with suppress(ConnectionError):
+                        await writer.wait_closed()
+        assert "a plain TCP server" in str(caught.value)
+        assert CURE in str(caught.value)
+
+    on_stream_loop(main)
+
+
+@pytest.mark.natively
+def test_connect_of_socket_to_tcp_server_says_how_to_use_tcp(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """sock_connect connects the stream itself on an RDMA device."""
+
+    async def fail(*_: object) -> None:
+        raise aiordma.ConnectTimeoutError(f"it took longer than 30 s{NOT_ACCEPTED}")
+
+    monkeypatch.setattr(loop_module, "connect_for_socket", fail)
+
+    async def main() -> None:
+        with socket.socket() as sock:
+            sock.setblocking(False)
+            with pytest.raises(aiordma.ConnectTimeoutError, match=re.escape(CURE)):
+                await asyncio.get_running_loop().sock_connect(sock, (ADDRESS, 1))
 
     on_stream_loop(main)
 
