@@ -18,14 +18,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 PORT = 10000 + os.getpid() % 20000
 """What stands for the pages' 7471: another run on this machine may be at the same page."""
-ROLES = ("server", "client", "alone", "test")
+ROLES = ("server", "client", "alone", "conftest", "test")
 
 _BLOCK = re.compile(r"^```(\w*)[ ]*(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass
 class Block:
-    """A program in a page, the output that the page promises, and the server before it."""
+    """A program in a page, the output that the page promises, and what is before it: the server, or
+    the conftest.py of a test."""
 
     page: str
     line: int
@@ -33,6 +34,7 @@ class Block:
     source: str
     output: list[str] = field(default_factory=list)
     server: "Block | None" = None
+    conftest: str = ""
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -48,7 +50,10 @@ def blocks(page: Path) -> list[Block]:
             line = text.count("\n", 0, match.start()) + 2
             server = next((b for b in reversed(found) if b.role == "server"), None)
             source = ours(body)
-            found.append(Block(str(page.relative_to(ROOT)), line, role, source, server=server))
+            above = found[-1] if found and found[-1].role == "conftest" else None
+            conftest = above.source if above is not None and role == "test" else ""
+            path = str(page.relative_to(ROOT))
+            found.append(Block(path, line, role, source, server=server, conftest=conftest))
         elif language == "text" and found:
             found[-1].output = ours(body).splitlines()
     return found

@@ -36,6 +36,11 @@ def test_every_block_of_python_says_what_it_is() -> None:
     assert [str(block) for block in ALL if block.role not in ROLES] == []
 
 
+def test_every_conftest_belongs_to_a_test() -> None:
+    conftests = [block for block in ALL if block.role == "conftest"]
+    assert {block.source for block in conftests} == {block.conftest for block in ALL} - {""}
+
+
 @pytest.mark.parametrize("block", PRINTING, ids=str)
 def test_a_program_prints_what_its_page_says(block: Block) -> None:
     if OF_VALKEY in block.source:
@@ -56,6 +61,7 @@ def test_a_test_in_a_page_passes_in_a_project_of_its_own(block: Block, tmp_path:
     if DEVICE != SOFTWARE and ("rdma_faults" in block.source or "Faults()" in block.source):
         pytest.skip("needs fault injection: the software device has it")
     (tmp_path / "test_page.py").write_text(block.source)
+    (tmp_path / "conftest.py").write_text(block.conftest)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     where = (f"--rdma={DEVICE}", f"--rdma-address={ADDRESS}")
     done = run("-m", "pytest", "-q", "-k", "not trio", *where, folder=tmp_path)
