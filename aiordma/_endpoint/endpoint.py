@@ -484,6 +484,18 @@ class Endpoint:
     # -- completions (RequestOwner) -----------------------------------------------------------
 
     @deferring
+    def poll(self) -> bool:
+        """Deliver the completions and the CM events that there are now, as the event loop does in
+        its next turn: for a caller that asks for the state before that. Return False, and do
+        nothing, if the loop does not run here."""
+        if self.is_inherited or not self.loop.is_running_here():
+            return False
+        if not self.life.has_ended:
+            self.hub.drain()
+            self.reactor.poll_events()
+        return True
+
+    @deferring
     def request_failed(self, request: WorkRequest, raw: tuple[int, ...]) -> Exception:
         """Return the error of a failed completion. The first failure that is not a flush becomes
         the cause of the end, and the `__cause__` of flushes."""

@@ -111,8 +111,9 @@ class StreamSocket:
 
     def fileno(self) -> int:
         """A descriptor to poll, made at the first call: it is readable while the transport has
-        bytes that its protocol has not got, or has ended. It cannot be read from. -1: the
-        transport is closed, or this is a server's.
+        bytes that its protocol has not got, or has ended. Each call brings it up to date, and
+        otherwise the event loop does. It cannot be read from. -1: the transport is closed, or this
+        is a server's.
 
         Raises:
             OSError: the process has no descriptors left.

@@ -78,6 +78,7 @@ class Stream(ByteStream):
     def is_readable(self) -> bool:
         """Whether `receive` would return or raise at once: there is data, or the end."""
         path = self._path
+        self._endpoint.poll()  # what has arrived since the event loop's last turn counts, too
         return path.readable > 0 or path.at_eof or self._rsocket.write_error() is not None
 
     # -- receiving --------------------------------------------------------------------------------

@@ -232,15 +232,20 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
     def _descriptor(self) -> int:
         if self._protocol is None:
             return -1
+        is_new = self._readiness is None
         if self._readiness is None:
             self._readiness = Readiness()
+        # What has arrived since the loop's last turn counts, too, as in the kernel's socket:
+        # httpcore asks before it uses an idle connection, and the program may have computed for
+        # long.
+        if self._connection._endpoint.poll() or is_new:
             self._show_readiness()
         return self._readiness.descriptor
 
     def _show_readiness(self) -> None:
         if self._readiness is not None:
             path = self._path
-            has_ended = path.at_eof or self._lost or self._channel.read_error() is not None
+            has_ended = path.at_eof or self._lost or self._channel.write_error() is not None
             self._readiness.show(has_ended or path.readable > 0)
 
     def _deliver(self) -> None:

@@ -24,6 +24,7 @@ from anyio.streams.tls import TLSAttribute, TLSStream
 from aiordma import DisconnectedError
 from aiordma.streams import Stream, StreamListener, connect_stream, listen_stream
 from tests.devices import ADDRESS, IPV6
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_kernel_device]
 
@@ -50,6 +51,20 @@ async def both() -> AsyncIterator[tuple[Stream, Stream]]:
         client, server = await accepted_by(listener)
         async with client, server:
             yield client, server
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_is_readable_tells_what_has_arrived_before_the_loop_runs(ends: bool) -> None:
+    """httpcore asks before it uses an idle connection."""
+    async with both() as (client, server):
+        assert not client.is_readable
+        await (server.aclose() if ends else server.send(b"hello"))
+        wait_until(lambda: client.is_readable)  # without the loop
+        if ends:
+            with pytest.raises(anyio.EndOfStream):
+                await client.receive()
+        else:
+            assert await client.receive() == b"hello"
 
 
 # -- the end of the event loop --------------------------------------------------------------------

@@ -21,6 +21,7 @@ from aiordma import streams
 from aiordma.streams.rsocket import Rsocket
 from tests.device.transports import LOOPS, Recorder, Run, echo, is_readable, on_loop, two
 from tests.devices import ADDRESS, NOT_OURS
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.one_kernel_device
 
@@ -121,6 +122,67 @@ def test_the_descriptor_is_readable_while_there_is_something_to_read(run: Run) -
             assert await reader.read() == b""
             assert is_readable(below)
         assert below.fileno() == -1
+
+    run(main)
+
+
+@pytest.mark.parametrize("end", ["nothing", "close", "abort", "break off"])
+def test_the_descriptor_shows_what_has_arrived_before_the_loop_runs(run: Run, end: str) -> None:
+    """As the kernel's socket: httpcore asks before it uses an idle connection. The protocol gets it
+    from the loop only."""
+
+    async def main() -> None:
+        async with two() as (client, server):
+            below = client.transport.get_extra_info("socket")
+            assert not is_readable(below)
+            if end == "nothing":
+                server.transport.write(b"hello")
+            elif end == "break off":
+                server.transport.get_extra_info("connection")._endpoint.close()
+            else:
+                getattr(server.transport, end)()
+            wait_until(lambda: is_readable(below))  # without the loop
+            assert (client.data, client.eof, client.error) == (b"", False, None)
+            if end == "nothing":
+                await client.until(lambda: client.data == b"hello")
+                assert not is_readable(below)
+            else:
+                await client.lost.wait()
+                assert client.eof is (end != "break off")
+
+    run(main)
+
+
+def test_the_descriptor_is_brought_up_to_date_within_a_protocols_call(run: Run) -> None:
+    class Asks(Recorder):
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self.depth = getattr(self, "depth", 0) + 1
+            assert self.depth == 1
+            if other is not None and data == b"a":
+                other.transport.write(b"b")
+                wait_until(lambda: is_readable(self.transport.get_extra_info("socket")))
+            self.depth -= 1
+
+    other: Any = None
+
+    async def main() -> None:
+        nonlocal other
+        async with two(Asks) as (client, server):
+            other = server
+            server.transport.write(b"a")
+            await client.until(lambda: client.data == b"ab")
+
+    run(main)
+
+
+def test_the_descriptor_can_be_asked_for_in_another_thread(run: Run) -> None:
+    async def main() -> None:
+        async with two() as (client, server):
+            below = client.transport.get_extra_info("socket")
+            assert await asyncio.to_thread(below.fileno) == below.fileno()
+            server.transport.write(b"hello")
+            await client.until(lambda: client.data == b"hello")
 
     run(main)
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -206,6 +207,79 @@ def test_httpx_needs_no_change() -> None:
         assert isinstance(below, streams.StreamSocket)
 
     run(main)
+
+
+class ClosingServer:
+    """Answers each request in a thread and a loop of its own, and closes each connection once the
+    program says so."""
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self.address = ""
+        self._serves = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._writers: list[asyncio.StreamWriter] = []
+        self._stop: asyncio.Future[None] | None = None
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._writers.append(writer)
+        while await reader.readline():
+            while await reader.readline() not in (b"\r\n", b""):
+                pass
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            await writer.drain()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = self._loop.create_future()
+        async with await asyncio.start_server(self._answer, ADDRESS, 0) as server:
+            host, port = server.sockets[0].getsockname()
+            self.address = f"{host}:{port}"
+            self._serves.set()
+            await self._stop
+            await self._close()
+
+    async def _close(self) -> None:
+        while self._writers:
+            writer = self._writers.pop()
+            writer.close()
+            await writer.wait_closed()  # the client's device has the end then
+
+    def close_connections(self) -> None:
+        """Blocks, as a program that computes."""
+        assert self._loop is not None
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(60)
+
+    def __enter__(self) -> "ClosingServer":
+        self._thread = threading.Thread(target=run, args=[self._serve])
+        self._thread.start()
+        assert self._serves.wait(60)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._loop is not None
+        assert self._stop is not None
+        self._loop.call_soon_threadsafe(self._stop.set_result, None)
+        self._thread.join()
+
+
+@pytest.mark.parametrize("is_unchanged", [True, False])
+def test_httpx_notices_idle_connections_that_the_server_has_closed(is_unchanged: bool) -> None:
+    """Also if the event loop has not run since then, as over TCP: with a new connection in its
+    place."""
+
+    async def main() -> None:
+        transport = None if is_unchanged else StreamTransport()
+        async with httpx.AsyncClient(transport=transport, timeout=60) as client:
+            for count in range(1, 4):
+                for _ in range(2):
+                    assert (await client.get(f"http://{server.address}/")).text == "ok"
+                assert server.connections == count
+                server.close_connections()
+
+    with ClosingServer() as server:
+        run(main)
 
 
 def test_anyio_connects_by_its_own_function() -> None:
