@@ -3,8 +3,9 @@
 import errno
 import os
 import socket
+import stat
 import struct
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -25,6 +26,8 @@ from aiordma.streams.server import (
     create_connection,
     create_server,
 )
+from aiordma.streams.sockets import StreamSocket
+from aiordma.streams.transport import StreamTransport
 
 __all__ = ("StreamEventLoop", "new_event_loop")
 
@@ -43,6 +46,9 @@ _OF_ASYNCIO = {
 
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: close a socket at once, without TIME_WAIT."""
+
+_OF_STREAM = StreamSocket(("0.0.0.0", 0))
+"""A socket of the type of streams, for asyncio's check of arguments."""
 
 _SWEEP_SECONDS = 1.0
 
@@ -271,6 +277,38 @@ class StreamEventLoop(PollingEventLoop):
         await self._use_as_socket(sock)
         return await super().sock_sendfile(sock, file, offset, count, fallback=fallback)
 
+    async def sendfile(
+        self,
+        transport: Any,
+        file: Any,
+        offset: int = 0,
+        count: int | None = None,
+        *,
+        fallback: bool = True,
+    ) -> int:
+        """As asyncio's over TCP: it sends from `offset` on, not from the file's position, and then
+        the position is that after the last byte that was sent.
+
+        Args: as asyncio's.
+
+        Raises: as asyncio's.
+
+        Cancellation: as asyncio's.
+        """
+        send: Callable[..., Awaitable[int]] = super().sendfile
+        is_ours = isinstance(transport, StreamTransport)
+        if not (is_ours and fallback) or transport.is_closing():
+            return await send(transport, file, offset, count, fallback=fallback)
+        default: Any = super()
+        default._check_sendfile_params(_OF_STREAM, file, offset, count)
+        if not _is_regular(file):
+            return await send(transport, file, offset, count)
+        placed = _PlacedFile(file, offset)
+        try:
+            return await send(transport, placed, offset, count)
+        finally:
+            placed.leave()
+
     async def create_server(
         self,
         protocol_factory: Any,
@@ -295,6 +333,37 @@ class StreamEventLoop(PollingEventLoop):
             default: Any = super().create_server
             return await default(protocol_factory, host, port, **keywords)
         return await create_server(protocol_factory, host, port, **self._with(keywords))
+
+
+class _PlacedFile:
+    """A regular file for asyncio's fallback of `sendfile`, which begins at the file's position
+    where the offset is 0. That for TCP begins at the offset, and leaves the position as it is if it
+    sends nothing."""
+
+    def __init__(self, file: Any, offset: int) -> None:
+        self._file = file
+        self._start = self._end = offset
+        self._before = file.tell()
+        self.readinto = file.readinto
+        file.seek(offset)
+
+    def seek(self, position: int) -> None:
+        """Set the position: at the beginning, if at all, and after what was sent."""
+        self._end = position
+        self._file.seek(position)
+
+    def leave(self) -> None:
+        """Set the position back if nothing was sent."""
+        if self._end == self._start:
+            self._file.seek(self._before)
+
+
+def _is_regular(file: Any) -> bool:
+    """Return whether this is what asyncio passes to os.sendfile."""
+    try:
+        return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except (AttributeError, OSError):  # of which io.UnsupportedOperation is one
+        return False
 
 
 def _text(host: Any) -> Any:

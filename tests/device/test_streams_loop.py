@@ -2,24 +2,27 @@
 
 import asyncio
 import gc
+import io
 import os
 import re
 import socket
+import ssl
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import trustme
 
 import aiordma
 from aiordma import streams
 from aiordma._base.errors import NOT_ACCEPTED
 from aiordma.streams import loop as loop_module
 from aiordma.streams import server
-from tests.device.transports import Main, Recorder, echo
+from tests.device.transports import Main, Recorder, echo, two
 from tests.devices import ADDRESS
 
 
@@ -514,5 +517,150 @@ def test_a_bound_socket_that_is_used_as_one_keeps_its_address() -> None:
             accepted, address = await loop.sock_accept(listening)
             with accepted:
                 assert address == client.getsockname()
+
+    on_stream_loop(main)
+
+
+# -- loop.sendfile --------------------------------------------------------------------------------
+
+
+class Sendfile:
+    """What a program gets that sends a file by `loop.sendfile`, on the loop of `make_loop`.
+
+    Attributes:
+        received: the bytes that the peer gets.
+        result: what the call returns, or raises.
+        position: of the file, afterwards.
+    """
+
+    def __init__(
+        self,
+        make_loop: Callable[[], asyncio.AbstractEventLoop],
+        file: Any,
+        *arguments: Any,
+        context: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
+    ) -> None:
+        self.received: bytes | None = None
+        self.result: Any = None
+        with asyncio.Runner(loop_factory=make_loop) as runner:
+            runner.run(self._run(file, arguments, context))
+        self.position = file.tell()
+
+    async def _run(
+        self,
+        file: Any,
+        arguments: tuple[Any, ...],
+        contexts: tuple[ssl.SSLContext, ssl.SSLContext] | None,
+    ) -> None:
+        async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readline()
+            loop = asyncio.get_running_loop()
+            try:
+                self.result = await loop.sendfile(writer.transport, file, *arguments)
+            except Exception as error:
+                self.result = type(error), str(error)
+            writer.close()
+
+        server_context, client_context = contexts or (None, None)
+        server = await asyncio.start_server(send, ADDRESS, 0, ssl=server_context)
+        address = server.sockets[0].getsockname()
+        reader, writer = await asyncio.open_connection(*address, ssl=client_context)
+        writer.write(b"?\n")
+        self.received = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        server.close()
+        await server.wait_closed()
+
+
+@pytest.fixture(scope="module")
+def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """The server's context and the client's, with a certificate made for this test."""
+    authority = trustme.CA()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(ADDRESS).configure_cert(server)
+    client = ssl.create_default_context()
+    authority.configure_trust(client)
+    return server, client
+
+
+@pytest.mark.parametrize("is_secured", [False, True])
+@pytest.mark.parametrize("arguments", [(), (0,), (7,), (0, 5), (7, 50_000), (200_000,)])
+@pytest.mark.parametrize("read_before", [0, 4, 100_000])
+@pytest.mark.natively
+def test_sendfile_sends_the_bytes_that_it_sends_over_tcp(
+    tmp_path: Path,
+    read_before: int,
+    arguments: tuple[Any, ...],
+    is_secured: bool,
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    """Also if the program has read of the file before. Then its position is that after the last
+    byte that was sent."""
+    data = os.urandom(100_000)
+    (tmp_path / "data").write_bytes(data)
+    found = []
+    for make_loop in (asyncio.SelectorEventLoop, streams.new_event_loop):
+        with open(tmp_path / "data", "rb", buffering=0) as file:
+            file.read(read_before)
+            context = contexts if is_secured else None
+            found.append(vars(Sendfile(make_loop, file, *arguments, context=context)))
+    assert found[0] == found[1]
+    if not is_secured and arguments in [(), (0,)]:
+        assert found[0] == {"received": data, "result": 100_000, "position": 100_000}
+
+
+@pytest.mark.parametrize("arguments", [(0, 0), (0, -1), (-1,), (0, "5"), (0.0,)])
+@pytest.mark.natively
+def test_sendfile_refuses_the_arguments_that_it_refuses_over_tcp(
+    file_of_a_megabyte: tuple[Any, bytes], arguments: tuple[Any, ...]
+) -> None:
+    file, _data = file_of_a_megabyte
+    loops = (asyncio.SelectorEventLoop, streams.new_event_loop)
+    found = [vars(Sendfile(make_loop, file, *arguments)) for make_loop in loops]
+    assert found[0] == found[1]
+    assert found[0]["result"][0] in (TypeError, ValueError)
+
+
+@pytest.mark.natively
+def test_sendfile_leaves_the_position_of_a_buffered_file_behind_what_it_sent(
+    file_of_a_megabyte: tuple[Any, bytes],
+) -> None:
+    file, data = file_of_a_megabyte
+    assert file.read(4) == data[:4]
+    sent = Sendfile(streams.new_event_loop, file, 10, 90)
+    assert (sent.received, sent.position) == (data[10:100], 100)
+    assert file.read(4) == data[100:104]
+
+
+@pytest.mark.parametrize("offset", [0, 3])
+@pytest.mark.natively
+def test_sendfile_of_what_is_no_file_is_asyncios(offset: int) -> None:
+    found = []
+    for make_loop in (asyncio.SelectorEventLoop, streams.new_event_loop):
+        file = io.BytesIO(b"0123456789")
+        file.seek(5)
+        found.append(vars(Sendfile(make_loop, file, offset)))
+    assert found[0] == found[1]
+
+
+@pytest.mark.natively
+def test_sendfile_to_a_peer_that_has_gone_tells_by_the_position_what_was_sent(
+    file_of_a_megabyte: tuple[Any, bytes],
+) -> None:
+    file, _data = file_of_a_megabyte
+    file.seek(5)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with two(buffer_size=8192) as (client, server):
+            server.transport.pause_reading()
+            sending = asyncio.create_task(loop.sendfile(client.transport, file))
+            while file.tell() <= 5:
+                await asyncio.sleep(0.001)
+            server.transport.abort()
+            with pytest.raises(ConnectionError):
+                await sending
+            assert 0 < file.tell() < 1_000_000
 
     on_stream_loop(main)

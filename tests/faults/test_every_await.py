@@ -39,6 +39,7 @@ WITHOUT_WAIT = {
 FORWARDS = {
     "StreamEventLoop.create_connection",
     "StreamEventLoop.create_server",
+    "StreamEventLoop.sendfile",
     "StreamEventLoop.sock_connect",
     "StreamEventLoop.sock_recv",
     "StreamEventLoop.sock_recv_into",
