@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Unpack
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from aiordma._base.arguments import seconds, wrong_type
 from aiordma._base.interrupts import uninterrupted
+from aiordma._base.process import here
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
 from aiordma._loop.polling import SPIN, PollingEventLoop
@@ -21,6 +22,7 @@ from aiordma.streams.opening import StreamOptions, StreamSettings
 from aiordma.streams.rsocket import Rsocket
 from aiordma.streams.server import (
     ReachedBySocketsError,
+    StreamServer,
     attach_protocol,
     connect_for_socket,
     create_connection,
@@ -78,6 +80,8 @@ class StreamEventLoop(PollingEventLoop):
         self._replaced: WeakKeyDictionary[socket.socket, _Replaced] = WeakKeyDictionary()
         self._sweep: Any = None
         self._rule = rule
+        self._servers: WeakSet[StreamServer] = WeakSet()
+        self._process = here.pid
 
     def uses_rdma(self, host: str | bytes | None) -> bool:
         """Return whether the rule names the host. (None, a server's "all addresses", only if it
@@ -332,7 +336,19 @@ class StreamEventLoop(PollingEventLoop):
         if keywords.get("sock") is not None or not all(map(self.uses_rdma, hosts)):
             default: Any = super().create_server
             return await default(protocol_factory, host, port, **keywords)
-        return await create_server(protocol_factory, host, port, **self._with(keywords))
+        server = await create_server(protocol_factory, host, port, **self._with(keywords))
+        self._servers.add(server)
+        return server
+
+    def run_forever(self) -> None:
+        """As asyncio's. In a forked child, it logs which servers do not serve there.
+
+        Raises: as asyncio's.
+        """
+        if self._process != here.pid:
+            while self._servers:
+                self._servers.pop()._tell_if_inherited()
+        super().run_forever()
 
 
 class _PlacedFile:

@@ -23,7 +23,7 @@ from aiordma._base.errors import (
 )
 from aiordma._base.hints import cannot_bind, is_own_address
 from aiordma._base.interrupts import deferring, deferring_steps
-from aiordma._base.process import here
+from aiordma._base.process import forked, here, require_same_process
 from aiordma._base.provider import SOFTWARE, Requirement, checked_device
 from aiordma._base.socket_address import SocketAddress
 from aiordma._connection.connection import Connection
@@ -108,11 +108,18 @@ class StreamServer(asyncio.AbstractServer):
         return self._loop
 
     def is_serving(self) -> bool:
-        """Whether the server accepts peers.
+        """Whether the server accepts peers. False in a forked child.
 
         Raises: nothing.
         """
-        return not self._is_closed and not all(task.done() for task in self._accepting)
+        is_open = not self._is_closed and self._process == here.pid
+        return is_open and not all(task.done() for task in self._accepting)
+
+    def _tell_if_inherited(self) -> None:
+        """Log that the server does not serve in this process, a forked child that runs the event
+        loop: no call of it raises a ForkError there if it has begun to serve before."""
+        if self._process != here.pid and self._accepting and not self._is_closed:
+            logger.error("this process serves no streams: %s", forked(self._process, repr(self)))
 
     @property
     def sockets(self) -> tuple[StreamSocket, ...]:
@@ -127,9 +134,11 @@ class StreamServer(asyncio.AbstractServer):
 
         Raises:
             RuntimeError: the server is closed.
+            ForkError: called in a forked child.
 
         Cancellation: has no effect, because the call does not wait.
         """
+        require_same_process(self._process, self)
         if self._is_closed:
             raise RuntimeError(f"server {self!r} is closed")
         if not self._accepting:
@@ -147,9 +156,11 @@ class StreamServer(asyncio.AbstractServer):
 
         Raises:
             RuntimeError: the server is closed, or another task serves.
+            ForkError: called in a forked child.
 
         Cancellation: the server is closed.
         """
+        require_same_process(self._process, self)
         if self._serving is not None:
             raise RuntimeError(f"server {self!r} is already being awaited on serve_forever()")
         await self.start_serving()

@@ -1,9 +1,11 @@
 """A forked child: what its parent opened is an error there, and stays whole for the parent; what
 the child opens itself works."""
 
+import asyncio
 import gc
 import multiprocessing
 import os
+import re
 import select
 import signal
 import subprocess
@@ -11,6 +13,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import closing
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
@@ -137,6 +140,9 @@ async def test_transports_and_servers_of_asyncio_are_the_parents_too(
         transport.resume_reading()
         for close in (transport.close, transport.abort, server.close_clients, server.abort_clients):
             close()
+        assert not server.is_serving()
+        refused(lambda: step(server.start_serving()))
+        refused(lambda: step(server.serve_forever()))
         server.close()
         step_to_end(server.wait_closed())
         gc.collect()
@@ -163,6 +169,33 @@ async def test_transports_and_servers_of_asyncio_are_the_parents_too(
         await each.wait_closed()
     server.close()
     await server.wait_closed()
+
+
+@pytest.mark.natively
+@pytest.mark.parametrize("state", ["serving", "closed", "not started"])
+def test_an_inherited_loop_logs_that_its_servers_do_not_serve(
+    state: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A daemon that listens, forks, and runs its loop in the child would answer nobody."""
+    with closing(streams.new_event_loop()) as loop:
+        starting = asyncio.start_server(echo, ADDRESS, 0, start_serving=state != "not started")
+        server = loop.run_until_complete(starting)
+        assert server.is_serving() is (state != "not started")
+        assert caplog.text == ""
+
+        def use() -> None:
+            if state == "closed":
+                server.close()
+            for _ in range(2):
+                loop.run_until_complete(asyncio.sleep(0))
+            texts = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+            assert len(texts) == (state == "serving")
+            for text in texts:
+                assert re.search(r"serves no streams: <StreamServer .*forked child.*open it", text)
+
+        assert in_child(use) == ""
+        server.close()
+        loop.run_until_complete(server.wait_closed())
 
 
 def test_synchronous_objects_are_the_parents_too() -> None:
