@@ -37,6 +37,7 @@ class Rsocket:
     Attributes:
         path: the data path.
         close_timeout: how many seconds a close waits for `drained`.
+        buffer_sizes: the bytes of the ring that the peer writes to, and of that for sending.
 
     Raises:
         VerbsCallError: memory could not be registered, or a receive not posted.
@@ -50,6 +51,7 @@ class Rsocket:
         close_timeout: float = CLOSE_TIMEOUT,
     ) -> None:
         self.close_timeout = close_timeout
+        self.buffer_sizes: tuple[int, int] = (ring_bytes, ring_bytes)
         # This object must not hold the connection: posted requests hold it, by the path.
         self._endpoint = connection._endpoint
         self._is_iwarp = self._endpoint.hub.is_iwarp

@@ -125,9 +125,13 @@ class StreamServer(asyncio.AbstractServer):
     def sockets(self) -> tuple[StreamSocket, ...]:
         """What stands in for listening sockets; empty once the server is closed, or its loop has
         ended."""
-        open_ones = (each for each in self._listeners if not each._listener._closed)
-        addresses = (each.local_address for each in open_ones)
-        return tuple(StreamSocket(each) for each in addresses if each is not None)
+        found: list[StreamSocket] = []
+        for each in self._listeners:
+            address = None if each._listener._closed else each.local_address
+            if address is not None:
+                ring_bytes = each._settings.ring_bytes
+                found.append(StreamSocket(address, buffer_sizes=(ring_bytes, ring_bytes)))
+        return tuple(found)
 
     async def start_serving(self) -> None:
         """Begin to accept peers. Idempotent.

@@ -76,6 +76,11 @@ class TransportChannel(Drains, Protocol):
     def path(self) -> TransportPath:
         """Moves the bytes."""
 
+    @property
+    def buffer_sizes(self) -> tuple[int, int]:
+        """The bytes that the peer can send before this side reads them, and those that this side
+        can send before the peer's device has them."""
+
     def read_error(self) -> Exception | None:
         """Why nothing more can be read, once everything was read, or None."""
 
@@ -115,11 +120,13 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         waiter: "asyncio.Future[None] | None" = None,
     ) -> None:
         local, peer = connection.local_address, connection.peer_address
-        below = local and StreamSocket(local, peer, call_weakly(self._descriptor, -1))
+        self._below = local and StreamSocket(
+            local, peer, call_weakly(self._descriptor, -1), channel.buffer_sizes
+        )
         known = {
             "peername": peer and socket_name(peer),
             "sockname": local and socket_name(local),
-            "socket": below,
+            "socket": self._below,
             "connection": connection,
         }
         super().__init__(known, loop)
@@ -582,7 +589,7 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         if self._lost:
             self._lose_soon(error)  # a close may be waiting
             return
-        self._is_cut = self._writing or bool(self._backlog)
+        self._is_cut = self._writing or bool(self._backlog) or self._resets_on_close
         self._backlog.clear()
         self._backlog_bytes = 0
         self._lost = True
@@ -590,6 +597,11 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         if not self._is_cut:
             self._end_data()
         self._lose_soon(error)
+
+    @property
+    def _resets_on_close(self) -> bool:
+        """Whether the program wants the peer to get an error in place of an end of the data."""
+        return self._below is not None and self._below._resets_on_close
 
     def _end_data(self) -> None:
         """End both directions. From here on, the connection is closed within `close_timeout`."""
@@ -602,6 +614,10 @@ class StreamTransport(_FlowControlMixin, asyncio.Transport):
         if self._lost or self._connection._endpoint.is_inherited:
             return
         self._lost = True
+        if self._resets_on_close:
+            self._is_cut = True
+            self._lose_soon(None)
+            return
         self._end_data()
         self._loop.call_soon(uninterrupted(self._settle), context=self._context)
 

@@ -103,6 +103,25 @@ def test_extra_info_has_the_addresses(run: Run) -> None:
     run(main)
 
 
+def test_buffer_sizes_are_those_of_the_rings() -> None:
+    async def main() -> None:
+        server = await streams.start_server(echo, ADDRESS, 0, buffer_size=70_000)
+        address = server.sockets[0].getsockname()
+        _, writer = await streams.open_connection(*address, buffer_size=30_000)
+        for below, size in (
+            (server.sockets[0], 70_000),
+            (writer.get_extra_info("socket"), 30_000),
+        ):
+            assert below.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == size
+            assert below.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == size
+        writer.close()
+        await writer.wait_closed()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(main())
+
+
 def test_the_descriptor_is_readable_while_there_is_something_to_read(run: Run) -> None:
     async def main() -> None:
         async with echoing() as (reader, writer):

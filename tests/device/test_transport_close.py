@@ -1,6 +1,8 @@
 """How asyncio's transports over RDMA end: connection_lost is called once, whatever happens."""
 
 import asyncio
+import socket
+import struct
 import sys
 import time
 from collections.abc import Callable, Coroutine
@@ -175,6 +177,49 @@ class AnswersAndFails(Counts):
         if data != b"?":
             self.transport.write(b"no")
             raise OSError("a fault of the program")
+
+
+@pytest.mark.parametrize("linger", [(1, 0), (1, 5), (0, 0)])
+@pytest.mark.parametrize("ending", ["close", "abort", "end of the loop"])
+def test_linger_of_no_time_resets_the_stream(
+    run: Run, ending: str, linger: tuple[int, int]
+) -> None:
+    """The usual recipe for it: the peer gets an error in place of an end of the data."""
+
+    async def main() -> None:
+        async with two() as (client, server):
+            below = client.transport.get_extra_info("socket")
+            below.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", *linger))
+            client.transport.write(b"hello")
+            await server.until(lambda: server.data == b"hello")
+            if ending == "end of the loop":
+                client.transport._end_with_loop()
+                await client.transport.get_extra_info("connection").aclose()
+            else:
+                getattr(client.transport, ending)()
+            await server.lost.wait()
+            assert server.eof is (linger != (1, 0))
+            assert isinstance(server.error, ConnectionResetError) is (linger == (1, 0))
+            await client.lost.wait()
+            if ending != "end of the loop":
+                assert client.error is None
+
+    run(main)
+
+
+def test_linger_of_no_time_resets_the_stream_once_the_backlog_is_posted(run: Run) -> None:
+    async def main() -> None:
+        async with two(buffer_size=8192) as (client, server):
+            below = client.transport.get_extra_info("socket")
+            below.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.transport.write(bytes(500_000))
+            client.transport.close()
+            await server.lost.wait()
+            assert len(server.data) > 400_000  # what was posted last may be lost, as over TCP
+            assert not server.eof
+            assert isinstance(server.error, ConnectionResetError)
+
+    run(main)
 
 
 def test_the_peer_of_a_protocol_that_fails_gets_what_was_written(run: Run) -> None:

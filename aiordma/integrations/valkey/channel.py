@@ -55,6 +55,7 @@ class ValkeyChannel:
 
     Attributes:
         close_timeout: how many seconds a close waits until the server's device has everything.
+        buffer_sizes: the bytes of the buffer that the peer writes to, and of the ring for sending.
         on_readable: called when data has arrived, and at the end; None: nobody waits for it.
         on_writable: called when there may be room to send again, and at the end; or None.
 
@@ -78,6 +79,7 @@ class ValkeyChannel:
         self._connection = weakref.ref(connection)
         self._endpoint = connection._endpoint
         self.close_timeout: float = close_timeout
+        self.buffer_sizes: tuple[int, int] = (buffer_bytes, SEND_BYTES)
         self.on_readable: Callable[[], object] | None = None
         self.on_writable: Callable[[], object] | None = None
         # What the peer may write to is a region of its own: it cannot reach the rest.
