@@ -2,7 +2,6 @@
 receive queue: the memory of its requests, and its entries of a completion queue."""
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
@@ -20,10 +19,6 @@ from aiordma.verbs.memory import OUTLIVING
 __all__ = ("Outliving",)
 
 logger: logging.Logger = logging.getLogger("aiordma")
-
-_TURN_SECONDS = 0.01
-_TURNS = 2000
-"""How often an attempt looks whether another thread's has ended. rxe can take 12 s."""
 
 
 class Outliving:
@@ -73,13 +68,7 @@ class Outliving:
         """Try to destroy the object, in a worker thread, and keep the driver's refusal."""
         assert self._raw is not None
         try:
-            self._raw.close()
-            for _ in range(_TURNS):
-                if not self.exists:
-                    return
-                time.sleep(_TURN_SECONDS)  # another thread is destroying it, and may be refused
-                self._raw.close()
-            raise BusyError("another thread has been destroying this object for long")
+            self._raw.close()  # which waits for another thread's attempt
         except BaseException as error:
             self._refusal = detached(error)
             raise

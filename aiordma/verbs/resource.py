@@ -241,10 +241,10 @@ class Resource:
             if self._is_refused:
                 self._on_destroyed = notify
             else:
-                self._is_gone = True
                 try:
                     notify()
                 finally:
+                    self._is_gone = True  # only now: another thread's close waits for that
                     for parent in self._parents:
                         parent._children.pop(id(self), None)
 

@@ -198,6 +198,28 @@ def test_close_that_was_refused_elsewhere_in_between_is_repeated(
     assert parent._is_gone
 
 
+def test_close_waits_for_what_follows_the_destruction() -> None:
+    """The memory of a queue pair's requests is released then, and its regions close only after."""
+    parent = Thing()
+    child = Thing(parent)
+    begun, may_end = threading.Event(), threading.Event()
+
+    def release() -> None:
+        begun.set()
+        assert may_end.wait(PATIENCE)
+
+    child._on_destroyed = release
+    closings = [Closing(child)]
+    assert begun.wait(PATIENCE)
+    closings += [Closing(child), Closing(parent)]
+    for closing in closings:
+        closing.join(0.05)
+        assert closing.is_alive()
+    may_end.set()
+    assert [closing.ended() for closing in closings] == [None] * 3
+    assert parent._is_gone
+
+
 def test_close_within_the_own_destruction_does_nothing() -> None:
     thing = Thing()
     thing.within = thing.close
