@@ -1,6 +1,7 @@
 """An event loop whose connections and servers use RDMA, so that programs need no change."""
 
 import errno
+import io
 import os
 import socket
 import stat
@@ -307,11 +308,7 @@ class StreamEventLoop(PollingEventLoop):
         default._check_sendfile_params(_OF_STREAM, file, offset, count)
         if not _is_regular(file):
             return await send(transport, file, offset, count)
-        placed = _PlacedFile(file, offset)
-        try:
-            return await send(transport, placed, offset, count)
-        finally:
-            placed.leave()
+        return await send(transport, _PlacedFile(file, offset), offset, count)
 
     async def create_server(
         self,
@@ -352,26 +349,28 @@ class StreamEventLoop(PollingEventLoop):
 
 
 class _PlacedFile:
-    """A regular file for asyncio's fallback of `sendfile`, which begins at the file's position
-    where the offset is 0. That for TCP begins at the offset, and leaves the position as it is if it
-    sends nothing."""
+    """A regular file for asyncio's fallback of `sendfile`. It is read as os.sendfile reads it, by
+    its descriptor, from an offset of its own: several calls may send one file at the same time."""
 
     def __init__(self, file: Any, offset: int) -> None:
         self._file = file
-        self._start = self._end = offset
-        self._before = file.tell()
-        self.readinto = file.readinto
-        file.seek(offset)
+        self._descriptor: int = file.fileno()
+        self._begin = self._next = offset
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Read the next bytes, in a worker thread."""
+        count = os.preadv(self._descriptor, [buffer], self._next)
+        self._next += count
+        return count
 
     def seek(self, position: int) -> None:
-        """Set the position: at the beginning, if at all, and after what was sent."""
-        self._end = position
-        self._file.seek(position)
-
-    def leave(self) -> None:
-        """Set the position back if nothing was sent."""
-        if self._end == self._start:
-            self._file.seek(self._before)
+        """Set the file's position, but not at the beginning: if nothing is sent, it stays."""
+        if position == self._begin:
+            return
+        if isinstance(self._file, io.BufferedReader | io.BufferedRandom):
+            self._file.seek(position)  # what is in its buffer must not be read next
+        else:
+            os.lseek(self._descriptor, position, os.SEEK_SET)
 
 
 def _is_regular(file: Any) -> bool:

@@ -645,6 +645,52 @@ def test_sendfile_of_what_is_no_file_is_asyncios(offset: int) -> None:
 
 
 @pytest.mark.natively
+def test_one_file_is_sent_to_several_peers_at_once(
+    file_of_a_megabyte: tuple[Any, bytes],
+) -> None:
+    file, data = file_of_a_megabyte
+
+    async def receive(port: int) -> bytes:
+        reader, writer = await asyncio.open_connection(ADDRESS, port)
+        received = await reader.read(-1)
+        writer.close()
+        return received
+
+    async def main() -> None:
+        async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await asyncio.get_running_loop().sendfile(writer.transport, file)
+            writer.close()
+
+        async with await asyncio.start_server(serve, ADDRESS, 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            assert await asyncio.gather(*(receive(port) for _ in range(3))) == [data] * 3
+
+    on_stream_loop(main)
+
+
+class WithDescriptor:
+    """All that asyncio needs of a file over TCP."""
+
+    def __init__(self, file: Any) -> None:
+        self.fileno = file.fileno
+
+
+@pytest.mark.natively
+def test_sendfile_needs_the_descriptor_only(file_of_a_megabyte: tuple[Any, bytes]) -> None:
+    file, data = file_of_a_megabyte
+
+    async def main() -> None:
+        async with two() as (client, server):
+            loop = asyncio.get_running_loop()
+            only: Any = WithDescriptor(file)
+            assert await loop.sendfile(client.transport, only, 10, 90) == 90
+            await server.until(lambda: len(server.data) == 90)
+            assert server.data == data[10:100]
+
+    on_stream_loop(main)
+
+
+@pytest.mark.natively
 def test_sendfile_to_a_peer_that_has_gone_tells_by_the_position_what_was_sent(
     file_of_a_megabyte: tuple[Any, bytes],
 ) -> None:
@@ -656,7 +702,7 @@ def test_sendfile_to_a_peer_that_has_gone_tells_by_the_position_what_was_sent(
         async with two(buffer_size=8192) as (client, server):
             server.transport.pause_reading()
             sending = asyncio.create_task(loop.sendfile(client.transport, file))
-            while file.tell() <= 5:
+            while not client.transport.get_write_buffer_size():
                 await asyncio.sleep(0.001)
             server.transport.abort()
             with pytest.raises(ConnectionError):
