@@ -5,7 +5,8 @@ import os
 import socket
 import struct
 from collections.abc import Callable
-from typing import Any, NoReturn, overload
+from operator import index
+from typing import Any, NoReturn, SupportsIndex, cast, overload
 
 from aiordma._base.arguments import Buffer, wrong_type
 from aiordma._base.socket_address import SocketAddress
@@ -39,8 +40,8 @@ _SETTABLE: dict[tuple[int, int], int] = {
 }
 _LINGER = (socket.SOL_SOCKET, socket.SO_LINGER)
 _BUFFERS = ((socket.SOL_SOCKET, socket.SO_RCVBUF), (socket.SOL_SOCKET, socket.SO_SNDBUF))
+_TYPE_OF_SERVICE = (socket.IPPROTO_IP, socket.IP_TOS)
 _INT = struct.Struct("i")
-_MOST = 1 << 31
 _LINGERS = struct.Struct("ii")
 """Whether to linger, and for how many seconds."""
 
@@ -164,7 +165,7 @@ class StreamSocket:
         number: int = _INT.unpack_from(packed)[0]
         return packed[:buflen] if buflen else number
 
-    def setsockopt(self, level: int, optname: int, value: Buffer | int, /) -> None:
+    def setsockopt(self, level: int, optname: int, value: Buffer | SupportsIndex, /) -> None:
         """Accept an option that makes TCP send at once, keeps connections alive, prefers packets,
         or sets the buffers' size, without effect: a stream sends at once, and `StreamOptions` has
         the others. SO_LINGER with a time of 0 has its usual effect: after a close or an abort, the
@@ -180,14 +181,17 @@ class StreamSocket:
         if not (option in self._options or option in _BUFFERS or option == _LINGER):
             raise self._unknown("setsockopt", level, optname)
         form = _LINGERS if option == _LINGER else _INT
-        if isinstance(value, int):
-            if not -_MOST <= value < _MOST:
-                raise OverflowError(f"setsockopt({level}, {optname}): {value} is no C int")
-            value = _INT.pack(value)
-        elif isinstance(value, bytes | bytearray | memoryview):
-            value = bytes(value)
-        else:
-            raise wrong_type(value, "value", "an int or bytes", "setsockopt")
+        try:
+            value = _INT.pack(index(cast(SupportsIndex, value)))
+        except struct.error:
+            raise OverflowError(f"setsockopt({level}, {optname}): {value} is no C int") from None
+        except TypeError:
+            try:
+                value = bytes(memoryview(cast(Buffer, value)).cast("B"))
+            except TypeError:
+                raise wrong_type(value, "value", "an int or bytes", "setsockopt") from None
+        if len(value) == 1 and option == _TYPE_OF_SERVICE:
+            value = _INT.pack(value[0])  # Linux takes one byte, too
         if len(value) < form.size:
             raise OSError(
                 errno.EINVAL,

@@ -5,7 +5,9 @@ import os
 import select
 import socket
 import struct
+from array import array
 from asyncio.trsock import TransportSocket
+from ctypes import c_int
 from typing import Any
 
 import pytest
@@ -183,3 +185,23 @@ def test_what_needs_a_socket_is_refused(
     with pytest.raises(OSError, match=said) as raised:
         getattr(StreamSocket(("192.0.2.1", 5), peer), name)(*arguments)
     assert raised.value.errno == errno.EOPNOTSUPP
+
+
+class Seven:
+    """A number by its method only."""
+
+    def __index__(self) -> int:
+        return 7
+
+
+@pytest.mark.parametrize("value", [array("i", [7]), c_int(7), Seven(), b"\7\0\0\0"])
+def test_value_of_an_option_is_what_sockets_take(value: Any) -> None:
+    below = StreamSocket(("192.0.2.1", 5))
+    below.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, value)
+    assert below.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == 7
+
+
+def test_type_of_service_may_be_one_byte() -> None:
+    below = StreamSocket(("192.0.2.1", 5))
+    below.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, b"\x10")
+    assert below.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) == 16
