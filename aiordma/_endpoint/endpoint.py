@@ -9,6 +9,7 @@ memory released. So no buffer is freed while the device can access it, and no re
 import errno
 import logging
 import math
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -79,6 +80,10 @@ logger: logging.Logger = logging.getLogger("aiordma")
 
 FLUSH_CAUSE_SECONDS = 1.0
 """Seconds that an endpoint waits for the peer's disconnect after a flush without a known cause."""
+
+POLL_SECONDS = 0.0001
+"""How old the state may be that `Endpoint.poll` leaves. A pool of connections asks all that are
+idle at each request."""
 
 _IN_FORCE = (
     QueuePairAttribute.STATE
@@ -483,17 +488,23 @@ class Endpoint:
 
     # -- completions (RequestOwner) -----------------------------------------------------------
 
-    @deferring
     def poll(self) -> bool:
         """Deliver the completions and the CM events that there are now, as the event loop does in
         its next turn: for a caller that asks for the state before that. Return False, and do
-        nothing, if the loop does not run here."""
+        nothing, if the loop does not run here. Of several calls within `POLL_SECONDS`, for any
+        endpoints of the device, the first one does it for all."""
         if self.is_inherited or not self.loop.is_running_here():
             return False
-        if not self.life.has_ended:
-            self.hub.drain()
-            self.reactor.poll_events()
+        now = time.monotonic()
+        if now - self.hub.polled > POLL_SECONDS and not self.life.has_ended:
+            self.hub.polled = now
+            self._poll()
         return True
+
+    @deferring
+    def _poll(self) -> None:
+        self.hub.drain()
+        self.reactor.poll_events()
 
     @deferring
     def request_failed(self, request: WorkRequest, raw: tuple[int, ...]) -> Exception:

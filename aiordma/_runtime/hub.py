@@ -107,6 +107,8 @@ class DeviceHub:
         self.loop = loop
         self.in_flight: InFlightTable[Entry] = InFlightTable()
         self.pool: BufferPool = BufferPool(self.domain, is_pinned=context.device_name != SOFTWARE)
+        self.polled: float = 0.0
+        """When an endpoint has polled this last (`Endpoint.poll`), by the monotonic clock."""
         self.failure: Failure | None = None
         self.on_failure: set[Callable[[Failure], None]] = set()
         self.on_queue_pair_error: dict[int, Callable[[DeviceEventError], None]] = {}
