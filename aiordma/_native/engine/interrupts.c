@@ -333,14 +333,17 @@ static void deferring_dealloc(DeferringMethod *method)
     Py_TYPE(method)->tp_free((PyObject *)method);
 }
 
+enum { MOST_PARTIALS = 8 };
+
 /* The function's name, for what describes a callback, as asyncio's debug mode does. Of a partial, the
-   name of its function. */
+   name of its function. (Of an object that makes each attribute up, this would find no end.) */
 static PyObject *deferring_name(DeferringMethod *method, void *attribute)
 {
     PyObject *function = Py_NewRef(method->function), *name;
 
-    while (!(name = PyObject_GetAttrString(function, attribute)) &&
-           PyErr_ExceptionMatches(PyExc_AttributeError)) {
+    for (int partials = 0; !(name = PyObject_GetAttrString(function, attribute)) &&
+                           partials < MOST_PARTIALS && PyErr_ExceptionMatches(PyExc_AttributeError);
+         partials++) {
         PyErr_Clear();
         PyObject *inner = PyObject_GetAttrString(function, "func");
         if (!inner)
