@@ -111,6 +111,13 @@ def _outwait_coming() -> None:
         time.sleep(0.001)
 
 
+def _runs_at_exit() -> bool:
+    """Return whether a function that the program has registered for its exit calls: the main thread
+    has ended, and runs."""
+    main = threading.main_thread()
+    return not main.is_alive() and main.ident == get_ident()
+
+
 @cache
 def _outwait_coming_at_exit() -> None:
     # Once, at the first start: functions that the program registers later are called before.
@@ -218,9 +225,8 @@ class _Workers:
         if started() is None:  # else it runs, and there was no memory for the number of the thread
             self._count -= 1
             _COMING.discard(coming)
-        elif not threading.main_thread().is_alive():
-            # The process ends, and a function that the program registered calls: `_outwait_coming`
-            # may have been called before it.
+        elif _runs_at_exit():
+            # `_outwait_coming` may have been called before the function that calls this.
             _outwait_coming()
 
     def _work(self) -> None:

@@ -274,7 +274,13 @@ class Resource:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except BusyError:
+            # The block's own error, a cancellation for instance, counts more if another thread is
+            # closing the object.
+            if kind is None or not self._closed:
+                raise
 
     def __del__(self) -> None:
         if getattr(self, "_closed", True) or self._process != here.pid or self._is_left_to_owner():

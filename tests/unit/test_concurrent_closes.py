@@ -276,6 +276,28 @@ def test_event_loop_does_not_wait_for_another_thread(run: Any) -> None:
     parent.close()
 
 
+def test_error_of_a_block_counts_more_than_another_threads_close() -> None:
+    thing = Thing()
+    closings: list[Closing] = []
+
+    async def main(error: Exception | None) -> None:
+        thing.begun.clear()
+        thing.may_end.clear()
+        thing.refusals = [errno.EBUSY]
+        with thing:
+            closings.append(Closing(thing))
+            assert thing.begun.wait(PATIENCE)
+            if error is not None:
+                raise error
+
+    for error, expected in ((ZeroDivisionError(), ZeroDivisionError), (None, BusyError)):
+        with pytest.raises(expected):
+            asyncio.run(main(error))
+        thing.may_end.set()
+        assert isinstance(closings.pop().ended(), VerbsCallError)
+    thing.close()
+
+
 def test_identifier_waits_for_its_queue_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     provider, before = software(), objects()
     order: list[str] = []
