@@ -16,6 +16,7 @@ import aiordma.streams
 from aiordma import Access, VerbsCallError
 from aiordma._requests.pool import BufferPool
 from aiordma.testing import Faults, connected_pair, software_objects
+from tests.conftest import LOOPS
 from tests.internals import endpoint_of, hub_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.natively]
@@ -198,10 +199,6 @@ async def cancelled_by_scope(client: aiordma.Connection, domain: aiordma.Domain 
 
 
 async def cancelled_by_asyncio(client: aiordma.Connection, domain: aiordma.Domain | None) -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        pytest.skip("only asyncio's tasks are cancelled without a scope")
     memory = bytearray(SHORT)
     call = client.register_in_thread(memory) if domain is None else domain.register(memory)
     task = asyncio.create_task(call)
@@ -211,7 +208,15 @@ async def cancelled_by_asyncio(client: aiordma.Connection, domain: aiordma.Domai
         await task
 
 
-@pytest.mark.parametrize("cancel", [cancelled_by_scope, cancelled_by_asyncio])
+CANCELLED = [
+    pytest.param(each.values[0], cancel, id=f"{each.id}-{cancel.__name__}")
+    for each in LOOPS
+    for cancel in (cancelled_by_scope, cancelled_by_asyncio)
+    if each.id != "trio" or cancel is cancelled_by_scope  # trio's tasks have no other way
+]
+
+
+@pytest.mark.parametrize(("anyio_backend", "cancel"), CANCELLED)
 @pytest.mark.parametrize("has_domain", [False, True])
 async def test_cancelled_registration_that_is_refused_stays_cancelled(
     cancel: Any, has_domain: bool, caplog: pytest.LogCaptureFixture
