@@ -1,5 +1,10 @@
 """Tests against a device; the fixtures apply here because they are imported here."""
 
+import ssl
+
+import pytest
+import trustme
+
 from tests.devices import (
     ADDRESS,
     DeviceUnderTest,
@@ -17,3 +22,14 @@ __all__ = (
     "nothing_is_left",
     "required_capabilities",
 )
+
+
+@pytest.fixture(scope="module")
+def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """The server's context and the client's, with a certificate made for these tests."""
+    authority = trustme.CA()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(ADDRESS).configure_cert(server)
+    client = ssl.create_default_context()
+    authority.configure_trust(client)
+    return server, client

@@ -12,7 +12,6 @@ import anyio
 import httpcore
 import httpx
 import pytest
-import trustme
 from anyio.abc import ByteStream
 from anyio.streams.tls import TLSListener, TLSStream
 
@@ -56,17 +55,6 @@ async def serving(context: ssl.SSLContext | None = None) -> AsyncIterator[tuple[
         group.start_soon(wrapped.serve, server.handle)
         yield server, f"http{'' if context is None else 's'}://{ADDRESS}:{listener.port}/"
         group.cancel_scope.cancel()
-
-
-@pytest.fixture(scope="module")
-def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """The server's context and the client's, with a certificate made for this test."""
-    authority = trustme.CA()
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(ADDRESS).configure_cert(server)
-    client = ssl.create_default_context()
-    authority.configure_trust(client)
-    return server, client
 
 
 @pytest.mark.natively

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import trustme
 
 import aiordma
 from aiordma import streams
@@ -571,17 +570,6 @@ class Sendfile:
         await writer.wait_closed()
         server.close()
         await server.wait_closed()
-
-
-@pytest.fixture(scope="module")
-def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """The server's context and the client's, with a certificate made for this test."""
-    authority = trustme.CA()
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(ADDRESS).configure_cert(server)
-    client = ssl.create_default_context()
-    authority.configure_trust(client)
-    return server, client
 
 
 @pytest.mark.parametrize("is_secured", [False, True])
